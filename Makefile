@@ -1,0 +1,59 @@
+# Each command sets up what it lacks. `make help` lists them.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON_BIN := .venv/bin/python
+STAMP := .venv/setup.stamp
+
+# Where a run of `make train` keeps its checkpoints and its TensorBoard files.
+LOGDIR ?= runs/digits
+MODEL ?= image.digits.ConvNet
+# Test processes: each imports TensorFlow once and keeps a core busy.
+JOBS ?= 2
+# More arguments for the program behind a command: make test ARGS='-k dense'.
+ARGS ?=
+
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+# The folder of data shared between checkouts, where there is one beside this checkout.
+ifneq ($(wildcard ../shared),)
+export LINGVO_GPIPE_SHARED ?= $(abspath ../shared)
+endif
+
+PYTEST = $(PYTHON_BIN) -m pytest --numprocesses=$(JOBS) --dist=worksteal
+
+.PHONY: help setup train test lint bazel sameness reliability clean
+
+help: ## List the commands.
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Make .venv with the pinned packages and this checkout in it.
+
+$(STAMP): requirements.txt pyproject.toml tools/setup.sh
+	@tools/setup.sh
+	@touch $@
+
+train: $(STAMP) ## Train a pipelined network on handwritten digits (LOGDIR=, MODEL=).
+	@$(PYTHON_BIN) -m lingvo_gpipe.trainer --model=$(MODEL) --logdir=$(LOGDIR) --mode=train_eval $(ARGS)
+
+test: $(STAMP) ## Run the tests, the whole grids left out.
+	@$(PYTEST) --dist=loadfile --durations=10 $(ARGS)
+
+lint: $(STAMP) ## Check style, format and types.
+	@$(PYTHON_BIN) -m ruff check
+	@$(PYTHON_BIN) -m ruff format --check
+	@$(PYTHON_BIN) -m mypy
+
+bazel: $(STAMP) ## Run every test as a Bazel target (installs Debian's Bazel where there is none).
+	@tools/bazel/test.sh //... $(ARGS)
+
+sameness: $(STAMP) ## Compare the pipeline with the plain network over the whole grid.
+	@$(PYTEST) -m sameness_grid $(ARGS)
+
+reliability: $(STAMP) ## Kill runs at random instants, fill disks: the whole set.
+	@$(PYTEST) -m reliability_full $(ARGS)
+
+clean: ## Remove what was made here, but for runs/.
+	@rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

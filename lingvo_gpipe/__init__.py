@@ -1,0 +1,1 @@
+"""lingvo_gpipe: pipeline-parallel training of networks larger than a device, in TensorFlow."""

@@ -1,0 +1,81 @@
+"""Exceptions that users meet, and the search for the nearest right name.
+
+Every one is a `UserError` and the fitting builtin, so that callers can catch either. Their first
+line is complete alone: what, where, the nearest right thing, the way out. The trainer prints a
+`UserError` without a traceback; anything else is a bug and keeps its own.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """A mistake that the user can mend; its text says how."""
+
+
+class ParamsError(UserError, ValueError):
+    """A Params tree, override or text is wrong."""
+
+
+class LayerError(UserError, ValueError):
+    """A layer was declared or called wrongly."""
+
+
+class StreamError(UserError, ValueError):
+    """Layers read or write names of the stream that do not fit."""
+
+
+class PartitionError(UserError, ValueError):
+    """A sequence of layers cannot be cut as asked."""
+
+
+class ScheduleError(UserError, ValueError):
+    """A schedule table is illegal."""
+
+
+class PlacementError(UserError, RuntimeError):
+    """Cells cannot be placed on the devices that exist."""
+
+
+class InputError(UserError, ValueError):
+    """Data cannot be read, or does not fit the model."""
+
+
+class OptimizerError(UserError, ValueError):
+    """An optimizer cannot be used as asked."""
+
+
+class CheckpointError(UserError, RuntimeError):
+    """A checkpoint is torn, foreign, or cannot be written."""
+
+
+class RegistryError(UserError, LookupError):
+    """A model, package or mode name is not known, or known twice."""
+
+
+class TrainingError(UserError, RuntimeError):
+    """A run cannot go on (a loss that is not finite, a log directory that cannot be written)."""
+
+
+def nearest(name: str, names: Iterable[str], count: int = 3) -> list[str]:
+    """Return up to `count` of `names` that look most like `name`, best first.
+
+    Compares case-insensitively and, for dotted names, by the last part as well, so that
+    `num_microbatches` finds `model.num_micro_batches`.
+
+    >>> nearest("num_microbatches", ["model.num_micro_batches", "input.batch_size"])
+    ['model.num_micro_batches']
+    """
+    wanted = name.lower()
+    tail = wanted.rsplit(".", 1)[-1]
+
+    def likeness(candidate: str) -> float:
+        lower = candidate.lower()
+        whole = difflib.SequenceMatcher(None, wanted, lower).ratio()
+        last = difflib.SequenceMatcher(None, tail, lower.rsplit(".", 1)[-1]).ratio()
+        return max(whole, last - 0.01)
+
+    scored = sorted(((likeness(n), n) for n in set(names)), key=lambda pair: (-pair[0], pair[1]))
+    return [candidate for score, candidate in scored[:count] if score >= 0.6]

@@ -1,0 +1,29 @@
+"""Gives every test process the same logical CPU devices."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+NUM_LOGICAL_DEVICES = 8
+
+# TensorFlow reads this when it is first imported, and says little afterwards.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Split the CPU once all test modules are imported: after the first operation it is too late.
+
+    A process whose tests do not import TensorFlow does not pay for it here.
+    """
+    del session
+    if "tensorflow" not in sys.modules:
+        return
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(
+        cpu, [tf.config.LogicalDeviceConfiguration()] * NUM_LOGICAL_DEVICES
+    )

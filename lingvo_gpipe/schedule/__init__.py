@@ -1,0 +1,85 @@
+"""Schedules by name, by text, or from a file.
+
+A schedule is a function (num_devices K, num_micro_batches M, cells_per_device V) → `Table` in a
+file of its own, named here.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+
+from lingvo_gpipe.errors import ScheduleError, nearest
+from lingvo_gpipe.schedule import forward_only, gpipe, one_f_one_b
+from lingvo_gpipe.schedule.table import Slot, Table
+
+__all__ = ["SCHEDULES", "Slot", "Table", "make"]
+
+SCHEDULES: dict[str, Callable[..., Table]] = {
+    "gpipe": gpipe.gpipe,
+    "1f1b": one_f_one_b.one_f_one_b,
+    "forward_only": forward_only.forward_only,
+}
+
+
+def make(spec: str, num_devices: int, num_micro_batches: int) -> Table:
+    """Return the table that `spec` asks for.
+
+    Args:
+        spec: a name from `SCHEDULES`; or a table's own text; or `@` and the path of a file with
+            such a text.
+        num_devices: K, which a text must fit.
+        num_micro_batches: M, which a text must fit.
+
+    Raises:
+        ScheduleError: the name is unknown, the file cannot be read, the table is illegal, or it
+            is made for another K or M.
+
+    >>> make("1f1b", 1, 2).to_text()
+    '0F0,0B0,0F1,0B1'
+    >>> make("0F0,0F1,0B0,0B1", 1, 2).fused()
+    frozenset()
+    """
+    if spec in SCHEDULES:
+        return SCHEDULES[spec](num_devices, num_micro_batches)
+    if spec.startswith("@"):
+        table, source = Table.from_text(_read(spec[1:])), spec[1:]
+    elif "," in spec or "\n" in spec or _looks_like_slot(spec):
+        table, source = Table.from_text(spec), "the schedule's text"
+    else:
+        near = nearest(spec, SCHEDULES, count=1)
+        hint = f"; nearest {near[0]!r}" if near else ""
+        raise ScheduleError(
+            f"no schedule is named {spec[:40]!r}{hint}. Use {', '.join(SCHEDULES)}, a table's text "
+            "such as '0F0,0B0', or @FILE with one"
+        )
+    if table.num_devices != num_devices:
+        raise ScheduleError(
+            f"{source} has {table.num_devices} devices, but num_partitions={num_devices}. "
+            f"Set num_partitions={table.num_devices}, or write a line per partition"
+        )
+    if table.num_micro_batches != num_micro_batches:
+        raise ScheduleError(
+            f"{source} has {table.num_micro_batches} micro-batches, but "
+            f"num_micro_batches={num_micro_batches}. "
+            f"Set num_micro_batches={table.num_micro_batches}, or write slots for each"
+        )
+    return table
+
+
+def _looks_like_slot(text: str) -> bool:
+    try:
+        Slot.parse(text.strip())
+    except ScheduleError:
+        return False
+    return True
+
+
+def _read(path: str) -> str:
+    try:
+        return pathlib.Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ScheduleError(
+            f"the schedule's file {path!r} cannot be read: {error}. "
+            "Give @ and the path of a text file"
+        ) from error

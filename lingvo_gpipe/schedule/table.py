@@ -1,0 +1,178 @@
+"""The schedule as data: for each device, its slots in order.
+
+Simulator, plan, picture and executor read the same table, and nothing else decides an order. So a
+`Table` is checked when it is made: one that exists is legal, and the executor cannot meet a slot
+that waits for ever. The text form is the one that PyTorch's pipelining reads and writes.
+
+Empty fields are waiting, drawn so that printed tables look like the known pictures. They carry no
+order: a device takes its next slot as soon as what the slot needs is there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+from lingvo_gpipe.errors import ScheduleError
+from lingvo_gpipe.schedule import legality
+from lingvo_gpipe.schedule.slot import Phase, Slot
+
+__all__ = ["Phase", "Row", "Slot", "Table", "check_sizes"]
+
+Row: TypeAlias = tuple[Slot | None, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    r"""A whole schedule: for each device its slots in order, None where it waits.
+
+    Legal is a table in which every cell lives on one device, has every micro-batch's F once and
+    its B once (or I and W once each, in place of B; a forward-only table has F alone), and in
+    which the devices' orders and the data's agree:
+    F(k, m) needs F(k-1, m); B(k, m) and I(k, m) need F(k, m) and B or I of (k+1, m);
+    W(k, m) needs I(k, m).
+
+    Raises:
+        ScheduleError: the table is illegal. The text ends with the grid, the faulty slot marked.
+
+    >>> table = Table.from_text("0F0,0F1,,,0B1,0B0\n,1F0,1F1,1B1,1B0")
+    >>> print(table.grid())
+    cell 0: F0 F1 .  .  B1 B0
+    cell 1: .  F0 F1 B1 B0
+    >>> table.num_cells, table.num_micro_batches, table.fused()
+    (2, 2, frozenset({1}))
+    """
+
+    devices: tuple[Row, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "devices", tuple(tuple(row) for row in self.devices))
+        self.validate()
+
+    @classmethod
+    def on_grid(cls, orders: Sequence[Sequence[Slot]]) -> Table:
+        r"""Make a table from each device's order alone, waiting drawn as if all slots were equal.
+
+        >>> Table.on_grid([[Slot(0, "F", 0), Slot(0, "F", 1)], [Slot(1, "F", 0), Slot(1, "F", 1)]])
+        Table.from_text('0F0,0F1\n,1F0,1F1')
+        """
+        packed = cls(tuple(tuple(order) for order in orders))
+        rows: list[list[Slot | None]] = [[] for _ in packed.devices]
+        for tick, ready in enumerate(packed._ticks):
+            for device, slot in ready:
+                rows[device] += [None] * (tick - len(rows[device]))
+                rows[device].append(slot)
+        return cls(tuple(tuple(row) for row in rows))
+
+    @classmethod
+    def from_text(cls, text: str) -> Table:
+        """Read a table from its text: a line per device, its slots between commas.
+
+        Raises:
+            ScheduleError: the text is no table, or the table is illegal.
+        """
+        lines = text.strip("\r\n").splitlines()
+        rows: list[Row] = []
+        for device, line in enumerate(lines):
+            row: list[Slot | None] = []
+            for column, entry in enumerate(line.split(",")):
+                try:
+                    row.append(Slot.parse(entry.strip()) if entry.strip() else None)
+                except ScheduleError as error:
+                    raise ScheduleError(f"device {device}, slot {column}: {error}") from None
+            rows.append(tuple(row))
+        return cls(tuple(rows))
+
+    def to_text(self) -> str:
+        """Return the text form, which `from_text` and PyTorch's pipelining read."""
+        return "\n".join(
+            ",".join("" if slot is None else str(slot) for slot in row) for row in self.devices
+        )
+
+    def __repr__(self) -> str:
+        return f"Table.from_text({self.to_text()!r})"
+
+    def grid(self) -> str:
+        """Return the table for people: a line per device, a column per slot, dots for waiting."""
+        return legality.grid(self.devices)
+
+    def validate(self) -> None:
+        """Raise `ScheduleError` if the table is illegal; the constructor has done so before."""
+        legality.check(self.devices)
+
+    @property
+    def num_devices(self) -> int:
+        """Rows of the table."""
+        return len(self.devices)
+
+    @property
+    def num_cells(self) -> int:
+        """Cells, of all devices together."""
+        return len(self._homes)
+
+    @functools.cached_property
+    def num_micro_batches(self) -> int:
+        """Micro-batches per mini-batch."""
+        return 1 + max(slot.micro_batch for slot in self)
+
+    @functools.cached_property
+    def is_forward_only(self) -> bool:
+        """Whether the table has forward slots alone, as evaluation needs."""
+        return all(slot.phase == "F" for slot in self)
+
+    def __iter__(self) -> Iterator[Slot]:
+        """Yield all slots, device after device."""
+        return (slot for row in self.devices for slot in row if slot is not None)
+
+    def device_of(self, cell: int) -> int:
+        """Return the number of the device on which `cell` lives."""
+        return self._homes[cell]
+
+    def order(self) -> list[tuple[int, Slot]]:
+        """Return every (device, slot) in one order that devices and data allow.
+
+        The order is that of a clock with equal slots, devices in turn within a tick; the same
+        table always gives the same one.
+        """
+        return [entry for tick in self._ticks for entry in tick]
+
+    def fused(self) -> frozenset[int]:
+        """Return the micro-batches whose B directly follows their own F in the last cell.
+
+        There, one program computes both and need not recompute: nothing that the backward waits
+        for lies between. Waiting does not count as between.
+        """
+        last = self.num_cells - 1
+        row = [slot for slot in self.devices[self.device_of(last)] if slot is not None]
+        return frozenset(
+            forward.micro_batch
+            for forward, backward in itertools.pairwise(row)
+            if forward == Slot(last, "F", forward.micro_batch)
+            and backward == Slot(last, "B", forward.micro_batch)
+        )
+
+    @functools.cached_property
+    def _homes(self) -> dict[int, int]:
+        return {
+            slot.cell: device for device, row in enumerate(self.devices) for slot in row if slot
+        }
+
+    @functools.cached_property
+    def _ticks(self) -> list[list[tuple[int, Slot]]]:
+        return legality.ticks(self.devices)
+
+
+def check_sizes(name: str, num_devices: int, num_micro_batches: int, cells_per_device: int) -> None:
+    """Refuse numbers that schedule `name`, of one cell per device, cannot be made for."""
+    if num_devices < 1 or num_micro_batches < 1:
+        raise ScheduleError(
+            f"{name} for num_devices={num_devices}, num_micro_batches={num_micro_batches}. "
+            "Use 1 or more of each"
+        )
+    if cells_per_device != 1:
+        raise ScheduleError(
+            f"{name} has one cell per device, but cells_per_device={cells_per_device}. Use 1"
+        )

@@ -1,16 +1,21 @@
-"""Gives every test process the same logical CPU devices."""
+"""Gives every test process the same logical CPU devices and the same hypothesis settings."""
 
 from __future__ import annotations
 
 import os
 import sys
 
+import hypothesis
 import pytest
 
 NUM_LOGICAL_DEVICES = 8
 
 # TensorFlow reads this when it is first imported, and says little afterwards.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+# No deadline: how long an example takes is the machine's affair, not the test's.
+hypothesis.settings.register_profile("project", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("project")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

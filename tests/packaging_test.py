@@ -1,0 +1,158 @@
+"""What is installed: the pinned set, the wheel's content, and set-up that says what it lacks."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+EXTRAS_PINNED = ("dev", "mt")
+
+
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def requirements(name: str) -> dict[str, Requirement]:
+    lines = (line.split("#")[0].strip() for line in (ROOT / name).read_text().splitlines())
+    wanted = [Requirement(line) for line in lines if line]
+    return {canonicalize_name(requirement.name): requirement for requirement in wanted}
+
+
+def declared() -> dict[str, Requirement]:
+    project = pyproject()["project"]
+    texts = list(project["dependencies"])
+    for extra in EXTRAS_PINNED:
+        texts += project["optional-dependencies"][extra]
+    wanted = [Requirement(text) for text in texts]
+    return {canonicalize_name(requirement.name): requirement for requirement in wanted}
+
+
+def test_requirements_ask_for_what_pyproject_declares() -> None:
+    assert set(requirements("requirements.in")) == set(declared())
+
+
+def test_every_pin_lies_in_its_range() -> None:
+    pins = requirements("requirements.txt")
+    for name, requirement in declared().items():
+        (pin,) = pins[name].specifier
+        assert pin.operator == "=="
+        assert requirement.specifier.contains(pin.version), f"{pins[name]} is not {requirement}"
+
+
+def test_pins_name_no_host_or_path() -> None:
+    text = (ROOT / "requirements.txt").read_text()
+    assert not re.search(r"://|--|^[./]", text, flags=re.MULTILINE)
+
+
+def test_pinned_setuptools_can_build() -> None:
+    (wanted,) = (Requirement(text) for text in pyproject()["build-system"]["requires"])
+    (pin,) = requirements("requirements.txt")[wanted.name].specifier
+    assert wanted.specifier.contains(pin.version)
+
+
+def modules_of(package: Path) -> set[str]:
+    return {
+        str(Path(folder, file).relative_to(package.parent))
+        for folder, _, files in os.walk(package, followlinks=True)
+        for file in files
+        if file.endswith(".py")
+    }
+
+
+def build(kind: str, source: Path, out: Path) -> Path:
+    """Build a "wheel" or "sdist" of `source` with the installed setuptools; return its path."""
+    out.mkdir()
+    program = f"import setuptools.build_meta as b; b.build_{kind}({str(out)!r})"
+    run = subprocess.run(
+        [sys.executable, "-c", program], cwd=source, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    (built,) = out.iterdir()
+    return built
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what is built: the build leaves its folders beside the sources."""
+    copy = tmp_path_factory.mktemp("source")
+    for path in ROOT.glob("*.*"):
+        if path.suffix in (".toml", ".md"):
+            shutil.copy(path, copy)
+    shutil.copy(ROOT / "LICENSE", copy)
+    junk = shutil.ignore_patterns("__pycache__")
+    for folder in ("lingvo_gpipe", "params", "tasks"):
+        if (ROOT / folder).exists():  # Bazel's copy of the checkout has the links followed.
+            shutil.copytree(
+                ROOT / folder, copy / folder, symlinks=folder == "lingvo_gpipe", ignore=junk
+            )
+    return copy
+
+
+def test_wheel_holds_every_module_and_nothing_else(source: Path, tmp_path: Path) -> None:
+    wheel = zipfile.ZipFile(build("wheel", source, tmp_path / "wheel"))
+    names = set(wheel.namelist())
+    assert {name for name in names if name.endswith(".py")} == modules_of(source / "lingvo_gpipe")
+    assert "lingvo_gpipe/params/__init__.py" in names
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"lingvo_gpipe"}
+    (entry_points,) = (name for name in names if name.endswith("entry_points.txt"))
+    assert "lingvo-gpipe = lingvo_gpipe.trainer:main" in wheel.read(entry_points).decode()
+
+
+def test_wheel_of_the_sdist_holds_the_same(source: Path, tmp_path: Path) -> None:
+    sdist = build("sdist", source, tmp_path / "sdist")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    wheel = zipfile.ZipFile(build("wheel", unpacked, tmp_path / "wheel"))
+    found = {name for name in wheel.namelist() if name.endswith(".py")}
+    assert found == modules_of(source / "lingvo_gpipe")
+
+
+def run_script(script: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a copy of `script` in `folder`, as its checkout."""
+    copy = folder / script
+    copy.parent.mkdir(parents=True)
+    shutil.copy(ROOT / script, copy)
+    return subprocess.run(
+        ["/bin/bash", str(copy)],
+        env={"PATH": os.environ["PATH"], **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_setup_names_the_pythons_it_takes_when_given_another(tmp_path: Path) -> None:
+    run = run_script("tools/setup.sh", tmp_path, PYTHON="false")
+    assert run.returncode != 0
+    assert "Python 3.11 to 3.13 is needed, and false is not one" in run.stderr
+    assert "make setup PYTHON=/path/to/python3.12" in run.stderr
+
+
+def test_bazel_script_says_so_when_bazel_is_missing(tmp_path: Path) -> None:
+    run = run_script("tools/bazel/test.sh", tmp_path, BAZEL="no-such-bazel")
+    assert run.returncode != 0
+    assert run.stderr == "bazel: BAZEL=no-such-bazel is not a program\n"
+
+
+def test_bazel_script_says_so_when_it_cannot_install(tmp_path: Path) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "dirname").symlink_to(str(shutil.which("dirname")))
+    run = run_script("tools/bazel/test.sh", tmp_path, PATH=str(programs))
+    assert run.returncode != 0
+    assert "no apt-get to install Debian's bazel-bootstrap with" in run.stderr
+    assert "make bazel BAZEL=/path/to/bazel" in run.stderr

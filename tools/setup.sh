@@ -32,15 +32,15 @@ if ! fits "$venv/bin/python" || ! "$venv/bin/python" -m pip --version >/dev/null
 fi
 
 pip=("$venv/bin/python" -m pip --disable-pip-version-check)
+echo "setup: installing requirements.txt into $venv"
 # uv installs the set in seconds, pip in a minute; both read the same file.
 if "${pip[@]}" install --quiet "$(grep -E '^uv==' requirements.txt)"; then
   install=("$venv/bin/uv" pip install --quiet --python "$venv/bin/python")
+  "${install[@]}" -r requirements.txt
 else
   echo "setup: uv cannot be had; going on with pip" >&2
   install=("${pip[@]}" install --quiet)
+  "${install[@]}" -r <(grep -vE '^uv==' requirements.txt)
 fi
-
-echo "setup: installing requirements.txt into $venv"
-"${install[@]}" -r requirements.txt
 "${install[@]}" --no-deps --no-build-isolation -e .
 echo "setup: done"

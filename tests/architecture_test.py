@@ -22,8 +22,9 @@ hyperparams+hyperparams_text+hyperparams_types
 seeds precision
 layers losses
 stream partition schedule
-simulate placement workers
-microbatch cells
+simulate placement workers microbatch
+network
+cells
 executor
 pipelining
 input optimizer checkpoint summaries timeline metrics
@@ -49,7 +50,7 @@ for _row, _line in enumerate(ROWS.split("\n")[1:-1]):
 def imports(module: str, source: str) -> Iterator[str]:
     """Yield the dotted names that `source` imports, wherever in it; `from a import b` is a.b."""
     package = module.rsplit(".", 1)[0].split(".")
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(ast.parse(source, filename=module)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -27,7 +27,6 @@ def pytest_targets(files, deps, data = [], smoke = [], exclusive = []):
             # Made-up __init__ files would turn folders of tests into packages.
             legacy_create_init = 0,
             main = "//tools/bazel:pytest_main.py",
-            python_version = "PY3",
             tags = tags,
             deps = deps,
         )

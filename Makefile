@@ -46,7 +46,7 @@ lint: $(STAMP) ## Check style, format and types.
 	@$(PYTHON_BIN) -m mypy
 
 bazel: $(STAMP) ## Run every test as a Bazel target (installs Debian's Bazel where there is none).
-	@tools/bazel/test.sh //... $(ARGS)
+	@tools/bazel/bazel.sh test //... $(ARGS)
 
 sameness: $(STAMP) ## Compare the pipeline with the plain network over the whole grid.
 	@$(PYTEST) -m sameness_grid $(ARGS)

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 # as they are between files that `+` joins into one subject. A new file needs its word here.
 ROWS = """
 errors
-hyperparams+hyperparams_text+hyperparams_types
+hyperparams+hyperparams_fields+hyperparams_text+hyperparams_types
 seeds precision
 layers losses
 stream partition schedule
@@ -27,7 +27,7 @@ network
 cells
 executor
 pipelining
-input optimizer checkpoint summaries timeline metrics
+input optimizer checkpoint summaries timeline progress metrics
 task
 plan export registry
 train_loop

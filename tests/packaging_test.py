@@ -143,7 +143,7 @@ def test_setup_names_the_pythons_it_takes_when_given_another(tmp_path: Path) -> 
 
 
 def test_bazel_script_says_so_when_bazel_is_missing(tmp_path: Path) -> None:
-    run = run_script("tools/bazel/test.sh", tmp_path, BAZEL="no-such-bazel")
+    run = run_script("tools/bazel/bazel.sh", tmp_path, BAZEL="no-such-bazel")
     assert run.returncode != 0
     assert run.stderr == "bazel: BAZEL=no-such-bazel is not a program\n"
 
@@ -152,7 +152,7 @@ def test_bazel_script_says_so_when_it_cannot_install(tmp_path: Path) -> None:
     programs = tmp_path / "programs"
     programs.mkdir()
     (programs / "dirname").symlink_to(str(shutil.which("dirname")))
-    run = run_script("tools/bazel/test.sh", tmp_path, PATH=str(programs))
+    run = run_script("tools/bazel/bazel.sh", tmp_path, PATH=str(programs))
     assert run.returncode != 0
     assert "no apt-get to install Debian's bazel-bootstrap with" in run.stderr
     assert "make bazel BAZEL=/path/to/bazel" in run.stderr

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs `bazel test` with the arguments given, installing Bazel where there is none.
+# Runs Bazel with the arguments given, installing it where there is none.
 #
 # $BAZEL names the program; else a `bazel` on PATH is taken, else Debian's package is installed.
 set -euo pipefail
@@ -42,4 +42,4 @@ fi
 
 # The server would stay otherwise, with 250 MB.
 trap '"$bazel" shutdown' EXIT
-"$bazel" test "$@"
+"$bazel" "$@"

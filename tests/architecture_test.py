@@ -26,15 +26,17 @@ simulate placement workers microbatch
 network
 cells
 executor
+door
 pipelining
 input optimizer checkpoint summaries timeline progress metrics
 task
 plan export registry
+evaluation
 train_loop
 trainer
 """
 # Tasks and recipes build models: they neither run the loop nor read flags.
-FIRST_ROW_CLOSED_TO_MODELS = "train_loop"
+FIRST_ROW_CLOSED_TO_MODELS = "evaluation"
 WITHOUT_TENSORFLOW = ("partition", "schedule", "simulate")
 TENSORFLOW = ("tensorflow", "keras", "tensorflow_datasets")
 

@@ -55,16 +55,21 @@ def make(spec: str, num_devices: int, num_micro_batches: int) -> Table:
         )
     if table.num_devices != num_devices:
         raise ScheduleError(
-            f"{source} has {table.num_devices} devices, but num_partitions={num_devices}. "
-            f"Set num_partitions={table.num_devices}, or write a line per partition"
+            f"{source} has {_count(table.num_devices, 'device')}, but "
+            f"num_partitions={num_devices}. Set num_partitions={table.num_devices}, or write a "
+            "line per partition"
         )
     if table.num_micro_batches != num_micro_batches:
         raise ScheduleError(
-            f"{source} has {table.num_micro_batches} micro-batches, but "
+            f"{source} has {_count(table.num_micro_batches, 'micro-batch', 'es')}, but "
             f"num_micro_batches={num_micro_batches}. "
             f"Set num_micro_batches={table.num_micro_batches}, or write slots for each"
         )
     return table
+
+
+def _count(number: int, what: str, plural: str = "s") -> str:
+    return f"{number} {what}{'' if number == 1 else plural}"
 
 
 def _looks_like_slot(text: str) -> bool:

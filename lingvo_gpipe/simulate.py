@@ -1,0 +1,230 @@
+"""A table and the times of its slots → when everything starts and ends.
+
+Devices follow their own order and wait for data; links carry any number of tensors at once. So
+this is the time that no executor can beat with these slots, against which a real one is measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from lingvo_gpipe.errors import ScheduleError
+from lingvo_gpipe.schedule.table import Phase, Slot, Table
+
+Links: TypeAlias = Sequence[float] | Mapping[tuple[int, int], float]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Span:
+    """One slot's time on its device, in seconds from the mini-batch's start."""
+
+    device: int
+    slot: Slot
+    start_s: float
+    end_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeline:
+    """When every slot of a table starts and ends.
+
+    Attributes:
+        table: the schedule that was simulated, or run.
+        spans: one per slot, in an order in which they can be run.
+    """
+
+    table: Table
+    spans: tuple[Span, ...]
+
+    @functools.cached_property
+    def makespan_s(self) -> float:
+        """Seconds from the start to the end of the last slot."""
+        return max(span.end_s for span in self.spans)
+
+    @functools.cached_property
+    def busy_s(self) -> tuple[float, ...]:
+        """Seconds that each device computes."""
+        devices: list[list[float]] = [[] for _ in range(self.table.num_devices)]
+        for span in self.spans:
+            devices[span.device].append(span.end_s - span.start_s)
+        return tuple(math.fsum(lengths) for lengths in devices)
+
+    @property
+    def bubble_share(self) -> float:
+        """Share of all devices' time in which they wait, in [0, 1]."""
+        whole = self.makespan_s * self.table.num_devices
+        return min(1.0, max(0.0, 1.0 - math.fsum(self.busy_s) / whole)) if whole > 0 else 0.0
+
+    @functools.cached_property
+    def peak_live(self) -> tuple[int, ...]:
+        """The most micro-batches that each device keeps at once.
+
+        One is kept from the start of its forward to the end of its backward (of W, where the
+        backward is split); by a device of several cells, once for each. Forward only, nothing is
+        kept but the one at work.
+        """
+        peaks = [0] * self.table.num_devices
+        live = [0] * self.table.num_devices
+        for span in self.spans:
+            if span.slot.phase == "F":
+                live[span.device] += 1
+                peaks[span.device] = max(peaks[span.device], live[span.device])
+            if span.slot.phase in "BW" or self.table.is_forward_only:
+                live[span.device] -= 1
+        return tuple(peaks)
+
+
+def simulate(
+    table: Table,
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    *,
+    fused_s: float | None = None,
+    input_gradient_s: Sequence[float] | None = None,
+    weight_gradient_s: Sequence[float] | None = None,
+    link_s: Links | None = None,
+) -> Timeline:
+    """Tell when every slot of `table` starts and ends.
+
+    Args:
+        table: a schedule of K cells and M micro-batches.
+        forward_s: [K] seconds, one micro-batch's forward in each cell.
+        backward_s: [K] seconds, its backward, recomputation included. Unread where the table has
+            none.
+        fused_s: seconds of the last cell's forward and backward where the table fuses them
+            (`Table.fused`): one stretch of work, whose backward part is what `forward_s` leaves of
+            it. None: the sum of both.
+        input_gradient_s: [K] seconds of I slots; needed where the table has any.
+        weight_gradient_s: [K] seconds of W slots; needed where the table has any.
+        link_s: [K-1] seconds, one boundary tensor from cell k to k+1 or its gradient back; or
+            {(from, to): seconds} with from < to, which can tell of skips as well: the later cell
+            waits for the earlier one's tensor, the earlier one for the gradient. None, or a link
+            not named: free.
+
+    Returns:
+        The timeline: every slot's span, the bubble share, the peak of live micro-batches.
+
+    Raises:
+        ScheduleError: a length is not K, a time is missing, negative or not finite, or a link
+            does not join two cells.
+
+    Source: Huang et al. 2019, section 2 (bubble overhead). Equal cells, free links:
+
+    >>> from lingvo_gpipe import schedule
+    >>> timeline = simulate(schedule.make("gpipe", 4, 8), [1.0] * 4, [2.0] * 4)
+    >>> round(timeline.bubble_share, 6) == round(3 / 11, 6)
+    True
+    """
+    seconds = _lengths(table, forward_s, backward_s, input_gradient_s, weight_gradient_s)
+    links = _links(table.num_cells, link_s)
+    last = table.num_cells - 1
+    fused: dict[Slot, float] = {}
+    if fused_s is not None:
+        _check_time("fused_s", fused_s)
+        first_s = min(forward_s[last], fused_s)
+        for m in table.fused():
+            fused[Slot(last, "F", m)] = first_s
+            fused[Slot(last, "B", m)] = fused_s - first_s
+    ends: dict[Slot, float] = {}
+    free_s = [0.0] * table.num_devices
+    spans = []
+    for device, slot in table.order():
+        start_s = max(free_s[device], links.ready_s(slot, ends))
+        length_s = fused.get(slot, seconds[slot.phase][slot.cell])
+        ends[slot] = free_s[device] = start_s + length_s
+        spans.append(Span(device, slot, start_s, ends[slot]))
+    return Timeline(table, tuple(spans))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Neighbours:
+    """For each cell, those it reads from and those it sends to, with the link's seconds."""
+
+    before: list[dict[int, float]]
+    after: list[dict[int, float]]
+
+    def ready_s(self, slot: Slot, ends: Mapping[Slot, float]) -> float:
+        """Return when everything that `slot` reads has come to its device."""
+        if slot.phase == "W":
+            return ends[Slot(slot.cell, "I", slot.micro_batch)]
+        if slot.phase == "F":
+            arrivals = [
+                ends[Slot(source, "F", slot.micro_batch)] + link_s
+                for source, link_s in self.before[slot.cell].items()
+            ]
+            return max(arrivals, default=0.0)
+        arrivals = [ends[Slot(slot.cell, "F", slot.micro_batch)]]
+        for target, link_s in self.after[slot.cell].items():
+            gradients = (Slot(target, "B", slot.micro_batch), Slot(target, "I", slot.micro_batch))
+            arrivals += [ends[gradient] + link_s for gradient in gradients if gradient in ends]
+        return max(arrivals)
+
+
+def _lengths(
+    table: Table,
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    input_gradient_s: Sequence[float] | None,
+    weight_gradient_s: Sequence[float] | None,
+) -> dict[Phase, Sequence[float]]:
+    """Return seconds by phase and cell, for the phases that the table has."""
+    given: dict[Phase, tuple[str, Sequence[float] | None]] = {
+        "F": ("forward_s", forward_s),
+        "B": ("backward_s", backward_s),
+        "I": ("input_gradient_s", input_gradient_s),
+        "W": ("weight_gradient_s", weight_gradient_s),
+    }
+    result: dict[Phase, Sequence[float]] = {}
+    for phase in dict.fromkeys(slot.phase for slot in table):
+        name, times = given[phase]
+        if times is None:
+            raise ScheduleError(f"the table has {phase} slots, but {name} is not given. Add it")
+        _check_times(name, times, table.num_cells)
+        result[phase] = times
+    return result
+
+
+def _links(num_cells: int, link_s: Links | None) -> _Neighbours:
+    """Return the cells that each cell reads from and sends to, with each link's seconds."""
+    if link_s is None:
+        named = {}
+    elif isinstance(link_s, Mapping):
+        named = dict(link_s)
+    else:
+        if len(link_s) != num_cells - 1:
+            raise ScheduleError(
+                f"link_s has {len(link_s)} times for {num_cells} cells. Give {num_cells - 1}, one "
+                "between each cell and the next"
+            )
+        named = {(cell, cell + 1): seconds for cell, seconds in enumerate(link_s)}
+    for ends, seconds in named.items():
+        _check_time(f"link_s[{ends}]", seconds)
+    before: list[dict[int, float]] = [{} for _ in range(num_cells)]
+    after: list[dict[int, float]] = [{} for _ in range(num_cells)]
+    chain = {(cell, cell + 1): 0.0 for cell in range(num_cells - 1)}
+    for (source, target), seconds in (chain | named).items():
+        if not 0 <= source < target < num_cells:
+            raise ScheduleError(
+                f"link_s names a link from cell {source} to cell {target}. Name links from an "
+                f"earlier cell to a later one, among cells 0 to {num_cells - 1}"
+            )
+        before[target][source] = after[source][target] = seconds
+    return _Neighbours(before, after)
+
+
+def _check_times(name: str, times: Sequence[float], num_cells: int) -> None:
+    if len(times) != num_cells:
+        raise ScheduleError(
+            f"{name} has {len(times)} times for {num_cells} cells. Give one per cell"
+        )
+    for cell, seconds in enumerate(times):
+        _check_time(f"{name}[{cell}]", seconds)
+
+
+def _check_time(name: str, seconds: float) -> None:
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise ScheduleError(f"{name}={seconds} is no time. Use seconds of 0 or more")

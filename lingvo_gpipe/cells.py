@@ -1,0 +1,487 @@
+"""A cell's programs: pure, never-inlined TensorFlow functions of one cell and one phase.
+
+Laws, each measured: a program is never inlined (inlined, common-subexpression elimination merges
+the recomputation with the first forward, and nothing is saved); it is pure (one stateful operation
+inside would serialise the devices); everything that matters enters through positional tensors
+(`tf.recompute_grad` silently gives None for keywords and closures) and leaves as outputs.
+
+A program's arguments are one flat list of tensors: weights, state, imports, then what its phase
+needs. It is traced once per (phase, import shapes) and called once per slot.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from lingvo_gpipe import errors, network, precision, stream
+from lingvo_gpipe.layers import base
+from lingvo_gpipe.layers.context import Collected, Context
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Mode:
+    """What a pass over the network is for; programs are traced for it.
+
+    Attributes:
+        training: dropout drops, batch norm uses its micro-batch.
+        differentiable: versions of the stream that gradients flow into.
+        graded: versions whose gradient comes from outside their cell.
+        leaving: versions that leave the network.
+    """
+
+    training: bool
+    differentiable: frozenset[int]
+    graded: frozenset[int]
+    leaving: frozenset[int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Forward:
+    """What a forward call gave.
+
+    Attributes:
+        exports: version → nest of tensors.
+        collected: losses, sums and moments of the micro-batch.
+    """
+
+    exports: dict[int, Any]
+    collected: Collected
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Gradients:
+    """What a backward call gave.
+
+    Attributes:
+        imports: version → gradients of its floating leaves.
+        weights: per trained weight of the cell: its accumulator with this micro-batch added, or
+            the gradient itself where no accumulators were given.
+    """
+
+    imports: dict[int, list[tf.Tensor]]
+    weights: list[tf.Tensor]
+
+
+@dataclasses.dataclass(slots=True)
+class _Program:
+    """A traced function and the structure of its flat outputs."""
+
+    call: Callable[..., Any]
+    outputs: Any
+
+
+class Cell:
+    """Consecutive layers that live on one device.
+
+    Attributes:
+        index: k.
+        weights: network paths of its trained weights, tied ones of other cells included.
+        state: network paths of its frozen weights and statistics.
+        losses: its losses.
+        traces: how many programs were traced so far.
+    """
+
+    def __init__(
+        self, index: int, analysis: network.Analysis, layers: Sequence[base.Layer], jit: bool
+    ) -> None:
+        """Make the cell; nothing is traced yet.
+
+        Args:
+            index: k.
+            analysis: of the network.
+            layers: all layers of the network, made.
+            jit: compiles the programs with XLA.
+        """
+        self.index = index
+        self.route: stream.Route = analysis.routes[index]
+        self._analysis = analysis
+        self._layers = layers
+        self._jit = jit
+        numbers = self.route.layers
+        self.weights = list(dict.fromkeys(p for n in numbers for p in analysis.trainable(n)))
+        self.state = [
+            path
+            for path in dict.fromkeys(p for n in numbers for p in analysis.layers[n].paths.values())
+            if path not in set(self.weights)
+        ]
+        self.losses = tuple(loss for n in numbers for loss in analysis.layers[n].meta.losses)
+        self._programs: dict[Any, _Program] = {}
+
+    @property
+    def traces(self) -> int:
+        """How many programs were traced so far."""
+        return len(self._programs)
+
+    def graded_exports(self, mode: Mode) -> list[int]:
+        """Return the exports whose gradient the cell's backward is given."""
+        return [v for v in self.route.exports if v in mode.graded and v in mode.differentiable]
+
+    def wanted_imports(self, mode: Mode) -> list[int]:
+        """Return the imports whose gradient the cell's backward gives."""
+        return [v for v in self.route.imports if v in mode.differentiable]
+
+    def has_backward(self, mode: Mode) -> bool:
+        """Whether anything flows back through the cell; else its backward slots are empty."""
+        sources = self.weights or self.wanted_imports(mode)
+        return bool(sources) and bool(self.losses or self.graded_exports(mode))
+
+    def forward(
+        self,
+        mode: Mode,
+        weights: Sequence[tf.Tensor],
+        state: Sequence[tf.Tensor],
+        imports: dict[int, Any],
+        seed: tf.Tensor,
+        step: tf.Tensor,
+    ) -> Forward:
+        """Call the forward program on one micro-batch.
+
+        Args:
+            mode: what the pass is for.
+            weights: the cell's `weights` in the compute dtype.
+            state: the cell's `state`.
+            imports: version → nest, for every version in `route.imports`.
+            seed: int32 [2], of the micro-batch.
+            step: int64 scalar.
+        """
+        given = (list(weights), list(state), imports, seed, step)
+
+        def compute(*flat: tf.Tensor) -> Any:
+            own, rest, values, own_seed, own_step = tf.nest.pack_sequence_as(given, list(flat))
+            forward = self._run(mode, own, rest, values, own_seed, own_step)
+            return forward.exports, forward.collected.as_nest()
+
+        program = self._program(("F", mode), "forward", compute, tf.nest.flatten(given), imports)
+        return self._unpack(program, program.call(*tf.nest.flatten(given)))
+
+    def backward(
+        self,
+        mode: Mode,
+        weights: Sequence[tf.Tensor],
+        state: Sequence[tf.Tensor],
+        imports: dict[int, Any],
+        seed: tf.Tensor,
+        step: tf.Tensor,
+        *,
+        exports: dict[int, list[tf.Tensor]],
+        scales: Sequence[tf.Tensor],
+        accumulators: Sequence[tf.Tensor] | None,
+        phase: str = "B",
+    ) -> Gradients:
+        """Call the backward program, which recomputes the forward inside.
+
+        Args:
+            mode: what the pass is for.
+            weights: as in `forward`.
+            state: as in `forward`.
+            imports: as in `forward`.
+            seed: as in `forward`.
+            step: as in `forward`.
+            exports: graded version → gradients of its floating leaves.
+            scales: per loss of the cell, the derivative of the update's loss by its sum.
+            accumulators: per weight, what its gradient is added to; None: nothing.
+            phase: B for all gradients, I for those of the imports alone, W of the weights alone.
+        """
+        given = (list(weights), list(state), imports, seed, step)
+        after = ([exports[v] for v in self.graded_exports(mode)], list(scales))
+        added = list(accumulators) if accumulators is not None and phase != "I" else None
+        everything: Any = (given, after, added) if added is not None else (given, after)
+        targets = self._targets
+
+        def compute(*flat: tf.Tensor) -> Any:
+            own, behind, *sums = tf.nest.pack_sequence_as(everything, list(flat))
+            sources, rest = self._sources(mode, own, phase)
+
+            def again(*both: tf.Tensor) -> list[tf.Tensor]:
+                mine = self._restored(mode, own, phase, both)
+                return targets(mode, self._run(mode, *mine), behind[1])
+
+            with tf.GradientTape() as tape:
+                tape.watch(sources)
+                ends = tf.recompute_grad(again)(*sources, *rest)
+            return self._gradients(tape, ends, sources, behind, sums, phase)
+
+        key = (phase, mode, added is not None)
+        program = self._program(key, "backward", compute, tf.nest.flatten(everything), imports)
+        return self._graded(mode, program, program.call(*tf.nest.flatten(everything)), phase)
+
+    def fused(
+        self,
+        mode: Mode,
+        weights: Sequence[tf.Tensor],
+        state: Sequence[tf.Tensor],
+        imports: dict[int, Any],
+        seed: tf.Tensor,
+        step: tf.Tensor,
+        *,
+        scales: Sequence[tf.Tensor],
+        accumulators: Sequence[tf.Tensor],
+    ) -> tuple[Forward, Gradients]:
+        """Call forward and backward as one program that recomputes nothing (last cell alone)."""
+        given = (list(weights), list(state), imports, seed, step)
+        everything: Any = (given, ([], list(scales)), list(accumulators))
+
+        def compute(*flat: tf.Tensor) -> Any:
+            own, behind, sums = tf.nest.pack_sequence_as(everything, list(flat))
+            sources, _ = self._sources(mode, own, "B")
+            with tf.GradientTape() as tape:
+                tape.watch(sources)
+                forward = self._run(mode, *own)
+                ends = self._targets(mode, forward, behind[1])
+            graded = self._gradients(tape, ends, sources, behind, [sums], "B")
+            return (forward.exports, forward.collected.as_nest()), graded
+
+        program = self._program(
+            ("FB", mode), "fused", compute, tf.nest.flatten(everything), imports
+        )
+        flat = list(program.call(*tf.nest.flatten(everything)))
+        first, second = tf.nest.pack_sequence_as(program.outputs, flat)
+        collected = Collected()
+        collected.update(first[1])
+        return Forward(first[0], collected), self._as_gradients(mode, second, "B")
+
+    def run(
+        self,
+        training: bool,
+        weights: Sequence[tf.Tensor],
+        state: Sequence[tf.Tensor],
+        imports: dict[int, Any],
+        seed: tf.Tensor,
+        step: tf.Tensor,
+    ) -> tuple[dict[int, Any], Collected]:
+        """Compute the cell here and now, without a program.
+
+        Returns:
+            Every version that its layers read or write, and what they gave.
+        """
+        tensors = dict(zip(self.weights + self.state, [*weights, *state], strict=True))
+        values = dict(imports)
+        collected = Collected()
+        for number in self.route.layers:
+            info, layer = self._analysis.layers[number], self._layers[number]
+            theta, own_state = nested(info, tensors)
+            ctx = Context(
+                training=training,
+                step=step,
+                root_seed=seed,
+                state=own_state,
+                path=info.name,
+                frozen=self._analysis.frozen_layers,
+                collected=collected,
+            )
+            reads = [values[v] for v in self._analysis.wiring.reads[number]]
+            with tf.name_scope(info.name):
+                outputs = layer.run(theta, reads[0] if len(reads) == 1 else tuple(reads), ctx)
+            writes = self._analysis.wiring.writes[number]
+            written = outputs if len(writes) > 1 else (outputs,)
+            values.update(zip(writes, written, strict=True))
+        return values, collected
+
+    def _run(
+        self,
+        mode: Mode,
+        weights: Sequence[tf.Tensor],
+        state: Sequence[tf.Tensor],
+        imports: dict[int, Any],
+        seed: tf.Tensor,
+        step: tf.Tensor,
+    ) -> Forward:
+        values, collected = self.run(mode.training, weights, state, imports, seed, step)
+        read = {
+            v
+            for n in range(self.route.layers.stop, len(self._layers))
+            for v in self._analysis.wiring.reads[n]
+        }
+        needed = [v for v in self.route.exports if v in mode.leaving or v in read]
+        exports = {v: tf.nest.map_structure(tf.identity, values[v]) for v in needed}
+        return Forward(exports, collected)
+
+    def _sources(self, mode: Mode, given: Any, phase: str) -> tuple[list[Any], list[Any]]:
+        """Split a program's tensors into those that get a gradient and the rest, in one order."""
+        weights, state, imports, seed, step = given
+        floats = [t for v in self.wanted_imports(mode) for t in floating(imports[v])]
+        wanted = (weights if phase != "I" else []) + (floats if phase != "W" else [])
+        chosen = {id(t) for t in wanted}
+        rest = [
+            t for t in tf.nest.flatten((weights, state, imports, seed, step)) if id(t) not in chosen
+        ]
+        return wanted, rest
+
+    def _restored(self, mode: Mode, given: Any, phase: str, both: Sequence[Any]) -> Any:
+        """Put tensors back where `_sources` took them from."""
+        wanted, rest = self._sources(mode, given, phase)
+        place = {id(old): new for old, new in zip(wanted + rest, both, strict=True)}
+        return tf.nest.map_structure(lambda old: place[id(old)], given)
+
+    def _targets(
+        self, mode: Mode, forward: Forward, scales: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        ends = [t for v in self.graded_exports(mode) for t in floating(forward.exports[v])]
+        for loss in self.losses:
+            if loss.name not in forward.collected.losses:
+                raise errors.LayerError(
+                    f"loss {loss.name!r} is declared in its layer's Meta, but fprop gave none. "
+                    "Call ctx.add_loss"
+                )
+        parts = [
+            tf.cast(forward.collected.losses[loss.name], scale.dtype) * scale
+            for loss, scale in zip(self.losses, scales, strict=True)
+        ]
+        return ends + ([tf.add_n(parts)] if parts else [])
+
+    def _gradients(
+        self,
+        tape: tf.GradientTape,
+        ends: Sequence[tf.Tensor],
+        sources: Sequence[tf.Tensor],
+        behind: Any,
+        sums: Sequence[Any],
+        phase: str,
+    ) -> Any:
+        given, scales = behind
+        starts = [t for leaves in given for t in leaves]
+        starts += [tf.ones([], ends[-1].dtype)] if scales else []
+        found = tape.gradient(ends, sources, starts, unconnected_gradients="zero")
+        count = len(self.weights) if phase != "I" else 0
+        weights = (
+            [dense(g) for g in found[:count]]
+            if not sums
+            else [added(total, g) for total, g in zip(sums[0], found[:count], strict=True)]
+        )
+        return weights, [dense(g) for g in found[count:]]
+
+    def _as_gradients(self, mode: Mode, packed: Any, phase: str) -> Gradients:
+        weights, flat = packed
+        imports: dict[int, list[tf.Tensor]] = {}
+        for v in self.wanted_imports(mode) if phase != "W" else []:
+            count = len(floating(self._analysis.specs[v]))
+            imports[v], flat = list(flat[:count]), flat[count:]
+        return Gradients(imports, list(weights))
+
+    def _graded(self, mode: Mode, program: _Program, flat: Any, phase: str) -> Gradients:
+        return self._as_gradients(
+            mode, tf.nest.pack_sequence_as(program.outputs, list(flat)), phase
+        )
+
+    def _unpack(self, program: _Program, flat: Any) -> Forward:
+        exports, nest = tf.nest.pack_sequence_as(program.outputs, list(flat))
+        collected = Collected()
+        collected.update(nest)
+        return Forward(exports, collected)
+
+    def _program(
+        self,
+        key: Any,
+        name: str,
+        compute: Callable[..., Any],
+        tensors: Sequence[tf.Tensor],
+        imports: dict[int, Any],
+    ) -> _Program:
+        """Return the traced program of these shapes, tracing it where it is new."""
+        shapes = tuple((tuple(t.shape), t.dtype) for t in tf.nest.flatten(imports))
+        known = self._programs.get((key, shapes))
+        if known is not None:
+            return known
+        packed: list[Any] = []
+
+        def flat_compute(*flat: tf.Tensor) -> list[tf.Tensor]:
+            packed[:] = [compute(*flat)]
+            return list(tf.nest.flatten(packed[0]))
+
+        flat_compute.__name__ = f"{name}_{self._analysis.layers[self.route.layers.start].name}"
+        traced = tf.function(
+            flat_compute,
+            autograph=False,
+            jit_compile=self._jit or None,
+            experimental_attributes={"_noinline": True},
+        )
+        concrete = traced.get_concrete_function(*[tf.TensorSpec(t.shape, t.dtype) for t in tensors])
+        check_pure(concrete.graph, self)
+        program = _Program(concrete, tf.nest.map_structure(lambda _: 0, packed[0]))
+        self._programs[key, shapes] = program
+        return program
+
+
+def check_pure(graph: Any, cell: Cell) -> None:
+    """Refuse a traced program that has a stateful operation or captures a variable.
+
+    Raises:
+        LayerError: naming the operation and the layers among which it stands.
+    """
+    bad = [
+        op
+        for op in graph.get_operations()
+        if op.op_def.is_stateful
+        or (op.type == "Placeholder" and op.outputs[0].dtype == tf.resource)
+    ]
+    # A call is as stateful as what it calls, and marked so; recompute_grad adds none.
+    if bad:
+        raise errors.LayerError(
+            f"cell {cell.index}: {bad[0].name} ({bad[0].type}) is stateful, which would serialise "
+            "the devices and break recomputation. Use stateless operations seeded by ctx.seed, and "
+            "theta and ctx.state in place of variables"
+        )
+
+
+def nested(
+    info: network.LayerInfo, tensors: dict[str, tf.Tensor]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a layer's theta and state, nested by child, from tensors by network path."""
+    theta: dict[str, Any] = {}
+    state: dict[str, Any] = {}
+    for spec in info.meta.variables:
+        *parents, last = spec.path.split("/")
+        node = state if spec.is_state else theta
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = tensors[info.paths[spec.path]]
+    return theta, state
+
+
+def floating(nest: Any) -> list[Any]:
+    """Return the floating leaves of a nest of tensors or specs."""
+    return [leaf for leaf in tf.nest.flatten(nest) if leaf.dtype.is_floating]
+
+
+def dense(gradient: Any) -> tf.Tensor:
+    """Return a gradient as a dense tensor."""
+    return tf.convert_to_tensor(gradient)
+
+
+def added(total: tf.Tensor, gradient: Any) -> tf.Tensor:
+    """Add a gradient to its accumulator, in the accumulator's dtype; rows are scattered."""
+    if isinstance(gradient, tf.IndexedSlices):
+        values = precision.cast(gradient.values, total.dtype)
+        return tf.tensor_scatter_nd_add(total, gradient.indices[:, tf.newaxis], values)
+    return total + precision.cast(gradient, total.dtype)
+
+
+def mode_for(
+    analysis: network.Analysis,
+    *,
+    training: bool,
+    leaving: Collection[int] = (),
+    input_gradients: bool = False,
+    output_gradients: bool = False,
+) -> Mode:
+    """Return the Mode of a pass over the network.
+
+    Args:
+        analysis: of the network.
+        training: see `Mode`.
+        leaving: versions that leave the network.
+        input_gradients: gradients by the mini-batch's fields are wanted.
+        output_gradients: gradients of the outputs come from outside.
+    """
+    has_weights = [bool(analysis.trainable(n)) for n in range(len(analysis.layers))]
+    flowing = stream.differentiable(analysis.wiring, has_weights, input_gradients)
+    graded = set(leaving) if output_gradients else set()
+    for route in analysis.routes:
+        for v in route.exports:
+            if any(c not in route.layers for c in analysis.wiring.versions[v].consumers):
+                graded.add(v)
+    return Mode(training, flowing, frozenset(graded), frozenset(leaving))

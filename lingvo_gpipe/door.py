@@ -1,0 +1,125 @@
+"""The forward slots of a table as a differentiable function, under the user's own tape.
+
+Each call of a cell's forward program is given a gradient by `tf.custom_gradient`: the cell's
+backward program, on the cell's own device, which recomputes the forward by `tf.recompute_grad`; or,
+where the policy keeps it, the tape that watched the forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from lingvo_gpipe import cells, executor
+from lingvo_gpipe.layers.context import Collected
+from lingvo_gpipe.schedule import table as table_lib
+
+
+def forward(
+    runner: executor.Executor,
+    mode: cells.Mode,
+    table: table_lib.Table,
+    feed: executor.Feed,
+    leaving: Sequence[int],
+    policies: Sequence[str],
+) -> executor.Outcome:
+    """Run the forward slots of `table`; see `Executor.forward`.
+
+    Args:
+        runner: knows cells and devices.
+        mode: what the pass is for.
+        table: the schedule; its backward slots are left to the tape.
+        feed: weights, micro-batches, seeds.
+        leaving: versions wanted as outputs.
+        policies: per cell, its recompute policy.
+    """
+    walk = executor.Walk(runner, mode, table, feed)
+    kept = {k: executor.kept(table, k, policies[k]) for k in range(len(runner.cells))}
+    for device, slot in table.order():
+        if slot.phase == "F":
+            with walk.at(device, slot) as run:
+                run.forward(
+                    _differentiable(
+                        runner.cells[slot.cell],
+                        mode,
+                        walk.given(slot),
+                        runner.devices[slot.cell],
+                        slot.micro_batch in kept[slot.cell],
+                    )
+                )
+    return walk.outcome(leaving, {})
+
+
+def _differentiable(
+    cell: cells.Cell, mode: cells.Mode, given: tuple[Any, ...], device: str, keep: bool
+) -> cells.Forward:
+    weights, state, imports, seed, step = given
+    wanted = cell.wanted_imports(mode)
+    floats = [t for v in wanted for t in cells.floating(imports[v])]
+    packed: list[Any] = []
+
+    @tf.custom_gradient
+    def call(*sources: tf.Tensor) -> Any:
+        own = list(sources[: len(weights)])
+        values = _replace(imports, wanted, list(sources[len(weights) :]))
+        tape = tf.GradientTape() if keep else None
+        if tape is None:
+            result = cell.forward(mode, own, state, values, seed, step)
+        else:
+            with tape:
+                tape.watch(sources)
+                result = cell.forward(mode, own, state, values, seed, step)
+        graded = [t for v in cell.graded_exports(mode) for t in cells.floating(result.exports[v])]
+        sums = [result.collected.losses[loss.name] for loss in cell.losses]
+        packed[:] = [(result.exports, result.collected.as_nest())]
+        flat = tf.nest.flatten(packed[0])
+        place = {id(t): i for i, t in enumerate(flat)}
+
+        def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
+            starts = [upstream[place[id(t)]] for t in graded]
+            scales = [upstream[place[id(t)]] for t in sums]
+            with tf.device(device):
+                if tape is not None:
+                    found = tape.gradient(
+                        graded + sums, sources, starts + scales, unconnected_gradients="zero"
+                    )
+                    return [cells.dense(g) for g in found]
+                exports, rest = {}, starts
+                for v in cell.graded_exports(mode):
+                    size = len(cells.floating(result.exports[v]))
+                    exports[v], rest = rest[:size], rest[size:]
+                back = cell.backward(
+                    mode,
+                    own,
+                    state,
+                    values,
+                    seed,
+                    step,
+                    exports=exports,
+                    scales=scales,
+                    accumulators=None,
+                )
+            return back.weights + [t for v in wanted for t in back.imports[v]]
+
+        return flat, gradient
+
+    if not (cell.has_backward(mode) and mode.training):
+        return cell.forward(mode, *given)
+    flat = call(*weights, *floats)
+    exports, nest = tf.nest.pack_sequence_as(packed[0], list(flat))
+    collected = Collected()
+    collected.update(nest)
+    return cells.Forward(exports, collected)
+
+
+def _replace(
+    imports: dict[int, Any], wanted: Sequence[int], floats: list[tf.Tensor]
+) -> dict[int, Any]:
+    """Return imports with the floating leaves of `wanted` versions replaced, in order."""
+    replaced = dict(imports)
+    for v in wanted:
+        leaves = [floats.pop(0) if t.dtype.is_floating else t for t in tf.nest.flatten(imports[v])]
+        replaced[v] = tf.nest.pack_sequence_as(imports[v], leaves)
+    return replaced

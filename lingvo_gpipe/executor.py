@@ -1,0 +1,383 @@
+"""The executor runs a table: it alone knows cells and devices at once.
+
+Called while an outer function is traced, it walks the table once in a topological order and issues
+one call per slot under the slot's device, with a control edge from the device's previous slot and
+nothing else. The graph it adds grows with cells × micro-batches, not with layers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import context as tf_context
+
+from lingvo_gpipe import cells, network, precision, stream
+from lingvo_gpipe.layers.context import Collected
+from lingvo_gpipe.schedule import table as table_lib
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Feed:
+    """What a pass over the table is fed.
+
+    Attributes:
+        weights: path → tensor in the compute dtype, read once on its device.
+        fields: version of each field → per micro-batch, its nest.
+        seeds: per micro-batch, int32 [2].
+        step: int64 scalar.
+    """
+
+    weights: dict[str, tf.Tensor]
+    fields: dict[int, list[Any]]
+    seeds: list[tf.Tensor]
+    step: tf.Tensor
+
+
+@dataclasses.dataclass(slots=True)
+class Outcome:
+    """What a pass over the table gave, added up over micro-batches.
+
+    Attributes:
+        collected: sums of losses, metrics and moments.
+        outputs: version → per micro-batch, its nest.
+        gradients: path → gradient, in the dtype of the master copy.
+    """
+
+    collected: Collected
+    outputs: dict[int, list[Any]]
+    gradients: dict[str, tf.Tensor]
+
+
+class Executor:
+    """Runs tables over cells that are placed on devices."""
+
+    def __init__(
+        self, analysis: network.Analysis, the_cells: Sequence[cells.Cell], devices: Sequence[str]
+    ) -> None:
+        """Make an executor.
+
+        Args:
+            analysis: of the network.
+            the_cells: its K cells.
+            devices: per cell, the name of its device.
+        """
+        self._analysis = analysis
+        self.cells = list(the_cells)
+        self.devices = list(devices)
+
+    def device_of(self, path: str) -> str:
+        """Return the device of the variable at `path`: that of its owner's cell."""
+        return self.devices[self._analysis.cell_of(self._analysis.owner[path])]
+
+    def forward(
+        self, mode: cells.Mode, table: table_lib.Table, feed: Feed, leaving: Sequence[int]
+    ) -> Outcome:
+        """Run the forward slots of a table; its backward slots, if any, are left out."""
+        walk = Walk(self, mode, table, feed)
+        for device, slot in table.order():
+            if slot.phase == "F":
+                with walk.at(device, slot) as run:
+                    run.forward(self.cells[slot.cell].forward(mode, *walk.given(slot)))
+        return walk.outcome(leaving, {})
+
+    def train(
+        self,
+        mode: cells.Mode,
+        table: table_lib.Table,
+        feed: Feed,
+        leaving: Sequence[int],
+        *,
+        scales: Mapping[str, tf.Tensor],
+        policies: Sequence[str],
+        fuse: bool,
+        accumulators: Mapping[str, tf.Tensor] | None,
+    ) -> Outcome:
+        """Run a whole table: losses inside, gradients added up.
+
+        Args:
+            mode: what the pass is for.
+            table: the schedule.
+            feed: weights, micro-batches, seeds.
+            leaving: versions wanted as outputs.
+            scales: loss name → derivative of the update's loss by the loss's sum.
+            policies: per cell, its recompute policy.
+            fuse: fuses the last cell's F and B where they meet.
+            accumulators: path → what gradients are added to; None: zeros.
+        """
+        walk = Walk(self, mode, table, feed)
+        walk.start(scales, accumulators)
+        last = len(self.cells) - 1
+        fused = table.fused() if fuse and policies[last] == "full" else frozenset()
+        keeping = {k: kept(table, k, policies[k]) for k in range(len(self.cells))}
+        for device, slot in table.order():
+            cell, m = self.cells[slot.cell], slot.micro_batch
+            back = cell.has_backward(mode)
+            joined = slot.cell == last and m in fused and back
+            if slot.phase == "F":
+                with walk.at(device, slot) as run:
+                    if joined:
+                        run.fused()
+                    elif m in keeping[slot.cell] and back:
+                        run.kept()
+                    else:
+                        run.forward(cell.forward(mode, *walk.given(slot)))
+            elif back and not joined:
+                with walk.at(device, slot) as run:
+                    run.backward()
+        return walk.outcome(leaving, walk.gradients())
+
+
+def kept(table: table_lib.Table, cell: int, policy: str) -> frozenset[int]:
+    """Return the micro-batches whose forward a cell keeps for its backward."""
+    order = [s for _, s in table.order() if s.cell == cell and s.phase == "F"]
+    if policy == "never":
+        return frozenset(s.micro_batch for s in order)
+    return frozenset({order[-1].micro_batch}) if policy == "except_last" else frozenset()
+
+
+@dataclasses.dataclass(slots=True)
+class _Residual:
+    """A forward whose intermediate tensors are kept by its tape."""
+
+    tape: tf.GradientTape
+    sources: list[tf.Tensor]
+    forward: cells.Forward
+
+
+class Walk:
+    """One walk over a table: values, gradients, and each device's previous slot."""
+
+    def __init__(
+        self, executor: Executor, mode: cells.Mode, table: table_lib.Table, feed: Feed
+    ) -> None:
+        self.executor = executor
+        self.mode = mode
+        self.table = table
+        self.feed = feed
+        self.values: dict[tuple[int, int], Any] = {
+            (v, m): value for v, parts in feed.fields.items() for m, value in enumerate(parts)
+        }
+        self.collected: dict[tuple[int, int], Collected] = {}
+        self.previous: dict[int, tf.Operation] = {}
+        self.back: dict[tuple[int, int], list[list[tf.Tensor]]] = {}
+        self.residuals: dict[tuple[int, int], _Residual] = {}
+        self.totals: list[list[tf.Tensor]] = []
+        self.scales: list[list[tf.Tensor]] = []
+
+    def start(
+        self, scales: Mapping[str, tf.Tensor], accumulators: Mapping[str, tf.Tensor] | None
+    ) -> None:
+        """Set out accumulators on each cell's device; a tied weight's carried sum at its owner."""
+        analysis = self.executor._analysis
+        for cell, device in zip(self.executor.cells, self.executor.devices, strict=True):
+            self.scales.append([scales[loss.name] for loss in cell.losses])
+            totals = []
+            for path in cell.weights:
+                spec = analysis.variables[path]
+                owned = analysis.owner[path] in cell.route.layers
+                if accumulators is not None and owned:
+                    totals.append(accumulators[path])
+                else:
+                    with tf.device(device):
+                        totals.append(tf.zeros(spec.shape, spec.dtype))
+            self.totals.append(totals)
+
+    @contextlib.contextmanager
+    def at(self, device: int, slot: table_lib.Slot) -> Iterator[_Slot]:
+        """Issue a slot's call under its device, behind the device's previous slot."""
+        before = [self.previous[device]] if device in self.previous else []
+        place = self.executor.devices[slot.cell]
+        with (
+            tf.device(place),
+            tf.control_dependencies(before),
+            tf_context.function_executor_type("SINGLE_THREADED_EXECUTOR"),
+        ):
+            run = _Slot(self, slot)
+            yield run
+        if run.mark is not None and not tf.executing_eagerly():
+            self.previous[device] = run.mark.op
+
+    def given(self, slot: table_lib.Slot) -> tuple[Any, ...]:
+        """Return the arguments that all of a cell's programs share."""
+        cell, m = self.executor.cells[slot.cell], slot.micro_batch
+        return (
+            [self.feed.weights[path] for path in cell.weights],
+            [self.feed.weights[path] for path in cell.state],
+            {v: self.values[v, m] for v in cell.route.imports},
+            self.feed.seeds[m],
+            self.feed.step,
+        )
+
+    def exported(self, slot: table_lib.Slot) -> dict[int, list[tf.Tensor]]:
+        """Return the summed gradients of a cell's exports, for its backward slot."""
+        cell, m = self.executor.cells[slot.cell], slot.micro_batch
+        found = {}
+        for v in cell.graded_exports(self.mode):
+            leaves = self.back.get((v, m), [])
+            if not leaves:
+                found[v] = [tf.zeros_like(t) for t in cells.floating(self.values[v, m])]
+            else:
+                found[v] = [
+                    tf.add_n(same) if len(same) > 1 else same[0]
+                    for same in zip(*leaves, strict=True)
+                ]
+        return found
+
+    def gradients(self) -> dict[str, tf.Tensor]:
+        """Return every weight's gradient, a tied one's shares added where its owner lives."""
+        shares: dict[str, list[tf.Tensor]] = {}
+        for cell, totals in zip(self.executor.cells, self.totals, strict=True):
+            for path, total in zip(cell.weights, totals, strict=True):
+                shares.setdefault(path, []).append(total)
+        gradients = {}
+        for path, parts in shares.items():
+            with tf.device(self.executor.device_of(path)):
+                gradients[path] = tf.add_n(parts) if len(parts) > 1 else parts[0]
+        return gradients
+
+    def outcome(self, leaving: Sequence[int], gradients: dict[str, tf.Tensor]) -> Outcome:
+        """Add up what the micro-batches gave."""
+        total = Collected()
+        for k, device in enumerate(self.executor.devices):
+            parts = [self.collected[k, m] for m in range(self.table.num_micro_batches)]
+            flat = [tf.nest.flatten(part.as_nest()) for part in parts]
+            with tf.device(device):
+                added = [
+                    tf.add_n(same) if len(same) > 1 else same[0] for same in zip(*flat, strict=True)
+                ]
+            total.update(tf.nest.pack_sequence_as(parts[0].as_nest(), added))
+        outputs = {
+            v: [self.values[v, m] for m in range(self.table.num_micro_batches)] for v in leaving
+        }
+        return Outcome(total, outputs, gradients)
+
+
+class _Slot:
+    """One slot while its call is issued; `mark` is a tensor of the call."""
+
+    def __init__(self, walk: Walk, slot: table_lib.Slot) -> None:
+        self.walk = walk
+        self.slot = slot
+        self.cell = walk.executor.cells[slot.cell]
+        self.mark: tf.Tensor | None = None
+
+    def forward(self, given: cells.Forward) -> None:
+        """Take what a forward call gave."""
+        k, m = self.slot.cell, self.slot.micro_batch
+        for v, value in given.exports.items():
+            self.walk.values[v, m] = value
+        self.walk.collected[k, m] = given.collected
+        self._mark(given.exports, given.collected.as_nest())
+
+    def fused(self) -> None:
+        """Run forward and backward as one call."""
+        k = self.slot.cell
+        forward, gradients = self.cell.fused(
+            self.walk.mode,
+            *self.walk.given(self.slot),
+            scales=self.walk.scales[k],
+            accumulators=self.walk.totals[k],
+        )
+        self.forward(forward)
+        self._take(gradients)
+
+    def kept(self) -> None:
+        """Run the forward under a tape of its own, which keeps its intermediate tensors."""
+        mode = self.walk.mode
+        weights, state, imports, seed, step = self.walk.given(self.slot)
+        wanted = self.cell.wanted_imports(mode)
+        # Fresh tensors: one tape per slot may not see another slot's use of the same weight.
+        weights = [tf.identity(w) for w in weights]
+        imports = {
+            v: tf.nest.map_structure(tf.identity, value) if v in wanted else value
+            for v, value in imports.items()
+        }
+        sources = weights + [t for v in wanted for t in cells.floating(imports[v])]
+        tape = tf.GradientTape()
+        with tape:
+            tape.watch(sources)
+            forward = self.cell.forward(mode, weights, state, imports, seed, step)
+        self.walk.residuals[self.slot.cell, self.slot.micro_batch] = _Residual(
+            tape, sources, forward
+        )
+        self.forward(forward)
+
+    def backward(self) -> None:
+        """Run a backward slot: from what its forward kept, else recomputing."""
+        k, m, phase = self.slot.cell, self.slot.micro_batch, str(self.slot.phase)
+        residual = self.walk.residuals.get((k, m))
+        if residual is not None:
+            if phase == "W":
+                return
+            self._take(self._from_residual(residual))
+            return
+        gradients = self.cell.backward(
+            self.walk.mode,
+            *self.walk.given(self.slot),
+            exports=self.walk.exported(self.slot),
+            scales=self.walk.scales[k],
+            accumulators=self.walk.totals[k],
+            phase=phase,
+        )
+        self._take(gradients)
+
+    def _from_residual(self, residual: _Residual) -> cells.Gradients:
+        walk, cell = self.walk, self.cell
+        given = walk.exported(self.slot)
+        targets = [
+            t
+            for v in cell.graded_exports(walk.mode)
+            for t in cells.floating(residual.forward.exports[v])
+        ]
+        starts = [t for v in cell.graded_exports(walk.mode) for t in given[v]]
+        for loss, scale in zip(cell.losses, walk.scales[self.slot.cell], strict=True):
+            total = residual.forward.collected.losses[loss.name]
+            targets.append(total)
+            starts.append(precision.cast(scale, total.dtype))
+        found = residual.tape.gradient(
+            targets, residual.sources, starts, unconnected_gradients="zero"
+        )
+        count = len(cell.weights)
+        totals = self.walk.totals[self.slot.cell]
+        weights = [cells.added(t, g) for t, g in zip(totals, found[:count], strict=True)]
+        imports, rest = {}, [cells.dense(g) for g in found[count:]]
+        for v in cell.wanted_imports(walk.mode):
+            size = len(cells.floating(walk.values[v, self.slot.micro_batch]))
+            imports[v], rest = rest[:size], rest[size:]
+        return cells.Gradients(imports, weights)
+
+    def _take(self, gradients: cells.Gradients) -> None:
+        m = self.slot.micro_batch
+        for v, leaves in gradients.imports.items():
+            self.walk.back.setdefault((v, m), []).append(leaves)
+        if gradients.weights:
+            self.walk.totals[self.slot.cell] = gradients.weights
+        self._mark(gradients.imports, gradients.weights)
+
+    def _mark(self, *nests: Any) -> None:
+        for leaf in tf.nest.flatten(nests):
+            self.mark = leaf
+            return
+
+
+def read_weights(
+    analysis: network.Analysis, variables: Mapping[str, tf.Variable], executor: Executor
+) -> dict[str, tf.Tensor]:
+    """Read every variable once, on its own device, weights in the compute dtype."""
+    read = {}
+    for path, variable in variables.items():
+        policy = precision.policy(analysis.layers[analysis.owner[path]].params.dtype)
+        with tf.device(executor.device_of(path)):
+            value = tf.convert_to_tensor(variable)
+            spec = analysis.variables[path]
+            read[path] = value if spec.is_state else precision.cast(value, policy.compute)
+    return read
+
+
+def field_versions(wiring: stream.Wiring) -> dict[str, int]:
+    """Return field name → version, for every field of the mini-batch."""
+    return {v.name: v.index for v in wiring.versions if v.producer == stream.FIELD}

@@ -1,0 +1,343 @@
+"""Layer: the smallest thing that a cut can separate.
+
+A layer is made from Params, creates no variables, and is a pure function of
+(theta, state, inputs, ctx). What it needs and costs is told by `fprop_meta` from params alone, so
+that a model of any size is described, cut and planned without a device.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from lingvo_gpipe import errors, hyperparams, precision
+from lingvo_gpipe.layers.context import Collected as Collected
+from lingvo_gpipe.layers.context import Context as Context
+
+Initializer = Callable[[tuple[int, ...], tf.DType, int], tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class VariableSpec:
+    """A variable that a layer declares; the pipeline creates it on the device of its cell.
+
+    Attributes:
+        path: below the layer, `kernel` or `conv/kernel`.
+        shape: static.
+        dtype: of the master copy.
+        initializer: (shape, dtype, integer seed) → tensor, stateless.
+        trainable: False: a weight that is frozen.
+        is_state: not a weight but a statistic, handed to the layer in `ctx.state`.
+        group: weight-decay group: "kernel", "bias" or "norm".
+        tie: path of the owner in the network whose tensor is used instead; None: an own one.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: tf.DType
+    initializer: Initializer
+    trainable: bool = True
+    is_state: bool = False
+    group: str = "kernel"
+    tie: str | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        count = 1
+        for side in self.shape:
+            count *= side
+        return count
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the master copy."""
+        return self.size * self.dtype.size
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LossSpec:
+    """A loss that a layer gives by `ctx.add_loss(name, sum)`.
+
+    The update's loss is the sum over losses of coefficient · Σ_m sum_m / Σ_m weight_m.
+
+    Attributes:
+        name: unique in the network.
+        coefficient: its share in the update's loss.
+        weight: the mini-batch's own fields → floating scalar (examples, real tokens); evaluated
+            before the first slot, over the whole update.
+    """
+
+    name: str
+    coefficient: float
+    weight: Callable[[dict[str, Any]], tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """A metric that a layer gives by `ctx.add_sum(name, tensors)`.
+
+    Attributes:
+        name: unique in the network.
+        finish: the added-up nest → result (a scalar, vector or matrix).
+    """
+
+    name: str
+    finish: Callable[[Any], Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Meta:
+    """What a layer needs and gives, known from params and input shapes alone.
+
+    Attributes:
+        outputs: nest of `tf.TensorSpec`; a tuple, one per written name, where there are several.
+        variables: every variable of the layer and its children.
+        flops_forward: operations of one forward call on these inputs, 2 per multiply-add.
+        flops_backward: of its gradient by inputs and weights, without recomputation.
+        activation_bytes: what a backward call keeps of its forward, inputs not counted.
+        losses: losses it gives.
+        metrics: metrics it gives.
+    """
+
+    outputs: Any
+    variables: tuple[VariableSpec, ...] = ()
+    flops_forward: int = 0
+    flops_backward: int = 0
+    activation_bytes: int = 0
+    losses: tuple[LossSpec, ...] = ()
+    metrics: tuple[MetricSpec, ...] = ()
+
+
+class Layer(tf.Module, hyperparams.Configurable):
+    """Base of every layer.
+
+    A subclass declares its fields in a nested `Params(Layer.Params)`, tells `_meta` (a class
+    method, from params alone) and computes `fprop`. Children are made in `__init__` by
+    `self.add_child`; their theta is `theta[name]`, their context `ctx.child(name)`: `self.child`
+    does both.
+    """
+
+    class Params(hyperparams.Configurable.Params):
+        """Fields that every layer has."""
+
+        name: str = hyperparams.field("", "Path part of the layer; empty: named by its class.")
+        reads: tuple[str, ...] = hyperparams.field(("x",), "Names of the stream it reads.")
+        writes: tuple[str, ...] = hyperparams.field(("x",), "Names of the stream it writes.")
+        dtype: str | None = hyperparams.field(
+            None,
+            "Precision policy (float32, float64, mixed_bfloat16, mixed_float16); None: the "
+            "one around it.",
+        )
+        trainable: bool = hyperparams.field(True, "False freezes its weights and statistics.")
+        recompute: bool = hyperparams.field(
+            False, "Wraps the layer in tf.recompute_grad inside its cell's program."
+        )
+        cost: float | None = hyperparams.field(
+            None, "Stated cost for the partition (the paper's c_i), in place of FLOPs."
+        )
+        tie: dict[str, str] = hyperparams.field(
+            {}, "Own variable path → path of the variable in the network that is used instead."
+        )
+
+    def __init__(self, params: Any) -> None:
+        """Make the layer and its children from its own copy of `params`; no variables."""
+        tf.Module.__init__(self)
+        self.params = params.copy().freeze()
+        self.children: dict[str, Layer] = {}
+
+    @property
+    def policy(self) -> precision.Policy:
+        """The layer's precision policy."""
+        return precision.policy(self.params.dtype)
+
+    def add_child(self, name: str, params: Any) -> Layer:
+        """Make the child layer `name` from its params; it inherits dtype and freezing."""
+        if name in self.children:
+            raise errors.LayerError(f"{type(self).__name__}: two children are called {name!r}")
+        self.children[name] = inherit(self.params, params).instantiate()
+        return self.children[name]
+
+    def child(self, name: str, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+        """Run the child `name` on its own part of theta and state."""
+        return self.children[name].run(theta.get(name, {}), inputs, ctx.child(name))
+
+    @classmethod
+    def fprop_meta(cls, params: Any, *inputs: Any) -> Meta:
+        """Tell what the layer needs and gives, without a variable or a device.
+
+        Args:
+            params: the layer's params.
+            *inputs: a nest of `tf.TensorSpec` per name it reads, static shapes.
+
+        Returns:
+            Its Meta, with ties and freezing of `params` applied.
+
+        Raises:
+            LayerError: the inputs do not fit, or a tie names no variable of the layer.
+        """
+        told = cls._meta(params, *inputs)
+        unknown = sorted(set(params.tie) - {v.path for v in told.variables})
+        if unknown:
+            near = errors.nearest(unknown[0], [v.path for v in told.variables])
+            raise errors.LayerError(
+                f"{describe(params)}: tie names {unknown[0]!r}, which it has not; "
+                f"nearest {', '.join(near) or sorted(v.path for v in told.variables)}"
+            )
+        variables = tuple(
+            dataclasses.replace(
+                v,
+                trainable=v.trainable and params.trainable,
+                tie=params.tie.get(v.path, v.tie),
+            )
+            for v in told.variables
+        )
+        return dataclasses.replace(told, variables=variables)
+
+    @classmethod
+    @abc.abstractmethod
+    def _meta(cls, params: Any, *inputs: Any) -> Meta:
+        """Tell the Meta of this class; see `fprop_meta`."""
+
+    @abc.abstractmethod
+    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+        """Compute the outputs; pure.
+
+        Args:
+            theta: the layer's weights as tensors in the compute dtype, nested by child.
+            inputs: the value of the name it reads; a tuple where it reads several.
+            ctx: seed, state, step, and where losses and statistics go.
+
+        Returns:
+            The value of the name it writes; a tuple where it writes several.
+        """
+
+    def run(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+        """Call `fprop`, recomputed in the backward pass if params say so."""
+        if not (self.params.recompute and ctx.training):
+            return self.fprop(theta, inputs, ctx)
+        return recomputed(self, theta, inputs, ctx)
+
+    def merge_moments(self, state: dict[str, tf.Tensor], moments: Any) -> dict[str, tf.Tensor]:
+        """Return new values of state variables from the whole update's added-up moments.
+
+        Args:
+            state: the layer's own state variables by name.
+            moments: what `ctx.add_moments` gave, added up over all micro-batches.
+        """
+        raise errors.LayerError(
+            f"{type(self).__name__} gives moments {sorted(moments)} for its state "
+            f"{sorted(state)}, but defines no merge_moments"
+        )
+
+    def find(self, path: str) -> Layer:
+        """Return the descendant at `path` (`block/conv`); an empty path is the layer itself."""
+        layer = self
+        for part in [p for p in path.split("/") if p]:
+            layer = layer.children[part]
+        return layer
+
+
+def recomputed(layer: Layer, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+    """Run `layer.fprop` so that the backward pass computes it again instead of keeping it.
+
+    Everything that matters enters `tf.recompute_grad` as a positional tensor and leaves it as an
+    output, collected losses and statistics too.
+    """
+    given = (theta, inputs, ctx.state, ctx.root_seed, ctx.step)
+    packed: list[Any] = []
+
+    def forward(*flat: tf.Tensor) -> list[tf.Tensor]:
+        own_theta, own_inputs, state, root_seed, step = tf.nest.pack_sequence_as(given, list(flat))
+        sub = ctx.replace(state=state, root_seed=root_seed, step=step, collected=Collected())
+        outputs = layer.fprop(own_theta, own_inputs, sub)
+        packed[:] = [(outputs, sub.collected.as_nest())]
+        return [tf.identity(t) for t in tf.nest.flatten(packed[0])]
+
+    flat = tf.recompute_grad(forward)(*tf.nest.flatten(given))
+    outputs, collected = tf.nest.pack_sequence_as(packed[0], list(flat))
+    ctx.collected.update(collected)
+    return outputs
+
+
+def inherit(parent: Any, child: Any) -> Any:
+    """Return a copy of `child` params with dtype and freezing taken from `parent` params."""
+    copy = child.copy()
+    if copy.dtype is None:
+        copy.dtype = parent.dtype
+    if not parent.trainable:
+        copy.trainable = False
+    return copy
+
+
+def child_meta(parent: Any, name: str, child: Any, *inputs: Any) -> Meta:
+    """Tell the Meta of a child as its parent sees it: variables named below `name`."""
+    own = inherit(parent, child)
+    told: Meta = own.owner.fprop_meta(own, *inputs)
+    variables = tuple(dataclasses.replace(v, path=f"{name}/{v.path}") for v in told.variables)
+    return dataclasses.replace(told, variables=variables)
+
+
+def sum_metas(
+    outputs: Any, metas: Sequence[Meta], variables: tuple[VariableSpec, ...] = ()
+) -> Meta:
+    """Return the Meta of a layer that runs its children one after the other.
+
+    Args:
+        outputs: the parent's outputs.
+        metas: of the children (`child_meta`); each child's outputs are kept for the backward pass
+            inside that child's own `activation_bytes`.
+        variables: the parent's own ones.
+    """
+    return Meta(
+        outputs=outputs,
+        variables=variables + tuple(v for m in metas for v in m.variables),
+        flops_forward=sum(m.flops_forward for m in metas),
+        flops_backward=sum(m.flops_backward for m in metas),
+        activation_bytes=sum(m.activation_bytes for m in metas),
+        losses=tuple(loss for m in metas for loss in m.losses),
+        metrics=tuple(metric for m in metas for metric in m.metrics),
+    )
+
+
+def describe(params: Any) -> str:
+    """Return how errors call the layer of `params`: its name and class."""
+    kind = params.owner.__name__
+    return f"{params.name} ({kind})" if params.name else kind
+
+
+def spec_bytes(specs: Any) -> int:
+    """Return the bytes of a nest of `tf.TensorSpec` with static shapes."""
+    total = 0
+    for spec in tf.nest.flatten(specs):
+        total += (spec.shape.num_elements() or 0) * max(spec.dtype.size, 1)
+    return total
+
+
+def initializer(name: str, **config: Any) -> Initializer:
+    """Return a stateless initializer from the name of a Keras one.
+
+    Args:
+        name: such as "glorot_uniform", "zeros", "VarianceScaling".
+        **config: arguments of the Keras class other than the seed.
+
+    Raises:
+        LayerError: Keras has no such initializer.
+    """
+    try:
+        found = keras.initializers.get({"class_name": name, "config": config} if config else name)
+    except (ValueError, TypeError) as error:
+        raise errors.LayerError(f"no Keras initializer {name!r}: {error}") from error
+    kind, settings = type(found), found.get_config()
+
+    def create(shape: tuple[int, ...], dtype: tf.DType, seed: int) -> tf.Tensor:
+        own = dict(settings, seed=seed) if "seed" in settings else settings
+        value = kind.from_config(own)(shape, dtype=dtype.name)
+        return tf.convert_to_tensor(value, dtype)
+
+    return create

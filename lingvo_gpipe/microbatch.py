@@ -1,0 +1,122 @@
+"""Cutting a mini-batch into micro-batches, and putting outputs together again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from lingvo_gpipe import errors
+
+
+def sizes(
+    num_examples: int, num_micro_batches: int, micro_batch_size: int | None = None
+) -> tuple[int, ...]:
+    """Return how many examples each micro-batch holds.
+
+    N examples in M: the first N mod M hold ⌈N/M⌉, the rest ⌊N/M⌋; fewer examples than M lower M.
+    By `micro_batch_size`: full ones, the rest last.
+
+    >>> sizes(10, 4)
+    (3, 3, 2, 2)
+    >>> sizes(10, 1, micro_batch_size=4)
+    (4, 4, 2)
+    """
+    if num_examples < 1:
+        raise errors.InputError("a mini-batch holds no example. Give at least one")
+    if micro_batch_size is not None:
+        full, rest = divmod(num_examples, micro_batch_size)
+        return (micro_batch_size,) * full + ((rest,) if rest else ())
+    count = min(num_micro_batches, num_examples)
+    small, larger = divmod(num_examples, count)
+    return (small + 1,) * larger + (small,) * (count - larger)
+
+
+def batch_size(fields: Mapping[str, Any], batch_dim: int, unbatched: Collection[str]) -> int:
+    """Return the number of examples of a mini-batch from its tensors' or specs' static shapes.
+
+    Args:
+        fields: name → nest of tensors or `tf.TensorSpec`.
+        batch_dim: which dimension counts examples.
+        unbatched: names of fields without a batch dimension.
+
+    Raises:
+        InputError: shapes are not static, or do not agree.
+    """
+    found: dict[int, str] = {}
+    for name, value in fields.items():
+        if name in unbatched:
+            continue
+        for leaf in tf.nest.flatten(value):
+            shape = leaf.shape
+            if shape.rank is None or shape.rank <= batch_dim or shape[batch_dim] is None:
+                raise errors.InputError(
+                    f"field {name!r} has shape {shape}, without a known size in its batch "
+                    f"dimension {batch_dim}. Batch it, or name it in `unbatched`"
+                )
+            found.setdefault(int(shape[batch_dim]), name)
+    if len(found) != 1:
+        told = ", ".join(f"{name!r} {size}" for size, name in found.items()) or "none"
+        raise errors.InputError(
+            f"fields disagree on the number of examples: {told}. Fields without a batch "
+            "dimension are to be named in `unbatched`"
+        )
+    return next(iter(found))
+
+
+def split(
+    fields: Mapping[str, Any],
+    parts: Sequence[int],
+    batch_dim: int,
+    unbatched: Collection[str],
+) -> dict[str, list[Any]]:
+    """Cut every field into micro-batches.
+
+    Args:
+        fields: name → nest of tensors, [N, …] with N = Σ parts.
+        parts: examples of each micro-batch.
+        batch_dim: which dimension counts examples.
+        unbatched: fields handed whole to every micro-batch.
+
+    Returns:
+        name → per micro-batch, the nest of its slices.
+    """
+    cut: dict[str, list[Any]] = {}
+    for name, value in fields.items():
+        if name in unbatched or len(parts) == 1:
+            cut[name] = [value] * len(parts)
+            continue
+        leaves = [tf.split(leaf, list(parts), axis=batch_dim) for leaf in tf.nest.flatten(value)]
+        cut[name] = [
+            tf.nest.pack_sequence_as(value, [leaf[m] for leaf in leaves]) for m in range(len(parts))
+        ]
+    return cut
+
+
+def merge(values: Sequence[Any], batch_dim: int) -> Any:
+    """Put the micro-batches' outputs together along the batch dimension.
+
+    Values without one (rank at most `batch_dim`) are stacked, one row per micro-batch.
+    """
+    if len(values) == 1:
+        return values[0]
+    flat = [tf.nest.flatten(value) for value in values]
+    merged = [
+        tf.concat(leaves, axis=batch_dim)
+        if leaves[0].shape.rank is None or leaves[0].shape.rank > batch_dim
+        else tf.stack(leaves)
+        for leaves in zip(*flat, strict=True)
+    ]
+    return tf.nest.pack_sequence_as(values[0], merged)
+
+
+def with_batch(spec: Any, size: int, batch_dim: int) -> Any:
+    """Return a nest of specs with the batch dimension set to `size`."""
+
+    def resize(leaf: tf.TensorSpec) -> tf.TensorSpec:
+        shape = leaf.shape.as_list()
+        shape[batch_dim] = size
+        return tf.TensorSpec(shape, leaf.dtype)
+
+    return tf.nest.map_structure(resize, spec)

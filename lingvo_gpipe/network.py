@@ -1,0 +1,405 @@
+"""A network known from its params alone: metas, wiring, cuts, routes, variables by path.
+
+No device and no variable: a model of any size is analysed in seconds. `plan`, `describe` and
+PipeliningLayer read the same `Analysis`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from lingvo_gpipe import errors, hyperparams, microbatch, partition, precision, schedule, stream
+from lingvo_gpipe.layers import base
+from lingvo_gpipe.schedule import table as table_lib
+
+RECOMPUTE = ("full", "except_last", "never")
+
+
+class PipelineParams(hyperparams.Configurable.Params):
+    """A sequence of layers, and how it is cut and run."""
+
+    name: str = hyperparams.field("", "Name of the network in messages.")
+    layers: list[base.Layer.Params] = hyperparams.field([], "The layers, in order.")
+    cells: list[list[base.Layer.Params]] = hyperparams.field(
+        [], "Ready cells, each a list of layers, in place of `layers` and `cuts`."
+    )
+    num_partitions: int = hyperparams.field(1, "K: cells, each on a device of its own.")
+    num_micro_batches: int = hyperparams.field(1, "M: micro-batches per mini-batch.")
+    micro_batch_size: int | None = hyperparams.field(
+        None, "Examples per micro-batch, in place of their number; the last may be smaller."
+    )
+    schedule: str = hyperparams.field(
+        "gpipe", "Name of a schedule (gpipe, 1f1b), or a table as text, or @file with one."
+    )
+    recompute: str = hyperparams.field(
+        "full", "full, except_last or never; or one for each cell: full,full,never."
+    )
+    cuts: tuple[int, ...] | None = hyperparams.field(
+        None, "Layers per cell; None: the heaviest cell as light as possible."
+    )
+    costs: tuple[float, ...] | None = hyperparams.field(
+        None, "Cost per layer, measured for example; None: FLOPs, or what a layer states."
+    )
+    devices: tuple[str, ...] | None = hyperparams.field(
+        None, "A device name per cell; None: as `placement` finds them."
+    )
+    placement: str = hyperparams.field("auto", "auto, cpu, gpu or tpu.")
+    batch_dim: int = hyperparams.field(0, "The dimension that counts examples.")
+    unbatched: tuple[str, ...] = hyperparams.field(
+        (), "Fields of the mini-batch without a batch dimension, sent whole."
+    )
+    outputs: tuple[str, ...] = hyperparams.field(
+        (), "Names that leave the network; none: what the last layer writes."
+    )
+    frozen: tuple[str, ...] = hyperparams.field(
+        (), "Glob patterns of variable paths that are not trained, such as stem/*."
+    )
+    dtype: str | None = hyperparams.field(None, "Precision policy; None is float32.")
+    jit_compile: bool = hyperparams.field(False, "Compiles every cell program with XLA.")
+    fuse: bool = hyperparams.field(
+        True, "Fuses the last cell's forward and backward where they meet in the table."
+    )
+    seed: int = hyperparams.field(0, "Seed of the initial weights and of every random number.")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LayerInfo:
+    """A layer of the network, from its params alone.
+
+    Attributes:
+        name: unique in the network; the first part of all its paths.
+        params: its own, named, with the network's precision policy.
+        meta: for one micro-batch.
+        paths: own variable path → path of the variable in the network (ties resolved).
+        cost: seconds or FLOPs of forward, recomputation and backward of one micro-batch.
+        last_cost: the same where it lies in the last cell, whose recomputation may be saved.
+    """
+
+    name: str
+    params: Any
+    meta: base.Meta
+    paths: dict[str, str]
+    cost: float
+    last_cost: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Analysis:
+    """Everything about a network that needs no device.
+
+    Attributes:
+        layers: in order.
+        variables: path → spec, tied ones once, by their owner.
+        owner: path → index of the layer that owns the variable.
+        wiring: of the stream.
+        cuts: layers per cell.
+        routes: per cell.
+        specs: per version of the stream, its nest of specs for the largest micro-batch.
+        table: the schedule for these shapes.
+        sizes: examples of each micro-batch.
+        policies: per cell, its recompute policy.
+        fields: the mini-batch's specs.
+    """
+
+    layers: tuple[LayerInfo, ...]
+    variables: dict[str, base.VariableSpec]
+    owner: dict[str, int]
+    wiring: stream.Wiring
+    cuts: tuple[int, ...]
+    routes: tuple[stream.Route, ...]
+    specs: tuple[Any, ...]
+    table: table_lib.Table
+    sizes: tuple[int, ...]
+    policies: tuple[str, ...]
+    fields: dict[str, Any]
+
+    @property
+    def losses(self) -> tuple[base.LossSpec, ...]:
+        """All losses, in the order of layers."""
+        return tuple(loss for layer in self.layers for loss in layer.meta.losses)
+
+    @property
+    def metrics(self) -> dict[str, base.MetricSpec]:
+        """All metrics by name."""
+        return {m.name: m for layer in self.layers for m in layer.meta.metrics}
+
+    def trainable(self, layer: int) -> tuple[str, ...]:
+        """Paths of the weights of a layer (tied ones too) that are trained."""
+        return tuple(
+            dict.fromkeys(
+                path
+                for path in self.layers[layer].paths.values()
+                if self.variables[path].trainable and not self.variables[path].is_state
+            )
+        )
+
+    def cell_of(self, layer: int) -> int:
+        """The cell in which a layer lies."""
+        return next(k for k, route in enumerate(self.routes) if layer in route.layers)
+
+    @functools.cached_property
+    def frozen_layers(self) -> frozenset[str]:
+        """Paths of layers, at any depth, all of whose weights are frozen."""
+        alive: dict[str, bool] = {}
+        for path, spec in self.variables.items():
+            if spec.is_state:
+                continue
+            parts = path.split("/")[:-1]
+            for depth in range(1, len(parts) + 1):
+                prefix = "/".join(parts[:depth])
+                alive[prefix] = alive.get(prefix, False) or spec.trainable
+        return frozenset(prefix for prefix, trained in alive.items() if not trained)
+
+
+def layer_params(params: Any) -> list[Any]:
+    """Return own copies of the network's layer params, each with a unique name and a policy.
+
+    Raises:
+        LayerError: there is no layer, or two are named alike.
+    """
+    given = [layer for cell in params.cells for layer in cell] if params.cells else params.layers
+    if not given:
+        raise errors.LayerError(f"{params.name or 'the network'} has no layers. Fill `layers`")
+    if params.cells and params.layers:
+        raise errors.LayerError("give `layers` or ready `cells`, not both")
+    taken = {layer.name for layer in given if layer.name}
+    seen: set[str] = set()
+    named = []
+    for layer in given:
+        own = layer.copy()
+        if own.dtype is None:
+            own.dtype = params.dtype
+        if not own.name:
+            stem = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", own.owner.__name__).lower()
+            number, own.name = 0, stem
+            while own.name in taken or own.name in seen:
+                number += 1
+                own.name = f"{stem}_{number}"
+        if own.name in seen or "/" in own.name:
+            raise errors.LayerError(
+                f"two layers are named {own.name!r}. Give each its own name"
+                if own.name in seen
+                else f"the layer name {own.name!r} holds a slash, which separates paths"
+            )
+        seen.add(own.name)
+        named.append(own)
+    return named
+
+
+def recompute_policies(text: str, num_cells: int) -> tuple[str, ...]:
+    """Return the recompute policy of each cell from its text form.
+
+    >>> recompute_policies("full,never", 2)
+    ('full', 'never')
+    """
+    parts = tuple(part.strip() for part in text.split(","))
+    for part in parts:
+        if part not in RECOMPUTE:
+            near = errors.nearest(part, RECOMPUTE) or RECOMPUTE
+            raise errors.LayerError(
+                f"recompute {part!r} is no policy; nearest {near[0]!r}. Use "
+                f"{', '.join(RECOMPUTE)}, or one for each cell separated by commas"
+            )
+    if len(parts) not in (1, num_cells):
+        raise errors.LayerError(
+            f"recompute names {len(parts)} policies for {num_cells} cells. Give one, or one for "
+            "each cell"
+        )
+    return parts if len(parts) == num_cells else parts * num_cells
+
+
+def make_table(params: Any, num_micro_batches: int) -> table_lib.Table:
+    """Return the training schedule of the network for M micro-batches."""
+    return schedule.make(params.schedule, params.num_partitions, num_micro_batches)
+
+
+def analyze(params: Any, fields: Mapping[str, Any]) -> Analysis:
+    """Tell everything about a network that needs no device.
+
+    Args:
+        params: a `PipelineParams`.
+        fields: the mini-batch's fields, name → nest of `tf.TensorSpec` with static shapes.
+
+    Raises:
+        UserError: names, shapes, cuts, ties or policies do not fit; the text says where.
+    """
+    _check_counts(params)
+    named = layer_params(params)
+    batch = microbatch.batch_size(fields, params.batch_dim, params.unbatched)
+    sizes = microbatch.sizes(batch, params.num_micro_batches, params.micro_batch_size)
+    nodes = [stream.Node(p.name, tuple(p.reads), tuple(p.writes)) for p in named]
+    wiring = stream.wire(nodes, list(fields), params.outputs)
+    specs = _field_specs(params, fields, max(sizes))
+    metas = []
+    for number, own in enumerate(named):
+        meta = _layer_meta(own, [specs[v] for v in wiring.reads[number]])
+        written = meta.outputs if len(own.writes) > 1 else (meta.outputs,)
+        specs.extend(written)
+        metas.append(meta)
+    _check_unique([loss.name for m in metas for loss in m.losses], "loss")
+    _check_unique([metric.name for m in metas for metric in m.metrics], "metric")
+    variables, owner, paths = _variables(params, named, metas)
+    table = make_table(params, len(sizes))
+    policies = recompute_policies(params.recompute, table.num_cells)
+    costs, last_costs = _costs(params, named, metas, table, policies)
+    cuts = _cuts(params, costs, last_costs, table.num_cells)
+    kept = wiring.outputs.values()
+    return Analysis(
+        layers=tuple(
+            LayerInfo(own.name, own, meta, path, cost, last)
+            for own, meta, path, cost, last in zip(
+                named, metas, paths, costs, last_costs, strict=True
+            )
+        ),
+        variables=variables,
+        owner=owner,
+        wiring=wiring,
+        cuts=cuts,
+        routes=stream.route(wiring, cuts, set(kept)),
+        specs=tuple(specs),
+        table=table,
+        sizes=sizes,
+        policies=policies,
+        fields=dict(fields),
+    )
+
+
+def _check_counts(params: Any) -> None:
+    for name in ("num_partitions", "num_micro_batches", "micro_batch_size"):
+        value = params.get(name)
+        if value is not None and value < 1:
+            raise errors.PartitionError(f"{name}={value}, but it counts from 1")
+
+
+def _check_unique(names: Sequence[str], kind: str) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise errors.LayerError(
+                f"two layers give a {kind} named {name!r}. Give one of them another name"
+            )
+
+
+def _field_specs(params: Any, fields: Mapping[str, Any], size: int) -> list[Any]:
+    policy = precision.policy(params.dtype)
+
+    def computed(spec: tf.TensorSpec) -> tf.TensorSpec:
+        dtype = policy.compute if spec.dtype.is_floating else spec.dtype
+        return tf.TensorSpec(spec.shape, dtype)
+
+    return [
+        tf.nest.map_structure(
+            computed,
+            spec
+            if name in params.unbatched
+            else microbatch.with_batch(spec, size, params.batch_dim),
+        )
+        for name, spec in fields.items()
+    ]
+
+
+def _layer_meta(own: Any, inputs: Sequence[Any]) -> base.Meta:
+    try:
+        meta: base.Meta = own.owner.fprop_meta(own, *inputs)
+    except errors.LayerError as error:
+        text = str(error)
+        raise errors.LayerError(text if own.name in text else f"{own.name}: {text}") from error
+    if len(own.writes) > 1 and (
+        not isinstance(meta.outputs, tuple) or len(meta.outputs) != len(own.writes)
+    ):
+        raise errors.LayerError(f"{own.name} writes {len(own.writes)} names, but gives one output")
+    return meta
+
+
+def _variables(
+    params: Any, named: Sequence[Any], metas: Sequence[base.Meta]
+) -> tuple[dict[str, base.VariableSpec], dict[str, int], list[dict[str, str]]]:
+    """Return path → spec, path → owner, and per layer its own path → network path."""
+    variables: dict[str, base.VariableSpec] = {}
+    owner: dict[str, int] = {}
+    for number, (own, meta) in enumerate(zip(named, metas, strict=True)):
+        for spec in meta.variables:
+            if spec.tie is None:
+                path = f"{own.name}/{spec.path}"
+                frozen = any(fnmatch.fnmatchcase(path, pattern) for pattern in params.frozen)
+                variables[path] = dataclasses.replace(
+                    spec, path=path, trainable=spec.trainable and not frozen
+                )
+                owner[path] = number
+    paths = []
+    for own, meta in zip(named, metas, strict=True):
+        resolved = {}
+        for spec in meta.variables:
+            here = f"{own.name}/{spec.path}"
+            resolved[spec.path] = here if spec.tie is None else spec.tie
+            if spec.tie is not None:
+                variables[spec.tie] = _shared(here, spec, variables)
+        paths.append(resolved)
+    for pattern in params.frozen:
+        if not fnmatch.filter(variables, pattern):
+            near = errors.nearest(pattern, variables) or sorted(variables)[:3]
+            raise errors.LayerError(
+                f"frozen pattern {pattern!r} fits no variable; nearest {', '.join(near)}"
+            )
+    return variables, owner, paths
+
+
+def _shared(
+    here: str, spec: base.VariableSpec, variables: Mapping[str, base.VariableSpec]
+) -> base.VariableSpec:
+    """Return the owner's spec of a tie; frozen where one of the two sides is."""
+    shared = variables.get(str(spec.tie))
+    if shared is None:
+        near = errors.nearest(str(spec.tie), variables) or sorted(variables)[:3]
+        raise errors.LayerError(
+            f"{here} is tied to {spec.tie!r}, which is no variable of its own in the network; "
+            f"nearest {', '.join(map(repr, near))}"
+        )
+    if (shared.shape, shared.dtype) != (spec.shape, spec.dtype):
+        raise errors.LayerError(
+            f"{here} is {spec.shape} {spec.dtype.name}, but tied to {spec.tie}, which is "
+            f"{shared.shape} {shared.dtype.name}. Make the two alike"
+        )
+    return dataclasses.replace(shared, trainable=shared.trainable and spec.trainable)
+
+
+def _costs(
+    params: Any,
+    named: Sequence[Any],
+    metas: Sequence[base.Meta],
+    table: table_lib.Table,
+    policies: Sequence[str],
+) -> tuple[list[float], list[float]]:
+    """Cost per layer in an inner cell and in the last one (whose fused slots recompute nothing)."""
+    count = table.num_micro_batches
+    kept = {"full": 0.0, "except_last": 1.0 / count, "never": 1.0}
+    fused = len(table.fused()) / count if params.fuse and policies[-1] == "full" else 0.0
+    again, last_again = 1.0 - kept[policies[0]], 1.0 - max(kept[policies[-1]], fused)
+    if params.costs is not None:
+        if len(params.costs) != len(named):
+            raise errors.PartitionError(
+                f"costs has {len(params.costs)} numbers for {len(named)} layers. Give one for each"
+            )
+        return list(params.costs), list(params.costs)
+    costs, last_costs = [], []
+    for own, meta in zip(named, metas, strict=True):
+        forward, backward = float(meta.flops_forward), float(meta.flops_backward)
+        stated = own.cost
+        costs.append(stated if stated is not None else forward * (1 + again) + backward)
+        last_costs.append(stated if stated is not None else forward * (1 + last_again) + backward)
+    return costs, last_costs
+
+
+def _cuts(
+    params: Any, costs: Sequence[float], last_costs: Sequence[float], num_cells: int
+) -> tuple[int, ...]:
+    cuts = tuple(len(cell) for cell in params.cells) if params.cells else params.cuts
+    if cuts is not None:
+        return partition.check_cuts(cuts, len(costs), num_cells)
+    return partition.partition(costs, num_cells, last_costs=last_costs)

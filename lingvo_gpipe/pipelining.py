@@ -1,0 +1,541 @@
+"""PipeliningLayer: the builder that users meet.
+
+Two doors lead to the same cell programs: `value_and_gradients`, with the losses inside and any
+table, which the trainer uses; and `fprop` (or a plain call), a differentiable layer under the
+user's own `tf.GradientTape`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from lingvo_gpipe import (
+    cells,
+    diagnose,
+    door,
+    errors,
+    hyperparams,
+    microbatch,
+    network,
+    placement,
+    precision,
+    schedule,
+    seeds,
+)
+from lingvo_gpipe import executor as executor_lib
+from lingvo_gpipe.layers import base
+from lingvo_gpipe.layers.context import Collected, Context
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Result:
+    """What a pass over a mini-batch gives.
+
+    Attributes:
+        loss: scalar, the update's loss: Σ coefficient · Σ sum / Σ weight.
+        losses: loss name → its weighted mean, a scalar.
+        sums: metric name → nest of tensors, added over all examples.
+        gradients: path → gradient of `loss` (× `loss_scale`, if given), in the master dtype.
+        moments: layer path → additive statistics, for `PipeliningLayer.merge_moments`.
+        outputs: name → nest, the micro-batches put together again.
+        num_micro_batches: how many the mini-batch was cut into.
+    """
+
+    loss: tf.Tensor
+    losses: dict[str, tf.Tensor]
+    sums: dict[str, Any]
+    gradients: dict[str, tf.Tensor]
+    moments: dict[str, Any]
+    outputs: dict[str, Any]
+    num_micro_batches: int
+
+
+class PipeliningLayer(tf.Module, hyperparams.Configurable):
+    """A sequence of layers, cut into K cells, run on M micro-batches by a schedule table.
+
+    Whatever K, M and schedule: the gradients of the plain network.
+
+    >>> from lingvo_gpipe import layers
+    >>> pipe = PipeliningLayer.Params(
+    ...     layers=[layers.Dense.Params(units=8), layers.Dense.Params(units=2)],
+    ...     num_micro_batches=2,
+    ... ).instantiate()
+    >>> pipe(tf.ones([4, 3])).shape
+    TensorShape([4, 2])
+    """
+
+    class Params(network.PipelineParams):
+        """Fields of a pipelined network."""
+
+    def __init__(self, params: Any) -> None:
+        """Make the layers; variables come with `build`, or with the first mini-batch."""
+        tf.Module.__init__(self)
+        self.params = params.copy().freeze()
+        self._named = network.layer_params(params)
+        self.layers: list[base.Layer] = [own.instantiate() for own in self._named]
+        self._analyses: dict[Any, network.Analysis] = {}
+        self._functions: dict[Any, Callable[..., Any]] = {}
+        self._built: network.Analysis | None = None
+        self._executor: executor_lib.Executor | None = None
+        self._variables: dict[str, tf.Variable] = {}
+
+    # What it is made of.
+
+    def build(self, fields: Mapping[str, Any]) -> None:
+        """Create the variables, each on the device of its cell.
+
+        Args:
+            fields: the mini-batch, name → nest of tensors or `tf.TensorSpec`.
+
+        Raises:
+            UserError: the network does not fit the fields or the devices.
+        """
+        if self._built is not None:
+            return
+        analysis = network.analyze(self.params, _specs(fields))
+        table = analysis.table
+        where = placement.place(table.num_devices, self.params.placement, self.params.devices)
+        jit = self.params.jit_compile or where.compile_all
+        the_cells = [cells.Cell(k, analysis, self.layers, jit) for k in range(table.num_cells)]
+        devices = [where.devices[table.device_of(k)] for k in range(table.num_cells)]
+        self._executor = executor_lib.Executor(analysis, the_cells, devices)
+        self._built = analysis
+        for path, spec in analysis.variables.items():
+            with tf.device(self._executor.device_of(path)):
+                value = spec.initializer(
+                    spec.shape, spec.dtype, seeds.variable_seed(self.params.seed, path)
+                )
+                self._variables[path] = tf.Variable(
+                    value,
+                    trainable=spec.trainable and not spec.is_state,
+                    name=path.replace("/", "."),
+                )
+
+    @property
+    def analysis(self) -> network.Analysis:
+        """The network as it was built.
+
+        Raises:
+            LayerError: it was not built.
+        """
+        if self._built is None:
+            raise errors.LayerError("the pipeline has no variables yet. Call build(fields) first")
+        return self._built
+
+    @property
+    def executor(self) -> executor_lib.Executor:
+        """What runs its tables."""
+        if self._executor is None:
+            raise errors.LayerError("the pipeline has no variables yet. Call build(fields) first")
+        return self._executor
+
+    @property
+    def specs(self) -> dict[str, base.VariableSpec]:
+        """Path → spec of every variable."""
+        return self.analysis.variables
+
+    @property
+    def by_path(self) -> dict[str, tf.Variable]:
+        """Path → variable, all of them: weights, frozen weights and statistics."""
+        return dict(self._variables)
+
+    @property
+    def weights(self) -> dict[str, tf.Variable]:
+        """Path → weight that is trained."""
+        return self._some(lambda spec: spec.trainable and not spec.is_state)
+
+    @property
+    def frozen_weights(self) -> dict[str, tf.Variable]:
+        """Path → weight that is not trained."""
+        return self._some(lambda spec: not spec.trainable and not spec.is_state)
+
+    @property
+    def state(self) -> dict[str, tf.Variable]:
+        """Path → statistic, such as a batch norm's moving mean."""
+        return self._some(lambda spec: spec.is_state)
+
+    def _some(self, wanted: Callable[[base.VariableSpec], bool]) -> dict[str, tf.Variable]:
+        return {path: v for path, v in self._variables.items() if wanted(self.specs[path])}
+
+    @property
+    def metrics(self) -> dict[str, base.MetricSpec]:
+        """Metric name → how its sums become a result."""
+        return self.analysis.metrics
+
+    def device_of(self, path: str) -> str:
+        """Return the device of the variable at `path`."""
+        return self.executor.device_of(path)
+
+    def layer_of(self, path: str) -> str:
+        """Return the name of the layer that owns the variable at `path`."""
+        return self.analysis.layers[self.analysis.owner[path]].name
+
+    def trace_counts(self) -> dict[str, int]:
+        """Return how many cell programs and outer functions were traced so far."""
+        programs = sum(cell.traces for cell in self.executor.cells)
+        return {"programs": programs, "functions": len(self._functions)}
+
+    # The door with the losses inside.
+
+    def loss_weights(self, batch: Mapping[str, Any]) -> dict[str, tf.Tensor]:
+        """Return each loss's weight (examples, real tokens) in a mini-batch; they add up."""
+        self.build(batch)
+        policy = precision.policy(self.params.dtype)
+        return {
+            loss.name: tf.cast(loss.weight(dict(batch)), policy.variable)
+            for loss in self.analysis.losses
+        }
+
+    def value_and_gradients(
+        self,
+        batch: Mapping[str, Any],
+        *,
+        step: int | tf.Tensor = 0,
+        weights: Mapping[str, tf.Tensor] | None = None,
+        first_micro_batch: int | tf.Tensor = 0,
+        accumulators: Mapping[str, tf.Tensor] | None = None,
+        loss_scale: tf.Tensor | None = None,
+    ) -> Result:
+        """Run a mini-batch by the schedule: losses, gradients, metrics.
+
+        Eagerly, or inside the caller's own tf.function, whose graph gets the calls.
+
+        Args:
+            batch: name → nest of tensors [N, …], all fields of the mini-batch.
+            step: number of the update; randomness and schedules depend on it.
+            weights: loss weights of the whole update, where it has several mini-batches.
+            first_micro_batch: number of this mini-batch's first micro-batch in the update.
+            accumulators: path → what gradients are added to.
+            loss_scale: factor on the gradients, against underflow in float16.
+        """
+        self.build(batch)
+        given = {
+            "batch": _tensors(batch),
+            "step": tf.convert_to_tensor(step, tf.int64),
+            "weights": dict(weights) if weights is not None else self.loss_weights(batch),
+            "first": tf.convert_to_tensor(first_micro_batch, tf.int32),
+        }
+        if accumulators is not None:
+            given["accumulators"] = dict(accumulators)
+        if loss_scale is not None:
+            given["scale"] = tf.convert_to_tensor(loss_scale)
+        return self._call("train", self._train, given)
+
+    def evaluate(
+        self, batch: Mapping[str, Any], *, step: int | tf.Tensor = 0, outputs: bool = False
+    ) -> Result:
+        """Run a mini-batch of any size forward alone, without training's randomness.
+
+        Args:
+            batch: as in `value_and_gradients`.
+            step: as in `value_and_gradients`.
+            outputs: gives the network's outputs too.
+        """
+        self.build(batch)
+        given = {
+            "batch": _tensors(batch),
+            "step": tf.convert_to_tensor(step, tf.int64),
+            "weights": self.loss_weights(batch),
+        }
+        return self._call(
+            ("eval", outputs), lambda given: self._evaluate(given, outputs=outputs), given
+        )
+
+    def merge_moments(self, moments: Mapping[str, Any]) -> dict[str, tf.Tensor]:
+        """Return path → new value of every statistic, from an update's added-up moments."""
+        values = {}
+        for path, added in moments.items():
+            top, _, rest = path.partition("/")
+            number = next(i for i, own in enumerate(self._named) if own.name == top)
+            layer = self.layers[number].find(rest)
+            own = {
+                name.rsplit("/", 1)[1]: variable
+                for name, variable in self.state.items()
+                if name.rsplit("/", 1)[0] == path
+            }
+            with tf.device(self.device_of(f"{path}/{next(iter(own))}")):
+                read = {name: tf.convert_to_tensor(variable) for name, variable in own.items()}
+                for name, value in layer.merge_moments(read, added).items():
+                    values[f"{path}/{name}"] = value
+        return values
+
+    def _call(self, kind: Any, function: Callable[[Any], Result], given: dict[str, Any]) -> Result:
+        """Run inside the caller's function, or in an outer function of these shapes."""
+        if tf.inside_function():
+            return function(given)
+        shapes = tuple((tuple(t.shape), t.dtype) for t in tf.nest.flatten(given))
+        key = (kind, tuple(sorted(given)), tuple(sorted(given["batch"])), shapes)
+        if key not in self._functions:
+            counts: list[int] = []
+
+            @tf.function(autograph=False)
+            def outer(given: dict[str, Any]) -> dict[str, Any]:
+                result = function(given)
+                counts[:] = [result.num_micro_batches]
+                return {
+                    field.name: getattr(result, field.name)
+                    for field in dataclasses.fields(result)
+                    if field.name != "num_micro_batches"
+                }
+
+            self._functions[key] = lambda given: (outer(given), counts[0])
+        values, count = self._functions[key](given)
+        return Result(**values, num_micro_batches=count)
+
+    def _train(self, given: dict[str, Any]) -> Result:
+        sizes = self._sizes(given["batch"])
+        table = network.make_table(self.params, len(sizes))
+        weights, coefficients = given["weights"], self._coefficients()
+        scales = {
+            name: tf.math.divide_no_nan(tf.cast(coefficients[name], weight.dtype), weight)
+            for name, weight in weights.items()
+        }
+        if "scale" in given:
+            scales = {k: v * tf.cast(given["scale"], v.dtype) for k, v in scales.items()}
+        outcome = self.executor.train(
+            cells.mode_for(self.analysis, training=True),
+            table,
+            self._feed(given["batch"], sizes, given["step"], given["first"]),
+            [],
+            scales=scales,
+            policies=self.analysis.policies,
+            fuse=self.params.fuse,
+            accumulators=given.get("accumulators"),
+        )
+        return self._result(outcome, weights, len(sizes), {})
+
+    def _evaluate(self, given: dict[str, Any], outputs: bool) -> Result:
+        sizes = self._sizes(given["batch"])
+        leaving = dict(self.analysis.wiring.outputs) if outputs else {}
+        outcome = self.executor.forward(
+            cells.mode_for(self.analysis, training=False, leaving=leaving.values()),
+            schedule.make("forward_only", self.params.num_partitions, len(sizes)),
+            self._feed(given["batch"], sizes, given["step"], tf.constant(0)),
+            list(leaving.values()),
+        )
+        return self._result(outcome, given["weights"], len(sizes), leaving)
+
+    def _coefficients(self) -> dict[str, float]:
+        return {loss.name: loss.coefficient for loss in self.analysis.losses}
+
+    def _sizes(self, batch: Mapping[str, Any]) -> tuple[int, ...]:
+        params = self.params
+        count = microbatch.batch_size(batch, params.batch_dim, params.unbatched)
+        sizes = microbatch.sizes(count, params.num_micro_batches, params.micro_batch_size)
+        if params.micro_batch_size is None and len(sizes) < params.num_micro_batches:
+            logging.warning(
+                "a mini-batch of %d examples lowers the number of micro-batches from %d to %d",
+                count,
+                params.num_micro_batches,
+                len(sizes),
+            )
+        return sizes
+
+    def _feed(
+        self, batch: Mapping[str, Any], sizes: Sequence[int], step: tf.Tensor, first: tf.Tensor
+    ) -> executor_lib.Feed:
+        compute = precision.policy(self.params.dtype).compute
+        versions = executor_lib.field_versions(self.analysis.wiring)
+        missing = sorted(set(versions) - set(batch))
+        if missing:
+            raise errors.InputError(
+                f"the mini-batch has no field {missing[0]!r}, with which the network was built; "
+                f"it has {', '.join(sorted(batch))}"
+            )
+        cast = {
+            name: tf.nest.map_structure(
+                lambda leaf: precision.cast(tf.convert_to_tensor(leaf), compute), batch[name]
+            )
+            for name in versions
+        }
+        parts = microbatch.split(cast, sizes, self.params.batch_dim, self.params.unbatched)
+        base_seed = seeds.base_seed(self.params.seed)
+        return executor_lib.Feed(
+            weights=executor_lib.read_weights(self.analysis, self._variables, self.executor),
+            fields={versions[name]: values for name, values in parts.items()},
+            seeds=[seeds.micro_batch_seed(base_seed, step, first + m) for m in range(len(sizes))],
+            step=step,
+        )
+
+    def _result(
+        self,
+        outcome: executor_lib.Outcome,
+        weights: Mapping[str, tf.Tensor],
+        count: int,
+        leaving: Mapping[str, int],
+    ) -> Result:
+        master = precision.policy(self.params.dtype).variable
+        means = {
+            name: tf.math.divide_no_nan(
+                tf.cast(outcome.collected.losses[name], weight.dtype), weight
+            )
+            for name, weight in weights.items()
+        }
+        parts = [tf.cast(c, master) * means[name] for name, c in self._coefficients().items()]
+        return Result(
+            loss=tf.add_n(parts) if parts else tf.zeros([], master),
+            losses=means,
+            sums=outcome.collected.sums,
+            gradients=outcome.gradients,
+            moments=outcome.collected.moments,
+            outputs={
+                name: microbatch.merge(outcome.outputs[v], self.params.batch_dim)
+                for name, v in leaving.items()
+            },
+            num_micro_batches=count,
+        )
+
+    # The door under the user's own tape.
+
+    def theta(self) -> dict[str, Any]:
+        """Return the weights as tensors, nested by layer; a tape sees the variables being read."""
+        return self._nested(lambda spec: not spec.is_state)
+
+    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+        """Compute the outputs, cell by cell in the table's order; differentiable.
+
+        Args:
+            theta: tensors nested by layer, as `theta()` gives them.
+            inputs: the mini-batch: a dictionary of fields, or the value of `x` alone.
+            ctx: its `root_seed` is the run's; losses, sums and moments are collected into it,
+                added up over micro-batches.
+
+        Returns:
+            A dictionary by name where the network has several outputs, else the one.
+        """
+        batch = inputs if isinstance(inputs, dict) else {"x": inputs}
+        sizes = self._sizes(batch)
+        flat = {**_flatten(theta), **_flatten(ctx.state)}
+        compute = precision.policy(self.params.dtype).compute
+        weights = {
+            path: value if self.specs[path].is_state else precision.cast(value, compute)
+            for path, value in flat.items()
+        }
+        versions = executor_lib.field_versions(self.analysis.wiring)
+        parts = microbatch.split(
+            {
+                name: tf.nest.map_structure(lambda t: precision.cast(t, compute), batch[name])
+                for name in versions
+            },
+            sizes,
+            self.params.batch_dim,
+            self.params.unbatched,
+        )
+        feed = executor_lib.Feed(
+            weights,
+            {versions[name]: values for name, values in parts.items()},
+            [seeds.micro_batch_seed(ctx.root_seed, ctx.step, m) for m in range(len(sizes))],
+            ctx.step,
+        )
+        leaving = self.analysis.wiring.outputs
+        mode = cells.mode_for(
+            self.analysis,
+            training=ctx.training,
+            leaving=leaving.values(),
+            input_gradients=True,
+            output_gradients=True,
+        )
+        table = (
+            network.make_table(self.params, len(sizes))
+            if ctx.training
+            else schedule.make("forward_only", self.params.num_partitions, len(sizes))
+        )
+        outcome = door.forward(
+            self.executor, mode, table, feed, list(leaving.values()), self.analysis.policies
+        )
+        ctx.collected.update(outcome.collected.as_nest())
+        outputs = {
+            name: microbatch.merge(outcome.outputs[v], self.params.batch_dim)
+            for name, v in leaving.items()
+        }
+        return outputs if len(outputs) > 1 else next(iter(outputs.values()))
+
+    def __call__(
+        self, inputs: Any, *, training: bool = False, step: int = 0, ctx: Context | None = None
+    ) -> Any:
+        """Call `fprop` on the pipeline's own variables; gradients flow into them.
+
+        Args:
+            inputs: as in `fprop`.
+            training: whether dropout drops and batch norm uses its micro-batch.
+            step: number of the update.
+            ctx: a context of the caller's own, to collect losses and moments.
+        """
+        batch = inputs if isinstance(inputs, dict) else {"x": tf.convert_to_tensor(inputs)}
+        self.build(batch)
+        return self.fprop(self.theta(), batch, ctx or self.context(training=training, step=step))
+
+    def context(self, *, training: bool, step: int | tf.Tensor = 0) -> Context:
+        """Return a fresh context for `fprop`: the run's seed, the present statistics."""
+        return Context(
+            training=training,
+            step=tf.convert_to_tensor(step, tf.int64),
+            root_seed=seeds.base_seed(self.params.seed),
+            state=self._nested(lambda spec: spec.is_state),
+            path="",
+            frozen=self.analysis.frozen_layers,
+            collected=Collected(),
+        )
+
+    def _nested(self, wanted: Callable[[base.VariableSpec], bool]) -> dict[str, Any]:
+        tree: dict[str, Any] = {}
+        for path, variable in self._some(wanted).items():
+            *parents, last = path.split("/")
+            node = tree
+            for parent in parents:
+                node = node.setdefault(parent, {})
+            with tf.device(self.device_of(path)):
+                node[last] = tf.convert_to_tensor(variable)
+        return tree
+
+    # When something is wrong.
+
+    def first_nonfinite(self, batch: Mapping[str, Any], *, step: int | tf.Tensor = 0) -> str:
+        """Run a mini-batch layer by layer and name where a value first stops being finite.
+
+        Returns:
+            Such as "layer conv_1, output x, micro-batch 2"; or "nowhere".
+        """
+        self.build(batch)
+        feed = self._feed(
+            _tensors(batch),
+            self._sizes(batch),
+            tf.convert_to_tensor(step, tf.int64),
+            tf.constant(0),
+        )
+        found = diagnose.first_nonfinite(self.analysis, self.executor, feed)
+        if found != diagnose.NOWHERE:
+            return found
+        gradients = self.value_and_gradients(batch, step=step).gradients
+        return diagnose.first_gradient(self.analysis, gradients)
+
+
+def _specs(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the specs of a mini-batch of tensors, arrays or specs."""
+
+    def spec(leaf: Any) -> tf.TensorSpec:
+        if isinstance(leaf, tf.TensorSpec):
+            return leaf
+        tensor = tf.convert_to_tensor(leaf)
+        return tf.TensorSpec(tensor.shape, tensor.dtype)
+
+    return {name: tf.nest.map_structure(spec, value) for name, value in fields.items()}
+
+
+def _tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tf.nest.map_structure(tf.convert_to_tensor, v) for name, v in batch.items()}
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, tf.Tensor]:
+    flat: dict[str, tf.Tensor] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            flat.update(_flatten(value, f"{prefix}{name}/"))
+        else:
+            flat[prefix + name] = value
+    return flat

@@ -1,0 +1,57 @@
+"""Precision policies: in which dtype weights are kept, and in which programs compute."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from lingvo_gpipe import errors
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Policy:
+    """A precision policy.
+
+    Attributes:
+        name: Keras' name of it.
+        variable: dtype of master weights, optimizer slots, accumulators, moments, loss sums.
+        compute: dtype in which programs compute and boundary tensors travel.
+    """
+
+    name: str
+    variable: tf.DType
+    compute: tf.DType
+
+
+POLICIES = {
+    p.name: p
+    for p in (
+        Policy("float32", tf.float32, tf.float32),
+        Policy("float64", tf.float64, tf.float64),
+        Policy("mixed_bfloat16", tf.float32, tf.bfloat16),
+        Policy("mixed_float16", tf.float32, tf.float16),
+    )
+}
+
+
+def policy(name: str | None) -> Policy:
+    """Return the policy called `name`; None is float32.
+
+    Raises:
+        LayerError: there is no such policy.
+    """
+    if name is None:
+        return POLICIES["float32"]
+    if name not in POLICIES:
+        near = errors.nearest(name, POLICIES) or sorted(POLICIES)
+        raise errors.LayerError(
+            f"no precision policy {name!r}; nearest {', '.join(near)}. Use one of "
+            f"{', '.join(POLICIES)}"
+        )
+    return POLICIES[name]
+
+
+def cast(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Cast a floating tensor to `dtype`; integers, booleans and strings stay as they are."""
+    return tf.cast(value, dtype) if value.dtype.is_floating and value.dtype != dtype else value

@@ -1,0 +1,201 @@
+"""The named stream: which layer reads which version of which name, and what a cut sends where.
+
+Pure Python. A name written again is a new version. A tensor goes straight from the cell that
+makes it to each cell that reads it, never through cells between.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Collection, Iterable, Sequence
+
+from lingvo_gpipe import errors
+
+FIELD = -1  # producer of the mini-batch's own fields
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Node:
+    """A layer as the stream sees it: its name, what it reads and what it writes."""
+
+    name: str
+    reads: tuple[str, ...] = ("x",)
+    writes: tuple[str, ...] = ("x",)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Version:
+    """One value of the stream.
+
+    Attributes:
+        index: its number, in the order of writing; fields come first.
+        name: in the stream.
+        producer: index of the layer that writes it, or `FIELD`.
+        consumers: indices of the layers that read it, ascending.
+    """
+
+    index: int
+    name: str
+    producer: int
+    consumers: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wiring:
+    """Which layer reads and writes which version.
+
+    Attributes:
+        versions: all of them.
+        reads: per layer, the versions it reads, in its order of names.
+        writes: per layer, the versions it writes.
+        outputs: name → version that leaves the network.
+    """
+
+    versions: tuple[Version, ...]
+    reads: tuple[tuple[int, ...], ...]
+    writes: tuple[tuple[int, ...], ...]
+    outputs: dict[str, int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Route:
+    """What one cell holds, receives and sends.
+
+    Attributes:
+        layers: indices of its layers.
+        imports: versions it receives, fields included, ascending.
+        exports: versions that others need, ascending.
+    """
+
+    layers: range
+    imports: tuple[int, ...]
+    exports: tuple[int, ...]
+
+
+def wire(nodes: Sequence[Node], fields: Iterable[str], outputs: Sequence[str] = ()) -> Wiring:
+    """Resolve names to versions.
+
+    Args:
+        nodes: the layers in order.
+        fields: names written before the first layer.
+        outputs: names that leave the network as they are after the last layer; none: what the
+            last layer writes.
+
+    Raises:
+        StreamError: a name is read before it is written, or written and never read.
+
+    >>> nodes = [Node("a"), Node("b", reads=("x", "label"), writes=("y",))]
+    >>> wire(nodes, ["x", "label"]).reads
+    ((0,), (2, 1))
+    """
+    found: list[tuple[str, int]] = []
+    current: dict[str, int] = {}
+    consumers: list[list[int]] = []
+
+    def write(name: str, producer: int) -> int:
+        current[name] = len(found)
+        found.append((name, producer))
+        consumers.append([])
+        return current[name]
+
+    for field in fields:
+        write(field, FIELD)
+    reads, writes = [], []
+    for number, node in enumerate(nodes):
+        for name in node.reads:
+            if name not in current:
+                raise errors.StreamError(_unknown(name, node, nodes[number:], current))
+            consumers[current[name]].append(number)
+        reads.append(tuple(current[name] for name in node.reads))
+        if len(set(node.writes)) != len(node.writes):
+            raise errors.StreamError(f"{node.name} writes a name twice: {', '.join(node.writes)}")
+        writes.append(tuple(write(name, number) for name in node.writes))
+    leaving = _leaving(outputs or (nodes[-1].writes if nodes else ()), current)
+    for index, (name, producer) in enumerate(found):
+        if producer != FIELD and not consumers[index] and index not in leaving.values():
+            raise errors.StreamError(_unread(name, nodes[producer], nodes[producer + 1 :]))
+    versions = tuple(
+        Version(i, name, producer, tuple(dict.fromkeys(consumers[i])))
+        for i, (name, producer) in enumerate(found)
+    )
+    return Wiring(versions, tuple(reads), tuple(writes), leaving)
+
+
+def _leaving(wanted: Sequence[str], current: dict[str, int]) -> dict[str, int]:
+    for name in wanted:
+        if name not in current:
+            near = errors.nearest(name, current) or sorted(current)
+            raise errors.StreamError(
+                f"output {name!r} is written by no layer; nearest {', '.join(map(repr, near))}"
+            )
+    return {name: current[name] for name in wanted}
+
+
+def _unknown(name: str, node: Node, rest: Sequence[Node], current: Collection[str]) -> str:
+    later = next((n for n in rest if name in n.writes), None)
+    if later is not None and later is not node:
+        return f"{node.name} reads {name!r}, which only {later.name} behind it writes. Move it up"
+    near = errors.nearest(name, current) or sorted(current)
+    return (
+        f"{node.name} reads {name!r}, which no field or layer before it writes; "
+        f"nearest {', '.join(map(repr, near))}"
+    )
+
+
+def _unread(name: str, node: Node, rest: Sequence[Node]) -> str:
+    wanted = {read for later in rest for read in later.reads}
+    near = errors.nearest(name, wanted - {name})
+    hint = f"; nearest name read behind it {near[0]!r}" if near else ""
+    return (
+        f"{node.name} writes {name!r}, which no layer behind it reads{hint}. "
+        "Read it, or name it in the network's outputs"
+    )
+
+
+def cell_layers(cuts: Sequence[int]) -> list[range]:
+    """Return the layer indices of each cell; `cuts` holds the number of layers per cell."""
+    ends = list(itertools.accumulate(cuts))
+    return [range(end - size, end) for size, end in zip(cuts, ends, strict=True)]
+
+
+def route(wiring: Wiring, cuts: Sequence[int], kept: Collection[int] = ()) -> tuple[Route, ...]:
+    """Tell each cell's imports and exports.
+
+    Args:
+        wiring: of the network.
+        cuts: layers per cell.
+        kept: versions that leave the network; their producers export them.
+    """
+    routes = []
+    for layers in cell_layers(cuts):
+        imports = {
+            v for n in layers for v in wiring.reads[n] if wiring.versions[v].producer not in layers
+        }
+        exports = {
+            v
+            for n in layers
+            for v in wiring.writes[n]
+            if v in kept or any(c not in layers for c in wiring.versions[v].consumers)
+        }
+        routes.append(Route(layers, tuple(sorted(imports)), tuple(sorted(exports))))
+    return tuple(routes)
+
+
+def differentiable(
+    wiring: Wiring, has_weights: Sequence[bool], fields_are: bool = False
+) -> frozenset[int]:
+    """Return the versions that some trainable weight (or, asked so, some field) flows into.
+
+    Args:
+        wiring: of the network.
+        has_weights: per layer, whether it has a weight that is trained.
+        fields_are: whether gradients by the mini-batch's fields are wanted.
+    """
+    found: set[int] = set()
+    if fields_are:
+        found.update(v.index for v in wiring.versions if v.producer == FIELD)
+    for number, (reads, writes) in enumerate(zip(wiring.reads, wiring.writes, strict=True)):
+        if has_weights[number] or any(v in found for v in reads):
+            found.update(writes)
+    return frozenset(found)

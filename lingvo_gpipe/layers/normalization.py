@@ -1,0 +1,222 @@
+"""Batch, layer and group normalization. Statistics are float32 at least; FLOPs: 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from lingvo_gpipe import errors, hyperparams, precision
+from lingvo_gpipe.layers import base, checks
+from lingvo_gpipe.layers.base import Layer, Meta, VariableSpec
+from lingvo_gpipe.layers.context import Context
+
+
+class NormParams(Layer.Params):
+    """Fields of every normalization."""
+
+    center: bool = hyperparams.field(True, "Adds a learned beta.")
+    scale: bool = hyperparams.field(True, "Multiplies by a learned gamma.")
+
+
+def _weights(params: Any, features: int) -> tuple[VariableSpec, ...]:
+    dtype = precision.policy(params.dtype).variable
+    return tuple(
+        VariableSpec(name, (features,), dtype, base.initializer(start), group="norm")
+        for name, start, used in (("gamma", "ones", params.scale), ("beta", "zeros", params.center))
+        if used
+    )
+
+
+def _meta(params: Any, x: tf.TensorSpec, variables: tuple[VariableSpec, ...]) -> Meta:
+    """Return the Meta of a norm: it keeps the centred input in the statistics' dtype."""
+    policy = precision.policy(params.dtype)
+    output = tf.TensorSpec(x.shape, policy.compute)
+    kept = [output, tf.TensorSpec(x.shape, policy.variable)]
+    return Meta(output, variables, activation_bytes=base.spec_bytes(kept))
+
+
+def _scaled(
+    centred: tf.Tensor, inverse: tf.Tensor, theta: dict[str, Any], policy: precision.Policy
+) -> tf.Tensor:
+    """Return centred·inverse·gamma + beta in the compute dtype."""
+    if "gamma" in theta:
+        inverse *= precision.cast(theta["gamma"], centred.dtype)
+    y = centred * inverse
+    if "beta" in theta:
+        y += precision.cast(theta["beta"], centred.dtype)
+    return precision.cast(y, policy.compute)
+
+
+class BatchNorm(Layer):
+    """x: [..., C] → the same shape, each channel normalised over all other sides.
+
+    Training normalises with the micro-batch's own mean and biased variance (the paper's rule) and
+    gives additive moments; after the update `merge_moments` moves the moving statistics by those
+    of the whole mini-batch: moving·momentum + batch·(1 − momentum). Evaluation, and a frozen
+    layer always, use the moving statistics. A second name may be read, a mask of x's shape less C
+    or broadcastable to it: where it is 0, positions count in no statistic.
+
+    Variables: gamma [C], beta [C]; state moving_mean [C], moving_variance [C].
+    """
+
+    class Params(NormParams):
+        momentum: float = hyperparams.field(0.99, "Share of the old moving statistics, in [0, 1).")
+        epsilon: float = hyperparams.field(1e-3, "Added to the variance.")
+
+    @classmethod
+    def _meta(cls, params: Any, *inputs: Any) -> Meta:
+        checks.arity(params, inputs, ("x", "x, mask"))
+        shape = checks.shape(params, inputs[0], "[B, ..., C]", "It normalises the last side")
+        checks.share(params, "momentum", params.momentum)
+        if len(inputs) == 2:
+            _check_mask(params, inputs[1], shape)
+        dtype = precision.policy(params.dtype).variable
+        state = tuple(
+            VariableSpec(
+                name,
+                shape[-1:],
+                dtype,
+                base.initializer(start),
+                trainable=False,
+                is_state=True,
+                group="norm",
+            )
+            for name, start in (("moving_mean", "zeros"), ("moving_variance", "ones"))
+        )
+        return _meta(params, inputs[0], _weights(params, shape[-1]) + state)
+
+    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+        """See `Layer.fprop`."""
+        policy, p = self.policy, self.params
+        x, mask = inputs if len(p.reads) == 2 else (inputs, None)
+        moving_mean, moving_variance = ctx.state["moving_mean"], ctx.state["moving_variance"]
+        # Around the moving mean: a float32 sum of squares around 0 loses the variance of a
+        # channel whose mean is large.
+        shifted = precision.cast(x, policy.variable) - moving_mean
+        if not ctx.training or not p.trainable or ctx.is_frozen:
+            return _scaled(shifted, tf.math.rsqrt(moving_variance + p.epsilon), theta, policy)
+        count, average = _average(shifted, mask)
+        mean = average(shifted)
+        centred = shifted - mean
+        variance = average(tf.square(centred))
+        _add_moments(ctx, count, mean, variance)
+        return _scaled(centred, tf.math.rsqrt(variance + p.epsilon), theta, policy)
+
+    def merge_moments(self, state: dict[str, tf.Tensor], moments: Any) -> dict[str, tf.Tensor]:
+        """Move the moving statistics by mean and biased variance of all added-up positions."""
+        shift = tf.math.divide_no_nan(moments["sum"], moments["count"])
+        square = tf.math.divide_no_nan(moments["sum_of_squares"], moments["count"])
+        old_mean = tf.cast(state["moving_mean"], shift.dtype)
+        old_variance = tf.cast(state["moving_variance"], shift.dtype)
+        # Where nothing was counted the batch says nothing.
+        rate = tf.where(moments["count"] > 0, 1.0 - self.params.momentum, 0.0)
+        rate = tf.cast(rate, shift.dtype)
+        new = {
+            "moving_mean": old_mean + shift * rate,
+            "moving_variance": old_variance + (square - tf.square(shift) - old_variance) * rate,
+        }
+        return {name: tf.cast(value, state[name].dtype) for name, value in new.items()}
+
+
+def _check_mask(params: Any, mask: Any, shape: tuple[int, ...]) -> None:
+    found = checks.any_shape(params, mask, "[...]", "Its mask is one tensor")
+    fits = len(found) == len(shape) - 1 and all(
+        side in (1, full) for side, full in zip(found, shape[:-1], strict=True)
+    )
+    if not fits:
+        raise errors.LayerError(
+            f"{base.describe(params)}: mask of shape {list(found)}, expected {list(shape[:-1])} "
+            f"for x of shape {list(shape)}, or 1 for some of its sides. Reshape it before"
+        )
+
+
+def _average(
+    x: tf.Tensor, mask: tf.Tensor | None
+) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+    """Return how many positions of x count, float64, and the mean over them per channel."""
+    axes = list(range(x.shape.rank - 1))
+    if mask is None:
+        count = tf.size(x, tf.int64) // x.shape[-1]
+        return tf.cast(count, tf.float64), lambda value: tf.reduce_mean(value, axes)
+    present = tf.broadcast_to(tf.cast(mask, x.dtype), tf.shape(x)[:-1])[..., tf.newaxis]
+    count = tf.reduce_sum(present)
+    share = tf.math.divide_no_nan(present, count)
+    return tf.cast(count, tf.float64), lambda value: tf.reduce_sum(value * share, axes)
+
+
+def _add_moments(ctx: Context, count: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor) -> None:
+    """Give (count, Σ(x − μ₀), Σ(x − μ₀)²) from mean and variance of x − μ₀.
+
+    In float64: [C] numbers cost nothing, and a cold moving mean, far from the batch's, would
+    else cost the variance's digits again.
+    """
+    mean, variance = tf.cast(mean, tf.float64), tf.cast(variance, tf.float64)
+    ctx.add_moments(
+        {
+            "count": count,
+            "sum": count * mean,
+            "sum_of_squares": count * (variance + tf.square(mean)),
+        }
+    )
+
+
+class LayerNorm(Layer):
+    """x: [..., D] → the same shape, normalised over its last side.
+
+    Variables: gamma [D], beta [D].
+    """
+
+    class Params(NormParams):
+        epsilon: float = hyperparams.field(1e-6, "Added to the variance.")
+
+    @classmethod
+    def _meta(cls, params: Any, *inputs: Any) -> Meta:
+        checks.arity(params, inputs, ("x",))
+        shape = checks.shape(params, inputs[0], "[B, ..., D]", "It normalises the last side")
+        return _meta(params, inputs[0], _weights(params, shape[-1]))
+
+    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+        """See `Layer.fprop`."""
+        del ctx
+        x = precision.cast(inputs, self.policy.variable)
+        centred = x - tf.reduce_mean(x, -1, keepdims=True)
+        variance = tf.reduce_mean(tf.square(centred), -1, keepdims=True)
+        inverse = tf.math.rsqrt(variance + self.params.epsilon)
+        return _scaled(centred, inverse, theta, self.policy)
+
+
+class GroupNorm(Layer):
+    """x: [B, ..., C] → the same shape, each group of channels normalised over all sides but B.
+
+    Variables: gamma [C], beta [C].
+    """
+
+    class Params(NormParams):
+        groups: int = hyperparams.field(32, "Groups of neighbouring channels.")
+        epsilon: float = hyperparams.field(1e-3, "Added to the variance.")
+
+    @classmethod
+    def _meta(cls, params: Any, *inputs: Any) -> Meta:
+        checks.arity(params, inputs, ("x",))
+        checks.positive(params, groups=params.groups)
+        shape = checks.shape(params, inputs[0], "[B, ..., C]", "It normalises groups of channels")
+        if shape[-1] % params.groups:
+            raise errors.LayerError(
+                f"{base.describe(params)}: {params.groups} groups do not divide {shape[-1]} "
+                "channels. Choose a divisor"
+            )
+        return _meta(params, inputs[0], _weights(params, shape[-1]))
+
+    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+        """See `Layer.fprop`."""
+        del ctx
+        x = precision.cast(inputs, self.policy.variable)
+        groups, channels = self.params.groups, x.shape[-1]
+        sides = tf.shape(x)
+        grouped = tf.reshape(x, tf.concat([sides[:1], [-1, groups, channels // groups]], 0))
+        centred = grouped - tf.reduce_mean(grouped, (1, 3), keepdims=True)
+        variance = tf.reduce_mean(tf.square(centred), (1, 3), keepdims=True)
+        normal = centred * tf.math.rsqrt(variance + self.params.epsilon)
+        return _scaled(tf.reshape(normal, sides), tf.ones([], x.dtype), theta, self.policy)

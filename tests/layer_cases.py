@@ -1,0 +1,279 @@
+"""Every layer of `lingvo_gpipe.layers` as a row, and what a test needs to run one.
+
+A law test runs over all rows; `layers_test.test_every_exported_layer_has_a_row` fails where one is
+missing. Widths differ from each other, so that a swap shows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gpipe import layers, precision, seeds
+from lingvo_gpipe.layers.context import Context
+
+IMAGE = tf.TensorSpec((4, 7, 6, 4))
+FEATURES = tf.TensorSpec((5, 6))
+SEQUENCE = tf.TensorSpec((3, 5, 8))
+MEMORY = tf.TensorSpec((3, 4, 6))
+IDS = tf.TensorSpec((3, 5), tf.int32)
+NUM_IDS = 3  # integer inputs are drawn from [0, NUM_IDS)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Case:
+    """A layer with the specs of what it reads.
+
+    Attributes:
+        name: of the row.
+        params: makes its params.
+        inputs: a spec per name it reads; floating ones take the policy's compute dtype.
+    """
+
+    name: str
+    params: Callable[[], Any]
+    inputs: tuple[tf.TensorSpec, ...]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def specs(self, policy: str) -> tuple[tf.TensorSpec, ...]:
+        """Return the inputs' specs under a precision policy."""
+        compute = precision.policy(policy).compute
+        return tuple(
+            tf.TensorSpec(s.shape, compute if s.dtype.is_floating else s.dtype) for s in self.inputs
+        )
+
+
+def _row(name: str, params: Callable[[], Any], *inputs: tf.TensorSpec) -> Case:
+    return Case(name, params, inputs)
+
+
+def _children() -> list[Any]:
+    return [
+        layers.Dense.Params(units=7, activation="gelu"),
+        layers.Dropout.Params(rate=0.3),
+        layers.Dense.Params(units=6),
+    ]
+
+
+CASES = (
+    _row("activation", lambda: layers.Activation.Params(activation="gelu"), FEATURES),
+    _row("add", lambda: layers.Add.Params(reads=("a", "b", "c")), FEATURES, FEATURES, FEATURES),
+    _row("auxiliary_loss", lambda: layers.AuxiliaryLoss.Params(coefficient=0.1), IMAGE),
+    _row("auxiliary_loss_l1", lambda: layers.AuxiliaryLoss.Params(kind="l1"), FEATURES),
+    _row("avg_pool", lambda: layers.AvgPool2D.Params(pool_size=3, padding="same"), IMAGE),
+    _row("batch_norm", lambda: layers.BatchNorm.Params(momentum=0.9), IMAGE),
+    _row("batch_norm_features", lambda: layers.BatchNorm.Params(scale=False), FEATURES),
+    _row(
+        "batch_norm_masked",
+        lambda: layers.BatchNorm.Params(reads=("x", "mask")),
+        SEQUENCE,
+        tf.TensorSpec((3, 5), tf.bool),
+    ),
+    _row("batch_norm_frozen", lambda: layers.BatchNorm.Params(trainable=False), IMAGE),
+    _row(
+        "concat",
+        lambda: layers.Concat.Params(reads=("a", "b"), axis=1),
+        SEQUENCE,
+        tf.TensorSpec((3, 2, 8)),
+    ),
+    _row("conv", lambda: layers.Conv2D.Params(filters=5, activation="relu"), IMAGE),
+    _row(
+        "conv_strided",
+        lambda: layers.Conv2D.Params(
+            filters=5, kernel_size=(1, 3), strides=(1, 2), padding="valid", use_bias=False
+        ),
+        IMAGE,
+    ),
+    _row("conv_dilated", lambda: layers.Conv2D.Params(filters=3, dilation=2), IMAGE),
+    _row("conv_grouped", lambda: layers.Conv2D.Params(filters=6, groups=2), IMAGE),
+    _row("dense", lambda: layers.Dense.Params(units=3, activation="tanh"), FEATURES),
+    _row("dense_sequence", lambda: layers.Dense.Params(units=3, use_bias=False), SEQUENCE),
+    _row("dense_frozen", lambda: layers.Dense.Params(units=3, trainable=False), FEATURES),
+    _row(
+        "depthwise_conv",
+        lambda: layers.DepthwiseConv2D.Params(depth_multiplier=2, strides=2),
+        IMAGE,
+    ),
+    _row("dropout", lambda: layers.Dropout.Params(rate=0.4), SEQUENCE),
+    _row(
+        "dropout_examples",
+        lambda: layers.Dropout.Params(rate=0.4, noise_shape=(None, 1, 1, 1)),
+        IMAGE,
+    ),
+    _row("embedding", lambda: layers.Embedding.Params(vocabulary=9, units=4, scale=True), IDS),
+    _row("flatten", lambda: layers.Flatten.Params(), IMAGE),
+    _row("global_pool", lambda: layers.GlobalPool2D.Params(), IMAGE),
+    _row("global_pool_max", lambda: layers.GlobalPool2D.Params(kind="max", keep_sides=True), IMAGE),
+    _row("group_norm", lambda: layers.GroupNorm.Params(groups=2), IMAGE),
+    _row("identity", lambda: layers.Identity.Params(), FEATURES),
+    _row("layer_norm", lambda: layers.LayerNorm.Params(), SEQUENCE),
+    _row("max_pool", lambda: layers.MaxPool2D.Params(pool_size=(3, 2), strides=2), IMAGE),
+    _row(
+        "mean_squared_error",
+        lambda: layers.MeanSquaredError.Params(reads=("x", "target", "weights")),
+        SEQUENCE,
+        SEQUENCE,
+        tf.TensorSpec((3,)),
+    ),
+    _row(
+        "attention",
+        lambda: layers.MultiHeadAttention.Params(
+            units=8, heads=2, causal=True, dropout=0.2, reads=("x", "mask")
+        ),
+        SEQUENCE,
+        tf.TensorSpec((3, 5), tf.bool),
+    ),
+    _row(
+        "attention_cross",
+        lambda: layers.MultiHeadAttention.Params(
+            units=8, heads=2, head_dim=3, cross=True, use_bias=False, reads=("x", "memory", "mask")
+        ),
+        SEQUENCE,
+        MEMORY,
+        tf.TensorSpec((3, 5, 4), tf.int32),
+    ),
+    _row(
+        "parallel",
+        lambda: layers.Parallel.Params(
+            branches=[layers.Dense.Params(units=3), layers.Dense.Params(units=4)], merge="concat"
+        ),
+        FEATURES,
+    ),
+    _row(
+        "parallel_add",
+        lambda: layers.Parallel.Params(
+            branches=[layers.Identity.Params(), layers.Dense.Params(units=6)]
+        ),
+        FEATURES,
+    ),
+    _row("positional_encoding", lambda: layers.PositionalEncoding.Params(), SEQUENCE),
+    _row(
+        "rename",
+        lambda: layers.Rename.Params(reads=("a", "b"), writes=("b", "c")),
+        FEATURES,
+        IDS,
+    ),
+    _row("reshape", lambda: layers.Reshape.Params(shape=(-1, 12)), IMAGE),
+    _row("residual", lambda: layers.Residual.Params(body=_children()), FEATURES),
+    _row(
+        "residual_projected",
+        lambda: layers.Residual.Params(
+            body=[
+                layers.Conv2D.Params(filters=5, strides=2, use_bias=False),
+                layers.BatchNorm.Params(),
+            ],
+            shortcut=[layers.Conv2D.Params(filters=5, kernel_size=1, strides=2)],
+            activation="relu",
+        ),
+        IMAGE,
+    ),
+    _row(
+        "separable_conv",
+        lambda: layers.SeparableConv2D.Params(
+            filters=3, depth_multiplier=2, kernel_size=5, activation="elu"
+        ),
+        IMAGE,
+    ),
+    _row("sequential", lambda: layers.Sequential.Params(layers=_children()), FEATURES),
+    _row(
+        "sequence_softmax",
+        lambda: layers.SequenceSoftmax.Params(
+            vocabulary=7, label_smoothing=0.1, reads=("x", "label", "weights")
+        ),
+        SEQUENCE,
+        IDS,
+        tf.TensorSpec((3, 5)),
+    ),
+    _row(
+        "softmax",
+        lambda: layers.Softmax.Params(classes=7, label_smoothing=0.1, top_k=2),
+        FEATURES,
+        tf.TensorSpec((5,), tf.int64),
+    ),
+    _row("softmax_inference", lambda: layers.Softmax.Params(classes=7, reads=("x",)), FEATURES),
+    _row(
+        "transformer",
+        lambda: layers.TransformerLayer.Params(
+            units=8, heads=2, hidden=12, dropout=0.1, reads=("x", "mask")
+        ),
+        SEQUENCE,
+        tf.TensorSpec((3, 5), tf.int32),
+    ),
+)
+
+
+def nested(flat: dict[str, Any]) -> dict[str, Any]:
+    """Return {"a/b": 1} as {"a": {"b": 1}}."""
+    tree: dict[str, Any] = {}
+    for path, value in flat.items():
+        *parents, last = path.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = value
+    return tree
+
+
+def create_flat(meta: layers.Meta, seed: int = 0) -> dict[str, tf.Tensor]:
+    """Return first values of a layer's variables by path, weights and statistics."""
+    return {
+        v.path: v.initializer(v.shape, v.dtype, seeds.variable_seed(seed, v.path))
+        for v in meta.variables
+    }
+
+
+def create_variables(
+    meta: layers.Meta, seed: int = 0, compute: tf.DType | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return theta and state of a layer, nested as `fprop` takes them.
+
+    Args:
+        meta: of the layer.
+        seed: of the initializers.
+        compute: dtype of theta; None: that of the master weights.
+    """
+    flat = create_flat(meta, seed)
+    is_state = {v.path: v.is_state for v in meta.variables}
+    theta = {
+        path: value if compute is None else tf.cast(value, compute)
+        for path, value in flat.items()
+        if not is_state[path]
+    }
+    return nested(theta), nested({path: flat[path] for path in flat if is_state[path]})
+
+
+def draw(specs: Any, seed: int = 0) -> tuple[Any, ...]:
+    """Return tensors of `specs`: normal, or integers in [0, NUM_IDS), or two thirds true."""
+    rng = np.random.default_rng(seed)
+
+    def one(spec: tf.TensorSpec) -> tf.Tensor:
+        if spec.dtype.is_floating:
+            return tf.cast(rng.normal(size=spec.shape), spec.dtype)
+        numbers = rng.integers(0, NUM_IDS, size=spec.shape)
+        return tf.cast(numbers > 0 if spec.dtype == tf.bool else numbers, spec.dtype)
+
+    return tuple(one(spec) for spec in specs)
+
+
+def as_read(values: tuple[Any, ...]) -> Any:
+    """Return the values of names as `fprop` takes them."""
+    return values[0] if len(values) == 1 else values
+
+
+def context(
+    state: dict[str, Any] | None = None, *, training: bool = True, seed: int = 0, path: str = "net"
+) -> Context:
+    """Return a context that collects into a place of its own."""
+    return Context(
+        training=training,
+        step=tf.constant(0, tf.int64),
+        root_seed=seeds.base_seed(seed),
+        state=state or {},
+        path=path,
+    )

@@ -17,6 +17,7 @@ are read and written.
 
 from __future__ import annotations
 
+import itertools
 import re
 import types
 import typing
@@ -43,6 +44,8 @@ __all__ = [
     "required",
 ]
 
+_CANDIDATES = 20_000
+_CANDIDATE_CHARS = 100
 _BARE_TEXT = re.compile(r"[\w./:-]+")
 
 
@@ -226,14 +229,10 @@ class Params(kinds.Node, metaclass=_ParamsMeta):
 
     def _unknown(self, path: str, done: str, value: Any) -> UnknownFieldError:
         """Return the error for a path that ends at `done`, with the nearest of the whole tree."""
-        seen: dict[str, str] = {}
-        for candidate, _, _ in _walk(self, ""):
-            # Of many equal layers the first stands for all, but the one that was meant is first.
-            pattern = re.sub(r"\[\d+\]", "[]", candidate)
-            if pattern not in seen or (done and candidate.startswith(f"{done}.")):
-                seen[pattern] = candidate
+        paths = (candidate for candidate, _, _ in _walk(self, ""))
+        own = [text.join_path(done, each) for each in getattr(value, "_fields", ())]
         has = ", ".join(value._fields) if isinstance(value, Params) else text.shown(value)
-        return _unknown_field(self, path, seen.values(), has)
+        return _unknown_field(self, path, itertools.chain(own, paths), has)
 
     def _assign(
         self,
@@ -281,9 +280,7 @@ class Params(kinds.Node, metaclass=_ParamsMeta):
     def copy(self) -> Self:
         """Return a deep copy, which is not frozen."""
         new = type(self).__new__(type(self))
-        object.__setattr__(new, "_frozen", False)
-        values = {name: kinds.copied(value) for name, value in self._values.items()}
-        object.__setattr__(new, "_values", values)
+        new.__setstate__(self._values)
         return new
 
     def __copy__(self) -> Self:
@@ -291,6 +288,14 @@ class Params(kinds.Node, metaclass=_ParamsMeta):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self.copy()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self._values
+
+    def __setstate__(self, values: dict[str, Any]) -> None:
+        object.__setattr__(self, "_frozen", False)
+        copied = {name: kinds.copied(value) for name, value in values.items()}
+        object.__setattr__(self, "_values", copied)
 
     def freeze(self) -> Self:
         """Refuse every later change in the whole tree; return it."""
@@ -346,6 +351,7 @@ class Params(kinds.Node, metaclass=_ParamsMeta):
         """
         for path, value, _ in [("", self, None), *_walk(self, "")]:
             try:
+                text.parse_path(path or "class")
                 text.check_references(_class_of(value) if isinstance(value, Params) else value)
             except ParamsError as error:
                 raise ParamsError(f"{self.class_name()}: '{path or 'class'}': {error}") from None
@@ -470,7 +476,15 @@ def _class_of(node: Params) -> type:
 def _unknown_field(
     root: Params, path: str, candidates: Iterable[str], has: str
 ) -> UnknownFieldError:
-    near = tuple(errors.nearest(path.rsplit(".", 1)[-1], candidates))
+    """Return the error of a path that leads nowhere.
+
+    Of equal layers the first among `candidates` stands for all; work is bounded, since texts from
+    outside come here.
+    """
+    distinct: dict[str, str] = {}
+    for candidate in itertools.islice(candidates, _CANDIDATES):
+        distinct.setdefault(re.sub(r"\[\d+\]", "[]", candidate), candidate)
+    near = tuple(errors.nearest(path.rsplit(".", 1)[-1][:_CANDIDATE_CHARS], distinct.values()))
     hint = f"nearest {', '.join(map(repr, near))}" if near else f"there is {has or 'no field'}"
     return UnknownFieldError(
         f"{root.class_name()} has no field '{declaring.shorten(path)}'; {hint}", path, near
@@ -486,7 +500,7 @@ def _parse_value(source: str, kind: Any, root: type[Params], path: str) -> Any:
         try:
             return kinds.convert(text.parse_literal(source), kind)
         except (ParamsError, kinds.Mismatch):
-            if not _BARE_TEXT.fullmatch(source):
+            if not (_BARE_TEXT.fullmatch(source) and kinds.takes_bare_text(kind)):
                 raise
             try:
                 return kinds.convert(source, kind)

@@ -60,12 +60,18 @@ class Field:
     def type(self) -> Any:
         """The declared type, resolved when first needed: it may name classes defined later."""
         try:
-            return typing.get_type_hints(self.declared_in)[self.name]
+            kind = typing.get_type_hints(self.declared_in)[self.name]
         except (NameError, AttributeError, TypeError) as error:
             raise ParamsError(
                 f"{self.declared_in.class_name()}: the types of its fields cannot be resolved "
                 f"({error}); name only what the module itself defines or imports"
             ) from error
+        if not kinds.supported(kind):
+            raise ParamsError(
+                f"{self.declared_in.class_name()}: the type {kinds.describe(kind)} of "
+                f"'{self.name}' is not supported"
+            )
+        return kind
 
     @functools.cached_property
     def checked_default(self) -> Any:
@@ -129,7 +135,7 @@ def declare(cls: Any) -> dict[str, Field]:
             if known is not None and known.declared_in is not declared.declared_in:
                 raise ParamsError(
                     f"{cls.__qualname__}: '{name}' is declared by both "
-                    f"{known.declared_in.class_name()} and {declared.declared_in.class_name()}"
+                    f"{declared.declared_in.class_name()} and {known.declared_in.class_name()}"
                 )
             if known is None or name in base.__dict__:
                 inherited[name] = declared

@@ -68,7 +68,7 @@ def shown(value: object) -> str:
 _TOKEN = re.compile(
     r"""\s*(?:
       (?P<number>(?:0[xX][0-9a-fA-F_]+|0[oO][0-7_]+|0[bB][01_]+
-        |(?:\d[\d_]*(?:\.[\d_]*)?|\.\d[\d_]*)(?:[eE][+-]?\d[\d_]*)?)(?!\w))
+        |(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)(?:[eE][+-]?[0-9][0-9_]*)?)(?!\w))
     | (?P<name>[^\W\d]\w*(?:\.[^\W\d]\w*)*)
     | (?P<string>'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")(?!['"])
     | (?P<mark>[-()\[\]{},:])
@@ -229,8 +229,9 @@ class _LiteralParser:
 # --- Paths ----------------------------------------------------------------------------------------
 
 Step = str | int
+_PLAIN_KEY = re.compile(r"[^\W\d]\w*")
 _STEP = re.compile(
-    r"""(?P<name>[^\W\d]\w*)|\[(?P<index>-?\d{1,9})\]
+    r"""(?P<name>[^\W\d]\w*)|\[(?P<index>-?[0-9]{1,9})\]
     |\[(?P<key>'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")\]""",
     re.VERBOSE,
 )
@@ -279,7 +280,7 @@ def join_path(path: str, step: Step) -> str:
     """
     if isinstance(step, int):
         return f"{path}[{step}]"
-    if step.isidentifier() and not keyword.iskeyword(step):
+    if _PLAIN_KEY.fullmatch(step) and not keyword.iskeyword(step):
         return f"{path}.{step}" if path else step
     return f"{path}[{step!r}]"
 
@@ -287,8 +288,8 @@ def join_path(path: str, step: Step) -> str:
 # --- Lines ----------------------------------------------------------------------------------------
 
 _LINE = re.compile(
-    r"""(?P<path>(?:\.?[^\W\d]\w*|\[\d{1,9}\]
-    |\[(?:'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")\])+):\s(?P<value>.*)""",
+    r"""(?P<path>[^\W\d]\w*(?:\.[^\W\d]\w*|\[[0-9]{1,9}\]
+    |\[(?:'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")\])*):\s(?P<value>.*)""",
     re.VERBOSE,
 )
 
@@ -370,7 +371,7 @@ def qualified_name(referenced: Any) -> str:
     module, name = str(referenced.__module__), str(referenced.__qualname__)
     if module.startswith("keras.src."):
         public = f"keras.{module.split('.')[2]}"
-        if vars(sys.modules.get(public, types)).get(name) is referenced:
+        if public in sys.modules and vars(sys.modules[public]).get(name) is referenced:
             return f"{public}.{name}"
     return f"{module}.{name}"
 
@@ -442,24 +443,25 @@ def _module_of(name: str) -> tuple[types.ModuleType, list[str]]:
     """Return the module of the longest prefix of `name` that is one, and the other parts."""
     parts = name.split(".")
     module: types.ModuleType | None = None
-    for count in range(1, len(parts) + 1):
-        found = _import(".".join(parts[:count]), name)
-        if found is None and _registered(".".join(parts[:count])):
+    rest = parts
+    for count in range(1, len(parts)):
+        prefix = ".".join(parts[:count])
+        if not _registered(prefix):
+            continue
+        found = _import(prefix, name)
+        if found is None:
             break
-        module = found or module
+        module, rest = found, parts[count:]
     if module is None:
-        raise _not_found(name)
-    rest = parts[len(module.__name__.split(".")) :]
-    if not rest or not _registered(module.__name__):
         raise _not_found(name)
     return module, rest
 
 
 def _import(module: str, name: str) -> types.ModuleType | None:
-    if module in sys.modules:
-        return sys.modules[module]
-    if not _registered(module) or module.rsplit(".", 1)[-1].startswith("__"):
-        return None
+    """Return a module of a registered package, or None where there is none of this name."""
+    known = sys.modules.get(module)
+    if known is not None or module.rsplit(".", 1)[-1].startswith("__"):
+        return known
     try:
         if importlib.util.find_spec(module) is None:
             return None

@@ -123,6 +123,33 @@ def replace(container: Any, steps: list[text.Step], value: Any) -> Any:
     return container
 
 
+def supported(kind: Any) -> bool:
+    """Tell whether a field can have this type: its values have a text, and go by value."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (Union, types.UnionType):
+        return all(map(supported, args))
+    if origin is Literal:
+        return all(isinstance(arg, bool | int | str | enum.Enum | None) for arg in args)
+    if (origin or kind) in (list, tuple):
+        return all(supported(arg) for arg in args if arg is not Ellipsis)
+    if (origin or kind) is dict:
+        return not args or (args[0] is str and supported(args[1]))
+    if kind in (Any, object, None) or (origin or kind) in (type, collections.abc.Callable):
+        return True
+    if not isinstance(kind, type) or origin is not None:
+        return False
+    plain = (int, float, bool, str, types.NoneType)
+    return kind in plain or issubclass(kind, enum.Enum | Node) or text.is_dtype(kind)
+
+
+def takes_bare_text(kind: Any) -> bool:
+    """Tell whether a text without quotes may be a string for this type."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (Union, types.UnionType):
+        return any(map(takes_bare_text, args))
+    return kind is str or (origin is Literal and any(isinstance(arg, str) for arg in args))
+
+
 def describe(kind: Any) -> str:
     """Return a type as messages write it: `int or None`, `'gpipe' or '1f1b'`, `list[int]`."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
@@ -178,7 +205,7 @@ def convert(value: Any, kind: Any, *, exact: bool = False, depth: int = 0) -> An
         Mismatch: it does not fit.
         ParamsError: a name in it cannot be resolved.
     """
-    if depth > text.MAX_DEPTH:
+    if depth >= text.MAX_DEPTH and isinstance(value, list | tuple | dict):
         raise Mismatch(f"at most {text.MAX_DEPTH} containers deep", value)
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (Union, types.UnionType):
@@ -193,16 +220,14 @@ def convert(value: Any, kind: Any, *, exact: bool = False, depth: int = 0) -> An
         return _convert_dict(value, kind, exact=exact, depth=depth)
     if (origin or kind) in (type, collections.abc.Callable):
         return _convert_reference(value, kind)
-    if kind is None:
-        kind = types.NoneType
-    if not isinstance(kind, type):
-        raise errors.ParamsError(f"a field of type {kind} is not supported")
-    return _convert_plain(value, kind, exact=exact)
+    return _convert_plain(value, types.NoneType if kind is None else kind, exact=exact)
 
 
 def _convert_plain(value: Any, kind: type, *, exact: bool) -> Any:
     if isinstance(value, text.Name):
         found = _named(value, kind)
+        if found is None:
+            raise Mismatch(describe(kind), value)
     elif kind in (int, float, str):
         return _convert_scalar(value, kind, exact=exact)
     else:
@@ -233,6 +258,7 @@ def _named(name: text.Name, kind: type) -> Any:
 
 def _convert_union(value: Any, kind: Any, args: tuple[Any, ...], *, exact: bool, depth: int) -> Any:
     deepest = Mismatch(describe(kind), value)
+    unresolved: errors.ParamsError | None = None
     for exactly in (True,) if exact else (True, False):
         for arg in args:
             try:
@@ -240,7 +266,9 @@ def _convert_union(value: Any, kind: Any, args: tuple[Any, ...], *, exact: bool,
             except Mismatch as mismatch:
                 if len(mismatch.path) > len(deepest.path):
                     deepest = mismatch
-    raise deepest
+            except errors.ParamsError as error:
+                unresolved = error
+    raise deepest if unresolved is None or deepest.path else unresolved
 
 
 def _convert_literal(value: Any, kind: Any, args: tuple[Any, ...]) -> Any:

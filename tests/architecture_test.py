@@ -26,10 +26,11 @@ simulate placement workers microbatch
 network
 cells
 executor
-door
+door diagnose
 pipelining
-input optimizer checkpoint summaries timeline progress metrics
-task
+input optimizer+update checkpoint summaries timeline progress metrics
+update
+task learner
 plan export registry
 evaluation
 train_loop

@@ -44,7 +44,7 @@ __all__ = [
     "required",
 ]
 
-_CANDIDATES = 20_000
+_CANDIDATES = 1_000
 _CANDIDATE_CHARS = 100
 _BARE_TEXT = re.compile(r"[\w./:-]+")
 
@@ -482,8 +482,10 @@ def _unknown_field(
     outside come here.
     """
     distinct: dict[str, str] = {}
-    for candidate in itertools.islice(candidates, _CANDIDATES):
+    for candidate in candidates:
         distinct.setdefault(re.sub(r"\[\d+\]", "[]", candidate), candidate)
+        if len(distinct) == _CANDIDATES:
+            break
     near = tuple(errors.nearest(path.rsplit(".", 1)[-1][:_CANDIDATE_CHARS], distinct.values()))
     hint = f"nearest {', '.join(map(repr, near))}" if near else f"there is {has or 'no field'}"
     return UnknownFieldError(

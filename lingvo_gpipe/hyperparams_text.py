@@ -221,7 +221,7 @@ class _LiteralParser:
             point = int(code, 8)
         else:
             raise self._error(f"the escape {shown(match.group())} is not known")
-        if point > sys.maxunicode:
+        if point > (0o377 if code.isdecimal() else sys.maxunicode):
             raise self._error(f"{shown(match.group())} is no character")
         return chr(point)
 

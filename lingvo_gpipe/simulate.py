@@ -148,19 +148,19 @@ class _Neighbours:
     after: list[dict[int, float]]
 
     def ready_s(self, slot: Slot, ends: Mapping[Slot, float]) -> float:
-        """Return when everything that `slot` reads has come to its device."""
-        if slot.phase == "W":
-            return ends[Slot(slot.cell, "I", slot.micro_batch)]
+        """Return when all that `slot` reads from other cells has come.
+
+        What it reads from its own cell is there: the same device has done that before.
+        """
+        arrivals = [0.0]
         if slot.phase == "F":
-            arrivals = [
-                ends[Slot(source, "F", slot.micro_batch)] + link_s
-                for source, link_s in self.before[slot.cell].items()
-            ]
-            return max(arrivals, default=0.0)
-        arrivals = [ends[Slot(slot.cell, "F", slot.micro_batch)]]
-        for target, link_s in self.after[slot.cell].items():
-            gradients = (Slot(target, "B", slot.micro_batch), Slot(target, "I", slot.micro_batch))
-            arrivals += [ends[gradient] + link_s for gradient in gradients if gradient in ends]
+            for source, link_s in self.before[slot.cell].items():
+                arrivals.append(ends[Slot(source, "F", slot.micro_batch)] + link_s)
+        elif slot.phase in "BI":
+            for target, link_s in self.after[slot.cell].items():
+                whole = Slot(target, "B", slot.micro_batch)
+                gradient = whole if whole in ends else Slot(target, "I", slot.micro_batch)
+                arrivals.append(ends[gradient] + link_s)
         return max(arrivals)
 
 

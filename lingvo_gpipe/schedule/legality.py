@@ -71,7 +71,7 @@ def grid(rows: Rows, mark: tuple[int, int] | None = None) -> str:
 
     Slots name their cell only where a device has others than the one of its number.
     """
-    plain = _is_plain(rows)
+    plain = is_plain(rows)
     texts = [["." if slot is None else _name(slot, plain) for slot in row] for row in rows]
     lines, columns = range(len(texts)), range(max(len(row) for row in texts))
     if mark is not None:
@@ -204,7 +204,7 @@ def _refuse_deadlock(rows: Rows, queues: list[list[Slot]]) -> NoReturn:
     # The data alone has no ring, so some head may stand behind the slot that it keeps back.
     for (_, kept), (head, need) in zip([ring[-1], *ring], ring, strict=False):
         if not _follows(kept, head):
-            plain = _is_plain(rows)
+            plain = is_plain(rows)
             where = f" of cell {need.cell}" if plain else ""
             _refuse(
                 rows,
@@ -229,7 +229,7 @@ def _follows(later: Slot, earlier: Slot) -> bool:
 def _refuse(rows: Rows, place: tuple[int, int], what: str) -> NoReturn:
     device, column = place
     slot = rows[device][column]
-    plain = _is_plain(rows)
+    plain = is_plain(rows)
     picture = grid(rows, mark=place).replace("\n", "\n    ")
     subject = "" if slot is None else _name(slot, plain)
     raise ScheduleError(
@@ -237,7 +237,7 @@ def _refuse(rows: Rows, place: tuple[int, int], what: str) -> NoReturn:
     )
 
 
-def _is_plain(rows: Rows) -> bool:
+def is_plain(rows: Rows) -> bool:
     """Whether device k holds cell k and nothing else, so that slots need not name their cell."""
     return all(
         slot is None or slot.cell == device for device, row in enumerate(rows) for slot in row

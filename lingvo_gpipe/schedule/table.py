@@ -71,6 +71,9 @@ class Table:
     def from_text(cls, text: str) -> Table:
         """Read a table from its text: a line per device, its slots between commas.
 
+        PyTorch's pipelining writes such a text where it is asked for computations alone
+        (`_dump_csv(path, format="compute_only")`).
+
         Raises:
             ScheduleError: the text is no table, or the table is illegal.
         """
@@ -122,6 +125,11 @@ class Table:
     def is_forward_only(self) -> bool:
         """Whether the table has forward slots alone, as evaluation needs."""
         return all(slot.phase == "F" for slot in self)
+
+    @functools.cached_property
+    def is_plain(self) -> bool:
+        """Whether device k has cell k and no other, so that pictures need not name cells."""
+        return legality.is_plain(self.devices)
 
     def __iter__(self) -> Iterator[Slot]:
         """Yield all slots, device after device."""

@@ -50,7 +50,7 @@ def orders(draw: st.DrawFn) -> list[list[str]]:
         )
     )
     rows: list[list[str]] = [[] for _ in range(num_devices)]
-    for cell, home in enumerate(homes):
+    for cell, home in enumerate(draw(st.permutations(homes))):
         phases = draw(st.sampled_from(["FB", "FIW"]))
         rows[home] += [f"{cell}{p}{m}" for m in range(num_micro_batches) for p in phases]
     # A draw from all orders is hardly ever legal: move a few slots of a legal one.
@@ -183,6 +183,11 @@ device 0, slot 1: 0B0 waits for 1B0, which waits in its turn for slots behind th
 deadlock. Move it behind slot 3
     device 0: 0F0 0B0< 1F0 1B0
     device 1: 2F0 2B0""",
+    "1F0,1B0\n2F0,0F0,2B0,0B0": """\
+device 1, slot 0: 2F0 waits for 1F0, which waits in its turn for slots behind this one: \
+deadlock. Move it behind slot 1
+    device 0: 1F0  1B0
+    device 1: 2F0< 0F0 2B0 0B0""",
     "0F0,0F0,0B0": """\
 cell 0, slot 1: F0 stands a second time, first in slot 0. Remove one
     cell 0: F0 F0< B0""",

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 ROWS = """
 errors
 hyperparams+hyperparams_fields+hyperparams_text+hyperparams_types
-seeds precision
+seeds precision readable
 layers losses
 stream partition schedule
 simulate placement workers microbatch
@@ -31,6 +31,7 @@ pipelining
 input optimizer+update checkpoint summaries timeline progress metrics
 update
 task learner
+describe
 plan export registry
 evaluation
 train_loop

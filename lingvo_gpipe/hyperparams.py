@@ -198,8 +198,6 @@ class Params(kinds.Node, metaclass=_ParamsMeta):
             if last and isinstance(holder, Params | dict) and isinstance(step, str):
                 break  # what stands there need not be set yet
             value, done = self._step(holder, step, done, path)
-            if isinstance(step, int):
-                place.inside[-1] = step % len(holder)
         return place
 
     def _field_of(self, node: Params, step: text.Step, done: str, path: str) -> Field:

@@ -209,6 +209,7 @@ def test_a_tree_too_deep_is_not_written() -> None:
         ("dtype=tf.float16", tf.float16),
         ("pair=[1, 2]", (1, 2.0)),
         ("pair[1]=7", 7.0),
+        ("pair[-2]=7", 7),
         ("many=(1,)", (1,)),
         ("many=()", ()),
         ("words=['a', \"b\",]", ["a", "b"]),

@@ -194,15 +194,18 @@ class Cell:
 
         def compute(*flat: tf.Tensor) -> Any:
             own, behind, *sums = tf.nest.pack_sequence_as(everything, list(flat))
-            sources, rest = self._sources(mode, own, phase)
+            sources = self._sources(mode, own, phase)
 
-            def again(*both: tf.Tensor) -> list[tf.Tensor]:
-                mine = self._restored(mode, own, phase, both)
+            # What gets no gradient is closed over: TensorFlow adds a zero to every argument of
+            # recompute_grad, a copy of each.
+            def again(*renewed: tf.Tensor) -> list[tf.Tensor]:
+                place = {id(old): new for old, new in zip(sources, renewed, strict=True)}
+                mine = tf.nest.map_structure(lambda old: place.get(id(old), old), own)
                 return targets(mode, self._run(mode, *mine), behind[1])
 
             with tf.GradientTape() as tape:
                 tape.watch(sources)
-                ends = tf.recompute_grad(again)(*sources, *rest)
+                ends = tf.recompute_grad(again)(*sources)
             return self._gradients(tape, ends, sources, behind, sums, phase)
 
         key = (phase, mode, added is not None)
@@ -227,7 +230,7 @@ class Cell:
 
         def compute(*flat: tf.Tensor) -> Any:
             own, behind, sums = tf.nest.pack_sequence_as(everything, list(flat))
-            sources, _ = self._sources(mode, own, "B")
+            sources = self._sources(mode, own, "B")
             with tf.GradientTape() as tape:
                 tape.watch(sources)
                 forward = self._run(mode, *own)
@@ -300,22 +303,11 @@ class Cell:
         exports = {v: tf.nest.map_structure(tf.identity, values[v]) for v in needed}
         return Forward(exports, collected)
 
-    def _sources(self, mode: Mode, given: Any, phase: str) -> tuple[list[Any], list[Any]]:
-        """Split a program's tensors into those that get a gradient and the rest, in one order."""
-        weights, state, imports, seed, step = given
+    def _sources(self, mode: Mode, given: Any, phase: str) -> list[tf.Tensor]:
+        """Return those of a program's tensors that get a gradient: weights, then imports."""
+        weights, _, imports, _, _ = given
         floats = [t for v in self.wanted_imports(mode) for t in floating(imports[v])]
-        wanted = (weights if phase != "I" else []) + (floats if phase != "W" else [])
-        chosen = {id(t) for t in wanted}
-        rest = [
-            t for t in tf.nest.flatten((weights, state, imports, seed, step)) if id(t) not in chosen
-        ]
-        return wanted, rest
-
-    def _restored(self, mode: Mode, given: Any, phase: str, both: Sequence[Any]) -> Any:
-        """Put tensors back where `_sources` took them from."""
-        wanted, rest = self._sources(mode, given, phase)
-        place = {id(old): new for old, new in zip(wanted + rest, both, strict=True)}
-        return tf.nest.map_structure(lambda old: place[id(old)], given)
+        return (weights if phase != "I" else []) + (floats if phase != "W" else [])
 
     def _targets(
         self, mode: Mode, forward: Forward, scales: Sequence[tf.Tensor]

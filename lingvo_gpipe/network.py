@@ -6,17 +6,18 @@ PipeliningLayer read the same `Analysis`.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import fnmatch
 import functools
-import re
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, microbatch, partition, precision, schedule, stream
-from lingvo_gpipe.layers import base
+from lingvo_gpipe.layers import base, composition
 from lingvo_gpipe.schedule import table as table_lib
 
 RECOMPUTE = ("full", "except_last", "never")
@@ -171,17 +172,19 @@ def layer_params(params: Any) -> list[Any]:
         raise errors.LayerError("give `layers` or ready `cells`, not both")
     taken = {layer.name for layer in given if layer.name}
     seen: set[str] = set()
+    numbers: dict[str, itertools.count[int]] = {}  # stem → numbers not tried yet
     named = []
     for layer in given:
         own = layer.copy()
         if own.dtype is None:
             own.dtype = params.dtype
         if not own.name:
-            stem = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", own.owner.__name__).lower()
-            number, own.name = 0, stem
-            while own.name in taken or own.name in seen:
-                number += 1
-                own.name = f"{stem}_{number}"
+            stem = composition.default_name(own)
+            own.name = next(
+                name
+                for number in numbers.setdefault(stem, itertools.count())
+                if (name := f"{stem}_{number}" if number else stem) not in taken
+            )
         if own.name in seen or "/" in own.name:
             raise errors.LayerError(
                 f"two layers are named {own.name!r}. Give each its own name"
@@ -237,9 +240,10 @@ def analyze(params: Any, fields: Mapping[str, Any]) -> Analysis:
     nodes = [stream.Node(p.name, tuple(p.reads), tuple(p.writes)) for p in named]
     wiring = stream.wire(nodes, list(fields), params.outputs)
     specs = _field_specs(params, fields, max(sizes))
-    metas = []
+    metas: list[base.Meta] = []
+    alike: dict[type, tuple[Any, list[Any], base.Meta]] = {}
     for number, own in enumerate(named):
-        meta = _layer_meta(own, [specs[v] for v in wiring.reads[number]])
+        meta = _known_meta(alike, own, [specs[v] for v in wiring.reads[number]])
         written = meta.outputs if len(own.writes) > 1 else (meta.outputs,)
         specs.extend(written)
         metas.append(meta)
@@ -279,8 +283,8 @@ def _check_counts(params: Any) -> None:
 
 
 def _check_unique(names: Sequence[str], kind: str) -> None:
-    for name in names:
-        if names.count(name) > 1:
+    for name, count in collections.Counter(names).items():
+        if count > 1:
             raise errors.LayerError(
                 f"two layers give a {kind} named {name!r}. Give one of them another name"
             )
@@ -302,6 +306,21 @@ def _field_specs(params: Any, fields: Mapping[str, Any], size: int) -> list[Any]
         )
         for name, spec in fields.items()
     ]
+
+
+def _known_meta(
+    alike: dict[type, tuple[Any, list[Any], base.Meta]], own: Any, inputs: list[Any]
+) -> base.Meta:
+    """Return a layer's Meta: that of the last one of its class, if but their names differ.
+
+    Very deep networks repeat a layer a thousand times, and telling is dearer than comparing.
+    """
+    unnamed = own.copy()
+    unnamed.name = ""
+    known = alike.get(own.owner)
+    if known is None or known[:2] != (unnamed, inputs):
+        alike[own.owner] = known = unnamed, inputs, _layer_meta(own, inputs)
+    return known[2]
 
 
 def _layer_meta(own: Any, inputs: Sequence[Any]) -> base.Meta:
@@ -366,7 +385,11 @@ def _shared(
             f"{here} is {spec.shape} {spec.dtype.name}, but tied to {spec.tie}, which is "
             f"{shared.shape} {shared.dtype.name}. Make the two alike"
         )
-    return dataclasses.replace(shared, trainable=shared.trainable and spec.trainable)
+    return dataclasses.replace(
+        shared,
+        trainable=shared.trainable and spec.trainable,
+        training_only=shared.training_only and spec.training_only,
+    )
 
 
 def _costs(

@@ -292,7 +292,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         table = network.make_table(self.params, len(sizes))
         weights, coefficients = given["weights"], self._coefficients()
         scales = {
-            name: tf.math.divide_no_nan(tf.cast(coefficients[name], weight.dtype), weight)
+            name: tf.math.divide_no_nan(tf.constant(coefficients[name], weight.dtype), weight)
             for name, weight in weights.items()
         }
         if "scale" in given:
@@ -376,7 +376,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             )
             for name, weight in weights.items()
         }
-        parts = [tf.cast(c, master) * means[name] for name, c in self._coefficients().items()]
+        parts = [tf.constant(c, master) * means[name] for name, c in self._coefficients().items()]
         return Result(
             loss=tf.add_n(parts) if parts else tf.zeros([], master),
             losses=means,

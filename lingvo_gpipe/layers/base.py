@@ -34,6 +34,7 @@ class VariableSpec:
         trainable: False: a weight that is frozen.
         is_state: not a weight but a statistic, handed to the layer in `ctx.state`.
         group: weight-decay group: "kernel", "bias" or "norm".
+        training_only: inference does not use it; counted apart.
         tie: path of the owner in the network whose tensor is used instead; None: an own one.
     """
 
@@ -44,6 +45,7 @@ class VariableSpec:
     trainable: bool = True
     is_state: bool = False
     group: str = "kernel"
+    training_only: bool = False
     tie: str | None = None
 
     @property
@@ -103,6 +105,9 @@ class Meta:
         activation_bytes: what a backward call keeps of its forward, inputs not counted.
         losses: losses it gives.
         metrics: metrics it gives.
+        name: below the layer around it; empty for a layer of the network.
+        kind: its class's name, where it lies in another layer.
+        children: of the layers inside it, variables named as it sees them.
     """
 
     outputs: Any
@@ -112,6 +117,9 @@ class Meta:
     activation_bytes: int = 0
     losses: tuple[LossSpec, ...] = ()
     metrics: tuple[MetricSpec, ...] = ()
+    name: str = ""
+    kind: str = ""
+    children: tuple[Meta, ...] = ()
 
 
 class Layer(tf.Module, hyperparams.Configurable):
@@ -135,6 +143,9 @@ class Layer(tf.Module, hyperparams.Configurable):
             "one around it.",
         )
         trainable: bool = hyperparams.field(True, "False freezes its weights and statistics.")
+        training_only: bool = hyperparams.field(
+            False, "Inference does not use it (an auxiliary head): its weights are counted apart."
+        )
         recompute: bool = hyperparams.field(
             False, "Wraps the layer in tf.recompute_grad inside its cell's program."
         )
@@ -193,6 +204,7 @@ class Layer(tf.Module, hyperparams.Configurable):
             dataclasses.replace(
                 v,
                 trainable=v.trainable and params.trainable,
+                training_only=v.training_only or params.training_only,
                 tie=params.tie.get(v.path, v.tie),
             )
             for v in told.variables
@@ -243,6 +255,27 @@ class Layer(tf.Module, hyperparams.Configurable):
         return layer
 
 
+def recompute_grad(
+    function: Callable[..., list[tf.Tensor]],
+) -> Callable[..., list[tf.Tensor]]:
+    """Return `tf.recompute_grad(function)` for positional tensors of any dtype.
+
+    TensorFlow adds a zero to every argument, so that the recomputation waits for the gradient;
+    booleans and strings cannot be added to. They have no gradient either, so they are closed over.
+    """
+
+    def call(*flat: tf.Tensor) -> list[tf.Tensor]:
+        added = [t.dtype not in (tf.bool, tf.string) for t in flat]
+
+        def forward(*numbers: tf.Tensor) -> list[tf.Tensor]:
+            rest = iter(numbers)
+            return function(*(next(rest) if a else t for t, a in zip(flat, added, strict=True)))
+
+        return tf.recompute_grad(forward)(*(t for t, a in zip(flat, added, strict=True) if a))
+
+    return call
+
+
 def recomputed(layer: Layer, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
     """Run `layer.fprop` so that the backward pass computes it again instead of keeping it.
 
@@ -259,7 +292,7 @@ def recomputed(layer: Layer, theta: dict[str, Any], inputs: Any, ctx: Context) -
         packed[:] = [(outputs, sub.collected.as_nest())]
         return [tf.identity(t) for t in tf.nest.flatten(packed[0])]
 
-    flat = tf.recompute_grad(forward)(*tf.nest.flatten(given))
+    flat = recompute_grad(forward)(*tf.nest.flatten(given))
     outputs, collected = tf.nest.pack_sequence_as(packed[0], list(flat))
     ctx.collected.update(collected)
     return outputs
@@ -280,7 +313,7 @@ def child_meta(parent: Any, name: str, child: Any, *inputs: Any) -> Meta:
     own = inherit(parent, child)
     told: Meta = own.owner.fprop_meta(own, *inputs)
     variables = tuple(dataclasses.replace(v, path=f"{name}/{v.path}") for v in told.variables)
-    return dataclasses.replace(told, variables=variables)
+    return dataclasses.replace(told, variables=variables, name=name, kind=own.owner.__name__)
 
 
 def sum_metas(
@@ -302,6 +335,7 @@ def sum_metas(
         activation_bytes=sum(m.activation_bytes for m in metas),
         losses=tuple(loss for m in metas for loss in m.losses),
         metrics=tuple(metric for m in metas for metric in m.metrics),
+        children=tuple(metas),
     )
 
 

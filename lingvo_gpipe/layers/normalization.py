@@ -111,8 +111,8 @@ class BatchNorm(Layer):
         old_mean = tf.cast(state["moving_mean"], shift.dtype)
         old_variance = tf.cast(state["moving_variance"], shift.dtype)
         # Where nothing was counted the batch says nothing.
-        rate = tf.where(moments["count"] > 0, 1.0 - self.params.momentum, 0.0)
-        rate = tf.cast(rate, shift.dtype)
+        rate = tf.constant(1.0 - self.params.momentum, shift.dtype)
+        rate = tf.where(moments["count"] > 0, rate, tf.zeros_like(rate))
         new = {
             "moving_mean": old_mean + shift * rate,
             "moving_variance": old_variance + (square - tf.square(shift) - old_variance) * rate,

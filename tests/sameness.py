@@ -1,0 +1,242 @@
+"""Contract 1: whatever K, M, schedule, policy and door, the gradients of the plain network.
+
+`compare` runs one network through the pipeline and through its reference (plain TensorFlow, none of
+our pipeline code) and compares the loss, every gradient by name, every statistic and the hits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gpipe import pipelining
+from tests import sameness_nets
+
+SEED, STEP = 11, 5
+TOLERANCE = 1e-10  # contract 1, float64
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One point of the grid."""
+
+    net: str
+    num_partitions: int
+    num_micro_batches: int
+    schedule: str
+    door: str
+    recompute: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.net}-K{self.num_partitions}-M{self.num_micro_batches}-{self.schedule}-"
+            f"{self.door}-{self.recompute}"
+        )
+
+
+AXES: tuple[tuple[Any, ...], ...] = (
+    tuple(sameness_nets.NETS),
+    (1, 2, 3, 4),
+    (1, 2, 3, 8),
+    ("gpipe", "1f1b"),
+    ("losses inside", "own tape"),
+    ("full", "except_last", "never"),
+)
+
+
+def grid() -> list[Case]:
+    """Return every point."""
+    return [Case(*point) for point in itertools.product(*AXES)]
+
+
+def covering() -> list[Case]:
+    """Return points among which every two values of different axes stand together somewhere."""
+    missing = {
+        (i, a, j, b)
+        for (i, one), (j, other) in itertools.combinations(enumerate(AXES), 2)
+        for a, b in itertools.product(one, other)
+    }
+    points = list(itertools.product(*AXES))
+    chosen = []
+    while missing:
+        best = max(points, key=lambda point: len(_pairs(point) & missing))
+        missing -= _pairs(best)
+        chosen.append(Case(*best))
+    return chosen
+
+
+def _pairs(point: tuple[Any, ...]) -> set[tuple[int, Any, int, Any]]:
+    return {(i, a, j, b) for (i, a), (j, b) in itertools.combinations(enumerate(point), 2)}
+
+
+@dataclasses.dataclass
+class Answer:
+    """What a network gives for one update, from either side."""
+
+    loss: float
+    gradients: dict[str, np.ndarray]
+    statistics: dict[str, np.ndarray]
+    hits: float | None
+
+
+def build(case: Case, **changes: Any) -> Any:
+    """Return the pipeline of a case, built."""
+    net = sameness_nets.NETS[case.net]
+    settings = {
+        "layers": net.layers(),
+        "num_partitions": case.num_partitions,
+        "num_micro_batches": case.num_micro_batches,
+        "schedule": case.schedule,
+        "recompute": case.recompute,
+        "dtype": "float64",
+        "seed": SEED,
+        **net.options,
+        **changes,
+    }
+    pipe = pipelining.PipeliningLayer.Params(**settings).instantiate()
+    pipe.build(net.fields())
+    return pipe
+
+
+def pipelined(case: Case, **changes: Any) -> Answer:
+    """Run a case through the pipeline, by its door."""
+    fields = sameness_nets.NETS[case.net].fields()
+    pipe = build(case, **changes)
+    if case.door == "losses inside":
+        result = pipe.value_and_gradients(fields, step=STEP)
+        loss, gradients, moments = result.loss, result.gradients, result.moments
+        sums = result.sums
+    else:
+        loss, gradients, moments, sums = _own_tape(pipe, fields)
+    return Answer(
+        float(loss),
+        {path: value.numpy() for path, value in gradients.items()},
+        {path: value.numpy() for path, value in pipe.merge_moments(moments).items()},
+        float(sums["accuracy"]["total"]) if "accuracy" in sums else None,
+    )
+
+
+def _own_tape(pipe: Any, fields: Any) -> Any:
+    weights = pipe.loss_weights(fields)
+    coefficients = {loss.name: loss.coefficient for loss in pipe.analysis.losses}
+
+    @tf.function(autograph=False)
+    def run() -> Any:
+        with tf.GradientTape() as tape:
+            ctx = pipe.context(training=True, step=STEP)
+            pipe(fields, ctx=ctx)
+            loss = tf.add_n(
+                [
+                    coefficients[name] * total / weights[name]
+                    for name, total in ctx.collected.losses.items()
+                ]
+            )
+        gradients = tape.gradient(loss, pipe.weights, unconnected_gradients="zero")
+        dense = {path: tf.convert_to_tensor(g) for path, g in gradients.items()}
+        return loss, dense, ctx.collected.moments, ctx.collected.sums
+
+    return run()
+
+
+def parts(count: int, num_micro_batches: int) -> Iterator[slice]:
+    """Yield the examples of each micro-batch, larger ones first."""
+    for chunk in np.array_split(np.arange(count), min(count, num_micro_batches)):
+        yield slice(int(chunk[0]), int(chunk[-1]) + 1)
+
+
+@functools.cache
+def reference(name: str, num_micro_batches: int) -> Answer:
+    """Run a network as plain TensorFlow, one micro-batch after the other under one tape."""
+    net = sameness_nets.NETS[name]
+    fields = net.fields()
+    plain = build(Case(name, 1, num_micro_batches, "gpipe", "", "full")).by_path
+    weights = {path: tf.constant(variable) for path, variable in plain.items()}
+    trained = {
+        path: w for path, w in weights.items() if path not in net.frozen and "/moving_" not in path
+    }
+    whole = net.options.get("unbatched", ())
+    losses: list[tf.Tensor] = []
+    inputs: dict[str, list[tf.Tensor]] = {}
+    hits: list[float] = []
+    with tf.GradientTape() as tape:
+        tape.watch(list(trained.values()))
+        for m, part in enumerate(parts(sameness_nets.N, num_micro_batches)):
+            cut = {
+                key: value if key in whole else tf.nest.map_structure(lambda t: t[part], value)  # noqa: B023
+                for key, value in fields.items()
+            }
+            sums = net.reference(weights, cut, functools.partial(_draw, m))
+            losses += [
+                coefficient * sums.losses[loss] / weight
+                for loss, (coefficient, weight) in net.weights.items()
+            ]
+            for path, value in sums.norm_inputs.items():
+                inputs.setdefault(path, []).append(value)
+            hits += [] if sums.hits is None else [float(sums.hits)]
+        loss = tf.add_n(losses)
+    gradients = tape.gradient(loss, trained, unconnected_gradients="zero")
+    statistics = {}
+    for path, values in inputs.items():
+        flat = np.concatenate([v.numpy().reshape(-1, v.shape[-1]) for v in values])
+        momentum = {"bn1": 0.9, "bn2": 0.9, "block/body/bn": 0.8}[path]
+        statistics[f"{path}/moving_mean"] = (1 - momentum) * flat.mean(0)
+        statistics[f"{path}/moving_variance"] = momentum + (1 - momentum) * flat.var(0)
+    return Answer(
+        float(loss),
+        {path: tf.convert_to_tensor(g).numpy() for path, g in gradients.items()},
+        statistics,
+        sum(hits) if hits else None,
+    )
+
+
+def _draw(micro_batch: int, path: str) -> tf.Tensor:
+    seed = tf.constant([SEED, 0])
+    number = int.from_bytes(hashlib.sha256(path.encode()).digest()[:4], "big") % 2**31
+    for fold in (STEP, micro_batch, number):
+        seed = tf.random.fold_in(seed, fold)
+    return seed
+
+
+class DifferentError(AssertionError):
+    """The pipeline and the plain network disagree."""
+
+
+def compare(got: Answer, wanted: Answer, tolerance: float = TOLERANCE) -> float:
+    """Compare two answers; return the worst relative error of a gradient.
+
+    Raises:
+        DifferentError: naming what differs first, and by how much.
+    """
+    if set(got.gradients) != set(wanted.gradients):
+        raise DifferentError(f"gradients of {sorted(set(got.gradients) ^ set(wanted.gradients))}")
+    if set(got.statistics) != set(wanted.statistics):
+        raise DifferentError(f"statistics {sorted(set(got.statistics) ^ set(wanted.statistics))}")
+    if not abs(got.loss - wanted.loss) <= tolerance * abs(wanted.loss):
+        raise DifferentError(f"loss {got.loss!r}, plain {wanted.loss!r}")
+    largest = max(float(np.abs(g).max()) for g in wanted.gradients.values())
+    worst = 0.0
+    for path, plain in wanted.gradients.items():
+        scale = max(float(np.abs(plain).max()), 1e-3 * largest)
+        error = float(np.abs(got.gradients[path] - plain).max()) / scale
+        if not error <= tolerance:
+            raise DifferentError(f"gradient of {path} is off by {error:.1e} of its largest")
+        worst = max(worst, error)
+    for path, plain in wanted.statistics.items():
+        error = float(np.abs(got.statistics[path] - plain).max() / np.abs(plain).max())
+        if not error <= tolerance:
+            raise DifferentError(f"statistic {path} is off by {error:.1e}")
+    if got.hits != wanted.hits:
+        raise DifferentError(f"hits {got.hits}, plain {wanted.hits}")
+    return worst
+
+
+def check(case: Case, **changes: Any) -> float:
+    """Compare one case with its reference; see `compare`."""
+    return compare(pipelined(case, **changes), reference(case.net, case.num_micro_batches))

@@ -1,0 +1,262 @@
+"""Pipelined is plain: a pairwise covering set here, the whole grid by `make sameness`."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import cells, executor, microbatch, pipelining, seeds
+from lingvo_gpipe.layers import base
+from tests import sameness, sameness_nets
+
+Case = sameness.Case
+
+
+@pytest.mark.parametrize("case", sameness.covering(), ids=str)
+def test_pipelined_is_plain_on_a_covering_set(case: Case) -> None:
+    assert sameness.check(case) <= sameness.TOLERANCE
+
+
+@pytest.mark.sameness_grid
+@pytest.mark.parametrize("case", sameness.grid(), ids=str)
+def test_pipelined_is_plain_everywhere(case: Case) -> None:
+    assert sameness.check(case) <= sameness.TOLERANCE
+
+
+def test_covering_set_holds_every_pair() -> None:
+    cases = {
+        tuple(getattr(case, f) for f in case.__dataclass_fields__) for case in sameness.covering()
+    }
+    for (i, one), (j, other) in itertools.combinations(enumerate(sameness.AXES), 2):
+        for a, b in itertools.product(one, other):
+            assert any(point[i] == a and point[j] == b for point in cases), (a, b)
+
+
+@pytest.mark.parametrize("recompute", ["full,never,full", "never,full,except_last"])
+def test_policies_differ_per_cell(recompute: str) -> None:
+    assert sameness.check(Case("skip", 3, 3, "1f1b", "losses inside", recompute)) <= 1e-10
+
+
+@pytest.mark.parametrize("cuts", [(1, 1, 8), (8, 1, 1), (3, 4, 3)])
+def test_any_cut(cuts: tuple[int, ...]) -> None:
+    case = Case("skip", 3, 3, "gpipe", "losses inside", "full")
+    assert sameness.check(case, cuts=cuts) <= 1e-10
+
+
+def test_without_fusing() -> None:
+    case = Case("conv", 2, 3, "1f1b", "losses inside", "full")
+    assert sameness.check(case, fuse=False) <= 1e-10
+
+
+def test_by_micro_batch_size() -> None:
+    case = Case("dense", 2, 3, "gpipe", "losses inside", "full")
+    pipe = sameness.build(case, micro_batch_size=4)
+    result = pipe.value_and_gradients(sameness_nets.DENSE.fields(), step=sameness.STEP)
+    assert result.num_micro_batches == 3  # 4, 4 and 2 examples
+    got = {path: g.numpy() for path, g in result.gradients.items()}
+    answer = sameness.Answer(float(result.loss), got, {}, None)
+    assert sameness.compare(answer, sameness.reference("dense", 1)) <= 1e-10
+
+
+def test_hand_written_table_with_split_backward() -> None:
+    table = "0F0,0F1,,0I0,0W0,0I1,0W1\n,1F0,1I0,1W0,1F1,1I1,1W1"
+    case = Case("skip", 2, 2, table, "losses inside", "full")
+    assert sameness.check(case) <= 1e-10
+
+
+@pytest.mark.parametrize("net", ["conv", "tied", "skip"])
+def test_accumulated_mini_batches_are_one(net: str) -> None:
+    """2 mini-batches × 2 micro-batches ≡ 1 × 4: seeds, weights and all."""
+    whole = {
+        name: value if name == "gain" else value[:8]
+        for name, value in sameness_nets.NETS[net].fields().items()
+    }
+    one = sameness.build(Case(net, 2, 4, "1f1b", "losses inside", "full"))
+    two = sameness.build(Case(net, 2, 2, "1f1b", "losses inside", "full"))
+    wanted = one.value_and_gradients(whole, step=3)
+    halves = [
+        {name: value if name == "gain" else value[part] for name, value in whole.items()}
+        for part in (slice(0, 4), slice(4, 8))
+    ]
+    weights = [two.loss_weights(half) for half in halves]
+    total = {name: weights[0][name] + weights[1][name] for name in weights[0]}
+    first = two.value_and_gradients(halves[0], step=3, weights=total)
+    second = two.value_and_gradients(
+        halves[1], step=3, weights=total, first_micro_batch=2, accumulators=first.gradients
+    )
+    moments = tf.nest.map_structure(lambda a, b: a + b, first.moments, second.moments)
+    got, plain = (
+        sameness.Answer(
+            float(loss),
+            {path: g.numpy() for path, g in gradients.items()},
+            {path: v.numpy() for path, v in pipe.merge_moments(added).items()},
+            None,
+        )
+        for loss, gradients, pipe, added in (
+            (first.loss + second.loss, second.gradients, two, moments),
+            (wanted.loss, wanted.gradients, one, wanted.moments),
+        )
+    )
+    assert sameness.compare(got, plain) <= 1e-10
+
+
+def test_float32_is_close() -> None:
+    case = Case("tied", 3, 3, "1f1b", "losses inside", "full")
+    fields = {
+        name: tf.cast(v, tf.float32) if v.dtype.is_floating else v
+        for name, v in sameness_nets.TIED.fields().items()
+    }
+    settings = {"dtype": "float32"}
+    plain = sameness.build(Case("tied", 1, 3, "gpipe", "", "never"), **settings)
+    pipe = sameness.build(case, **settings)
+    one = plain.value_and_gradients(fields, step=5)
+    other = pipe.value_and_gradients(fields, step=5)
+    for path, gradient in one.gradients.items():
+        assert gradient.dtype == tf.float32
+        np.testing.assert_allclose(
+            other.gradients[path], gradient, atol=2e-5 * float(tf.reduce_max(tf.abs(gradient)))
+        )
+
+
+def test_bits_are_equal_between_two_runs() -> None:
+    case = Case("conv", 3, 3, "1f1b", "losses inside", "full")
+    one, other = sameness.pipelined(case), sameness.pipelined(case)
+    for path, gradient in one.gradients.items():
+        np.testing.assert_array_equal(gradient, other.gradients[path])
+
+
+# --- broken on purpose: each of these must be found -----------------------------------------------
+
+
+def _drop_micro_batch(patch: pytest.MonkeyPatch) -> None:
+    true = executor._Slot._take
+
+    def take(self: Any, gradients: Any) -> None:
+        if self.slot.micro_batch == 1:
+            gradients = cells.Gradients(gradients.imports, self.walk.totals[self.slot.cell])
+        true(self, gradients)
+
+    patch.setattr(executor._Slot, "_take", take)
+
+
+def _swap_cells(patch: pytest.MonkeyPatch) -> None:
+    true = executor.read_weights
+
+    def read(*args: Any) -> Any:
+        weights = true(*args)
+        for part in ("kernel", "bias"):  # d1, d2, d3 are of one shape, in cells of their own
+            weights[f"d2/{part}"], weights[f"d3/{part}"] = (
+                weights[f"d3/{part}"],
+                weights[f"d2/{part}"],
+            )
+        return weights
+
+    patch.setattr(executor, "read_weights", read)
+
+
+def _stale_seed(patch: pytest.MonkeyPatch) -> None:
+    true = seeds.micro_batch_seed
+    patch.setattr(seeds, "micro_batch_seed", lambda seed, step, m: true(seed, step, m * 0))
+
+
+def _fresh_seed_in_recomputation(patch: pytest.MonkeyPatch) -> None:
+    true = cells.Cell.backward
+
+    def backward(self: Any, mode: Any, w: Any, s: Any, i: Any, seed: Any, *a: Any, **k: Any) -> Any:
+        return true(self, mode, w, s, i, seed + 1, *a, **k)
+
+    patch.setattr(cells.Cell, "backward", backward)
+
+
+def _double_batch_norm(patch: pytest.MonkeyPatch) -> None:
+    true = pipelining.PipeliningLayer.merge_moments
+
+    def merge(self: Any, moments: Any) -> Any:
+        for path, value in true(self, moments).items():
+            self.by_path[path].assign(value)
+        return true(self, moments)
+
+    patch.setattr(pipelining.PipeliningLayer, "merge_moments", merge)
+
+
+def _unrouted_consumer(patch: pytest.MonkeyPatch) -> None:
+    true = executor.Walk.exported
+
+    def exported(self: Any, slot: Any) -> Any:
+        self.back = {key: leaves[:1] for key, leaves in self.back.items()}
+        return true(self, slot)
+
+    patch.setattr(executor.Walk, "exported", exported)
+
+
+def _weight_by_micro_batch(patch: pytest.MonkeyPatch) -> None:
+    true = executor.Walk.given
+    sizes: list[int] = []
+    original = microbatch.sizes
+
+    def remember(*args: Any) -> Any:
+        sizes[:] = original(*args)
+        return tuple(sizes)
+
+    def given(self: Any, slot: Any) -> Any:
+        share = sameness_nets.N / (len(sizes) * sizes[slot.micro_batch])
+        whole = self.__dict__.setdefault("whole_scales", [list(s) for s in self.scales])
+        self.scales = [[scale * share for scale in cell] for cell in whole]
+        return true(self, slot)
+
+    patch.setattr(microbatch, "sizes", remember)
+    patch.setattr(executor.Walk, "given", given)
+
+
+def _uncollected_loss(patch: pytest.MonkeyPatch) -> None:
+    def recomputed(layer: Any, theta: Any, inputs: Any, ctx: Any) -> Any:
+        given = (theta, inputs, ctx.state, ctx.root_seed, ctx.step)
+
+        def forward(*flat: tf.Tensor) -> Any:
+            own, x, state, seed, step = tf.nest.pack_sequence_as(given, list(flat))
+            sub = ctx.replace(state=state, root_seed=seed, step=step, collected=base.Collected())
+            y = layer.fprop(own, x, sub)
+            kept[:] = [sub.collected.as_nest()]
+            return y
+
+        kept: list[Any] = []
+        y = tf.recompute_grad(forward)(*tf.nest.flatten(given))
+        # Computed inside, but not returned: no gradient comes back through it.
+        ctx.collected.update(tf.nest.map_structure(tf.stop_gradient, kept[0]))
+        return y
+
+    patch.setattr(base, "recomputed", recomputed)
+
+
+BREAKS = {
+    "a dropped micro-batch": (_drop_micro_batch, "dense", 4, 3, "gradient of"),
+    "a swapped pair of cells": (_swap_cells, "dense", 4, 3, "loss"),
+    "a stale seed": (_stale_seed, "conv", 2, 3, "loss"),
+    "another mask in the recomputation": (_fresh_seed_in_recomputation, "tied", 3, 3, "gradient"),
+    "a doubled batch-norm update": (_double_batch_norm, "conv", 2, 3, "statistic"),
+    "an unrouted second consumer": (_unrouted_consumer, "skip", 4, 3, "gradient of"),
+    "a loss weighted by micro-batch": (_weight_by_micro_batch, "dense", 2, 3, "gradient of"),
+    "a loss collected inside and not returned": (
+        _uncollected_loss,
+        "recomputed",
+        2,
+        3,
+        "gradient of",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_broken_on_purpose_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    break_it, net, partitions, micro_batches, found = BREAKS[name]
+    case = Case(net, partitions, micro_batches, "gpipe", "losses inside", "full")
+    wanted = sameness.reference(net, micro_batches)
+    cuts = (1, 1, 1, 3) if net == "dense" and partitions == 4 else None
+    sameness.check(case, cuts=cuts)
+    break_it(monkeypatch)
+    with pytest.raises(sameness.DifferentError, match=found):
+        sameness.compare(sameness.pipelined(case, cuts=cuts), wanted)

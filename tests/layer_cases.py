@@ -103,8 +103,8 @@ CASES = (
     _row("dropout", lambda: layers.Dropout.Params(rate=0.4), SEQUENCE),
     _row(
         "dropout_examples",
-        lambda: layers.Dropout.Params(rate=0.4, noise_shape=(None, 1, 1, 1)),
-        IMAGE,
+        lambda: layers.Dropout.Params(rate=0.4, noise_shape=(None, 1, 1)),
+        tf.TensorSpec((16, 2, 3)),
     ),
     _row("embedding", lambda: layers.Embedding.Params(vocabulary=9, units=4, scale=True), IDS),
     _row("flatten", lambda: layers.Flatten.Params(), IMAGE),
@@ -206,6 +206,12 @@ CASES = (
         tf.TensorSpec((3, 5), tf.int32),
     ),
 )
+
+
+def meta_of(params: Any, *inputs: tf.TensorSpec) -> layers.Meta:
+    """Return what the layer of `params` tells of itself."""
+    told: layers.Meta = params.owner.fprop_meta(params, *inputs)
+    return told
 
 
 def nested(flat: dict[str, Any]) -> dict[str, Any]:

@@ -56,11 +56,6 @@ def named(params: Any, children: Sequence[Any]) -> list[Any]:
     return copies
 
 
-def _values(value: Any, count: int) -> tuple[Any, ...]:
-    """Return what stands for `count` names as a tuple."""
-    return (value,) if count == 1 else tuple(value)
-
-
 def chain_meta(params: Any, children: Sequence[Any], inputs: tuple[Any, ...]) -> Meta:
     """Return the Meta of named children in order, each given what the one before it gives.
 
@@ -68,19 +63,23 @@ def chain_meta(params: Any, children: Sequence[Any], inputs: tuple[Any, ...]) ->
         LayerError: one reads another number of values than the one before it writes.
     """
     metas: list[Meta] = []
-    values = inputs
-    before = "the layer itself reads"
+    values, before = inputs, "the layer itself reads"
     for child in children:
-        if len(child.reads) != len(values):
-            raise errors.LayerError(
-                f"{base.describe(params)}: child {child.name} reads {len(child.reads)} values "
-                f"{child.reads!r}, but {before} {len(values)}. Inside, values are handed on by "
-                "position; put it into the network itself to read the stream's names"
-            )
-        metas.append(base.child_meta(params, child.name, child, *values))
-        values = _values(metas[-1].outputs, len(child.writes))
+        metas.append(_one_meta(params, child, values, before))
+        outputs = metas[-1].outputs
+        values = (outputs,) if len(child.writes) == 1 else tuple(outputs)
         before = f"{child.name} writes"
     return base.sum_metas(values[0] if len(values) == 1 else values, metas)
+
+
+def _one_meta(params: Any, child: Any, values: tuple[Any, ...], before: str) -> Meta:
+    if len(child.reads) != len(values):
+        raise errors.LayerError(
+            f"{base.describe(params)}: child {child.name} reads {len(child.reads)} values "
+            f"{child.reads!r}, but {before} {len(values)}. Inside, values are handed on by "
+            "position; put it into the network itself to read the stream's names"
+        )
+    return base.child_meta(params, child.name, child, *values)
 
 
 class Sequential(Layer):
@@ -178,7 +177,8 @@ class Parallel(Layer):
         children = named(params, params.branches)
         if not children:
             raise errors.LayerError(f"{base.describe(params)}: has no branches. Give at least one")
-        metas = [chain_meta(params, [child], inputs) for child in children]
+        own = "the layer itself reads"
+        metas = [_one_meta(params, child, inputs, own) for child in children]
         outputs = tuple(meta.outputs for meta in metas)
         if params.merge == "add":
             return base.sum_metas(joining.sum_meta(params, outputs), metas)

@@ -55,10 +55,11 @@ def window_outputs(
         free = side if params.padding == "same" else side - reach + 1
         outputs.append(-(-free // stride))
     if min(outputs) < 1:
+        spread = f" with dilation {dilation}" if max(dilation) > 1 else ""
         raise errors.LayerError(
-            f"{base.describe(params)}: a window of {window[0]}x{window[1]} (dilation {dilation}) "
-            f"does not fit into [H, W] = {list(sides)} with padding 'valid'. Use padding='same', a "
-            "smaller window, or fewer strides before it"
+            f"{base.describe(params)}: a window of {window[0]}x{window[1]}{spread} does not fit "
+            f"into [H, W] = {list(sides)} with padding 'valid'. Use padding='same', a smaller "
+            "window, or fewer strides before it"
         )
     return outputs[0], outputs[1]
 
@@ -120,8 +121,8 @@ class Conv2D(Layer):
         checks.positive(params, filters=params.filters, groups=params.groups)
         if channels % params.groups or params.filters % params.groups:
             raise errors.LayerError(
-                f"{base.describe(params)}: {params.groups} groups divide not both {channels} input "
-                f"channels and {params.filters} filters. Choose a common divisor"
+                f"{base.describe(params)}: {params.groups} groups do not divide both {channels} "
+                f"input channels and {params.filters} filters. Choose a common divisor"
             )
         height, width = pair(params.kernel_size)
         kernel = (height, width, channels // params.groups, params.filters)

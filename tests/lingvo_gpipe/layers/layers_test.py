@@ -1,0 +1,476 @@
+"""Laws that every layer keeps, over all rows of `layer_cases`."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import errors, hyperparams, layers, precision
+from lingvo_gpipe.layers import composition
+from tests import layer_cases
+from tests.layer_cases import CASES, Case
+
+POLICIES = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
+RANDOM = {
+    "attention",
+    "dropout",
+    "dropout_examples",
+    "residual",
+    "sequential",
+    "transformer",
+}
+# TensorFlow pads a dilated convolution for its CPU kernel; the formula counts what is asked for.
+PADDED = {"conv_dilated"}
+
+every_case = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+class Run:
+    """A layer of a case with variables and inputs of its own."""
+
+    def __init__(self, case: Case, policy: str = "float64", **fields: Any) -> None:
+        self.params = case.params().set(dtype=policy, **fields)
+        self.specs = case.specs(policy)
+        self.meta = layer_cases.meta_of(self.params, *self.specs)
+        self.layer = self.params.instantiate()
+        compute = precision.policy(policy).compute
+        self.theta, self.state = layer_cases.create_variables(self.meta, 1, compute)
+        self.inputs = layer_cases.draw(self.specs)
+
+    def forward(
+        self, theta: Any, inputs: tuple[Any, ...], *, training: bool = True, seed: int = 0
+    ) -> tuple[Any, dict[str, Any]]:
+        """Return outputs and what was collected."""
+        ctx = layer_cases.context(self.state, training=training, seed=seed)
+        outputs = self.layer.run(theta, layer_cases.as_read(inputs), ctx)
+        return outputs, ctx.collected.as_nest()
+
+    def everything(self, theta: Any, inputs: tuple[Any, ...]) -> dict[str, Any]:
+        """Return outputs, what was collected, and gradients of a scalar of all that is floating."""
+        sources = [theta, [x for x in inputs if x.dtype.is_floating]]
+        with tf.GradientTape() as tape:
+            tape.watch(sources)
+            outputs, collected = self.forward(theta, inputs)
+            target = scalar([outputs, collected["losses"]])
+        gradients = tape.gradient(target, sources, unconnected_gradients="zero")
+        # An embedding's gradient is sparse.
+        gradients = tf.nest.map_structure(tf.convert_to_tensor, gradients)
+        return {"outputs": outputs, "collected": collected, "gradients": gradients}
+
+
+def scalar(nest: Any) -> tf.Tensor:
+    """Return a sum of all floating tensors in which each element counts differently."""
+    parts = []
+    for number, value in enumerate(tf.nest.flatten(nest)):
+        if value.dtype.is_floating:
+            flat = tf.reshape(value, (-1,))
+            shares = tf.cos(tf.cast(tf.range(tf.size(flat)), tf.float64) + number)
+            parts.append(tf.reduce_sum(flat * tf.cast(shares, flat.dtype)))
+    return tf.add_n([tf.cast(part, tf.float64) for part in parts])
+
+
+def assert_equal_nests(ours: Any, expected: Any, tolerance: float = 0.0) -> None:
+    tf.nest.assert_same_structure(ours, expected)
+    for a, b in zip(tf.nest.flatten(ours), tf.nest.flatten(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+def traced(run: Run, function: Any, batch: int | None) -> tf.Graph:
+    """Return the graph of function(theta, inputs) for a batch size, None: unknown."""
+    specs = [tf.TensorSpec((batch, *s.shape[1:]), s.dtype) for s in run.specs]
+    theta = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), run.theta)
+    return tf.function(function, autograph=False).get_concrete_function(theta, tuple(specs)).graph
+
+
+def test_every_exported_layer_has_a_row() -> None:
+    exported = {
+        value
+        for value in vars(layers).values()
+        if inspect.isclass(value) and issubclass(value, layers.Layer)
+    } - {layers.Layer}
+    assert exported == {case.params().owner for case in CASES}
+    assert {owner.__name__ for owner in exported} <= set(layers.__all__)
+
+
+@every_case
+@pytest.mark.parametrize("policy", POLICIES)
+def test_meta_is_what_comes_out(case: Case, policy: str) -> None:
+    run = Run(case, policy)
+    for training in (True, False):
+        outputs, collected = run.forward(run.theta, run.inputs, training=training)
+        tf.nest.assert_same_structure(outputs, run.meta.outputs)
+        for value, spec in zip(
+            tf.nest.flatten(outputs), tf.nest.flatten(run.meta.outputs), strict=True
+        ):
+            assert (value.shape, value.dtype) == (spec.shape, spec.dtype)
+        assert set(collected["losses"]) == {loss.name for loss in run.meta.losses}
+        assert set(collected["sums"]) == {metric.name for metric in run.meta.metrics}
+        variable = precision.policy(policy).variable
+        assert {loss.dtype for loss in collected["losses"].values()} <= {variable}
+        if not training:
+            assert not collected["moments"]
+    assert {v.dtype for v in run.meta.variables} <= {variable}
+
+
+@every_case
+def test_every_weight_has_a_gradient(case: Case) -> None:
+    run = Run(case)
+    with tf.GradientTape() as tape:
+        tape.watch(run.theta)
+        outputs, collected = run.forward(run.theta, run.inputs)
+        target = scalar([outputs, collected["losses"]])
+    gradients = tf.nest.flatten(tape.gradient(target, run.theta))
+    assert len(gradients) == sum(not v.is_state for v in run.meta.variables)
+    assert all(g is not None and np.any(tf.convert_to_tensor(g) != 0) for g in gradients)
+
+
+@every_case
+def test_variables_stay_below_the_layer_and_differ(case: Case) -> None:
+    run = Run(case)
+    paths = [v.path for v in run.meta.variables]
+    assert len(set(paths)) == len(paths)
+    assert all(v.group in ("kernel", "bias", "norm") for v in run.meta.variables)
+    frozen = Run(case, trainable=False)
+    assert not any(v.trainable for v in frozen.meta.variables)
+    assert [v.path for v in frozen.meta.variables] == paths
+
+
+@every_case
+def test_text_round_trip(case: Case) -> None:
+    params = case.params()
+    assert hyperparams.from_text(params.to_text()) == params
+
+
+@every_case
+def test_recomputed_equals_kept(case: Case) -> None:
+    kept, again = Run(case), Run(case, recompute=True)
+    results = [
+        tf.function(run.everything, autograph=False)(run.theta, run.inputs) for run in (kept, again)
+    ]
+    assert_equal_nests(results[1], results[0])
+
+
+@every_case
+@pytest.mark.parametrize("known_batch", [True, False])
+def test_programs_are_pure(case: Case, known_batch: bool) -> None:
+    run = Run(case, "float32")
+    graph = traced(run, run.everything, run.specs[0].shape[0] if known_batch else None)
+    graphs = [graph, *(f.graph for f in graph._functions.values())]
+    operations = [op for g in graphs for op in g.get_operations()]
+    assert not {op.type for op in operations if op.op_def.is_stateful}
+    # A cell hands the state in; here it is captured, as plain tensors.
+    assert tf.resource not in {captured.dtype for captured, _ in graph.captures}
+
+
+@every_case
+def test_draws_depend_on_seed_and_path_alone(case: Case) -> None:
+    run = Run(case)
+
+    def output(seed: int, path: str = "net", *, training: bool = True) -> list[np.ndarray]:
+        ctx = layer_cases.context(run.state, seed=seed, path=path, training=training)
+        outputs = run.layer.run(run.theta, layer_cases.as_read(run.inputs), ctx)
+        return [np.asarray(value) for value in tf.nest.flatten(outputs)]
+
+    def differ(a: list[np.ndarray], b: list[np.ndarray]) -> bool:
+        return any(np.any(x != y) for x, y in zip(a, b, strict=True))
+
+    assert not differ(output(1), output(1))
+    assert differ(output(1), output(2)) == (case.name in RANDOM)
+    assert differ(output(1), output(1, "other")) == (case.name in RANDOM)
+    assert not differ(output(1, training=False), output(2, training=False))
+
+
+@every_case
+def test_what_is_collected_adds_up_over_unequal_micro_batches(case: Case) -> None:
+    run = Run(case)
+    whole = run.forward(run.theta, run.inputs)[1]
+    first = [tuple(x[:1] for x in run.inputs), tuple(x[1:] for x in run.inputs)]
+    parts = [run.forward(run.theta, part)[1] for part in first]
+    added = tf.nest.map_structure(lambda *values: tf.add_n(values), *parts)
+    assert_equal_nests(added, whole, 1e-12)
+
+
+def product_flops(op: tf.Operation) -> int:
+    """Return 2 × the multiply-adds of an operation; 0 if it is no product or convolution."""
+    given = [tuple(x.shape) for x in op.inputs]
+    output = math.prod(tuple(op.outputs[0].shape)) if op.outputs else 0
+    if op.type == "MatMul":
+        return 2 * output * given[0][-2 if op.get_attr("transpose_a") else -1]
+    if op.type == "BatchMatMulV2":
+        return 2 * output * given[0][-2 if op.get_attr("adj_x") else -1]
+    if op.type == "Conv2D":
+        return 2 * output * math.prod(given[1][:3])
+    if op.type == "DepthwiseConv2dNative":
+        return 2 * output * math.prod(given[1][:2])
+    # Of gradients: each multiply-add of the forward once, seen from the output's gradient.
+    if op.type == "Conv2DBackpropInput":
+        return 2 * math.prod(given[2]) * math.prod(given[1][:3])
+    if op.type == "Conv2DBackpropFilter":
+        return 2 * math.prod(given[2]) * math.prod(tuple(op.outputs[0].shape)[:3])
+    if op.type == "DepthwiseConv2dNativeBackpropInput":
+        return 2 * math.prod(given[2]) * math.prod(given[1][:2])
+    if op.type == "DepthwiseConv2dNativeBackpropFilter":
+        return 2 * math.prod(given[2]) * math.prod(tuple(op.outputs[0].shape)[:2])
+    return 0
+
+
+def graph_flops(run: Run, function: Any) -> int:
+    graph = traced(run, function, run.specs[0].shape[0])
+    graphs = [graph, *(f.graph for f in graph._functions.values())]
+    return sum(product_flops(op) for g in graphs for op in g.get_operations())
+
+
+@every_case
+def test_flops_are_what_the_graph_multiplies(case: Case) -> None:
+    run = Run(case, "float32")
+    forward = graph_flops(run, run.forward)
+    if case.name in PADDED:
+        assert run.meta.flops_forward < forward
+        return
+    assert run.meta.flops_forward == forward
+    counted = graph_flops(run, run.everything) - forward
+    frozen = bool(run.meta.variables) and not any(v.trainable for v in run.meta.variables)
+    # Here gradients of frozen weights are asked for too; a cell does not ask.
+    assert run.meta.flops_backward == counted // (2 if frozen else 1)
+
+
+def test_flops_of_dense_and_convolutions_by_hand() -> None:
+    told = {
+        name: Run(case).meta.flops_forward
+        for case in CASES
+        if (name := case.name)
+        in ("dense", "conv", "conv_strided", "conv_dilated", "conv_grouped", "separable_conv")
+    }
+    assert told == {
+        "dense": 2 * 5 * 6 * 3,
+        "conv": 2 * (4 * 7 * 6) * (3 * 3 * 4) * 5,
+        "conv_strided": 2 * (4 * 7 * 2) * (1 * 3 * 4) * 5,
+        "conv_dilated": 2 * (4 * 7 * 6) * (3 * 3 * 4) * 3,
+        "conv_grouped": 2 * (4 * 7 * 6) * (3 * 3 * 2) * 6,
+        "separable_conv": 2 * (4 * 7 * 6) * (5 * 5 * 8 + 8 * 3),
+    }
+
+
+def test_children_are_named_by_class_and_number() -> None:
+    children = [
+        layers.MaxPool2D.Params(),
+        layers.Dense.Params(units=1),
+        layers.Dense.Params(units=1, name="dense_1"),
+        layers.Dense.Params(units=1),
+        layers.MultiHeadAttention.Params(units=1, heads=1),
+    ]
+    names = [p.name for p in composition.named(layers.Sequential.Params(), children)]
+    assert names == ["max_pool2d", "dense", "dense_1", "dense_2", "multi_head_attention"]
+
+
+X = tf.TensorSpec((4, 8, 8, 3))
+FLAT = tf.TensorSpec((4, 6))
+WORDS = tf.TensorSpec((4, 6), tf.int32)
+TOKENS = tf.TensorSpec((4, 6, 8))
+
+
+@pytest.mark.parametrize(
+    ("params", "inputs", "text"),
+    [
+        (
+            layers.Dense.Params(units=3, name="top"),
+            [WORDS],
+            "top (Dense): expected floating [B, ..., D], got int32 [4, 6]. Scale or embed it",
+        ),
+        (
+            layers.Dense.Params(units=3),
+            [tf.TensorSpec((4,))],
+            "Dense: expected [B, ..., D] with known sides, got shape (4,). Put a Flatten before it",
+        ),
+        (
+            layers.Dense.Params(units=0),
+            [FLAT],
+            "Dense: field units is 0, expected at least 1",
+        ),
+        (
+            layers.Dense.Params(units=3),
+            [FLAT, FLAT],
+            "Dense: reads 2 names ('x',), expected (x). Set its field reads",
+        ),
+        (
+            layers.Dense.Params(units=3, activation="rleu"),
+            [FLAT],
+            "Dense: no activation 'rleu'; nearest relu",
+        ),
+        (
+            layers.Activation.Params(activation="glu"),
+            [FLAT],
+            "Activation: no activation 'glu'; nearest gelu, elu",
+        ),
+        (
+            layers.Dense.Params(units=3, kernel_init="glorot"),
+            [FLAT],
+            "no Keras initializer 'glorot'",
+        ),
+        (
+            layers.Dense.Params(units=3, dtype="float23"),
+            [FLAT],
+            "no precision policy 'float23'; nearest float32",
+        ),
+        (
+            layers.Dense.Params(units=3, tie={"kernle": "a/kernel"}),
+            [FLAT],
+            "Dense: tie names 'kernle', which it has not; nearest kernel",
+        ),
+        (
+            layers.Conv2D.Params(filters=3),
+            [FLAT],
+            "Conv2D: expected [B, H, W, C] with known sides, got shape (4, 6). Put a Reshape",
+        ),
+        (
+            layers.Conv2D.Params(filters=3, kernel_size=5, dilation=2, padding="valid"),
+            [X],
+            "Conv2D: a window of 5x5 with dilation (2, 2) does not fit into [H, W] = [8, 8]",
+        ),
+        (
+            layers.MaxPool2D.Params(pool_size=9),
+            [X],
+            "MaxPool2D: a window of 9x9 does not fit into [H, W] = [8, 8] with padding 'valid'. "
+            "Use padding='same'",
+        ),
+        (
+            layers.Conv2D.Params(filters=3, strides=2, dilation=2),
+            [X],
+            "Conv2D: dilation (2, 2) together with strides (2, 2)",
+        ),
+        (
+            layers.Conv2D.Params(filters=4, groups=2),
+            [X],
+            "Conv2D: 2 groups do not divide both 3 input channels and 4 filters",
+        ),
+        (
+            layers.DepthwiseConv2D.Params(strides=(1, 2)),
+            [X],
+            "DepthwiseConv2D: strides (1, 2), but TensorFlow's depthwise convolution steps equally",
+        ),
+        (
+            layers.GroupNorm.Params(groups=2),
+            [X],
+            "GroupNorm: 2 groups do not divide 3 channels. Choose a divisor",
+        ),
+        (
+            layers.BatchNorm.Params(reads=("x", "mask")),
+            [TOKENS, tf.TensorSpec((4, 5), tf.bool)],
+            "BatchNorm: mask of shape [4, 5], expected [4, 6] for x of shape [4, 6, 8]",
+        ),
+        (
+            layers.BatchNorm.Params(momentum=1.0),
+            [X],
+            "BatchNorm: field momentum is 1.0, expected 0 <= momentum < 1",
+        ),
+        (
+            layers.Dropout.Params(rate=1.0),
+            [FLAT],
+            "Dropout: field rate is 1.0, expected 0 <= rate < 1",
+        ),
+        (
+            layers.Dropout.Params(rate=0.5, noise_shape=(None, 1)),
+            [X],
+            "Dropout: noise_shape (None, 1) does not fit x of shape [4, 8, 8, 3]. Give 1 or None "
+            "for each of its 4 sides",
+        ),
+        (
+            layers.Embedding.Params(vocabulary=5, units=2),
+            [FLAT],
+            "Embedding: expected integer ids, got float32 [4, 6]. Read the field that holds the",
+        ),
+        (
+            layers.Reshape.Params(shape=(-1, 5)),
+            [X],
+            "Reshape: shape [-1, 5] does not hold the 192 elements of [8, 8, 3]. Let their",
+        ),
+        (
+            layers.Rename.Params(reads=("a", "b"), writes=("c",)),
+            [FLAT, FLAT],
+            "Rename: reads ('a', 'b'), writes ('c',). Give one name to write for each",
+        ),
+        (
+            layers.Add.Params(reads=("a", "b")),
+            [FLAT, X],
+            "Add: shapes [[4, 6], [4, 8, 8, 3]] cannot be added. Project the others",
+        ),
+        (
+            layers.Concat.Params(reads=("a", "b"), axis=1),
+            [TOKENS, tf.TensorSpec((4, 3, 7))],
+            "Concat: shapes [[4, 6, 8], [4, 3, 7]] cannot be concatenated along axis 1. All sides",
+        ),
+        (
+            layers.Concat.Params(reads=("a", "b"), axis=0),
+            [FLAT, FLAT],
+            "it may not be the first",
+        ),
+        (
+            layers.Softmax.Params(classes=3),
+            [FLAT, tf.TensorSpec((4, 1), tf.int32)],
+            "Softmax: label of shape [4, 1], expected [4] for its x. Set its field reads",
+        ),
+        (
+            layers.Softmax.Params(classes=3),
+            [FLAT, tf.TensorSpec((4,))],
+            "Softmax: label is float32, expected integer classes. Cast it in the input",
+        ),
+        (
+            layers.MeanSquaredError.Params(),
+            [FLAT, TOKENS],
+            "MeanSquaredError: target or weights of shape [4, 6, 8], expected [4, 6]",
+        ),
+        (
+            layers.MultiHeadAttention.Params(units=8, heads=3),
+            [TOKENS],
+            "MultiHeadAttention: 3 heads do not divide 8 units. Set its field head_dim",
+        ),
+        (
+            layers.MultiHeadAttention.Params(units=6, heads=3),
+            [TOKENS],
+            "x of shape [4, 6, 8] and memory of [4, 6, 8], expected [4, T, 6]",
+        ),
+        (
+            layers.MultiHeadAttention.Params(units=8, heads=2, reads=("x", "mask")),
+            [TOKENS, tf.TensorSpec((4, 5), tf.bool)],
+            "MultiHeadAttention: mask of shape [4, 5], expected [4, 6] or [4, 6, 6]",
+        ),
+        (
+            layers.Sequential.Params(layers=[layers.Softmax.Params(classes=3)], name="block"),
+            [FLAT],
+            "block (Sequential): child softmax reads 2 values ('x', 'label'), but the layer itself "
+            "reads 1. Inside, values are handed on by position",
+        ),
+        (
+            layers.Sequential.Params(
+                layers=[layers.Dense.Params(units=1, name="a"), layers.Flatten.Params(name="a")]
+            ),
+            [FLAT],
+            "Sequential: no child can be called 'a'; names are unique among its children",
+        ),
+        (
+            layers.Sequential.Params(layers=[layers.Identity.Params()], writes=("x", "y")),
+            [FLAT],
+            "Sequential: writes ('x', 'y'), but its last child gives 1 values",
+        ),
+        (
+            layers.Residual.Params(body=[layers.Dense.Params(units=5)]),
+            [FLAT],
+            "Residual: shapes [[4, 6], [4, 5]] cannot be added. Project",
+        ),
+        (
+            layers.Parallel.Params(branches=[]),
+            [FLAT],
+            "Parallel: has no branches. Give at least one",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named(params: Any, inputs: list[tf.TensorSpec], text: str) -> None:
+    with pytest.raises(errors.LayerError) as caught:
+        layer_cases.meta_of(params, *inputs)
+    assert text in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,465 @@
+"""What layers compute, beside Keras' own layers with copied weights, and by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import errors, layers
+from lingvo_gpipe.layers.heads import weight_by
+from tests import layer_cases
+from tests.layer_cases import IDS, IMAGE, SEQUENCE
+
+DTYPE = "float64"
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """Ours and Keras' own.
+
+    Attributes:
+        ours: params.
+        keras: a layer, or a function of several inputs.
+        inputs: specs.
+        names: Keras' names of our weights where they differ.
+        tolerance: larger where Keras computes a part in float32.
+    """
+
+    name: str
+    ours: Callable[[], Any]
+    keras: Callable[[], Any]
+    inputs: tuple[tf.TensorSpec, ...]
+    names: dict[str, str] = dataclasses.field(default_factory=dict)
+    tolerance: float = 1e-12
+
+
+K = keras.layers
+PAIRS = (
+    Pair(
+        "dense",
+        lambda: layers.Dense.Params(units=3, activation="gelu"),
+        lambda: K.Dense(3, activation="gelu", dtype=DTYPE),
+        (SEQUENCE,),
+    ),
+    Pair(
+        "conv",
+        lambda: layers.Conv2D.Params(
+            filters=5, kernel_size=(3, 2), strides=2, padding="valid", activation="relu"
+        ),
+        lambda: K.Conv2D(5, (3, 2), strides=2, padding="valid", activation="relu", dtype=DTYPE),
+        (IMAGE,),
+    ),
+    Pair(
+        "conv_dilated",
+        lambda: layers.Conv2D.Params(filters=5, kernel_size=3, dilation=2, use_bias=False),
+        lambda: K.Conv2D(5, 3, dilation_rate=2, padding="same", use_bias=False, dtype=DTYPE),
+        (IMAGE,),
+    ),
+    Pair(
+        "conv_grouped",
+        lambda: layers.Conv2D.Params(filters=6, kernel_size=3, groups=2, strides=(1, 2)),
+        lambda: K.Conv2D(6, 3, groups=2, strides=(1, 2), padding="same", dtype=DTYPE),
+        (IMAGE,),
+    ),
+    Pair(
+        "depthwise_conv",
+        lambda: layers.DepthwiseConv2D.Params(strides=2, depth_multiplier=2),
+        lambda: K.DepthwiseConv2D(3, strides=2, padding="same", depth_multiplier=2, dtype=DTYPE),
+        (IMAGE,),
+    ),
+    Pair(
+        "separable_conv",
+        lambda: layers.SeparableConv2D.Params(
+            filters=5, kernel_size=5, depth_multiplier=2, activation="relu"
+        ),
+        lambda: K.SeparableConv2D(
+            5, 5, padding="same", depth_multiplier=2, activation="relu", dtype=DTYPE
+        ),
+        (IMAGE,),
+    ),
+    *(
+        Pair(
+            f"{kind}_pool_{padding}",
+            functools.partial(ours.Params, pool_size=(3, 2), strides=2, padding=padding),
+            functools.partial(theirs, (3, 2), strides=2, padding=padding, dtype=DTYPE),
+            (IMAGE,),
+        )
+        for kind, ours, theirs in (
+            ("max", layers.MaxPool2D, K.MaxPooling2D),
+            ("avg", layers.AvgPool2D, K.AveragePooling2D),
+        )
+        for padding in ("same", "valid")
+    ),
+    Pair(
+        "global_avg_pool",
+        lambda: layers.GlobalPool2D.Params(),
+        lambda: K.GlobalAveragePooling2D(dtype=DTYPE),
+        (IMAGE,),
+    ),
+    Pair(
+        "global_max_pool",
+        lambda: layers.GlobalPool2D.Params(kind="max", keep_sides=True),
+        lambda: K.GlobalMaxPooling2D(keepdims=True, dtype=DTYPE),
+        (IMAGE,),
+    ),
+    Pair(
+        "layer_norm",
+        lambda: layers.LayerNorm.Params(epsilon=1e-3),
+        lambda: K.LayerNormalization(epsilon=1e-3, dtype=DTYPE),
+        (SEQUENCE,),
+    ),
+    Pair(
+        "group_norm",
+        lambda: layers.GroupNorm.Params(groups=2),
+        lambda: K.GroupNormalization(groups=2, dtype=DTYPE),
+        (IMAGE,),
+    ),
+    Pair(
+        "embedding",
+        lambda: layers.Embedding.Params(vocabulary=9, units=4),
+        lambda: K.Embedding(9, 4, dtype=DTYPE),
+        (IDS,),
+        {"table": "embeddings"},
+    ),
+    Pair(
+        "activation",
+        lambda: layers.Activation.Params(activation="silu"),
+        lambda: K.Activation("silu", dtype=DTYPE),
+        (SEQUENCE,),
+    ),
+    Pair(
+        "attention",
+        lambda: layers.MultiHeadAttention.Params(units=8, heads=2, head_dim=3, causal=True),
+        lambda: _KerasAttention(),
+        (SEQUENCE,),
+        tolerance=2e-6,
+    ),
+    Pair(
+        "batch_norm",
+        lambda: layers.BatchNorm.Params(momentum=0.8),
+        lambda: _Training(K.BatchNormalization(momentum=0.8, dtype=DTYPE)),
+        (IMAGE,),
+    ),
+    Pair(
+        "batch_norm_masked",
+        lambda: layers.BatchNorm.Params(reads=("x", "mask")),
+        lambda: _Training(K.BatchNormalization(dtype=DTYPE)),
+        (SEQUENCE, tf.TensorSpec((3, 5), tf.bool)),
+        tolerance=2e-6,
+    ),
+)
+
+
+class _Training(keras.Layer):
+    """A Keras layer called with training=True and a mask, if there is one."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(dtype=DTYPE)
+        self.inner = inner
+
+    def call(self, x: tf.Tensor, mask: tf.Tensor | None = None) -> tf.Tensor:
+        return self.inner(x, training=True, mask=mask)
+
+
+class _KerasAttention(keras.Layer):
+    """Keras' causal self-attention."""
+
+    def __init__(self) -> None:
+        super().__init__(dtype=DTYPE)
+        self.inner = K.MultiHeadAttention(2, 3, flash_attention=False, dtype=DTYPE)
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return self.inner(x, x, use_causal_mask=True)
+
+
+def flat_weights(theta: Any) -> dict[str, tf.Tensor]:
+    """Return nested theta by path."""
+    found: dict[str, tf.Tensor] = {}
+    for name, value in theta.items():
+        inner = flat_weights(value) if isinstance(value, dict) else {"": value}
+        found |= {f"{name}/{path}".rstrip("/"): leaf for path, leaf in inner.items()}
+    return found
+
+
+def randomized(theta: Any) -> Any:
+    """Return theta with every element different, so that ones and zeros cannot hide a swap."""
+    rng = np.random.default_rng(3)
+    return tf.nest.map_structure(
+        lambda t: t + tf.constant(rng.normal(size=t.shape, scale=0.3), t.dtype), theta
+    )
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
+def test_outputs_and_gradients_are_keras_own(pair: Pair) -> None:
+    params = pair.ours().set(dtype=DTYPE)
+    specs = layer_cases.Case(pair.name, pair.ours, pair.inputs).specs(DTYPE)
+    meta = layer_cases.meta_of(params, *specs)
+    theta, state = layer_cases.create_variables(meta)
+    theta = randomized(theta)
+    inputs = layer_cases.draw(specs)
+    floating = [x for x in inputs if x.dtype.is_floating]
+    layer = params.instantiate()
+    with tf.GradientTape() as tape:
+        tape.watch([theta, floating])
+        ours = layer.run(theta, layer_cases.as_read(inputs), layer_cases.context(state))
+        target = tf.reduce_sum(ours * tf.cos(tf.cast(tf.range(ours.shape[-1]), ours.dtype)))
+    by_weight, by_input = tape.gradient(target, (theta, floating))
+
+    theirs = pair.keras()
+    theirs(*inputs)
+    weights = flat_weights(theta)
+    variables = {
+        path: next(
+            v for v in theirs.trainable_variables if v.path.endswith(pair.names.get(path, path))
+        )
+        for path in weights
+    }
+    assert len({v.path for v in variables.values()}) == len(theirs.trainable_variables)
+    for path, value in weights.items():
+        variables[path].assign(tf.reshape(value, variables[path].shape))
+    with tf.GradientTape() as tape:
+        tape.watch(floating)
+        expected = theirs(*inputs)
+        target = tf.reduce_sum(expected * tf.cos(tf.cast(tf.range(ours.shape[-1]), ours.dtype)))
+    sources = {path: v.value for path, v in variables.items()}
+    their_weight, their_input = tape.gradient(target, (sources, floating))
+
+    np.testing.assert_allclose(ours, expected, rtol=pair.tolerance, atol=pair.tolerance)
+    for path, gradient in flat_weights(by_weight).items():
+        np.testing.assert_allclose(
+            tf.convert_to_tensor(gradient),
+            tf.reshape(tf.convert_to_tensor(their_weight[path]), gradient.shape),
+            rtol=pair.tolerance,
+            atol=pair.tolerance,
+            err_msg=path,
+        )
+    for gradient, their in zip(by_input, their_input, strict=True):
+        np.testing.assert_allclose(gradient, their, rtol=pair.tolerance, atol=pair.tolerance)
+
+
+def batch_norm(**fields: Any) -> tuple[Any, Any, dict[str, Any], dict[str, Any]]:
+    """Return params, layer, theta and state of a batch norm of four channels."""
+    params = layers.BatchNorm.Params(**fields)
+    meta = layer_cases.meta_of(params, tf.TensorSpec((4, 7, 6, 4)))
+    return params, params.instantiate(), *layer_cases.create_variables(meta)
+
+
+def test_moving_statistics_are_keras_own() -> None:
+    _, layer, theta, state = batch_norm(momentum=0.8, dtype=DTYPE)
+    theirs = K.BatchNormalization(momentum=0.8, dtype=DTYPE)
+    for seed in range(3):
+        x = layer_cases.draw([tf.TensorSpec((4, 7, 6, 4), tf.float64)], seed)[0] * 3.0 + 2.0
+        ctx = layer_cases.context(state)
+        layer.run(theta, x, ctx)
+        state = layer.merge_moments(state, ctx.collected.moments["net"])
+        theirs(x, training=True)
+        np.testing.assert_allclose(state["moving_mean"], theirs.moving_mean, rtol=1e-13)
+        np.testing.assert_allclose(state["moving_variance"], theirs.moving_variance, rtol=1e-13)
+    ours = layer.run(theta, x, layer_cases.context(state, training=False))
+    np.testing.assert_allclose(ours, theirs(x, training=False), rtol=1e-12)
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+def test_moments_over_ragged_micro_batches_are_the_whole_batchs(warm: bool) -> None:
+    _, layer, theta, state = batch_norm(momentum=0.0)
+    if warm:
+        state["moving_mean"] = tf.constant([29.9, 30.2, 30.0, 29.7])
+    x = 30.0 + 0.5 * layer_cases.draw([tf.TensorSpec((64, 7, 6, 4))])[0]
+    parts = []
+    for part in tf.split(x, [30, 1, 20, 13]):
+        ctx = layer_cases.context(state)
+        layer.run(theta, part, ctx)
+        parts.append(ctx.collected.moments["net"])
+    merged = layer.merge_moments(state, tf.nest.map_structure(lambda *v: tf.add_n(v), *parts))
+    exact = np.asarray(x, np.float64)
+    np.testing.assert_allclose(merged["moving_mean"], exact.mean((0, 1, 2)), rtol=1e-7)
+    np.testing.assert_allclose(merged["moving_variance"], exact.var((0, 1, 2)), rtol=3e-7)
+
+
+def test_moments_are_sums_around_the_moving_mean() -> None:
+    _, layer, theta, state = batch_norm(dtype=DTYPE)
+    state["moving_mean"] = tf.constant([1.0, -2.0, 0.5, 3.0], tf.float64)
+    x = layer_cases.draw([tf.TensorSpec((4, 7, 6, 4), tf.float64)])[0]
+    ctx = layer_cases.context(state)
+    layer.run(theta, x, ctx)
+    moments = ctx.collected.moments["net"]
+    shifted = np.asarray(x - state["moving_mean"])
+    assert moments["count"] == 4 * 7 * 6
+    np.testing.assert_allclose(moments["sum"], shifted.sum((0, 1, 2)), rtol=1e-12)
+    np.testing.assert_allclose(moments["sum_of_squares"], (shifted**2).sum((0, 1, 2)), rtol=1e-12)
+
+
+def test_a_batch_norm_that_counted_nothing_moves_nothing() -> None:
+    params = layers.BatchNorm.Params(reads=("x", "mask"))
+    specs = (SEQUENCE, tf.TensorSpec((3, 5), tf.bool))
+    theta, state = layer_cases.create_variables(layer_cases.meta_of(params, *specs))
+    ctx = layer_cases.context(state)
+    layer = params.instantiate()
+    x = tf.fill((3, 5, 8), float("nan"))
+    layer.run(theta, (tf.zeros_like(x), tf.zeros((3, 5), tf.bool)), ctx)
+    new = layer.merge_moments(state, ctx.collected.moments["net"])
+    np.testing.assert_array_equal(new["moving_mean"], state["moving_mean"])
+    np.testing.assert_array_equal(new["moving_variance"], state["moving_variance"])
+
+
+def test_a_frozen_batch_norm_uses_its_moving_statistics() -> None:
+    x = layer_cases.draw([tf.TensorSpec((4, 7, 6, 4))])[0]
+    _, layer, theta, state = batch_norm()
+    expected = layer.run(theta, x, layer_cases.context(state, training=False))
+    _, frozen, _, _ = batch_norm(trainable=False)
+    by_params = layer_cases.context(state)
+    by_pattern = layer_cases.context(state).replace(path="block/net", frozen=frozenset(["block"]))
+    for own, ctx in ((frozen, by_params), (layer, by_pattern)):
+        np.testing.assert_array_equal(own.run(theta, x, ctx), expected)
+        assert not ctx.collected.moments
+
+
+def test_dropout_keeps_the_mean_and_the_rest_scaled() -> None:
+    layer = layers.Dropout.Params(rate=0.3).instantiate()
+    ones = tf.ones((200, 300))
+    dropped = layer.run({}, ones, layer_cases.context()).numpy()
+    np.testing.assert_allclose(np.unique(dropped), [0.0, 1.0 / 0.7], rtol=1e-6)
+    assert abs((dropped == 0).mean() - 0.3) < 0.01
+    assert layer.run({}, ones, layer_cases.context(training=False)) is ones
+
+
+def test_dropout_is_even_in_bfloat16_too() -> None:
+    layer = layers.Dropout.Params(rate=0.1, dtype="mixed_bfloat16").instantiate()
+    dropped = layer.run({}, tf.ones((400, 500), tf.bfloat16), layer_cases.context())
+    # Drawn in bfloat16, 13 of 128 numbers lie below 0.1.
+    assert abs(np.mean(np.asarray(dropped, np.float32) == 0) - 0.1) < 0.001
+
+
+def test_dropout_by_noise_shape_drops_whole_examples() -> None:
+    layer = layers.Dropout.Params(rate=0.5, noise_shape=(None, 1, 1)).instantiate()
+    dropped = layer.run({}, tf.ones((40, 3, 2)), layer_cases.context()).numpy()
+    sums = dropped.sum((1, 2))
+    assert set(sums) == {0.0, 12.0}
+
+
+def test_positional_encoding_by_hand() -> None:
+    layer = layers.PositionalEncoding.Params(dtype=DTYPE).instantiate()
+    found = layer.run({}, tf.zeros((2, 6, 5), tf.float64), layer_cases.context())
+    for t in range(6):
+        expected = [np.sin(t), np.sin(t / 1e4), np.cos(t), np.cos(t / 1e4), 0.0]
+        np.testing.assert_allclose(found[1, t], expected, atol=1e-14)
+
+
+def test_embedding_scales_by_the_root_of_its_width() -> None:
+    params = layers.Embedding.Params(vocabulary=7, units=9, scale=True)
+    theta, _ = layer_cases.create_variables(layer_cases.meta_of(params, IDS))
+    ids = layer_cases.draw([IDS])[0]
+    found = params.instantiate().run(theta, ids, layer_cases.context())
+    np.testing.assert_allclose(found, 3.0 * tf.gather(theta["table"], ids), rtol=1e-6)
+
+
+def softmax_run(params: Any, *inputs: Any) -> tuple[Any, dict[str, Any], Any]:
+    """Return logits, what was collected and the Meta of a softmax head."""
+    specs = [tf.TensorSpec(x.shape, x.dtype) for x in inputs]
+    meta = layer_cases.meta_of(params, *specs)
+    theta, _ = layer_cases.create_variables(meta)
+    ctx = layer_cases.context()
+    logits = params.instantiate().run(theta, layer_cases.as_read(inputs), ctx)
+    return logits, ctx.collected.as_nest(), meta
+
+
+def test_softmax_loss_and_metrics_are_keras_own() -> None:
+    rng = np.random.default_rng(0)
+    x, label = tf.constant(rng.normal(size=(40, 6))), tf.constant(rng.integers(0, 5, 40))
+    params = layers.Softmax.Params(classes=5, label_smoothing=0.2, top_k=3, dtype=DTYPE)
+    logits, collected, meta = softmax_run(params, x, label)
+    loss = keras.losses.CategoricalCrossentropy(True, label_smoothing=0.2, reduction="sum")
+    np.testing.assert_allclose(
+        collected["losses"]["loss"], loss(tf.one_hot(label, 5, dtype=tf.float64), logits), rtol=1e-7
+    )
+    results = {m.name: m.finish(collected["sums"][m.name]) for m in meta.metrics}
+    hits = keras.metrics.sparse_categorical_accuracy(label, logits)
+    top3 = keras.metrics.sparse_top_k_categorical_accuracy(label, tf.cast(logits, tf.float32), 3)
+    np.testing.assert_allclose(results["accuracy"], np.mean(hits))
+    np.testing.assert_allclose(results["top3"], np.mean(top3))
+    assert 0 < results["accuracy"] < results["top3"] < 1
+
+
+def test_softmax_counts_weighted_labels_alone() -> None:
+    rng = np.random.default_rng(0)
+    x, label = rng.normal(size=(3, 4, 6)), rng.integers(0, 5, (3, 4))
+    weights = np.array([[1.0, 1, 0.5, 0], [1, 0, 0, 0], [2, 1, 1, 1]])
+    # Where the weight is 0 the label may be anything.
+    label[weights == 0] = 99
+    params = layers.SequenceSoftmax.Params(
+        vocabulary=5, reads=("x", "label", "weights"), metric_prefix="aux/", dtype=DTYPE
+    )
+    given = tf.constant(x), tf.constant(label), tf.constant(weights)
+    logits, collected, meta = softmax_run(params, *given)
+    each = [
+        (
+            weights[place],
+            -tf.nn.log_softmax(logits)[place][label[place]].numpy(),
+            np.argmax(logits[place]) == label[place],
+        )
+        for place in zip(*np.nonzero(weights), strict=True)
+    ]
+    np.testing.assert_allclose(collected["losses"]["loss"], sum(w * nll for w, nll, _ in each))
+    results = {m.name: m.finish(collected["sums"][m.name]) for m in meta.metrics}
+    total = weights.sum()
+    np.testing.assert_allclose(results["aux/accuracy"], sum(w * hit for w, _, hit in each) / total)
+    np.testing.assert_allclose(
+        results["aux/log_perplexity"], sum(w * nll for w, nll, _ in each) / total
+    )
+    fields = {"label": given[1], "weights": given[2]}
+    np.testing.assert_allclose(meta.losses[0].weight(fields), total)
+
+
+def test_a_tied_softmax_uses_the_embedding_table() -> None:
+    params = layers.SequenceSoftmax.Params(vocabulary=7, tie={"kernel": "embedding/table"})
+    meta = layer_cases.meta_of(params, SEQUENCE, IDS)
+    table = layers.Embedding.Params(vocabulary=7, units=8)
+    (owner,) = layer_cases.meta_of(table, IDS).variables
+    kernel = meta.variables[0]
+    assert (kernel.tie, kernel.shape, kernel.dtype) == (
+        "embedding/table",
+        owner.shape,
+        owner.dtype,
+    )
+
+
+def test_nan_logits_are_no_hits() -> None:
+    params = layers.Softmax.Params(classes=5, top_k=2)
+    label = tf.constant([0, 1, 0])
+    _, collected, _ = softmax_run(params, tf.fill((3, 4), float("nan")), label)
+    assert collected["sums"]["top2"]["total"] == 0
+
+
+def test_mean_squared_error_is_keras_own() -> None:
+    rng = np.random.default_rng(0)
+    x, target = tf.constant(rng.normal(size=(6, 3, 2))), tf.constant(rng.normal(size=(6, 3, 2)))
+    _, collected, meta = softmax_run(layers.MeanSquaredError.Params(dtype=DTYPE), x, target)
+    weight = meta.losses[0].weight({"target": target})
+    assert weight == 6
+    expected = keras.losses.MeanSquaredError()(target, x)
+    np.testing.assert_allclose(collected["losses"]["loss"] / weight, expected, rtol=1e-7)
+
+
+def test_auxiliary_losses_by_hand() -> None:
+    x = tf.constant([[1.0, -3.0], [0.0, 2.0], [1.0, 1.0]])
+    for kind, expected in (("l2", (10 + 4 + 2) / 2), ("l1", (4 + 2 + 2) / 2)):
+        params = layers.AuxiliaryLoss.Params(loss_name="small", coefficient=0.5)
+        params.set(kind=kind)
+        same, collected, meta = softmax_run(params, x)
+        np.testing.assert_array_equal(same, x)
+        np.testing.assert_allclose(collected["losses"]["small"], expected)
+        assert meta.losses[0].coefficient == 0.5
+        assert meta.losses[0].weight({"label": tf.zeros((3, 9))}) == 3
+
+
+def test_a_loss_weighted_by_no_field_says_so() -> None:
+    weight = weight_by("lable", tf.float32, given=False)
+    with pytest.raises(errors.LayerError, match=r"'lable', which is no field .* nearest label"):
+        weight({"label": tf.zeros(3), "image": tf.zeros(3)})

@@ -1,0 +1,242 @@
+"""Input: mini-batches as a pure function of (seed, position).
+
+Position counts the mini-batches drawn since a run began; it is all that a checkpoint must hold of
+the data. Example number g of a run is in epoch g // n, and its place there is looked up in that
+epoch's permutation, so any position is reached without reading what lies before it. Batches cross
+the borders of epochs: every example is seen once per epoch and none is dropped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gpipe import errors, hyperparams
+
+# Rounds of the block cipher behind the permutation; with 8, sets of 3 examples are even as well.
+_SHUFFLE_ROUNDS = 8
+_PREFETCH = 2
+
+
+class Batches:
+    """Mini-batches of a `tf.data.Dataset`; an error of reading them is the user's to mend.
+
+    Attributes:
+        dataset: dicts of tensors, for those who need TensorFlow's own object.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, explain: Callable[[int], str | None]) -> None:
+        """Wrap `dataset`; `explain` tells what is wrong with its batch of some number."""
+        self.dataset = dataset
+        self._explain = explain
+
+    def __iter__(self) -> Iterator[dict[str, tf.Tensor]]:
+        source = iter(self.dataset)
+        number = 0
+        while True:
+            try:
+                batch = next(source)
+            except StopIteration:
+                return
+            except tf.errors.OpError as error:
+                text = self._explain(number) or plain(error)
+                raise errors.InputError(f"mini-batch {number} cannot be read: {text}") from error
+            yield batch
+            number += 1
+
+
+class Input(hyperparams.Configurable):
+    """Base of every input: named fields of mini-batches."""
+
+    class Params(hyperparams.Configurable.Params):
+        """Fields that every input has."""
+
+        batch_size: int = hyperparams.required("Examples in a mini-batch of training.")
+        eval_batch_size: int | None = hyperparams.field(
+            None, "Examples in a mini-batch of evaluation; None: those of training."
+        )
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        for name in ("batch_size", "eval_batch_size"):
+            size = getattr(params, name)
+            if size is not None and size < 1:
+                raise errors.InputError(f"input.{name}={size} is too small. Use 1 or more")
+
+    def element_spec(self, training: bool = True) -> dict[str, tf.TensorSpec]:
+        """Tell the fields of one mini-batch, from params alone; in evaluation the last is less."""
+        raise NotImplementedError(f"{type(self).__name__} defines no element_spec")
+
+    def batches(self, seed: int, position: int = 0) -> Batches:
+        """Return the endless mini-batches of training from number `position` on."""
+        raise NotImplementedError(f"{type(self).__name__} defines no batches")
+
+    def evaluation(self, split: str, batch_size: int | None = None) -> Batches:
+        """Return mini-batches with every example of `split` once; the last may be smaller."""
+        raise NotImplementedError(f"{type(self).__name__} defines no evaluation")
+
+
+class Indexed(Input):
+    """Base of inputs whose examples are known by number; subclasses define what they are."""
+
+    class Params(Input.Params):
+        """Fields of Indexed."""
+
+        shuffle: bool = hyperparams.field(True, "A new order of the examples in each epoch.")
+        train_split: str = hyperparams.field("train", "Part of the data that is trained on.")
+
+    def example_spec(self) -> dict[str, tf.TensorSpec]:
+        """Tell the fields of one example, from params alone."""
+        raise NotImplementedError(f"{type(self).__name__} defines no example_spec")
+
+    def num_examples(self, split: str) -> int:
+        """Return the number of examples of a split.
+
+        Raises:
+            InputError: there is no such split.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no num_examples")
+
+    def read(
+        self, rows: tf.data.Dataset, split: str, batch_size: int, seed: int | None
+    ) -> tf.data.Dataset:
+        """Return mini-batches for `rows`.
+
+        Args:
+            rows: per mini-batch {"index": int64 [B], "epoch": int64 [B]}, which examples.
+            split: where they are.
+            batch_size: B; the last batch may have less.
+            seed: of training, where examples may be distorted by (seed, epoch, index); None in
+                evaluation.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no read")
+
+    def explain(self, split: str, indices: np.ndarray[Any, Any]) -> str | None:
+        """Tell which of these examples cannot be read, and why; None: not known."""
+        del split, indices
+        return None
+
+    def element_spec(self, training: bool = True) -> dict[str, tf.TensorSpec]:
+        """Tell the fields of one mini-batch, from params alone; in evaluation the last is less."""
+        size = self.params.batch_size
+        if not training:
+            size = self.params.eval_batch_size or size
+        return {
+            name: tf.TensorSpec([size, *spec.shape], spec.dtype)
+            for name, spec in self.example_spec().items()
+        }
+
+    def batches(self, seed: int, position: int = 0) -> Batches:
+        """Return the endless mini-batches of training from number `position` on."""
+        split, size = self.params.train_split, self.params.batch_size
+        count = self._counted(split)
+        shuffle_seed = seed if self.params.shuffle else None
+
+        def rows_of(number: tf.Tensor) -> dict[str, tf.Tensor]:
+            numbers = number * size + tf.range(size, dtype=tf.int64)
+            epoch = numbers // count
+            return {"index": _permute(numbers % count, epoch, count, shuffle_seed), "epoch": epoch}
+
+        rows = tf.data.Dataset.range(position, tf.int64.max).map(rows_of)
+        return self._batches(rows, split, size, seed)
+
+    def evaluation(self, split: str, batch_size: int | None = None) -> Batches:
+        """Return mini-batches with every example of `split` once; the last may be smaller."""
+        size = batch_size or self.params.eval_batch_size or self.params.batch_size
+        rows = tf.data.Dataset.range(self._counted(split)).batch(size)
+        rows = rows.map(lambda index: {"index": index, "epoch": tf.zeros_like(index)})
+        return self._batches(rows, split, size, None)
+
+    def _counted(self, split: str) -> int:
+        count = self.num_examples(split)
+        if count == 0:
+            raise errors.InputError(f"{type(self).__name__}: split {split!r} has no examples")
+        return count
+
+    def _batches(self, rows: tf.data.Dataset, split: str, size: int, seed: int | None) -> Batches:
+        def explain(number: int) -> str | None:
+            for row in rows.skip(number).take(1):
+                return self.explain(split, row["index"].numpy())
+            return None
+
+        options = tf.data.Options()
+        options.deterministic = True
+        dataset = self.read(rows, split, size, seed).prefetch(_PREFETCH).with_options(options)
+        return Batches(dataset, explain)
+
+
+class InMemory(Indexed):
+    """Base of inputs that are a few arrays in memory; subclasses define `arrays`."""
+
+    class Params(Indexed.Params):
+        """Fields of InMemory."""
+
+    def arrays(self) -> Mapping[str, Mapping[str, np.ndarray[Any, Any]]]:
+        """Return split → field → array, examples along its first axis."""
+        raise NotImplementedError(f"{type(self).__name__} defines no arrays")
+
+    def num_examples(self, split: str) -> int:
+        """Return the number of examples of a split."""
+        fields = self._split(split)
+        lengths = {name: len(array) for name, array in fields.items()}
+        if len(set(lengths.values())) != 1:
+            told = ", ".join(f"{name} {length}" for name, length in lengths.items())
+            raise errors.InputError(
+                f"{type(self).__name__}: fields of split {split!r} have different lengths: {told}"
+            )
+        return next(iter(lengths.values()))
+
+    def read(
+        self, rows: tf.data.Dataset, split: str, batch_size: int, seed: int | None
+    ) -> tf.data.Dataset:
+        """Return mini-batches for `rows`; see `Indexed.read`."""
+        del batch_size, seed
+        with tf.device("CPU:0"):
+            fields = {
+                name: tf.convert_to_tensor(self._split(split)[name], spec.dtype)
+                for name, spec in self.example_spec().items()
+            }
+        return rows.map(
+            lambda row: {name: tf.gather(array, row["index"]) for name, array in fields.items()}
+        )
+
+    def _split(self, split: str) -> Mapping[str, np.ndarray[Any, Any]]:
+        splits = self.arrays()
+        check_split(type(self).__name__, split, splits)
+        return splits[split]
+
+
+def check_split(where: str, split: str, splits: Any) -> None:
+    """Refuse a split that does not exist.
+
+    Raises:
+        InputError: names those that do.
+    """
+    if split not in splits:
+        raise errors.InputError(
+            f"{where} has no split {split!r}; there are {', '.join(sorted(splits)) or 'none'}"
+        )
+
+
+def _permute(place: tf.Tensor, epoch: tf.Tensor, count: int, seed: int | None) -> tf.Tensor:
+    """Return which example stands at `place` in the order of `epoch`; all int64 [B]."""
+    if seed is None:
+        return place
+    low, high = seed & 0x7FFFFFFF, (seed >> 31) & 0x7FFFFFFF
+    key = tf.stack([tf.fill(tf.shape(epoch), tf.constant(s, tf.int64)) for s in (low, high)], 1)
+    # tf.random.experimental.index_shuffle is this operation, but refuses a seed per index.
+    return tf.raw_ops.RandomIndexShuffle(
+        index=place,
+        seed=tf.concat([key, epoch[:, tf.newaxis]], 1),
+        max_index=tf.constant(count - 1, tf.int64),
+        rounds=_SHUFFLE_ROUNDS,
+    )
+
+
+def plain(error: tf.errors.OpError) -> str:
+    """Return the first line of TensorFlow's message without its node names."""
+    return re.sub(r"\{\{[^}]*\}\}\s*|\s*\[Op:.*", "", error.message.strip().splitlines()[0])

@@ -25,8 +25,8 @@ from lingvo_gpipe.layers import base
 _TAKEN = {
     "learning_rate": "set the optimizer's field learning_rate",
     "global_clipnorm": "set the update's field clip_norm, which spans all layers",
-    "use_ema": "set the update's field ema, which covers statistics too",
-    "ema_momentum": "set the update's field ema",
+    "use_ema": "set the update's field average, which covers statistics too",
+    "ema_momentum": "set the update's field average",
     "ema_overwrite_frequency": "averages are used for evaluation and never overwrite weights",
     "loss_scale_factor": "set the update's field loss_scale",
     "gradient_accumulation_steps": "accumulation is the trainer's",

@@ -262,7 +262,7 @@ class Updater(hyperparams.Configurable):
         filling = slot.initial
         return _on(
             self._device_of(path),
-            lambda: tf.fill(slot.shape, tf.constant(filling, slot.dtype)),
+            lambda: tf.fill(slot.shape, tf.cast(tf.constant(filling, tf.float64), slot.dtype)),
         )
 
     def _norms(

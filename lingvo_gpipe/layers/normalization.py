@@ -30,11 +30,13 @@ def _weights(params: Any, features: int) -> tuple[VariableSpec, ...]:
 
 
 def _meta(params: Any, x: tf.TensorSpec, variables: tuple[VariableSpec, ...]) -> Meta:
-    """Return the Meta of a norm: it keeps the centred input in the statistics' dtype."""
+    """Return the Meta of a norm.
+
+    It keeps x less its mean, in the statistics' dtype, in the place of x itself.
+    """
     policy = precision.policy(params.dtype)
-    output = tf.TensorSpec(x.shape, policy.compute)
-    kept = [output, tf.TensorSpec(x.shape, policy.variable)]
-    return Meta(output, variables, activation_bytes=base.spec_bytes(kept))
+    kept = base.spec_bytes(tf.TensorSpec(x.shape, policy.variable))
+    return Meta(tf.TensorSpec(x.shape, policy.compute), variables, activation_bytes=kept)
 
 
 def _scaled(

@@ -168,6 +168,16 @@ def test_programs_are_pure(case: Case, known_batch: bool) -> None:
 
 
 @every_case
+def test_xla_compiles_every_layer_to_the_same(case: Case) -> None:
+    run = Run(case, "float32")
+    compiled = tf.function(run.everything, autograph=False, jit_compile=True)
+    found = compiled(run.theta, run.inputs)
+    # XLA on a CPU draws other numbers from the same seed.
+    if case.name not in RANDOM:
+        assert_equal_nests(found, run.everything(run.theta, run.inputs), 5e-5)
+
+
+@every_case
 def test_draws_depend_on_seed_and_path_alone(case: Case) -> None:
     run = Run(case)
 
@@ -253,6 +263,32 @@ def test_flops_of_dense_and_convolutions_by_hand() -> None:
         "conv_dilated": 2 * (4 * 7 * 6) * (3 * 3 * 4) * 3,
         "conv_grouped": 2 * (4 * 7 * 6) * (3 * 3 * 2) * 6,
         "separable_conv": 2 * (4 * 7 * 6) * (5 * 5 * 8 + 8 * 3),
+    }
+
+
+def test_kept_bytes_by_hand() -> None:
+    names = ("dense", "conv", "activation", "batch_norm", "dropout", "flatten")
+    told = {
+        policy: {c.name: Run(c, policy).meta.activation_bytes for c in CASES if c.name in names}
+        for policy in ("float32", "mixed_bfloat16")
+    }
+    # Outputs; an activation's input too where its gradient needs it; dropout's mask; a norm's
+    # centred input, which is float32 always.
+    assert told["float32"] == {
+        "activation": 2 * 4 * 30,
+        "batch_norm": 4 * 672,
+        "conv": 4 * 840,
+        "dense": 4 * 15,
+        "dropout": (4 + 1) * 120,
+        "flatten": 0,
+    }
+    assert told["mixed_bfloat16"] == {
+        "activation": 2 * 2 * 30,
+        "batch_norm": 4 * 672,
+        "conv": 2 * 840,
+        "dense": 2 * 15,
+        "dropout": (2 + 1) * 120,
+        "flatten": 0,
     }
 
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 from lingvo_gpipe import errors, layers
 from lingvo_gpipe.layers.heads import weight_by
 from tests import layer_cases
-from tests.layer_cases import IDS, IMAGE, SEQUENCE
+from tests.layer_cases import IDS, IMAGE, MEMORY, SEQUENCE
 
 DTYPE = "float64"
 
@@ -142,6 +142,15 @@ PAIRS = (
         tolerance=2e-6,
     ),
     Pair(
+        "attention_cross",
+        lambda: layers.MultiHeadAttention.Params(
+            units=8, heads=2, cross=True, reads=("x", "memory", "mask")
+        ),
+        lambda: _KerasCrossAttention(),
+        (SEQUENCE, MEMORY, tf.TensorSpec((3, 5, 4), tf.bool)),
+        tolerance=2e-6,
+    ),
+    Pair(
         "batch_norm",
         lambda: layers.BatchNorm.Params(momentum=0.8),
         lambda: _Training(K.BatchNormalization(momentum=0.8, dtype=DTYPE)),
@@ -177,6 +186,17 @@ class _KerasAttention(keras.Layer):
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
         return self.inner(x, x, use_causal_mask=True)
+
+
+class _KerasCrossAttention(keras.Layer):
+    """Keras' attention to a memory, with a mask."""
+
+    def __init__(self) -> None:
+        super().__init__(dtype=DTYPE)
+        self.inner = K.MultiHeadAttention(2, 4, flash_attention=False, dtype=DTYPE)
+
+    def call(self, x: tf.Tensor, memory: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+        return self.inner(x, memory, attention_mask=mask)
 
 
 def flat_weights(theta: Any) -> dict[str, tf.Tensor]:
@@ -319,6 +339,72 @@ def test_a_frozen_batch_norm_uses_its_moving_statistics() -> None:
     for own, ctx in ((frozen, by_params), (layer, by_pattern)):
         np.testing.assert_array_equal(own.run(theta, x, ctx), expected)
         assert not ctx.collected.moments
+
+
+def run_double(params: Any, *inputs: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """Return output, layer and theta of a layer under float64."""
+    params.set(dtype=DTYPE)
+    meta = layer_cases.meta_of(params, *(tf.TensorSpec(x.shape, x.dtype) for x in inputs))
+    theta = randomized(layer_cases.create_variables(meta)[0])
+    layer = params.instantiate()
+    output = layer.run(theta, layer_cases.as_read(inputs), layer_cases.context())
+    return output, layer, theta
+
+
+def dense(theta: Any, x: Any) -> Any:
+    return x @ theta["kernel"] + theta["bias"]
+
+
+def test_compositions_by_hand() -> None:
+    x = layer_cases.draw([tf.TensorSpec((4, 6), tf.float64)])[0]
+    wide, back = layers.Dense.Params(units=5, activation="relu"), layers.Dense.Params(units=6)
+    narrow = layers.Dense.Params(units=3)
+
+    output, _, theta = run_double(layers.Sequential.Params(layers=[wide, back]), x)
+    np.testing.assert_allclose(
+        output, dense(theta["dense_1"], tf.nn.relu(dense(theta["dense"], x)))
+    )
+
+    output, _, theta = run_double(layers.Residual.Params(body=[back], activation="tanh"), x)
+    np.testing.assert_allclose(output, tf.tanh(x + dense(theta["body"]["dense"], x)))
+
+    output, _, theta = run_double(layers.Residual.Params(body=[narrow], shortcut=[narrow]), x)
+    body, shortcut = (dense(theta[part]["dense"], x) for part in ("body", "shortcut"))
+    np.testing.assert_allclose(output, body + shortcut)
+
+    branches: list[layers.Layer.Params] = [narrow, narrow.copy().set(name="right")]
+    output, _, theta = run_double(layers.Parallel.Params(branches=branches), x)
+    left, right = dense(theta["dense"], x), dense(theta["right"], x)
+    np.testing.assert_allclose(output, left + right)
+    output, _, theta = run_double(layers.Parallel.Params(branches=branches, merge="concat"), x)
+    left, right = dense(theta["dense"], x), dense(theta["right"], x)
+    np.testing.assert_allclose(output, tf.concat([left, right], 1))
+
+
+def test_a_transformer_layer_is_two_pre_norm_branches() -> None:
+    x = layer_cases.draw([tf.TensorSpec(SEQUENCE.shape, tf.float64)])[0]
+    params = layers.TransformerLayer.Params(units=8, heads=2, hidden=12, activation="gelu")
+    output, layer, theta = run_double(params, x)
+    ctx = layer_cases.context()
+
+    def norm(part: str, value: Any) -> Any:
+        return layer.child(f"{part}_norm", theta, value, ctx)
+
+    middle = x + layer.child("attention", theta, norm("attention", x), ctx)
+    inner = theta["feed_forward"]
+    hidden = keras.activations.gelu(dense(inner["dense"], norm("feed_forward", middle)))
+    np.testing.assert_allclose(output, middle + dense(inner["dense_1"], hidden), rtol=1e-12)
+
+
+def test_joins_keep_the_order_of_names() -> None:
+    a, b = layer_cases.draw([tf.TensorSpec((2, 3), tf.float64)] * 2)
+    joined, _, _ = run_double(layers.Concat.Params(reads=("a", "b")), a, b)
+    np.testing.assert_array_equal(joined, tf.concat([a, b], 1))
+    total, _, _ = run_double(layers.Add.Params(reads=("a", "b")), a, b)
+    np.testing.assert_array_equal(total, a + b)
+    renamed, _, _ = run_double(layers.Rename.Params(reads=("a", "b"), writes=("c", "d")), a, b)
+    assert renamed[0] is a
+    assert renamed[1] is b
 
 
 def test_dropout_keeps_the_mean_and_the_rest_scaled() -> None:

@@ -226,15 +226,28 @@ def _permute(place: tf.Tensor, epoch: tf.Tensor, count: int, seed: int | None) -
     """Return which example stands at `place` in the order of `epoch`; all int64 [B]."""
     if seed is None:
         return place
-    low, high = seed & 0x7FFFFFFF, (seed >> 31) & 0x7FFFFFFF
-    key = tf.stack([tf.fill(tf.shape(epoch), tf.constant(s, tf.int64)) for s in (low, high)], 1)
-    # tf.random.experimental.index_shuffle is this operation, but refuses a seed per index.
+    # The permutation is only as random as its key, and epochs are 0, 1, 2, …
+    state = _mix(_mix(tf.constant(seed % 2**64, tf.uint64)) + tf.cast(epoch, tf.uint64))
+    key = [_mix(state + tf.constant(n, tf.uint64)) for n in range(3)]
+    # tf.random.experimental.index_shuffle is this operation, but refuses a key per index.
     return tf.raw_ops.RandomIndexShuffle(
         index=place,
-        seed=tf.concat([key, epoch[:, tf.newaxis]], 1),
+        seed=tf.stack(key, 1),
         max_index=tf.constant(count - 1, tf.int64),
         rounds=_SHUFFLE_ROUNDS,
     )
+
+
+def _mix(number: tf.Tensor) -> tf.Tensor:
+    """Return a uint64 in which every bit depends on every bit of `number`.
+
+    Source: Steele, Lea and Flood 2014, Fast splittable pseudorandom number generators (SplitMix64).
+    """
+    number += tf.constant(0x9E3779B97F4A7C15, tf.uint64)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        shifted = tf.bitwise.right_shift(number, tf.constant(shift, tf.uint64))
+        number = tf.bitwise.bitwise_xor(number, shifted) * tf.constant(factor, tf.uint64)
+    return number
 
 
 def plain(error: tf.errors.OpError) -> str:

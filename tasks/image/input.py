@@ -355,7 +355,7 @@ class TFDS(Images):
         paths = [str(instruction.filename) for instruction in instructions]
         spans = []
         for number, (path, instruction) in enumerate(zip(paths, instructions, strict=True)):
-            own = _scan(path)[instruction.skip :][: instruction.examples_in_shard]
+            own = _scan(path)[instruction.skip :][: instruction.take]
             spans.append(np.insert(own, 0, number, axis=1))
         table = np.concatenate(spans) if spans else np.zeros([0, 3], np.int64)
         if len(table) != info.splits[split].num_examples:

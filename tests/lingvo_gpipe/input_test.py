@@ -1,0 +1,175 @@
+"""Mini-batches are a pure function of (seed, position), and no example is lost."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe import input as input_lib
+
+SIZES = {"train": 10, "test": 7}
+
+
+class Numbers(input_lib.InMemory):
+    """Example i holds i and [i, -i]."""
+
+    def example_spec(self) -> dict[str, tf.TensorSpec]:
+        return {"id": tf.TensorSpec([], tf.int32), "pair": tf.TensorSpec([2], tf.float32)}
+
+    def arrays(self) -> Mapping[str, Mapping[str, np.ndarray[Any, Any]]]:
+        return {
+            split: {
+                "id": np.arange(n, dtype=np.int32),
+                "pair": np.stack([np.arange(n), -np.arange(n)], 1).astype(np.float32),
+            }
+            for split, n in (SIZES | {"empty": 0}).items()
+        } | {"uneven": {"id": np.zeros(3, np.int32), "pair": np.zeros([2, 2], np.float32)}}
+
+
+def make(batch_size: int = 4, **more: Any) -> Numbers:
+    made: Numbers = Numbers.Params(batch_size=batch_size, **more).instantiate()
+    return made
+
+
+def ids(batches: input_lib.Batches, count: int | None = None) -> list[list[int]]:
+    found = []
+    for batch in itertools.islice(batches, count):
+        number = batch["id"].numpy()
+        np.testing.assert_array_equal(batch["pair"], np.stack([number, -number], 1))
+        found.append(number.tolist())
+    return found
+
+
+@hypothesis.given(
+    position=st.integers(0, 40), batch_size=st.integers(1, 13), seed=st.integers(0, 2**40)
+)
+@hypothesis.settings(max_examples=15)
+def test_any_position_is_reached_without_what_lies_before(
+    position: int, batch_size: int, seed: int
+) -> None:
+    source = make(batch_size)
+    whole = ids(source.batches(seed), position + 3)
+    assert ids(source.batches(seed, position), 3) == whole[position:]
+
+
+@pytest.mark.parametrize("batch_size", [3, 4, 10, 23])
+def test_every_epoch_has_every_example_once_though_batches_cross_its_border(
+    batch_size: int,
+) -> None:
+    count = -(-50 // batch_size)
+    drawn = list(itertools.chain(*ids(make(batch_size).batches(5), count)))
+    epochs = [drawn[start : start + 10] for start in range(0, 50, 10)]
+    assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
+    assert len(set(map(tuple, epochs))) == 5
+
+
+def test_another_seed_is_another_order() -> None:
+    seeds = [0, 1, 2, 1 << 31, 1 << 40]
+    assert len({tuple(*ids(make(10).batches(seed), 1)) for seed in seeds}) == 5
+
+
+def test_orders_are_spread_evenly() -> None:
+    counts = np.zeros([10, 10])
+    for order in ids(make(10).batches(3), 1000):
+        counts[np.arange(10), order] += 1
+    # Chi-square over 81 degrees of freedom: 99.99 % of fair shuffles stay below 138.
+    assert ((counts - 100) ** 2 / 100).sum() < 138
+
+
+def test_without_shuffling_the_order_is_the_datas() -> None:
+    assert ids(make(4, shuffle=False).batches(1), 3) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 7, 50])
+def test_evaluation_has_every_example_once_in_order(batch_size: int) -> None:
+    given = {"one": make(4).evaluation("test", batch_size)}
+    given["two"] = make(4, eval_batch_size=batch_size).evaluation("test")
+    for batches in given.values():
+        found = ids(batches)
+        assert list(itertools.chain(*found)) == list(range(7))
+        assert {len(part) for part in found[:-1]} <= {batch_size}
+
+
+def test_the_spec_is_told_from_params_and_true() -> None:
+    source = make(4, eval_batch_size=3)
+    told = source.element_spec()
+    batch = next(iter(source.batches(1)))
+    assert {k: tf.TensorSpec.from_tensor(v) for k, v in batch.items()} == told
+    assert source.element_spec(training=False)["pair"].shape == [3, 2]
+    assert next(iter(source.evaluation("test")))["pair"].shape == [3, 2]
+    assert source.batches(1).dataset.element_spec["pair"].shape[1:] == [2]
+
+
+def test_another_split_may_be_trained_on() -> None:
+    source = make(7, train_split="test")
+    assert sorted(*ids(source.batches(1), 1)) == list(range(7))
+
+
+@pytest.mark.parametrize(
+    ("split", "text"),
+    [
+        ("dev", "Numbers has no split 'dev'; there are empty, test, train, uneven"),
+        ("empty", "Numbers: split 'empty' has no examples"),
+        ("uneven", "split 'uneven' have different lengths: id 3, pair 2"),
+    ],
+)
+def test_a_wrong_split_is_named(split: str, text: str) -> None:
+    with pytest.raises(errors.InputError, match=text):
+        make().evaluation(split)
+    with pytest.raises(errors.InputError, match=text):
+        make(train_split=split).batches(1)
+
+
+@pytest.mark.parametrize("field", ["batch_size", "eval_batch_size"])
+def test_a_batch_of_none_is_refused(field: str) -> None:
+    with pytest.raises(errors.InputError, match=f"input.{field}=0 is too small. Use 1 or more"):
+        make(**{field: 0})
+
+
+def test_a_batch_size_must_be_given() -> None:
+    with pytest.raises(errors.ParamsError, match="batch_size"):
+        Numbers.Params().instantiate()
+
+
+class Failing(Numbers):
+    """The batch with example 5 cannot be read."""
+
+    def read(
+        self, rows: tf.data.Dataset, split: str, batch_size: int, seed: int | None
+    ) -> tf.data.Dataset:
+        def check(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            tf.debugging.assert_none_equal(batch["id"], 5, message="five is torn")
+            return batch
+
+        return super().read(rows, split, batch_size, seed).map(check)
+
+
+class Explaining(Failing):
+    """Knows which example it is."""
+
+    def explain(self, split: str, indices: np.ndarray[Any, Any]) -> str | None:
+        return f"{split}: {indices.tolist()}"
+
+
+def test_what_cannot_be_read_is_told_with_its_batch() -> None:
+    batches = iter(Failing.Params(batch_size=2, shuffle=False).instantiate().batches(0))
+    next(batches)
+    next(batches)
+    with pytest.raises(errors.InputError, match=r"mini-batch 2 cannot be read: .*five is torn"):
+        next(batches)
+    source = Explaining.Params(batch_size=2, shuffle=False).instantiate()
+    with pytest.raises(errors.InputError, match=r"mini-batch 0 cannot be read: train: \[4, 5\]"):
+        next(iter(source.batches(0, position=2)))
+
+
+def test_params_go_to_text_and_back() -> None:
+    params = input_lib.InMemory.Params(batch_size=3, shuffle=False)
+    assert hyperparams.from_text(params.to_text()) == params

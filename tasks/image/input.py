@@ -301,7 +301,7 @@ class TFDS(Images):
             builder = tfds.builder(name, data_dir=os.path.expanduser(self.params.data_dir))
         except tfds.core.DatasetNotFoundError:
             # TFDS' own message lists its whole catalogue.
-            known = tfds.list_builders()
+            known = tfds.list_builders(with_community_datasets=False)
             near = errors.nearest(re.split("[/:]", name)[0], known)
             raise errors.InputError(
                 f"TFDS has no dataset {name!r}; "

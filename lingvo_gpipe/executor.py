@@ -13,9 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import context as tf_context
 
-from lingvo_gpipe import cells, network, precision, stream
+from lingvo_gpipe import cells, network, precision, runtime, stream
 from lingvo_gpipe.layers.context import Collected
 from lingvo_gpipe.schedule import table as table_lib
 
@@ -194,7 +193,7 @@ class Walk:
         with (
             tf.device(place),
             tf.control_dependencies(before),
-            tf_context.function_executor_type("SINGLE_THREADED_EXECUTOR"),
+            runtime.single_threaded(),
         ):
             run = _Slot(self, slot)
             yield run

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 from absl import logging
@@ -24,12 +24,20 @@ from lingvo_gpipe import (
     network,
     placement,
     precision,
+    runtime,
     schedule,
     seeds,
 )
 from lingvo_gpipe import executor as executor_lib
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.context import Collected, Context
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _as_it_is(function: _Function) -> _Function:
+    """Keep AutoGraph out of a method that is called in a caller's own tf.function."""
+    return cast(_Function, tf.autograph.experimental.do_not_convert(function))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -182,6 +190,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
 
     # The door with the losses inside.
 
+    @_as_it_is
     def loss_weights(self, batch: Mapping[str, Any]) -> dict[str, tf.Tensor]:
         """Return each loss's weight (examples, real tokens) in a mini-batch; they add up."""
         self.build(batch)
@@ -191,6 +200,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             for loss in self.analysis.losses
         }
 
+    @_as_it_is
     def value_and_gradients(
         self,
         batch: Mapping[str, Any],
@@ -226,6 +236,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             given["scale"] = tf.convert_to_tensor(loss_scale)
         return self._call("train", self._train, given)
 
+    @_as_it_is
     def evaluate(
         self, batch: Mapping[str, Any], *, step: int | tf.Tensor = 0, outputs: bool = False
     ) -> Result:
@@ -246,6 +257,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             ("eval", outputs), lambda given: self._evaluate(given, outputs=outputs), given
         )
 
+    @_as_it_is
     def merge_moments(self, moments: Mapping[str, Any]) -> dict[str, tf.Tensor]:
         """Return path → new value of every statistic, from an update's added-up moments."""
         values = {}
@@ -273,7 +285,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         if key not in self._functions:
             counts: list[int] = []
 
-            @tf.function(autograph=False)
+            @runtime.outer_function
             def outer(given: dict[str, Any]) -> dict[str, Any]:
                 result = function(given)
                 counts[:] = [result.num_micro_batches]
@@ -396,6 +408,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         """Return the weights as tensors, nested by layer; a tape sees the variables being read."""
         return self._nested(lambda spec: not spec.is_state)
 
+    @_as_it_is
     def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
         """Compute the outputs, cell by cell in the table's order; differentiable.
 
@@ -455,6 +468,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         }
         return outputs if len(outputs) > 1 else next(iter(outputs.values()))
 
+    @_as_it_is
     def __call__(
         self, inputs: Any, *, training: bool = False, step: int = 0, ctx: Context | None = None
     ) -> Any:

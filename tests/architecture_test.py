@@ -31,7 +31,7 @@ pipelining
 input optimizer+update checkpoint summaries timeline progress metrics
 update
 task learner
-describe
+describe logdir
 plan export registry
 evaluation
 train_loop

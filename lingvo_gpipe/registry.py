@@ -1,0 +1,297 @@
+"""From a name to a model, and from a name to a mode.
+
+A model is a class below a package of params files, named by where it lives:
+`lingvo_gpipe.params.image.digits.ConvNet` is `image.digits.ConvNet`. The project's own package is
+always there; a user's joins by `--params_package` or by an entry point of the group
+`lingvo_gpipe.params`. Nothing is imported before it is asked for, and a file that cannot be
+imported hides no other.
+
+A mode is what the trainer does with a model. A task brings one of its own by calling `add_mode`
+where its package is imported, so that the core imports no task.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import fnmatch
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import pkgutil
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Self
+
+from lingvo_gpipe import errors, hyperparams
+
+OWN_PACKAGE = "lingvo_gpipe.params"
+ENTRY_POINT_GROUP = "lingvo_gpipe.params"
+
+
+class Model:
+    """Base of registered models: a recipe that builds a task's Params tree.
+
+    A subclass in a module of a params package is registered by being there; one whose name begins
+    with an underscore is a base for others and is not. Attributes that are whole numbers and from
+    which `task` builds (`num_cells = 18`) are sizes of a family: `resized` makes its other members.
+    """
+
+    def task(self) -> Any:
+        """Return the `Task.Params` of the model, complete: it trains by its name alone."""
+        raise errors.RegistryError(f"{type(self).__qualname__} defines no task()")
+
+    def resized(self, name: str, value: int) -> Self:
+        """Return this recipe with another value of its size `name`.
+
+        Raises:
+            ParamsError: it has no such size.
+        """
+        members = {key: getattr(self, key) for key in dir(self) if not key.startswith("_")}
+        sizes = [key for key, found in members.items() if type(found) is int]
+        if name not in sizes:
+            near = errors.nearest(name, sizes) or sizes
+            hint = f"nearest {', '.join(map(repr, near))}" if near else "it has none"
+            raise errors.ParamsError(f"{type(self).__name__} has no size {name!r}; {hint}")
+        other = copy.copy(self)
+        setattr(other, name, value)
+        return other
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Job:
+    """What a mode is asked to do.
+
+    Attributes:
+        model: registered name.
+        task: the model's `Task.Params`, with every override applied.
+        logdir: where the run keeps its files; None: none was given.
+        checkpoint: path of the checkpoint to start from or evaluate; None: the newest of `logdir`.
+        report: prints one line for the user.
+        should_stop: tells whether the user asked the run to save and leave.
+        rebuild: (size, value) → the task with another size of its recipe, flags applied.
+        options: flags that belong to single modes, by name.
+    """
+
+    model: str
+    task: Any
+    logdir: Path | None
+    checkpoint: str | None
+    report: Callable[[str], None]
+    should_stop: Callable[[], bool]
+    rebuild: Callable[[str, int], Any]
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+Mode = Callable[[Job], None]
+_MODES: dict[str, Mode] = {}
+
+
+def add_mode(name: str, function: Mode) -> None:
+    """Make `--mode=name` call `function`.
+
+    Raises:
+        RegistryError: the name is taken by another function.
+    """
+    known = _MODES.setdefault(name, function)
+    if known is not function:
+        raise errors.RegistryError(
+            f"mode {name!r} of {function.__module__} is already that of {known.__module__}; "
+            "give one of the two another name"
+        )
+
+
+def mode(name: str) -> Mode:
+    """Return the function behind `--mode=name`.
+
+    Raises:
+        RegistryError: there is no such mode.
+    """
+    if name not in _MODES:
+        near = errors.nearest(name, _MODES)
+        hint = f"nearest {', '.join(map(repr, near))}; " if near else ""
+        raise errors.RegistryError(f"no mode {name!r}; {hint}use one of {', '.join(_MODES)}")
+    return _MODES[name]
+
+
+class Registry:
+    """Finds models in packages of params files.
+
+    Attributes:
+        broken: package or module → why it could not be imported, as far as it was tried.
+    """
+
+    def __init__(self, packages: Sequence[str] = ()) -> None:
+        """Look into the project's own package, the announced ones, and `packages`.
+
+        Raises:
+            RegistryError: one of `packages`, or the project's own, cannot be found.
+        """
+        self.broken: dict[str, str] = {}
+        self._packages: dict[str, ModuleType] = {OWN_PACKAGE: _own_package()}
+        for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+            where = f"entry point {point.name} = {point.value}"
+            try:
+                self._packages[point.module] = _user_package(point.module, where)
+            except errors.RegistryError as error:
+                self.broken[where] = str(error).removeprefix(f"{where}: ")
+        for name in packages:
+            self._packages[name] = _user_package(name, f"--params_package={name}")
+        for name in self._packages:
+            # So that the text of a user's model can name the user's classes.
+            hyperparams.register_package(name.split(".", 1)[0])
+
+    def names(self, pattern: str = "*") -> list[str]:
+        """Return the sorted names of all models that match the glob `pattern`.
+
+        Raises:
+            RegistryError: two packages give one name.
+        """
+        found: dict[str, str] = {}
+        for package, root in self._packages.items():
+            for module in _modules_below(root):
+                for kind in self._models_of(module):
+                    name = _name(kind, package)
+                    if name in found:
+                        raise _named_twice(name, found[name], package)
+                    found[name] = package
+        return sorted(fnmatch.filter(found, pattern))
+
+    def model(self, name: str) -> type[Model]:
+        """Return the class of the model `name`; imports its module alone.
+
+        Raises:
+            RegistryError: it is unknown, known twice, or its module cannot be imported.
+        """
+        below, _, class_name = name.rpartition(".")
+        found: dict[str, type[Model]] = {}
+        for package in self._packages:
+            module = f"{package}.{below}" if below else package
+            if not _exists(module):
+                continue
+            for kind in self._models_of(module):
+                if kind.__name__ == class_name:
+                    found[package] = kind
+            if module in self.broken:
+                raise errors.RegistryError(
+                    f"{name}: {module} cannot be imported: {self.broken[module]}"
+                )
+        if len(found) > 1:
+            raise _named_twice(name, *list(found)[:2])
+        if not found:
+            raise self._unknown(name)
+        return next(iter(found.values()))
+
+    def _models_of(self, module: str) -> Iterator[type[Model]]:
+        try:
+            members = vars(importlib.import_module(module))
+        except Exception as error:  # noqa: BLE001 - another's code: told, and hides no other.
+            self.broken[module] = _cause(error)
+            return
+        for kind in list(members.values()):
+            own = inspect.isclass(kind) and kind.__module__ == module
+            if own and issubclass(kind, Model) and not kind.__name__.startswith("_"):
+                yield kind
+
+    def _unknown(self, name: str) -> errors.RegistryError:
+        names = self.names()
+        near = errors.nearest(name, names)
+        hint = f"nearest {', '.join(map(repr, near))}. " if near else ""
+        text = f"no model {name!r}; {hint}--list_models shows all {len(names)}"
+        if self.broken:
+            text += ". Not looked into, since it cannot be imported:"
+            text += "".join(f"\n    {where}: {why}" for where, why in self.broken.items())
+        return errors.RegistryError(text)
+
+
+def _named_twice(name: str, first: str, second: str) -> errors.RegistryError:
+    return errors.RegistryError(
+        f"two packages have a model {name!r}: {first} and {second}. Rename one, or leave one "
+        "package out"
+    )
+
+
+def _name(kind: type[Model], package: str) -> str:
+    return f"{kind.__module__}.{kind.__name__}".removeprefix(f"{package}.")
+
+
+def _own_package() -> ModuleType:
+    path = Path(__file__).with_name(OWN_PACKAGE.rsplit(".", 1)[-1])
+    if path.is_file():
+        raise errors.RegistryError(
+            f"{path} is a file and not a link to the folder ../{path.name}: this copy lost its "
+            "links (a clone with core.symlinks=false, or a .zip unpacked without them). Clone "
+            "again with them, or make both anew: "
+            "cd lingvo_gpipe && ln -sf ../params params && ln -sf ../tasks tasks"
+        )
+    return importlib.import_module(OWN_PACKAGE)
+
+
+def _user_package(name: str, where: str) -> ModuleType:
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise errors.RegistryError(f"{where}: {_cause(error)}") from error
+        beside = Path(name.split(".", 1)[0]).is_dir()
+        hint = "It is a folder beside you: " if beside else ""
+        raise errors.RegistryError(
+            f"{where}: no module {error.name!r} on Python's path. {hint}python -m "
+            "lingvo_gpipe.trainer looks into the current folder, the installed command does not. "
+            "Install the package, or put the folder around it on PYTHONPATH"
+        ) from error
+    except Exception as error:
+        raise errors.RegistryError(f"{where}: {_cause(error)}") from error
+    if not hasattr(module, "__path__"):
+        raise errors.RegistryError(
+            f"{where}: {name} is a single file. Name the package (the folder) around it"
+        )
+    return module
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+    except Exception:  # noqa: BLE001 - a package around it is broken: importing it tells why.
+        return True
+
+
+def _modules_below(root: ModuleType) -> Iterator[str]:
+    """Yield the names of `root` and of all modules below it, none of them imported here."""
+    yield root.__name__
+    yield from _below(root.__path__, root.__name__)
+
+
+def _below(folders: Iterable[str], package: str) -> Iterator[str]:
+    folders = list(folders)
+    names = {found.name for found in pkgutil.iter_modules(folders)}
+    # Folders without an __init__.py are packages too.
+    names.update(
+        path.name
+        for folder in folders
+        for path in Path(folder).iterdir()
+        if path.name.isidentifier() and path.is_dir() and any(path.rglob("*.py"))
+    )
+    for name in sorted(names):
+        yield f"{package}.{name}"
+        inside = [str(Path(folder, name)) for folder in folders if Path(folder, name).is_dir()]
+        yield from _below(inside, f"{package}.{name}")
+
+
+def _cause(error: Exception) -> str:
+    """Return what went wrong and where, on one line."""
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
+    text = f"{type(error).__name__}: {error}".splitlines()[0]
+    outside = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename != __file__ and not frame.filename.startswith(("<", sys.base_prefix))
+    ]
+    return f"{text} ({outside[-1].filename}, line {outside[-1].lineno})" if outside else text

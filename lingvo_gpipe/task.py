@@ -1,0 +1,164 @@
+"""A task: one Params tree that says what is trained, on what, how, and how it is measured.
+
+Its root fields are what overrides name: `model.num_micro_batches`, `input.batch_size`,
+`train.optimizer.learning_rate`, `eval.interval_steps`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+from typing import Any, Literal
+
+from lingvo_gpipe import errors, hyperparams, pipelining, update
+from lingvo_gpipe import input as input_lib
+
+
+class Train(update.Updater.Params):
+    """How a network is trained: the update's own fields, and when it ends, saves and tells."""
+
+    max_steps: int = hyperparams.required("Updates to train for.")
+    accumulate: int = hyperparams.field(1, "A: mini-batches whose gradients make one update.")
+    save_interval_steps: int = hyperparams.field(
+        500, "Updates between two checkpoints; one is written at the end whatever it is."
+    )
+    keep_checkpoints: int = hyperparams.field(3, "Newest checkpoints that are kept, besides best.")
+    log_interval_steps: int = hyperparams.field(
+        10, "Updates between two points of TensorBoard's curves."
+    )
+
+
+class Eval(hyperparams.Params):
+    """How a network is measured, and what its measure decides."""
+
+    split: str = hyperparams.field("test", "Part of the data that is evaluated.")
+    interval_steps: int | None = hyperparams.field(
+        None, "Updates between two evaluations in train_eval; None: at each checkpoint."
+    )
+    metrics: tuple[str, ...] = hyperparams.field((), "Names of metrics to tell; none: all.")
+    best: str | None = hyperparams.field(
+        None, "Metric or loss whose best checkpoint is kept; None: no checkpoint is better."
+    )
+    best_is: Literal["highest", "lowest"] = hyperparams.field(
+        "highest", "Which value of `best` is the best."
+    )
+    patience: int | None = hyperparams.field(
+        None, "Evaluations without a better `best` after which training ends; None: never."
+    )
+
+
+class Task(hyperparams.Configurable):
+    """What `lingvo_gpipe.train_loop.run` takes; a field's task may subclass it and add fields."""
+
+    class Params(hyperparams.Configurable.Params):
+        """Root of a task's tree."""
+
+        name: str = hyperparams.field("", "Registered name of the model; the trainer fills it in.")
+        model: pipelining.PipeliningLayer.Params = hyperparams.required("The network.")
+        input: input_lib.Input.Params = hyperparams.required("The data.")
+        train: Train = hyperparams.required("How it is trained.")
+        eval: Eval = hyperparams.field(Eval(), "How it is measured.")
+
+
+# What a resumed run may change: how the same numbers are computed, how long, and what is told.
+# Everything below other roots (eval, a task's own) may change as well.
+_MAY_CHANGE = (
+    "model.name",
+    "model.cells*",
+    "model.num_partitions",
+    "model.num_micro_batches",
+    "model.micro_batch_size",
+    "model.schedule",
+    "model.recompute",
+    "model.cuts",
+    "model.costs",
+    "model.devices",
+    "model.placement",
+    "model.jit_compile",
+    "model.fuse",
+    "input.*data_dir",
+    "input.eval_batch_size",
+    "train.max_steps",
+    "train.save_interval_steps",
+    "train.keep_checkpoints",
+    "train.log_interval_steps",
+    "train.optimizer.learning_rate*",
+    "train.optimizer.groups",
+    "train.finite_guard",
+)
+_FIXED_ROOTS = ("class", "model", "input", "train")
+_NO_NAME = "''"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Change:
+    """How the params of a run differ from those that it was begun with.
+
+    Attributes:
+        lines: `path: old -> new`, `- path: old`, `+ path: new`.
+        refused: those of them below model, input and train that make it another run.
+        models: names of the models then and now, as texts, where both are known and differ.
+    """
+
+    lines: tuple[str, ...]
+    refused: tuple[str, ...]
+    models: tuple[str, str] | None
+
+    def touches(self, *paths: str) -> bool:
+        """Tell whether a field whose path begins with one of `paths` has changed."""
+        return any(
+            line.removeprefix("- ").removeprefix("+ ").startswith(paths) for line in self.lines
+        )
+
+
+def change(old: str, new: str) -> Change:
+    """Compare two texts of `Task.Params` line by line; neither needs to be readable here."""
+    before, after = _by_path(old), _by_path(new)
+    lines, refused = [], []
+    for path in dict.fromkeys([*before, *after]):
+        if before.get(path) == after.get(path):
+            continue
+        if path not in after:
+            line = f"- {path}: {before[path]}"
+        elif path not in before:
+            line = f"+ {path}: {after[path]}"
+        else:
+            line = f"{path}: {before[path]} -> {after[path]}"
+        lines.append(line)
+        may = any(fnmatch.fnmatchcase(path, pattern) for pattern in _MAY_CHANGE)
+        if not may and path.split(".", 1)[0] in _FIXED_ROOTS:
+            refused.append(line)
+    names = before.get("name", _NO_NAME), after.get("name", _NO_NAME)
+    models = names if names[0] != names[1] and _NO_NAME not in names else None
+    return Change(tuple(lines), tuple(refused), models)
+
+
+def _by_path(text: str) -> dict[str, str]:
+    pairs = (line.partition(": ") for line in text.splitlines())
+    return {path: value for path, _, value in pairs}
+
+
+def check(params: Any) -> None:
+    """Refuse what no single part can see to be wrong.
+
+    Raises:
+        ParamsError: a number is out of range, or fields contradict each other; names the field.
+    """
+    train, evaluation = params.train, params.eval
+    least = {
+        "train.max_steps": (train.max_steps, 0),
+        "train.accumulate": (train.accumulate, 1),
+        "train.save_interval_steps": (train.save_interval_steps, 1),
+        "train.keep_checkpoints": (train.keep_checkpoints, 1),
+        "train.log_interval_steps": (train.log_interval_steps, 1),
+        "eval.interval_steps": (evaluation.interval_steps, 1),
+        "eval.patience": (evaluation.patience, 1),
+    }
+    for path, (value, smallest) in least.items():
+        if value is not None and value < smallest:
+            raise errors.ParamsError(f"{path}={value} is too small. Use {smallest} or more")
+    if evaluation.patience is not None and evaluation.best is None:
+        raise errors.ParamsError(
+            f"eval.patience={evaluation.patience} needs a metric to watch. Set eval.best, such as "
+            "eval.best=accuracy"
+        )

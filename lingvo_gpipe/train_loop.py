@@ -1,0 +1,439 @@
+"""Training from beginning to end: `run(params, logdir)` does from Python what the trainer does.
+
+    from lingvo_gpipe import train_loop
+    result = train_loop.run(params, "runs/mine", evaluate=True)
+
+What a run depends on is in its params and its checkpoints; it can be killed at any instant, and
+the same call goes on from the newest whole checkpoint with the same numbers. A log directory holds
+
+    checkpoints/   the newest ones, each with the text of the run's params
+    best/          the best one by `eval.best`
+    train/, eval/  TensorBoard's files
+    result.json    written when the run is done
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from lingvo_gpipe import (
+    budget,
+    checkpoint,
+    errors,
+    evaluation,
+    learner,
+    placement,
+    progress,
+    summaries,
+    task,
+    timeline,
+)
+from lingvo_gpipe import logdir as logdir_lib
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Result:
+    """What a run came to.
+
+    Attributes:
+        step: updates done.
+        checkpoint: prefix of the last checkpoint's files.
+        metrics: of the last evaluation, by name; empty without one.
+        ended: "max_steps", "patience" (early stopping) or "signal".
+    """
+
+    step: int
+    checkpoint: str
+    metrics: dict[str, float]
+    ended: str
+
+
+def run(
+    params: Any,
+    logdir: str | os.PathLike[str],
+    *,
+    evaluate: bool = False,
+    start: str | None = None,
+    report: Callable[[str], None] = logging.info,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Result:
+    """Train a task, or go on with its training.
+
+    Args:
+        params: a `Task.Params`.
+        logdir: of the run; made where it is missing.
+        evaluate: evaluates at intervals and at the end, which early stopping and the best
+            checkpoint need.
+        start: checkpoint to take the first weights from; unread where the run has one of its own.
+        report: takes each line that a user should read.
+        should_stop: asked after each update; once true, the run saves and returns.
+
+    Raises:
+        UserError: the params, the log directory, data or devices do not fit; a loss is not finite.
+    """
+    task.check(params)
+    folder = Path(logdir)
+    with logdir_lib.locked(folder):
+        change = logdir_lib.check_params(folder, params, report)
+        running = _Run(params, folder, evaluate, report, should_stop)
+        running.restore(start, change)
+        logdir_lib.remove_result(folder)
+        result = running.run()
+        if result.ended != "signal":
+            logdir_lib.write_result(folder, dataclasses.asdict(result))
+    for line in _last_lines(params, folder, result):
+        report(line)
+    return result
+
+
+def dry_run(
+    params: Any,
+    logdir: str | os.PathLike[str] | None,
+    *,
+    start: str | None = None,
+    report: Callable[[str], None] = logging.info,
+) -> None:
+    """Try everything that could fail later: input, an update, an evaluation, a checkpoint.
+
+    Args:
+        params: a `Task.Params`.
+        logdir: whether it could be used is tried, and nothing is left in it; None: not tried.
+        start: as in `run`.
+        report: as in `run`.
+    """
+    task.check(params)
+    if logdir is not None:
+        logdir_lib.try_out(Path(logdir), params)
+    short = params.copy()
+    short.train.max_steps = min(1, params.train.max_steps)
+    with tempfile.TemporaryDirectory(prefix="lingvo_gpipe_dry_run_") as temporary:
+        trial = _Run(short, Path(temporary), True, report, lambda: False, max_batches=1)
+        trial.restore(start, None)
+        trial.checkpoints.restore(trial.run().step)
+    report("dry run: input, an update, an evaluation and a checkpoint went well; nothing is kept")
+
+
+class _Run:
+    """One run of one process."""
+
+    def __init__(
+        self,
+        params: Any,
+        logdir: Path,
+        evaluate: bool,
+        report: Callable[[str], None],
+        should_stop: Callable[[], bool],
+        max_batches: int | None = None,
+    ) -> None:
+        self._params = params.copy().freeze()
+        self._logdir = logdir
+        self._evaluates = evaluate
+        self._report = report
+        self._should_stop = should_stop
+        self._max_batches = max_batches
+        self._last: evaluation.Evaluation | None = None
+        if params.eval.patience is not None and not evaluate:
+            report("eval.patience does nothing in this run, which does not evaluate")
+        threads = prepare_devices(params.model)
+        self._input = params.input.instantiate()
+        self._learner = learner.Learner(params, self._input.element_spec(training=True))
+        evaluation.check_names(self._learner.pipe, params.eval)
+        with tf.device("CPU:0"):
+            self._position = tf.Variable(0, dtype=tf.int64)
+            self._threads = tf.Variable(threads, dtype=tf.int64)
+        objects = {
+            **self._learner.objects,
+            "input/position": self._position,
+            "threads": self._threads,
+        }
+        text = params.to_text()
+        self._best: checkpoint.Best | None = None
+        if params.eval.best is not None:
+            self._best = checkpoint.Best(
+                str(logdir / logdir_lib.BEST),
+                objects,
+                text,
+                larger_is_better=params.eval.best_is == "highest",
+            )
+        self._best_objects = _best_objects(self._best)
+        self.checkpoints = checkpoint.Checkpoints(
+            str(logdir / logdir_lib.CHECKPOINTS),
+            objects | self._best_objects,
+            text,
+            keep=params.train.keep_checkpoints,
+        )
+
+    def run(self) -> Result:
+        """Do the updates that are left."""
+        train = self._params.train
+        writers = _Writers(self._logdir, self._learner, self._params.to_text())
+        shown = progress.Progress(total=train.max_steps, start=self._step)
+        with contextlib.closing(writers), contextlib.closing(shown):
+            for told in self._updates():
+                shown.update(self._step, {"loss": told.loss})
+                if self._step % train.log_interval_steps == 0:
+                    writers.update(self._step, told)
+                if self._evaluates and self._is_evaluated(self._step):
+                    self._evaluate(writers)
+                if self._step % train.save_interval_steps == 0:
+                    self.checkpoints.save(self._step)
+                if self._should_stop():
+                    break
+            ended = self._ended()
+            if self._evaluates and ended != "signal" and self._last_step() != self._step:
+                self._evaluate(writers)
+        path = self.checkpoints.save(self._step)
+        return Result(self._step, path, {} if self._last is None else self._last.values, ended)
+
+    @property
+    def _step(self) -> int:
+        return int(self._learner.step.numpy())
+
+    def _ended(self) -> str:
+        """Tell why no further update is due, or that the user wants none."""
+        if self._step >= self._params.train.max_steps:
+            return "max_steps"
+        return "patience" if self._out_of_patience() else "signal"
+
+    def restore(self, start: str | None, change: task.Change | None) -> None:
+        """Go on from the newest whole checkpoint of the run, or begin.
+
+        Args:
+            start: checkpoint to begin from.
+            change: how the params have changed since the newest checkpoint.
+        """
+        fresh = {key: variable.numpy() for key, variable in self._best_objects.items()}
+        threads = tuple(self._threads.numpy())
+        found = self.checkpoints.restore()
+        if found is None:
+            if start is not None:
+                self._start_from(start)
+            return
+        for prefix, why in found.torn:
+            self._report(f"{prefix} is torn and set aside: {why}")
+        self._report(f"restored step={found.step}")
+        if start is not None:
+            self._report(f"{start} is not read: the run goes on from its own checkpoint")
+        if change is not None and change.touches("eval.best", "eval.split"):
+            for key, value in fresh.items():
+                self._best_objects[key].assign(value)
+        before = tuple(self._threads.numpy())
+        if before != threads:
+            self._report(
+                f"thread counts (between, inside operations) were {before[0]}, {before[1]} and "
+                f"are {threads[0]}, {threads[1]}: the last bits of results may differ"
+            )
+            self._threads.assign(threads)
+
+    def _start_from(self, start: str) -> None:
+        """Take weights and statistics from a checkpoint of any network, as far as they fit."""
+        pipe = self._learner.pipe
+        objects = {f"variables/{path}": variable for path, variable in pipe.by_path.items()}
+        source = checkpoint.Checkpoints(
+            str(self._logdir / logdir_lib.CHECKPOINTS), objects, read_only=True
+        )
+        matched = source.restore_matching(start)
+        if not matched.restored:
+            raise errors.CheckpointError(
+                f"--checkpoint={start} has no variable of this network. Give one of a network "
+                "with layers of the same names"
+            )
+        self._report(f"started from {start}: {len(matched.restored)} variables restored")
+        for what, names in (("missing in it", matched.missing), ("unfit", matched.unfit.values())):
+            for name in names:
+                self._report(f"    {what}: {name}")
+        self._learner.begin_from_weights()
+
+    def _updates(self) -> Iterator[_Told]:
+        """Do updates until the last step, yielding what came of each."""
+        train = self._params.train
+        source = iter(self._input.batches(self._params.model.seed, int(self._position.numpy())))
+        while self._step < train.max_steps and not self._out_of_patience():
+            begun = time.perf_counter()
+            batches = [next(source) for _ in range(train.accumulate)]
+            drawn = time.perf_counter()
+            told = self._learner.update(batches)
+            finite = bool(told["update"]["finite"]) and math.isfinite(told["loss"])
+            self._position.assign_add(train.accumulate)
+            if not finite and not self._lowered_scale(told):
+                self._stop_at_nonfinite(batches)
+            yield _Told(
+                told,
+                examples=sum(evaluation.num_examples(self._learner.pipe, b) for b in batches),
+                input_s=drawn - begun,
+                step_s=time.perf_counter() - drawn,
+            )
+
+    def _lowered_scale(self, told: dict[str, Any]) -> bool:
+        """Tell whether a smaller loss scale may make the next update finite."""
+        params = self._params.train.loss_scale
+        return params is not None and params.dynamic and float(told["update"]["loss_scale"]) > 1.0
+
+    def _stop_at_nonfinite(self, batches: Sequence[Any]) -> None:
+        step = self._step
+        places = (self._learner.pipe.first_nonfinite(batch, step=step) for batch in batches)
+        place = next((place for place in places if place != "nowhere"), "the update itself")
+        whole = checkpoint.find(self.checkpoints.directory)
+        last = f"the last good checkpoint is {whole[-1]}" if whole else "there is no checkpoint yet"
+        raise errors.TrainingError(
+            f"the update of step {step} is not finite: it began in {place}; {last}. Lower "
+            "train.optimizer.learning_rate, or set train.clip_norm"
+        )
+
+    def _is_evaluated(self, step: int) -> bool:
+        every = self._params.eval.interval_steps or self._params.train.save_interval_steps
+        return step % every == 0 and self._last_step() != step
+
+    def _last_step(self) -> int:
+        return -1 if self._last is None else self._last.step
+
+    def _evaluate(self, writers: _Writers) -> None:
+        params = self._params.eval
+        batches = evaluation.batches(self._input, params, self._max_batches)
+        with self._learner.updater.averaged():
+            found = evaluation.evaluate(
+                self._learner.pipe,
+                batches,
+                step=self._step,
+                metrics=params.metrics,
+                should_stop=self._should_stop,
+            )
+        if found is None:
+            return
+        self._last = found
+        self._report(found.line())
+        writers.evaluation(found)
+        if self._best is not None:
+            self._best.consider(found.values[params.best], found.step)
+
+    def _out_of_patience(self) -> bool:
+        patience = self._params.eval.patience
+        if patience is None or self._best is None:
+            return False
+        return self._best.misses >= patience
+
+
+def _best_objects(best: checkpoint.Best | None) -> dict[str, tf.Variable]:
+    """Return what checkpoints hold of the best one; the same keys where none is kept."""
+    if best is not None:
+        return best.objects
+    with tf.device("CPU:0"):
+        return {
+            "best/value": tf.Variable(-math.inf, dtype=tf.float64),
+            "best/misses": tf.Variable(0, dtype=tf.int64),
+        }
+
+
+def _last_lines(params: Any, logdir: Path, result: Result) -> Iterator[str]:
+    """Tell a user how a run ended."""
+    if result.ended == "signal":
+        yield f"saved step={result.step} in {result.checkpoint}; the same command goes on from it"
+        return
+    if result.ended == "patience":
+        yield f"ended early: {params.eval.best} was not better {params.eval.patience} times"
+    for name, value in result.metrics.items():
+        if not name.startswith("loss"):
+            yield f"{params.eval.split} {name} {value:.4f}"
+    yield f"to see the curves: tensorboard --logdir {logdir}"
+
+
+class _Told:
+    """What came of an update; numbers are taken from their devices when asked for."""
+
+    def __init__(
+        self, told: dict[str, Any], *, examples: int, input_s: float, step_s: float
+    ) -> None:
+        self._told = told
+        self._examples = examples
+        self._input_s = input_s
+        self._step_s = step_s
+
+    @property
+    def loss(self) -> float:
+        return float(self._told["loss"])
+
+    @property
+    def sums(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._told["sums"]
+        return found
+
+    def scalars(self) -> dict[str, float]:
+        whole_s = self._input_s + self._step_s
+        losses = self._told["losses"]
+        named = {f"loss/{name}": value for name, value in losses.items() if len(losses) > 1}
+        told = {"loss": self._told["loss"], **named, **self._told["update"]}
+        del told["finite"]
+        return {
+            **{name: float(value) for name, value in told.items()},
+            "examples_per_second": self._examples / whole_s,
+            "input_wait_share": self._input_s / whole_s,
+        }
+
+
+class _Writers:
+    """TensorBoard's files of a run: training and evaluation side by side."""
+
+    def __init__(self, logdir: Path, learned: learner.Learner, text: str) -> None:
+        """Begin with the run's params, and the picture of its schedule by estimated times."""
+        self._train = summaries.Writer(logdir / "train")
+        self._eval = summaries.Writer(logdir / "eval")
+        self._learner = learned
+        pipe = learned.pipe
+        planned = budget.make(pipe.params, pipe.analysis.fields).timeline
+        self._planned_bubble = planned.bubble_share
+        step = int(learned.step.numpy())
+        self._train.text(step, "params", text)
+        self._train.png(step, "schedule", timeline.draw(planned))
+
+    def update(self, step: int, told: _Told) -> None:
+        metrics = self._learner.pipe.metrics.items()
+        self._train.scalars(
+            step,
+            told.scalars()
+            | {name: metric.finish(told.sums[name]) for name, metric in metrics}
+            | {"bubble_share_planned": self._planned_bubble, "traces": self._learner.num_traces},
+        )
+
+    def evaluation(self, found: evaluation.Evaluation) -> None:
+        self._eval.scalars(found.step, found.values)
+        self._eval.flush()
+
+    def close(self) -> None:
+        self._train.close()
+        self._eval.close()
+
+
+def prepare_devices(model: Any) -> tuple[int, int]:
+    """Make the logical CPU devices that a network needs, before TensorFlow's first operation.
+
+    Args:
+        model: a `PipeliningLayer.Params`.
+
+    Returns:
+        Thread counts between and inside operations, on which the last bits of results depend.
+    """
+    wanted = model.num_partitions
+    kind = model.placement
+    accelerated = kind == "auto" and tf.config.list_physical_devices("GPU")
+    if kind in ("auto", "cpu") and model.devices is None and not accelerated:
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        if len(tf.config.get_logical_device_configuration(cpu) or [cpu]) < wanted:
+            placement.prepare_logical_cpus(wanted)
+        # Where TensorFlow has begun, its threads stay as they are.
+        with contextlib.suppress(RuntimeError):
+            placement.prepare_threads(wanted, len(os.sched_getaffinity(0)))
+    return (
+        tf.config.threading.get_inter_op_parallelism_threads(),
+        tf.config.threading.get_intra_op_parallelism_threads(),
+    )

@@ -1,0 +1,370 @@
+"""The program around a model: reads flags, sets fields, calls the mode.
+
+    python -m lingvo_gpipe.trainer --model=image.digits.ConvNet --logdir=runs/digits
+
+It alone prints for users and ends the process: 0 when done, 1 after a user's mistake (one line, no
+traceback), 128 + the signal's number (143 after SIGTERM, 130 after Ctrl-C) when a signal made it
+save and leave before it was done. A second signal ends it at once. What is slow to import is
+imported when a mode needs it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from absl import flags
+
+from lingvo_gpipe import errors, hyperparams, registry
+
+_USAGE = """\
+Trains, evaluates, describes and plans pipelined models.
+
+  python -m lingvo_gpipe.trainer --list_models
+  python -m lingvo_gpipe.trainer --model=NAME --mode=describe
+  python -m lingvo_gpipe.trainer --model=NAME --logdir=FOLDER --mode=train_eval
+"""
+
+# Flags that only set a field of the task, whose help and default are the field's.
+_FIELD_OF_FLAG = {
+    "max_steps": "train.max_steps",
+    "save_interval_steps": "train.save_interval_steps",
+    "seed": "model.seed",
+    "num_partitions": "model.num_partitions",
+    "num_micro_batches": "model.num_micro_batches",
+    "schedule": "model.schedule",
+    "recompute": "model.recompute",
+}
+# Flags that belong to single modes.
+_OPTIONS = ("follow", "dry_run", "fit", "grow", "profile", "num_partitions")
+
+
+def _flags() -> flags.FlagValues:
+    """Return the trainer's flags, none of them read yet, apart from any other program's."""
+    values = flags.FlagValues()  # type: ignore[no-untyped-call]
+
+    def text(name: str, help_text: str, default: str | None = None) -> None:
+        flags.DEFINE_string(name, default, help_text, flag_values=values)
+
+    def number(name: str, help_text: str) -> None:
+        flags.DEFINE_integer(name, None, help_text, flag_values=values)
+
+    def switch(name: str, help_text: str) -> None:
+        flags.DEFINE_bool(name, False, help_text, flag_values=values)
+
+    def repeated(name: str, help_text: str) -> None:
+        flags.DEFINE_multi_string(name, [], help_text, flag_values=values)
+
+    text("model", "Name of the model: where its class lives below params/.")
+    text("logdir", "Folder of checkpoints and TensorBoard files; made where it is not there.")
+    text("mode", "train, eval, train_eval, describe, plan, or one that the task brings.", "train")
+    text("list_models", "Lists the models' names, or those that match a glob given with it.")
+    repeated("params_override", "Sets a field of the task: PATH=VALUE, train.accumulate=2.")
+    repeated("params_package", "A package of your own with params files.")
+    text("data_dir", "Folder of the data, for inputs that read one.")
+    text("checkpoint", "Checkpoint to evaluate, or to start from.")
+    switch("follow", "With --mode=eval: evaluates each new checkpoint of a run until its end.")
+    switch("dry_run", "Tries input, a step, an evaluation and a checkpoint, and leaves nothing.")
+    number("max_steps", "Updates to train for.")
+    number("save_interval_steps", "Updates between two checkpoints.")
+    number("seed", "Seed of the weights, of the order of the data and of every random number.")
+    number("num_partitions", "K: cells, each on a device of its own.")
+    number("num_micro_batches", "M: micro-batches per mini-batch.")
+    text("schedule", "gpipe, 1f1b, or a table as text.")
+    text("recompute", "full, except_last or never; or one for each cell: full,full,never.")
+    text("fit", "With --mode=plan: bytes of a device's memory, such as 8GiB, to fill with --grow.")
+    text("grow", "With --fit: the field whose largest value is looked for.")
+    switch("profile", "With --mode=plan: runs the layers and plans by their measured times.")
+    return values
+
+
+def _read_flags(argv: Sequence[str]) -> flags.FlagValues | None:
+    """Return the flags of `argv`; None where it asked for help, which is printed.
+
+    Raises:
+        ParamsError: a flag is unknown, misspelt, or has a value of the wrong kind.
+    """
+    values = _flags()
+    arguments = list(argv)
+    if any(argument in ("-h", "-help", "--help", "--helpfull") for argument in arguments):
+        print(_USAGE + values.get_help(include_special_flags=False))
+        return None
+    for index, argument in enumerate(arguments):
+        if argument in ("-list_models", "--list_models"):
+            # absl knows no flag whose value may be left out.
+            following = arguments[index + 1 : index + 2]
+            glob = [word for word in following if not word.startswith("-")]
+            arguments[index : index + 1 + len(glob)] = [f"--list_models={(glob or '*')[0]}"]
+            break
+    try:
+        rest = values(["lingvo-gpipe", *arguments])[1:]
+    except flags.Error as error:
+        raise errors.ParamsError(f"{str(error).rstrip(' ?')}. --help lists all flags") from error
+    if rest:
+        raise errors.ParamsError(
+            f"{rest[0]!r} stands alone: every argument is a flag. --help lists them"
+        )
+    return values
+
+
+def _task(values: flags.FlagValues, recipe: registry.Model) -> Any:
+    """Return the recipe's task with flags and overrides applied.
+
+    Raises:
+        ParamsError: an override names no field, or its value does not fit.
+    """
+    task = recipe.task()
+    task.name = values.model
+    for flag, path in _FIELD_OF_FLAG.items():
+        if values[flag].value is not None:
+            task.set_path(path, values[flag].value)
+    if values.data_dir is not None:
+        _set_data_dir(task, values.data_dir, values.model)
+    for assignment in values.params_override:
+        try:
+            task.override(assignment)
+        except hyperparams.UnknownFieldError as error:
+            value = assignment.partition("=")[2]
+            near = [f"--params_override={path}={value}" for path in error.nearest[:1]]
+            first = str(error).removeprefix(type(task).class_name())
+            raise errors.ParamsError(
+                f"{values.model}{first}" + (f". Try {near[0]}" if near else "")
+            ) from error
+    return task
+
+
+def _set_data_dir(task: Any, folder: str, model: str) -> None:
+    places = [path for path, _, _ in task.input.iter_paths() if path.split(".")[-1] == "data_dir"]
+    if not places:
+        raise errors.ParamsError(
+            f"--data_dir={folder}: {model} reads no folder (its input is "
+            f"{task.input.class_name()}). Leave the flag out"
+        )
+    for path in places:
+        task.input.set_path(path, folder)
+
+
+def _check_partitions(values: flags.FlagValues, task: Any) -> None:
+    count = len(task.model.layers)
+    if values.num_partitions is not None and not 1 <= values.num_partitions <= max(count, 1):
+        raise errors.PartitionError(
+            f"--num_partitions={values.num_partitions}, but {values.model} has {count} layers. "
+            f"Use 1 to {count}; --mode=describe lists them"
+        )
+
+
+class _Signals:
+    """Turns the first SIGTERM or Ctrl-C into a wish to stop; the second ends the process."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> _Signals:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._before[number] = signal.signal(number, self._receive)
+        return self
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        self.received = number
+        # Python's handler waits for the operation that runs; the system's own does not.
+        for known in self._before:
+            signal.signal(known, signal.SIG_DFL)
+
+    def __exit__(self, *error: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def should_stop(self) -> bool:
+        return self.received is not None
+
+
+def _logdir(job: registry.Job, mode: str) -> Path:
+    if job.logdir is None:
+        raise errors.ParamsError(
+            f"--mode={mode} needs --logdir=FOLDER, for checkpoints and TensorBoard files; it is "
+            "made where it is not there"
+        )
+    return job.logdir
+
+
+def _describe(job: registry.Job) -> None:
+    from lingvo_gpipe import describe
+
+    job.report(describe.describe(job.task))
+
+
+def _plan(job: registry.Job) -> None:
+    from lingvo_gpipe import plan, train_loop
+
+    options = job.options
+    if options["profile"]:
+        train_loop.prepare_devices(job.task.model)
+    job.report(
+        plan.plan(
+            job.task,
+            fit=options["fit"],
+            grow=options["grow"],
+            profile=options["profile"],
+            partitions=options["num_partitions"],
+            rebuild=job.rebuild,
+        )
+    )
+
+
+def _training(*, evaluate: bool) -> Callable[[registry.Job], None]:
+    def train(job: registry.Job) -> None:
+        from lingvo_gpipe import train_loop
+
+        if job.options["dry_run"]:
+            train_loop.dry_run(job.task, job.logdir, start=job.checkpoint, report=job.report)
+            return
+        train_loop.run(
+            job.task,
+            _logdir(job, "train_eval" if evaluate else "train"),
+            evaluate=evaluate,
+            start=job.checkpoint,
+            report=job.report,
+            should_stop=job.should_stop,
+        )
+
+    return train
+
+
+def _evaluate(job: registry.Job) -> None:
+    from lingvo_gpipe import evaluation, train_loop
+
+    logdir = job.logdir if job.checkpoint is not None else _logdir(job, "eval")
+    train_loop.prepare_devices(job.task.model)
+    if job.options["follow"]:
+        evaluation.follow(
+            job.task, _logdir(job, "eval"), report=job.report, should_stop=job.should_stop
+        )
+    else:
+        evaluation.run(
+            job.task,
+            logdir,
+            which=job.checkpoint,
+            report=job.report,
+            should_stop=job.should_stop,
+        )
+
+
+_CORE_MODES: dict[str, registry.Mode] = {
+    "train": _training(evaluate=False),
+    "eval": _evaluate,
+    "train_eval": _training(evaluate=True),
+    "describe": _describe,
+    "plan": _plan,
+}
+
+
+def _load_tensorflow() -> None:
+    """Import TensorFlow without the lines that it writes on any machine without a GPU.
+
+    They bypass Python and every log level. Whatever is not of that kind is passed on.
+    """
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            import tensorflow as tf
+
+            tf.config.list_physical_devices()
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            file.seek(0)
+            for line in file.read().decode(errors="replace").splitlines():
+                if not _NOISE.match(line) and ("cuInit" not in line or _has_nvidia()):
+                    print(line, file=sys.stderr)
+
+
+_NOISE = re.compile(r"I\d{4} |WARNING: All log messages before absl::InitializeLog")
+
+
+def _has_nvidia() -> bool:
+    return Path("/dev/nvidiactl").exists()
+
+
+def _list_models(found: registry.Registry, pattern: str) -> None:
+    names = found.names(pattern)
+    for where, why in found.broken.items():
+        print(f"{where} is left out: {why}", file=sys.stderr)
+    if not names:
+        raise errors.RegistryError(f"no model matches {pattern!r}. --list_models shows all")
+    print("\n".join(names))
+
+
+def _run(values: flags.FlagValues) -> int:
+    for name, function in _CORE_MODES.items():
+        registry.add_mode(name, function)
+    found = registry.Registry(values.params_package)
+    _load_tensorflow()
+    if values.list_models is not None:
+        _list_models(found, values.list_models)
+        return 0
+    if values.model is None:
+        raise errors.ParamsError("--model=NAME is missing. --list_models shows all names")
+    recipe = found.model(values.model)()
+    # After the model, since its task may have brought the mode.
+    mode = registry.mode(values.mode)
+    task = _task(values, recipe)
+    _check_partitions(values, task)
+    with _Signals() as signals:
+        mode(
+            registry.Job(
+                model=values.model,
+                task=task,
+                logdir=None if values.logdir is None else Path(values.logdir),
+                checkpoint=values.checkpoint,
+                report=_report,
+                should_stop=signals.should_stop,
+                rebuild=lambda size, value: _task(values, recipe.resized(size, value)),
+                options={name: values[name].value for name in _OPTIONS},
+            )
+        )
+    return 0 if signals.received is None else 128 + signals.received
+
+
+def _report(line: str) -> None:
+    import tqdm
+
+    tqdm.tqdm.write(line, file=sys.stdout)  # leaves a progress bar below it whole
+    sys.stdout.flush()
+
+
+def _kind(error: errors.UserError) -> str:
+    """Return the class of `error` as errors.py has it; a special case is called by its base."""
+    kinds = (kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+    return next(kinds).__name__
+
+
+def run(argv: Sequence[str]) -> int:
+    """Do what the arguments `argv` (without the program's name) ask; return the exit code."""
+    # TensorFlow reads it when it is first imported, and speaks of its own affairs otherwise.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    try:
+        values = _read_flags(argv)
+        return 0 if values is None else _run(values)
+    except errors.UserError as error:
+        print(f"{_kind(error)}: {error}", file=sys.stderr)
+        return 1
+
+
+def main() -> None:
+    """Run the command line's arguments and end the process."""
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

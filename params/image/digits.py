@@ -1,0 +1,67 @@
+"""scikit-learn's handwritten digits: 1,797 images of 8 × 8, a fifth of them held out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lingvo_gpipe import optimizer, pipelining, registry, task
+from lingvo_gpipe.tasks.image import convnet
+from lingvo_gpipe.tasks.image import input as image_input
+
+BATCH_SIZE = 128
+
+
+class ConvNet(registry.Model):
+    """Four convolutions with batch norm, two dense layers with dropout; the default job."""
+
+    def task(self) -> Any:
+        """Return the task."""
+        steps = 700
+        return task.Task.Params(
+            model=pipelining.PipeliningLayer.Params(
+                layers=convnet.conv_net(
+                    [[32, 32], [64, 64]], classes=10, dense_units=64, dropout=0.3
+                ),
+                num_partitions=2,
+                num_micro_batches=4,
+            ),
+            input=image_input.SklearnDigits.Params(batch_size=BATCH_SIZE),
+            train=task.Train(
+                optimizer=optimizer.Optimizer.Params(
+                    name="Adam", learning_rate=cosine(2e-3, steps)
+                ),
+                clip_norm=5.0,
+                max_steps=steps,
+                save_interval_steps=100,
+            ),
+            eval=task.Eval(best="accuracy"),
+        )
+
+
+class MLP(registry.Model):
+    """Two dense layers of 128, trained without a pipeline."""
+
+    def task(self) -> Any:
+        """Return the task."""
+        steps = 700
+        return task.Task.Params(
+            model=pipelining.PipeliningLayer.Params(
+                layers=convnet.mlp([128, 128], classes=10, dropout=0.2)
+            ),
+            input=image_input.SklearnDigits.Params(batch_size=BATCH_SIZE),
+            train=task.Train(
+                optimizer=optimizer.Optimizer.Params(
+                    name="Adam", learning_rate=cosine(2e-3, steps)
+                ),
+                max_steps=steps,
+                save_interval_steps=100,
+            ),
+            eval=task.Eval(best="accuracy"),
+        )
+
+
+def cosine(peak: float, steps: int) -> Any:
+    """Return a learning rate that falls from `peak` to 0 over `steps`, along a cosine."""
+    return optimizer.KerasSchedule.Params(
+        name="CosineDecay", config={"initial_learning_rate": peak, "decay_steps": steps}
+    )

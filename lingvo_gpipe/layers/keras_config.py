@@ -14,18 +14,17 @@ from typing import Any
 
 import keras
 
-from lingvo_gpipe import errors, precision
+from lingvo_gpipe import errors, hyperparams_text, precision
 
 _REFERENCE = "reference"
-_PYTHON_LAMBDA = "__lambda__"
-_SEPARATORS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|\W+")
+_NOT_KEPT = ("build_config", "compile_config")
 
 
 def to_config(live: keras.Operation) -> dict[str, Any]:
     """Return a Keras layer or operation as the value of a Params field.
 
     Raises:
-        LayerError: it does not tell its configuration.
+        LayerError: it does not tell how it was made.
     """
     try:
         settings = live.get_config()
@@ -34,8 +33,8 @@ def to_config(live: keras.Operation) -> dict[str, Any]:
             f"{live.name} ({type(live).__name__}) does not tell how it was made, so it cannot be "
             "made again for a pipeline. Define its get_config"
         ) from error
-    config = {key: _kept(value, getattr(live, key, None)) for key, value in settings.items()}
-    return _described(type(live), config)
+    kept: dict[str, Any] = _kept({"config": settings, **_named(type(live))}, live)
+    return kept
 
 
 def from_config(config: dict[str, Any], policy: precision.Policy) -> keras.Operation:
@@ -47,25 +46,49 @@ def from_config(config: dict[str, Any], policy: precision.Policy) -> keras.Opera
             is the same.
 
     Raises:
-        LayerError: the configuration is not one of a Keras object.
+        LayerError: the configuration is not one of a Keras layer or operation.
     """
-    own = _policy_name(config)
-    renamed = {} if own is None else {own: policy}
     references: dict[str, Any] = {}
+    renamed = {_policy_name(config): policy.name}
     plain = _plain(config, renamed, references)
     try:
         with keras.saving.custom_object_scope(references):
             made = keras.saving.deserialize_keras_object(plain, safe_mode=True)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise errors.LayerError(
-            f"no Keras layer can be made from the configuration of "
-            f"{config.get('class_name', config.get(_REFERENCE))!s}: {_first_line(error)}"
+            f"no Keras layer can be made of the configuration of {class_name(config)}: "
+            f"{first_line(error)}"
         ) from error
     if not isinstance(made, keras.Operation):
         raise errors.LayerError(
-            f"{type(made).__name__} is no Keras layer or operation. Use keras_adapter.from_keras"
+            f"the configuration of {class_name(config)} makes no Keras layer or operation. "
+            "Make it by keras_adapter.from_keras"
         )
     return made
+
+
+def from_constant(value: Any) -> Any:
+    """Return a constant argument of a call (slice, Ellipsis, array, dtype) as Params hold it."""
+    return _kept(value)
+
+
+def to_constant(value: dict[str, Any]) -> Any:
+    """Return the constant that `from_constant` described."""
+    return keras.saving.deserialize_keras_object(_plain(value, {}, {}), safe_mode=True)
+
+
+def class_name(config: dict[str, Any]) -> str:
+    """Return the name of the class that a configuration describes."""
+    kind = config.get(_REFERENCE)
+    return kind.__name__ if isinstance(kind, type) else str(config.get("class_name"))
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of what went wrong at first, before Keras wrapped it."""
+    cause: BaseException = error
+    while cause.__context__ is not None:
+        cause = cause.__context__
+    return (str(cause).strip() or type(cause).__name__).splitlines()[0]
 
 
 def policy_name(live: keras.Operation) -> str | None:
@@ -76,30 +99,129 @@ def policy_name(live: keras.Operation) -> str | None:
     return None if policy.name == "float32" == keras.config.dtype_policy().name else policy.name
 
 
-def snake_case(name: str) -> str:
-    """Return a class's name as Keras writes it in automatic names.
+def automatic_stem(live: keras.Operation) -> str | None:
+    """Return `dense` for a layer that Keras itself named `dense_3`; None: somebody named it.
 
-    >>> snake_case("Conv2DTranspose"), snake_case("MultiHeadAttention"), snake_case("LSTM")
-    ('conv2d_transpose', 'multi_head_attention', 'lstm')
+    Keras counts such names over the process, so they are not the same in another one.
+
+    >>> automatic_stem(keras.layers.Dense(4)), automatic_stem(keras.layers.Dense(4, name="ffn"))
+    ('dense', None)
     """
-    words = re.sub(r"\W+", "", name)
-    words = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", words)
-    return re.sub(r"([a-z])([A-Z])", r"\1_\2", words).lower()
+    words = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", type(live).__name__.replace("_", ""))
+    stem = re.sub(r"([a-z])([A-Z])", r"\1_\2", words).lower()
+    return stem if re.fullmatch(rf"{re.escape(stem)}(_\d+)?", live.name) else None
 
 
-def automatic_number(live: keras.Operation) -> int | None:
-    """Return the number in a name that Keras gave by itself (`dense_3`: 3, `dense`: 0), else None.
-
-    Such numbers count over the whole process; ours count over the network.
-    """
-    stem = snake_case(type(live).__name__)
-    found = re.fullmatch(rf"{re.escape(stem)}(?:_(\d+))?", live.name)
-    return None if found is None else int(found.group(1) or 0)
+def _policy_name(config: dict[str, Any]) -> str | None:
+    policy = config["config"].get("dtype") if isinstance(config.get("config"), dict) else None
+    if not isinstance(policy, dict) or policy.get("class_name") != "DTypePolicy":
+        return None
+    name = str(policy["config"]["name"])
+    return name if name in precision.POLICIES else None
 
 
-def _described(kind: type, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the entry of an object of class `kind`."""
-    if kind.__module__ == "keras" or kind.__module__.startswith("keras."):
-        public = keras.saving.serialize_keras_object  # knows the exported name of a class
-        del public
-    return {_REFERENCE: kind, "config": config}
+# --- Live objects → values of Params ----------------------------------------------------------
+
+
+def _named(kind: type) -> dict[str, Any]:
+    """Return how an object of class `kind` is marked."""
+    if not kind.__module__.startswith("keras."):
+        return {_REFERENCE: kind}
+    module, _, name = hyperparams_text.qualified_name(kind).rpartition(".")
+    return {"module": module, "class_name": name}
+
+
+def _kept(value: Any, live: Any = None) -> Any:
+    """Return a part of a configuration as Params hold it; `live` is the object it came from."""
+    if isinstance(live, types.FunctionType) and _is_function(value):
+        return live
+    if isinstance(value, keras.Operation):
+        return to_config(value)
+    if isinstance(value, dict):
+        return _kept_dict(value, live)
+    if isinstance(value, list | tuple):
+        lives = live if isinstance(live, list | tuple) and len(live) == len(value) else ()
+        items = [_kept(v, lives[n] if lives else None) for n, v in enumerate(value)]
+        return tuple(items) if isinstance(value, tuple) else items
+    if isinstance(value, bool | int | float | str | type | types.FunctionType) or value is None:
+        return value
+    return _kept(keras.saving.serialize_keras_object(value), value)
+
+
+def _kept_dict(value: dict[str, Any], live: Any) -> dict[str, Any]:
+    if _REFERENCE in value or ("class_name" in value and "config" in value):
+        settings = value["config"]
+        inner = (
+            {k: _kept(v, getattr(live, k, None)) for k, v in settings.items()}
+            if isinstance(settings, dict)
+            else _kept(settings)
+        )
+        marks = {k: v for k, v in value.items() if k not in ("config", *_NOT_KEPT)}
+        found = _foreign(value, live)
+        if isinstance(found, types.FunctionType):
+            return found  # type: ignore[return-value]
+        if found is not None:
+            marks = {_REFERENCE: found}
+        return {**marks, "config": inner}
+    return {str(k): _kept(v) for k, v in value.items()}
+
+
+def _is_function(value: Any) -> bool:
+    kind = value.get("class_name") if isinstance(value, dict) else None
+    return isinstance(value, types.FunctionType) or kind in ("function", "__lambda__")
+
+
+def _foreign(value: dict[str, Any], live: Any) -> Any:
+    """Return the class or function outside Keras that a serialised object is of, or None."""
+    name = value.get("class_name")
+    if "module" not in value or name is None:
+        return None
+    module = value["module"] or "__main__"
+    if module == "keras" or module.startswith("keras.") or module == "builtins":
+        return None
+    if name != "function" and live is not None and type(live).__name__ == name:
+        return type(live)
+    wanted = str(value["config"] if name == "function" else name).rpartition(">")[2]
+    found = vars(sys.modules.get(module, types)).get(wanted)
+    if not isinstance(found, type | types.FunctionType):
+        raise errors.LayerError(
+            f"{module}.{wanted}, part of a Keras layer, is not found by its name. Define it at "
+            "the top of its module"
+        )
+    return found
+
+
+# --- Values of Params → what Keras reads ------------------------------------------------------
+
+
+def _plain(value: Any, renamed: dict[str | None, str], references: dict[str, Any]) -> Any:
+    """Return a configuration as Keras reads it; fills `references` by the names given there."""
+    if isinstance(value, types.FunctionType):
+        token = _token(value, references)
+        return {"module": None, "class_name": "function", "config": token, "registered_name": token}
+    if isinstance(value, list | tuple):
+        items = [_plain(item, renamed, references) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items
+    if not isinstance(value, dict):
+        return value
+    made = {key: _plain(v, renamed, references) for key, v in value.items() if key != _REFERENCE}
+    if isinstance(value.get(_REFERENCE), type):
+        token = _token(value[_REFERENCE], references)
+        made |= {"module": None, "class_name": token, "registered_name": token}
+    elif value.get("class_name") == "DTypePolicy":
+        own = made["config"]["name"]
+        made["config"] = {**made["config"], "name": renamed.get(own, own)}
+    elif value.get("class_name") == "InputLayer":
+        own = made["config"].get("dtype")
+        compute = precision.POLICIES[renamed[own]].compute.name if own in renamed else own
+        made["config"] = {**made["config"], "dtype": compute}
+    return made
+
+
+def _token(referenced: Any, references: dict[str, Any]) -> str:
+    for token, known in references.items():
+        if known is referenced:
+            return token
+    token = f"lingvo_gpipe>{referenced.__name__}_{len(references)}"
+    references[token] = referenced
+    return token

@@ -1,0 +1,89 @@
+"""Weights taken over from live Keras objects, named by what they hold.
+
+Params hold no arrays. A layer whose present weights are kept names them by their digest, so that
+its text tells exactly which weights it starts from, and two trees that start alike compare equal.
+The arrays themselves stay in this process; `save` and `load` carry them to another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pathlib
+import zipfile
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from lingvo_gpipe import errors
+
+_kept: dict[str, dict[str, np.ndarray]] = {}
+
+
+def keep(arrays: Mapping[str, np.ndarray]) -> str:
+    """Keep a layer's arrays by path; return the name to find them by."""
+    copied = {path: np.array(array) for path, array in sorted(arrays.items())}
+    digest = hashlib.sha256()
+    for path, array in copied.items():
+        digest.update(f"{path} {array.dtype} {array.shape}\n".encode())
+        digest.update(array.tobytes())
+        array.flags.writeable = False
+    name = f"sha256:{digest.hexdigest()[:32]}"
+    _kept[name] = copied
+    return name
+
+
+def find(name: str, path: str) -> np.ndarray:
+    """Return one array of a layer.
+
+    Raises:
+        LayerError: they were kept in another process, or the layer has other variables.
+    """
+    if name not in _kept:
+        raise errors.LayerError(
+            f"the weights {name} of a Keras layer are not in this process. Load them by "
+            "keras_weights.load, take them from the live layer by from_keras again, or set the "
+            "layer's weights='' for fresh ones"
+        )
+    if path not in _kept[name]:
+        near = errors.nearest(path, _kept[name]) or sorted(_kept[name])
+        raise errors.LayerError(
+            f"the weights {name} hold no {path!r}; nearest {', '.join(near)}. They are of another "
+            "layer"
+        )
+    return _kept[name][path]
+
+
+def save(path: str | pathlib.Path, names: Iterable[str]) -> None:
+    """Write the named layers' arrays into one .npz file."""
+    flat: dict[str, np.ndarray] = {}
+    for name in names:
+        for variable in _kept.get(name) or find(name, ""):
+            flat[f"{name}|{variable}"] = _kept[name][variable]
+    with pathlib.Path(path).open("wb") as file:
+        np.savez(file, **flat)  # type: ignore[arg-type]
+
+
+def load(path: str | pathlib.Path) -> None:
+    """Keep the arrays that `save` wrote.
+
+    Raises:
+        LayerError: the file is torn, or holds something else.
+    """
+    found: dict[str, dict[str, np.ndarray]] = {}
+    try:
+        with pathlib.Path(path).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            for key in arrays.files:
+                name, _, variable = key.partition("|")
+                found.setdefault(name, {})[variable] = arrays[key]
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise errors.LayerError(f"{path} holds no weights of Keras layers: {error}") from error
+    for name, own in found.items():
+        if keep(own) != name:
+            raise errors.LayerError(
+                f"{path}: the weights {name} are not what their name says. Write the file again"
+            )
+
+
+def forget(name: str) -> None:
+    """Give up the arrays kept under a name, once nothing is to be initialized from them."""
+    _kept.pop(name, None)

@@ -2,8 +2,9 @@
 
 Laws, each measured: a program is never inlined (inlined, common-subexpression elimination merges
 the recomputation with the first forward, and nothing is saved); it is pure (one stateful operation
-inside would serialise the devices); everything that matters enters through positional tensors
-(`tf.recompute_grad` silently gives None for keywords and closures) and leaves as outputs.
+inside would serialise the devices); everything that matters enters through positional tensors and
+leaves as outputs. So a backward program is its own recomputation: called with a cell's imports
+alone, it computes the forward again under a tape, and nothing of the first forward can reach it.
 
 A program's arguments are one flat list of tensors: weights, state, imports, then what its phase
 needs. It is traced once per (phase, import shapes) and called once per slot.
@@ -116,6 +117,11 @@ class Cell:
         """How many programs were traced so far."""
         return len(self._programs)
 
+    @property
+    def graphs(self) -> dict[str, Any]:
+        """The graph of each traced program by its phase; FB is forward and backward fused."""
+        return {key[0]: program.call.graph for (key, _), program in self._programs.items()}
+
     def graded_exports(self, mode: Mode) -> list[int]:
         """Return the exports whose gradient the cell's backward is given."""
         return [v for v in self.route.exports if v in mode.graded and v in mode.differentiable]
@@ -190,22 +196,16 @@ class Cell:
         after = ([exports[v] for v in self.graded_exports(mode)], list(scales))
         added = list(accumulators) if accumulators is not None and phase != "I" else None
         everything: Any = (given, after, added) if added is not None else (given, after)
-        targets = self._targets
 
         def compute(*flat: tf.Tensor) -> Any:
             own, behind, *sums = tf.nest.pack_sequence_as(everything, list(flat))
             sources = self._sources(mode, own, phase)
 
-            # What gets no gradient is closed over: TensorFlow adds a zero to every argument of
-            # recompute_grad, a copy of each.
-            def again(*renewed: tf.Tensor) -> list[tf.Tensor]:
-                place = {id(old): new for old, new in zip(sources, renewed, strict=True)}
-                mine = tf.nest.map_structure(lambda old: place.get(id(old), old), own)
-                return targets(mode, self._run(mode, *mine), behind[1])
-
+            # The program is the recomputation: tf.recompute_grad would copy every weight and make
+            # gathered rows' gradients dense (docs/decisions/0001).
             with tf.GradientTape() as tape:
                 tape.watch(sources)
-                ends = tf.recompute_grad(again)(*sources)
+                ends = self._targets(mode, self._run(mode, *own), behind[1])
             return self._gradients(tape, ends, sources, behind, sums, phase)
 
         key = (phase, mode, added is not None)
@@ -410,7 +410,6 @@ def check_pure(graph: Any, cell: Cell) -> None:
         if op.op_def.is_stateful
         or (op.type == "Placeholder" and op.outputs[0].dtype == tf.resource)
     ]
-    # A call is as stateful as what it calls, and marked so; recompute_grad adds none.
     if bad:
         raise errors.LayerError(
             f"cell {cell.index}: {bad[0].name} ({bad[0].type}) is stateful, which would serialise "

@@ -1,8 +1,8 @@
 """The forward slots of a table as a differentiable function, under the user's own tape.
 
 Each call of a cell's forward program is given a gradient by `tf.custom_gradient`: the cell's
-backward program, on the cell's own device, which recomputes the forward by `tf.recompute_grad`; or,
-where the policy keeps it, the tape that watched the forward.
+backward program, on the cell's own device, which computes the forward again; or, where the policy
+keeps it, the tape that watched the forward.
 """
 
 from __future__ import annotations

@@ -76,6 +76,11 @@ def test_another_seed_is_another_order() -> None:
     assert len({tuple(*ids(make(10).batches(seed), 1)) for seed in seeds}) == 5
 
 
+def test_no_order_of_one_seed_comes_back_under_another() -> None:
+    orders = [tuple(order) for seed in (0, 1, 2) for order in ids(make(10).batches(seed), 4)]
+    assert len(set(orders)) == 12
+
+
 def test_orders_are_spread_evenly() -> None:
     counts = np.zeros([10, 10])
     for order in ids(make(10).batches(3), 1000):

@@ -89,7 +89,7 @@ class KerasLayer(Layer):
         """See `Layer.fprop`."""
         params = self.params
         given = inputs if len(params.reads) > 1 else (inputs,)
-        traced = keras_trace.trace(params, tf.nest.map_structure(_spec_of, given))
+        traced = keras_trace.known(params, tf.nest.map_structure(_spec_of, given))
         function = traced.function
         weights = {
             path: _at(ctx.state if path in function.variables.statistics else theta, path)

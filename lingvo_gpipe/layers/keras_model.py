@@ -57,7 +57,8 @@ def from_keras_model(
         model: built or not; it is left as it is. A subclassed model is one layer
             (`keras_adapter.from_keras`).
         keep_weights: start from the model's present weights; False: from its initializers, seeded
-            by our rules.
+            by our rules. A recipe that makes its model anew in every process wants False, or
+            weights that are loaded: else its text names other weights each time.
         inputs: the model's input name → field of the mini-batch; a name left out is the field's.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from lingvo_gpipe import errors, precision
+from lingvo_gpipe import errors, hyperparams, precision
 from lingvo_gpipe.layers import base, keras_config, keras_cost
 from lingvo_gpipe.layers.keras_function import Called, KerasFunction
 
@@ -59,56 +59,49 @@ def trace(params: Any, inputs: Sequence[Any]) -> Traced:
                 f"{base.describe(params)}: an input of shape {spec.shape}, expected known sides. "
                 "Give the mini-batch's fields static shapes"
             )
-    key = _frozen(
-        [
-            params.get(n)
-            for n in (
-                "name",
-                "reads",
-                "writes",
-                "dtype",
-                "trainable",
-                "config",
-                "args",
-                "kwargs",
-                "masks",
-                "picks",
-                "frozen",
-                "tie",
-            )
-        ]
-    )
-    return _traced(_Key(key, params), _frozen(tuple(inputs)), _Key(None, tuple(inputs)))
+    return _traced(_Key(params, params), _Key(tuple(inputs), tuple(inputs)))
+
+
+def known(params: Any, inputs: Sequence[Any]) -> Traced:
+    """Return what `trace` gave for these inputs, or for ones that differ in their batch alone."""
+    examples = tf.nest.map_structure(lambda s: (tuple(s.shape[1:]), s.dtype.name), tuple(inputs))
+    return _of_any_batch(_Key(params, params), _Key(examples, tuple(inputs)))
 
 
 class _Key:
-    """Carries what has no hash through a cache; equal by its key alone."""
+    """Carries what has no hash through a cache; equal where what it is named by is."""
 
-    def __init__(self, key: Any, value: Any) -> None:
-        self.key = key
+    def __init__(self, named_by: Any, value: Any) -> None:
+        self._key = _frozen(named_by)
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self.key == other.key
+        return isinstance(other, _Key) and self._key == other._key
 
     def __hash__(self) -> int:
-        return hash(self.key)
+        return hash(self._key)
 
 
 def _frozen(value: Any) -> Any:
     """Return a nest of plain values as one that has a hash and tells 1 from True and 1.0."""
+    if isinstance(value, hyperparams.Params):
+        return _frozen({name: value.get(name) for name in value.fields()})
     if isinstance(value, Mapping):
         return tuple((key, _frozen(item)) for key, item in value.items())
     if isinstance(value, list | tuple):
-        return type(value).__mro__[-2].__name__, tuple(map(_frozen, value))
+        return isinstance(value, tuple), tuple(map(_frozen, value))
     if isinstance(value, tf.TensorSpec):
         return tuple(value.shape), value.dtype.name
     return type(value), repr(value) if isinstance(value, float) else value
 
 
 @functools.lru_cache(maxsize=4096)
-def _traced(own: _Key, shapes: Any, given: _Key) -> Traced:
-    del shapes  # part of the cache's key
+def _of_any_batch(own: _Key, given: _Key) -> Traced:
+    return trace(own.value, given.value)
+
+
+@functools.lru_cache(maxsize=4096)
+def _traced(own: _Key, given: _Key) -> Traced:
     params, inputs = own.value, given.value
     policy = precision.policy(params.dtype)
     function = KerasFunction(

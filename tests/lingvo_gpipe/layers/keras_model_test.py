@@ -373,6 +373,26 @@ def test_gradients_and_statistics_are_those_of_keras() -> None:
         np.testing.assert_allclose(moved[path], variable.numpy(), rtol=1e-12, err_msg=path)
 
 
+def test_resnet50_layer_by_layer_is_resnet50() -> None:
+    model = keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=4)
+    cut = keras_model.from_keras_model(model)
+    assert len(cut.layers) == 176
+    fields = {cut.inputs[0]: random(3, 32, 32, 3)}
+    chain = Chain(cut, fields)
+    names = paths_of(model, cut)
+    assert set(chain.values) == set(names.values())
+    for training in (False, True):
+        outputs, moved = chain.run(fields, training=training)
+        expected = model(fields[cut.inputs[0]], training=training)
+        np.testing.assert_allclose(outputs[0], expected, rtol=1e-6, atol=1e-6)
+    assert len(moved) == len(model.non_trainable_weights)
+    for variable in model.non_trainable_weights:
+        path = names[id(variable)]
+        np.testing.assert_allclose(
+            moved[path], variable.numpy(), rtol=1e-5, atol=1e-6, err_msg=path
+        )
+
+
 # --- Through the pipeline ---------------------------------------------------------------------
 
 
@@ -398,18 +418,24 @@ def test_a_small_model_in_a_pipeline_is_the_model(num_partitions: int, schedule:
 
 @pytest.mark.usefixtures("_float64")
 @pytest.mark.slow
-@pytest.mark.parametrize("num_partitions", [2])
+@pytest.mark.parametrize("num_partitions", [2, 3])
 def test_resnet50_in_a_pipeline_is_resnet50(num_partitions: int) -> None:
-    model = keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=4)
-    check_pipeline(model, (32, 32, 3), num_partitions)
+    # Smaller images leave a single position to the last batch norms, which amplifies rounding.
+    model = keras.applications.ResNet50(weights=None, input_shape=(64, 64, 3), classes=4)
+    check_pipeline(model, (64, 64, 3), num_partitions, sizes=(3, 3))
 
 
 def check_pipeline(
-    model: keras.Model, shape: tuple[int, ...], num_partitions: int, **more: Any
+    model: keras.Model,
+    shape: tuple[int, ...],
+    num_partitions: int,
+    sizes: tuple[int, int] = (3, 2),
+    **more: Any,
 ) -> None:
     """Check loss, gradients and statistics of two micro-batches against Keras on each of them."""
     cut = keras_model.from_keras_model(model)
-    images, targets = random(5, *shape, dtype="float64"), random(5, 4, seed=3, dtype="float64")
+    images = random(sum(sizes), *shape, dtype="float64")
+    targets = random(sum(sizes), 4, seed=3, dtype="float64")
     pipe = pipeline(cut, num_partitions, num_micro_batches=2, **more)
     result = pipe.value_and_gradients({cut.inputs[0]: images, "target": targets}, step=0)
     names = paths_of(model, cut)
@@ -418,7 +444,7 @@ def check_pipeline(
     total = {names[id(v)]: np.zeros(v.shape) for v in weights}
     after: list[dict[int, Any]] = []
     loss = 0.0
-    for number, part in enumerate((slice(0, 3), slice(3, 5))):
+    for number, part in enumerate((slice(0, sizes[0]), slice(sizes[0], None))):
         seed_dropouts(model, cut, number)
         with tf.GradientTape() as tape:
             error = model(images[part], training=True) - targets[part]
@@ -439,13 +465,19 @@ def check_pipeline(
     moved = pipe.merge_moments(result.moments)
     assert len(moved) == len(statistics)
     for norm in [layer for layer in model.layers if hasattr(layer, "moving_mean")]:
-        check_statistics(norm, cut.names[norm.name], before, after, moved)
+        check_statistics(norm, cut.names[norm.name], before, after, moved, sizes)
 
 
 def check_statistics(
-    norm: Any, name: str, before: dict[int, Any], after: list[dict[int, Any]], moved: Any
+    norm: Any,
+    name: str,
+    before: dict[int, Any],
+    after: list[dict[int, Any]],
+    moved: Any,
+    sizes: tuple[int, int],
 ) -> None:
-    """Check that the statistics moved by mean and variance of both micro-batches, 3 and 2 of 5."""
+    """Check that the statistics moved by mean and variance of both micro-batches together."""
+    shares = [size / sum(sizes) for size in sizes]
 
     def batch(variable: Any, part: dict[int, Any]) -> Any:
         old = before[id(variable)] * norm.momentum
@@ -453,8 +485,8 @@ def check_statistics(
 
     means = [batch(norm.moving_mean, part) for part in after]
     squares = [batch(norm.moving_variance, p) + m**2 for p, m in zip(after, means, strict=True)]
-    mean = 0.6 * means[0] + 0.4 * means[1]
-    variance = 0.6 * squares[0] + 0.4 * squares[1] - mean**2
+    mean = sum(share * m for share, m in zip(shares, means, strict=True))
+    variance = sum(share * s for share, s in zip(shares, squares, strict=True)) - mean**2
     for variable, value in ((norm.moving_mean, mean), (norm.moving_variance, variance)):
         expected = norm.momentum * before[id(variable)] + (1 - norm.momentum) * value
         np.testing.assert_allclose(moved[f"{name}/{variable.name}"], expected, rtol=1e-9, atol=1e-9)

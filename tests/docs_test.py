@@ -1,0 +1,298 @@
+"""The documents are true: what they name exists, what they show runs and says what they show."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lingvo_gpipe import errors, schedule, trainer
+from lingvo_gpipe.params.image import digits
+from tests import architecture_test
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
+# Lingvo's own flags, fields and classes stand in the first column of these tables.
+FOREIGN_FIRST_COLUMN = "docs/from_lingvo.md"
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+def prose(name: str) -> str:
+    """Return a document without fenced blocks, and without what is another project's."""
+    text = re.sub(r"^```.*?^```$", "", read(name), flags=re.MULTILINE | re.DOTALL)
+    if name == FOREIGN_FIRST_COLUMN:
+        text = re.sub(r"^\| [^|]* \|", "|", text, flags=re.MULTILINE)
+    return text
+
+
+def code(name: str) -> list[str]:
+    """Return what stands between single backticks, table cells' escapes removed."""
+    return re.findall(r"`([^`\n]+)`", prose(name))
+
+
+def fenced(name: str, language: str) -> list[str]:
+    pattern = rf"^```{language}\n(.*?)^```$"
+    return re.findall(pattern, read(name), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors of a document's headings, as they are made on the web."""
+    titles = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_somewhere(name: str) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(name)):
+        path, _, anchor = target.partition("#")
+        found = (ROOT / name).parent / path if path else ROOT / name
+        assert found.exists(), f"{name}: {target}"
+        assert not anchor or anchor in anchors(found.read_text()), f"{name}: {target}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_named_make_targets_exist(name: str) -> None:
+    targets = set(re.findall(r"^([a-z]+):", read("Makefile"), flags=re.MULTILINE))
+    for named in re.findall(r"(?:^    |`|\$ )make ([a-z]+)", read(name), flags=re.MULTILINE):
+        assert named in targets, f"{name}: make {named}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_named_flags_exist(name: str) -> None:
+    known = set(trainer._flags())
+    text = read(name) if name != FOREIGN_FIRST_COLUMN else prose(name)
+    for flag in re.findall(r"(?<![\w-])--([a-z_]+)", text):
+        assert flag in known, f"{name}: --{flag}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_named_modes_exist(name: str) -> None:
+    for mode in re.findall(r"--mode=(\w+)", prose(name)):
+        assert mode in trainer._CORE_MODES, f"{name}: --mode={mode}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_named_models_exist(name: str) -> None:
+    for model in re.findall(r"\bimage\.\w+\.[A-Z]\w+", prose(name)):
+        module, _, kind = f"lingvo_gpipe.params.{model}".rpartition(".")
+        assert hasattr(importlib.import_module(module), kind), f"{name}: {model}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_named_fields_of_a_task_exist(name: str) -> None:
+    task = digits.ConvNet().task()
+    for path in re.findall(r"\b((?:model|train|eval)\.[a-z_]+)\b(?!\()", prose(name)):
+        task.get(path)  # raises with the nearest right ones
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_named_files_and_commands_exist(name: str) -> None:
+    for path in re.findall(r"`((?:lingvo_gpipe|tests|docs|tools)/[\w./]+\w)`", prose(name)):
+        assert (ROOT / path).exists(), f"{name}: {path}"
+    modules = re.findall(r"(?:`|python -m )((?:benchmarks|lingvo_gpipe)\.\w+)", read(name))
+    for module in modules:
+        assert importlib.util.find_spec(module) is not None, f"{name}: {module}"
+
+
+def owned_names() -> dict[str, set[str]]:
+    """Map every class of the package to its members, every module to what it defines."""
+    found: dict[str, set[str]] = {}
+    for module, path in architecture_test.modules().items():
+        if not module.startswith("lingvo_gpipe."):
+            continue
+        tree = ast.parse(path.read_text())
+        last = module.removesuffix(".__init__").rsplit(".", 1)[-1]
+        found.setdefault(last, set()).update(_defined(tree.body))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, set()).update(_defined(node.body))
+    return found
+
+
+def _defined(body: list[ast.stmt]) -> Iterator[str]:
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            yield from (alias.asname or alias.name.split(".")[-1] for alias in node.names)
+        elif isinstance(node, ast.Assign):
+            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
+
+
+# Not looked into here: packages, whose modules other tests look for, and other projects.
+OUTSIDE = ("lingvo_gpipe", "tasks", "params", "tf", "keras", "tfds")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_named_code_exists(name: str) -> None:
+    owned = owned_names()
+    for span in code(name):
+        for one, other in re.findall(r"(?<![\w./@{-])(\w+)\.(\w+)\b(?!\.\w)", span):
+            if one in owned and one not in OUTSIDE and other not in ("py", "md", "json"):
+                assert other in owned[one], f"{name}: {span}"
+            elif one[0].isupper():
+                assert one in OUTSIDE, f"{name}: {span}, of which no class is ours"
+
+
+def test_rooms_are_those_of_the_law() -> None:
+    text = read("docs/architecture.md").split("## Rooms", 1)[1].split("\n\n| a new", 1)[0]
+    first = re.findall(r"^\| (`[^|]+) \|", text, flags=re.MULTILINE)
+    rows = [re.findall(r"`([a-z_0-9]+)/?`", cell) for cell in first]
+    law = [{architecture_test.ROW_OF[module] for module in row} for row in rows]
+    assert all(len(row) == 1 for row in law), "modules of different rows share a line"
+    assert law == sorted(law, key=min)
+    there = {
+        architecture_test.SUBJECT_OF[module.split(".")[1]].split("+")[0]
+        for module in architecture_test.modules()
+        if re.match(r"lingvo_gpipe\.(?!params|tasks|__init__)", module)
+    }
+    assert there <= {module for row in rows for module in row}
+
+
+def test_the_refused_table_of_the_readme_is_refused_so() -> None:
+    shown = re.search(r"^    ScheduleError: (.+)\n((?:        .+\n)+)", read("README.md"), re.M)
+    assert shown is not None
+    lines = [line.strip() for line in shown[0].strip().splitlines()]
+    with pytest.raises(errors.ScheduleError) as caught:
+        schedule.make("0F0,0F1,,,0B1,0B0\n1B0,1F0,1F1,1B1", 2, 2)
+    assert [f"ScheduleError: {lines[0][15:]}", *lines[1:]] == [
+        line.strip() for line in f"ScheduleError: {caught.value}".splitlines()
+    ]
+
+
+def test_tables_shown_are_legal() -> None:
+    for name in ("README.md", "docs/architecture.md"):
+        found = re.findall(r"^    (0F0.*)\n    (,1F0.*)$", read(name), flags=re.MULTILINE)
+        assert found, name
+        for rows in found:
+            assert schedule.make("\n".join(rows), 2, 2).num_cells == 2
+
+
+def test_figures_are_those_that_are_drawn() -> None:
+    folder = ROOT / "docs" / "figures"
+    drawn = runpy.run_path(str(folder / "draw.py"), run_name="figures")["timelines"]()
+    assert {path.stem for path in folder.glob("*.png")} == set(drawn)
+    assert f"{drawn['1f1b'].bubble_share:.6f}" == f"{3 / 11:.6f}"  # cells are equal: (K-1)/(M+K-1)
+
+
+def own_files(folder: Path) -> dict[str, Path]:
+    """Write the blocks of first_model.md, each as the file that its first line names."""
+    found = {}
+    for block in fenced("docs/first_model.md", "python"):
+        name = block.splitlines()[0].removeprefix("# ")
+        found[name] = folder / name
+        found[name].parent.mkdir(parents=True, exist_ok=True)
+        found[name].write_text(block)
+    return found
+
+
+class Runs:
+    """Runs blocks in this process, and refuses those at which TensorFlow complains."""
+
+    def __init__(
+        self, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        self._capsys = capsys
+        self._caplog = caplog
+
+    def __call__(self, path: Path) -> tuple[str, dict[str, Any]]:
+        """Return what a block printed, and its variables."""
+        variables = runpy.run_path(str(path))
+        assert not self._caplog.records
+        return self._capsys.readouterr().out, variables
+
+
+@pytest.fixture
+def run_block(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Runs:
+    return Runs(capsys, caplog)
+
+
+def test_the_readme_example_runs(tmp_path: Path, run_block: Runs) -> None:
+    (block,) = fenced("README.md", "python")
+    path = tmp_path / "example.py"
+    path.write_text(block)
+    _, variables = run_block(path)
+    assert variables["gradients"].keys() == variables["pipe"].weights.keys()
+    assert all(g is not None for g in variables["gradients"].values())
+    assert float(variables["result"].loss) > 0
+
+
+def test_own_loop_learns(tmp_path: Path, run_block: Runs) -> None:
+    out, variables = run_block(own_files(tmp_path)["own_loop.py"])
+    accuracy = re.fullmatch(r"accuracy (0\.\d+) after 60 steps\n", out)
+    assert accuracy is not None
+    assert float(accuracy[1]) > 0.9
+    assert variables["total"] == sum(
+        1 for batch in variables["digits"].evaluation("test") for _ in batch["label"]
+    )
+
+
+def test_own_tape_gives_gradients_by_path(tmp_path: Path, run_block: Runs) -> None:
+    out, _ = run_block(own_files(tmp_path)["own_tape.py"])
+    assert out == "['dense/bias', 'dense/kernel', 'dense_1/bias', 'dense_1/kernel']\n"
+
+
+def test_own_layer_runs(tmp_path: Path, run_block: Runs) -> None:
+    out, _ = run_block(own_files(tmp_path)["own_layer.py"])
+    assert out.splitlines()[1] == "(8,)"
+    assert ast.literal_eval(out.splitlines()[0]).keys() == {"gate", "loss"}
+
+
+def test_keras_model_is_cut(tmp_path: Path, run_block: Runs) -> None:
+    out, variables = run_block(own_files(tmp_path)["keras_net.py"])
+    assert out.splitlines()[0] == "True"
+    assert out.splitlines()[1].startswith(f"{len(variables['pipe'].weights)} (")
+
+
+def test_the_readme_shows_what_describe_and_plan_print(capsys: pytest.CaptureFixture[str]) -> None:
+    session = "".join(fenced("README.md", "console"))
+    shown = re.findall(
+        r"^\$ python -m lingvo_gpipe\.trainer (.+)\n((?:[^$].*\n|\n)*)", session, flags=re.MULTILINE
+    )
+    assert [command.split("--mode=")[1].split()[0] for command, _ in shown] == ["describe", "plan"]
+    for command, wanted in shown:
+        assert trainer.run(shlex.split(command)) == 0
+        assert capsys.readouterr().out == wanted
+
+
+@pytest.mark.slow
+def test_own_package_trains_by_name(tmp_path: Path) -> None:
+    files = own_files(tmp_path)
+    package = files["mymodels/lab/small.py"]
+    assert len(package.read_text().splitlines()) <= 32
+    (session,) = fenced("docs/first_model.md", "console")
+    commands = re.findall(r"^\$ (.+)\n((?:[^$].*\n)*)", session, flags=re.MULTILINE)
+    assert len(commands) == 3
+    for command, shown in commands:
+        words = shlex.split(command)
+        assert words[0] == "python"
+        run = subprocess.run(
+            [sys.executable, *words[1:]],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        )
+        assert run.returncode == 0, run.stderr
+        told = run.stdout.splitlines()
+        for line in shown.splitlines():
+            wanted = re.escape(line).replace("…", r"\d+")
+            assert any(re.match(wanted, got) for got in told), f"{line!r} is not in:\n{run.stdout}"

@@ -71,7 +71,7 @@ class Gradients:
 class _Program:
     """A traced function and the structure of its flat outputs."""
 
-    call: Callable[..., Any]
+    call: Any
     outputs: Any
 
 
@@ -267,6 +267,7 @@ class Cell:
         for number in self.route.layers:
             info, layer = self._analysis.layers[number], self._layers[number]
             theta, own_state = nested(info, tensors)
+            given = Collected()
             ctx = Context(
                 training=training,
                 step=step,
@@ -274,11 +275,13 @@ class Cell:
                 state=own_state,
                 path=info.name,
                 frozen=self._analysis.frozen_layers,
-                collected=collected,
+                collected=given,
             )
             reads = [values[v] for v in self._analysis.wiring.reads[number]]
             with tf.name_scope(info.name):
                 outputs = layer.run(theta, reads[0] if len(reads) == 1 else tuple(reads), ctx)
+            check_given(info, given)
+            collected.update(given.as_nest())
             writes = self._analysis.wiring.writes[number]
             written = outputs if len(writes) > 1 else (outputs,)
             values.update(zip(writes, written, strict=True))
@@ -313,12 +316,6 @@ class Cell:
         self, mode: Mode, forward: Forward, scales: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         ends = [t for v in self.graded_exports(mode) for t in floating(forward.exports[v])]
-        for loss in self.losses:
-            if loss.name not in forward.collected.losses:
-                raise errors.LayerError(
-                    f"loss {loss.name!r} is declared in its layer's Meta, but fprop gave none. "
-                    "Call ctx.add_loss"
-                )
         parts = [
             tf.cast(forward.collected.losses[loss.name], scale.dtype) * scale
             for loss, scale in zip(self.losses, scales, strict=True)
@@ -398,6 +395,33 @@ class Cell:
         return program
 
 
+def check_given(info: network.LayerInfo, given: Collected) -> None:
+    """Refuse a layer that gives other losses or metrics than it declares.
+
+    Raises:
+        LayerError: naming layer and loss; one that is not declared would count nowhere.
+    """
+    for kind, call, declared, found in (
+        ("loss", "add_loss", info.meta.losses, given.losses),
+        ("metric", "add_sum", info.meta.metrics, given.sums),
+    ):
+        names = [spec.name for spec in declared]
+        for name in names:
+            if name not in found:
+                raise errors.LayerError(
+                    f"{info.name}: its Meta declares the {kind} {name!r}, but its fprop gave none. "
+                    f"Call ctx.{call}"
+                )
+        for name in found:
+            if name not in names:
+                near = errors.nearest(name, names) or names
+                raise errors.LayerError(
+                    f"{info.name}: its fprop gave the {kind} {name!r}, which its Meta does not "
+                    f"declare; nearest {', '.join(near) or 'none'}. Declare it, or it would count "
+                    "nowhere"
+                )
+
+
 def check_pure(graph: Any, cell: Cell) -> None:
     """Refuse a traced program that has a stateful operation or captures a variable.
 
@@ -411,8 +435,9 @@ def check_pure(graph: Any, cell: Cell) -> None:
         or (op.type == "Placeholder" and op.outputs[0].dtype == tf.resource)
     ]
     if bad:
+        worst = next((op for op in bad if op.type != "Placeholder"), bad[0])
         raise errors.LayerError(
-            f"cell {cell.index}: {bad[0].name} ({bad[0].type}) is stateful, which would serialise "
+            f"cell {cell.index}: {worst.name} ({worst.type}) is stateful, which would serialise "
             "the devices and break recomputation. Use stateless operations seeded by ctx.seed, and "
             "theta and ctx.state in place of variables"
         )
@@ -429,8 +454,13 @@ def nested(
         node = state if spec.is_state else theta
         for parent in parents:
             node = node.setdefault(parent, {})
-        node[last] = tensors[info.paths[spec.path]]
+        node[last] = computed(spec, tensors[info.paths[spec.path]])
     return theta, state
+
+
+def computed(spec: base.VariableSpec, value: tf.Tensor) -> tf.Tensor:
+    """Return a weight in the dtype in which its layer computes; statistics stay as they are."""
+    return value if spec.is_state else precision.cast(value, spec.compute or value.dtype)
 
 
 def floating(nest: Any) -> list[Any]:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 ROWS = """
 errors
 hyperparams+hyperparams_fields+hyperparams_text+hyperparams_types
-seeds precision readable runtime
+seeds precision readable runtime graph_memory
 layers losses
 stream partition schedule
 simulate placement workers microbatch
@@ -31,7 +31,10 @@ pipelining
 input optimizer+update checkpoint summaries timeline progress metrics
 update
 task learner
-describe logdir
+describe logdir footprint
+measure
+budget
+fit
 plan export registry
 evaluation
 train_loop

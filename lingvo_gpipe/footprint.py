@@ -1,0 +1,377 @@
+"""Bytes: what a pipelined network holds on each device and sends over each link in one step.
+
+Weights, gradients and links are exact, from params alone. Activations follow the schedule: every
+tensor is held from the slot that brings it to the slot that needs it last, on a simulated
+timeline, and on top of them works one slot. What a slot needs for itself is told by formula here,
+or read from the traced programs by `measure`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from lingvo_gpipe import cells, executor, microbatch, network, precision, simulate, stream
+from lingvo_gpipe.layers import base
+from lingvo_gpipe.schedule import table as table_lib
+
+INPUT = -1  # the source of links that carry the mini-batch's own fields
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CellBytes:
+    """What one micro-batch of a cell needs while a slot works on it, imports not counted.
+
+    Attributes:
+        forward: the most a forward holds at once, its exports included.
+        backward: the most a backward holds that recomputes its forward; new accumulators and the
+            imports' gradients included.
+        fused: the most that forward and backward hold as one program.
+        residual: what a kept forward leaves for its backward.
+        kept_backward: the most a backward from the residual holds besides it.
+    """
+
+    forward: int
+    backward: int
+    fused: int
+    residual: int
+    kept_backward: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Link:
+    """What goes from one cell to another in a step.
+
+    Attributes:
+        source: the cell that makes it, or `INPUT`.
+        target: the cell that reads it.
+        forward_bytes: values, and tied weights.
+        backward_bytes: gradients on their way back.
+        names: of the stream and of tied weights, in the order of making.
+    """
+
+    source: int
+    target: int
+    forward_bytes: int
+    backward_bytes: int
+    names: tuple[str, ...]
+
+
+class Network:
+    """An analysed network with what its bytes depend on: who sends what to whom, and keeps what.
+
+    Attributes:
+        params: its `network.PipelineParams`.
+        analysis: of it.
+        cells: its cells, without programs.
+        has_backward: per cell, whether its backward slots do anything.
+        wanted: per cell, the imports whose gradient it sends back.
+        kept: per cell, the micro-batches whose forward it keeps.
+        fused: the micro-batches that the last cell runs as one program.
+    """
+
+    def __init__(self, params: Any, analysis: network.Analysis) -> None:
+        """Make it; nothing is traced."""
+        self.params = params
+        self.analysis = analysis
+        mode = cells.mode_for(analysis, training=True)
+        self.cells = [cells.Cell(k, analysis, (), jit=False) for k in range(len(analysis.routes))]
+        self.has_backward = [cell.has_backward(mode) for cell in self.cells]
+        self.wanted = [
+            cell.wanted_imports(mode) if back else []
+            for cell, back in zip(self.cells, self.has_backward, strict=True)
+        ]
+        self.kept = [
+            executor.kept(analysis.table, k, analysis.policies[k]) if back else frozenset()
+            for k, back in enumerate(self.has_backward)
+        ]
+        joined = params.fuse and analysis.policies[-1] == "full" and self.has_backward[-1]
+        self.fused = analysis.table.fused() if joined else frozenset()
+        self._cell_of = [k for k, route in enumerate(analysis.routes) for _ in route.layers]
+        self._specs = {size: _specs_for(params, analysis, size) for size in set(analysis.sizes)}
+        self._sizes: dict[tuple[int, int, bool], int] = {}
+
+    def value_bytes(self, version: int, micro_batch: int, *, floating: bool = False) -> int:
+        """Return the bytes of a version of the stream in one micro-batch.
+
+        Args:
+            version: its number.
+            micro_batch: m.
+            floating: of its floating leaves alone, which its gradient has.
+        """
+        key = version, self.analysis.sizes[micro_batch], floating
+        if key not in self._sizes:
+            spec = self._specs[key[1]][version]
+            self._sizes[key] = base.spec_bytes(cells.floating(spec) if floating else spec)
+        return self._sizes[key]
+
+    def source(self, version: int) -> int:
+        """Return the cell that makes a version, or `INPUT`."""
+        producer = self.analysis.wiring.versions[version].producer
+        return INPUT if producer == stream.FIELD else self._cell_of[producer]
+
+    def owner(self, path: str) -> int:
+        """Return the cell that owns a variable."""
+        return self._cell_of[self.analysis.owner[path]]
+
+
+def parameter_bytes(net: Network) -> list[int]:
+    """Return per cell the bytes of its own variables, as they are kept: frozen ones too."""
+    totals = [0] * len(net.cells)
+    for path, spec in net.analysis.variables.items():
+        totals[net.owner(path)] += spec.size_bytes
+    return totals
+
+
+def gradient_bytes(net: Network) -> list[int]:
+    """Return per cell the bytes of its gradients; a tied weight has one in each of its cells."""
+    return [sum(net.analysis.variables[path].size_bytes for path in c.weights) for c in net.cells]
+
+
+def copy_bytes(net: Network) -> list[int]:
+    """Return per cell the bytes of weights that a step holds besides the variables.
+
+    They are weights in another compute dtype, and those of other cells that tied layers read.
+    """
+    totals = []
+    for cell in net.cells:
+        total = 0
+        for path in [*cell.weights, *cell.state]:
+            cast_bytes = _read_bytes(net.analysis, path)
+            own = net.analysis.owner[path] in cell.route.layers
+            if not own or cast_bytes != net.analysis.variables[path].size_bytes:
+                total += cast_bytes
+        totals.append(total)
+    return totals
+
+
+def read_dtype(analysis: network.Analysis, path: str) -> tf.DType:
+    """Return the dtype in which programs read a variable."""
+    spec = analysis.variables[path]
+    if spec.is_state or not spec.dtype.is_floating:
+        return spec.dtype
+    return precision.policy(analysis.layers[analysis.owner[path]].params.dtype).compute
+
+
+def _read_bytes(analysis: network.Analysis, path: str) -> int:
+    return analysis.variables[path].size * read_dtype(analysis, path).size
+
+
+def links(net: Network) -> tuple[Link, ...]:
+    """Tell every link's bytes per step; tensors that skip cells go straight.
+
+    Scalars (losses, seeds, sums of metrics) are left out.
+    """
+    forward: dict[tuple[int, int], int] = defaultdict(int)
+    backward: dict[tuple[int, int], int] = defaultdict(int)
+    names: dict[tuple[int, int], list[str]] = defaultdict(list)
+    counted = range(len(net.analysis.sizes))
+    for cell in net.cells:
+        wanted = net.wanted[cell.index]
+        for v in cell.route.imports:
+            ends = net.source(v), cell.index
+            names[ends].append(net.analysis.wiring.versions[v].name)
+            forward[ends] += sum(net.value_bytes(v, m) for m in counted)
+            if v in wanted:
+                backward[ends] += sum(net.value_bytes(v, m, floating=True) for m in counted)
+        for path in [*cell.weights, *cell.state]:
+            owner = net.owner(path)
+            if owner != cell.index:
+                ends = owner, cell.index
+                names[ends].append(path)
+                forward[ends] += _read_bytes(net.analysis, path)
+                if path in cell.weights:
+                    backward[ends] += net.analysis.variables[path].size_bytes
+    return tuple(
+        Link(*ends, forward[ends], backward[ends], tuple(names[ends])) for ends in sorted(names)
+    )
+
+
+def estimate(net: Network, cell: int) -> CellBytes:
+    """Tell a cell's bytes by the layers' formulas, for the largest micro-batch."""
+    analysis = net.analysis
+    kept = working = widest = 0
+    for n in analysis.routes[cell].layers:
+        info = analysis.layers[n]
+        outputs = base.spec_bytes(info.meta.outputs)
+        inputs = sum(base.spec_bytes(analysis.specs[v]) for v in analysis.wiring.reads[n])
+        inside = info.meta.activation_bytes
+        again = inside if info.params.recompute else 0
+        kept += outputs if info.params.recompute else inside
+        working = max(working, inputs + max(inside, outputs))
+        widest = max(widest, inputs + outputs + again)
+    gradients = sum(analysis.variables[path].size_bytes for path in net.cells[cell].weights)
+    backward = kept + widest + gradients
+    return CellBytes(working, backward, backward, kept, widest + gradients)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Held:
+    """Bytes on a device from one moment to another, in seconds."""
+
+    device: int
+    start_s: float
+    end_s: float
+    size: int
+
+
+def peak_activations(
+    net: Network, timeline: simulate.Timeline, needs: Sequence[CellBytes]
+) -> list[int]:
+    """Return per device the most bytes it holds at once besides weights, gradients and slots.
+
+    Args:
+        net: the network.
+        timeline: of its table; every slot takes some time.
+        needs: per cell.
+    """
+    spans = {span.slot: span for span in timeline.spans}
+    held: dict[int, list[_Held]] = defaultdict(list)
+    for item in itertools.chain(
+        _imports(net, spans), _returned(net, spans), _residuals(net, spans, needs)
+    ):
+        held[item.device].append(item)
+    peaks = []
+    for device in range(net.analysis.table.num_devices):
+        own = [span for span in timeline.spans if span.device == device]
+        at_once = _during(own, held[device])
+        working = (_working(net, span.slot, needs[span.slot.cell]) for span in own)
+        peaks.append(max(map(sum, zip(at_once, working, strict=True))))
+    return peaks
+
+
+def _during(spans: Sequence[simulate.Span], held: Iterable[_Held]) -> list[int]:
+    """Return the bytes held at some time during each of a device's spans."""
+    starts, ends = [span.start_s for span in spans], [span.end_s for span in spans]
+    changes = [0] * (len(spans) + 1)
+    for item in held:
+        first, stop = (
+            bisect.bisect_right(ends, item.start_s),
+            bisect.bisect_left(starts, item.end_s),
+        )
+        if first < stop:
+            changes[first] += item.size
+            changes[stop] -= item.size
+    return list(itertools.accumulate(changes[:-1]))
+
+
+_FORWARD: tuple[table_lib.Phase, ...] = ("F",)
+_GRADIENT: tuple[table_lib.Phase, ...] = ("B", "I")
+_ALL: tuple[table_lib.Phase, ...] = ("F", "B", "I", "W")
+Spans = dict[table_lib.Slot, simulate.Span]
+
+
+def _last_use_s(net: Network, spans: Spans, cell: int, m: int) -> float:
+    """Return when a cell needs a micro-batch's imports no more."""
+    phases = _ALL if net.has_backward[cell] else _FORWARD
+    slots = (table_lib.Slot(cell, phase, m) for phase in phases)
+    return max(spans[slot].end_s for slot in slots if slot in spans)
+
+
+def _gradient_s(spans: Spans, cell: int, m: int) -> float | None:
+    """Return when a cell has the gradients of a micro-batch's imports."""
+    for phase in _GRADIENT:
+        slot = table_lib.Slot(cell, phase, m)
+        if slot in spans:
+            return spans[slot].end_s
+    return None
+
+
+def _imports(net: Network, spans: Spans) -> Iterator[_Held]:
+    """Yield what a device receives: once, however many of its cells read it."""
+    table = net.analysis.table
+    for m in range(table.num_micro_batches):
+        times: dict[tuple[int, int], tuple[float, float]] = {}
+        for cell in net.cells:
+            device = table.device_of(cell.index)
+            for v in cell.route.imports:
+                source = net.source(v)
+                # Fields are cut and sent before the first slot.
+                start = -1.0 if source == INPUT else spans[table_lib.Slot(source, "F", m)].end_s
+                end = _last_use_s(net, spans, cell.index, m)
+                before = times.get((device, v), (start, end))
+                times[device, v] = min(before[0], start), max(before[1], end)
+        for (device, v), (start, end) in times.items():
+            yield _Held(device, start, end, net.value_bytes(v, m))
+
+
+def _returned(net: Network, spans: Spans) -> Iterator[_Held]:
+    """Yield the gradients that wait at the cell whose export they belong to."""
+    table = net.analysis.table
+    for cell in net.cells:
+        for v in net.wanted[cell.index]:
+            source = net.source(v)
+            if source == INPUT or not net.has_backward[source]:
+                continue
+            for m in range(table.num_micro_batches):
+                start = _gradient_s(spans, cell.index, m)
+                if start is not None:
+                    end = _last_use_s(net, spans, source, m)
+                    yield _Held(
+                        table.device_of(source), start, end, net.value_bytes(v, m, floating=True)
+                    )
+
+
+def _residuals(net: Network, spans: Spans, needs: Sequence[CellBytes]) -> Iterator[_Held]:
+    """Yield what kept forwards leave."""
+    table = net.analysis.table
+    for cell in range(len(net.cells)):
+        for m in net.kept[cell]:
+            start = spans[table_lib.Slot(cell, "F", m)].start_s
+            end = _last_use_s(net, spans, cell, m)
+            yield _Held(table.device_of(cell), start, end, needs[cell].residual)
+
+
+def _working(net: Network, slot: table_lib.Slot, needs: CellBytes) -> int:
+    """Return what a slot holds while it works."""
+    kept = slot.micro_batch in net.kept[slot.cell]
+    if slot.cell == len(net.cells) - 1 and slot.micro_batch in net.fused:
+        return needs.fused
+    if slot.phase == "F":
+        return max(0, needs.forward - needs.residual) if kept else needs.forward
+    if not net.has_backward[slot.cell]:
+        return 0
+    return needs.kept_backward if kept else needs.backward
+
+
+def _specs_for(params: Any, analysis: network.Analysis, size: int) -> Sequence[Any]:
+    """Return the specs of all versions for micro-batches of `size` examples."""
+    if size == max(analysis.sizes):
+        return analysis.specs
+    whole = uncut(params)
+    return network.analyze(whole, resized(params, analysis.fields, size)).specs
+
+
+def uncut(params: Any) -> Any:
+    """Return a copy of a network's params with one cell and one micro-batch."""
+    whole = params.copy()
+    layers = [layer for cell in params.cells for layer in cell] or params.layers
+    whole.set(
+        layers=layers,
+        cells=[],
+        num_partitions=1,
+        num_micro_batches=1,
+        micro_batch_size=None,
+        schedule="gpipe",
+        recompute="full",
+        cuts=None,
+        costs=None,
+        devices=None,
+    )
+    return whole
+
+
+def resized(params: Any, fields: dict[str, Any], size: int) -> dict[str, tf.TensorSpec]:
+    """Return a mini-batch's specs with `size` examples."""
+    return {
+        name: spec
+        if name in params.unbatched
+        else microbatch.with_batch(spec, size, params.batch_dim)
+        for name, spec in fields.items()
+    }

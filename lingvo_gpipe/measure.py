@@ -1,0 +1,324 @@
+"""Costs measured on this machine, in place of formulas: a layer's time, a cell's activations.
+
+Every layer is run as a cell of its own, by the very programs that training runs, on values of the
+micro-batch's shapes: so a skip or a tie is no special case. Equal layers are run once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from lingvo_gpipe import cells, footprint, graph_memory, microbatch, network, precision, seeds
+
+Clock = Callable[[], float]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LayerTime:
+    """Seconds of one micro-batch in one layer (or FLOPs, where nothing was measured).
+
+    Attributes:
+        forward_s: its forward.
+        kept_backward_s: its backward from a forward that was kept.
+        backward_s: its backward that recomputes the forward.
+    """
+
+    forward_s: float
+    kept_backward_s: float
+    backward_s: float
+
+    @property
+    def inner_s(self) -> float:
+        """Seconds of a step with recomputation."""
+        return self.forward_s + self.backward_s
+
+    @property
+    def fused_s(self) -> float:
+        """Seconds of a step without recomputation."""
+        return self.forward_s + self.kept_backward_s
+
+
+def balance_by_time(
+    params: Any,
+    fields: Mapping[str, Any],
+    *,
+    runs: int = 5,
+    warm_up: int = 2,
+    clock: Clock = time.perf_counter,
+) -> tuple[float, ...]:
+    """Measure each layer's cost on this machine, for `PipeliningLayer.Params.costs`.
+
+    Args:
+        params: a `network.PipelineParams`; its recompute policy decides what counts.
+        fields: the mini-batch, name → nest of tensors or `tf.TensorSpec`.
+        runs: runs of each program, of which the median counts.
+        warm_up: runs before them.
+        clock: tells seconds.
+
+    Returns:
+        Seconds per layer of forward and backward of one micro-batch; with the recomputation,
+        unless the policy is `never`.
+    """
+    times = layer_times(params, fields, runs=runs, warm_up=warm_up, clock=clock)
+    kept = params.recompute == "never"
+    return tuple(one.fused_s if kept else one.inner_s for one in times)
+
+
+def layer_times(
+    params: Any,
+    fields: Mapping[str, Any],
+    *,
+    runs: int = 5,
+    warm_up: int = 2,
+    clock: Clock = time.perf_counter,
+) -> tuple[LayerTime, ...]:
+    """Measure forward and backward of every layer at the micro-batch's shape.
+
+    Args:
+        params: a `network.PipelineParams`.
+        fields: the mini-batch's fields, name → nest of tensors or `tf.TensorSpec`.
+        runs: as in `balance_by_time`.
+        warm_up: as in `balance_by_time`.
+        clock: as in `balance_by_time`.
+    """
+    specs = {name: tf.nest.map_structure(_spec, value) for name, value in fields.items()}
+    analysis = _layer_by_layer(params, specs)
+    mode = cells.mode_for(analysis, training=True)
+    timed: list[tuple[Any, LayerTime]] = []
+    times = []
+    for number in range(len(analysis.layers)):
+        form = _form(analysis, mode, number)
+        found = next((t for known, t in timed if known == form), None)
+        if found is None:
+            runner = _Runner(analysis, mode, number, params.jit_compile)
+            found = runner.time(_Stopwatch(clock, runs, warm_up))
+            timed.append((form, found))
+        times.append(found)
+    return tuple(times)
+
+
+def _spec(leaf: Any) -> tf.TensorSpec:
+    return leaf if isinstance(leaf, tf.TensorSpec) else tf.TensorSpec(leaf.shape, leaf.dtype)
+
+
+def _layer_by_layer(params: Any, fields: dict[str, Any]) -> network.Analysis:
+    """Analyse the network with a cell for each layer, all on one device."""
+    batch = microbatch.batch_size(fields, params.batch_dim, params.unbatched)
+    sizes = microbatch.sizes(batch, params.num_micro_batches, params.micro_batch_size)
+    whole = footprint.uncut(params)
+    count = len(network.layer_params(whole))
+    order = [f"{k}F0" for k in range(count)] + [f"{k}B0" for k in reversed(range(count))]
+    whole.set(schedule=",".join(order), cuts=(1,) * count)
+    return network.analyze(whole, footprint.resized(params, fields, max(sizes)))
+
+
+def _form(analysis: network.Analysis, mode: cells.Mode, number: int) -> Any:
+    """Return what two layers must share to take equal time."""
+    info = analysis.layers[number]
+    unnamed = info.params.copy().set(name="", reads=(), writes=(), tie={})
+    route = analysis.routes[number]
+    graded = [v in mode.differentiable for v in (*route.imports, *route.exports)]
+    reads = [analysis.specs[v] for v in analysis.wiring.reads[number]]
+    return unnamed, reads, graded, len(analysis.trainable(number))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Stopwatch:
+    clock: Clock
+    runs: int
+    warm_up: int
+
+    def median_s(
+        self, call: Callable[[Any], Any], before: Callable[[], Any] = lambda: None
+    ) -> float:
+        """Return the median seconds of `call`, which takes what `before`, untimed, returned."""
+        found = []
+        for _ in range(self.warm_up + self.runs):
+            given = before()
+            _wait()
+            start_s = self.clock()
+            call(given)
+            _wait()
+            found.append(self.clock() - start_s)
+        return statistics.median(found[self.warm_up :])
+
+
+class _Runner:
+    """A layer as a cell of its own, with values to run it on."""
+
+    def __init__(
+        self, analysis: network.Analysis, mode: cells.Mode, number: int, jit: bool
+    ) -> None:
+        layers: list[Any] = [None] * len(analysis.layers)
+        layers[number] = analysis.layers[number].params.instantiate()
+        self.mode = mode
+        self.cell = cells.Cell(number, analysis, layers, jit)
+        self.given = _values(analysis, self.cell)
+        master = precision.policy(analysis.layers[number].params.dtype).variable
+        self.scales = [tf.ones([], master) for _ in self.cell.losses]
+        specs = (analysis.variables[path] for path in self.cell.weights)
+        self.totals = [tf.zeros(spec.shape, spec.dtype) for spec in specs]
+        self.exports = {
+            v: [tf.ones(spec.shape, spec.dtype) for spec in cells.floating(analysis.specs[v])]
+            for v in self.cell.graded_exports(mode)
+        }
+
+    def time(self, watch: _Stopwatch) -> LayerTime:
+        forward_s = watch.median_s(lambda _: self.cell.forward(self.mode, *self.given))
+        if not self.cell.has_backward(self.mode):
+            return LayerTime(forward_s, 0.0, 0.0)
+        return LayerTime(
+            forward_s,
+            watch.median_s(self._from_kept, self._keep),
+            watch.median_s(lambda _: self._backward()),
+        )
+
+    def _backward(self) -> Any:
+        return self.cell.backward(
+            self.mode,
+            *self.given,
+            exports=self.exports,
+            scales=self.scales,
+            accumulators=self.totals,
+        )
+
+    def _sources(self) -> list[tf.Tensor]:
+        weights, _, imports, _, _ = self.given
+        wanted = self.cell.wanted_imports(self.mode)
+        return [*weights, *(t for v in wanted for t in cells.floating(imports[v]))]
+
+    def _keep(self) -> tuple[tf.GradientTape, cells.Forward]:
+        with tf.GradientTape() as tape:
+            tape.watch(self._sources())
+            forward = self.cell.forward(self.mode, *self.given)
+        return tape, forward
+
+    def _from_kept(self, kept: tuple[tf.GradientTape, cells.Forward]) -> Any:
+        tape, forward = kept
+        graded = self.cell.graded_exports(self.mode)
+        ends = [t for v in graded for t in cells.floating(forward.exports[v])]
+        starts = [t for v in graded for t in self.exports[v]]
+        for loss, scale in zip(self.cell.losses, self.scales, strict=True):
+            ends.append(forward.collected.losses[loss.name])
+            starts.append(precision.cast(scale, ends[-1].dtype))
+        return tape.gradient(ends, self._sources(), starts)
+
+
+def _values(analysis: network.Analysis, cell: cells.Cell) -> tuple[Any, ...]:
+    """Return what a cell's programs are called with: fresh weights, and values of its imports."""
+
+    def variable(path: str) -> tf.Tensor:
+        spec = analysis.variables[path]
+        value = spec.initializer(spec.shape, spec.dtype, seeds.variable_seed(0, path))
+        owner = analysis.layers[analysis.owner[path]].params
+        compute = precision.policy(owner.dtype).compute
+        return value if spec.is_state else precision.cast(value, compute)
+
+    return (
+        [variable(path) for path in cell.weights],
+        [variable(path) for path in cell.state],
+        {v: tf.nest.map_structure(_value, analysis.specs[v]) for v in cell.route.imports},
+        seeds.base_seed(0),
+        tf.zeros([], tf.int64),
+    )
+
+
+def _value(spec: tf.TensorSpec) -> tf.Tensor:
+    """Return a value that every layer takes: noise, ids of 0, masks of True."""
+    if spec.dtype.is_floating:
+        return tf.cast(tf.random.stateless_normal(spec.shape, seed=(0, 0)), spec.dtype)
+    return tf.cast(tf.fill(spec.shape, spec.dtype == tf.bool), spec.dtype)
+
+
+def _wait() -> None:
+    """Wait until every device has done what was asked of it."""
+    tf.test.experimental.sync_devices()
+
+
+def cell_bytes(net: footprint.Network) -> list[footprint.CellBytes]:
+    """Trace every cell's programs and tell what they hold, for the largest micro-batch.
+
+    Nothing is run, and no variable is created.
+    """
+    layers = [info.params.instantiate() for info in net.analysis.layers]
+    return [_traced(net, k, layers) for k in range(len(net.cells))]
+
+
+def _traced(net: footprint.Network, k: int, layers: Sequence[Any]) -> footprint.CellBytes:
+    mode = cells.mode_for(net.analysis, training=True)
+    cell = cells.Cell(k, net.analysis, layers, jit=False)
+    back, last = cell.has_backward(mode), k == len(net.cells) - 1
+    forward_ends: list[int] = []
+
+    def programs(given: Any, exports: Any, scales: Any, totals: Any) -> Any:
+        """Call every program, so that it is traced."""
+        called: list[Any] = [cell.forward(mode, *given).exports]
+        rest = {"scales": scales, "accumulators": totals}
+        if back:
+            called.append(cell.backward(mode, *given, exports=exports, **rest).weights)
+        if back and last:
+            called.append(cell.fused(mode, *given, **rest)[1].weights)
+        return called
+
+    def in_line(given: Any, exports: Any, scales: Any) -> Any:
+        """Compute forward and backward in one graph, the forward first."""
+        weights, _, imports, _, _ = given
+        sources = [
+            *weights,
+            *(t for v in cell.wanted_imports(mode) for t in cells.floating(imports[v])),
+        ]
+        with tf.GradientTape() as tape:
+            tape.watch(sources)
+            values, collected = cell.run(mode.training, *given)
+        forward_ends.append(len(tf.compat.v1.get_default_graph().get_operations()))
+        graded = cell.graded_exports(mode)
+        ends = [t for v in graded for t in cells.floating(values[v])]
+        ends += [collected.losses[loss.name] for loss in cell.losses]
+        starts = [t for v in graded for t in exports[v]]
+        starts += [tf.cast(s, e.dtype) for s, e in zip(scales, ends[len(starts) :], strict=True)]
+        found = tape.gradient(ends, sources, starts, unconnected_gradients="zero")
+        return [cells.dense(g) for g in found]
+
+    specs = _program_specs(net, cell, mode)
+    tf.function(programs, autograph=False).get_concrete_function(*specs)
+    forward = graph_memory.peak_bytes(cell.graphs["F"])
+    if not back:
+        return footprint.CellBytes(forward, 0, 0, 0, 0)
+    backward = graph_memory.peak_bytes(cell.graphs["B"])
+    graph = tf.function(in_line, autograph=False).get_concrete_function(*specs[:3]).graph
+    return footprint.CellBytes(
+        forward=forward,
+        backward=backward,
+        fused=graph_memory.peak_bytes(cell.graphs["FB"]) if last else backward,
+        residual=graph_memory.kept_bytes(graph, forward_ends[-1]),
+        kept_backward=graph_memory.peak_bytes(graph, forward_ends[-1]),
+    )
+
+
+def _program_specs(net: footprint.Network, cell: cells.Cell, mode: cells.Mode) -> tuple[Any, ...]:
+    """Return the specs of what all of a cell's programs share, then of what its backward takes."""
+    analysis = net.analysis
+
+    def read(path: str) -> tf.TensorSpec:
+        return tf.TensorSpec(analysis.variables[path].shape, footprint.read_dtype(analysis, path))
+
+    given = (
+        [read(path) for path in cell.weights],
+        [read(path) for path in cell.state],
+        {v: analysis.specs[v] for v in cell.route.imports},
+        tf.TensorSpec([2], tf.int32),
+        tf.TensorSpec([], tf.int64),
+    )
+    exports = {v: cells.floating(analysis.specs[v]) for v in cell.graded_exports(mode)}
+    master = precision.policy(net.params.dtype).variable
+    totals = [
+        tf.TensorSpec(analysis.variables[path].shape, analysis.variables[path].dtype)
+        for path in cell.weights
+    ]
+    return given, exports, [tf.TensorSpec([], master) for _ in cell.losses], totals

@@ -1,0 +1,171 @@
+"""A plan in words: what each device holds, what links carry, how long devices wait.
+
+And the question the other way round: which member of a family of models still fits (`fit`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from lingvo_gpipe import (
+    budget,
+    describe,
+    errors,
+    footprint,
+    readable,
+    timeline,
+)
+from lingvo_gpipe import fit as fit_lib
+
+_WIDTH = 100
+
+
+def plan(
+    task: Any,
+    *,
+    fit: str | None = None,
+    grow: str | None = None,
+    profile: bool = False,
+    partitions: int | None = None,
+    rebuild: Callable[[str, int], Any] | None = None,
+) -> str:
+    """Plan the training of a `Task.Params` in words.
+
+    Args:
+        task: the task.
+        fit: bytes of a device's memory, such as 8GiB: finds the largest value of `grow` whose
+            every device fits, for each number of partitions.
+        grow: dotted path of an integer field of the task; or what `rebuild` knows.
+        profile: see `budget.make`.
+        partitions: K, in place of the task's own; with `fit` the only one to try.
+        rebuild: (name, value) → task with another value of an integer of its recipe, such as a
+            number of layers that is no field of the task.
+
+    Raises:
+        UserError: the task does not fit together, or `fit` and `grow` are not both right.
+    """
+    if (fit is None) != (grow is None):
+        missing = "--grow=FIELD" if grow is None else "--fit=8GiB"
+        given = "--fit" if grow is None else "--grow"
+        raise errors.ParamsError(f"{given} needs {missing}: which field grows, into which memory")
+    if fit is None or grow is None:
+        return render(budget.make_for(fit_lib.cut(task, partitions), profile=profile))
+    if profile:
+        raise errors.ParamsError(
+            "--profile runs one model and --fit looks at many. Leave one of the two out"
+        )
+    limit_bytes = readable.parse_size(fit)
+    family = fit_lib.Family(task, grow, rebuild)
+    counts = fit_lib.PARTITIONS if partitions is None else (partitions,)
+    found = [family.largest(k, limit_bytes) for k in counts]
+    if all(one.refusal for one in found):
+        raise errors.ParamsError(f"--grow={grow}: {found[0].refusal}")
+    return render_fit(grow, limit_bytes, found)
+
+
+def render(given: budget.Plan) -> str:
+    """Return a plan as lines of at most 100 columns."""
+    lines = [*_head(given), "", *_partitions(given), "", *_links(given), ""]
+    waiting = readable.percent(given.bubble_share)
+    lines.append(f"bubble: devices wait {waiting} of the step, links taken as free")
+    lines.append(timeline.grid(given.analysis.table, _WIDTH))
+    return "\n".join(lines)
+
+
+def _head(given: budget.Plan) -> Iterator[str]:
+    analysis = given.analysis
+    yield (
+        f"{readable.count(given.parameters)} parameters in {len(analysis.layers)} layers; "
+        f"K={analysis.table.num_devices}, {len(analysis.sizes)} micro-batches of "
+        f"{describe.sizes_text(analysis.sizes)}, recompute {','.join(_policies(analysis.policies))}"
+    )
+    if given.profiled:
+        yield "costs: measured on this machine; peak activations: traced programs"
+    else:
+        yield "costs: FLOPs, or as stated; peak activations: estimate by formula (--profile traces)"
+    yield f"cuts: {analysis.cuts}" if len(analysis.cuts) <= 16 else f"cuts: {len(analysis.cuts)}"
+
+
+def _policies(policies: Sequence[str]) -> Sequence[str]:
+    return policies[:1] if len(set(policies)) == 1 else policies
+
+
+def _partitions(given: budget.Plan) -> list[str]:
+    copies = any(cell.copy_bytes for cell in given.partitions)
+    activations = "activations" if given.profiled else "~activations"
+    head = ["cell", "layers", "", "cost", "weights", "gradients", "optimizer"]
+    rows = [[*head, *(["copies"] if copies else []), activations, "total", "live"]]
+    for k, cell in enumerate(given.partitions):
+        name = cell.layers[0]
+        if len(cell.layers) > 1:
+            name += f" … {cell.layers[-1]}"
+        sizes = [cell.parameter_bytes, cell.gradient_bytes, cell.slot_bytes]
+        sizes += [cell.copy_bytes] if copies else []
+        sizes += [cell.activation_bytes, cell.total_bytes]
+        rows.append(
+            [
+                str(k),
+                readable.shortened(name, 24 if not copies else 18),
+                str(len(cell.layers)),
+                readable.percent(cell.cost_share),
+                *map(readable.size, sizes),
+                str(cell.live_micro_batches),
+            ]
+        )
+    return readable.table(rows, "rlrr" + "r" * (len(rows[0]) - 4))
+
+
+def _links(given: budget.Plan) -> list[str]:
+    rows = [["link, per step", "forward", "back", ""]]
+    for link in given.links:
+        source = "input" if link.source == footprint.INPUT else f"cell {link.source}"
+        names = ", ".join(dict.fromkeys(link.names))
+        rows.append(
+            [
+                f"{source} → cell {link.target}",
+                readable.size(link.forward_bytes),
+                readable.size(link.backward_bytes),
+                readable.shortened(names, 60),
+            ]
+        )
+    return readable.table(rows, "lrrl")
+
+
+def render_fit(grow: str, limit_bytes: int, found: Sequence[fit_lib.Fitted]) -> str:
+    """Return what `fit` found, a line per number of partitions."""
+    lines = [f"largest {grow} whose every device stays within {readable.size(limit_bytes)}", ""]
+    head = (
+        "K",
+        grow,
+        "parameters",
+        "layers",
+        "weights",
+        "~activations",
+        "heaviest device",
+        "bubble",
+    )
+    rows: list[tuple[str, ...]] = [head]
+    for one in found:
+        if one.plan is None or one.value is None:
+            least = "" if one.plan is None else readable.size(one.plan.heaviest_bytes)
+            answer = "none" if one.refusal else "none fits"
+            rows.append((str(one.num_partitions), answer, "", "", "", "", least, ""))
+            continue
+        cells = one.plan.partitions
+        rows.append(
+            (
+                str(one.num_partitions),
+                f"{'' if one.is_largest else '≥ '}{one.value}",
+                readable.count(one.plan.parameters),
+                str(len(one.plan.analysis.layers)),
+                readable.size(sum(cell.parameter_bytes for cell in cells)),
+                readable.size(max(cell.activation_bytes for cell in cells)),
+                readable.size(one.plan.heaviest_bytes),
+                readable.percent(one.plan.bubble_share),
+            )
+        )
+    lines += readable.table(rows, "rrrrrrrr")
+    lines += ["", "weights: of all devices; activations: peak of the device with most, by formula"]
+    lines += [f"K={one.num_partitions}: {one.refusal}" for one in found if one.refusal]
+    return "\n".join(lines)

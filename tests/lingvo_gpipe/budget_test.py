@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import budget, footprint, layers, optimizer, pipelining
+
+
+def pipe(*own: Any, **fields: Any) -> Any:
+    return pipelining.PipeliningLayer.Params(layers=list(own), **fields)
+
+
+def floats(*shape: int) -> tf.TensorSpec:
+    return tf.TensorSpec(shape, tf.float32)
+
+
+def skipping(**fields: Any) -> Any:
+    """Three layers; what the first writes as `skip` is read by the third alone."""
+    return pipe(
+        layers.Dense.Params(name="a", units=6, writes=("skip",)),
+        layers.Dense.Params(name="b", units=4),
+        layers.Concat.Params(name="c", reads=("x", "skip")),
+        layers.MeanSquaredError.Params(name="loss"),
+        num_partitions=3,
+        cuts=(1, 1, 2),
+        **fields,
+    )
+
+
+SKIPPING = {"x": floats(8, 5), "target": floats(8, 10)}
+ADAM = optimizer.Optimizer.Params(name="Adam", learning_rate=0.1)
+
+
+def regression(depth: int, **fields: Any) -> Any:
+    return pipe(
+        *(layers.Dense.Params(units=64, activation="relu") for _ in range(depth)),
+        layers.MeanSquaredError.Params(),
+        **fields,
+    )
+
+
+def points(examples: int) -> dict[str, tf.TensorSpec]:
+    return {"x": floats(examples, 64), "target": floats(examples, 64)}
+
+
+def ends(plan: budget.Plan) -> dict[tuple[int, int], footprint.Link]:
+    return {(link.source, link.target): link for link in plan.links}
+
+
+def test_a_skip_is_charged_straight_and_not_to_the_cells_between() -> None:
+    links = ends(budget.make(skipping(num_micro_batches=2), SKIPPING))
+    assert links[0, 2] == footprint.Link(0, 2, 8 * 6 * 4, 8 * 6 * 4, ("skip",))
+    assert links[1, 2] == footprint.Link(1, 2, 8 * 4 * 4, 8 * 4 * 4, ("x",))
+    assert (0, 1) not in links
+    # The fields have no gradient; each goes to the cells that read it.
+    assert links[footprint.INPUT, 0] == footprint.Link(-1, 0, 8 * 5 * 4, 0, ("x",))
+    assert links[footprint.INPUT, 1] == footprint.Link(-1, 1, 8 * 5 * 4, 0, ("x",))
+    assert links[footprint.INPUT, 2] == footprint.Link(-1, 2, 8 * 10 * 4, 0, ("target",))
+    assert len(links) == 5
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3, 8])
+def test_links_carry_the_whole_mini_batch_however_it_is_cut(micro_batches: int) -> None:
+    links = ends(budget.make(skipping(num_micro_batches=micro_batches), SKIPPING))
+    assert links[0, 2].forward_bytes == 8 * 6 * 4
+    assert links[footprint.INPUT, 2].forward_bytes == 8 * 10 * 4
+
+
+def test_links_carry_what_the_pipeline_computes() -> None:
+    params = skipping(num_micro_batches=3)
+    links = ends(budget.make(params, SKIPPING))
+    given = {name: tf.ones(spec.shape) for name, spec in SKIPPING.items()}
+    made = params.copy().set(outputs=("x", "skip")).instantiate()
+    made.build(given)
+    outputs = made.evaluate(given, outputs=True).outputs
+    assert links[0, 2].forward_bytes == outputs["skip"].numpy().nbytes
+
+
+def test_boundaries_travel_in_the_compute_dtype_and_weights_are_copied_into_it() -> None:
+    plan = budget.make(skipping(dtype="mixed_bfloat16"), SKIPPING)
+    assert ends(plan)[0, 2].forward_bytes == 8 * 6 * 2
+    assert plan.partitions[0].parameter_bytes == (5 * 6 + 6) * 4
+    assert plan.partitions[0].copy_bytes == (5 * 6 + 6) * 2
+    plain = budget.make(skipping(), SKIPPING)
+    assert [cell.copy_bytes for cell in plain.partitions] == [0, 0, 0]
+
+
+def test_a_frozen_first_cell_gets_no_gradient_back() -> None:
+    plan = budget.make(skipping(frozen=("a/*",)), SKIPPING)
+    assert ends(plan)[0, 2] == footprint.Link(0, 2, 8 * 6 * 4, 0, ("skip",))
+    assert plan.partitions[0].gradient_bytes == 0
+    assert plan.partitions[0].parameter_bytes == (5 * 6 + 6) * 4
+
+
+def test_a_tied_weight_goes_to_its_borrower_and_its_gradient_comes_back() -> None:
+    plan = budget.make(
+        pipe(
+            layers.Embedding.Params(vocabulary=9, units=4, reads=("ids",)),
+            layers.SequenceSoftmax.Params(
+                vocabulary=9, reads=("x", "label"), tie={"kernel": "embedding/table"}
+            ),
+            num_partitions=2,
+        ),
+        {"ids": tf.TensorSpec([2, 3], tf.int32), "label": tf.TensorSpec([2, 3], tf.int32)},
+        optimizer_params=ADAM,
+    )
+    table, x = 9 * 4 * 4, 2 * 3 * 4 * 4
+    link = ends(plan)[0, 1]
+    assert (link.forward_bytes, link.backward_bytes) == (table + x, table + x)
+    assert link.names == ("x", "embedding/table")
+    owner, borrower = plan.partitions
+    assert (owner.parameter_bytes, borrower.parameter_bytes) == (table, 9 * 4)
+    assert (owner.gradient_bytes, borrower.gradient_bytes) == (table, table + 9 * 4)
+    assert (owner.slot_bytes, borrower.slot_bytes) == (2 * table, 2 * 9 * 4)
+    assert (owner.copy_bytes, borrower.copy_bytes) == (0, table)
+
+
+def test_weights_gradients_and_slots_are_those_of_the_built_pipeline() -> None:
+    params = pipe(
+        layers.Dense.Params(units=6),
+        layers.BatchNorm.Params(),
+        layers.Dense.Params(units=3, trainable=False),
+        layers.Dense.Params(units=5),
+        layers.MeanSquaredError.Params(),
+        num_partitions=3,
+        num_micro_batches=2,
+    )
+    given = {"x": tf.ones([4, 7]), "target": tf.ones([4, 5])}
+    fields = {name: tf.TensorSpec(value.shape, value.dtype) for name, value in given.items()}
+    plan = budget.make(params, fields, optimizer_params=ADAM, averages=True)
+    made = params.instantiate()
+    made.build(given)
+    gradients = made.value_and_gradients(given).gradients
+    for k, cell in enumerate(plan.partitions):
+        own = {
+            path: variable.numpy().nbytes
+            for path, variable in made.by_path.items()
+            if made.layer_of(path) in cell.layers
+        }
+        trained = {path: size for path, size in own.items() if path in made.weights}
+        averaged = sum(trained.values()) + sum(own[p] for p in own if p in made.state)
+        assert cell.parameter_bytes == sum(own.values()), k
+        assert cell.gradient_bytes == sum(gradients[path].numpy().nbytes for path in trained), k
+        assert cell.slot_bytes == 2 * sum(trained.values()) + averaged, k
+
+
+def test_a_schedule_that_starts_backwards_early_keeps_fewer_micro_batches() -> None:
+    gpipe, early = (
+        budget.make(
+            regression(7, num_partitions=4, num_micro_batches=16, schedule=schedule),
+            points(64),
+        )
+        for schedule in ("gpipe", "1f1b")
+    )
+    assert [cell.live_micro_batches for cell in gpipe.partitions] == [16] * 4
+    assert [cell.live_micro_batches for cell in early.partitions] == [4, 3, 2, 1]
+    for before, after in zip(gpipe.partitions[1:-1], early.partitions[1:-1], strict=True):
+        assert after.activation_bytes < before.activation_bytes
+    # What a cell keeps of a micro-batch is its import.
+    kept = gpipe.partitions[1].activation_bytes - early.partitions[1].activation_bytes
+    assert kept >= (16 - 3 - 2) * 4 * 64 * 4
+
+
+def test_recomputation_keeps_imports_alone() -> None:
+    full, last, never = (
+        budget.make(
+            regression(8, num_partitions=1, num_micro_batches=8, recompute=policy), points(64)
+        )
+        .partitions[0]
+        .activation_bytes
+        for policy in ("full", "except_last", "never")
+    )
+    assert full <= last < never
+    one = 8 * 64 * 4
+    assert never - full == pytest.approx(7 * 8 * one, rel=0.15)
+
+
+def test_one_partition_of_one_micro_batch_is_the_plain_network() -> None:
+    plan = budget.make(regression(3), points(16))
+    (cell,) = plan.partitions
+    assert cell.cost_share == 1.0
+    assert plan.bubble_share == 0.0
+    assert cell.live_micro_batches == 1
+    assert [link.source for link in plan.links] == [footprint.INPUT]
+    assert cell.total_bytes == cell.parameter_bytes + cell.gradient_bytes + cell.activation_bytes
+
+
+def test_the_bubble_of_equal_cells_is_the_closed_form() -> None:
+    # The loss's cell costs as much as the others: it has no FLOPs of its own.
+    params = regression(4, num_partitions=4, num_micro_batches=8, cuts=(1, 1, 1, 2), fuse=False)
+    plan = budget.make(params, points(64))
+    assert plan.bubble_share == pytest.approx(3 / 11)
+
+
+def test_a_stated_cost_moves_the_share_and_the_time() -> None:
+    own = [layers.Dense.Params(units=64) for _ in range(4)]
+    own[0].cost = 3e9
+    plan = budget.make(
+        pipe(*own, layers.MeanSquaredError.Params(), num_partitions=2, fuse=False), points(64)
+    )
+    first, second = plan.partitions
+    assert first.layers == ("dense",)
+    assert first.cost_share > 0.99
+    assert first.forward_s + first.backward_s == pytest.approx(3e9)
+    assert second.forward_s < first.forward_s
+
+
+def test_stated_costs_of_all_layers_move_the_time() -> None:
+    params = regression(2, num_partitions=2, cuts=(1, 2), costs=(30.0, 7.0, 3.0), fuse=False)
+    first, second = budget.make(params, points(64)).partitions
+    assert first.forward_s + first.backward_s == pytest.approx(30.0)
+    assert second.forward_s + second.backward_s == pytest.approx(10.0)
+    assert first.cost_share == pytest.approx(0.75)
+
+
+def test_shares_of_the_cost_add_up() -> None:
+    plan = budget.make(regression(7, num_partitions=4, num_micro_batches=4), points(64))
+    assert sum(cell.cost_share for cell in plan.partitions) == pytest.approx(1.0)
+    assert sum(len(cell.layers) for cell in plan.partitions) == 8

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import (
+    budget,
+    cells,
+    footprint,
+    graph_memory,
+    layers,
+    measure,
+    network,
+    pipelining,
+)
+
+
+def pipe(*own: Any, **fields: Any) -> Any:
+    return pipelining.PipeliningLayer.Params(layers=list(own), **fields)
+
+
+def floats(*shape: int) -> tf.TensorSpec:
+    return tf.TensorSpec(shape, tf.float32)
+
+
+class FakeClock:
+    """A clock that is read twice per run; a run takes the next of the seconds given."""
+
+    def __init__(self, *seconds: float) -> None:
+        self.now = 0.0
+        self.readings = 0
+        self.seconds = itertools.cycle(seconds)
+
+    def __call__(self) -> float:
+        self.readings += 1
+        if self.readings % 2 == 0:
+            self.now += next(self.seconds)
+        return self.now
+
+
+def graph_of(function: Callable[..., Any], *specs: tf.TensorSpec) -> Any:
+    return tf.function(function, autograph=False).get_concrete_function(*specs).graph
+
+
+KIB = floats(256)
+
+
+def test_a_tensor_is_held_until_its_last_reader() -> None:
+    def chain(x: tf.Tensor) -> tf.Tensor:
+        first = tf.cumsum(x)
+        second = tf.cumsum(first)
+        third = tf.cumsum(second)
+        return tf.cumsum(third)
+
+    assert graph_memory.peak_bytes(graph_of(chain, KIB)) == 2 * 1024
+
+    def late(x: tf.Tensor) -> tf.Tensor:
+        first = tf.cumsum(x)
+        second = tf.cumsum(first)
+        return tf.concat([first, tf.cumsum(tf.cumsum(second))], 0)
+
+    # At its end: first, the last sum, and their concatenation of 2 KiB.
+    assert graph_memory.peak_bytes(graph_of(late, KIB)) == 4 * 1024
+
+
+def test_what_no_output_needs_is_not_counted() -> None:
+    def wasteful(x: tf.Tensor) -> tf.Tensor:
+        tf.tile(tf.cumsum(x), [100])
+        return tf.cumsum(x)
+
+    assert graph_memory.peak_bytes(graph_of(wasteful, KIB)) == 1024
+
+
+def test_views_and_work_in_place_take_no_bytes() -> None:
+    def views(x: tf.Tensor) -> tf.Tensor:
+        y = tf.reshape(tf.identity(tf.cumsum(x)), [16, 16])
+        return tf.nn.relu(y) * 2.0 + 1.0
+
+    assert graph_memory.peak_bytes(graph_of(views, KIB)) == 1024
+
+    def argument(x: tf.Tensor) -> tf.Tensor:
+        return tf.nn.relu(x)
+
+    # The caller may need its argument again.
+    assert graph_memory.peak_bytes(graph_of(argument, KIB)) == 1024
+
+
+def test_kept_is_what_the_first_operations_make_and_the_others_read() -> None:
+    counts = []
+
+    def both(x: tf.Tensor) -> tf.Tensor:
+        read = tf.cumsum(x)
+        tf.cumsum(tf.cumsum(read))
+        counts.append(len(tf.compat.v1.get_default_graph().get_operations()))
+        return tf.cumsum(tf.reshape(read, [16, 16])) + tf.reduce_sum(x)
+
+    graph = graph_of(both, KIB)
+    assert graph_memory.kept_bytes(graph, counts[-1]) == 1024
+    assert graph_memory.peak_bytes(graph, counts[-1]) <= 2 * 1024
+
+
+def regression(*own: Any) -> tuple[Any, dict[str, tf.TensorSpec]]:
+    spec = floats(512, 128)
+    return pipe(*own, layers.MeanSquaredError.Params()), {"x": spec, "target": spec}
+
+
+def images() -> tuple[Any, dict[str, tf.TensorSpec]]:
+    own = []
+    for _ in range(4):
+        own += [
+            layers.Conv2D.Params(filters=16, use_bias=False),
+            layers.BatchNorm.Params(),
+            layers.Activation.Params(activation="relu"),
+        ]
+    spec = floats(8, 32, 32, 16)
+    return pipe(*own, layers.MeanSquaredError.Params()), {"x": spec, "target": spec}
+
+
+def sequences() -> tuple[Any, dict[str, tf.TensorSpec]]:
+    own = [layers.TransformerLayer.Params(units=64, heads=4, hidden=256) for _ in range(4)]
+    spec = floats(16, 64, 64)
+    return pipe(*own, layers.MeanSquaredError.Params()), {"x": spec, "target": spec}
+
+
+CASES = {
+    "dense": regression(*(layers.Dense.Params(units=128, activation="relu") for _ in range(8))),
+    "gelu": regression(
+        *(
+            layers.Residual.Params(body=[layers.Dense.Params(units=128, activation="gelu")])
+            for _ in range(8)
+        )
+    ),
+    "images": images(),
+    "sequences": sequences(),
+}
+
+
+def peak_of(call: Callable[[], Any]) -> int:
+    """Return what TensorFlow's allocator says that a call holds at its peak."""
+    call()
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+    result = call()
+    after = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+    del result
+    return int(after - before)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_backward_holds_what_the_allocator_counts(name: str) -> None:
+    params, fields = CASES[name]
+    analysis = network.analyze(params, fields)
+    net = footprint.Network(params, analysis)
+    mode = cells.mode_for(analysis, training=True)
+    made = [info.params.instantiate() for info in analysis.layers]
+    cell = cells.Cell(0, analysis, made, jit=False)
+    given = measure._values(analysis, cell)
+    totals = [tf.zeros(analysis.variables[path].shape) for path in cell.weights]
+
+    def backward() -> Any:
+        return cell.backward(mode, *given, exports={}, scales=[tf.ones([])], accumulators=totals)
+
+    (told,) = measure.cell_bytes(net)
+    assert told.backward == pytest.approx(peak_of(backward), rel=0.1)
+
+
+def test_traced_activations_are_in_the_plan_and_said_to_be() -> None:
+    params, fields = CASES["gelu"]
+    (by_formula,) = budget.make(params, fields).partitions
+    profiled = budget.make(params, fields, profile=True)
+    (needs,) = measure.cell_bytes(footprint.Network(params, network.analyze(params, fields)))
+    imports = 2 * 512 * 128 * 4
+    (cell,) = profiled.partitions
+    assert profiled.profiled
+    # The last cell's only micro-batch runs as one program.
+    assert cell.activation_bytes == needs.fused + imports
+    # The formula knows two tensors per gelu; its gradient keeps more.
+    assert by_formula.activation_bytes < cell.activation_bytes
+
+
+def test_a_layer_is_timed_by_forward_kept_and_recomputing_backward() -> None:
+    clock = FakeClock(1.0, 1.0, 1.0, 3.0, 3.0, 3.0, 5.0, 5.0, 5.0)
+    params = pipe(layers.Dense.Params(units=3), layers.MeanSquaredError.Params())
+    times = measure.layer_times(
+        params, {"x": floats(4, 2), "target": floats(4, 3)}, runs=2, warm_up=1, clock=clock
+    )
+    assert times == (measure.LayerTime(1.0, 3.0, 5.0),) * 2
+    assert (times[0].inner_s, times[0].fused_s) == (6.0, 4.0)
+
+
+def test_the_median_of_the_runs_counts_and_none_of_the_warm_up() -> None:
+    clock = FakeClock(100.0, 2.0, 50.0, 1.0)
+    params = pipe(layers.Dense.Params(units=3, trainable=False))
+    (told,) = measure.layer_times(params, {"x": floats(4, 2)}, runs=3, warm_up=1, clock=clock)
+    # A layer without anything to train has no backward.
+    assert told == measure.LayerTime(2.0, 0.0, 0.0)
+
+
+def test_equal_layers_are_measured_once_and_others_each() -> None:
+    own = [layers.Dense.Params(units=4) for _ in range(5)] + [layers.Dense.Params(units=3)]
+    clock = FakeClock(*(float(n) for n in range(1, 100)))
+    costs = measure.balance_by_time(pipe(*own), {"x": floats(4, 4)}, runs=1, warm_up=0, clock=clock)
+    # The first has no gradient to hand on, and the last one's outputs leave the network.
+    first, *equal, last = costs
+    assert len(set(equal)) == 1
+    assert len({first, equal[0], last}) == 3
+
+
+def test_skips_ties_and_integers_are_timed_like_any_layer() -> None:
+    params = pipe(
+        layers.Embedding.Params(vocabulary=9, units=4, reads=("ids",), writes=("x",)),
+        layers.Dense.Params(units=4, writes=("skip",)),
+        layers.BatchNorm.Params(),
+        layers.Add.Params(reads=("x", "skip")),
+        layers.SequenceSoftmax.Params(
+            vocabulary=9, reads=("x", "label"), tie={"kernel": "embedding/table"}
+        ),
+        num_partitions=2,
+        num_micro_batches=2,
+    )
+    fields = {"ids": tf.TensorSpec([4, 3], tf.int32), "label": tf.TensorSpec([4, 3], tf.int32)}
+    costs = measure.balance_by_time(params, fields, runs=1, warm_up=0, clock=FakeClock(1.0))
+    assert costs == (2.0,) * 5
+    cut = params.copy().set(costs=costs)
+    assert network.analyze(cut, fields).cuts == (2, 3)
+
+
+def test_without_recomputation_its_time_does_not_count() -> None:
+    clock = FakeClock(1.0, 3.0, 5.0)
+    params = pipe(layers.Dense.Params(units=3), layers.MeanSquaredError.Params(), recompute="never")
+    fields = {"x": tf.ones([4, 2]), "target": tf.ones([4, 3])}
+    costs = measure.balance_by_time(params, fields, runs=1, warm_up=0, clock=clock)
+    assert costs == (4.0, 4.0)

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lingvo_gpipe import budget, errors, fit, layers, plan, readable
+from tests import tiny_task
+
+
+def deep_task(depth: int, units: int = 4) -> Any:
+    """Return the tiny task with `depth` hidden layers of `units` features."""
+    task = tiny_task.tiny_task()
+    head = task.model.layers[-1]
+    task.model.layers = [
+        layers.Dense.Params(name=f"hidden_{n}", units=units, reads=("point" if n == 0 else "x",))
+        for n in range(depth)
+    ] + [head]
+    task.model.num_partitions = 1
+    return task
+
+
+def rebuild(name: str, value: int) -> Any:
+    if name != "depth":
+        raise errors.ParamsError(f"the recipe has no {name!r}")
+    return deep_task(value)
+
+
+def test_a_plan_has_a_row_per_cell_the_links_the_bubble_and_the_grid() -> None:
+    text = plan.plan(tiny_task.tiny_task())
+    given = budget.make_for(tiny_task.tiny_task())
+    rows = text.splitlines()
+    for k, cell in enumerate(given.partitions):
+        (row,) = [row for row in rows if row.split()[:1] == [str(k)]]
+        for size in (cell.parameter_bytes, cell.slot_bytes, cell.total_bytes):
+            assert readable.size(size) in row
+        assert readable.percent(cell.cost_share) in row
+    assert any(row.startswith("cell 0 → cell 1") for row in rows)
+    assert any(row.startswith("input → cell 1") and row.endswith("label") for row in rows)
+    assert f"wait {readable.percent(given.bubble_share)}" in text
+    assert "cell 0: F0 F1 .  .  B1 B0" in rows
+    assert max(map(len, rows)) <= 100
+
+
+def test_activations_by_formula_are_marked_as_an_estimate() -> None:
+    assert "estimate by formula" in plan.plan(tiny_task.tiny_task())
+    text = plan.plan(tiny_task.tiny_task(), profile=True)
+    assert "estimate" not in text
+    assert "traced" in text
+    assert "~" not in text
+
+
+def test_another_number_of_partitions_forgets_cuts_made_for_the_old_one() -> None:
+    task = tiny_task.tiny_task()
+    task.model.cuts = (1, 3)
+    assert "cuts: (1, 3)" in plan.plan(task)
+    assert "K=4" in plan.plan(task, partitions=4)
+    task.model.recompute = "full,never"
+    with pytest.raises(errors.ParamsError, match=r"for 2 cells, not for 4\. Set one policy"):
+        plan.plan(task, partitions=4)
+
+
+def test_the_largest_that_fits_fits_and_one_more_does_not() -> None:
+    family = fit.Family(deep_task(1), "depth", rebuild)
+    limit = 2**16
+    found = family.largest(1, limit)
+    assert found.value is not None
+    assert found.plan is not None
+    assert found.plan.heaviest_bytes <= limit
+    assert budget.make_for(deep_task(found.value + 1)).heaviest_bytes > limit
+    assert len(found.plan.analysis.layers) == found.value + 1
+
+
+def test_more_memory_and_more_devices_never_fit_less() -> None:
+    family = fit.Family(deep_task(1), "depth", rebuild)
+    by_memory = [family.largest(1, limit).value or 0 for limit in (2**13, 2**14, 2**15, 2**16)]
+    assert by_memory == sorted(by_memory)
+    assert by_memory[0] < by_memory[-1]
+    by_devices = [family.largest(k, 2**14).value or 0 for k in (1, 2, 4, 8)]
+    assert by_devices == sorted(by_devices)
+    assert by_devices[0] < by_devices[-1]
+
+
+def test_a_field_of_the_task_grows_by_its_path() -> None:
+    text = plan.plan(deep_task(3), fit="64KiB", grow="model.layers[1].units")
+    family = fit.Family(deep_task(3), "model.layers[1].units")
+    assert "K=8: num_partitions=8, but there are 4 layers" in text
+    for k in (1, 2, 4):
+        value = family.largest(k, 2**16).value
+        assert any(line.split()[:2] == [str(k), str(value)] for line in text.splitlines())
+
+
+def test_values_that_the_model_refuses_are_passed_over() -> None:
+    task = deep_task(1)
+    first, head = task.model.layers
+    sixes = layers.Reshape.Params(name="sixes", shape=(-1, 6))
+    task.model.layers = [first, sixes, layers.Flatten.Params(name="flat"), head]
+    found = fit.Family(task, "model.layers[0].units").largest(1, 2**15)
+    assert found.value is not None
+    assert found.value % 6 == 0
+
+
+def test_what_never_fits_is_said() -> None:
+    text = plan.plan(deep_task(3), fit="100B", grow="depth", rebuild=rebuild, partitions=1)
+    assert "none fits" in text
+    found = fit.Family(deep_task(1), "depth", rebuild).largest(1, 100)
+    assert (found.value, found.num_partitions) == (None, 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"fit": "8GiB"}, "--fit needs --grow=FIELD"),
+        ({"grow": "model.seed"}, "--grow needs --fit=8GiB"),
+        ({"fit": "8 giraffes", "grow": "model.seed"}, "'8 giraffes' is no size"),
+        ({"fit": "8GiB", "grow": "train.max_step"}, "nearest 'train.max_steps'"),
+        ({"fit": "8GiB", "grow": "model.schedule"}, "'gpipe' is no whole number"),
+        ({"fit": "8GiB", "grow": "width", "rebuild": rebuild}, "no 'width'"),
+        ({"fit": "8GiB", "grow": "depth", "profile": True}, "Leave one of the two out"),
+    ],
+)
+def test_a_wrong_question_is_refused(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(errors.UserError) as caught:
+        plan.plan(deep_task(2), **fields)
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4096", 4096), ("8GiB", 2**33), ("1.5 KiB", 1536), ("16gb", 16 * 10**9), ("2 B", 2)],
+)
+def test_sizes_are_read(text: str, size: int) -> None:
+    assert readable.parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "1e9", "8XB", "1" * 40])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(errors.ParamsError, match="is no size"):
+        readable.parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0"),
+        (1, "1 B"),
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        (1023.6 * 1024, "1.00 MiB"),
+        (10 * 2**30, "10.0 GiB"),
+    ],
+)
+def test_sizes_are_shown_with_three_digits(size: float, text: str) -> None:
+    assert readable.size(size) == text

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from lingvo_gpipe import checkpoint, errors, pipelining, summaries, task
 from lingvo_gpipe import logdir as logdir_lib
@@ -205,7 +206,7 @@ def run(
     logdir: Path | None,
     *,
     which: str | None = None,
-    report: Callable[[str], None],
+    report: Callable[[str], None] = logging.info,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Evaluation | None:
     """Evaluate one checkpoint and print the result on one line.
@@ -234,7 +235,7 @@ def follow(
     params: Any,
     logdir: Path,
     *,
-    report: Callable[[str], None],
+    report: Callable[[str], None] = logging.info,
     should_stop: Callable[[], bool] = lambda: False,
     wait: Callable[[float], None] = time.sleep,
 ) -> list[Evaluation]:

@@ -107,10 +107,20 @@ def try_out(folder: Path, params: Any) -> None:
 
 
 def write_result(folder: Path, values: Mapping[str, Any]) -> None:
-    """Say that the run is done, and what it came to; whole or not at all."""
+    """Say that the run is done, and what it came to; whole or not at all.
+
+    Raises:
+        TrainingError: it cannot be written.
+    """
     partial = folder / f"{_RESULT}.writing"
-    partial.write_text(json.dumps(dict(values), indent=1) + "\n", encoding="utf-8")
-    partial.replace(folder / _RESULT)
+    try:
+        partial.write_text(json.dumps(dict(values), indent=1) + "\n", encoding="utf-8")
+        partial.replace(folder / _RESULT)
+    except OSError as error:
+        raise errors.TrainingError(
+            f"{folder / _RESULT} cannot be written: {error.strerror}. The run is done and its last "
+            "checkpoint whole; the same command writes it once there is room"
+        ) from error
 
 
 def remove_result(folder: Path) -> None:

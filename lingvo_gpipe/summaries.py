@@ -2,53 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-
-from lingvo_gpipe import errors
+from absl import logging
 
 
 class Writer:
-    """Writes one run folder of TensorBoard; several under one logdir are shown side by side."""
+    """Writes one run folder of TensorBoard; several under one logdir are shown side by side.
+
+    Curves are no reason to end a run: once they cannot be written (a full disk), it is told, and
+    the run goes on without them.
+    """
 
     def __init__(self, folder: Path) -> None:
-        """Write into `folder`, which is made when the first value comes.
-
-        Raises:
-            TrainingError: it cannot be written.
-        """
+        """Write into `folder`, which is made when the first value comes."""
         self._folder = folder
-        try:
-            self._writer = tf.summary.create_file_writer(str(folder))
-        except tf.errors.OpError as error:
-            raise errors.TrainingError(f"{folder} cannot be written: {error.message}") from error
+        self._writer: Any = None
+        self._is_broken = False
+        self._do(self._open)
 
     def scalars(self, step: int, values: Mapping[str, Any]) -> None:
         """Write scalars under their names; vectors and matrices are left out."""
-        with self._writer.as_default(step=step):
+
+        def write() -> None:
             for name, value in values.items():
                 if np.ndim(value) == 0:
                     tf.summary.scalar(name, value)
 
+        self._write(step, write)
+
     def text(self, step: int, name: str, text: str) -> None:
         """Write a text as it stands, in a fixed-width block."""
         block = "\n".join(f"    {line}" for line in text.splitlines())
-        with self._writer.as_default(step=step):
-            tf.summary.text(name, block)
+        self._write(step, lambda: tf.summary.text(name, block))
 
     def png(self, step: int, name: str, picture: bytes) -> None:
         """Write a picture from the bytes of its PNG file."""
-        with self._writer.as_default(step=step):
-            tf.summary.image(name, tf.io.decode_png(picture)[tf.newaxis])
+        self._write(step, lambda: tf.summary.image(name, tf.io.decode_png(picture)[tf.newaxis]))
 
     def flush(self) -> None:
         """Put what was written on disk."""
-        self._writer.flush()
+        self._do(lambda: self._writer.flush())
 
     def close(self) -> None:
         """Write what is left and close the file."""
-        self._writer.close()
+        self._do(lambda: self._writer.close())
+
+    def _open(self) -> None:
+        self._writer = tf.summary.create_file_writer(str(self._folder))
+
+    def _write(self, step: int, write: Callable[[], Any]) -> None:
+        def within() -> None:
+            with self._writer.as_default(step=step):
+                write()
+
+        self._do(within)
+
+    def _do(self, action: Callable[[], Any]) -> None:
+        if self._is_broken:
+            return
+        try:
+            action()
+        except tf.errors.OpError as error:
+            self._is_broken = True
+            reason = error.message.splitlines()[0]
+            logging.warning("TensorBoard gets no more curves of this run: %s", reason)

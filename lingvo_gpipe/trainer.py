@@ -42,8 +42,14 @@ _FIELD_OF_FLAG = {
     "schedule": "model.schedule",
     "recompute": "model.recompute",
 }
-# Flags that belong to single modes.
-_OPTIONS = ("follow", "dry_run", "fit", "grow", "profile", "num_partitions")
+# Flags that belong to single modes, and to which.
+_MODES_OF_FLAG = {
+    "follow": ("eval",),
+    "dry_run": ("train", "train_eval"),
+    "fit": ("plan",),
+    "grow": ("plan",),
+    "profile": ("plan",),
+}
 
 
 def _flags() -> flags.FlagValues:
@@ -130,14 +136,20 @@ def _task(values: flags.FlagValues, recipe: registry.Model) -> Any:
     for assignment in values.params_override:
         try:
             task.override(assignment)
-        except hyperparams.UnknownFieldError as error:
-            value = assignment.partition("=")[2]
-            near = [f"--params_override={path}={value}" for path in error.nearest[:1]]
-            first = str(error).removeprefix(type(task).class_name())
-            raise errors.ParamsError(
-                f"{values.model}{first}" + (f". Try {near[0]}" if near else "")
-            ) from error
+        except errors.ParamsError as error:
+            raise errors.ParamsError(_override_text(error, assignment, task)) from error
     return task
+
+
+def _override_text(error: errors.ParamsError, assignment: str, task: Any) -> str:
+    """Return what is wrong with an override: of the model, and with the way out."""
+    text = str(error)
+    if text.startswith(type(task).class_name()):
+        text = task.name + text.removeprefix(type(task).class_name())
+    if isinstance(error, hyperparams.UnknownFieldError) and error.nearest:
+        value = assignment.partition("=")[2]
+        text += f". Try --params_override={error.nearest[0]}={value}"
+    return text
 
 
 def _set_data_dir(task: Any, folder: str, model: str) -> None:
@@ -158,6 +170,15 @@ def _check_partitions(values: flags.FlagValues, task: Any) -> None:
             f"--num_partitions={values.num_partitions}, but {values.model} has {count} layers. "
             f"Use 1 to {count}; --mode=describe lists them"
         )
+
+
+def _check_mode(values: flags.FlagValues) -> None:
+    """Refuse a flag that the mode would not read; modes that tasks bring may read any."""
+    for flag, modes in _MODES_OF_FLAG.items():
+        if values[flag].value and values.mode in _CORE_MODES and values.mode not in modes:
+            raise errors.ParamsError(
+                f"--{flag} goes with --mode={' or '.join(modes)}, not with --mode={values.mode}"
+            )
 
 
 class _Signals:
@@ -319,6 +340,7 @@ def _run(values: flags.FlagValues) -> int:
     # After the model, since its task may have brought the mode.
     mode = registry.mode(values.mode)
     task = _task(values, recipe)
+    _check_mode(values)
     _check_partitions(values, task)
     with _Signals() as signals:
         mode(
@@ -330,7 +352,7 @@ def _run(values: flags.FlagValues) -> int:
                 report=_report,
                 should_stop=signals.should_stop,
                 rebuild=lambda size, value: _task(values, recipe.resized(size, value)),
-                options={name: values[name].value for name in _OPTIONS},
+                options={name: values[name].value for name in (*_MODES_OF_FLAG, "num_partitions")},
             )
         )
     return 0 if signals.received is None else 128 + signals.received

@@ -1,0 +1,334 @@
+"""What a user sees: flags, one line for a mistake, the lines that a run prints."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import registry, trainer
+
+PACKAGE = "models_of_trainer_test"
+MODELS = """
+from tests import tiny_task
+from lingvo_gpipe import registry
+
+class Tiny(tiny_task.Tiny):
+    pass
+
+class Deeper(registry.Model):
+    depth = 2
+
+    def task(self):
+        task = tiny_task.tiny_task()
+        task.model.layers = [*task.model.layers[:1] * self.depth, *task.model.layers[1:]]
+        for number in range(1, self.depth):
+            task.model.layers[number].set(name=f"deep_{number}", reads=("x",))
+        return task
+"""
+MODES = """
+from lingvo_gpipe import registry
+from models_of_trainer_test.lab import Tiny
+
+def show(job):
+    job.report(job.task.to_text())
+    job.report(f"data_dir={getattr(job.task.input, 'data_dir', None)}")
+    job.report(f"logdir={job.logdir} checkpoint={job.checkpoint}")
+
+def fail(job):
+    raise ZeroDivisionError("a bug")
+
+registry.add_mode("show", show)
+registry.add_mode("fail", fail)
+
+class Moded(Tiny):
+    pass
+
+class Foldered(registry.Model):
+    def task(self):
+        from lingvo_gpipe.tasks.image import input as image_input
+        task = Tiny().task()
+        task.input = image_input.ImageFolder.Params(batch_size=4, height=8, width=8)
+        return task
+"""
+
+Run = Callable[..., "Outcome"]
+
+
+class Outcome:
+    """Exit code and lines of a call of the trainer."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code = code
+        self.out = out.splitlines()
+        self.err = [line for line in err.splitlines() if not re.match(r"step \d+/\d+  ", line)]
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Run]:
+    """Give the trainer with a user's package of models; `model` is below it."""
+    folder = tmp_path / "code" / PACKAGE
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("")
+    (folder / "lab.py").write_text(MODELS)
+    (folder / "moded.py").write_text(MODES)
+    monkeypatch.syspath_prepend(folder.parent)
+    monkeypatch.setattr(registry, "_MODES", {})
+
+    def call(*arguments: str, model: str | None = "lab.Tiny") -> Outcome:
+        own = [f"--params_package={PACKAGE}"]
+        own += [] if model is None else [f"--model={model}"]
+        code = trainer.run([*own, *arguments])
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    yield call
+    for name in [name for name in sys.modules if name.split(".")[0] == PACKAGE]:
+        del sys.modules[name]
+
+
+def test_models_of_the_project_and_of_the_user_are_listed(run: Run) -> None:
+    found = run("--list_models", model=None)
+    assert found.code == 0
+    assert {"image.digits.ConvNet", "image.digits.MLP", "lab.Tiny", "moded.Moded"} <= set(found.out)
+    assert run("--list_models", "*.Tiny", model=None).out == ["lab.Tiny"]
+    assert run("--list_models=image.digits.M*", model=None).out == ["image.digits.MLP"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--list_models=x*"], "RegistryError: no model matches 'x*'. --list_models shows all"),
+        (["--model=lab.Tony"], "RegistryError: no model 'lab.Tony'; nearest 'lab.Tiny'"),
+        ([], "ParamsError: --model=NAME is missing. --list_models shows all names"),
+        (["--modle=x"], "ParamsError: Unknown command line flag 'modle'. Did you mean: mod"),
+        (["--max_steps=x"], "ParamsError: flag --max_steps=x: invalid literal"),
+        (["train"], "ParamsError: 'train' stands alone: every argument is a flag"),
+        (["--model=lab.Tiny"], "ParamsError: --mode=train needs --logdir=FOLDER"),
+        (["--model=lab.Tiny", "--mode=trian"], "RegistryError: no mode 'trian'; nearest 'train'"),
+        (["--model=lab.Tiny", "--follow"], "ParamsError: --follow goes with --mode=eval"),
+        (
+            ["--model=lab.Tiny", "--dry_run", "--mode=eval"],
+            "ParamsError: --dry_run goes with --mode=train or train_eval",
+        ),
+        (
+            ["--model=lab.Tiny", "--fit=1GiB", "--mode=train"],
+            "ParamsError: --fit goes with --mode=plan",
+        ),
+        (
+            ["--model=lab.Tiny", "--num_partitions=99"],
+            "PartitionError: --num_partitions=99, but lab.Tiny has 4 layers. Use 1 to 4; --mode=",
+        ),
+        (
+            ["--model=lab.Tiny", "--params_override=model.num_microbatches=4"],
+            "ParamsError: lab.Tiny has no field 'model.num_microbatches'; nearest "
+            "'model.num_micro_batches'",
+        ),
+        (
+            ["--model=lab.Tiny", "--params_override=num_microbatches=4"],
+            "ParamsError: lab.Tiny has no field 'num_microbatches'; nearest "
+            "'model.num_micro_batches'",
+        ),
+        (
+            ["--model=lab.Tiny", "--params_override=train.max_steps=many"],
+            "ParamsError: lab.Tiny: 'train.max_steps' must be int, got many",
+        ),
+        (
+            ["--model=lab.Tiny", "--params_override=train.max_steps"],
+            "ParamsError: 'train.max_steps' is not an override; write path=value",
+        ),
+        (
+            ["--model=lab.Tiny", "--data_dir=/data"],
+            "ParamsError: --data_dir=/data: lab.Tiny reads no folder (its input is ",
+        ),
+        (
+            ["--model=lab.Tiny", "--schedule=1f1", "--mode=describe"],
+            "ScheduleError: no schedule is named '1f1'; nearest '1f1b'",
+        ),
+        (
+            ["--model=lab.Tiny", "--mode=eval", "--checkpoint=/nowhere/ckpt-3"],
+            "CheckpointError: there is no checkpoint /nowhere/ckpt-3",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_1(run: Run, arguments: list[str], text: str) -> None:
+    found = run(*arguments, model=None)
+    assert found.code == 1
+    assert found.err[0].startswith(text)
+    assert len(found.err) == 1
+    assert found.out == []
+
+
+def test_an_override_that_does_not_exist_comes_with_one_that_does(run: Run) -> None:
+    found = run("--params_override=model.num_microbatches=4")
+    assert found.err[0].endswith(". Try --params_override=model.num_micro_batches=4")
+
+
+def test_a_bug_keeps_its_traceback(run: Run) -> None:
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        run("--mode=fail", model="moded.Moded")
+
+
+def test_flags_set_fields_and_overrides_have_the_last_word(run: Run) -> None:
+    found = run(
+        "--mode=show",
+        "--max_steps=7",
+        "--save_interval_steps=5",
+        "--seed=11",
+        "--num_partitions=3",
+        "--num_micro_batches=4",
+        "--schedule=1f1b",
+        "--recompute=never",
+        "--params_override=model.num_micro_batches=8",
+        "--params_override=model.layers[0].units=6",
+        "--params_override=train.optimizer.name=SGD",
+        "--logdir=there",
+        "--checkpoint=that",
+        model="moded.Moded",
+    )
+    assert found.code == 0
+    assert {
+        "name: 'moded.Moded'",
+        "train.max_steps: 7",
+        "train.save_interval_steps: 5",
+        "model.seed: 11",
+        "model.num_partitions: 3",
+        "model.num_micro_batches: 8",
+        "model.schedule: '1f1b'",
+        "model.recompute: 'never'",
+        "model.layers[0].units: 6",
+        "train.optimizer.name: 'SGD'",
+        "logdir=there checkpoint=that",
+    } <= set(found.out)
+
+
+def test_data_dir_reaches_the_input(run: Run) -> None:
+    found = run("--mode=show", "--data_dir=/my/images", model="moded.Foldered")
+    # Its mode was brought by the module that the model lives in.
+    assert "data_dir=/my/images" in found.out
+
+
+def test_help_lists_every_flag(run: Run) -> None:
+    found = run("--help", model=None)
+    assert found.code == 0
+    assert found.out[0].startswith("Trains, evaluates, describes")
+    flags = {line.split(":")[0].strip() for line in found.out if line.startswith("  --")}
+    named = "model logdir mode list_models params_override params_package data_dir max_steps "
+    named += "save_interval_steps checkpoint [no]follow seed [no]dry_run num_partitions "
+    named += "num_micro_batches schedule recompute fit grow [no]profile"
+    assert flags == {f"--{name}" for name in named.split()}
+
+
+def test_describe_and_plan_need_no_logdir(run: Run) -> None:
+    told = run("--mode=describe")
+    assert told.code == 0
+    # 4·8 + 8, gamma and beta, 8·3 + 3.
+    assert "parameters: 83" in told.out
+    planned = run("--mode=plan")
+    assert planned.code == 0
+    assert any(line.startswith("cell 0: F0 F1") for line in planned.out)
+
+
+def test_plan_fits_a_field_or_a_size_of_the_recipe(run: Run) -> None:
+    by_field = run(
+        "--mode=plan", "--fit=64KiB", "--grow=model.layers[0].units", "--num_partitions=2"
+    )
+    assert by_field.code == 0, by_field.err
+    assert "model.layers[0].units" in by_field.out[0]
+    by_size = run(
+        "--mode=plan", "--fit=8KiB", "--grow=depth", "--num_partitions=2", model="lab.Deeper"
+    )
+    assert by_size.code == 0, by_size.err
+    assert "depth" in by_size.out[0]
+
+
+def test_training_evaluation_and_resumption_print_their_lines(run: Run, tmp_path: Path) -> None:
+    logdir = f"--logdir={tmp_path / 'run'}"
+    first = run(logdir, "--mode=train_eval", "--max_steps=4", "--save_interval_steps=2")
+    assert first.code == 0
+    assert first.err == []
+    pattern = r"eval step=(\d+) accuracy=([01]\.\d{4}) loss=\d+\.\d{4}"
+    evaluated = [re.fullmatch(pattern, line) for line in first.out]
+    steps = [match[1] for match in evaluated if match]
+    assert steps == ["2", "4"]
+    assert first.out[-2] == f"test accuracy {evaluated[-3][2] if evaluated[-3] else ''}"
+    assert first.out[-1] == f"to see the curves: tensorboard --logdir {tmp_path / 'run'}"
+
+    again = run(logdir, "--mode=train", "--max_steps=5")
+    assert again.code == 0
+    assert "restored step=4" in again.out
+    assert "    train.max_steps: 4 -> 5" in again.out
+
+    (line,) = run(logdir, "--mode=eval").out
+    assert re.fullmatch(pattern, line)
+    assert line.startswith("eval step=5 ")
+    older = tmp_path / "run" / "checkpoints" / "ckpt-4"
+    assert run("--mode=eval", f"--checkpoint={older}").out[0] == first.out[-3]
+    followed = run(logdir, "--mode=eval", "--follow", "--max_steps=5")
+    assert followed.out == [line]
+
+    other = run(logdir, model="lab.Deeper")
+    assert other.code == 1
+    assert other.err == [
+        f"TrainingError: {tmp_path / 'run'} holds a run of 'lab.Tiny', not of 'lab.Deeper'. Give "
+        f"another --logdir; there, --checkpoint={tmp_path / 'run'}/checkpoints/ckpt-5 starts from "
+        "these weights"
+    ]
+
+
+def test_the_parameters_of_trained_models_are_known_before(run: Run) -> None:
+    found = run("--mode=describe", model="image.digits.ConvNet")
+    assert "parameters: 82282" in found.out
+    assert "statistics: 384" in found.out
+
+
+# As processes of their own.
+
+
+def command(tmp_path: Path, *arguments: str) -> Any:
+    """Return the arguments of `subprocess` for the trainer with a user's package."""
+    folder = tmp_path / "code" / PACKAGE
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "__init__.py").write_text("")
+    (folder / "lab.py").write_text(MODELS)
+    path = os.pathsep.join([str(folder.parent), *(entry for entry in sys.path if entry)])
+    return {
+        "args": [
+            sys.executable,
+            "-m",
+            "lingvo_gpipe.trainer",
+            f"--params_package={PACKAGE}",
+            "--model=lab.Tiny",
+            *arguments,
+        ],
+        "env": {**os.environ, "PYTHONPATH": path},
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+    }
+
+
+def test_the_program_makes_its_devices_and_sigterm_saves_and_leaves(tmp_path: Path) -> None:
+    arguments = [f"--logdir={tmp_path / 'run'}", "--num_partitions=4"]
+    arguments += ["--max_steps=1000000", "--save_interval_steps=900000"]
+    with subprocess.Popen(**command(tmp_path, *arguments)) as process:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        # Nothing of TensorFlow's own comes before it.
+        assert first.startswith("step 1/1000000  loss "), first
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM
+    told = re.fullmatch(r"saved step=(\d+) in (\S+); the same command goes on from it", out.strip())
+    assert told, out
+    assert int(tf.train.load_variable(told[2], "step/.ATTRIBUTES/VARIABLE_VALUE")) == int(told[1])

@@ -1,0 +1,19 @@
+"""The default job learns, on its own partitions, to read digits it has not seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lingvo_gpipe import train_loop
+from lingvo_gpipe.params.image import digits
+
+
+@pytest.mark.slow
+def test_the_default_job_reads_digits_after_a_sixth_of_its_updates(tmp_path: Path) -> None:
+    params = digits.ConvNet().task()
+    assert (params.model.num_partitions, params.model.num_micro_batches) == (2, 4)
+    params.train.max_steps = 120
+    result = train_loop.run(params, tmp_path, evaluate=True)
+    assert result.metrics["accuracy"] >= 0.96

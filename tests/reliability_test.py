@@ -1,0 +1,249 @@
+"""Whatever ends a run, the same call goes on from its last whole checkpoint with the same bits.
+
+Runs are processes of their own, forked from one that has imported everything, and killed by
+SIGKILL while they start, restore, update, evaluate or save.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import checkpoint, errors, logdir, train_loop, update
+from tests.tiny_task import tiny_task
+
+STEPS = 30
+SAVED_EVERY = 2
+PATIENCE_S = 300.0
+
+
+def params() -> Any:
+    """Return a task with all that a checkpoint must hold: slots, averages, statistics, position."""
+    task = tiny_task(
+        max_steps=STEPS,
+        save_interval_steps=SAVED_EVERY,
+        accumulate=2,
+        average=update.Average.Params(decay=0.9),
+        clip_norm=1.0,
+    )
+    task.eval.set(best="accuracy", interval_steps=3)
+    return task
+
+
+def train(folder: str, told: Connection) -> None:
+    """Train in a process of its own, telling each line and each update; then the end."""
+    sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the process ends)
+
+    def after_update() -> bool:
+        told.send("update")
+        return False
+
+    result = train_loop.run(
+        params(), folder, evaluate=True, report=told.send, should_stop=after_update
+    )
+    told.send(result)
+
+
+@pytest.fixture(scope="module")
+def context() -> ForkServerContext:
+    """Give a server of processes that have imported everything and begun nothing."""
+    found = multiprocessing.get_context("forkserver")
+    found.set_forkserver_preload(["lingvo_gpipe.train_loop", "tests.tiny_task"])
+    return found
+
+
+@dataclasses.dataclass
+class Life:
+    """One process of a run, and what it told before it ended."""
+
+    process: BaseProcess
+    told: Connection
+
+    @classmethod
+    def begin(cls, context: ForkServerContext, folder: Path) -> Life:
+        here, there = context.Pipe(duplex=False)
+        process = context.Process(target=train, args=(str(folder), there))
+        process.start()
+        there.close()
+        return cls(process, here)
+
+    def lines(self) -> Iterator[Any]:
+        """Yield what it tells, until it ends."""
+        try:
+            while self.told.poll(PATIENCE_S):
+                yield self.told.recv()
+        except EOFError:
+            return
+
+    def kill(self, updates: int, delay_s: float) -> list[Any]:
+        """Kill it so many seconds after so many updates; return what it told."""
+        found = []
+        for line in self.lines() if updates else ():
+            found.append(line)
+            if found.count("update") == updates:
+                break
+        # Whatever it tells meanwhile is taken up below.
+        self.process.join(delay_s)
+        self.process.kill()
+        self.process.join()
+        return [*found, *self.lines()]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    context: ForkServerContext, tmp_path_factory: pytest.TempPathFactory
+) -> train_loop.Result:
+    """Give the result of a run that was left alone."""
+    found = list(Life.begin(context, tmp_path_factory.mktemp("whole")).lines())[-1]
+    assert isinstance(found, train_loop.Result)
+    return found
+
+
+def values(prefix: str) -> dict[str, bytes]:
+    """Return the bits of everything that a checkpoint holds, but TensorFlow's own bookkeeping."""
+    reader = tf.train.load_checkpoint(prefix)
+    names = reader.get_variable_to_shape_map()
+    own = [name for name in names if not name.startswith(("save_counter", "_CHECKPOINTABLE"))]
+    return {name: np.asarray(reader.get_tensor(name)).tobytes() for name in own}
+
+
+def killed_and_resumed(
+    context: ForkServerContext, folder: Path, instants: list[tuple[int, float]]
+) -> train_loop.Result:
+    """Kill a run at each instant (updates, seconds after), then let it end; check each restart."""
+    whole_before = 0
+    restored = []
+    for updates, delay_s in instants:
+        told = Life.begin(context, folder).kill(updates, delay_s)
+        starts = [line for line in told if str(line).startswith("restored")]
+        if whole_before and (updates or starts):
+            (line,) = starts
+            restored.append(int(line.removeprefix("restored step=")))
+            assert restored[-1] == whole_before
+        whole = checkpoint.find(str(folder / logdir.CHECKPOINTS))
+        now = checkpoint.step_of(whole[-1]) if whole else 0
+        assert now >= whole_before
+        whole_before = now
+    assert restored, "no run was killed behind its first checkpoint"
+    told = list(Life.begin(context, folder).lines())
+    assert isinstance(told[-1], train_loop.Result)
+    return told[-1]
+
+
+def test_a_run_killed_three_times_ends_with_the_same_bits(
+    context: ForkServerContext, undisturbed: train_loop.Result, tmp_path: Path
+) -> None:
+    instants = [(5, 0.0), (4, 0.02), (3, 0.15)]
+    result = killed_and_resumed(context, tmp_path, instants)
+    assert (result.step, result.ended) == (STEPS, "max_steps")
+    assert values(result.checkpoint) == values(undisturbed.checkpoint)
+    assert result.metrics == undisturbed.metrics
+
+
+@pytest.mark.reliability_full
+@pytest.mark.parametrize("seed", range(3))
+def test_a_run_killed_eight_times_at_random_instants_ends_with_the_same_bits(
+    context: ForkServerContext, undisturbed: train_loop.Result, tmp_path: Path, seed: int
+) -> None:
+    draw = random.Random(seed)
+    # Some before the first update of their life: while the process builds and restores.
+    instants = [
+        (draw.choice([0, 1, 2, 3, 4]), draw.choice([0.0, 0.01, 0.1, 2.0]) * draw.random())
+        for _ in range(8)
+    ]
+    instants[2] = (max(instants[2][0], SAVED_EVERY + 1), instants[2][1])
+    instants[3] = (max(instants[3][0], SAVED_EVERY + 1), instants[3][1])
+    result = killed_and_resumed(context, tmp_path, instants)
+    assert values(result.checkpoint) == values(undisturbed.checkpoint)
+    assert result.metrics == undisturbed.metrics
+
+
+def fail_to_write(folder: str, told: Connection) -> None:
+    """Train where no file may grow beyond what a whole checkpoint needs."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))
+    try:
+        train(folder, told)
+    except errors.CheckpointError as error:
+        told.send(str(error))
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_older_ones_and_the_run_goes_on(
+    context: ForkServerContext, undisturbed: train_loop.Result, tmp_path: Path
+) -> None:
+    Life.begin(context, tmp_path).kill(SAVED_EVERY + 1, 0.0)
+    (whole,) = checkpoint.find(str(tmp_path / logdir.CHECKPOINTS))
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=fail_to_write, args=(str(tmp_path), there))
+    process.start()
+    there.close()
+    told = list(Life(process, here).lines())
+    assert told[0] == f"restored step={SAVED_EVERY}"
+    assert "checkpoint cannot be written" in told[-1]
+    assert checkpoint.find(str(tmp_path / logdir.CHECKPOINTS)) == [whole]
+    *_, result = Life.begin(context, tmp_path).lines()
+    assert values(result.checkpoint) == values(undisturbed.checkpoint)
+
+
+FULL_DISK = """
+import os, shutil, sys
+from tests import reliability_test
+from lingvo_gpipe import checkpoint, errors, logdir, train_loop
+
+disk, kept = sys.argv[1:]
+params = reliability_test.params()
+try:
+    train_loop.run(params, disk, evaluate=True)
+except errors.CheckpointError as error:
+    print("full:", error)
+print("whole:", *checkpoint.find(os.path.join(disk, logdir.CHECKPOINTS)))
+shutil.copytree(disk, kept)
+"""
+
+
+@pytest.mark.reliability_full
+@pytest.mark.parametrize("size_kib", [80, 96, 104, 112])
+def test_a_disk_that_fills_up_keeps_its_whole_checkpoints(
+    context: ForkServerContext, undisturbed: train_loop.Result, tmp_path: Path, size_kib: int
+) -> None:
+    """A small disk of its own, in a mount namespace that falls with the process."""
+    disk, kept = tmp_path / "disk", tmp_path / "kept"
+    disk.mkdir()
+    mount = f'mount -t tmpfs -o size={size_kib}k none {disk} && exec "$0" -c "$1" {disk} {kept}'
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    found = subprocess.run(
+        ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, sys.executable, FULL_DISK],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    out = dict(line.split(":", 1) for line in found.stdout.splitlines())
+    assert "No space left on device" in out["full"]
+    assert "the last whole one is" in out["full"]
+    assert "start the same command again" in out["full"]
+    whole = checkpoint.find(str(kept / logdir.CHECKPOINTS))
+    assert [Path(p).name for p in whole] == [Path(p).name for p in out["whole"].split()]
+    assert whole
+    told = list(Life.begin(context, kept).lines())
+    assert told[0] == f"restored step={checkpoint.step_of(whole[-1])}"
+    assert values(told[-1].checkpoint) == values(undisturbed.checkpoint)
+    shutil.rmtree(kept)

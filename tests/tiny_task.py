@@ -1,0 +1,66 @@
+"""A task that trains in milliseconds: batch norm, dropout and shuffled data on 4 features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gpipe import input as input_lib
+from lingvo_gpipe import layers, optimizer, pipelining, registry, task
+
+
+class Points(input_lib.InMemory):
+    """Points around three centres; 42 to train on, 13 held out."""
+
+    class Params(input_lib.InMemory.Params):
+        """Params of Points."""
+
+    def example_spec(self) -> dict[str, tf.TensorSpec]:
+        return {"point": tf.TensorSpec([4]), "label": tf.TensorSpec([], tf.int32)}
+
+    def arrays(self) -> Mapping[str, Mapping[str, np.ndarray[Any, Any]]]:
+        random = np.random.RandomState(1)
+        centres = random.normal(size=(3, 4))
+        labels = random.randint(0, 3, size=55).astype(np.int32)
+        points = (centres[labels] + random.normal(size=(55, 4)) / 4).astype(np.float32)
+        return {
+            "train": {"point": points[:42], "label": labels[:42]},
+            "test": {"point": points[42:], "label": labels[42:]},
+        }
+
+
+def tiny_task(**overrides: Any) -> Any:
+    """Return the task; `overrides` are fields of its `train`."""
+    return task.Task.Params(
+        model=pipelining.PipeliningLayer.Params(
+            layers=[
+                layers.Dense.Params(name="first", units=8, activation="relu", reads=("point",)),
+                layers.BatchNorm.Params(name="norm", momentum=0.8),
+                layers.Dropout.Params(name="drop", rate=0.25),
+                layers.Softmax.Params(name="head", classes=3),
+            ],
+            num_partitions=2,
+            num_micro_batches=2,
+            seed=3,
+        ),
+        input=Points.Params(batch_size=8),
+        train=task.Train(
+            **{
+                "optimizer": optimizer.Optimizer.Params(name="Adam", learning_rate=0.02),
+                "max_steps": 12,
+                "save_interval_steps": 4,
+                "log_interval_steps": 1,
+                **overrides,
+            }
+        ),
+    )
+
+
+class Tiny(registry.Model):
+    """The task under a name, for packages of tests."""
+
+    def task(self) -> Any:
+        return tiny_task()

@@ -106,7 +106,7 @@ def _partitions(given: budget.Plan) -> list[str]:
         rows.append(
             [
                 str(k),
-                readable.shortened(name, 24 if not copies else 18),
+                readable.shortened(name, 20 if not copies else 12),
                 str(len(cell.layers)),
                 readable.percent(cell.cost_share),
                 *map(readable.size, sizes),

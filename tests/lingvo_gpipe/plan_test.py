@@ -42,6 +42,15 @@ def test_a_plan_has_a_row_per_cell_the_links_the_bubble_and_the_grid() -> None:
     assert max(map(len, rows)) <= 100
 
 
+def test_a_plan_of_many_large_cells_fits_a_terminal() -> None:
+    task = deep_task(40, units=3000)
+    task.model.set(num_partitions=8, num_micro_batches=32, dtype="mixed_bfloat16")
+    task.input.batch_size = 2048
+    rows = plan.plan(task).splitlines()
+    assert any("copies" in row for row in rows)
+    assert max(map(len, rows)) <= 100
+
+
 def test_activations_by_formula_are_marked_as_an_estimate() -> None:
     assert "estimate by formula" in plan.plan(tiny_task.tiny_task())
     text = plan.plan(tiny_task.tiny_task(), profile=True)

@@ -369,11 +369,9 @@ def read_weights(
     """Read every variable once, on its own device, weights in the compute dtype."""
     read = {}
     for path, variable in variables.items():
-        policy = precision.policy(analysis.layers[analysis.owner[path]].params.dtype)
         with tf.device(executor.device_of(path)):
             value = tf.convert_to_tensor(variable)
-            spec = analysis.variables[path]
-            read[path] = value if spec.is_state else precision.cast(value, policy.compute)
+            read[path] = cells.computed(analysis.variables[path], value)
     return read
 
 

@@ -223,6 +223,23 @@ def make_table(params: Any, num_micro_batches: int) -> table_lib.Table:
     return schedule.make(params.schedule, params.num_partitions, num_micro_batches)
 
 
+def forward_table(table: table_lib.Table, num_micro_batches: int) -> table_lib.Table:
+    """Return the forward-only table of the same cells on the same devices, for M micro-batches.
+
+    >>> forward_table(make_table(PipelineParams(schedule="1f1b"), 2), 3).to_text()
+    '0F0,0F1,0F2'
+    """
+    homes: list[list[int]] = [[] for _ in range(table.num_devices)]
+    for cell in range(table.num_cells):
+        homes[table.device_of(cell)].append(cell)
+    return table_lib.Table.on_grid(
+        [
+            [table_lib.Slot(cell, "F", m) for m in range(num_micro_batches) for cell in home]
+            for home in homes
+        ]
+    )
+
+
 def analyze(params: Any, fields: Mapping[str, Any]) -> Analysis:
     """Tell everything about a network that needs no device.
 
@@ -313,13 +330,16 @@ def _known_meta(
 ) -> base.Meta:
     """Return a layer's Meta: that of the last one of its class, if but their names differ.
 
-    Very deep networks repeat a layer a thousand times, and telling is dearer than comparing.
+    Very deep networks repeat a layer a thousand times, and telling is dearer than comparing. A
+    layer that gives losses or metrics is always asked: it may name them by its own name.
     """
     unnamed = own.copy()
     unnamed.name = ""
     known = alike.get(own.owner)
     if known is None or known[:2] != (unnamed, inputs):
-        alike[own.owner] = known = unnamed, inputs, _layer_meta(own, inputs)
+        known = unnamed, inputs, _layer_meta(own, inputs)
+        if not (known[2].losses or known[2].metrics):
+            alike[own.owner] = known
     return known[2]
 
 

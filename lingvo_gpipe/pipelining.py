@@ -25,14 +25,16 @@ from lingvo_gpipe import (
     placement,
     precision,
     runtime,
-    schedule,
     seeds,
+    stream,
 )
 from lingvo_gpipe import executor as executor_lib
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.context import Collected, Context
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_UNBUILT = "the pipeline has no variables yet. Call build(fields) first, or give it a mini-batch"
 
 
 def _as_it_is(function: _Function) -> _Function:
@@ -86,7 +88,6 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         self.params = params.copy().freeze()
         self._named = network.layer_params(params)
         self.layers: list[base.Layer] = [own.instantiate() for own in self._named]
-        self._analyses: dict[Any, network.Analysis] = {}
         self._functions: dict[Any, Callable[..., Any]] = {}
         self._built: network.Analysis | None = None
         self._executor: executor_lib.Executor | None = None
@@ -109,6 +110,11 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         table = analysis.table
         where = placement.place(table.num_devices, self.params.placement, self.params.devices)
         jit = self.params.jit_compile or where.compile_all
+        if jit:
+            received = {v for route in analysis.routes for v in route.imports}
+            placement.refuse_strings(
+                {analysis.wiring.versions[v].name: analysis.specs[v] for v in sorted(received)}
+            )
         the_cells = [cells.Cell(k, analysis, self.layers, jit) for k in range(table.num_cells)]
         devices = [where.devices[table.device_of(k)] for k in range(table.num_cells)]
         self._executor = executor_lib.Executor(analysis, the_cells, devices)
@@ -132,14 +138,14 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             LayerError: it was not built.
         """
         if self._built is None:
-            raise errors.LayerError("the pipeline has no variables yet. Call build(fields) first")
+            raise errors.LayerError(_UNBUILT)
         return self._built
 
     @property
     def executor(self) -> executor_lib.Executor:
         """What runs its tables."""
         if self._executor is None:
-            raise errors.LayerError("the pipeline has no variables yet. Call build(fields) first")
+            raise errors.LayerError(_UNBUILT)
         return self._executor
 
     @property
@@ -150,7 +156,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
     @property
     def by_path(self) -> dict[str, tf.Variable]:
         """Path → variable, all of them: weights, frozen weights and statistics."""
-        return dict(self._variables)
+        return self._some(lambda _: True)
 
     @property
     def weights(self) -> dict[str, tf.Variable]:
@@ -168,7 +174,8 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         return self._some(lambda spec: spec.is_state)
 
     def _some(self, wanted: Callable[[base.VariableSpec], bool]) -> dict[str, tf.Variable]:
-        return {path: v for path, v in self._variables.items() if wanted(self.specs[path])}
+        specs = self.specs
+        return {path: v for path, v in self._variables.items() if wanted(specs[path])}
 
     @property
     def metrics(self) -> dict[str, base.MetricSpec]:
@@ -193,10 +200,10 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
     @_as_it_is
     def loss_weights(self, batch: Mapping[str, Any]) -> dict[str, tf.Tensor]:
         """Return each loss's weight (examples, real tokens) in a mini-batch; they add up."""
-        self.build(batch)
+        fields = self._fields(batch)
         policy = precision.policy(self.params.dtype)
         return {
-            loss.name: tf.cast(loss.weight(dict(batch)), policy.variable)
+            loss.name: tf.cast(loss.weight(fields), policy.variable)
             for loss in self.analysis.losses
         }
 
@@ -223,10 +230,9 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             accumulators: path → what gradients are added to.
             loss_scale: factor on the gradients, against underflow in float16.
         """
-        self.build(batch)
         given = {
-            "batch": _tensors(batch),
-            "step": tf.convert_to_tensor(step, tf.int64),
+            "batch": self._fields(batch),
+            "step": _step(step),
             "weights": dict(weights) if weights is not None else self.loss_weights(batch),
             "first": tf.convert_to_tensor(first_micro_batch, tf.int32),
         }
@@ -247,10 +253,9 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             step: as in `value_and_gradients`.
             outputs: gives the network's outputs too.
         """
-        self.build(batch)
         given = {
-            "batch": _tensors(batch),
-            "step": tf.convert_to_tensor(step, tf.int64),
+            "batch": self._fields(batch),
+            "step": _step(step),
             "weights": self.loss_weights(batch),
         }
         return self._call(
@@ -276,6 +281,22 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
                     values[f"{path}/{name}"] = value
         return values
 
+    def _fields(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the mini-batch as tensors; the first one builds the pipeline.
+
+        Raises:
+            InputError: a field is missing.
+        """
+        self.build(batch)
+        fields = executor_lib.field_versions(self.analysis.wiring)
+        missing = sorted(set(fields) - set(batch))
+        if missing:
+            raise errors.InputError(
+                f"the mini-batch has no field {missing[0]!r}, with which the pipeline was built; "
+                f"it has {', '.join(sorted(batch)) or 'none'}. Give every field"
+            )
+        return {name: tf.nest.map_structure(tf.convert_to_tensor, v) for name, v in batch.items()}
+
     def _call(self, kind: Any, function: Callable[[Any], Result], given: dict[str, Any]) -> Result:
         """Run inside the caller's function, or in an outer function of these shapes."""
         if tf.inside_function():
@@ -300,8 +321,18 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         return Result(**values, num_micro_batches=count)
 
     def _train(self, given: dict[str, Any]) -> Result:
+        if not self.analysis.losses:
+            raise errors.LayerError(
+                "the network gives no loss, so that nothing would be trained. End it in a layer "
+                "that gives one (Softmax, MeanSquaredError), or use fprop under your own tape"
+            )
         sizes = self._sizes(given["batch"])
         table = network.make_table(self.params, len(sizes))
+        if table.is_forward_only:
+            raise errors.ScheduleError(
+                "the schedule has forward slots alone, so that nothing would be trained. Use "
+                "gpipe or 1f1b; evaluate() needs no schedule of its own"
+            )
         weights, coefficients = given["weights"], self._coefficients()
         scales = {
             name: tf.math.divide_no_nan(tf.constant(coefficients[name], weight.dtype), weight)
@@ -326,7 +357,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         leaving = dict(self.analysis.wiring.outputs) if outputs else {}
         outcome = self.executor.forward(
             cells.mode_for(self.analysis, training=False, leaving=leaving.values()),
-            schedule.make("forward_only", self.params.num_partitions, len(sizes)),
+            network.forward_table(self.analysis.table, len(sizes)),
             self._feed(given["batch"], sizes, given["step"], tf.constant(0)),
             list(leaving.values()),
         )
@@ -353,16 +384,8 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
     ) -> executor_lib.Feed:
         compute = precision.policy(self.params.dtype).compute
         versions = executor_lib.field_versions(self.analysis.wiring)
-        missing = sorted(set(versions) - set(batch))
-        if missing:
-            raise errors.InputError(
-                f"the mini-batch has no field {missing[0]!r}, with which the network was built; "
-                f"it has {', '.join(sorted(batch))}"
-            )
         cast = {
-            name: tf.nest.map_structure(
-                lambda leaf: precision.cast(tf.convert_to_tensor(leaf), compute), batch[name]
-            )
+            name: tf.nest.map_structure(lambda leaf: precision.cast(leaf, compute), batch[name])
             for name in versions
         }
         parts = microbatch.split(cast, sizes, self.params.batch_dim, self.params.unbatched)
@@ -395,12 +418,19 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             sums=outcome.collected.sums,
             gradients=outcome.gradients,
             moments=outcome.collected.moments,
-            outputs={
-                name: microbatch.merge(outcome.outputs[v], self.params.batch_dim)
-                for name, v in leaving.items()
-            },
+            outputs=self._outputs(outcome, leaving),
             num_micro_batches=count,
         )
+
+    def _outputs(self, outcome: executor_lib.Outcome, leaving: Mapping[str, int]) -> dict[str, Any]:
+        """Put the micro-batches' outputs together; a field without batch is one already."""
+        versions, params = self.analysis.wiring.versions, self.params
+        return {
+            name: outcome.outputs[v][0]
+            if versions[v].producer == stream.FIELD and name in params.unbatched
+            else microbatch.merge(outcome.outputs[v], params.batch_dim)
+            for name, v in leaving.items()
+        }
 
     # The door under the user's own tape.
 
@@ -421,14 +451,11 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         Returns:
             A dictionary by name where the network has several outputs, else the one.
         """
-        batch = inputs if isinstance(inputs, dict) else {"x": inputs}
+        batch = self._fields(inputs if isinstance(inputs, dict) else {"x": inputs})
         sizes = self._sizes(batch)
         flat = {**_flatten(theta), **_flatten(ctx.state)}
         compute = precision.policy(self.params.dtype).compute
-        weights = {
-            path: value if self.specs[path].is_state else precision.cast(value, compute)
-            for path, value in flat.items()
-        }
+        weights = {path: cells.computed(self.specs[path], value) for path, value in flat.items()}
         versions = executor_lib.field_versions(self.analysis.wiring)
         parts = microbatch.split(
             {
@@ -456,16 +483,19 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         table = (
             network.make_table(self.params, len(sizes))
             if ctx.training
-            else schedule.make("forward_only", self.params.num_partitions, len(sizes))
+            else network.forward_table(self.analysis.table, len(sizes))
         )
         outcome = door.forward(
             self.executor, mode, table, feed, list(leaving.values()), self.analysis.policies
         )
+        again = sorted(set(ctx.collected.losses) & set(outcome.collected.losses))
+        if again:
+            raise errors.LayerError(
+                f"this context has collected the loss {again[0]!r} before, which would be lost. "
+                "Give each call a context of its own: context(training=...)"
+            )
         ctx.collected.update(outcome.collected.as_nest())
-        outputs = {
-            name: microbatch.merge(outcome.outputs[v], self.params.batch_dim)
-            for name, v in leaving.items()
-        }
+        outputs = self._outputs(outcome, leaving)
         return outputs if len(outputs) > 1 else next(iter(outputs.values()))
 
     @_as_it_is
@@ -480,7 +510,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             step: number of the update.
             ctx: a context of the caller's own, to collect losses and moments.
         """
-        batch = inputs if isinstance(inputs, dict) else {"x": tf.convert_to_tensor(inputs)}
+        batch = inputs if isinstance(inputs, dict) else {"x": inputs}
         self.build(batch)
         return self.fprop(self.theta(), batch, ctx or self.context(training=training, step=step))
 
@@ -488,7 +518,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         """Return a fresh context for `fprop`: the run's seed, the present statistics."""
         return Context(
             training=training,
-            step=tf.convert_to_tensor(step, tf.int64),
+            step=_step(step),
             root_seed=seeds.base_seed(self.params.seed),
             state=self._nested(lambda spec: spec.is_state),
             path="",
@@ -515,11 +545,11 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         Returns:
             Such as "layer conv_1, output x, micro-batch 2"; or "nowhere".
         """
-        self.build(batch)
+        fields = self._fields(batch)
         feed = self._feed(
-            _tensors(batch),
-            self._sizes(batch),
-            tf.convert_to_tensor(step, tf.int64),
+            fields,
+            self._sizes(fields),
+            _step(step),
             tf.constant(0),
         )
         found = diagnose.first_nonfinite(self.analysis, self.executor, feed)
@@ -527,6 +557,11 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             return found
         gradients = self.value_and_gradients(batch, step=step).gradients
         return diagnose.first_gradient(self.analysis, gradients)
+
+
+def _step(step: int | tf.Tensor) -> tf.Tensor:
+    """Return the number of an update as the int64 scalar that programs take."""
+    return tf.cast(tf.convert_to_tensor(step, dtype_hint=tf.int64), tf.int64)
 
 
 def _specs(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -539,10 +574,6 @@ def _specs(fields: Mapping[str, Any]) -> dict[str, Any]:
         return tf.TensorSpec(tensor.shape, tensor.dtype)
 
     return {name: tf.nest.map_structure(spec, value) for name, value in fields.items()}
-
-
-def _tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tf.nest.map_structure(tf.convert_to_tensor, v) for name, v in batch.items()}
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, tf.Tensor]:

@@ -8,7 +8,8 @@ time.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -69,6 +70,24 @@ def place(
     if len(chosen) < num_devices:
         raise errors.PlacementError(_too_few(num_devices, kind, len(chosen)))
     return Placement(tuple(chosen[:num_devices]), compile_all=kind == "tpu")
+
+
+def refuse_strings(received: Mapping[str, Any]) -> None:
+    """Refuse values that a compiled cell (on a TPU core: every one) cannot be sent.
+
+    Args:
+        received: name in the stream → nest of `tf.TensorSpec`, of all that cells import.
+
+    Raises:
+        PlacementError: naming the first that holds strings.
+    """
+    for name, nest in received.items():
+        if any(leaf.dtype == tf.string for leaf in tf.nest.flatten(nest)):
+            raise errors.PlacementError(
+                f"{name!r} holds strings, which no compiled cell can receive (TPU cores compile "
+                "all). Make numbers of them in the input, or use placement='cpu' without "
+                "jit_compile"
+            )
 
 
 def short(name: str) -> str:

@@ -36,6 +36,8 @@ class VariableSpec:
         group: weight-decay group: "kernel", "bias" or "norm".
         training_only: inference does not use it; counted apart.
         tie: path of the owner in the network whose tensor is used instead; None: an own one.
+        compute: dtype in which the layer is handed a weight; None until `fprop_meta` has filled
+            in that of the layer's policy.
     """
 
     path: str
@@ -47,6 +49,7 @@ class VariableSpec:
     group: str = "kernel"
     training_only: bool = False
     tie: str | None = None
+    compute: tf.DType | None = None
 
     @property
     def size(self) -> int:
@@ -200,9 +203,11 @@ class Layer(tf.Module, hyperparams.Configurable):
                 f"{describe(params)}: tie names {unknown[0]!r}, which it has not; "
                 f"nearest {', '.join(near) or sorted(v.path for v in told.variables)}"
             )
+        compute = precision.policy(params.dtype).compute
         variables = tuple(
             dataclasses.replace(
                 v,
+                compute=v.compute or compute,
                 trainable=v.trainable and params.trainable,
                 training_only=v.training_only or params.training_only,
                 tie=params.tie.get(v.path, v.tie),

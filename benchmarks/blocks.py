@@ -20,6 +20,7 @@ def network(kind: str, num_cells: int = K) -> tuple[list[Any], dict[str, Any]]:
     from lingvo_gpipe import layers
 
     error = layers.MeanSquaredError.Params()
+    one: list[Any]
     if kind == "mlp":
         one = [
             layers.Dense.Params(units=units, activation="gelu", use_bias=False)

@@ -56,12 +56,12 @@ def measure(configuration: str) -> dict[str, Any]:
             return base.Meta(inputs[0], (scale,), 1, 2)
 
         def fprop(self, theta: Any, inputs: Any, ctx: base.Context) -> Any:
-            @tf.custom_gradient
             def waited(x: tf.Tensor) -> Any:
                 back = lambda dy: wait(ctx.path, "B", backward_s, dy)  # noqa: E731
                 return wait(ctx.path, "F", forward_s, x), back
 
-            return waited(inputs * theta["scale"])
+            waiting: Any = tf.custom_gradient(waited)
+            return waiting(inputs * theta["scale"])
 
     class Sum(base.Layer):
         """x → x, and the sum of x as a loss: its gradient needs no recomputation."""

@@ -78,8 +78,10 @@ def main() -> None:
         print(json.dumps(measure(int(sys.argv[1]), sys.argv[2] == "optimized")))
         return
     print(machine.describe())
-    print(f"K={K}, M={M}, L layers of [{WIDTH}, {WIDTH}] and a bias, Adam, clipping; medians of "
-          f"{ROUNDS} interleaved rounds, seconds")
+    print(
+        f"K={K}, M={M}, L layers of [{WIDTH}, {WIDTH}] and a bias, Adam, clipping; medians of "
+        f"{ROUNDS} interleaved rounds, seconds"
+    )
     found: dict[tuple[int, str], list[dict[str, float]]] = {}
     load = machine.Load()
     for _ in range(ROUNDS):

@@ -87,7 +87,9 @@ def main() -> None:
     from benchmarks import machine, processes
 
     print(machine.describe())
-    print(f"{L} blocks gelu(xW) + x, x [{ROWS}, {WIDTH}] float32 = {ROWS * WIDTH * 4 / MIB:.0f} MiB")
+    print(
+        f"{L} blocks gelu(xW) + x, x [{ROWS}, {WIDTH}] float32 = {ROWS * WIDTH * 4 / MIB:.0f} MiB"
+    )
     found = processes.rounds("benchmarks.memory", list(CONFIGURATIONS), ROUNDS)
     print(f"{'':<24} {'peak MiB':>9}  {'formula MiB':>11}  spread")
     for name in CONFIGURATIONS:

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from lingvo_gpipe import cells, network, precision, runtime, stream
+from lingvo_gpipe import cells, network, precision, stream
 from lingvo_gpipe.layers.context import Collected
 from lingvo_gpipe.schedule import table as table_lib
 
@@ -190,11 +190,7 @@ class Walk:
         """Issue a slot's call under its device, behind the device's previous slot."""
         before = [self.previous[device]] if device in self.previous else []
         place = self.executor.devices[slot.cell]
-        with (
-            tf.device(place),
-            tf.control_dependencies(before),
-            runtime.single_threaded(),
-        ):
+        with tf.device(place), tf.control_dependencies(before):
             run = _Slot(self, slot)
             yield run
         if run.mark is not None and not tf.executing_eagerly():

@@ -1,8 +1,7 @@
-"""How functions are called: the two options of TensorFlow's runtime that have no public door.
+"""How outer functions are called: an option of TensorFlow's runtime that has no public door.
 
-A cell runs on the single-threaded executor, so that one logical CPU device is one core. The outer
-function, which is calls and little else, is not optimised as a graph: the optimizer would walk
-every call's function again for nothing (128 layers: most of the time to the first step); the
+An outer function, which is calls and little else, is not optimised as a graph: the optimizer would
+walk every call's function again for nothing (128 layers: most of the time to the first step); the
 programs themselves are optimised where they are called.
 """
 
@@ -16,14 +15,6 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.eager import context as tf_context
-
-
-def single_threaded() -> contextlib.AbstractContextManager[None]:
-    """Let calls of functions inside the `with` block run on one thread each."""
-    manager: contextlib.AbstractContextManager[None] = tf_context.function_executor_type(
-        "SINGLE_THREADED_EXECUTOR"
-    )
-    return manager
 
 
 @contextlib.contextmanager

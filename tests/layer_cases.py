@@ -64,6 +64,14 @@ def _children() -> list[Any]:
 CASES = (
     _row("activation", lambda: layers.Activation.Params(activation="gelu"), FEATURES),
     _row("add", lambda: layers.Add.Params(reads=("a", "b", "c")), FEATURES, FEATURES, FEATURES),
+    _row(
+        "keras_metric",
+        lambda: layers.KerasMetric.Params(
+            metric="SparseTopKCategoricalAccuracy", config={"k": 2}, activation="softmax"
+        ),
+        FEATURES,
+        tf.TensorSpec((5,), tf.int32),
+    ),
     _row("auxiliary_loss", lambda: layers.AuxiliaryLoss.Params(coefficient=0.1), IMAGE),
     _row("auxiliary_loss_l1", lambda: layers.AuxiliaryLoss.Params(kind="l1"), FEATURES),
     _row("avg_pool", lambda: layers.AvgPool2D.Params(pool_size=3, padding="same"), IMAGE),

@@ -11,6 +11,7 @@ from lingvo_gpipe.layers.dropout import Dropout
 from lingvo_gpipe.layers.embedding import Embedding, PositionalEncoding
 from lingvo_gpipe.layers.heads import AuxiliaryLoss, MeanSquaredError, SequenceSoftmax, Softmax
 from lingvo_gpipe.layers.joining import Add, Concat, Identity, Rename
+from lingvo_gpipe.layers.metric import KerasMetric
 from lingvo_gpipe.layers.normalization import BatchNorm, GroupNorm, LayerNorm
 from lingvo_gpipe.layers.pooling import AvgPool2D, GlobalPool2D, MaxPool2D
 from lingvo_gpipe.layers.shaping import Flatten, Reshape
@@ -33,6 +34,7 @@ __all__ = [
     "GlobalPool2D",
     "GroupNorm",
     "Identity",
+    "KerasMetric",
     "Layer",
     "LayerNorm",
     "LossSpec",

@@ -89,7 +89,10 @@ def measure(configuration: str) -> dict[str, Any]:
     ).instantiate()
     batch = {"x": tf.random.stateless_normal([M, 2], [1, 2])}
     pipe.build(batch)
-    step = lambda: float(pipe.value_and_gradients(batch).loss)  # noqa: E731
+
+    def step() -> None:
+        float(pipe.value_and_gradients(batch).loss)
+
     step()
     spent.clear()
     step_s = blocks.seconds(step, 3)

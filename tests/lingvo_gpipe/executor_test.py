@@ -98,6 +98,22 @@ def test_never_computes_nothing_again() -> None:
     assert found == {2: 12, 4: 12}  # per cell and micro-batch a forward and a backward
 
 
+def test_under_ones_own_tape_cells_recompute_on_their_devices() -> None:
+    own = pipelines.three()
+    own.build(pipelines.batch())
+
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(own(pipelines.batch(), training=True))
+        return tape.gradient(loss, own.weights)
+
+    found = pipelines.calls(pipelines.graph_of(step))
+    wanted = {(kind, f"/device:CPU:{k}"): 4 for kind in ("forward", "backward") for k in range(3)}
+    assert collections.Counter((pipelines.called(op), op.device) for op in found) == wanted
+    # The last cell's two layers: 2 forward, 2 by weights, 2 by inputs.
+    assert pipelines.count(own.executor.cells[2].graphs["B"])["MatMul"] == 6
+
+
 def test_gathered_rows_are_scattered_into_the_accumulator() -> None:
     own = pipelines.pipe(
         [

@@ -178,6 +178,8 @@ def layer_params(params: Any) -> list[Any]:
         own = layer.copy()
         if own.dtype is None:
             own.dtype = params.dtype
+        if own.batch_dim is None:
+            own.batch_dim = params.batch_dim
         if not own.name:
             stem = composition.default_name(own)
             own.name = next(

@@ -145,6 +145,9 @@ class Layer(tf.Module, hyperparams.Configurable):
             "Precision policy (float32, float64, mixed_bfloat16, mixed_float16); None: the "
             "one around it.",
         )
+        batch_dim: int | None = hyperparams.field(
+            None, "The dimension that counts examples; None: as the network around it has it."
+        )
         trainable: bool = hyperparams.field(True, "False freezes its weights and statistics.")
         training_only: bool = hyperparams.field(
             False, "Inference does not use it (an auxiliary head): its weights are counted apart."
@@ -304,10 +307,12 @@ def recomputed(layer: Layer, theta: dict[str, Any], inputs: Any, ctx: Context) -
 
 
 def inherit(parent: Any, child: Any) -> Any:
-    """Return a copy of `child` params with dtype and freezing taken from `parent` params."""
+    """Return a copy of `child` params with what it leaves open taken from `parent` params."""
     copy = child.copy()
     if copy.dtype is None:
         copy.dtype = parent.dtype
+    if copy.batch_dim is None:
+        copy.batch_dim = parent.batch_dim
     if not parent.trainable:
         copy.trainable = False
     return copy

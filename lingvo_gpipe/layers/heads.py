@@ -39,7 +39,7 @@ class LabelledParams(LossParams):
 
 
 def weight_by(
-    name: str, dtype: tf.DType, *, given: bool, examples: bool = False
+    name: str, dtype: tf.DType, *, given: bool, examples: int | None = None
 ) -> Callable[[dict[str, Any]], tf.Tensor]:
     """Return the weight of a loss as a function of the mini-batch's fields.
 
@@ -47,7 +47,7 @@ def weight_by(
         name: of the field.
         dtype: of the weight.
         given: the field's elements are weights, to be added up; else they are counted.
-        examples: count along the first side alone.
+        examples: count along this side alone.
     """
 
     def weight(fields: dict[str, Any]) -> tf.Tensor:
@@ -60,7 +60,7 @@ def weight_by(
         value = fields[name]
         if given:
             return tf.reduce_sum(tf.cast(value, dtype))
-        return tf.cast(tf.shape(value)[0] if examples else tf.size(value), dtype)
+        return tf.cast(tf.size(value) if examples is None else tf.shape(value)[examples], dtype)
 
     return weight
 
@@ -263,7 +263,9 @@ class MeanSquaredError(Layer):
     def _meta(cls, params: Any, *inputs: Any) -> Meta:
         checks.arity(params, inputs, ("x", "x, target", "x, target, weights"))
         shape = checks.shape(params, inputs[0], "[B, ...]", "It compares one tensor")
-        for spec, expected in zip(inputs[1:], (shape, shape[:1]), strict=False):
+        side = params.batch_dim or 0
+        rows = shape[side : side + 1]
+        for spec, expected in zip(inputs[1:], (shape, rows), strict=False):
             found = checks.any_shape(params, spec, "[B, ...]", "Set its field reads")
             if found != expected:
                 raise errors.LayerError(
@@ -274,7 +276,7 @@ class MeanSquaredError(Layer):
         losses: tuple[LossSpec, ...] = ()
         if len(inputs) > 1:
             given = len(inputs) == 3
-            weight = weight_by(params.reads[-1], dtype, given=given, examples=True)
+            weight = weight_by(params.reads[-1], dtype, given=given, examples=side)
             losses = (LossSpec(params.loss_name, params.coefficient, weight),)
         output = tf.TensorSpec(shape, dtype)
         return Meta(output, activation_bytes=base.spec_bytes(output), losses=losses)
@@ -286,16 +288,16 @@ class MeanSquaredError(Layer):
         x = precision.cast(x, self.policy.variable)
         if given:
             error = tf.square(x - tf.cast(given[0], x.dtype))
-            per_example = _per_example(error)
+            per_example = _per_example(error, self.params.batch_dim or 0)
             if len(given) == 2:
                 per_example *= tf.cast(given[1], x.dtype)
             ctx.add_loss(self.params.loss_name, tf.reduce_sum(per_example))
         return x
 
 
-def _per_example(values: tf.Tensor) -> tf.Tensor:
-    """Return the mean over all sides but the first: [B]."""
-    return tf.reduce_mean(values, list(range(1, values.shape.rank)))
+def _per_example(values: tf.Tensor, batch_dim: int) -> tf.Tensor:
+    """Return the mean over all sides but that of the batch: [B]."""
+    return tf.reduce_mean(values, [side for side in range(values.shape.rank) if side != batch_dim])
 
 
 class AuxiliaryLoss(Layer):
@@ -304,7 +306,7 @@ class AuxiliaryLoss(Layer):
     class Params(LossParams):
         kind: Literal["l2", "l1"] = hyperparams.field("l2", "Mean of x², or of |x|.")
         examples: str = hyperparams.field(
-            "label", "Field of the mini-batch whose first side counts the examples."
+            "label", "Field of the mini-batch whose batch side counts the examples."
         )
         loss_name = "auxiliary_loss"
 
@@ -313,7 +315,9 @@ class AuxiliaryLoss(Layer):
         checks.arity(params, inputs, ("x",))
         shape = checks.shape(params, inputs[0], "[B, ...]", "It measures one tensor")
         policy = precision.policy(params.dtype)
-        weight = weight_by(params.examples, policy.variable, given=False, examples=True)
+        weight = weight_by(
+            params.examples, policy.variable, given=False, examples=params.batch_dim or 0
+        )
         return Meta(
             tf.TensorSpec(shape, policy.compute),
             activation_bytes=base.spec_bytes(tf.TensorSpec(shape, policy.variable)),
@@ -325,5 +329,7 @@ class AuxiliaryLoss(Layer):
         del theta
         x = precision.cast(inputs, self.policy.variable)
         values = tf.square(x) if self.params.kind == "l2" else tf.abs(x)
-        ctx.add_loss(self.params.loss_name, tf.reduce_sum(_per_example(values)))
+        ctx.add_loss(
+            self.params.loss_name, tf.reduce_sum(_per_example(values, self.params.batch_dim or 0))
+        )
         return precision.cast(inputs, self.policy.compute)

@@ -2,8 +2,8 @@
 
 `python -m benchmarks.memory`: peak bytes (VmHWM) over what was resident before the first step, on
 logical CPU devices, each configuration in a process of its own since freed memory is not returned.
-Beside it the activations by formula: recomputed, K·N boundary rows and one micro-batch inside a
-cell, O(N + L/K · N/M) a device; kept, L·N.
+Beside it the bytes by formula: recomputed, each device O(N + L/K · N/M), its cell's inputs and one
+micro-batch inside it, where no more devices work at once than there are cores; kept, O(L · N).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 ROUNDS = 3
 L, WIDTH, ROWS = 16, 1024, 8192
+KEPT = 6  # tensors of x's shape that a block keeps: gelu alone four
 MIB = 2**20
 CONFIGURATIONS = {  # text → K, M, schedule, recompute
     "recomputed, K=4, M=8": (4, 8, "gpipe", "full"),
@@ -68,7 +69,7 @@ def formula_mib(configuration: str) -> float:
     num_cells, num_micro_batches, schedule, recompute = CONFIGURATIONS[configuration]
     whole = ROWS * WIDTH * 4 / MIB  # N
     gradients = L * WIDTH * WIDTH * 4 / MIB
-    inside = 3 * whole  # a block keeps its matmul, its gelu and its sum
+    inside = KEPT * whole
     if recompute == "never":
         return L * inside + gradients
     live = [
@@ -76,7 +77,8 @@ def formula_mib(configuration: str) -> float:
         for k in range(num_cells)
     ]
     boundary = whole * sum(live) / num_micro_batches
-    return boundary + L * inside / num_micro_batches + gradients
+    working = min(num_cells, os.cpu_count() or 1) / num_cells
+    return boundary + working * L * inside / num_micro_batches + gradients
 
 
 def main() -> None:

@@ -77,7 +77,7 @@ def run(
             checkpoint need.
         start: checkpoint to take the first weights from; unread where the run has one of its own.
         report: takes each line that a user should read.
-        should_stop: asked after each update; once true, the run saves and returns.
+        should_stop: asked before each update; once true, the run saves and returns.
 
     Raises:
         UserError: the params, the log directory, data or devices do not fit; a loss is not finite.
@@ -152,10 +152,12 @@ class _Run:
         with tf.device("CPU:0"):
             self._position = tf.Variable(0, dtype=tf.int64)
             self._threads = tf.Variable(threads, dtype=tf.int64)
+            self._evaluated = tf.Variable(0, dtype=tf.int64)
         objects = {
             **self._learner.objects,
             "input/position": self._position,
             "threads": self._threads,
+            "eval/step": self._evaluated,
         }
         text = params.to_text()
         self._best: checkpoint.Best | None = None
@@ -180,18 +182,16 @@ class _Run:
         writers = _Writers(self._logdir, self._learner, self._params.to_text())
         shown = progress.Progress(total=train.max_steps, start=self._step)
         with contextlib.closing(writers), contextlib.closing(shown):
+            self._evaluate_if_due(writers)  # a signal may have cut it off
             for told in self._updates():
                 shown.update(self._step, {"loss": told.loss})
                 if self._step % train.log_interval_steps == 0:
                     writers.update(self._step, told)
-                if self._evaluates and self._is_evaluated(self._step):
-                    self._evaluate(writers)
+                self._evaluate_if_due(writers)
                 if self._step % train.save_interval_steps == 0:
                     self.checkpoints.save(self._step)
-                if self._should_stop():
-                    break
             ended = self._ended()
-            if self._evaluates and ended != "signal" and self._last_step() != self._step:
+            if self._evaluates and ended != "signal" and not self._is_evaluated_here():
                 self._evaluate(writers)
         path = self.checkpoints.save(self._step)
         return Result(self._step, path, {} if self._last is None else self._last.values, ended)
@@ -260,6 +260,8 @@ class _Run:
         train = self._params.train
         source = iter(self._input.batches(self._params.model.seed, int(self._position.numpy())))
         while self._step < train.max_steps and not self._out_of_patience():
+            if self._should_stop():
+                return
             begun = time.perf_counter()
             batches = [next(source) for _ in range(train.accumulate)]
             drawn = time.perf_counter()
@@ -291,12 +293,15 @@ class _Run:
             "train.optimizer.learning_rate, or set train.clip_norm"
         )
 
-    def _is_evaluated(self, step: int) -> bool:
+    def _evaluate_if_due(self, writers: _Writers) -> None:
         every = self._params.eval.interval_steps or self._params.train.save_interval_steps
-        return step % every == 0 and self._last_step() != step
+        due = self._step > 0 and self._step % every == 0
+        if self._evaluates and due and int(self._evaluated) != self._step:
+            self._evaluate(writers)
 
-    def _last_step(self) -> int:
-        return -1 if self._last is None else self._last.step
+    def _is_evaluated_here(self) -> bool:
+        """Tell whether this process has evaluated the present step."""
+        return self._last is not None and self._last.step == self._step
 
     def _evaluate(self, writers: _Writers) -> None:
         params = self._params.eval
@@ -312,6 +317,7 @@ class _Run:
         if found is None:
             return
         self._last = found
+        self._evaluated.assign(found.step)
         self._report(found.line())
         writers.evaluation(found)
         if self._best is not None:

@@ -127,7 +127,11 @@ def _task(values: flags.FlagValues, recipe: registry.Model) -> Any:
         ParamsError: an override names no field, or its value does not fit.
     """
     task = recipe.task()
-    task.name = values.model
+    if not isinstance(task, hyperparams.Params):
+        raise errors.RegistryError(
+            f"{values.model}: task() gives {type(task).__name__}. Let it return task.Task.Params"
+        )
+    task.set_path("name", values.model)
     for flag, path in _FIELD_OF_FLAG.items():
         if values[flag].value is not None:
             task.set_path(path, values[flag].value)
@@ -164,10 +168,10 @@ def _set_data_dir(task: Any, folder: str, model: str) -> None:
 
 
 def _check_partitions(values: flags.FlagValues, task: Any) -> None:
-    count = len(task.model.layers)
-    if values.num_partitions is not None and not 1 <= values.num_partitions <= max(count, 1):
+    wanted, count = values.num_partitions, len(task.model.layers)
+    if wanted is not None and count and not 1 <= wanted <= count:
         raise errors.PartitionError(
-            f"--num_partitions={values.num_partitions}, but {values.model} has {count} layers. "
+            f"--num_partitions={wanted}, but {values.model} has {count} layers. "
             f"Use 1 to {count}; --mode=describe lists them"
         )
 
@@ -182,16 +186,23 @@ def _check_mode(values: flags.FlagValues) -> None:
 
 
 class _Signals:
-    """Turns the first SIGTERM or Ctrl-C into a wish to stop; the second ends the process."""
+    """Turns the first SIGTERM or Ctrl-C into a wish to stop; the second ends the process.
+
+    From when the wish is first asked for: a mode that never asks is ended by the first signal.
+    """
 
     def __init__(self) -> None:
         self.received: int | None = None
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> _Signals:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._before[number] = signal.signal(number, self._receive)
         return self
+
+    def should_stop(self) -> bool:
+        if not self._before:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._receive)
+        return self.received is not None
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         del frame
@@ -203,9 +214,6 @@ class _Signals:
     def __exit__(self, *error: object) -> None:
         for number, before in self._before.items():
             signal.signal(number, before)
-
-    def should_stop(self) -> bool:
-        return self.received is not None
 
 
 def _logdir(job: registry.Job, mode: str) -> Path:
@@ -381,6 +389,8 @@ def run(argv: Sequence[str]) -> int:
     except errors.UserError as error:
         print(f"{_kind(error)}: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 def main() -> None:

@@ -48,15 +48,18 @@ def params() -> Any:
 
 
 def train(folder: str, told: Connection) -> None:
-    """Train in a process of its own, telling each line and each update; then the end."""
+    """Train in a process of its own, telling each line and each question; then the result.
+
+    It is asked whether to stop before each update and each mini-batch of an evaluation.
+    """
     sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the process ends)
 
-    def after_update() -> bool:
-        told.send("update")
+    def should_stop() -> bool:
+        told.send("asked")
         return False
 
     result = train_loop.run(
-        params(), folder, evaluate=True, report=told.send, should_stop=after_update
+        params(), folder, evaluate=True, report=told.send, should_stop=should_stop
     )
     told.send(result)
 
@@ -92,12 +95,12 @@ class Life:
         except EOFError:
             return
 
-    def kill(self, updates: int, delay_s: float) -> list[Any]:
-        """Kill it so many seconds after so many updates; return what it told."""
+    def kill(self, asked: int, delay_s: float) -> list[Any]:
+        """Kill it so many seconds after so many questions; return what it told."""
         found = []
-        for line in self.lines() if updates else ():
+        for line in self.lines() if asked else ():
             found.append(line)
-            if found.count("update") == updates:
+            if found.count("asked") == asked:
                 break
         # Whatever it tells meanwhile is taken up below.
         self.process.join(delay_s)
@@ -127,13 +130,13 @@ def values(prefix: str) -> dict[str, bytes]:
 def killed_and_resumed(
     context: ForkServerContext, folder: Path, instants: list[tuple[int, float]]
 ) -> train_loop.Result:
-    """Kill a run at each instant (updates, seconds after), then let it end; check each restart."""
+    """Kill a run at each instant (questions, seconds after), let it end; check each restart."""
     whole_before = 0
     restored = []
-    for updates, delay_s in instants:
-        told = Life.begin(context, folder).kill(updates, delay_s)
+    for asked, delay_s in instants:
+        told = Life.begin(context, folder).kill(asked, delay_s)
         starts = [line for line in told if str(line).startswith("restored")]
-        if whole_before and (updates or starts):
+        if whole_before and (asked or starts):
             (line,) = starts
             restored.append(int(line.removeprefix("restored step=")))
             assert restored[-1] == whole_before
@@ -163,7 +166,7 @@ def test_a_run_killed_eight_times_at_random_instants_ends_with_the_same_bits(
     context: ForkServerContext, undisturbed: train_loop.Result, tmp_path: Path, seed: int
 ) -> None:
     draw = random.Random(seed)
-    # Some before the first update of their life: while the process builds and restores.
+    # Some before the first question of their life: while the process builds and restores.
     instants = [
         (draw.choice([0, 1, 2, 3, 4]), draw.choice([0.0, 0.01, 0.1, 2.0]) * draw.random())
         for _ in range(8)
@@ -189,15 +192,16 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_older_ones_and_the_run_g
     context: ForkServerContext, undisturbed: train_loop.Result, tmp_path: Path
 ) -> None:
     Life.begin(context, tmp_path).kill(SAVED_EVERY + 1, 0.0)
-    (whole,) = checkpoint.find(str(tmp_path / logdir.CHECKPOINTS))
+    whole = checkpoint.find(str(tmp_path / logdir.CHECKPOINTS))
+    assert whole
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=fail_to_write, args=(str(tmp_path), there))
     process.start()
     there.close()
     told = list(Life(process, here).lines())
-    assert told[0] == f"restored step={SAVED_EVERY}"
+    assert told[0] == f"restored step={checkpoint.step_of(whole[-1])}"
     assert "checkpoint cannot be written" in told[-1]
-    assert checkpoint.find(str(tmp_path / logdir.CHECKPOINTS)) == [whole]
+    assert checkpoint.find(str(tmp_path / logdir.CHECKPOINTS)) == whole
     *_, result = Life.begin(context, tmp_path).lines()
     assert values(result.checkpoint) == values(undisturbed.checkpoint)
 

@@ -35,7 +35,7 @@ def same_bits(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 def stop_after(updates: int) -> Callable[[], bool]:
     """Return a `should_stop` that is true once so many updates were done."""
-    asked = itertools.count(1)
+    asked = itertools.count()
     return lambda: next(asked) >= updates
 
 
@@ -62,6 +62,17 @@ def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not(
     assert [line for line in lines if line.startswith("restored")] == [
         f"restored step={step}" for step in itertools.accumulate(stops)
     ]
+    assert same_bits(final_values(whole), final_values(parts))
+
+
+def test_an_evaluation_that_was_cut_off_is_made_up_for(tmp_path: Path) -> None:
+    params = tiny_task(max_steps=4, save_interval_steps=2)
+    params.eval.set(best="loss", best_is="lowest")
+    whole = train_loop.run(params, tmp_path / "whole", evaluate=True)
+    # Asked before two updates and the first of two mini-batches of the evaluation.
+    cut = train_loop.run(params, tmp_path / "parts", evaluate=True, should_stop=stop_after(3))
+    assert (cut.step, cut.metrics) == (2, {})
+    parts = train_loop.run(params, tmp_path / "parts", evaluate=True)
     assert same_bits(final_values(whole), final_values(parts))
 
 
@@ -225,12 +236,13 @@ def test_the_best_checkpoint_is_kept_and_begins_anew_with_another_metric(tmp_pat
     found = evaluation.run(params, None, which=best)
     assert found is not None
     assert found.values["accuracy"] == pytest.approx(value)
+    # No loss of this run is higher than the best accuracy, so that the old best would stay.
     params.train.max_steps = 9
-    params.eval.set(best="loss", best_is="lowest")
+    params.eval.set(best="loss", best_is="highest")
     result = train_loop.run(params, tmp_path, evaluate=True)
-    assert float(checkpoint.read_value(result.checkpoint, "best/value")) == pytest.approx(
-        result.metrics["loss"]
-    )
+    assert 0 < result.metrics["loss"] < value
+    kept = float(checkpoint.read_value(result.checkpoint, "best/value"))
+    assert kept == pytest.approx(result.metrics["loss"])
 
 
 @pytest.mark.parametrize(

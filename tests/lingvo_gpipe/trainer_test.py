@@ -52,6 +52,10 @@ registry.add_mode("fail", fail)
 class Moded(Tiny):
     pass
 
+class Wrong(registry.Model):
+    def task(self):
+        return {}
+
 class Foldered(registry.Model):
     def task(self):
         from lingvo_gpipe.tasks.image import input as image_input
@@ -172,6 +176,13 @@ def test_a_mistake_is_one_line_and_exit_code_1(run: Run, arguments: list[str], t
 def test_an_override_that_does_not_exist_comes_with_one_that_does(run: Run) -> None:
     found = run("--params_override=model.num_microbatches=4")
     assert found.err[0].endswith(". Try --params_override=model.num_micro_batches=4")
+
+
+def test_a_recipe_without_a_task_is_named(run: Run) -> None:
+    found = run("--mode=describe", model="moded.Wrong")
+    assert found.err == [
+        "RegistryError: moded.Wrong: task() gives dict. Let it return task.Task.Params"
+    ]
 
 
 def test_a_bug_keeps_its_traceback(run: Run) -> None:

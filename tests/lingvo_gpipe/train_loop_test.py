@@ -67,7 +67,8 @@ def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not(
 
 def test_an_evaluation_that_was_cut_off_is_made_up_for(tmp_path: Path) -> None:
     params = tiny_task(max_steps=4, save_interval_steps=2)
-    params.eval.set(best="loss", best_is="lowest")
+    # The first loss is the highest: what is left out shows.
+    params.eval.set(best="loss", best_is="highest")
     whole = train_loop.run(params, tmp_path / "whole", evaluate=True)
     # Asked before two updates and the first of two mini-batches of the evaluation.
     cut = train_loop.run(params, tmp_path / "parts", evaluate=True, should_stop=stop_after(3))

@@ -7,6 +7,7 @@ changes through `set` and attributes alone, where types are checked.
 
 from __future__ import annotations
 
+import abc
 import collections.abc
 import enum
 import types
@@ -23,9 +24,9 @@ class Node:
     __slots__ = ()
     _values: dict[str, Any]
 
+    @abc.abstractmethod
     def copy(self) -> Any:
         """Return a deep copy."""
-        raise NotImplementedError
 
 
 class Mismatch(Exception):  # noqa: N818 (never leaves this package: set turns it into ParamsError)
@@ -92,9 +93,9 @@ def container(value: Any) -> type:
 
 def same(one: Any, other: Any) -> bool:
     """Compare by value and type; nan equals nan, and 0.0 is not -0.0, as in texts."""
-    if isinstance(one, list | dict) and isinstance(other, container(one)):
-        pass  # read-only or not
-    elif type(one) is not type(other):
+    # A list or dict may be read-only on one side alone.
+    contained = isinstance(one, list | dict) and isinstance(other, container(one))
+    if not contained and type(one) is not type(other):
         return False
     if isinstance(one, Node):
         return same(one._values, other._values)

@@ -1,4 +1,4 @@
-"""One Keras layer as ours: its numbers, its variables, its randomness, and what is refused."""
+"""One Keras layer as ours: its numbers, its variables, its randomness and its losses."""
 
 from __future__ import annotations
 
@@ -10,69 +10,11 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from lingvo_gpipe import errors, hyperparams, seeds
-from lingvo_gpipe.layers import base, keras_adapter, keras_weights
-from lingvo_gpipe.layers.context import Context
+from lingvo_gpipe import hyperparams
+from lingvo_gpipe.layers import keras_adapter
+from tests.lingvo_gpipe.layers import keras_runs
 
 hyperparams.register_package(__name__)
-
-
-def spec(*shape: int, dtype: tf.DType = tf.float32) -> tf.TensorSpec:
-    return tf.TensorSpec(shape, dtype)
-
-
-def random(*shape: int, seed: int = 0, dtype: str = "float32") -> tf.Tensor:
-    return tf.constant(np.random.default_rng(seed).normal(0.5, 2.0, shape), dtype)
-
-
-def nest(meta: base.Meta, *, is_state: bool, seed: int = 1) -> dict[str, Any]:
-    """Return a layer's theta or state, initialized as the pipeline does."""
-    made: dict[str, Any] = {}
-    for variable in meta.variables:
-        if variable.is_state != is_state:
-            continue
-        *parents, last = variable.path.split("/")
-        node = made
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        own = seeds.variable_seed(seed, variable.path)
-        node[last] = variable.initializer(variable.shape, variable.dtype, own)
-    return made
-
-
-def context(
-    state: dict[str, Any], *, training: bool, step: int = 0, path: str = "layer", **more: Any
-) -> Context:
-    root = seeds.micro_batch_seed(seeds.base_seed(7), tf.constant(step, tf.int64), 0)
-    return Context(
-        training=training,
-        step=tf.constant(step, tf.int64),
-        root_seed=root,
-        state=state,
-        path=path,
-        **more,
-    )
-
-
-def run(
-    params: Any, *inputs: tf.Tensor, training: bool = False, step: int = 0, **more: Any
-) -> tuple[Any, Context, base.Meta]:
-    """Run a layer eagerly on its fresh or kept weights."""
-    meta = params.owner.fprop_meta(params, *[spec(*x.shape, dtype=x.dtype) for x in inputs])
-    ctx = context(nest(meta, is_state=True), training=training, step=step, **more)
-    theta = nest(meta, is_state=False)
-    outputs = params.instantiate().run(theta, inputs[0] if len(inputs) == 1 else inputs, ctx)
-    return outputs, ctx, meta
-
-
-def refused(params: Any, *inputs: tf.TensorSpec) -> str:
-    with pytest.raises(errors.LayerError) as caught:
-        params.owner.fprop_meta(params, *inputs)
-    return str(caught.value)
-
-
-# --- Sameness with Keras ----------------------------------------------------------------------
-
 
 IMAGE, ROWS, VECTORS = (2, 9, 9, 4), (2, 5, 4), (6, 4)
 CASES: list[tuple[str, Any, tuple[int, ...]]] = [
@@ -95,11 +37,11 @@ CASES: list[tuple[str, Any, tuple[int, ...]]] = [
 @pytest.mark.parametrize(("make", "shape"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
 def test_a_layer_keeps_its_weights_and_outputs(make: Any, shape: tuple[int, ...]) -> None:
     live = make()
-    x = random(*shape)
+    x = keras_runs.random(*shape)
     live(x)
     for number, variable in enumerate(live.weights):
-        variable.assign(tf.abs(random(*variable.shape, seed=number)) * 0.3)
-    outputs, ctx, meta = run(keras_adapter.from_keras(live), x)
+        variable.assign(tf.abs(keras_runs.random(*variable.shape, seed=number)) * 0.3)
+    outputs, ctx, meta = keras_runs.run(keras_adapter.from_keras(live), x)
     np.testing.assert_allclose(outputs, live(x), rtol=1e-6, atol=1e-6)
     assert outputs.shape == meta.outputs.shape
     assert sum(v.size for v in meta.variables) == live.count_params()
@@ -111,19 +53,19 @@ def test_params_go_to_text_and_back(make: Any, shape: tuple[int, ...]) -> None:
     params: Any = keras_adapter.from_keras(make())
     again: Any = hyperparams.from_text(params.to_text())
     assert again == params
-    one = params.owner.fprop_meta(params, spec(*shape))
-    other = again.owner.fprop_meta(again, spec(*shape))
+    one = params.owner.fprop_meta(params, keras_runs.spec(*shape))
+    other = again.owner.fprop_meta(again, keras_runs.spec(*shape))
     assert [v.path for v in one.variables] == [v.path for v in other.variables]
-    x = random(*shape)
-    assert np.array_equal(run(params, x)[0], run(again, x)[0])
+    x = keras_runs.random(*shape)
+    assert np.array_equal(keras_runs.run(params, x)[0], keras_runs.run(again, x)[0])
 
 
 def test_float64_policy_replaces_the_layers_own() -> None:
     live = layers.Dense(3)
-    live(random(2, 4))
+    live(keras_runs.random(2, 4))
     params = keras_adapter.from_keras(live).set(dtype="float64")
-    x = random(2, 4, dtype="float64")
-    outputs, _, meta = run(params, x)
+    x = keras_runs.random(2, 4, dtype="float64")
+    outputs, _, meta = keras_runs.run(params, x)
     assert {v.dtype for v in meta.variables} == {tf.float64}
     expected = x.numpy() @ live.kernel.numpy().astype("float64") + live.bias.numpy()
     np.testing.assert_allclose(outputs, expected, rtol=1e-14)
@@ -131,7 +73,7 @@ def test_float64_policy_replaces_the_layers_own() -> None:
 
 def test_mixed_policy_computes_in_bfloat16_and_declares_float32() -> None:
     params = keras_adapter.from_keras(layers.Dense(3)).set(dtype="mixed_bfloat16")
-    meta = params.owner.fprop_meta(params, spec(2, 4, dtype=tf.bfloat16))
+    meta = params.owner.fprop_meta(params, keras_runs.spec(2, 4, dtype=tf.bfloat16))
     assert {v.dtype for v in meta.variables} == {tf.float32}
     assert meta.outputs.dtype == tf.bfloat16
 
@@ -143,10 +85,10 @@ def test_a_layer_with_a_policy_of_its_own_keeps_it() -> None:
 
 def test_attention_takes_two_names() -> None:
     live = layers.MultiHeadAttention(2, 3)
-    query, value = random(2, 5, 4), random(2, 6, 4, seed=1)
+    query, value = keras_runs.random(2, 5, 4), keras_runs.random(2, 6, 4, seed=1)
     live(query, value)
     params = keras_adapter.from_keras(live, reads=("query", "value"))
-    outputs, _, meta = run(params, query, value)
+    outputs, _, meta = keras_runs.run(params, query, value)
     np.testing.assert_allclose(outputs, live(query, value), atol=1e-6)
     assert [v.path for v in meta.variables][:3] == ["query/kernel", "query/bias", "key/kernel"]
     assert [v.group for v in meta.variables][:2] == ["kernel", "bias"]
@@ -154,23 +96,23 @@ def test_attention_takes_two_names() -> None:
 
 def test_merging_layers_take_names_in_one_list() -> None:
     params = keras_adapter.from_keras(layers.Concatenate(), reads=("a", "b"))
-    outputs, _, _ = run(params, random(2, 3), random(2, 4))
+    outputs, _, _ = keras_runs.run(params, keras_runs.random(2, 3), keras_runs.random(2, 4))
     assert outputs.shape == (2, 7)
 
 
 def test_several_outputs_go_to_several_names_or_to_one() -> None:
     live = layers.LSTM(3, return_state=True)
-    x = random(2, 5, 4)
+    x = keras_runs.random(2, 5, 4)
     expected = live(x)
-    outputs, _, _ = run(keras_adapter.from_keras(live, writes=("y", "h", "c")), x)
+    outputs, _, _ = keras_runs.run(keras_adapter.from_keras(live, writes=("y", "h", "c")), x)
     assert isinstance(outputs, tuple)
     tf.nest.map_structure(np.testing.assert_array_equal, list(outputs), list(expected))
-    whole, _, _ = run(keras_adapter.from_keras(live), x)
+    whole, _, _ = keras_runs.run(keras_adapter.from_keras(live), x)
     assert len(tf.nest.flatten(whole)) == 3
     picked = keras_adapter.from_keras(live, writes=("c",)).set(picks=(2,))
-    np.testing.assert_array_equal(run(picked, x)[0], expected[2])
-    assert "gives 3 tensors, but writes 2 names (y, h). Name one for each" in refused(
-        keras_adapter.from_keras(live, writes=("y", "h")), spec(2, 5, 4)
+    np.testing.assert_array_equal(keras_runs.run(picked, x)[0], expected[2])
+    assert "gives 3 tensors, but writes 2 names (y, h). Name one for each" in keras_runs.refused(
+        keras_adapter.from_keras(live, writes=("y", "h")), keras_runs.spec(2, 5, 4)
     )
 
 
@@ -195,7 +137,7 @@ def test_variables_are_named_by_attributes_whatever_keras_counted() -> None:
     layers.Dense(1)
     for _ in range(2):
         params = keras_adapter.from_keras(Block(4), name="block")
-        meta = params.owner.fprop_meta(params, spec(2, 3))
+        meta = params.owner.fprop_meta(params, keras_runs.spec(2, 3))
         assert [v.path for v in meta.variables] == [
             "first/kernel",
             "first/bias",
@@ -214,11 +156,11 @@ def test_variables_are_named_by_attributes_whatever_keras_counted() -> None:
 
 def test_fresh_weights_depend_on_seed_and_path_alone() -> None:
     params = keras_adapter.from_keras(Block(4), name="block")
-    meta = params.owner.fprop_meta(params, spec(2, 4))
-    first, again = nest(meta, is_state=False), nest(meta, is_state=False)
+    meta = params.owner.fprop_meta(params, keras_runs.spec(2, 4))
+    first, again = keras_runs.nest(meta, is_state=False), keras_runs.nest(meta, is_state=False)
     tf.nest.map_structure(np.testing.assert_array_equal, first, again)
     assert not np.array_equal(first["rest_0"]["kernel"], first["rest_1"]["kernel"])
-    other = nest(meta, is_state=False, seed=2)
+    other = keras_runs.nest(meta, is_state=False, seed=2)
     assert not np.array_equal(first["first"]["kernel"], other["first"]["kernel"])
     limit = np.sqrt(6 / 8)
     assert 0.5 * limit < np.abs(first["first"]["kernel"]).max() <= limit
@@ -229,19 +171,19 @@ def test_describing_makes_no_variable_and_leaves_none_waiting() -> None:
 
     before = list(global_state.get_global_attribute("uninitialized_variables") or ())
     params = keras_adapter.from_keras(layers.Dense(100_000))
-    meta = params.owner.fprop_meta(params, spec(1, 100_000))
+    meta = params.owner.fprop_meta(params, keras_runs.spec(1, 100_000))
     assert meta.variables[0].size_bytes == 40_000_000_000
     assert list(global_state.get_global_attribute("uninitialized_variables") or ()) == before
 
 
 def test_flops_of_products_are_counted() -> None:
     params = keras_adapter.from_keras(layers.Conv2D(5, 3, use_bias=False))
-    meta = params.owner.fprop_meta(params, spec(2, 9, 9, 4))
+    meta = params.owner.fprop_meta(params, keras_runs.spec(2, 9, 9, 4))
     assert meta.flops_forward == 2 * (2 * 7 * 7 * 5) * (3 * 3 * 4)
     assert meta.flops_backward == 2 * meta.flops_forward
     lstm = keras_adapter.from_keras(layers.LSTM(3, use_bias=False))
     products = 5 * 2 * 2 * (4 * 12 + 3 * 12)
-    flops = lstm.owner.fprop_meta(lstm, spec(2, 5, 4)).flops_forward
+    flops = lstm.owner.fprop_meta(lstm, keras_runs.spec(2, 5, 4)).flops_forward
     assert products < flops < 2 * products
 
 
@@ -251,12 +193,14 @@ def test_flops_of_products_are_counted() -> None:
 def test_dropout_draws_by_seed_step_and_path() -> None:
     params = keras_adapter.from_keras(layers.Dropout(0.5))
     x = tf.ones([64, 64])
-    one = run(params, x, training=True, step=3)[0]
+    one = keras_runs.run(params, x, training=True, step=3)[0]
     assert 0.4 < np.mean(one == 0) < 0.6
-    assert np.array_equal(one, run(params, x, training=True, step=3)[0])
-    assert not np.array_equal(one, run(params, x, training=True, step=4)[0])
-    assert not np.array_equal(one, run(params, x, training=True, step=3, path="other")[0])
-    assert np.array_equal(run(params, x, training=False, step=3)[0], x)
+    assert np.array_equal(one, keras_runs.run(params, x, training=True, step=3)[0])
+    assert not np.array_equal(one, keras_runs.run(params, x, training=True, step=4)[0])
+    assert not np.array_equal(
+        one, keras_runs.run(params, x, training=True, step=3, path="other")[0]
+    )
+    assert np.array_equal(keras_runs.run(params, x, training=False, step=3)[0], x)
 
 
 class TwoDropouts(layers.Layer):
@@ -270,7 +214,9 @@ class TwoDropouts(layers.Layer):
 
 
 def test_two_dropouts_of_one_layer_draw_apart() -> None:
-    one, two = run(keras_adapter.from_keras(TwoDropouts()), tf.ones([64, 64]), training=True)[0]
+    one, two = keras_runs.run(
+        keras_adapter.from_keras(TwoDropouts()), tf.ones([64, 64]), training=True
+    )[0]
     assert np.mean(one == two) < 0.6
 
 
@@ -280,14 +226,14 @@ def test_two_dropouts_of_one_layer_draw_apart() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_one_micro_batch_moves_statistics_as_keras_does(dtype: str) -> None:
     live = layers.BatchNormalization(momentum=0.9, dtype=dtype)
-    x = random(8, 5, 4, dtype=dtype)
+    x = keras_runs.random(8, 5, 4, dtype=dtype)
     live.build(x.shape)
-    live.moving_mean.assign(random(4, seed=3, dtype=dtype))
+    live.moving_mean.assign(keras_runs.random(4, seed=3, dtype=dtype))
     params = keras_adapter.from_keras(live).set(dtype=dtype)
-    meta = params.owner.fprop_meta(params, spec(*x.shape, dtype=x.dtype))
-    state, layer = nest(meta, is_state=True), params.instantiate()
-    ctx = context(state, training=True)
-    outputs = layer.fprop(nest(meta, is_state=False), x, ctx)
+    meta = params.owner.fprop_meta(params, keras_runs.spec(*x.shape, dtype=x.dtype))
+    state, layer = keras_runs.nest(meta, is_state=True), params.instantiate()
+    ctx = keras_runs.context(state, training=True)
+    outputs = layer.fprop(keras_runs.nest(meta, is_state=False), x, ctx)
     tolerance = 1e-6 if dtype == "float32" else 1e-13
     np.testing.assert_allclose(outputs, live(x, training=True), rtol=tolerance, atol=tolerance)
     new = layer.merge_moments(state, ctx.collected.moments["layer"])
@@ -297,21 +243,23 @@ def test_one_micro_batch_moves_statistics_as_keras_does(dtype: str) -> None:
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_unequal_micro_batches_merge_to_the_whole(masked: bool) -> None:
-    x = random(7, 5, 4, dtype="float64") + 30.0
-    mask = random(7, 5, seed=5) > 0 if masked else tf.fill([7, 5], True)
+    x = keras_runs.random(7, 5, 4, dtype="float64") + 30.0
+    mask = keras_runs.random(7, 5, seed=5) > 0 if masked else tf.fill([7, 5], True)
     given = ("x", "mask") if masked else ("x",)
     params = keras_adapter.from_keras(
         layers.BatchNormalization(momentum=0.9), reads=given, masks={"x": "mask"} if masked else {}
     ).set(dtype="float64")
     meta = params.owner.fprop_meta(
-        params, spec(7, 5, 4, dtype=tf.float64), *[spec(7, 5, dtype=tf.bool)] * masked
+        params,
+        keras_runs.spec(7, 5, 4, dtype=tf.float64),
+        *[keras_runs.spec(7, 5, dtype=tf.bool)] * masked,
     )
-    state, layer = nest(meta, is_state=True), params.instantiate()
+    state, layer = keras_runs.nest(meta, is_state=True), params.instantiate()
     parts = []
     for start, end in ((0, 4), (4, 6), (6, 7)):
-        ctx = context(state, training=True)
+        ctx = keras_runs.context(state, training=True)
         inputs = (x[start:end], mask[start:end]) if masked else x[start:end]
-        layer.fprop(nest(meta, is_state=False), inputs, ctx)
+        layer.fprop(keras_runs.nest(meta, is_state=False), inputs, ctx)
         parts.append(ctx.collected.moments["layer"])
     added = tf.nest.map_structure(lambda *sums: tf.add_n(sums), *parts)
     new = layer.merge_moments(state, added)
@@ -324,13 +272,15 @@ def test_a_wholly_masked_batch_moves_nothing() -> None:
     params = keras_adapter.from_keras(
         layers.BatchNormalization(), reads=("x", "mask"), masks={"x": "mask"}
     )
-    _, ctx, meta = run(params, random(2, 5, 4), tf.fill([2, 5], False), training=True)
-    state = nest(meta, is_state=True)
+    _, ctx, meta = keras_runs.run(
+        params, keras_runs.random(2, 5, 4), tf.fill([2, 5], False), training=True
+    )
+    state = keras_runs.nest(meta, is_state=True)
     layer = params.instantiate()
     layer.fprop(
-        nest(meta, is_state=False),
-        (random(2, 5, 4), tf.fill([2, 5], False)),
-        context(state, training=True),
+        keras_runs.nest(meta, is_state=False),
+        (keras_runs.random(2, 5, 4), tf.fill([2, 5], False)),
+        keras_runs.context(state, training=True),
     )
     new = layer.merge_moments(state, ctx.collected.moments["layer"])
     tf.nest.map_structure(np.testing.assert_array_equal, new, state)
@@ -338,10 +288,10 @@ def test_a_wholly_masked_batch_moves_nothing() -> None:
 
 def test_nested_batch_norm_gives_moments_by_its_path() -> None:
     params = keras_adapter.from_keras(Block(4), name="block")
-    meta = params.owner.fprop_meta(params, spec(8, 3))
-    state, layer = nest(meta, is_state=True), params.instantiate()
-    ctx = context(state, training=True)
-    layer.fprop(nest(meta, is_state=False), random(8, 3), ctx)
+    meta = params.owner.fprop_meta(params, keras_runs.spec(8, 3))
+    state, layer = keras_runs.nest(meta, is_state=True), params.instantiate()
+    ctx = keras_runs.context(state, training=True)
+    layer.fprop(keras_runs.nest(meta, is_state=False), keras_runs.random(8, 3), ctx)
     assert list(ctx.collected.moments) == ["layer/norm"]
     moments = ctx.collected.moments["layer/norm"]
     new = layer.find("norm").merge_moments(state["norm"], moments)
@@ -352,8 +302,8 @@ def test_nested_batch_norm_gives_moments_by_its_path() -> None:
 @pytest.mark.parametrize("how", ["params", "context", "keras", "sublayer"])
 def test_a_frozen_batch_norm_uses_its_moving_statistics(how: str) -> None:
     live = Block(4)
-    live(random(2, 3))
-    live.norm.moving_mean.assign(random(4))
+    live(keras_runs.random(2, 3))
+    live.norm.moving_mean.assign(keras_runs.random(4))
     live.drop.rate = 0.0
     if how == "keras":
         live.trainable = False
@@ -363,8 +313,8 @@ def test_a_frozen_batch_norm_uses_its_moving_statistics(how: str) -> None:
     if how == "params":
         params.trainable = False
     frozen = frozenset({"layer/norm"}) if how == "context" else frozenset()
-    x = random(6, 3)
-    outputs, ctx, meta = run(params, x, training=True, frozen=frozen)
+    x = keras_runs.random(6, 3)
+    outputs, ctx, meta = keras_runs.run(params, x, training=True, frozen=frozen)
     assert not ctx.collected.moments
     kept = outputs.numpy() != 0
     expected = 2 * live(x, training=False).numpy()
@@ -384,7 +334,7 @@ def test_losses_of_keras_count_once_over_unequal_micro_batches() -> None:
         bias_regularizer="l1",
         bias_initializer="ones",
     )
-    x = random(7, 4)
+    x = keras_runs.random(7, 4)
     live(x)
     expected = {
         "d/regularization": 0.1 * np.sum(live.kernel.numpy() ** 2) + 0.01 * 3,
@@ -394,7 +344,7 @@ def test_losses_of_keras_count_once_over_unequal_micro_batches() -> None:
     params.examples = "x"
     sums: dict[str, float] = {}
     for part in (x[:4], x[4:]):
-        _, ctx, meta = run(params, part, training=True)
+        _, ctx, meta = keras_runs.run(params, part, training=True)
         for name, total in ctx.collected.losses.items():
             sums[name] = sums.get(name, 0.0) + float(total)
     assert [loss.name for loss in meta.losses] == list(expected)
@@ -408,7 +358,7 @@ def test_a_tied_or_frozen_weight_gives_no_penalty_of_its_own() -> None:
     for change in ({"tie": {"kernel": "other/kernel"}}, {"trainable": False}):
         params = keras_adapter.from_keras(layers.Dense(3, kernel_regularizer="l2"))
         params.set(**change)
-        assert not params.owner.fprop_meta(params, spec(2, 4)).losses
+        assert not params.owner.fprop_meta(params, keras_runs.spec(2, 4)).losses
 
 
 class OwnLoss(layers.Layer):
@@ -420,11 +370,11 @@ class OwnLoss(layers.Layer):
 
 def test_a_loss_of_training_alone_is_zero_in_evaluation() -> None:
     params = keras_adapter.from_keras(OwnLoss(), name="own")
-    x = random(5, 3)
-    _, ctx, meta = run(params, x, training=True)
+    x = keras_runs.random(5, 3)
+    _, ctx, meta = keras_runs.run(params, x, training=True)
     np.testing.assert_allclose(ctx.collected.losses["own/activity"], 5 * np.mean(x), rtol=1e-5)
     assert [loss.name for loss in meta.losses] == ["own/activity"]
-    assert run(params, x)[1].collected.losses["own/activity"] == 0
+    assert keras_runs.run(params, x)[1].collected.losses["own/activity"] == 0
 
 
 # --- Masks ------------------------------------------------------------------------------------
@@ -438,304 +388,18 @@ def test_a_mask_travels_by_its_own_name() -> None:
         embedding, reads=("words",), writes=("x", "mask"), masks={"x": "mask"}
     )
     second = keras_adapter.from_keras(lstm, reads=("x", "mask"), masks={"x": "mask"})
-    (x, mask), _, meta = run(first, words)
+    (x, mask), _, meta = keras_runs.run(first, words)
     assert mask.dtype == tf.bool
-    assert meta.outputs[1] == spec(3, 4, dtype=tf.bool)
-    outputs, _, _ = run(second, x, mask)
+    assert meta.outputs[1] == keras_runs.spec(3, 4, dtype=tf.bool)
+    outputs, _, _ = keras_runs.run(second, x, mask)
     np.testing.assert_allclose(outputs, expected, atol=1e-6)
-    without, _, _ = run(keras_adapter.from_keras(lstm), x)
+    without, _, _ = keras_runs.run(keras_adapter.from_keras(lstm), x)
     assert np.abs(without - expected).max() > 1e-3
     assert not hasattr(x, "_keras_mask")
 
 
 def test_a_mask_that_is_not_there_is_named() -> None:
     params = keras_adapter.from_keras(layers.Dense(3), writes=("x", "m"), masks={"x": "m"})
-    assert "gives no Keras mask with 'x', but writes it as 'm'" in refused(params, spec(2, 4))
-
-
-# --- Refused ----------------------------------------------------------------------------------
-
-
-class Keeps(layers.Layer):
-    def call(self, x: Any) -> Any:
-        self.last = x
-        return x
-
-
-class Counts(layers.Layer):
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.calls = 0
-
-    def call(self, x: Any) -> Any:
-        self.calls += 1
-        return x
-
-
-class Remembers(layers.Layer):
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.seen: list[Any] = []
-
-    def call(self, x: Any) -> Any:
-        self.seen.append(keras.ops.shape(x)[0])
-        return x
-
-
-class HoldsVariable(layers.Layer):
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.factor = tf.Variable(2.0, name="factor")
-
-    def call(self, x: Any) -> Any:
-        return x * self.factor
-
-
-class MakesVariable(layers.Layer):
-    def call(self, x: Any) -> Any:
-        return x * tf.Variable(2.0)
-
-
-class Writes(layers.Layer):
-    def build(self, shape: Any) -> None:
-        del shape
-        self.total = self.add_weight(name="total", shape=(), trainable=False)
-
-    def call(self, x: Any) -> Any:
-        self.total.assign_add(keras.ops.sum(x))
-        return x
-
-
-class DrawsUnseeded(layers.Layer):
-    def call(self, x: Any) -> Any:
-        return x + keras.random.normal(keras.ops.shape(x))
-
-
-class DrawsByTensorFlow(layers.Layer):
-    def call(self, x: Any) -> Any:
-        return x + tf.random.normal(tf.shape(x))
-
-
-class Prints(layers.Layer):
-    def call(self, x: Any) -> Any:
-        tf.print(x)
-        return x
-
-
-class HidesLoss(layers.Layer):
-    def call(self, x: Any) -> Any:
-        def body(i: Any) -> Any:
-            self.add_loss(keras.ops.sum(x))
-            return (i + 1,)
-
-        keras.ops.while_loop(lambda i: i < 3, body, (0,))
-        return x
-
-
-class Measures(layers.Layer):
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.mean = keras.metrics.Mean()
-
-    def call(self, x: Any) -> Any:
-        self.mean.update_state(x)
-        return x
-
-
-class NormTwice(layers.Layer):
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.norm = layers.BatchNormalization()
-
-    def call(self, x: Any) -> Any:
-        return self.norm(self.norm(x))
-
-
-class Secret(layers.Layer):
-    def __init__(self, function: Any) -> None:
-        super().__init__()
-        self.function = function
-
-    def call(self, x: Any) -> Any:
-        return self.function(x)
-
-
-REFUSED: list[tuple[Any, tuple[int, ...], str]] = [
-    (
-        lambda: layers.LSTM(3, stateful=True),
-        ROWS,
-        "stateful: it carries its state from batch to batch",
-    ),
-    (
-        lambda: layers.Bidirectional(layers.LSTM(3, stateful=True)),
-        ROWS,
-        "Make it with stateful=False",
-    ),
-    (lambda: layers.RNN(layers.LSTMCell(3), stateful=True), ROWS, "Make it with stateful=False"),
-    (Keeps, ROWS, "its call keeps something in the attribute 'last'"),
-    (Counts, ROWS, "its call keeps something in the attribute 'calls'"),
-    (Remembers, ROWS, "its call keeps something in the attribute 'seen'"),
-    (HoldsVariable, ROWS, "its call reads the variable 'factor', which Keras does not know"),
-    (MakesVariable, ROWS, "cannot be"),
-    (Writes, ROWS, "its call writes its variable 'total'. Only moving statistics"),
-    (
-        lambda: layers.SpectralNormalization(layers.Dense(3)),
-        ROWS,
-        "its call writes its variable 'vector_u'",
-    ),
-    (DrawsUnseeded, ROWS, "keras.random without a seed of its own, so every step"),
-    (DrawsByTensorFlow, ROWS, "stateful operation RandomStandardNormal. Draw by keras.random"),
-    (Prints, ROWS, "stateful operation"),
-    (HidesLoss, ROWS, "a loss inside a loop or branch, where it cannot be collected"),
-    (Measures, ROWS, "it counts a metric inside its call"),
-    (NormTwice, ROWS, "its batch norm norm is called twice in one call"),
-    (lambda: layers.Normalization(), ROWS, "must adapt to data before it can be called"),
-    (lambda: layers.BatchNormalization(renorm=True), ROWS, "synchronized or renorm"),
-    (
-        lambda: layers.Dense(3, kernel_constraint="non_neg"),
-        ROWS,
-        "kernel has the constraint NonNeg",
-    ),
-    (lambda: layers.Dense(3), (), "cannot be called on its inputs"),
-]
-
-
-@pytest.mark.parametrize(("make", "shape", "text"), REFUSED)
-def test_what_hides_state_is_refused_with_the_reason(
-    make: Any, shape: tuple[int, ...], text: str
-) -> None:
-    message = refused(keras_adapter.from_keras(make(), name="mine"), spec(*shape))
-    assert message.startswith("mine (KerasLayer)")
-    assert text in message
-    assert "\n" not in message
-
-
-def test_a_lookup_table_belongs_into_the_input() -> None:
-    params = keras_adapter.from_keras(layers.IntegerLookup(vocabulary=[4, 5]))
-    text = refused(params, spec(2, dtype=tf.int64))
-    assert "reads a table or another resource. Do that in the input" in text
-
-
-def test_a_layer_that_does_not_tell_how_it_was_made_is_refused() -> None:
-    with pytest.raises(errors.LayerError, match="Define its get_config"):
-        keras_adapter.from_keras(Secret(lambda x: x))
-
-
-def test_wrong_inputs_are_named() -> None:
-    params = keras_adapter.from_keras(layers.Dense(3), name="mine")
-    assert "got 2 inputs for the names ('x',)" in refused(params, spec(2, 4), spec(2, 4))
-    assert "an input of shape (None, 4)" in refused(params, tf.TensorSpec((None, 4)))
-    params.frozen = ("kernle",)
-    assert "no sublayer 'kernle' to freeze" in refused(params, spec(2, 4))
-    params = keras_adapter.from_keras(layers.Dense(3), name="mine", args=[{"read": "y"}])
-    assert "an argument reads 'y', which is not in reads; nearest" in refused(params, spec(2, 4))
-    picked = keras_adapter.from_keras(layers.Dense(3)).set(picks=(1,))
-    assert "picks tensor 1, but its call gives 1" in refused(picked, spec(2, 4))
-
-
-# --- Texts ------------------------------------------------------------------------------------
-
-
-def test_a_lambda_runs_but_has_no_text() -> None:
-    params = keras_adapter.from_keras(layers.Lambda(lambda x: x * 2))
-    x = random(2, 4)
-    np.testing.assert_array_equal(run(params, x)[0], x * 2)
-    with pytest.raises(errors.ParamsError, match=r"'config'.* has no name that a text could hold"):
-        params.to_text()
-
-
-def doubled(x: Any) -> Any:
-    return x * 2
-
-
-def test_a_function_with_a_name_has_a_text() -> None:
-    for live in (layers.Lambda(doubled), layers.Dense(4, activation=doubled)):
-        params = keras_adapter.from_keras(live)
-        assert params.from_text(params.to_text()) == params
-        x = random(2, 4)
-        np.testing.assert_array_equal(run(params, x)[0], run(params.copy(), x)[0])
-
-
-def test_a_class_made_inside_a_function_runs_but_has_no_text() -> None:
-    class Local(layers.Layer):
-        def call(self, x: Any) -> Any:
-            return x + 1
-
-        def compute_output_shape(self, shape: Any) -> Any:
-            return shape
-
-    params = keras_adapter.from_keras(layers.TimeDistributed(Local()))
-    x = random(2, 3, 4)
-    np.testing.assert_array_equal(run(params, x)[0], x + 1)
-    with pytest.raises(errors.ParamsError, match="has no name that a text could hold"):
-        params.to_text()
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"module": "os", "class_name": "system", "config": {"command": "true"}},
-        {"module": "keras.utils", "class_name": "get_file", "config": {"origin": "x"}},
-        {"module": "keras.layers", "class_name": "Dense", "config": {"unknown": 1}},
-        {
-            "module": "keras.layers",
-            "class_name": "Lambda",
-            "config": {"function": {"class_name": "__lambda__", "config": {"code": "AAAA"}}},
-        },
-        {"module": "keras.initializers", "class_name": "Zeros", "config": {}},
-        {"class_name": "function", "module": "builtins", "config": "eval"},
-        {},
-    ],
-)
-def test_a_hostile_or_wrong_configuration_is_refused(config: dict[str, Any]) -> None:
-    params = keras_adapter.KerasLayer.Params(config=config, name="mine")
-    assert "Keras layer" in refused(hyperparams.from_text(params.to_text()), spec(2, 4))
-
-
-# --- Kept weights -----------------------------------------------------------------------------
-
-
-def test_kept_weights_are_named_by_what_they_hold() -> None:
-    live = layers.Dense(3, name="d")
-    live(random(2, 4))
-    one = keras_adapter.from_keras(live)
-    assert keras_adapter.from_keras(live) == one
-    live.bias.assign([1.0, 2.0, 3.0])
-    two = keras_adapter.from_keras(live)
-    assert two.weights != one.weights
-    assert not keras_adapter.from_keras(live, keep_weights=False).weights
-    np.testing.assert_array_equal(run(one, tf.zeros([1, 4]))[0], tf.zeros([1, 3]))
-    np.testing.assert_array_equal(run(two, tf.zeros([1, 4]))[0], [[1, 2, 3]])
-
-
-def test_kept_weights_of_another_process_are_missing_until_loaded(tmp_path: Any) -> None:
-    live = layers.Dense(3, name="d")
-    live(random(2, 4))
-    params = keras_adapter.from_keras(live)
-    expected = run(params, tf.ones([1, 4]))[0]
-    keras_weights.save(tmp_path / "weights.npz", [params.weights])
-    keras_weights.forget(params.weights)
-    params.owner.fprop_meta(params, spec(1, 4))
-    with pytest.raises(errors.LayerError, match=r"are not in this process. Load them by"):
-        run(params, tf.ones([1, 4]))
-    keras_weights.load(tmp_path / "weights.npz")
-    np.testing.assert_array_equal(run(params, tf.ones([1, 4]))[0], expected)
-
-
-def test_kept_weights_that_do_not_fit_are_named(tmp_path: Any) -> None:
-    live = layers.Dense(3, name="d")
-    live(random(2, 4))
-    params = keras_adapter.from_keras(live)
-    with pytest.raises(
-        errors.LayerError, match=r"kernel is \[5, 3\], but its kept value is \[4, 3"
-    ):
-        run(params, tf.ones([1, 5]))
-    other = keras_adapter.from_keras(layers.PReLU()).set(weights=params.weights)
-    with pytest.raises(errors.LayerError, match="hold no 'alpha'; nearest"):
-        run(other, tf.ones([1, 4]))
-    (tmp_path / "torn.npz").write_bytes(b"PK\x03\x04")
-    with pytest.raises(errors.LayerError, match="holds no weights of Keras layers"):
-        keras_weights.load(tmp_path / "torn.npz")
-    np.savez(tmp_path / "foreign.npz", a=np.ones(3))
-    with pytest.raises(errors.LayerError, match="are not what their name says"):
-        keras_weights.load(tmp_path / "foreign.npz")
+    assert "gives no Keras mask with 'x', but writes it as 'm'" in keras_runs.refused(
+        params, keras_runs.spec(2, 4)
+    )

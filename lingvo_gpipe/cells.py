@@ -130,6 +130,10 @@ class Cell:
         """Return the imports whose gradient the cell's backward gives."""
         return [v for v in self.route.imports if v in mode.differentiable]
 
+    def losses_in(self, mode: Mode) -> tuple[base.LossSpec, ...]:
+        """Return the losses that the cell gives; an auxiliary head's in training alone."""
+        return tuple(loss for loss in self.losses if mode.training or not loss.training_only)
+
     def has_backward(self, mode: Mode) -> bool:
         """Whether anything flows back through the cell; else its backward slots are empty."""
         sources = self.weights or self.wanted_imports(mode)
@@ -280,7 +284,7 @@ class Cell:
             reads = [values[v] for v in self._analysis.wiring.reads[number]]
             with tf.name_scope(info.name):
                 outputs = layer.run(theta, reads[0] if len(reads) == 1 else tuple(reads), ctx)
-            check_given(info, given)
+            check_given(info, given, training)
             collected.update(given.as_nest())
             writes = self._analysis.wiring.writes[number]
             written = outputs if len(writes) > 1 else (outputs,)
@@ -318,7 +322,7 @@ class Cell:
         ends = [t for v in self.graded_exports(mode) for t in floating(forward.exports[v])]
         parts = [
             tf.cast(forward.collected.losses[loss.name], scale.dtype) * scale
-            for loss, scale in zip(self.losses, scales, strict=True)
+            for loss, scale in zip(self.losses_in(mode), scales, strict=True)
         ]
         return ends + ([tf.add_n(parts)] if parts else [])
 
@@ -395,17 +399,18 @@ class Cell:
         return program
 
 
-def check_given(info: network.LayerInfo, given: Collected) -> None:
+def check_given(info: network.LayerInfo, given: Collected, training: bool) -> None:
     """Refuse a layer that gives other losses or metrics than it declares.
 
     Raises:
         LayerError: naming layer and loss; one that is not declared would count nowhere.
     """
-    for kind, call, declared, found in (
-        ("loss", "add_loss", info.meta.losses, given.losses),
-        ("metric", "add_sum", info.meta.metrics, given.sums),
+    losses = [spec for spec in info.meta.losses if training or not spec.training_only]
+    metrics = [spec for spec in info.meta.metrics if not (training and spec.evaluation_only)]
+    for kind, call, names, found in (
+        ("loss", "add_loss", [spec.name for spec in losses], given.losses),
+        ("metric", "add_sum", [spec.name for spec in metrics], given.sums),
     ):
-        names = [spec.name for spec in declared]
         for name in names:
             if name not in found:
                 raise errors.LayerError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import keras
@@ -76,11 +76,13 @@ class LossSpec:
         coefficient: its share in the update's loss.
         weight: the mini-batch's own fields → floating scalar (examples, real tokens); evaluated
             before the first slot, over the whole update.
+        training_only: given where `ctx.training` alone (an auxiliary head's).
     """
 
     name: str
     coefficient: float
     weight: Callable[[dict[str, Any]], tf.Tensor]
+    training_only: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,10 +92,12 @@ class MetricSpec:
     Attributes:
         name: unique in the network.
         finish: the added-up nest → result (a scalar, vector or matrix).
+        evaluation_only: not given where `ctx.training`: too large to be told of every update.
     """
 
     name: str
     finish: Callable[[Any], Any]
+    evaluation_only: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -236,6 +240,47 @@ class Layer(tf.Module, hyperparams.Configurable):
         Returns:
             The value of the name it writes; a tuple where it writes several.
         """
+
+    @classmethod
+    def inference(cls, params: Any, available: Collection[str]) -> Any:
+        """Return the params that stand for `params` where the network is served.
+
+        What serves training alone is left out: a head gives up its label, a layer with an
+        auxiliary head that child (its field becomes None, and the label leaves `reads`). What
+        remains has the same variables at the same paths, or fewer. Override it so:
+
+            own = super().inference(params, available)
+            own.auxiliary = None
+            own.reads = own.reads[:2]
+            return own
+
+        Args:
+            params: of a layer of the network, with its name; not to be changed.
+            available: names of the stream that there are where the layer runs: what is served,
+                and what layers before it write. The label is none of them.
+
+        Returns:
+            A copy, changed or not, or params of another class; None: the layer is left out, and
+            the names it writes keep the values they had before it, if any. A layer that still
+            reads a name that is not available is left out too, and what it writes is not there.
+        """
+        del available
+        return None if params.training_only else params.copy()
+
+    @classmethod
+    def served(cls, params: Any, outputs: Any) -> dict[str, Any]:
+        """Return what a served model tells where the layer's outputs are the network's.
+
+        Args:
+            params: of the layer.
+            outputs: what `fprop` gave, in inference.
+
+        Returns:
+            Name → tensor: the written names; a classifier's logits become `probabilities`
+            (`heads.Softmax.served`, which layers around such a head call as well).
+        """
+        several = outputs if len(params.writes) > 1 else (outputs,)
+        return dict(zip(params.writes, several, strict=True))
 
     def run(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
         """Call `fprop`, recomputed in the backward pass if params say so."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -82,6 +82,15 @@ def _one_meta(params: Any, child: Any, values: tuple[Any, ...], before: str) -> 
     return base.child_meta(params, child.name, child, *values)
 
 
+def inner(child: Any) -> Any:
+    """Return a named child's params as inference has them; one that is handed values reads all.
+
+    What a child gives is handed on by position, so one that would be left out stays.
+    """
+    own = child.owner.inference(child, tuple(child.reads))
+    return own if own is not None and len(own.reads) == len(child.reads) else child.copy()
+
+
 class Sequential(Layer):
     """Children in order; each reads, by position, what the one before it writes."""
 
@@ -103,6 +112,32 @@ class Sequential(Layer):
                 f"{base.describe(params)}: writes {params.writes!r}, but its last child gives "
                 f"{count} values. Set its field writes to as many names"
             )
+        return told
+
+    @classmethod
+    def inference(cls, params: Any, available: Collection[str]) -> Any:
+        """Leave out what a first child gives up, such as a label; see `Layer.inference`."""
+        own = super().inference(params, available)
+        if own is None or not params.layers:
+            return own
+        first, *others = named(params, params.layers)
+        kept = first.owner.inference(first, tuple(first.reads))
+        if kept is not None and set(kept.reads) <= set(first.reads):
+            places = [list(first.reads).index(name) for name in kept.reads]
+            own.reads = tuple(params.reads[place] for place in places)
+        else:
+            kept = first
+        own.layers = [kept, *(inner(child) for child in others)]
+        return own
+
+    @classmethod
+    def served(cls, params: Any, outputs: Any) -> dict[str, Any]:
+        """Tell what the last child tells; see `Layer.served`."""
+        if not params.layers:
+            return super().served(params, outputs)
+        last = params.layers[-1].copy()
+        last.writes = params.writes
+        told: dict[str, Any] = last.owner.served(last, outputs)
         return told
 
     def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
@@ -150,6 +185,15 @@ class Residual(Layer):
         function_bytes = activation.kept_bytes(params, params.activation, output)
         return dataclasses.replace(told, activation_bytes=told.activation_bytes + function_bytes)
 
+    @classmethod
+    def inference(cls, params: Any, available: Collection[str]) -> Any:
+        """See `Layer.inference`."""
+        own = super().inference(params, available)
+        if own is not None:
+            own.body = [inner(child) for child in named(params, params.body)]
+            own.shortcut = [inner(child) for child in named(params, params.shortcut)]
+        return own
+
     def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
         """See `Layer.fprop`."""
         x = inputs[0] if len(self.params.reads) > 1 else inputs
@@ -187,6 +231,14 @@ class Parallel(Layer):
         return dataclasses.replace(
             told, activation_bytes=told.activation_bytes + joined.activation_bytes
         )
+
+    @classmethod
+    def inference(cls, params: Any, available: Collection[str]) -> Any:
+        """See `Layer.inference`."""
+        own = super().inference(params, available)
+        if own is not None:
+            own.branches = [inner(child) for child in named(params, params.branches)]
+        return own
 
     def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
         """See `Layer.fprop`."""

@@ -9,15 +9,17 @@ not read its label (`reads=("x",)`) gives its outputs and no loss: a model for i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Literal
 
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, precision
-from lingvo_gpipe.layers import base, checks, dense, embedding
+from lingvo_gpipe.layers import base, checks, dense, embedding, joining
 from lingvo_gpipe.layers.base import Layer, LossSpec, Meta, MetricSpec, VariableSpec
 from lingvo_gpipe.layers.context import Context
+
+CONFUSION = "confusion"
 
 
 class LossParams(Layer.Params):
@@ -36,6 +38,9 @@ class LabelledParams(LossParams):
     )
     metric_prefix: str = hyperparams.field("", "Before the names of its metrics.")
     top_k: int = hyperparams.field(0, "Gives the metric top{k} too: label among the k best.")
+    confusion: bool = hyperparams.field(
+        False, "Gives the metric confusion in evaluation: [C, C], rows true, columns predicted."
+    )
 
 
 def weight_by(
@@ -63,6 +68,13 @@ def weight_by(
         return tf.cast(tf.size(value) if examples is None else tf.shape(value)[examples], dtype)
 
     return weight
+
+
+def without_label(params: Any) -> Any:
+    """Return the params of a head in inference, which reads its first name alone."""
+    if params is not None:
+        params.reads = params.reads[:1]
+    return params
 
 
 def mean(sums: Any) -> tf.Tensor:
@@ -103,6 +115,9 @@ def _told(
         weight = weight_by(params.reads[2 if given else 1], output.dtype, given=given)
         losses = (LossSpec(params.loss_name, params.coefficient, weight),)
         specs = tuple(MetricSpec(params.metric_prefix + name, mean) for name in metrics)
+        if params.confusion:
+            name = f"{params.metric_prefix}{CONFUSION}"
+            specs += (MetricSpec(name, tf.identity, evaluation_only=True),)
     return Meta(
         output,
         variables,
@@ -143,10 +158,29 @@ def _among_best(logits: tf.Tensor, label: tf.Tensor, k: int) -> tf.Tensor:
     return (above < k) & tf.math.is_finite(own)
 
 
-def _give(
+def _confusion(
+    label: tf.Tensor, predicted: tf.Tensor, weights: tf.Tensor, classes: int
+) -> tf.Tensor:
+    """Return [C, C]: weights added up by true (row) and predicted class (column).
+
+    Whole numbers are exact up to 2^24 in float32; an evaluation adds batches up in float64.
+    """
+    place = tf.cast(label, tf.int64) * classes + tf.cast(predicted, tf.int64)
+    flat = tf.math.unsorted_segment_sum(weights, place, classes * classes)
+    return tf.reshape(flat, [classes, classes])
+
+
+def give(
     params: Any, ctx: Context, logits: tf.Tensor, labels: tuple[tf.Tensor, ...]
 ) -> dict[str, tf.Tensor]:
-    """Give loss and hits of logits [..., C]; return the sums of plain cross-entropy."""
+    """Give loss and metrics of logits [..., C]; return the sums of plain cross-entropy.
+
+    Args:
+        params: a `LabelledParams`.
+        ctx: takes what is given.
+        logits: [..., C].
+        labels: (label,) or (label, weights), each [...].
+    """
     logits = tf.reshape(logits, (-1, logits.shape[-1]))
     # Flat, since TensorFlow adds an assertion, a stateful operation, to unknown higher ranks.
     label = tf.reshape(labels[0], (-1,))
@@ -167,6 +201,9 @@ def _give(
         hits[f"top{params.top_k}"] = _among_best(logits, label, params.top_k)
     for name, hit in hits.items():
         ctx.add_sum(params.metric_prefix + name, {"total": weighted(hit), "weight": total})
+    if params.confusion and not ctx.training:
+        counts = _confusion(label, tf.argmax(logits, -1, label.dtype), weights, logits.shape[-1])
+        ctx.add_sum(params.metric_prefix + CONFUSION, counts)
     return {"total": weighted(plain), "weight": total}
 
 
@@ -194,6 +231,17 @@ class Softmax(Layer):
         flops = 2 * math.prod(rows) * depth * params.classes
         return _told(params, inputs, output, variables, flops, _metric_names(params))
 
+    @classmethod
+    def inference(cls, params: Any, available: Collection[str]) -> Any:
+        """Give up label and weights; see `Layer.inference`."""
+        return without_label(super().inference(params, available))
+
+    @classmethod
+    def served(cls, params: Any, outputs: Any) -> dict[str, Any]:
+        """Tell probabilities, of whatever dtype the logits are; see `Layer.served`."""
+        del params
+        return {"probabilities": tf.nn.softmax(outputs)}
+
     def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
         """See `Layer.fprop`."""
         x, *labels = inputs if isinstance(inputs, tuple) else (inputs,)
@@ -202,7 +250,7 @@ class Softmax(Layer):
         if self.params.use_bias:
             logits += precision.cast(theta["bias"], logits.dtype)
         if labels:
-            _give(self.params, ctx, logits, tuple(labels))
+            give(self.params, ctx, logits, tuple(labels))
         return logits
 
 
@@ -236,6 +284,17 @@ class SequenceSoftmax(Layer):
         names = (*_metric_names(params), "log_perplexity")
         return _told(params, inputs, output, variables, flops, names)
 
+    @classmethod
+    def inference(cls, params: Any, available: Collection[str]) -> Any:
+        """Give up label and weights; see `Layer.inference`."""
+        return without_label(super().inference(params, available))
+
+    @classmethod
+    def served(cls, params: Any, outputs: Any) -> dict[str, Any]:
+        """Tell probabilities, of whatever dtype the logits are; see `Layer.served`."""
+        del params
+        return {"probabilities": tf.nn.softmax(outputs)}
+
     def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
         """See `Layer.fprop`."""
         x, *labels = inputs if isinstance(inputs, tuple) else (inputs,)
@@ -245,7 +304,7 @@ class SequenceSoftmax(Layer):
         if self.params.use_bias:
             logits += precision.cast(theta["bias"], logits.dtype)
         if labels:
-            plain = _give(self.params, ctx, logits, tuple(labels))
+            plain = give(self.params, ctx, logits, tuple(labels))
             ctx.add_sum(f"{self.params.metric_prefix}log_perplexity", plain)
         return logits
 
@@ -280,6 +339,11 @@ class MeanSquaredError(Layer):
             losses = (LossSpec(params.loss_name, params.coefficient, weight),)
         output = tf.TensorSpec(shape, dtype)
         return Meta(output, activation_bytes=base.spec_bytes(output), losses=losses)
+
+    @classmethod
+    def inference(cls, params: Any, available: Collection[str]) -> Any:
+        """Give up label and weights; see `Layer.inference`."""
+        return without_label(super().inference(params, available))
 
     def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
         """See `Layer.fprop`."""
@@ -323,6 +387,12 @@ class AuxiliaryLoss(Layer):
             activation_bytes=base.spec_bytes(tf.TensorSpec(shape, policy.variable)),
             losses=(LossSpec(params.loss_name, params.coefficient, weight),),
         )
+
+    @classmethod
+    def inference(cls, params: Any, available: Collection[str]) -> Any:
+        """Hand x on; see `Layer.inference`."""
+        del available
+        return joining.passing(params)
 
     def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
         """See `Layer.fprop`."""

@@ -26,6 +26,17 @@ class Identity(Layer):
         return inputs
 
 
+def passing(params: Any) -> Any:
+    """Return what is left of a layer that hands its first name on, in inference.
+
+    None where it writes the name that it reads, which then keeps its value.
+    """
+    if params.training_only or tuple(params.writes) == tuple(params.reads[:1]):
+        return None
+    kept = {name: getattr(params, name) for name in ("name", "writes", "dtype", "batch_dim")}
+    return Identity.Params(reads=params.reads[:1], **kept)
+
+
 class Rename(Layer):
     """Hands the values of the names it reads to the names it writes, in order.
 

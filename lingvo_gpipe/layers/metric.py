@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Collection
 from typing import Any
 
 import keras
@@ -11,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, precision
-from lingvo_gpipe.layers import base, checks
+from lingvo_gpipe.layers import base, checks, joining
 from lingvo_gpipe.layers.base import Layer, Meta, MetricSpec
 from lingvo_gpipe.layers.context import Context
 
@@ -50,6 +51,12 @@ class KerasMetric(Layer):
             inputs[0],
         )
         return Meta(output, metrics=(MetricSpec(_name(params), finish),))
+
+    @classmethod
+    def inference(cls, params: Any, available: Collection[str]) -> Any:
+        """Hand predictions on; see `Layer.inference`."""
+        del available
+        return joining.passing(params)
 
     def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
         """See `Layer.fprop`."""

@@ -26,7 +26,6 @@ from lingvo_gpipe import (
     precision,
     runtime,
     seeds,
-    stream,
 )
 from lingvo_gpipe import executor as executor_lib
 from lingvo_gpipe.layers import base
@@ -423,12 +422,12 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         )
 
     def _outputs(self, outcome: executor_lib.Outcome, leaving: Mapping[str, int]) -> dict[str, Any]:
-        """Put the micro-batches' outputs together; a field without batch is one already."""
-        versions, params = self.analysis.wiring.versions, self.params
+        """Put the micro-batches' outputs together; what no batched field is in is one already."""
+        whole = self.analysis.wiring.made_of(self.params.unbatched)
         return {
             name: outcome.outputs[v][0]
-            if versions[v].producer == stream.FIELD and name in params.unbatched
-            else microbatch.merge(outcome.outputs[v], params.batch_dim)
+            if v in whole
+            else microbatch.merge(outcome.outputs[v], self.params.batch_dim)
             for name, v in leaving.items()
         }
 

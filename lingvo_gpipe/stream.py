@@ -57,6 +57,19 @@ class Wiring:
     writes: tuple[tuple[int, ...], ...]
     outputs: dict[str, int]
 
+    def made_of(self, fields: Collection[str]) -> frozenset[int]:
+        """Return the versions that depend on no other field than these.
+
+        >>> wiring = wire([Node("a", ("g",), ("h",)), Node("b", ("x", "h"))], ["x", "g"])
+        >>> sorted(wiring.versions[v].name for v in wiring.made_of({"g"}))
+        ['g', 'h']
+        """
+        found = {v.index for v in self.versions if v.producer == FIELD and v.name in fields}
+        for read, written in zip(self.reads, self.writes, strict=True):
+            if found.issuperset(read):
+                found.update(written)
+        return frozenset(found)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Route:

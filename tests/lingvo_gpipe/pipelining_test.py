@@ -316,6 +316,7 @@ def test_several_and_nested_outputs() -> None:
     given = [
         pipelines.dense("a", 4, writes=("a",)),
         pipelines.dense("b", 6, reads=("a",)),
+        layers.Activation.Params(name="bent", activation="tanh", reads=("gain",), writes=("bent",)),
         Both.Params(writes=("y",)),
     ]
     fields = {"x": pipelines.batch()["x"], "gain": pipelines.data(2, seed=5)}
@@ -323,7 +324,7 @@ def test_several_and_nested_outputs() -> None:
         given,
         num_partitions=3,
         num_micro_batches=3,
-        outputs=("y", "a", "gain"),
+        outputs=("y", "a", "gain", "bent"),
         unbatched=("gain",),
     )
     own.build(fields)
@@ -338,11 +339,13 @@ def test_several_and_nested_outputs() -> None:
         a, b = compute()
         ours = tf.reduce_sum(got["y"]["rest"][0]) + tf.reduce_sum(tf.square(got["a"]))
         theirs = tf.reduce_sum(b[:, 2:]) + tf.reduce_sum(tf.square(a))
-    assert list(got) == ["y", "a", "gain"]
+    assert list(got) == ["y", "a", "gain", "bent"]
     np.testing.assert_allclose(got["a"], a, rtol=1e-12)
     np.testing.assert_allclose(got["y"]["low"], b[:, :2], rtol=1e-12)
     assert got["y"]["rest"][1].shape == [pipelines.N]
-    np.testing.assert_array_equal(got["gain"], fields["gain"])  # one, not one per micro-batch
+    # One, not one per micro-batch: the field itself, and what is made of it alone.
+    np.testing.assert_array_equal(got["gain"], fields["gain"])
+    np.testing.assert_array_equal(got["bent"], tf.tanh(fields["gain"]))
     pipelines.close(tape.gradient(ours, own.weights), tape.gradient(theirs, own.weights))
 
 

@@ -72,7 +72,7 @@ def _differentiable(
                 tape.watch(sources)
                 result = cell.forward(mode, own, state, values, seed, step)
         graded = [t for v in cell.graded_exports(mode) for t in cells.floating(result.exports[v])]
-        sums = [result.collected.losses[loss.name] for loss in cell.losses]
+        sums = [result.collected.losses[loss.name] for loss in cell.losses_in(mode)]
         packed[:] = [(result.exports, result.collected.as_nest())]
         flat = tf.nest.flatten(packed[0])
         place = {id(t): i for i, t in enumerate(flat)}

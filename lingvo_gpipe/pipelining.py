@@ -409,8 +409,10 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
                 tf.cast(outcome.collected.losses[name], weight.dtype), weight
             )
             for name, weight in weights.items()
+            if name in outcome.collected.losses  # an auxiliary head is silent in evaluation
         }
-        parts = [tf.constant(c, master) * means[name] for name, c in self._coefficients().items()]
+        coefficients = self._coefficients()
+        parts = [tf.constant(coefficients[name], master) * mean for name, mean in means.items()]
         return Result(
             loss=tf.add_n(parts) if parts else tf.zeros([], master),
             losses=means,

@@ -1,0 +1,399 @@
+"""What AmoebaNet's cells are made of: operations by name, states made to fit, drop-path.
+
+Every convolution is without bias and followed by batch norm; the order is ReLU, convolution, batch
+norm. Padding is "same". Whether an operation ends in a projection depends on the channels that it
+reads, which params do not say: a layer here holds every part that it may need, and uses (and
+declares the weights of) those that its input asks for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from lingvo_gpipe import errors, hyperparams, layers, precision
+from lingvo_gpipe.layers import base, checks, composition, convolution, dense
+
+# A truncated normal of variance 2 / n, n = height · width · output channels. The reference's n and
+# form; its standard deviation is larger by 0.3 % (it approximates what the truncation takes away).
+KERNEL_INIT = "VarianceScaling"
+KERNEL_INIT_ARGS = {"scale": 2.0, "mode": "fan_out", "distribution": "truncated_normal"}
+
+NORM = layers.BatchNorm.Params(momentum=0.9, epsilon=1e-5)
+
+
+def conv(name: str, filters: int, **fields: Any) -> Any:
+    """Return a 1×1 convolution of the networks; `fields` make it another."""
+    settings = {"kernel_size": 1, "padding": "same", **fields}
+    return layers.Conv2D.Params(
+        name=name,
+        filters=filters,
+        use_bias=False,
+        kernel_init=KERNEL_INIT,
+        kernel_init_args=KERNEL_INIT_ARGS,
+        **settings,
+    )
+
+
+def relu(name: str = "relu") -> Any:
+    """Return a ReLU."""
+    return layers.Activation.Params(name=name, activation="relu")
+
+
+def norm(like: Any, name: str = "norm") -> Any:
+    """Return a batch norm with the settings of `like`."""
+    return like.copy().set(name=name)
+
+
+class DropPath(layers.Layer):
+    """x: [B, ...] → the same; in training whole examples are 0, the others divided by `keep`.
+
+    The share kept falls from 1 at the first update to `keep` at update number `steps`, and stays
+    (the reference's schedule "v1"). Drawn per example as a function of (seed, step, micro-batch,
+    path). FLOPs: 0.
+    """
+
+    class Params(layers.Layer.Params):
+        keep: float = hyperparams.required("Share of examples that are kept, in (0, 1].")
+        steps: int = hyperparams.field(
+            0, "Updates over which the share falls from 1 to `keep`; 0: it is `keep` always."
+        )
+
+    @classmethod
+    def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
+        checks.arity(params, inputs, ("x",))
+        if not 0.0 < params.keep <= 1.0 or params.steps < 0:
+            raise errors.LayerError(
+                f"{base.describe(params)}: keep is {params.keep} and steps {params.steps}, "
+                "expected 0 < keep <= 1 and steps >= 0. keep=1 drops nothing"
+            )
+        shape = checks.shape(params, inputs[0], "[B, ...]", "It drops examples of one tensor")
+        output = tf.TensorSpec(shape, precision.policy(params.dtype).compute)
+        return base.Meta(output, activation_bytes=base.spec_bytes(output))
+
+    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: layers.Context) -> Any:
+        """See `Layer.fprop`."""
+        del theta
+        x = precision.cast(inputs, self.policy.compute)
+        if not ctx.training or self.params.keep == 1.0:
+            return x
+        keep = kept_share(self.params.keep, self.params.steps, ctx.step, self.policy.variable)
+        sides = tf.concat([tf.shape(x)[:1], tf.ones([x.shape.rank - 1], tf.int32)], 0)
+        kept = tf.random.stateless_uniform(sides, ctx.seed) < tf.cast(keep, tf.float32)
+        return tf.where(kept, x * tf.cast(1.0 / keep, x.dtype), tf.zeros([], x.dtype))
+
+
+def kept_share(keep: float, steps: int, step: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Return the share of examples that drop-path keeps in update number `step`, a scalar."""
+    if steps == 0:
+        return tf.constant(keep, dtype)
+    passed = tf.minimum(tf.cast(step, dtype) / steps, tf.ones([], dtype))
+    return 1.0 - passed * (1.0 - keep)
+
+
+class FactorizedReduction(layers.Layer):
+    """x: [B, H, W, C] → [B, ⌈H/2⌉, ⌈W/2⌉, filters], without losing what a stride leaves out.
+
+    Half of the filters come from every second pixel, half from the pixels right below those (0
+    beyond the edge), then batch norm. Variables: path_1/kernel and path_2/kernel
+    [1, 1, C, filters / 2], norm.
+    """
+
+    class Params(layers.Layer.Params):
+        filters: int = hyperparams.required("Output channels, even.")
+        norm: layers.BatchNorm.Params = hyperparams.field(NORM, "Settings of its batch norm.")
+
+    def __init__(self, params: Any) -> None:
+        """See `Layer`."""
+        super().__init__(params)
+        for child in self._parts(params):
+            self.add_child(child.name, child)
+
+    @staticmethod
+    def _parts(params: Any) -> list[Any]:
+        half = params.filters // 2
+        paths = [conv(name, half, strides=2, padding="valid") for name in ("path_1", "path_2")]
+        return [*paths, norm(params.norm)]
+
+    @classmethod
+    def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
+        checks.arity(params, inputs, ("x",))
+        if params.filters < 2 or params.filters % 2:
+            raise errors.LayerError(
+                f"{base.describe(params)}: filters is {params.filters}, and half of them come from "
+                f"each of two paths. Use an even number, such as {max(2, params.filters + 1)}"
+            )
+        first, second, last = cls._parts(params)
+        # The shifted image is as large as x, so both paths tell the same.
+        paths = [base.child_meta(params, path.name, path, *inputs) for path in (first, second)]
+        batch, rows, columns, _ = paths[0].outputs.shape
+        joined = tf.TensorSpec((batch, rows, columns, params.filters), paths[0].outputs.dtype)
+        told = base.child_meta(params, last.name, last, joined)
+        summed = base.sum_metas(told.outputs, [*paths, told])
+        return dataclasses.replace(
+            summed, activation_bytes=summed.activation_bytes + base.spec_bytes(joined)
+        )
+
+    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: layers.Context) -> Any:
+        """See `Layer.fprop`."""
+        shifted = tf.pad(inputs, [[0, 0], [0, 1], [0, 1], [0, 0]])[:, 1:, 1:, :]
+        first = self.child("path_1", theta, inputs, ctx)
+        second = self.child("path_2", theta, shifted, ctx)
+        return self.child("norm", theta, tf.concat([first, second], -1), ctx)
+
+
+class Fit(layers.Layer):
+    """x: [B, H, W, C], like: [B, H', W', ...] → [B, H', W', filters].
+
+    Where the sides differ, a factorised reduction; where the channels do, a 1×1 convolution and
+    batch norm; where nothing does, nothing at all.
+    """
+
+    class Params(layers.Layer.Params):
+        filters: int = hyperparams.required("Output channels.")
+        relu: bool = hyperparams.field(True, "Puts a ReLU before what changes x.")
+        norm: layers.BatchNorm.Params = hyperparams.field(NORM, "Settings of its batch norm.")
+        reads = ("x", "like")
+
+    def __init__(self, params: Any) -> None:
+        """See `Layer`."""
+        super().__init__(params)
+        for child in {p.name: p for way in self._ways(params) for p in way}.values():
+            self.add_child(child.name, child)
+
+    @staticmethod
+    def _ways(params: Any) -> tuple[list[Any], list[Any]]:
+        """Return what makes the sides fit, and what the channels alone."""
+        before = [relu()] if params.relu else []
+        reduce = FactorizedReduction.Params(name="reduce", filters=params.filters, norm=params.norm)
+        return (
+            [*before, reduce],
+            [*before, conv("conv", params.filters), norm(params.norm)],
+        )
+
+    @classmethod
+    def _way(cls, params: Any, shape: Any, like: Any) -> list[Any]:
+        sides, channels = cls._ways(params)
+        if tuple(shape[1:3]) != tuple(like[1:3]):
+            return sides
+        return channels if shape[3] != params.filters else []
+
+    @classmethod
+    def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
+        checks.arity(params, inputs, ("x, like",))
+        shape, like = (
+            checks.shape(params, spec, convolution.LAYOUT, convolution.WAY_OUT) for spec in inputs
+        )
+        return composition.chain_meta(params, cls._way(params, shape, like), inputs[:1])
+
+    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: layers.Context) -> Any:
+        """See `Layer.fprop`."""
+        x, like = inputs
+        for part in self._way(self.params, x.shape, like.shape):
+            x = self.child(part.name, theta, x, ctx)
+        return x
+
+
+class Operation(layers.Layer):
+    """x: [B, H, W, C] → [B, ⌈H/stride⌉, ⌈W/stride⌉, filters]: an operation by its name.
+
+    - `none`: x itself, or `1x1` where stride or channels have to change
+    - `1x1`: ReLU, convolution, batch norm
+    - `3x3`, `1x7_7x1`: narrowed to a quarter of the filters by a 1×1 and widened again
+    - `separable_3x3_2` (and 5x5, 7x7): twice ReLU, depthwise, pointwise, batch norm; the stride is
+      that of the first. A prefix `dil_2_` means nothing, as in the reference
+    - `max_pool_3x3`, `avg_pool_3x3` (and 2x2): the pool, and where channels have to change a 1×1
+      convolution and batch norm; the average is that of positions inside the image
+
+    A drop-path ends each but `none`.
+    """
+
+    class Params(layers.Layer.Params):
+        operation: str = hyperparams.required("Its name in a genotype.")
+        filters: int = hyperparams.required("Output channels.")
+        stride: int = hyperparams.field(1, "Steps along H and W.")
+        norm: layers.BatchNorm.Params = hyperparams.field(NORM, "Settings of its batch norms.")
+        drop_path: DropPath.Params | None = hyperparams.field(None, "Drops examples of its output.")
+
+    def __init__(self, params: Any) -> None:
+        """See `Layer`."""
+        super().__init__(params)
+        for child in self._parts(params, None):
+            self.add_child(child.name, child)
+
+    @staticmethod
+    def _parts(params: Any, channels: int | None) -> list[Any]:
+        """Return the parts for that many input channels; None: all that there may be."""
+        parts = _make(params, channels)
+        if params.drop_path is not None and params.operation != "none":
+            parts.append(params.drop_path.copy().set(name="drop_path"))
+        return parts
+
+    @classmethod
+    def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
+        checks.arity(params, inputs, ("x",))
+        checks.positive(params, filters=params.filters, stride=params.stride)
+        channels = checks.shape(params, inputs[0], convolution.LAYOUT, convolution.WAY_OUT)[-1]
+        return composition.chain_meta(params, cls._parts(params, channels), inputs)
+
+    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: layers.Context) -> Any:
+        """See `Layer.fprop`."""
+        x = inputs
+        for part in self._parts(self.params, x.shape[-1]):
+            x = self.child(part.name, theta, x, ctx)
+        return x
+
+
+def _make(params: Any, channels: int | None) -> list[Any]:
+    for pattern, make in _OPERATIONS.items():
+        found = re.fullmatch(pattern, params.operation)
+        if found:
+            return make(params, channels, *found.groups())
+    near = errors.nearest(params.operation, _NAMES) or _NAMES
+    raise errors.LayerError(
+        f"{base.describe(params)}: no operation {params.operation!r}; nearest {', '.join(near)}"
+    )
+
+
+def _none(params: Any, channels: int | None) -> list[Any]:
+    if params.stride == 1 and channels == params.filters:
+        return []
+    return _pointwise(params, channels)
+
+
+def _pointwise(params: Any, channels: int | None) -> list[Any]:
+    del channels
+    return [relu(), conv("conv", params.filters, strides=params.stride), norm(params.norm)]
+
+
+def _square(params: Any, channels: int | None) -> list[Any]:
+    del channels
+    inner = params.filters // 4
+    body = [
+        relu(),
+        conv("conv", inner or params.filters, kernel_size=3, strides=params.stride),
+        norm(params.norm),
+    ]
+    return _narrowed(params, body) if inner else body
+
+
+def _crossed(params: Any, channels: int | None) -> list[Any]:
+    del channels
+    inner = params.filters // 4
+    width, stride = inner or params.filters, params.stride
+    body = [
+        relu("relu_1x7"),
+        conv("conv_1x7", width, kernel_size=(1, 7), strides=(1, stride)),
+        norm(params.norm, "norm_1x7"),
+        relu("relu_7x1"),
+        conv("conv_7x1", width, kernel_size=(7, 1), strides=(stride, 1)),
+        norm(params.norm, "norm_7x1"),
+    ]
+    return _narrowed(params, body) if inner else body
+
+
+def _narrowed(params: Any, body: list[Any]) -> list[Any]:
+    """Return `body` between a 1×1 to a quarter of the filters and one back to all of them."""
+    return [
+        relu("narrow_relu"),
+        conv("narrow_conv", params.filters // 4),
+        norm(params.norm, "narrow_norm"),
+        *body,
+        relu("widen_relu"),
+        conv("widen_conv", params.filters),
+        norm(params.norm, "widen_norm"),
+    ]
+
+
+def _separable(params: Any, channels: int | None, side: str) -> list[Any]:
+    del channels
+    parts = []
+    for number, stride in enumerate((params.stride, 1), 1):
+        pair = layers.SeparableConv2D.Params(
+            name=f"separable_{number}",
+            filters=params.filters,
+            kernel_size=int(side),
+            strides=stride,
+            padding="same",
+            use_bias=False,
+            kernel_init=KERNEL_INIT,
+            kernel_init_args=KERNEL_INIT_ARGS,
+        )
+        parts += [relu(f"relu_{number}"), pair, norm(params.norm, f"norm_{number}")]
+    return parts
+
+
+def _pool(params: Any, channels: int | None, kind: str, side: str) -> list[Any]:
+    pools = {"max": layers.MaxPool2D, "avg": layers.AvgPool2D}
+    pool = pools[kind].Params(
+        name="pool", pool_size=int(side), strides=params.stride, padding="same"
+    )
+    if channels == params.filters:
+        return [pool]
+    return [pool, conv("conv", params.filters), norm(params.norm)]
+
+
+_OPERATIONS: dict[str, Callable[..., list[Any]]] = {
+    r"none": _none,
+    r"1x1": _pointwise,
+    r"3x3": _square,
+    r"1x7_7x1": _crossed,
+    r"(?:dil_2_)?separable_([357])x\1_2": _separable,
+    r"(max|avg)_pool_([23])x\2": _pool,
+}
+_NAMES = (
+    "none",
+    "1x1",
+    "3x3",
+    "1x7_7x1",
+    "separable_3x3_2",
+    "separable_5x5_2",
+    "separable_7x7_2",
+    "dil_2_separable_5x5_2",
+    "max_pool_2x2",
+    "max_pool_3x3",
+    "avg_pool_2x2",
+    "avg_pool_3x3",
+)
+
+
+class WholeConv2D(layers.Layer):
+    """x: [B, H, W, C] → [B, filters]: a convolution whose kernel is as large as its input.
+
+    Variables: kernel [H, W, C, filters]. FLOPs: 2·B·H·W·C·filters forward.
+    """
+
+    class Params(layers.Layer.Params):
+        filters: int = hyperparams.required("Output channels.")
+        kernel_init: str = hyperparams.field(KERNEL_INIT, "Name of a Keras initializer.")
+        kernel_init_args: dict[str, Any] = hyperparams.field(KERNEL_INIT_ARGS, "Its arguments.")
+
+    @classmethod
+    def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
+        checks.arity(params, inputs, ("x",))
+        batch, *sides = checks.shape(params, inputs[0], convolution.LAYOUT, convolution.WAY_OUT)
+        checks.positive(params, filters=params.filters)
+        policy = precision.policy(params.dtype)
+        create = base.initializer(params.kernel_init, **params.kernel_init_args)
+        kernel = base.VariableSpec("kernel", (*sides, params.filters), policy.variable, create)
+        output = tf.TensorSpec((batch, params.filters), policy.compute)
+        flops = 2 * batch * kernel.size
+        return base.Meta(
+            output,
+            (kernel,),
+            flops_forward=flops,
+            flops_backward=dense.backward_flops(params, flops),
+            activation_bytes=base.spec_bytes(output),
+        )
+
+    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: layers.Context) -> Any:
+        """See `Layer.fprop`."""
+        del ctx
+        kernel = theta["kernel"]
+        size = kernel.shape.num_elements() // self.params.filters
+        x = tf.reshape(precision.cast(inputs, self.policy.compute), (-1, size))
+        return tf.matmul(x, tf.reshape(kernel, (size, self.params.filters)))

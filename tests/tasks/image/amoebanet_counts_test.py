@@ -1,0 +1,241 @@
+"""Parameters, statistics, FLOPs and shapes of the published models, each beside its known number.
+
+Counts and FLOPs are those of the reference's own graph (tensorflow/tpu, `amoeba_net/`); the closed
+form below rebuilds the counts without our code.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import describe, network, pipelining
+from lingvo_gpipe.tasks.image import amoebanet
+
+STEM = 32
+# Genotype, L, D, classes → parameters used by inference.
+COUNTS = {
+    ("B", 18, 512, 1000): 557_277_864,
+    ("B", 18, 512, 1001): 557_286_057,
+    ("D", 18, 208, 1001): 81_140_766,
+    ("D", 18, 256, 1001): 121_915_113,
+    ("D", 18, 416, 1001): 317_548_353,
+    ("D", 18, 544, 1001): 540_204_945,
+    ("D", 36, 544, 1001): 1_053_302_481,
+    ("D", 72, 512, 1001): 1_842_618_441,
+    ("D", 6, 256, 1001): 46_099_177,
+    ("A", 18, 448, 1001): 468_158_353,
+    ("A", 18, 192, 1001): 88_512_945,
+    ("A", 6, 32, 10): 1_078_302,
+    ("B", 6, 32, 10): 813_422,
+    ("D", 6, 32, 10): 672_242,
+}
+# GFLOPs per image at 224², 331² and 480², 2 per multiply-add, convolutions and dense alone.
+GFLOPS = {
+    ("B", 18, 512): (130.153, 301.410, 597.588),
+    ("A", 18, 448): (109.278, 253.042, 501.743),
+    ("D", 18, 208): (18.764, 43.412, 86.140),
+    ("D", 18, 256): (28.387, 65.683, 130.323),
+    ("D", 18, 416): (74.813, 173.130, 343.487),
+    ("D", 18, 544): (127.848, 295.878, 587.000),
+    ("D", 36, 544): (242.695, 562.682, 1114.358),
+    ("D", 72, 512): (418.463, 971.141, 1921.462),
+}
+# D(18, 256) at 224²: layer → output side, channels, parameters, MFLOPs.
+LAYERS = {
+    "stem_conv": (111, 32, 928, 21.3),
+    "stem_cell_0": (56, 192, 18_464, 157.8),
+    "stem_cell_1": (28, 384, 86_592, 287.4),
+    "normal_0": (28, 1024, 528_640, 822.1),
+    "normal_1": (28, 1024, 741_632, 1156.1),
+    **{f"normal_{n}": (28, 1024, 905_472, 1413.0) for n in range(2, 6)},
+    "reduction_0": (14, 1536, 1_956_096, 2074.5),
+    "normal_6": (14, 2048, 2_826_752, 1104.7),
+    "normal_7": (14, 2048, 3_351_040, 1310.2),
+    **{f"normal_{n}": (14, 2048, 3_613_184, 1413.0) for n in range(8, 12)},
+    "reduction_1": (7, 3072, 7_811_584, 2074.5),
+    "normal_12": (7, 4096, 11_289_600, 1104.7),
+    "normal_13": (7, 4096, 13_386_752, 1310.2),
+    **{f"normal_{n}": (7, 4096, 14_435_328, 1413.0) for n in range(14, 18)},
+    "classifier": (None, 1001, 4_101_097, 8.2),
+}
+
+
+def settings(*model: Any, side: int, **fields: Any) -> tuple[Any, dict[str, tf.TensorSpec]]:
+    flat = amoebanet.amoeba_net(*model, **fields)
+    image = tf.TensorSpec([1, side, side, 3])
+    params = pipelining.PipeliningLayer.Params(layers=flat)
+    return params, {"image": image, "label": tf.TensorSpec([1], tf.int32)}
+
+
+@functools.cache
+def analysed(*model: Any, side: int, **fields: Any) -> network.Analysis:
+    return network.analyze(*settings(*model, side=side, **fields))
+
+
+# --- the closed form, by hand ---------------------------------------------------------------------
+
+
+def normal(genotype: str, filters: int, channels: int, previous: int, *, fits: bool) -> int:
+    F = filters  # noqa: N806
+    body = {"A": 8 * F**2 + 120 * F, "B": 8 * F**2 + 52 * F, "D": 23 * F**2 // 4 + 13 * F}
+    matched = 0 if fits else previous * F + 2 * F
+    return body[genotype] + channels * F + 2 * F + matched
+
+
+def reduction(genotype: str, filters: int, channels: int, previous: int) -> int:
+    F = filters  # noqa: N806
+    sixteenths = {
+        "A": 150 * F**2 + 4024 * F,
+        "B": 97 * F**2 + 1296 * F,
+        "D": 55 * F**2 + 136 * F,
+    }
+    assert sixteenths[genotype] % 16 == 0
+    body = sixteenths[genotype] // 16
+    return body + channels * F + 2 * F + previous * F + 2 * F
+
+
+def separable(size: int, channels: int, filters: int) -> int:
+    first = size**2 * channels + channels * filters + 2 * filters
+    return first + size**2 * filters + filters**2 + 2 * filters
+
+
+def narrowed(taps: int, norms: int, channels: int, filters: int) -> int:
+    inner = filters // 4
+    ends = channels * inner + 2 * inner + inner * filters + 2 * filters
+    return ends + taps * inner**2 + norms * 2 * inner
+
+
+def stem_cell_0(genotype: str, filters: int) -> int:
+    f, base = filters, STEM * filters + 2 * filters
+    projection = 0 if f == STEM else STEM * f + 2 * f
+    one = f**2 + 2 * f
+    bodies = {
+        "A": separable(3, STEM, f)
+        + 2 * projection
+        + 2 * separable(7, f, f)
+        + separable(3, f, f)
+        + narrowed(14, 2, f, f),
+        "B": one + narrowed(9, 1, STEM, f) + separable(5, f, f) + separable(3, STEM, f),
+        "D": one + narrowed(9, 1, STEM, f) + projection + narrowed(14, 2, f, f),
+    }
+    return base + bodies[genotype]
+
+
+def closed_form(genotype: str, num_cells: int, filters: int, classes: int) -> int:
+    outputs = {"A": 5, "B": 2, "D": 3}[genotype]  # of a reduction cell
+    total = 27 * STEM + 2 * STEM + stem_cell_0(genotype, filters // 4)
+    before, last = STEM, outputs * filters // 4
+    total += reduction(genotype, filters // 2, last, before)
+    before, last = last, outputs * filters // 2
+    differ = True  # in size, since the cell just behind was a reduction
+    for cell in range(num_cells):
+        if cell in (num_cells // 3, 2 * num_cells // 3):
+            filters *= 2
+            total += reduction(genotype, filters, last, before)
+            before, last, differ = last, outputs * filters, True
+        fits = not differ and before == filters
+        total += normal(genotype, filters, last, before, fits=fits)
+        before, last, differ = last, 4 * filters, False
+    return total + last * classes + classes
+
+
+@pytest.mark.parametrize("model", COUNTS)
+def test_the_closed_form_gives_the_known_counts(model: Any) -> None:
+    assert closed_form(*model) == COUNTS[model]
+
+
+@pytest.mark.parametrize("model", COUNTS)
+def test_describe_tells_the_known_parameters(model: Any) -> None:
+    text = describe.describe_network(*settings(*model, side=224))
+    assert f"parameters: {COUNTS[model]}" in text.splitlines()
+    assert "auxiliary" not in text
+
+
+@pytest.mark.parametrize("model", [m for m in COUNTS if m[1] <= 18])
+def test_stem_steady_and_reduction_cells_have_the_parameters_of_the_closed_form(
+    model: Any,
+) -> None:
+    genotype, num_cells, filters, _ = model
+    sizes = {
+        info.name: sum(v.size for v in info.meta.variables if not v.is_state)
+        for info in analysed(*model, side=224).layers
+    }
+    assert sizes["stem_conv"] == 29 * STEM
+    assert sizes["stem_cell_0"] == stem_cell_0(genotype, filters // 4)
+    for stack in range(3):
+        width, last = filters * 2**stack, num_cells * (stack + 1) // 3 - 1
+        if num_cells > 6:
+            steady = normal(genotype, width, 4 * width, 4 * width, fits=False)
+            assert sizes[f"normal_{last}"] == steady
+        if stack:
+            wanted = reduction(genotype, width, 2 * width, 2 * width)
+            assert sizes[f"reduction_{stack - 1}"] == wanted
+
+
+@pytest.mark.parametrize(
+    ("genotype", "count"), [("A", 2_309_450), ("B", 1_784_906), ("D", 1_492_058)]
+)
+def test_describe_tells_the_parameters_with_the_small_stem(genotype: str, count: int) -> None:
+    params, fields = settings(genotype, 6, 48, 10, side=32, stem="small")
+    text = describe.describe_network(params, fields)
+    assert f"parameters: {count}" in text.splitlines()
+    assert len(params.layers) == 10
+
+
+@pytest.mark.parametrize(
+    ("model", "count"), [(("B", 18, 512, 1001), 487_616), (("D", 18, 544, 1001), 434_380)]
+)
+def test_describe_tells_the_statistics(model: Any, count: int) -> None:
+    text = describe.describe_network(*settings(*model, side=224))
+    assert f"statistics: {count}" in text.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("model", "side", "count"),
+    [
+        (("B", 18, 512, 1001), 224, 768_432),
+        (("D", 18, 512, 1001), 224, 768_432),
+        (("B", 18, 512, 1001), 331, 1_081_572),
+        (("B", 18, 512, 1001), 480, 1_786_137),
+        (("D", 18, 256, 1001), 224, 663_984),
+    ],
+)
+def test_describe_tells_the_auxiliary_head_apart(model: Any, side: int, count: int) -> None:
+    text = describe.describe_network(*settings(*model, side=side, auxiliary_weight=0.4))
+    lines = text.splitlines()
+    assert f"auxiliary parameters: {count}" in lines
+    if model in COUNTS:
+        assert f"parameters: {COUNTS[model]}" in lines
+
+
+@pytest.mark.parametrize("model", GFLOPS)
+@pytest.mark.parametrize(("place", "side"), [(0, 224), (1, 331), (2, 480)])
+def test_flops_are_those_of_the_reference(model: Any, place: int, side: int) -> None:
+    layers = analysed(*model, 1001, side=side).layers
+    total = sum(info.meta.flops_forward for info in layers)
+    assert round(total / 1e9, 3) == GFLOPS[model][place]
+
+
+def test_each_layer_of_d_18_256_is_the_reference_s() -> None:
+    layers = analysed("D", 18, 256, 1001, side=224).layers
+    found = {}
+    for info in layers:
+        shape = info.meta.outputs.shape.as_list()
+        size = sum(v.size for v in info.meta.variables if not v.is_state)
+        side = shape[1] if len(shape) == 4 else None
+        found[info.name] = (side, shape[-1], size, round(info.meta.flops_forward / 1e6, 1))
+    assert found == LAYERS
+    assert list(found)[3:11] == [*(f"normal_{n}" for n in range(6)), "reduction_0", "normal_6"]
+
+
+@pytest.mark.parametrize(
+    ("side", "sides"), [(331, (165, 83, 42, 42, 21, 11)), (480, (239, 120, 60, 60, 30, 15))]
+)
+def test_sides_at_other_sizes(side: int, sides: tuple[int, ...]) -> None:
+    shapes = {i.name: i.meta.outputs.shape for i in analysed("D", 18, 256, 1001, side=side).layers}
+    names = ("stem_conv", "stem_cell_0", "stem_cell_1", "normal_5", "reduction_0", "reduction_1")
+    assert tuple(shapes[name][1] for name in names) == sides

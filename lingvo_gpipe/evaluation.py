@@ -16,6 +16,7 @@ from absl import logging
 
 from lingvo_gpipe import checkpoint, errors, pipelining, summaries, task
 from lingvo_gpipe import logdir as logdir_lib
+from lingvo_gpipe.layers import base
 
 _POLL_S = 2.0
 
@@ -74,10 +75,11 @@ def evaluate(
         if should_stop():
             return None
         result = pipe.evaluate(batch, step=step_tensor)
-        for name, weight in pipe.loss_weights(batch).items():
-            wide = np.float64(weight)
+        given = pipe.loss_weights(batch)
+        for name, mean in result.losses.items():
+            wide = np.float64(given[name])
             weights[name] = weights.get(name, np.float64(0)) + wide
-            totals[name] = totals.get(name, np.float64(0)) + wide * np.float64(result.losses[name])
+            totals[name] = totals.get(name, np.float64(0)) + wide * np.float64(mean)
         own = tf.nest.map_structure(_wide, result.sums)
         sums = own if sums is None else tf.nest.map_structure(np.add, sums, own)
         count += num_examples(pipe, batch)
@@ -125,7 +127,7 @@ def check_names(pipe: pipelining.PipeliningLayer, params: task.Eval) -> None:
     Raises:
         ParamsError: names the nearest.
     """
-    losses = [loss.name for loss in pipe.analysis.losses]
+    losses = [loss.name for loss in pipe.analysis.losses if not loss.training_only]
     known = [*pipe.metrics, "loss", *(f"loss/{name}" for name in losses if len(losses) > 1)]
     for path, names, allowed in (
         ("eval.metrics", params.metrics, list(pipe.metrics)),
@@ -138,6 +140,23 @@ def check_names(pipe: pipelining.PipeliningLayer, params: task.Eval) -> None:
                     f"{path} names {name!r}, which the network does not give; nearest "
                     f"{', '.join(map(repr, near)) or 'none: no layer gives a metric'}"
                 )
+
+
+def saved_keys(specs: Mapping[str, base.VariableSpec], train: task.Train) -> dict[str, str]:
+    """Return path → the key under which checkpoints hold what evaluation uses.
+
+    Averages stand for weights and statistics where training keeps them; frozen weights have none.
+
+    Args:
+        specs: path → spec of the network in training.
+        train: of the task.
+    """
+    return {
+        path: f"average/{path}"
+        if train.average is not None and (spec.trainable or spec.is_state)
+        else f"variables/{path}"
+        for path, spec in specs.items()
+    }
 
 
 class Reader:
@@ -155,11 +174,8 @@ class Reader:
         self.pipe: pipelining.PipeliningLayer = params.model.instantiate()
         self.pipe.build(self._input.element_spec(training=True))
         check_names(self.pipe, params.eval)
-        averaged = set(self.pipe.weights) | set(self.pipe.state) if params.train.average else set()
-        objects = {
-            f"average/{path}" if path in averaged else f"variables/{path}": variable
-            for path, variable in self.pipe.by_path.items()
-        }
+        keys = saved_keys(self.pipe.specs, params.train)
+        objects = {keys[path]: variable for path, variable in self.pipe.by_path.items()}
         self._checkpoints = checkpoint.Checkpoints(directory, objects, read_only=True)
 
     def evaluate(

@@ -70,12 +70,13 @@ def _flags() -> flags.FlagValues:
 
     text("model", "Name of the model: where its class lives below params/.")
     text("logdir", "Folder of checkpoints and TensorBoard files; made where it is not there.")
-    text("mode", "train, eval, train_eval, describe, plan, or one that the task brings.", "train")
+    modes = "train, eval, train_eval, export, describe, plan, or one that the task brings."
+    text("mode", modes, "train")
     text("list_models", "Lists the models' names, or those that match a glob given with it.")
     repeated("params_override", "Sets a field of the task: PATH=VALUE, train.accumulate=2.")
     repeated("params_package", "A package of your own with params files.")
     text("data_dir", "Folder of the data, for inputs that read one.")
-    text("checkpoint", "Checkpoint to evaluate, or to start from.")
+    text("checkpoint", "Checkpoint to evaluate, to export, or to start from.")
     switch("follow", "With --mode=eval: evaluates each new checkpoint of a run until its end.")
     switch("dry_run", "Tries input, a step, an evaluation and a checkpoint, and leaves nothing.")
     number("max_steps", "Updates to train for.")
@@ -287,10 +288,17 @@ def _evaluate(job: registry.Job) -> None:
         )
 
 
+def _export(job: registry.Job) -> None:
+    from lingvo_gpipe import export
+
+    export.run(job.task, _logdir(job, "export"), which=job.checkpoint, report=job.report)
+
+
 _CORE_MODES: dict[str, registry.Mode] = {
     "train": _training(evaluate=False),
     "eval": _evaluate,
     "train_eval": _training(evaluate=True),
+    "export": _export,
     "describe": _describe,
     "plan": _plan,
 }

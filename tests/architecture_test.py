@@ -35,10 +35,11 @@ describe logdir footprint
 measure
 budget
 fit
-plan export registry
+plan registry confusion
 evaluation
+export
 train_loop
-trainer
+trainer repeat
 """
 # Tasks and recipes build models: they neither run the loop nor read flags.
 FIRST_ROW_CLOSED_TO_MODELS = "evaluation"

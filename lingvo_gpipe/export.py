@@ -1,0 +1,313 @@
+"""Export: a trained network as a SavedModel, which TensorFlow alone loads and runs.
+
+    import tensorflow as tf
+    model = tf.saved_model.load("runs/mine/export/1000")
+    model.signatures["serving_default"](image_bytes=tf.constant([png]))["probabilities"]
+
+It is traced from the plain network: its layers one after another, in inference, on whatever device
+it is called. Partitions, micro-batches, schedule, devices and this package leave no trace in it;
+what serves training alone (labels, losses, auxiliary heads, slots) is left out by the layers
+themselves (`Layer.inference`). Averages stand for weights where training keeps them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from lingvo_gpipe import (
+    cells,
+    checkpoint,
+    errors,
+    evaluation,
+    executor,
+    microbatch,
+    network,
+    precision,
+    seeds,
+    task,
+)
+from lingvo_gpipe import logdir as logdir_lib
+from lingvo_gpipe.layers import base
+from lingvo_gpipe.stream import FIELD
+
+SIGNATURE = "serving_default"
+CLASSES = "classes"
+_FOLDER = "export"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plain:
+    """A network as inference has it.
+
+    Attributes:
+        params: of its pipeline: one cell, one micro-batch, and the layers that are needed alone.
+        outputs: names that leave it.
+    """
+
+    params: Any
+    outputs: tuple[str, ...]
+
+
+def plain(model: Any, available: Collection[str]) -> Plain:
+    """Return the network of a pipeline as inference has it.
+
+    Args:
+        model: a `PipeliningLayer.Params`.
+        available: names of the fields that are served.
+
+    Raises:
+        LayerError: what leaves the network needs a field that is not served.
+    """
+    names, lost = set(available), dict[str, str]()
+    kept: list[Any] = []
+    given = network.layer_params(model)
+    for own in given:
+        changed = own.owner.inference(own, frozenset(names))
+        if changed is None:
+            continue
+        missing = next((name for name in changed.reads if name not in names), None)
+        if missing is None:
+            names.update(changed.writes)
+            kept.append(changed)
+            continue
+        names.difference_update(changed.writes)
+        why = lost.get(missing, f"{base.describe(own)} reads {missing!r}, which is not served")
+        lost.update(dict.fromkeys(changed.writes, why))
+    outputs = tuple(model.outputs or given[-1].writes)
+    for name in outputs:
+        if name not in names:
+            why = lost.get(name, "no layer that inference has writes it")
+            raise errors.LayerError(
+                f"{model.name or 'the network'} cannot be exported: it gives {name!r}, but {why}. "
+                "Let the layer's `inference` do without, or name other outputs in model.outputs"
+            )
+    return _needed(model, kept, outputs)
+
+
+def _needed(model: Any, kept: list[Any], outputs: tuple[str, ...]) -> Plain:
+    """Leave out the layers that no output needs."""
+    needed, unread = set(outputs), list[str]()
+    chain: list[Any] = []
+    for own in reversed(kept):
+        if not needed & set(own.writes):
+            continue
+        # One of several values may be read by nobody any more, which the stream refuses.
+        spare = {name: f"{own.name}_{name}" for name in own.writes if name not in needed}
+        unread += spare.values()
+        needed = needed - set(own.writes) | set(own.reads)
+        own.writes = tuple(spare.get(name, name) for name in own.writes)
+        chain.append(own)
+    params = model.copy()
+    return Plain(
+        params.set(
+            layers=chain[::-1],
+            cells=[],
+            num_partitions=1,
+            num_micro_batches=1,
+            micro_batch_size=None,
+            schedule="gpipe",
+            recompute="full",
+            cuts=None,
+            costs=None,
+            outputs=(*outputs, *unread),
+            frozen=(),
+        ),
+        outputs,
+    )
+
+
+class Served:
+    """The plain network on variables of its own, as one function of what is served.
+
+    Attributes:
+        by_path: path → variable, zeros at first.
+    """
+
+    def __init__(self, model: Any, serving: Any) -> None:
+        """Make the variables.
+
+        Args:
+            model: a `PipeliningLayer.Params`.
+            serving: an `input.Serving`.
+
+        Raises:
+            UserError: what is served does not fit the network.
+        """
+        self._serving = serving
+        self._signature = {
+            name: tf.TensorSpec(spec.shape, spec.dtype, name=name)
+            for name, spec in serving.signature.items()
+        }
+        read = tf.function(serving.fields, autograph=False).get_concrete_function(self._signature)
+        fields = tf.nest.map_structure(
+            lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), read.structured_outputs
+        )
+        self._plain = plain(model, fields)
+        params = self._plain.params
+        self._analysis = network.analyze(
+            params,
+            {
+                name: value
+                if name in params.unbatched
+                else microbatch.with_batch(value, 1, params.batch_dim)
+                for name, value in fields.items()
+            },
+        )
+        layers = [info.params.instantiate() for info in self._analysis.layers]
+        self._cell = cells.Cell(0, self._analysis, layers, jit=False)
+        with tf.device("CPU:0"):
+            self.by_path: dict[str, tf.Variable] = {
+                path: tf.Variable(
+                    tf.zeros(spec.shape, spec.dtype), trainable=False, name=path.replace("/", ".")
+                )
+                for path, spec in self._analysis.variables.items()
+            }
+
+    def concrete(self) -> Any:
+        """Return the function that is served, traced for any number of examples."""
+
+        def serve(**given: tf.Tensor) -> dict[str, tf.Tensor]:
+            told = self._run(self._serving.fields(given))
+            return {name: tf.identity(value) for name, value in told.items()}
+
+        return tf.function(serve, autograph=False).get_concrete_function(**self._signature)
+
+    def _run(self, fields: Mapping[str, Any]) -> dict[str, tf.Tensor]:
+        wiring, params = self._analysis.wiring, self._plain.params
+        compute = precision.policy(params.dtype).compute
+        imports = {
+            version: tf.nest.map_structure(lambda leaf: precision.cast(leaf, compute), fields[name])
+            for name, version in executor.field_versions(wiring).items()
+        }
+        values, _ = self._cell.run(
+            False,
+            [tf.convert_to_tensor(self.by_path[path]) for path in self._cell.weights],
+            [tf.convert_to_tensor(self.by_path[path]) for path in self._cell.state],
+            imports,
+            seeds.base_seed(params.seed),
+            tf.constant(0, tf.int64),
+        )
+        told: dict[str, tf.Tensor] = {}
+        versions = [wiring.outputs[name] for name in self._plain.outputs]
+        for number in dict.fromkeys(wiring.versions[v].producer for v in versions):
+            if number == FIELD:
+                own = [v for v in versions if wiring.versions[v].producer == FIELD]
+                told |= {wiring.versions[v].name: values[v] for v in own}
+                continue
+            layer = self._analysis.layers[number].params
+            written = tuple(values[version] for version in wiring.writes[number])
+            found = layer.owner.served(layer, written if len(written) > 1 else written[0])
+            prefix = f"{layer.name}_" if set(found) & set(told) else ""
+            told |= {f"{prefix}{name}": value for name, value in found.items()}
+        spare = set(params.outputs) - set(self._plain.outputs)
+        return {name: value for name, value in told.items() if name not in spare}
+
+
+def run(
+    params: Any,
+    logdir: Path,
+    *,
+    which: str | None = None,
+    report: Callable[[str], None] = logging.info,
+) -> Path:
+    """Write a checkpoint's network as a SavedModel, `LOGDIR/export/STEP`; whole or not at all.
+
+    Args:
+        params: a `Task.Params`; its input tells by `serving` what is served.
+        logdir: of the run.
+        which: path of a checkpoint, or of a directory of them; None: the newest of the run.
+        report: takes the lines.
+
+    Returns:
+        Its folder.
+
+    Raises:
+        UserError: the input cannot be served, the network needs what is not served, there is no
+            such checkpoint, or the folder cannot be written.
+    """
+    task.check(params)
+    source = params.input.instantiate()
+    served = Served(params.model, source.serving())
+    trained = network.analyze(params.model, source.element_spec(training=True)).variables
+    keys = evaluation.saved_keys(trained, params.train)
+    objects = {keys[path]: variable for path, variable in served.by_path.items()}
+    directory = str(logdir / logdir_lib.CHECKPOINTS) if which is None else which
+    found = checkpoint.Checkpoints(directory, objects, read_only=True)
+    restored = found.restore(which, subset=True)
+    if restored is None:
+        raise errors.CheckpointError(
+            f"{directory} has no checkpoint. Train first, or name one by --checkpoint"
+        )
+    folder = logdir / _FOLDER / str(restored.step)
+    function = served.concrete()
+    classes = source.class_names
+    signatures = {SIGNATURE: function}
+    module = tf.Module()
+    module.variables_by_path = served.by_path
+    if classes:
+        signatures[CLASSES] = _constant(CLASSES, classes)
+    _write(module, signatures, folder)
+    for line in _told(restored, folder, function, classes):
+        report(line)
+    return folder
+
+
+def _constant(name: str, values: tuple[str, ...]) -> Any:
+    """Return a function without arguments that gives `values` under `name`."""
+
+    def give() -> dict[str, tf.Tensor]:
+        return {name: tf.constant(values)}
+
+    return tf.function(give, autograph=False).get_concrete_function()
+
+
+def _write(module: tf.Module, signatures: dict[str, Any], folder: Path) -> None:
+    """Save under a temporary name, then take the place of what was there."""
+    partial, before = (folder.with_name(f"{folder.name}.{mark}") for mark in ("writing", "before"))
+    options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+    try:
+        for left in (partial, before):
+            shutil.rmtree(left, ignore_errors=True)
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        tf.saved_model.save(module, str(partial), signatures=signatures, options=options)
+        if folder.exists():
+            folder.rename(before)
+        partial.rename(folder)
+        shutil.rmtree(before, ignore_errors=True)
+    except (OSError, tf.errors.OpError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        reason = getattr(error, "strerror", None) or getattr(error, "message", "") or str(error)
+        raise errors.CheckpointError(
+            f"{folder} cannot be written: {reason.splitlines()[0]}. Free disk space, or give "
+            "another --logdir with --checkpoint"
+        ) from error
+
+
+def _told(
+    restored: checkpoint.Restored, folder: Path, function: Any, classes: tuple[str, ...]
+) -> list[str]:
+    """Tell what was exported, and how it is called."""
+    inputs = ", ".join(
+        f"{spec.name} {spec.dtype.name}{_sides(spec)}"
+        for spec in tf.nest.flatten(function.structured_input_signature)
+    )
+    outputs = ", ".join(
+        f"{name} {value.dtype.name}{_sides(value)}"
+        for name, value in function.structured_outputs.items()
+    )
+    names = f"; {CLASSES}: {len(classes)} names" if classes else ""
+    return [
+        f"exported step={restored.step} to {folder}",
+        f"    {SIGNATURE}: {inputs} → {outputs}{names}",
+    ]
+
+
+def _sides(spec: Any) -> str:
+    return "[" + ", ".join("N" if side is None else str(side) for side in spec.shape) + "]"

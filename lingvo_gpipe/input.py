@@ -8,6 +8,8 @@ the borders of epochs: every example is seen once per epoch and none is dropped.
 
 from __future__ import annotations
 
+import abc
+import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -22,19 +24,55 @@ _SHUFFLE_ROUNDS = 8
 _PREFETCH = 2
 
 
+Batch = dict[str, tf.Tensor]
+# (what was read, counts of a `Batches`, which it raises) → whole mini-batches.
+Mend = Callable[[Iterator[Batch], dict[str, int]], Iterator[Batch]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Serving:
+    """How an exported model makes a mini-batch of what it is sent.
+
+    Attributes:
+        signature: name → spec of what is sent, a row for each example.
+        fields: those tensors → fields of a mini-batch, in evaluation's preprocessing; in-graph.
+    """
+
+    signature: Mapping[str, tf.TensorSpec]
+    fields: Callable[[Mapping[str, tf.Tensor]], Batch]
+
+
 class Batches:
     """Mini-batches of a `tf.data.Dataset`; an error of reading them is the user's to mend.
 
     Attributes:
-        dataset: dicts of tensors, for those who need TensorFlow's own object.
+        dataset: dicts of tensors as they are read, before examples that cannot be are seen to.
+        counts: examples that could not be read so far, by what became of them (`replaced`,
+            `left_out`); empty where the input does not bear any.
     """
 
-    def __init__(self, dataset: tf.data.Dataset, explain: Callable[[int], str | None]) -> None:
-        """Wrap `dataset`; `explain` tells what is wrong with its batch of some number."""
-        self.dataset = dataset
-        self._explain = explain
+    def __init__(
+        self,
+        dataset: tf.data.Dataset,
+        explain: Callable[[int], str | None],
+        mend: Mend | None = None,
+    ) -> None:
+        """Wrap `dataset`.
 
-    def __iter__(self) -> Iterator[dict[str, tf.Tensor]]:
+        Args:
+            dataset: of mini-batches.
+            explain: tells what is wrong with the batch of some number; None: not known.
+            mend: makes mini-batches of what was read, and counts what it replaces or leaves out.
+        """
+        self.dataset = dataset
+        self.counts: dict[str, int] = {}
+        self._explain = explain
+        self._mend = mend
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._read() if self._mend is None else self._mend(self._read(), self.counts)
+
+    def _read(self) -> Iterator[Batch]:
         source = iter(self.dataset)
         number = 0
         while True:
@@ -49,7 +87,7 @@ class Batches:
             number += 1
 
 
-class Input(hyperparams.Configurable):
+class Input(hyperparams.Configurable, abc.ABC):
     """Base of every input: named fields of mini-batches."""
 
     class Params(hyperparams.Configurable.Params):
@@ -67,17 +105,45 @@ class Input(hyperparams.Configurable):
             if size is not None and size < 1:
                 raise errors.InputError(f"input.{name}={size} is too small. Use 1 or more")
 
+    @abc.abstractmethod
     def element_spec(self, training: bool = True) -> dict[str, tf.TensorSpec]:
         """Tell the fields of one mini-batch, from params alone; in evaluation the last is less."""
-        raise NotImplementedError(f"{type(self).__name__} defines no element_spec")
 
+    @abc.abstractmethod
     def batches(self, seed: int, position: int = 0) -> Batches:
         """Return the endless mini-batches of training from number `position` on."""
-        raise NotImplementedError(f"{type(self).__name__} defines no batches")
 
+    @abc.abstractmethod
     def evaluation(self, split: str, batch_size: int | None = None) -> Batches:
         """Return mini-batches with every example of `split` once; the last may be smaller."""
-        raise NotImplementedError(f"{type(self).__name__} defines no evaluation")
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes in the order of their labels; empty: not known."""
+        return ()
+
+    def complete(self, task_params: Any) -> None:
+        """Fill in what of a task only the data knows (its number of classes), or check it.
+
+        Raises:
+            InputError: the task's model does not fit the data.
+        """
+        del task_params
+
+    def serving(self) -> Serving:
+        """Return how an exported model makes a mini-batch of what it is sent.
+
+        Raises:
+            InputError: this input knows no way.
+        """
+        raise errors.InputError(
+            f"a model on {type(self).__name__} cannot be exported: that input defines no serving"
+        )
+
+    def pictures(self, batch: Batch) -> dict[str, tf.Tensor]:
+        """Return samples of a mini-batch as they are trained on: name → uint8 [n, H, W, C]."""
+        del batch
+        return {}
 
 
 class Indexed(Input):
@@ -89,18 +155,19 @@ class Indexed(Input):
         shuffle: bool = hyperparams.field(True, "A new order of the examples in each epoch.")
         train_split: str = hyperparams.field("train", "Part of the data that is trained on.")
 
+    @abc.abstractmethod
     def example_spec(self) -> dict[str, tf.TensorSpec]:
         """Tell the fields of one example, from params alone."""
-        raise NotImplementedError(f"{type(self).__name__} defines no example_spec")
 
+    @abc.abstractmethod
     def num_examples(self, split: str) -> int:
         """Return the number of examples of a split.
 
         Raises:
             InputError: there is no such split.
         """
-        raise NotImplementedError(f"{type(self).__name__} defines no num_examples")
 
+    @abc.abstractmethod
     def read(
         self, rows: tf.data.Dataset, split: str, batch_size: int, seed: int | None
     ) -> tf.data.Dataset:
@@ -113,11 +180,15 @@ class Indexed(Input):
             seed: of training, where examples may be distorted by (seed, epoch, index); None in
                 evaluation.
         """
-        raise NotImplementedError(f"{type(self).__name__} defines no read")
 
     def explain(self, split: str, indices: np.ndarray[Any, Any]) -> str | None:
         """Tell which of these examples cannot be read, and why; None: not known."""
         del split, indices
+        return None
+
+    def mend(self, split: str, seed: int | None) -> Mend | None:
+        """Return what sees to examples that cannot be read; see `read`. None: they end a run."""
+        del split, seed
         return None
 
     def element_spec(self, training: bool = True) -> dict[str, tf.TensorSpec]:
@@ -166,7 +237,7 @@ class Indexed(Input):
         options = tf.data.Options()
         options.deterministic = True
         dataset = self.read(rows, split, size, seed).prefetch(_PREFETCH).with_options(options)
-        return Batches(dataset, explain)
+        return Batches(dataset, explain, self.mend(split, seed))
 
 
 class InMemory(Indexed):
@@ -175,9 +246,9 @@ class InMemory(Indexed):
     class Params(Indexed.Params):
         """Fields of InMemory."""
 
+    @abc.abstractmethod
     def arrays(self) -> Mapping[str, Mapping[str, np.ndarray[Any, Any]]]:
         """Return split → field → array, examples along its first axis."""
-        raise NotImplementedError(f"{type(self).__name__} defines no arrays")
 
     def num_examples(self, split: str) -> int:
         """Return the number of examples of a split."""

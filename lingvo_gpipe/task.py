@@ -14,6 +14,17 @@ from lingvo_gpipe import errors, hyperparams, pipelining, update
 from lingvo_gpipe import input as input_lib
 
 
+class Start(hyperparams.Params):
+    """What a run takes from the checkpoint of another one that it begins from."""
+
+    without: tuple[str, ...] = hyperparams.field(
+        (), "Glob patterns of variable paths that begin anew, such as classifier/*."
+    )
+    averages: bool = hyperparams.field(
+        True, "Takes the checkpoint's averages as weights and statistics, where it has them."
+    )
+
+
 class Train(update.Updater.Params):
     """How a network is trained: the update's own fields, and when it ends, saves and tells."""
 
@@ -26,6 +37,7 @@ class Train(update.Updater.Params):
     log_interval_steps: int = hyperparams.field(
         10, "Updates between two points of TensorBoard's curves."
     )
+    start: Start = hyperparams.field(Start(), "What is taken from another run's checkpoint.")
 
 
 class Eval(hyperparams.Params):
@@ -136,6 +148,17 @@ def change(old: str, new: str) -> Change:
 def _by_path(text: str) -> dict[str, str]:
     pairs = (line.partition(": ") for line in text.splitlines())
     return {path: value for path, _, value in pairs}
+
+
+def complete(params: Any) -> Any:
+    """Return a copy of a task in which is filled in what only its data knows.
+
+    Raises:
+        UserError: the data cannot be read, or the model does not fit it.
+    """
+    completed = params.copy()
+    completed.input.instantiate().complete(completed)
+    return completed
 
 
 def check(params: Any) -> None:

@@ -38,7 +38,7 @@ def prepare(name: str, folder: str | pathlib.Path, examples: int = 8) -> None:
     splits = _SPLITS.get(name, ("train", "test"))
     with tfds.testing.mock_data(examples, policy=tfds.testing.MockPolicy.USE_CODE):
         content = {split: list(drawn(split)) for split in splits}
-    generators = mock.patch.object(builder, "_split_generators", lambda *_, **__: content)
+    generators = mock.patch.object(builder, "_split_generators", return_value=content)
     # What the true dataset would take.
     space = mock.patch.object(tfds.core.utils, "has_sufficient_disk_space", return_value=True)
     with generators, space:

@@ -1,0 +1,194 @@
+"""Image datasets of TensorFlow Datasets, read record by record."""
+
+from __future__ import annotations
+
+import functools
+import mmap
+import os
+import re
+import struct
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe import input as input_lib
+from lingvo_gpipe.tasks.image import images
+
+_BUFFER_BYTES = 1 << 16
+
+
+class TFDS(images.Images):
+    """An image dataset of TensorFlow Datasets by its name, such as `cifar10` or `mnist:3.*.*`.
+
+    Its records are found by their place in its files, so any example is read alone. It is
+    downloaded and prepared when it is first used, unless it lies in `data_dir` already.
+    """
+
+    class Params(images.Images.Params):
+        """Params of TFDS."""
+
+        name: str = hyperparams.required("Name, as `tfds.builder` takes it.")
+        data_dir = "~/tensorflow_datasets"
+        download: bool = hyperparams.field(
+            True, "Downloads and prepares the dataset if it is not in data_dir."
+        )
+
+    @functools.cached_property
+    def own_names(self) -> tuple[str, ...]:
+        """Names of the data's classes, which TFDS knows before it downloads anything."""
+        return tuple(self._builder.info.features[self._keys[1]].names)
+
+    @property
+    def where(self) -> str:
+        """What the data is called in messages."""
+        return f"TFDS dataset {self.params.name!r}"
+
+    def num_examples(self, split: str) -> int:
+        """Return the number of examples of a split; slices such as `train[:90%]` are splits."""
+        return len(self._records(split)["offset"])
+
+    def name(self, split: str, index: int) -> str:
+        """Return what a record is called: its place in the split, from 0."""
+        return f"{self.params.name} {split} record {index}"
+
+    def encoded(self, rows: tf.data.Dataset, split: str) -> tf.data.Dataset:
+        """Add "bytes" and "label"; see `Images.encoded`."""
+        found = self._tensors(split)
+        image, label = self._keys
+        decoders = {image: self._tfds.decode.SkipDecoding()}
+        features = self._builder.info.features
+
+        def load(row: dict[str, tf.Tensor]) -> tf.data.Dataset:
+            offset, length = found["offset"][row["index"]], found["length"][row["index"]]
+            file = found["file"][row["index"]]
+            # A file of which all but one record is header and footer.
+            record = tf.data.FixedLengthRecordDataset(
+                found["path"][file],
+                record_bytes=length,
+                header_bytes=offset,
+                footer_bytes=found["bytes"][file] - offset - length,
+                buffer_size=_BUFFER_BYTES,
+            )
+            return record.map(lambda content: {**row, "record": content})
+
+        def parse(row: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            example = features.deserialize_example(row["record"], decoders=decoders)
+            own = {"bytes": example[image], "label": tf.cast(example[label], tf.int32)}
+            return {**{key: row[key] for key in row if key != "record"}, **own}
+
+        return rows.flat_map(load).map(
+            parse, num_parallel_calls=images.PARALLEL_CALLS, deterministic=True
+        )
+
+    @functools.cache  # noqa: B019 (an input lives as long as its run)
+    def _tensors(self, split: str) -> dict[str, tf.Tensor]:
+        # Outside the graph that asks first, which would keep a copy of them.
+        with tf.init_scope(), tf.device("CPU:0"):
+            return {name: tf.constant(value) for name, value in self._records(split).items()}
+
+    @functools.cached_property
+    def _tfds(self) -> Any:
+        import tensorflow_datasets  # takes seconds, and few inputs need it
+
+        return tensorflow_datasets
+
+    @functools.cached_property
+    def _builder(self) -> Any:
+        tfds, name = self._tfds, self.params.name
+        try:
+            builder = tfds.builder(name, data_dir=os.path.expanduser(self.params.data_dir))
+        except tfds.core.DatasetNotFoundError:
+            # TFDS' own message lists its whole catalogue.
+            known = tfds.list_builders(with_community_datasets=False)
+            near = errors.nearest(re.split("[/:]", name)[0], known)
+            raise errors.InputError(
+                f"TFDS has no dataset {name!r}; "
+                + (f"nearest {', '.join(near)}" if near else f"it knows {len(known)} others")
+            ) from None
+        except (ValueError, AssertionError, RuntimeError) as error:
+            raise errors.InputError(f"{self.where}: {_first_line(error)}") from error
+        return builder
+
+    def _prepare(self) -> None:
+        builder = self._builder
+        if builder.is_prepared():
+            return
+        where = f"{self.where} is not prepared in {self.params.data_dir}"
+        by_hand = builder.MANUAL_DOWNLOAD_INSTRUCTIONS
+        manual = os.path.join(os.path.expanduser(self.params.data_dir), "downloads", "manual")
+        if by_hand and not (os.path.isdir(manual) and os.listdir(manual)):
+            raise errors.InputError(
+                f"{where}, and its files must be downloaded by hand, into {manual}: "
+                f"{' '.join(by_hand.split())}"
+            )
+        if not self.params.download:
+            raise errors.InputError(f"{where}. Set input.download=True, or another --data_dir")
+        try:
+            builder.download_and_prepare()
+        except Exception as error:  # a builder may raise anything
+            raise errors.InputError(
+                f"{where}, and preparing it failed: {_first_line(error)}. Prepare it elsewhere "
+                "and give its folder as --data_dir"
+            ) from error
+
+    @functools.cached_property
+    def _keys(self) -> tuple[str, str]:
+        """Return the names of its image and its label."""
+        info = self._builder.info
+        keys = list(info.supervised_keys or [])
+        kinds = [type(info.features[key]).__name__ for key in keys if isinstance(key, str)]
+        if kinds != ["Image", "ClassLabel"]:
+            raise errors.InputError(
+                f"{self.where} gives {kinds or 'no supervised pair'}, not an "
+                "image and a class label; write an input of your own for it"
+            )
+        return keys[0], keys[1]
+
+    @functools.cache  # noqa: B019 (an input lives as long as its run)
+    def _records(self, split: str) -> dict[str, np.ndarray[Any, Any]]:
+        """Return where each record of a split is: file, offset and length; and the files."""
+        self._prepare()
+        info = self._builder.info
+        input_lib.check_split(self.where, re.split(r"[\[+]", split)[0], info.splits)
+        if info.file_format.value != "tfrecord":
+            raise errors.InputError(
+                f"{self.where} is prepared as {info.file_format.value}, which "
+                "is not read here; prepare it as tfrecord"
+            )
+        instructions = info.splits[split].file_instructions
+        paths = [str(instruction.filename) for instruction in instructions]
+        spans = []
+        for number, (path, instruction) in enumerate(zip(paths, instructions, strict=True)):
+            own = _scan(path)[instruction.skip :][: instruction.take]
+            spans.append(np.insert(own, 0, number, axis=1))
+        table = np.concatenate(spans) if spans else np.zeros([0, 3], np.int64)
+        if len(table) != info.splits[split].num_examples:
+            raise errors.InputError(
+                f"{self.where}: split {split!r} has {len(table)} records, but "
+                f"{info.splits[split].num_examples} are told; prepare it anew"
+            )
+        sizes = np.array([os.path.getsize(path) for path in paths], np.int64)
+        columns = dict(zip(("file", "offset", "length"), table.T, strict=True))
+        return {**columns, "path": np.array(paths), "bytes": sizes}
+
+
+def _scan(path: str) -> np.ndarray[Any, Any]:
+    """Return [N, 2] offset and length of the contents of a TFRecord file.
+
+    A record is 8 bytes of length, 4 of checksum, the content, and 4 of checksum.
+    """
+    found = []
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        place = 0
+        while place + 12 <= len(content):
+            (length,) = struct.unpack_from("<Q", content, place)
+            found.append((place + 12, length))
+            place += length + 16
+    return np.array(found, np.int64).reshape(-1, 2)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -44,6 +44,10 @@ class Writer:
         """Write a picture from the bytes of its PNG file."""
         self._write(step, lambda: tf.summary.image(name, tf.io.decode_png(picture)[tf.newaxis]))
 
+    def images(self, step: int, name: str, images: Any) -> None:
+        """Write images, uint8 [n, H, W, C], side by side."""
+        self._write(step, lambda: tf.summary.image(name, images, max_outputs=len(images)))
+
     def flush(self) -> None:
         """Put what was written on disk."""
         self._do(lambda: self._writer.flush())

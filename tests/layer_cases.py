@@ -162,6 +162,12 @@ CASES = (
     ),
     _row("positional_encoding", lambda: layers.PositionalEncoding.Params(), SEQUENCE),
     _row(
+        "positional_encoding_given",
+        lambda: layers.PositionalEncoding.Params(reads=("x", "position")),
+        SEQUENCE,
+        IDS,
+    ),
+    _row(
         "rename",
         lambda: layers.Rename.Params(reads=("a", "b"), writes=("b", "c")),
         FEATURES,

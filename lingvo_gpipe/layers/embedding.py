@@ -68,7 +68,8 @@ class PositionalEncoding(Layer):
     """x: [B, T, D] → x + sin and cos of t at wavelengths from 2π to 2π·max_wavelength.
 
     The first half of D are sines, the second cosines (Lingvo's and tensor2tensor's order of
-    Vaswani et al. 2017, section 3.5); an odd last feature gets 0.
+    Vaswani et al. 2017, section 3.5); an odd last feature gets 0. t counts from 0, or is what the
+    second name it reads says, an integer [B, T].
     """
 
     class Params(Layer.Params):
@@ -76,20 +77,29 @@ class PositionalEncoding(Layer):
 
     @classmethod
     def _meta(cls, params: Any, *inputs: Any) -> Meta:
-        checks.arity(params, inputs, ("x",))
+        checks.arity(params, inputs, ("x", "x, position"))
         shape = checks.shape(params, inputs[0], "[B, T, D]", "Put an Embedding before it")
+        for position in inputs[1:]:
+            found = checks.any_shape(params, position, "[B, T]", "Set its field reads")
+            if found != shape[:2] or not position.dtype.is_integer:
+                raise errors.LayerError(
+                    f"{base.describe(params)}: position is {position.dtype.name} {list(found)}, "
+                    f"expected integers {list(shape[:2])}. Set its field reads"
+                )
         return Meta(tf.TensorSpec(shape, precision.policy(params.dtype).compute))
 
     def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
         """See `Layer.fprop`."""
         del theta, ctx
         policy = self.policy
-        depth = inputs.shape[-1]
+        x, *position = inputs if isinstance(inputs, tuple) else (inputs,)
+        depth = x.shape[-1]
         half = depth // 2
         slowest = math.log(self.params.max_wavelength)
         rates = [math.exp(-slowest * i / max(half - 1, 1)) for i in range(half)]
-        times = tf.cast(tf.range(tf.shape(inputs)[1]), policy.variable)
-        angles = times[:, tf.newaxis] * tf.constant(rates, policy.variable)
+        times = position[0] if position else tf.range(tf.shape(x)[1])[tf.newaxis]
+        times = tf.cast(times, policy.variable)
+        angles = times[..., tf.newaxis] * tf.constant(rates, policy.variable)
         waves = tf.concat([tf.sin(angles), tf.cos(angles)], -1)
-        waves = tf.pad(waves, [[0, 0], [0, depth - 2 * half]])
-        return precision.cast(inputs, policy.compute) + precision.cast(waves, policy.compute)
+        waves = tf.pad(waves, [[0, 0], [0, 0], [0, depth - 2 * half]])
+        return precision.cast(x, policy.compute) + precision.cast(waves, policy.compute)

@@ -436,6 +436,10 @@ def test_positional_encoding_by_hand() -> None:
     for t in range(6):
         expected = [np.sin(t), np.sin(t / 1e4), np.cos(t), np.cos(t / 1e4), 0.0]
         np.testing.assert_allclose(found[1, t], expected, atol=1e-14)
+    given = layers.PositionalEncoding.Params(dtype=DTYPE, reads=("x", "position")).instantiate()
+    position = tf.constant([[0, 1, 2, 0, 1, 5], [3, 0, 1, 2, 0, 0]])
+    moved = given.run({}, (tf.zeros((2, 6, 5), tf.float64), position), layer_cases.context())
+    np.testing.assert_array_equal(moved, tf.gather(found[0], position))
 
 
 def test_embedding_scales_by_the_root_of_its_width() -> None:

@@ -1,0 +1,428 @@
+"""The layers of the translation model, composed of the framework's.
+
+What may be attended to is told by whole numbers [B, S], 0 for padding: the ids themselves or, where
+several sentences share a row (`packed`), the number of the sentence. They are fields of the
+mini-batch, so every cell has them straight from the input and no mask crosses a cut.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from typing import Any
+
+import tensorflow as tf
+
+from lingvo_gpipe import errors, hyperparams, precision
+from lingvo_gpipe import layers as core
+from lingvo_gpipe.layers import base, checks, heads
+from lingvo_gpipe.layers.dropout import drop
+
+
+class TokenEmbedding(core.Layer):
+    """ids: [B, T] → [B, T, units]: table · √units, sinusoidal positions added, dropout.
+
+    A second name it reads holds the positions, where they do not count from 0 in each row.
+    Variable: embedding/table [vocabulary, units].
+    """
+
+    class Params(core.Layer.Params):
+        vocabulary: int = hyperparams.required("Number of ids.")
+        units: int = hyperparams.required("Features of an id.")
+        dropout: float = hyperparams.field(0.0, "Rate after the positions are added.")
+
+    def __init__(self, params: Any) -> None:
+        """See `Layer`."""
+        super().__init__(params)
+        for name, child in self._parts(params).items():
+            self.add_child(name, child)
+
+    @staticmethod
+    def _parts(params: Any) -> dict[str, Any]:
+        return {
+            "embedding": core.Embedding.Params(
+                vocabulary=params.vocabulary, units=params.units, scale=True
+            ),
+            "position": core.PositionalEncoding.Params(),
+            "dropout": core.Dropout.Params(rate=params.dropout),
+        }
+
+    @classmethod
+    def _meta(cls, params: Any, *inputs: Any) -> core.Meta:
+        checks.arity(params, inputs, ("ids", "ids, position"))
+        checks.any_shape(params, inputs[0], "[B, T]", "It reads ids of sentences")
+        value, metas = inputs[0], []
+        for name, child in cls._parts(params).items():
+            others = inputs[1:] if name == "position" else ()
+            metas.append(base.child_meta(params, name, child, value, *others))
+            value = metas[-1].outputs
+        return base.sum_metas(value, metas)
+
+    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: core.Context) -> Any:
+        """See `Layer.fprop`."""
+        ids, *position = inputs if isinstance(inputs, tuple) else (inputs,)
+        x = self.child("embedding", theta, ids, ctx)
+        x = self.child("position", theta, (x, *position) if position else x, ctx)
+        return self.child("dropout", theta, x, ctx)
+
+
+class EncoderLayer(core.Layer):
+    """x: [B, S, units], source: [B, S] → x + attention(norm(x)), then + feed_forward(norm(x)).
+
+    Children: {branch}_norm, {branch}, {branch}_dropout for the branches attention, feed_forward.
+    """
+
+    class Params(core.Layer.Params):
+        units: int = hyperparams.required("Features of x and of the output.")
+        heads: int = hyperparams.required("Number of attention heads.")
+        head_dim: int = hyperparams.field(64, "Features of a head.")
+        hidden: int = hyperparams.required("Features in the middle of the feed-forward part.")
+        dropout: float = hyperparams.field(0.0, "Rate on what each branch adds.")
+        attention_dropout: float = hyperparams.field(0.0, "Rate on the attention shares.")
+        relu_dropout: float = hyperparams.field(0.0, "Rate in the middle of the feed-forward part.")
+        ff_init_scale: float = hyperparams.field(
+            1.0, "Factor on the initial weights of the feed-forward part."
+        )
+        packed: bool = hyperparams.field(
+            False, "The numbers [B, S] it reads are sentences within a row; else ids."
+        )
+        reads = ("x", "source")
+
+    branches = ("attention", "feed_forward")
+
+    def __init__(self, params: Any) -> None:
+        """See `Layer`."""
+        super().__init__(params)
+        for name, child in self._parts(params).items():
+            self.add_child(name, child)
+
+    @classmethod
+    def _parts(cls, params: Any) -> dict[str, Any]:
+        """Return the params of all children by name, in the order in which they run."""
+        parts: dict[str, Any] = {}
+        for branch in cls.branches:
+            parts[f"{branch}_norm"] = core.LayerNorm.Params()
+            parts[branch] = cls._branch(params, branch)
+            parts[f"{branch}_dropout"] = core.Dropout.Params(rate=params.dropout)
+        return parts
+
+    @classmethod
+    def _branch(cls, params: Any, branch: str) -> Any:
+        if branch == "feed_forward":
+            return feed_forward(params)
+        return attention(params)
+
+    @classmethod
+    def _meta(cls, params: Any, *inputs: Any) -> core.Meta:
+        checks.arity(params, inputs, ("x, source",))
+        x, source = inputs
+        mask = mask_spec(params, source, x)
+        return cls._branches_meta(params, x, {"attention": (mask,)})
+
+    @classmethod
+    def _branches_meta(
+        cls, params: Any, x: tf.TensorSpec, others: dict[str, tuple[Any, ...]]
+    ) -> core.Meta:
+        """Return the Meta of the branches on x; `others`: what attentions read besides."""
+        parts = cls._parts(params)
+        metas = []
+        for branch in cls.branches:
+            for name in (f"{branch}_norm", branch, f"{branch}_dropout"):
+                value = metas[-1].outputs if name != f"{branch}_norm" else x
+                read = (value, *others.get(name, ()))
+                metas.append(base.child_meta(params, name, parts[name], *read))
+        output = tf.TensorSpec(x.shape, precision.policy(params.dtype).compute)
+        return base.sum_metas(output, metas)
+
+    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: core.Context) -> Any:
+        """See `Layer.fprop`."""
+        x, source = inputs
+        return self._run(theta, x, {"attention": (self._mask(source, source),)}, ctx)
+
+    def _mask(self, keys: tf.Tensor, queries: tf.Tensor) -> tf.Tensor:
+        """Return where `queries` [B, T] may attend to `keys` [B, S]: [B, S], or [B, T, S]."""
+        real = keys != 0
+        if not self.params.packed:
+            return real
+        return real[:, tf.newaxis] & (queries[:, :, tf.newaxis] == keys[:, tf.newaxis])
+
+    def _run(
+        self,
+        theta: dict[str, Any],
+        x: tf.Tensor,
+        others: dict[str, tuple[Any, ...]],
+        ctx: core.Context,
+    ) -> tf.Tensor:
+        x = precision.cast(x, self.policy.compute)
+        for branch in self.branches:
+            y = self.child(f"{branch}_norm", theta, x, ctx)
+            read = (y, *others[branch]) if branch in others else y
+            y = self.child(branch, theta, read, ctx)
+            x += self.child(f"{branch}_dropout", theta, y, ctx)
+        return x
+
+
+class TransparentEncoderLayer(EncoderLayer):
+    """An encoder layer that adds its share of what decoders attend to (one vector for all).
+
+    Reads x and source and, but for the first, mix [B, S, units] and shares [n]: the sum so far, and
+    the shares of this layer's input, of those behind it and of the last output. Writes x, mix and
+    the n − 1 shares that are left; the last one the complete mix alone.
+
+    Variable of the first: shares [n], from which softmax makes the shares, after dropout.
+
+    Source: Bapna et al. 2018 (1808.07561), section 2, in the form of Lingvo's pipeline.
+    """
+
+    class Params(EncoderLayer.Params):
+        num_shares: int = hyperparams.required("n: layers from this one on, and 1.")
+        shares_dropout: float = hyperparams.field(0.1, "Rate on the vector, before softmax.")
+
+    @classmethod
+    def _meta(cls, params: Any, *inputs: Any) -> core.Meta:
+        checks.arity(params, inputs, ("x, source", "x, source, mix, shares"))
+        told = super()._meta(params, *inputs[:2])
+        compute = told.outputs.dtype
+        variables = told.variables
+        if len(inputs) == 2:
+            variables = (shares_variable(params, params.num_shares), *variables)
+        outputs = told.outputs
+        if params.num_shares > 2:
+            left = tf.TensorSpec((params.num_shares - 1,), compute)
+            outputs = (told.outputs, told.outputs, left)
+        return dataclasses.replace(
+            told,
+            outputs=outputs,
+            variables=variables,
+            activation_bytes=told.activation_bytes + base.spec_bytes(told.outputs),
+        )
+
+    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: core.Context) -> Any:
+        """See `Layer.fprop`."""
+        x, source, *carried = inputs
+        x = precision.cast(x, self.policy.compute)
+        if carried:
+            mix, shares = carried
+            mix += shares[0] * x
+        else:
+            shares = shares_of(self, theta["shares"], ctx)
+            mix = shares[0] * x
+        y = super().fprop(theta, (x, source), ctx)
+        if self.params.num_shares == 2:
+            return mix + shares[1] * y
+        return y, mix, shares[1:]
+
+
+class Mixture(core.Layer):
+    """n tensors [B, S, units] → their sum by learned shares, softmax of a vector after dropout.
+
+    Variable: shares [n].
+    """
+
+    class Params(core.Layer.Params):
+        shares_dropout: float = hyperparams.field(0.1, "Rate on the vector, before softmax.")
+
+    @classmethod
+    def _meta(cls, params: Any, *inputs: Any) -> core.Meta:
+        checks.share(params, "shares_dropout", params.shares_dropout)
+        output = tf.TensorSpec(inputs[0].shape, precision.policy(params.dtype).compute)
+        kept = len(inputs) * base.spec_bytes(output)
+        return core.Meta(output, (shares_variable(params, len(inputs)),), activation_bytes=kept)
+
+    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: core.Context) -> Any:
+        """See `Layer.fprop`."""
+        shares = shares_of(self, theta["shares"], ctx)
+        compute = self.policy.compute
+        return tf.add_n([shares[i] * precision.cast(x, compute) for i, x in enumerate(inputs)])
+
+
+class DecoderLayer(EncoderLayer):
+    """x: [B, T, units] → x with self-attention, attention to the source and feed-forward added.
+
+    Reads x, memory [B, S, units], target and source. Position t attends to target positions up to
+    t. Branches: attention, memory_attention, feed_forward.
+
+    With transparent attention of its own it reads, in place of memory, the embedded source and the
+    output of every encoder layer, and attends to a mixture of them (children mixture, memory_norm).
+    """
+
+    class Params(EncoderLayer.Params):
+        reads = ("x", "memory", "target", "source")
+        shares_dropout: float = hyperparams.field(0.1, "Rate on its mixture's vector.")
+
+    branches = ("attention", "memory_attention", "feed_forward")
+
+    @classmethod
+    def _parts(cls, params: Any) -> dict[str, Any]:
+        parts: dict[str, Any] = {}
+        if len(params.reads) > 4:
+            parts["mixture"] = Mixture.Params(shares_dropout=params.shares_dropout)
+            parts["memory_norm"] = core.LayerNorm.Params()
+        return parts | super()._parts(params)
+
+    @classmethod
+    def _branch(cls, params: Any, branch: str) -> Any:
+        if branch == "feed_forward":
+            return feed_forward(params)
+        own = attention(params)
+        if branch == "attention":
+            return own.set(causal=True)
+        return own.set(cross=True, reads=("x", "memory", "mask"))
+
+    @classmethod
+    def _meta(cls, params: Any, *inputs: Any) -> core.Meta:
+        if len(inputs) < 4:
+            checks.arity(params, inputs, ("x, memory, target, source",))
+        x, *memories, target, source = inputs
+        before: list[core.Meta] = []
+        if len(memories) > 1:
+            parts = cls._parts(params)
+            before.append(base.child_meta(params, "mixture", parts["mixture"], *memories))
+            mixed = before[-1].outputs
+            before.append(base.child_meta(params, "memory_norm", parts["memory_norm"], mixed))
+            memories = [before[-1].outputs]
+        others = {
+            "attention": (mask_spec(params, target, x),),
+            "memory_attention": (memories[0], mask_spec(params, source, x)),
+        }
+        told = cls._branches_meta(params, x, others)
+        return base.sum_metas(told.outputs, (*before, *told.children))
+
+    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: core.Context) -> Any:
+        """See `Layer.fprop`."""
+        x, *memories, target, source = inputs
+        memory = memories[0]
+        if "mixture" in self.children:
+            memory = self.child("mixture", theta, tuple(memories), ctx)
+            memory = self.child("memory_norm", theta, memory, ctx)
+        others = {
+            "attention": (self._mask(target, target),),
+            "memory_attention": (memory, self._mask(source, target)),
+        }
+        return self._run(theta, x, others, ctx)
+
+
+class TranslationSoftmax(core.SequenceSoftmax):
+    """`SequenceSoftmax` whose logits are clipped in training, and that also counts by language.
+
+    With `languages` its fourth name, [B], is the language of each row; the metrics
+    language_log_perplexity and language_accuracy are vectors [languages].
+    """
+
+    class Params(core.SequenceSoftmax.Params):
+        reads = ("x", "label", "weight")
+        logit_clip: float | None = hyperparams.field(
+            None,
+            "Logits beyond ± this count as this in training, and have no gradient; None: never.",
+        )
+        languages: int = hyperparams.field(0, "Languages to tell apart; 0: none.")
+
+    @classmethod
+    def _meta(cls, params: Any, *inputs: Any) -> core.Meta:
+        if params.logit_clip is not None and params.logit_clip <= 0.0:
+            raise errors.LayerError(
+                f"{base.describe(params)}: logit_clip={params.logit_clip}. Use more than 0, such "
+                "as 50, or None"
+            )
+        told = super()._meta(params, *inputs[:3])
+        if len(inputs) == 1 or not params.languages:
+            checks.arity(params, inputs, ("x", "x, label", "x, label, weight"))
+            return told
+        checks.arity(params, inputs, ("x, label, weight, language",))
+        names = ("language_log_perplexity", "language_accuracy")
+        counted = tuple(core.MetricSpec(params.metric_prefix + n, heads.mean) for n in names)
+        return dataclasses.replace(told, metrics=(*told.metrics, *counted))
+
+    @classmethod
+    def inference(cls, params: Any, available: Collection[str]) -> Any:
+        """Give up labels, weights and languages; see `Layer.inference`."""
+        own = super().inference(params, available)
+        if own is not None:
+            own.languages = 0
+        return own
+
+    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: core.Context) -> Any:
+        """See `Layer.fprop`."""
+        p = self.params
+        x, *labels = inputs if isinstance(inputs, tuple) else (inputs,)
+        logits = super().fprop(theta, x, ctx)
+        if p.logit_clip is not None and ctx.training:
+            logits = tf.clip_by_value(logits, -p.logit_clip, p.logit_clip)
+        if labels:
+            plain = heads.give(p, ctx, logits, tuple(labels[:2]))
+            ctx.add_sum(f"{p.metric_prefix}log_perplexity", plain)
+        if p.languages:
+            self._count_by_language(logits, labels, ctx)
+        return logits
+
+    def _count_by_language(
+        self, logits: tf.Tensor, labels: list[tf.Tensor], ctx: core.Context
+    ) -> None:
+        label, weight, language = labels
+        weight = tf.cast(weight, logits.dtype)
+        label = tf.where(weight == 0, tf.zeros_like(label), label)
+        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(label, tf.stop_gradient(logits))
+        hit = tf.cast(tf.equal(tf.argmax(logits, -1, label.dtype), label), logits.dtype)
+
+        def by_language(value: tf.Tensor) -> tf.Tensor:
+            rows = tf.reduce_sum(value * weight, 1)
+            return tf.math.unsorted_segment_sum(rows, language, self.params.languages)
+
+        count = by_language(tf.ones_like(weight))
+        for name, value in (("log_perplexity", loss), ("accuracy", hit)):
+            sums = {"total": by_language(value), "weight": count}
+            ctx.add_sum(f"{self.params.metric_prefix}language_{name}", sums)
+
+
+def attention(params: Any) -> Any:
+    """Return the params of an encoder layer's attention, to itself with a mask."""
+    return core.MultiHeadAttention.Params(
+        units=params.units,
+        heads=params.heads,
+        head_dim=params.head_dim,
+        dropout=params.attention_dropout,
+        reads=("x", "mask"),
+    )
+
+
+def feed_forward(params: Any) -> Any:
+    """Return the params of the feed-forward part of an encoder or decoder layer."""
+    # Xavier's variance, by the square of the factor.
+    init = {"scale": params.ff_init_scale**2, "mode": "fan_avg", "distribution": "uniform"}
+    middle = core.Dense.Params(
+        name="middle",
+        units=params.hidden,
+        activation="relu",
+        kernel_init="VarianceScaling",
+        kernel_init_args=init,
+    )
+    output = middle.copy().set(name="output", units=params.units, activation="linear")
+    dropout = core.Dropout.Params(name="dropout", rate=params.relu_dropout)
+    return core.Sequential.Params(layers=[middle, dropout, output])
+
+
+def mask_spec(params: Any, keys: Any, x: tf.TensorSpec) -> tf.TensorSpec:
+    """Return the spec of what `EncoderLayer._mask` makes of `keys` for queries x."""
+    rows, span = checks.any_shape(params, keys, "[B, S]", "Set its field reads")
+    if not keys.dtype.is_integer:
+        raise errors.LayerError(
+            f"{base.describe(params)}: expected ids or sentence numbers, got {keys.dtype.name}. "
+            "Set its field reads"
+        )
+    shape = (rows, x.shape[1], span) if params.packed else (rows, span)
+    return tf.TensorSpec(shape, tf.bool)
+
+
+def shares_variable(params: Any, count: int) -> core.VariableSpec:
+    """Return the spec of a vector of equal shares."""
+    policy = precision.policy(params.dtype)
+    equal = base.initializer("Constant", value=1.0 / count)
+    return core.VariableSpec("shares", (count,), policy.variable, equal, group="bias")
+
+
+def shares_of(layer: core.Layer, vector: tf.Tensor, ctx: core.Context) -> tf.Tensor:
+    """Return softmax of the vector, of which training drops some, in the compute dtype."""
+    vector = precision.cast(vector, layer.policy.variable)
+    if ctx.training:
+        vector = drop(vector, layer.params.shares_dropout, ctx.seed)
+    return precision.cast(tf.nn.softmax(vector), layer.policy.compute)

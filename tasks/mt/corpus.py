@@ -1,0 +1,409 @@
+"""Parallel text as it lies on disk: pairs of sentences, read one by one, faults named and counted.
+
+A corpus has splits, each with some languages, and gives the sentences of two of them side by side.
+Lines end at line feeds alone: the other characters at which Python's `str.splitlines` cuts are
+inside a sentence, where they are a fault. Text is UTF-8; a name that ends in `.gz` is unpacked.
+
+A pair of languages is written `de:en`, source first, since codes such as `zh-Hans` have hyphens.
+"""
+
+from __future__ import annotations
+
+import abc
+import collections
+import dataclasses
+import functools
+import glob
+import gzip
+import os
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, Literal
+
+from absl import logging
+
+from lingvo_gpipe import errors, hyperparams
+
+_BOM = b"\xef\xbb\xbf"
+# Where `str.splitlines` cuts a line, but for the line feed; NUL ends strings in other tools.
+_SEPARATOR = re.compile("[\r\v\f\x1c-\x1e\x85\u2028\u2029\x00]")
+_KEPT_EXAMPLES = 5
+_FILE = re.compile(r"(?P<language>[^.]+)\.(?P<split>[^.]+)\.txt(\.gz)?")
+
+Fate = Literal["skip", "fail"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pair:
+    """Two sentences that mean the same, and where they were read."""
+
+    source: str
+    target: str
+    where: str
+
+
+class Policy(hyperparams.Params):
+    """What becomes of faulty text: `skip` leaves the pair out and counts it, `fail` ends the run.
+
+    A mark at the beginning of a file and a carriage return at the end of a line are taken off and
+    counted, where they do not end the run; their sentences stay.
+    """
+
+    misaligned: Fate = hyperparams.field(
+        "fail",
+        "Files of one split have unequal numbers of lines; skipped whole, as nobody knows "
+        "where the shift begins.",
+    )
+    columns: Fate = hyperparams.field("skip", "A line of a TSV file has other columns than told.")
+    encoding: Fate = hyperparams.field("skip", "A line is not UTF-8.")
+    separator: Fate = hyperparams.field(
+        "skip", "A sentence holds U+2028, U+2029, U+0085, \\r, \\v, \\f, \\x1c to \\x1e or NUL."
+    )
+    empty: Fate = hyperparams.field("skip", "A side has no text.")
+    bom: Fate = hyperparams.field("skip", "A file begins with a byte order mark.")
+    carriage_return: Fate = hyperparams.field("skip", "A line ends in \\r\\n.")
+    max_characters: int | None = hyperparams.field(
+        1000, "Training pairs with a longer side are left out and counted; None: no bound."
+    )
+    max_ratio: float | None = hyperparams.field(
+        None,
+        "Training pairs of which one side has more than so many times the characters of the "
+        "other are left out and counted; None: no bound.",
+    )
+    filtered_splits: tuple[str, ...] = hyperparams.field(
+        ("train",),
+        "Splits that both bounds hold for; the others keep all.",
+    )
+
+
+class Faults:
+    """Counts what is wrong with a corpus, as its policy says; the first of each kind by place.
+
+    Attributes:
+        counts: kind → pairs (files, for `misaligned`) so far.
+        examples: kind → the first places and what is wrong there.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.examples: dict[str, list[str]] = {}
+
+    def found(self, kind: str, where: str, what: str) -> None:
+        """Take note of a fault.
+
+        Raises:
+            InputError: the policy says that it ends the run.
+        """
+        if getattr(self.policy, kind, "skip") == "fail":
+            raise errors.InputError(
+                f"{where}: {what}. Mend it, or leave such pairs out by policy.{kind}=skip"
+            )
+        self.counts[kind] += 1
+        kept = self.examples.setdefault(kind, [])
+        if len(kept) < _KEPT_EXAMPLES:
+            kept.append(f"{where}: {what}")
+            logging.warning("%s: %s", where, what)
+
+    def text(self, raw: bytes, where: str) -> str | None:
+        """Return one side of a pair as text; None: it is faulty, which was counted."""
+        if raw.endswith(b"\r"):
+            self.found("carriage_return", where, "line ends in a carriage return")
+            raw = raw[:-1]
+        try:
+            text = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            self.found("encoding", where, f"byte {error.start + 1} of the line is not UTF-8")
+            return None
+        return self.sentence(text, where)
+
+    def sentence(self, text: str, where: str) -> str | None:
+        """Return one side of a pair; None: it is faulty, which was counted."""
+        if (cut := _SEPARATOR.search(text)) is not None:
+            place = f"U+{ord(cut[0]):04X} at character {cut.start() + 1}"
+            self.found("separator", where, f"{place} would end the line elsewhere")
+            return None
+        if not text.strip():
+            self.found("empty", where, "side is empty")
+            return None
+        return text
+
+    def fits(self, pair: Pair, split: str) -> bool:
+        """Tell whether a pair keeps the policy's bounds of length; if not, it was counted."""
+        policy = self.policy
+        if split not in policy.filtered_splits:
+            return True
+        short, long = sorted((len(pair.source), len(pair.target)))
+        if policy.max_characters is not None and long > policy.max_characters:
+            self.found("long", pair.where, f"{long} characters, over {policy.max_characters}")
+            return False
+        if policy.max_ratio is not None and long > policy.max_ratio * short:
+            self.found("ratio", pair.where, f"{short} against {long} characters")
+            return False
+        return True
+
+
+class Corpus(hyperparams.Configurable, abc.ABC):
+    """Base of corpora: sentences of several languages side by side, in splits."""
+
+    class Params(hyperparams.Configurable.Params):
+        """Fields that every corpus has."""
+
+        policy: Policy = hyperparams.field(Policy(), "What becomes of faulty text.")
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """What it is called in manifests and messages."""
+
+    @abc.abstractmethod
+    def pairs(self, split: str) -> frozenset[tuple[str, str]]:
+        """Return the pairs of languages of a split, each both ways round."""
+
+    @property
+    @abc.abstractmethod
+    def splits(self) -> tuple[str, ...]:
+        """Names of its splits."""
+
+    @abc.abstractmethod
+    def sides(self, split: str, source: str, target: str, faults: Faults) -> Iterator[Pair]:
+        """Yield the pairs of sentences of a split that are whole; the others are counted."""
+
+    def read(self, split: str, source: str, target: str, faults: Faults) -> Iterator[Pair]:
+        """Yield the pairs of sentences of a split that are whole and keep the bounds of length.
+
+        Args:
+            split: one of `splits`.
+            source: language, as in `pairs`.
+            target: language.
+            faults: counts the others.
+
+        Raises:
+            InputError: a file cannot be read, or has a fault that the policy does not bear.
+        """
+        for pair in self.sides(split, source, target, faults):
+            if faults.fits(pair, split):
+                yield pair
+
+
+def lines(path: str) -> Iterator[bytes]:
+    """Yield the lines of a file, plain or gz, without their line feeds.
+
+    Raises:
+        InputError: it cannot be read to its end; names the line.
+    """
+    number = 0
+    try:
+        with _open(path) as file:
+            for number, line in enumerate(file, 1):  # noqa: B007 (told when reading fails)
+                yield line[:-1] if line.endswith(b"\n") else line
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        after = f" after line {number}" if number else ""
+        raise errors.InputError(
+            f"{path} cannot be read{after}: {reason}. Give another file, or copy it anew"
+        ) from error
+
+
+def _open(path: str) -> BinaryIO:
+    return gzip.open(path) if path.endswith(".gz") else open(path, "rb")  # type: ignore[return-value]
+
+
+def count_lines(path: str) -> int:
+    """Return the number of lines of a file, plain or gz."""
+    return sum(1 for _ in lines(path))
+
+
+def _without_bom(path: str, found: Iterator[bytes], faults: Faults) -> Iterator[bytes]:
+    for number, raw in enumerate(found):
+        if number == 0 and raw.startswith(_BOM):
+            faults.found("bom", f"{path}:1", "file begins with a byte order mark")
+            yield raw[len(_BOM) :]
+        else:
+            yield raw
+
+
+def _both(languages: Sequence[str]) -> frozenset[tuple[str, str]]:
+    return frozenset((one, other) for one in languages for other in languages if one != other)
+
+
+class Files(Corpus):
+    """Base of corpora that are text files, a sentence a line; subclasses tell which."""
+
+    class Params(Corpus.Params):
+        """Fields of Files."""
+
+    @abc.abstractmethod
+    def paths(self) -> Mapping[str, Sequence[Mapping[str, str]]]:
+        """Return split → groups of files whose lines belong together, language → path."""
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Names of its splits."""
+        return tuple(self._paths)
+
+    @functools.cached_property
+    def _paths(self) -> Mapping[str, Sequence[Mapping[str, str]]]:
+        return self.paths()
+
+    def pairs(self, split: str) -> frozenset[tuple[str, str]]:
+        """Return the pairs of languages of a split, each both ways round."""
+        return frozenset[tuple[str, str]]().union(
+            *(_both(tuple(group)) for group in self._paths.get(split, ()))
+        )
+
+    def sides(self, split: str, source: str, target: str, faults: Faults) -> Iterator[Pair]:
+        """Yield the pairs of sentences of a split; see `Corpus.sides`."""
+        for group in self._paths.get(split, ()):
+            if source in group and target in group:
+                yield from self._aligned(group[source], group[target], faults)
+
+    def _aligned(self, source: str, target: str, faults: Faults) -> Iterator[Pair]:
+        counts = [count_lines(path) for path in (source, target)]
+        if counts[0] != counts[1]:
+            what = f"has {counts[0]} lines, but {target} has {counts[1]}"
+            faults.found("misaligned", source, what)
+            return
+        files = [_without_bom(path, lines(path), faults) for path in (source, target)]
+        for number, sides in enumerate(zip(*files, strict=True), 1):
+            places = [f"{path}:{number}" for path in (source, target)]
+            texts = [faults.text(*side) for side in zip(sides, places, strict=True)]
+            if texts[0] is not None and texts[1] is not None:
+                yield Pair(texts[0], texts[1], places[0])
+
+
+class TranslateFolder(Files):
+    """The layout of `tfds.TranslateFolder`: folder/LANG.SPLIT.txt, or .txt.gz.
+
+    Other files are left out and told. A folder of such folders is taken whole.
+    """
+
+    class Params(Files.Params):
+        """Fields of TranslateFolder."""
+
+        folder: str = hyperparams.required("Folder of the files.")
+
+    @property
+    def name(self) -> str:
+        """What it is called in manifests and messages."""
+        return os.path.basename(os.path.normpath(self.params.folder))
+
+    def paths(self) -> Mapping[str, Sequence[Mapping[str, str]]]:
+        """Return split → groups of files; see `Files.paths`."""
+        root = os.path.expanduser(self.params.folder)
+        if not os.path.isdir(root):
+            what = "is not a folder" if os.path.exists(root) else "does not exist"
+            raise errors.InputError(f"corpus folder {root} {what}. Give another")
+        folders = [root, *sorted(f.path for f in os.scandir(root) if f.is_dir())]
+        splits: dict[str, list[dict[str, str]]] = {}
+        for folder in folders:
+            for split, group in self._group(folder).items():
+                splits.setdefault(split, []).append(group)
+        if not splits:
+            raise errors.InputError(
+                f"corpus folder {root} holds no LANG.SPLIT.txt, such as "
+                f"{os.path.join(root, 'en.train.txt')}, neither do the folders in it"
+            )
+        return splits
+
+    def _group(self, folder: str) -> dict[str, dict[str, str]]:
+        """Return split → language → path of one folder."""
+        splits: dict[str, dict[str, str]] = {}
+        for entry in sorted(os.scandir(folder), key=lambda found: found.name):
+            if entry.is_dir() or entry.name.startswith("."):
+                continue
+            named = _FILE.fullmatch(entry.name)
+            if named is None:
+                logging.warning("%s is left out: it is not named LANG.SPLIT.txt", entry.path)
+                continue
+            group = splits.setdefault(named["split"], {})
+            if (other := group.setdefault(named["language"], entry.path)) != entry.path:
+                raise errors.InputError(f"{other} and {entry.path} are the same text: remove one")
+        for split, group in splits.items():
+            if len(group) < 2:
+                raise errors.InputError(
+                    f"{next(iter(group.values()))} stands alone: split {split!r} has no other "
+                    "language. Add its translation, or remove it"
+                )
+        return splits
+
+
+class Aligned(Files):
+    """Plain files, plain or gz, line i of each a translation of line i of the others."""
+
+    class Params(Files.Params):
+        """Fields of Aligned."""
+
+        title: str = hyperparams.field("aligned", "What it is called in manifests.")
+        files: dict[str, dict[str, str]] = hyperparams.required("Split → language → path.")
+
+    @property
+    def name(self) -> str:
+        """What it is called in manifests and messages."""
+        return self.params.title
+
+    def paths(self) -> Mapping[str, Sequence[Mapping[str, str]]]:
+        """Return split → groups of files; see `Files.paths`."""
+        for split, group in self.params.files.items():
+            if len(group) < 2:
+                raise errors.InputError(f"{self.name}: split {split!r} needs two languages or more")
+        return {
+            split: [{language: os.path.expanduser(path) for language, path in group.items()}]
+            for split, group in self.params.files.items()
+        }
+
+
+class TSV(Corpus):
+    """Files, plain or gz, with a sentence of each language on a line, between tabs."""
+
+    class Params(Corpus.Params):
+        """Fields of TSV."""
+
+        title: str = hyperparams.field("tsv", "What it is called in manifests.")
+        languages: tuple[str, ...] = hyperparams.required(
+            "Language of each column; one that is named '' is not read."
+        )
+        files: dict[str, str] = hyperparams.required("Split → path, or a glob of several.")
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        named = [language for language in params.languages if language]
+        if len(named) < 2 or len(set(named)) < len(named):
+            raise errors.InputError(
+                f"{self.name}: languages={params.languages} must name two different columns or more"
+            )
+
+    @property
+    def name(self) -> str:
+        """What it is called in manifests and messages."""
+        return self.params.title
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Names of its splits."""
+        return tuple(self.params.files)
+
+    def pairs(self, split: str) -> frozenset[tuple[str, str]]:
+        """Return the pairs of languages of a split, each both ways round."""
+        del split
+        return _both([language for language in self.params.languages if language])
+
+    def sides(self, split: str, source: str, target: str, faults: Faults) -> Iterator[Pair]:
+        """Yield the pairs of sentences of a split; see `Corpus.sides`."""
+        languages = self.params.languages
+        columns = (languages.index(source), languages.index(target))
+        pattern = os.path.expanduser(self.params.files[split])
+        for path in sorted(glob.glob(pattern)) or [pattern]:
+            for number, line in enumerate(_without_bom(path, lines(path), faults), 1):
+                where = f"{path}:{number}"
+                cells = line.removesuffix(b"\r").split(b"\t")
+                if line.endswith(b"\r"):
+                    faults.found("carriage_return", where, "line ends in a carriage return")
+                if len(cells) != len(languages):
+                    what = f"line has {len(cells)} columns, not {len(languages)}"
+                    faults.found("columns", where, what)
+                    continue
+                texts = [faults.text(cells[column], where) for column in columns]
+                if texts[0] is not None and texts[1] is not None:
+                    yield Pair(texts[0], texts[1], where)

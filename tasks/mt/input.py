@@ -1,0 +1,331 @@
+"""Mini-batches of translation: prepared records, a mixture of languages, padded or packed rows.
+
+Fields (int32 unless told):
+    source: [B, T] ids, ending in </s>; 0 is padding.
+    target: [B, T] what the decoder reads, beginning with <s>.
+    label: [B, T] target shifted by one, ending in </s>.
+    weight: [B, T] float32, 1 on real labels, 0 on padding.
+    language: [B] index of the row's pair of languages.
+Packed rows hold several examples, which are told apart by:
+    source_segment, target_segment: [B, T] from 1; 0 is padding.
+    source_position, target_position: [B, T] from 0 in each segment.
+
+A row that no example fills has </s> as its source and weighs nothing. </s> is counted in lengths.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe import input as input_lib
+from lingvo_gpipe.tasks.mt import batches as batches_lib
+from lingvo_gpipe.tasks.mt import mixture, preparation, transformer
+from lingvo_gpipe.tasks.mt import records as records_lib
+from lingvo_gpipe.tasks.mt import vocabulary as vocabulary_lib
+
+Array = np.ndarray[Any, Any]
+
+_PREFETCH = 4
+_TOKEN_FIELDS = ("source", "target", "label")
+_PACKED_FIELDS = ("source_segment", "source_position", "target_segment", "target_position")
+
+
+class Translation(input_lib.Input):
+    """Pairs of sentences from a folder of records.
+
+    Training goes on from any number of mini-batches as if it had never stopped. `batch_size` and
+    `eval_batch_size` count the tokens of a mini-batch on either side, padding included, so that
+    the number of rows goes with their length.
+    """
+
+    class Params(input_lib.Input.Params):
+        """Fields of Translation."""
+
+        batch_size = 4096
+        data_dir: str = hyperparams.required("Folder of records that `prepare` made.")
+        preparation: preparation.Preparation.Params | None = hyperparams.field(
+            None, "How data_dir is made where it is not there yet; None: it must be there."
+        )
+        pairs: tuple[str, ...] = hyperparams.field(
+            (), "Pairs of languages to train on, such as de:en; empty: all that are there."
+        )
+        temperature: float = hyperparams.field(
+            5.0, "T of the languages' shares, D^(1/T): 1 is proportional, more is more equal."
+        )
+        max_length: int = hyperparams.field(
+            128, "Training examples with more tokens on a side are left out; rows, when packed."
+        )
+        max_ratio: float | None = hyperparams.field(
+            None,
+            "Training examples of which one side has more than so many times the tokens of "
+            "the other are left out; None: no bound.",
+        )
+        num_shapes: int = hyperparams.field(
+            6, "Shapes of mini-batches at most: each is traced once, and pads less."
+        )
+        packing: bool = hyperparams.field(
+            False, "Puts several examples into a row, which never see each other: one shape."
+        )
+        multiple_of: int = hyperparams.field(
+            1, "Divides the rows of a mini-batch: micro-batches times replicas makes them equal."
+        )
+        epoch_examples: int | None = hyperparams.field(
+            None, "Examples drawn in an epoch; None: as many as there are."
+        )
+        train_split: str = hyperparams.field("train", "Part of the data that is trained on.")
+        vocabulary_hash: str | None = hyperparams.field(
+            None, "Records of any other vocabulary are refused; None: taken from the records."
+        )
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        for name, least in (("max_length", 2), ("num_shapes", 1), ("multiple_of", 1)):
+            value = getattr(params, name)
+            if value < least:
+                raise errors.InputError(f"input.{name}={value} is too small. Use {least} or more")
+
+    def element_spec(self, training: bool = True) -> dict[str, tf.TensorSpec]:
+        """Tell the fields of the longest mini-batch, from params alone."""
+        params = self.params
+        tokens = params.batch_size if training else params.eval_batch_size or params.batch_size
+        rows = batches_lib.rows_of(tokens, params.max_length, params.multiple_of)
+        return _spec(rows, params.max_length, params.packing)
+
+    @functools.cached_property
+    def records(self) -> records_lib.Records:
+        """The records, prepared where they are not there yet and params say how.
+
+        Raises:
+            InputError: they are not there, or were made otherwise, or with another vocabulary.
+        """
+        folder = os.path.expanduser(self.params.data_dir)
+        recipe = self.params.preparation
+        found = records_lib.Records(folder) if recipe is None else recipe.instantiate().run(folder)
+        if self.params.vocabulary_hash is not None:
+            found.check_vocabulary(self.params.vocabulary_hash)
+        return found
+
+    @property
+    def vocabulary(self) -> vocabulary_lib.Vocabulary:
+        """The records' vocabulary."""
+        return self.records.vocabulary
+
+    @functools.cached_property
+    def pairs(self) -> tuple[str, ...]:
+        """Pairs of languages, such as de:en, in the order of the field `language`."""
+        there = self.records.pairs
+        for pair in self.params.pairs:
+            if pair not in there:
+                near = errors.nearest(pair, there) or there[:3]
+                raise errors.InputError(
+                    f"{self.records.folder} has no pair {pair!r}; nearest {', '.join(near)}"
+                )
+        return tuple(self.params.pairs) or there
+
+    def batches(self, seed: int, position: int = 0) -> input_lib.Batches:
+        """Return the endless mini-batches of training from number `position` on."""
+        plan = self.plan(seed)
+        split = self.records.split(self.params.train_split)
+        planned = (plan.batch(number) for number in _count_from(position))
+        return self._batches(split, plan.units, planned)
+
+    def evaluation(self, split: str, batch_size: int | None = None) -> input_lib.Batches:
+        """Return mini-batches with every example of `split` once; none is too long here.
+
+        Args:
+            split: its name.
+            batch_size: tokens of a mini-batch on either side; None: as the params say.
+        """
+        params = self.params
+        found = self.records.split(split)
+        numbers, languages = self._chosen(found)
+        if not len(numbers):
+            raise errors.InputError(f"{self.records.folder}: split {split!r} has no examples")
+        units = batches_lib.by_length(
+            numbers,
+            found.lengths[numbers].max(1) + 1,
+            languages,
+            len(self.pairs),
+            tokens=batch_size or params.eval_batch_size or params.batch_size,
+            num_shapes=params.num_shapes,
+            multiple_of=params.multiple_of,
+        )
+        return self._batches(found, units, batches_lib.once(units))
+
+    @functools.lru_cache(maxsize=2)  # noqa: B019 (an input lives as long as its run)
+    def plan(self, seed: int) -> batches_lib.Plan:
+        """Return the plan of training's mini-batches; what is left out is told in the log.
+
+        Raises:
+            InputError: nothing is left to train on.
+        """
+        params = self.params
+        split = self.records.split(params.train_split)
+        numbers, languages = self._chosen(split)
+        kept = self._kept(split.lengths[numbers])
+        numbers, languages = numbers[kept], languages[kept]
+        common = {"tokens": params.batch_size, "multiple_of": params.multiple_of}
+        lengths = split.lengths[numbers] + 1
+        if params.packing:
+            units = batches_lib.packed(
+                numbers,
+                lengths,
+                languages,
+                len(self.pairs),
+                length=params.max_length,
+                seed=seed,
+                **common,
+            )
+        else:
+            units = batches_lib.by_length(
+                numbers,
+                lengths.max(1),
+                languages,
+                len(self.pairs),
+                num_shapes=params.num_shapes,
+                **common,
+            )
+        plan = batches_lib.Plan(
+            units,
+            temperature=params.temperature,
+            seed=seed,
+            epoch_examples=params.epoch_examples,
+        )
+        full = batches_lib.fill(split.lengths + 1, units, plan.epoch(0))
+        told = ", ".join(f"{shape.rows} x {shape.length}" for shape in units.shapes)
+        logging.info(
+            "%d mini-batches in the first epoch, %.1f%% of them padding, of %d shapes, each traced "
+            "once: %s",
+            len(plan.epoch(0)),
+            100 * (1 - full),
+            len(units.shapes),
+            told,
+        )
+        return plan
+
+    def shares(self) -> dict[str, float]:
+        """Return the share of each pair of languages in training, by the temperature's formula."""
+        split = self.records.split(self.params.train_split)
+        numbers, languages = self._chosen(split)
+        kept = languages[self._kept(split.lengths[numbers])]
+        sizes = np.bincount(kept, minlength=len(self.pairs)).tolist()
+        shares = mixture.probabilities(sizes, self.params.temperature)
+        return dict(zip(self.pairs, map(float, shares), strict=True))
+
+    def complete(self, task_params: Any) -> None:
+        """Give the model the vocabulary's true size; remember, or check, which vocabulary it is."""
+        transformer.set_vocabulary(task_params.model.layers, len(self.vocabulary))
+        task_params.set_path("input.vocabulary_hash", self.vocabulary.hash)
+
+    def _chosen(self, split: records_lib.Split) -> tuple[Array, Array]:
+        """Return the numbers of the chosen pairs' examples, and the index of the pair of each."""
+        index = {pair: number for number, pair in enumerate(self.pairs)}
+        spans = [span for span in split.spans if span.pair in index]
+        if not spans:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        numbers = [np.arange(span.first, span.first + span.count) for span in spans]
+        languages = [np.full(span.count, index[span.pair]) for span in spans]
+        return np.concatenate(numbers), np.concatenate(languages)
+
+    def _kept(self, lengths: Array) -> Array:
+        """Tell which examples keep the bounds of length; what is left out is told in the log."""
+        params = self.params
+        kept = lengths.max(1) + 1 <= params.max_length
+        long = int((~kept).sum())
+        uneven = 0
+        if params.max_ratio is not None:
+            even = lengths.max(1) <= params.max_ratio * np.maximum(lengths.min(1), 1)
+            uneven = int((kept & ~even).sum())
+            kept &= even
+        if long or uneven:
+            logging.info(
+                "left out of %d training examples: %d longer than %d tokens, %d of uneven sides",
+                len(kept),
+                long,
+                params.max_length,
+                uneven,
+            )
+        if not kept.any():
+            raise errors.InputError(
+                f"{self.records.folder}: no training example is left: {long} of {len(kept)} are "
+                f"longer than input.max_length={params.max_length}, {uneven} uneven"
+            )
+        return kept
+
+    def _batches(
+        self,
+        split: records_lib.Split,
+        units: batches_lib.Units,
+        planned: Iterable[batches_lib.Planned],
+    ) -> input_lib.Batches:
+        packing = self.params.packing
+
+        def made() -> Iterator[dict[str, Array]]:
+            return (arrays(split, units, batch, packing) for batch in planned)
+
+        dataset = tf.data.Dataset.from_generator(
+            made, output_signature=_spec(None, None, packing)
+        ).prefetch(_PREFETCH)
+        return input_lib.Batches(dataset, lambda _: None)
+
+
+def arrays(
+    split: records_lib.Split,
+    units: batches_lib.Units,
+    planned: batches_lib.Planned,
+    packing: bool,
+) -> dict[str, Array]:
+    """Return the fields of a mini-batch.
+
+    Args:
+        split: that it is from.
+        units: that it was planned of.
+        planned: which mini-batch.
+        packing: with the fields of packed rows.
+    """
+    rows, length = planned.shape.rows, planned.shape.length
+    names = (*_TOKEN_FIELDS, *(_PACKED_FIELDS if packing else ()))
+    fields: dict[str, Array] = {name: np.zeros((rows, length), np.int32) for name in names}
+    fields["weight"] = np.zeros((rows, length), np.float32)
+    fields["language"] = np.zeros(rows, np.int32)
+    fields["language"][: len(planned.units)] = units.languages[planned.units]
+    fields["source"][len(planned.units) :, 0] = vocabulary_lib.END
+    fields["target"][len(planned.units) :, 0] = vocabulary_lib.BEGIN
+    for row, unit in enumerate(planned.units):
+        read = written = 0
+        for segment, number in enumerate(units.of(int(unit)), 1):
+            source, target = split.example(int(number))
+            ends = (read + len(source) + 1, written + len(target) + 1)
+            sides = (slice(read, ends[0]), slice(written, ends[1]))
+            fields["source"][row, sides[0]] = [*source, vocabulary_lib.END]
+            fields["target"][row, sides[1]] = [vocabulary_lib.BEGIN, *target]
+            fields["label"][row, sides[1]] = [*target, vocabulary_lib.END]
+            fields["weight"][row, sides[1]] = 1.0
+            if packing:
+                for side, where in zip(("source", "target"), sides, strict=True):
+                    fields[f"{side}_segment"][row, where] = segment
+                    fields[f"{side}_position"][row, where] = np.arange(where.stop - where.start)
+            read, written = ends
+    return fields
+
+
+def _spec(rows: int | None, length: int | None, packing: bool) -> dict[str, tf.TensorSpec]:
+    names = (*_TOKEN_FIELDS, *(_PACKED_FIELDS if packing else ()))
+    fields = {name: tf.TensorSpec([rows, length], tf.int32) for name in names}
+    fields["weight"] = tf.TensorSpec([rows, length], tf.float32)
+    fields["language"] = tf.TensorSpec([rows], tf.int32)
+    return fields
+
+
+def _count_from(number: int) -> Iterator[int]:
+    while True:
+        yield number
+        number += 1

@@ -1,0 +1,437 @@
+"""From corpora to records: clean text, vocabulary, ids; whole under its name or not there at all.
+
+Text is read once, faults are counted, and what is whole goes to a scratch file, from which a sample
+trains the vocabulary and all of it is tokenised. Everything is written into a folder beside the
+true one, which gets the true name at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sentencepiece
+import tqdm
+from absl import logging
+
+from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe.tasks.mt import corpus as corpus_lib
+from lingvo_gpipe.tasks.mt import mixture, records
+from lingvo_gpipe.tasks.mt import vocabulary as vocabulary_lib
+
+_SCRATCH = "scratch"
+_TEXT = "text"
+_SHOWN_FAULTS = 3
+
+
+@dataclasses.dataclass(slots=True)
+class _Text:
+    """Clean text of a split in two languages: line 2i holds one's sentence, 2i + 1 the other's."""
+
+    split: str
+    one: str
+    other: str
+    path: Path
+    corpora: dict[str, int]
+
+    @property
+    def count(self) -> int:
+        return sum(self.corpora.values())
+
+    def sentences(self) -> Iterator[tuple[str, str]]:
+        """Yield (one's, the other's)."""
+        with open(self.path, encoding="utf-8", newline="\n") as file:
+            for line in file:
+                yield line[:-1], next(file)[:-1]
+
+    def directed(self, source: str) -> Iterator[tuple[str, str]]:
+        """Yield (source, target)."""
+        if source == self.one:
+            return self.sentences()
+        return ((target, source) for source, target in self.sentences())
+
+
+class Preparation(hyperparams.Configurable):
+    """Makes a folder of records from corpora; see `records`."""
+
+    class Params(hyperparams.Configurable.Params):
+        """Fields of Preparation."""
+
+        corpora: list[corpus_lib.Corpus.Params] = hyperparams.required("Where the text is from.")
+        pairs: tuple[str, ...] = hyperparams.field(
+            (), "Pairs of languages, such as de:en; empty: every language to English."
+        )
+        train_split: str = hyperparams.field("train", "Split that the vocabulary is trained on.")
+        target_tokens: bool | None = hyperparams.field(
+            None, "Sources begin with <2xx>; None: where there are several target languages."
+        )
+        vocabulary: vocabulary_lib.Training = hyperparams.field(
+            vocabulary_lib.Training(), "How the vocabulary is trained."
+        )
+        vocabulary_file: str | None = hyperparams.field(
+            None, "A .model file to take in place of a trained one."
+        )
+        seed: int = hyperparams.field(0, "Of the vocabulary's sample.")
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        if not params.corpora:
+            raise errors.InputError("there is no corpus to prepare. Give one or more")
+        self._corpora: list[corpus_lib.Corpus] = [each.instantiate() for each in params.corpora]
+        self._pairs = self._chosen_pairs()
+
+    def run(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        report: Callable[[str], None] = logging.info,
+        num_threads: int | None = None,
+    ) -> records.Records:
+        """Make the records, or open them where the same params made them before.
+
+        Args:
+            folder: where they shall be; not there yet, or empty.
+            report: takes a line for each stage.
+            num_threads: that tokenise; None: one for each core. The result does not depend on it.
+
+        Raises:
+            InputError: text is faulty beyond what the policies bear, or the folder is in use.
+        """
+        target = Path(folder).expanduser()
+        if (target / records.MANIFEST).exists():
+            self.check(found := records.Records(target))
+            report(f"{target} is prepared already")
+            return found
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise errors.InputError(f"{target} is in use, but holds no records. Give a new folder")
+        with _building(target) as partial:
+            self._make(partial, report, num_threads or os.cpu_count() or 1)
+        return records.Records(target)
+
+    def check(self, found: records.Records) -> None:
+        """Refuse records that other params made.
+
+        Raises:
+            InputError: names what differs.
+        """
+        old, new = found.manifest["params"], self.params.to_text()
+        if old == new:
+            return
+        before, after = (set(text.splitlines()) for text in (old, new))
+        lines = [f"    - {line.strip()}" for line in old.splitlines() if line not in after]
+        lines += [f"    + {line.strip()}" for line in new.splitlines() if line not in before]
+        raise errors.InputError(
+            f"{found.folder} was prepared otherwise. Give a new folder, or the same params:\n"
+            + "\n".join(lines)
+        )
+
+    def _chosen_pairs(self) -> tuple[str, ...]:
+        """Return the pairs of languages, each of which some corpus has in the training split."""
+        split = self.params.train_split
+        there = {
+            f"{source}:{target}"
+            for each in self._corpora
+            if split in each.splits
+            for source, target in each.pairs(split)
+        }
+        if not there:
+            told = sorted({name for each in self._corpora for name in each.splits})
+            raise errors.InputError(
+                f"no corpus has a split {split!r} (there are {', '.join(told) or 'none'}). Name "
+                "the one that is trained on as train_split"
+            )
+        wanted = self.params.pairs or sorted(pair for pair in there if pair.endswith(":en"))
+        if not wanted:
+            raise errors.InputError(
+                f"no corpus has English in split {split!r}; name the pairs, such as "
+                f"pairs={min(there)}"
+            )
+        for pair in wanted:
+            if pair not in there:
+                near = errors.nearest(pair, there) or sorted(there)[:3]
+                raise errors.InputError(
+                    f"no corpus has the pair {pair!r} in split {split!r}; nearest {', '.join(near)}"
+                )
+        return tuple(dict.fromkeys(wanted))
+
+    def _make(self, folder: Path, report: Callable[[str], None], num_threads: int) -> None:
+        scratch = folder / _SCRATCH
+        scratch.mkdir()
+        texts, faults = self._clean(scratch, report)
+        seen = self._seen_targets(texts)
+        for split, number in seen.items():
+            report(f"{split}: {number} targets are in the training text too")
+        vocabulary = self._vocabulary(texts, report)
+        vocabulary.save(folder / records.VOCABULARY)
+        splits = self._tokenise(folder, texts, vocabulary, report, num_threads)
+        shutil.rmtree(scratch)
+        training = self.params.vocabulary
+        manifest = {
+            "format": records.FORMAT,
+            "params": self.params.to_text(),
+            "pairs": list(self._pairs),
+            "target_tokens": self._target_tokens,
+            "vocabulary": {
+                "hash": vocabulary.hash,
+                "size": len(vocabulary),
+                "num_threads": training.num_threads,
+                "sentencepiece": sentencepiece.__version__,
+            },
+            "splits": splits,
+            "corpora": faults,
+            "targets_seen_in_training": seen,
+        }
+        text = json.dumps(manifest, indent=1, ensure_ascii=False)
+        (folder / records.MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+    @property
+    def _target_tokens(self) -> bool:
+        if self.params.target_tokens is not None:
+            return bool(self.params.target_tokens)
+        return len({pair.partition(":")[2] for pair in self._pairs}) > 1
+
+    def _clean(
+        self, scratch: Path, report: Callable[[str], None]
+    ) -> tuple[list[_Text], dict[str, Any]]:
+        """Write all text that is whole to scratch files; return them, and faults by corpus."""
+        texts: dict[tuple[str, frozenset[str]], _Text] = {}
+        all_faults = {}
+        bar = _bar("reading", "pair")
+        with bar:
+            for number, each in enumerate(self._corpora):
+                faults = corpus_lib.Faults(each.params.policy)
+                name = self._name(number)
+                for split, one, other in self._parts(each):
+                    text = texts.setdefault(
+                        (split, frozenset((one, other))),
+                        _Text(split, one, other, scratch / f"{len(texts)}.txt", {}),
+                    )
+                    found = each.read(split, text.one, text.other, faults)
+                    text.corpora[name] = text.corpora.get(name, 0) + _append(text.path, found, bar)
+                all_faults[name] = {"faults": dict(faults.counts), "examples": faults.examples}
+                for line in _told(name, faults):
+                    report(line)
+        kept = sorted(texts.values(), key=lambda text: (text.split, text.one, text.other))
+        total = sum(text.count for text in kept if text.split == self.params.train_split)
+        if not total:
+            raise errors.InputError("no training pair is left: every one is faulty or left out")
+        report(f"read {total} training pairs of {len(self._pairs)} pairs of languages")
+        return kept, all_faults
+
+    def _name(self, number: int) -> str:
+        """Return the name of a corpus, with a number where another has it too."""
+        names = [each.name for each in self._corpora]
+        before = names[:number].count(names[number])
+        return f"{names[number]}#{before + 1}" if before else names[number]
+
+    def _parts(self, corpus: corpus_lib.Corpus) -> Iterator[tuple[str, str, str]]:
+        """Yield (split, language, language) that are wanted of a corpus, each once."""
+        for split in corpus.splits:
+            there = corpus.pairs(split)
+            done = set()
+            for pair in self._pairs:
+                one, _, other = pair.partition(":")
+                if (one, other) in there and (other, one) not in done:
+                    done.add((one, other))
+                    yield split, one, other
+
+    def _seen_targets(self, texts: Sequence[_Text]) -> dict[str, int]:
+        """Return split → its examples whose target stands in the training text of its language."""
+        held: dict[tuple[str, str], dict[str, int]] = {}
+        training: list[tuple[_Text, str, str]] = []
+        others: list[tuple[_Text, str, str]] = []
+        for text, source, target in self._directed(texts):
+            (training if text.split == self.params.train_split else others).append(
+                (text, source, target)
+            )
+        for text, source, target in others:
+            counts = held.setdefault((target, text.split), {})
+            for _, sentence in text.directed(source):
+                counts[sentence] = counts.get(sentence, 0) + 1
+        seen = {split: 0 for _, split in sorted(held)}
+        for text, source, target in training:
+            for _, sentence in text.directed(source):
+                for split in seen:
+                    # Each is counted once, however often it is trained on.
+                    seen[split] += held.get((target, split), {}).pop(sentence, 0)
+        return seen
+
+    def _directed(self, texts: Sequence[_Text]) -> Iterator[tuple[_Text, str, str]]:
+        """Yield (text, source, target) for each wanted pair of languages of each text."""
+        for text in texts:
+            for pair in self._pairs:
+                source, _, target = pair.partition(":")
+                if {source, target} == {text.one, text.other}:
+                    yield text, source, target
+
+    def _vocabulary(
+        self, texts: Sequence[_Text], report: Callable[[str], None]
+    ) -> vocabulary_lib.Vocabulary:
+        targets = sorted({pair.partition(":")[2] for pair in self._pairs})
+        path = self.params.vocabulary_file
+        if path is not None:
+            vocabulary = vocabulary_lib.Vocabulary.load(os.path.expanduser(path))
+            if self._target_tokens:
+                for target in targets:
+                    vocabulary.target_id(target)
+            return vocabulary
+        training = self.params.vocabulary
+        chosen = [text for text in texts if text.split == self.params.train_split]
+        sample = _bar("vocabulary", "sentence", _sample(chosen, training, self.params.seed))
+        vocabulary = vocabulary_lib.train(sample, training, targets)
+        fewer = "" if len(vocabulary) == training.size else f" (not {training.size}: poor text)"
+        report(f"vocabulary of {len(vocabulary)} pieces{fewer}, {vocabulary.hash[:12]}")
+        return vocabulary
+
+    def _tokenise(
+        self,
+        folder: Path,
+        texts: Sequence[_Text],
+        vocabulary: vocabulary_lib.Vocabulary,
+        report: Callable[[str], None],
+        num_threads: int,
+    ) -> dict[str, Any]:
+        """Write the ids of all splits; return their entries of the manifest."""
+        found = {(text.split, frozenset((text.one, text.other))): text for text in texts}
+        entries = {}
+        (folder / _TEXT).mkdir()
+        total = sum(text.count for text, _, _ in self._directed(texts))
+        bar = tqdm.tqdm(
+            desc="tokenising", unit="pair", disable=None, dynamic_ncols=True, total=total
+        )
+        with bar:
+            for split in sorted({text.split for text in texts}):
+                with records.SplitWriter(folder, split, vocabulary) as writer:
+                    for pair in self._pairs:
+                        source, _, target = pair.partition(":")
+                        text = found.get((split, frozenset((source, target))))
+                        if text is None:
+                            continue
+                        names = None
+                        if split != self.params.train_split:
+                            names = _keep_text(folder, text, source, target)
+                        writer.add(
+                            pair,
+                            _counted(text.directed(source), bar),
+                            corpora=text.corpora,
+                            target_token=self._target_tokens,
+                            text=names,
+                            num_threads=num_threads,
+                        )
+                    entries[split] = writer.entry()
+                report(f"{split}: {entries[split]['examples']} examples tokenised")
+        return entries
+
+
+def _bar(what: str, unit: str, items: Any = None, total: int | None = None) -> Any:
+    """Return a progress bar, for terminals alone."""
+    return tqdm.tqdm(
+        items, desc=what, unit=unit, total=total, disable=None, dynamic_ncols=True, unit_scale=True
+    )
+
+
+def _append(path: Path, pairs: Iterator[corpus_lib.Pair], bar: Any) -> int:
+    count = 0
+    with open(path, "a", encoding="utf-8", newline="\n") as file:
+        for pair in _counted(pairs, bar):
+            file.write(f"{pair.source}\n{pair.target}\n")
+            count += 1
+    return count
+
+
+def _counted(items: Iterator[Any], bar: Any) -> Iterator[Any]:
+    for item in items:
+        yield item
+        bar.update()
+
+
+def _told(name: str, faults: corpus_lib.Faults) -> Iterator[str]:
+    for kind, count in sorted(faults.counts.items()):
+        yield f"{name}: {count} times {kind}; such as {faults.examples[kind][0]}"
+
+
+def _sample(texts: Sequence[_Text], training: vocabulary_lib.Training, seed: int) -> Iterator[str]:
+    """Yield the sentences that the vocabulary is trained on, language shares by temperature."""
+    sizes: dict[str, int] = {}
+    for text in texts:
+        for language in (text.one, text.other):
+            sizes[language] = sizes.get(language, 0) + text.count
+    languages = sorted(sizes)
+    shares = mixture.probabilities([sizes[name] for name in languages], training.temperature)
+    quotas = mixture.apportion(min(training.sentences, sum(sizes.values())), shares)
+    picks = {}
+    for index, (name, quota) in enumerate(zip(languages, quotas, strict=True)):
+        drawn = mixture.draws(sizes[name], 0, int(quota), seed, index)
+        picks[name] = np.bincount(drawn, minlength=sizes[name])
+    done = dict.fromkeys(languages, 0)
+    for text in texts:
+        for sides in text.sentences():
+            for language, sentence in zip((text.one, text.other), sides, strict=True):
+                for _ in range(picks[language][done[language]]):
+                    yield sentence
+                done[language] += 1
+
+
+def _keep_text(folder: Path, text: _Text, source: str, target: str) -> tuple[str, str]:
+    """Write sources and targets as they are; return the files' names in the folder."""
+    stem = f"{_TEXT}/{text.split}.{source}.{target}"
+    names = (f"{stem}.source", f"{stem}.target")
+    with contextlib.ExitStack() as stack:
+        files = [
+            stack.enter_context(open(folder / name, "w", encoding="utf-8", newline="\n"))
+            for name in names
+        ]
+        for sides in text.directed(source):
+            for file, sentence in zip(files, sides, strict=True):
+                file.write(f"{sentence}\n")
+    return names
+
+
+@contextlib.contextmanager
+def _building(target: Path) -> Iterator[Path]:
+    """Give an empty folder, locked, that becomes `target` where the block ends well.
+
+    Raises:
+        InputError: another process builds it, or the disk does not take it.
+    """
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        partial.mkdir(parents=True, exist_ok=True)
+        lock = os.open(partial, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # What a killed run left.
+            for entry in partial.iterdir():
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+            yield partial
+            for path in (*partial.rglob("*"), partial):
+                _sync(path)
+            if target.exists():
+                target.rmdir()
+            partial.rename(target)
+            _sync(target.parent)
+        finally:
+            os.close(lock)
+    except BlockingIOError as error:
+        raise errors.InputError(f"another process prepares {target}. Wait for its end") from error
+    except OSError as error:
+        raise errors.InputError(
+            f"{target} cannot be prepared: {error.strerror} ({error.filename or partial}). Make "
+            "room, or give another folder"
+        ) from error
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

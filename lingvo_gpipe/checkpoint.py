@@ -19,7 +19,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -191,13 +191,15 @@ class Checkpoints:
             f"{prefix} is torn and cannot be restored: {reason}; {way_out}"
         )
 
-    def restore_matching(self, path: str, names: Mapping[str, str] | None = None) -> Matched:
+    def restore_matching(
+        self, path: str, names: Mapping[str, Sequence[str]] | None = None
+    ) -> Matched:
         """Give those objects their saved values that fit, for a start from another network.
 
         Args:
             path: of a checkpoint, or of a directory of them (the newest).
-            names: key here → key in the checkpoint; keys that are not given keep their name. With
-                an empty string a key is left alone.
+            names: key here → keys in the checkpoint, of which the first that is there is taken;
+                keys that are not given keep their name. Without any, a key is left alone.
 
         Raises:
             CheckpointError: there is no such checkpoint, or it is torn.
@@ -208,10 +210,11 @@ class Checkpoints:
             reader = tf.train.load_checkpoint(prefix)
             shapes, dtypes = _saved(reader)
             for key, variable in self._objects.items():
-                source = (names or {}).get(key, key)
-                if not source or not isinstance(variable, tf.Variable):
+                sources = (names or {}).get(key, (key,))
+                if not sources or not isinstance(variable, tf.Variable):
                     continue
-                if source not in shapes:
+                source = next((name for name in sources if name in shapes), None)
+                if source is None:
                     missing.append(key)
                 elif fault := _misfit(key, variable, shapes[source], dtypes[source]):
                     unfit[key] = fault
@@ -337,6 +340,54 @@ class Best:
 def find(directory: str) -> list[str]:
     """Return the prefixes of all whole checkpoints of a directory, oldest first."""
     return [p for p in _marked(directory) if _is_whole(p)]
+
+
+def keep_only(prefix: str, directory: str) -> None:
+    """Make a whole checkpoint the only one of another directory, without a second copy on disk.
+
+    Args:
+        prefix: of the checkpoint's files, which may be removed meanwhile by who wrote them.
+        directory: made where it is missing.
+
+    Raises:
+        CheckpointError: it is gone, or cannot be written there.
+    """
+    base = os.path.basename(prefix)
+    target = os.path.join(directory, base)
+    try:
+        os.makedirs(directory, exist_ok=True)
+        if os.path.exists(target + _PARAMS):
+            return
+        _sweep(directory)
+        _write_synced(target + _WRITING, params_text(prefix) or "")
+        for name in _names(os.path.dirname(prefix)):
+            if name.startswith((f"{base}.index", f"{base}.data")):
+                _link(os.path.join(os.path.dirname(prefix), name), os.path.join(directory, name))
+        if not _is_whole(target):
+            raise FileNotFoundError(2, "its files have been removed")
+        _finish(target)
+        for other in find(directory):
+            if other != target:
+                os.replace(other + _PARAMS, other + _WRITING)
+        _sweep(directory)
+        _repair_state(directory)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            _sweep(directory)
+        raise errors.CheckpointError(
+            f"{prefix} cannot be kept in {directory}: {error.strerror}. Raise "
+            "train.keep_checkpoints where training removes it too early"
+        ) from error
+
+
+def _link(source: str, target: str) -> None:
+    """Give a file a second name, or copy it where the file system has none."""
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(target)  # what is written to one of two names is written to both
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def step_of(prefix: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -14,10 +15,12 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from lingvo_gpipe import checkpoint, errors, pipelining, summaries, task
+from lingvo_gpipe import checkpoint, confusion, errors, pipelining, summaries, task
+from lingvo_gpipe import input as input_lib
 from lingvo_gpipe import logdir as logdir_lib
-from lingvo_gpipe.layers import base
+from lingvo_gpipe.layers import base, heads
 
+EVALUATIONS = "eval"  # folder of a run
 _POLL_S = 2.0
 
 
@@ -30,17 +33,20 @@ class Evaluation:
         values: name → number: metrics, then `loss`, then each loss of several as `loss/name`.
         others: name → vector or matrix, of metrics that are none.
         num_examples: how many were evaluated.
+        unread: how many could not be, by what became of them (`left_out`).
     """
 
     step: int
     values: dict[str, float]
     others: dict[str, Any]
     num_examples: int
+    unread: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def line(self) -> str:
         """Return all numbers on one line, `eval step=100 accuracy=0.9861 loss=0.0543`."""
-        numbers = " ".join(f"{name}={value:.4f}" for name, value in self.values.items())
-        return f"eval step={self.step} {numbers}"
+        numbers = [f"{name}={value:.4f}" for name, value in self.values.items()]
+        numbers += [f"{name}={count}" for name, count in self.unread.items() if count]
+        return f"eval step={self.step} {' '.join(numbers)}"
 
 
 def evaluate(
@@ -88,7 +94,9 @@ def evaluate(
     means = {n: float(totals[n] / weights[n]) if weights[n] else 0.0 for n in totals}
     dtypes = tf.nest.map_structure(lambda tensor: tensor.dtype, result.sums)
     sums = tf.nest.map_structure(tf.constant, sums, dtypes)
-    return _told(pipe, means, sums, metrics, step, count)
+    found = _told(pipe, means, sums, metrics, step, count)
+    unread = dict(batches.counts) if isinstance(batches, input_lib.Batches) else {}
+    return dataclasses.replace(found, unread=unread)
 
 
 def _wide(tensor: tf.Tensor) -> Any:
@@ -128,7 +136,8 @@ def check_names(pipe: pipelining.PipeliningLayer, params: task.Eval) -> None:
         ParamsError: names the nearest.
     """
     losses = [loss.name for loss in pipe.analysis.losses if not loss.training_only]
-    known = [*pipe.metrics, "loss", *(f"loss/{name}" for name in losses if len(losses) > 1)]
+    numbers = [n for n in params.metrics or pipe.metrics if not n.endswith(heads.CONFUSION)]
+    known = [*numbers, "loss", *(f"loss/{name}" for name in losses if len(losses) > 1)]
     for path, names, allowed in (
         ("eval.metrics", params.metrics, list(pipe.metrics)),
         ("eval.best", () if params.best is None else (params.best,), known),
@@ -204,6 +213,13 @@ class Reader:
             should_stop=should_stop,
         )
 
+    def write(self, logdir: Path, found: Evaluation) -> None:
+        """Put an evaluation into the folder of its run."""
+        folder = logdir / EVALUATIONS
+        writer = summaries.Writer(folder)
+        write(writer, folder, found, self._input.class_names)
+        writer.close()
+
 
 def batches(source: Any, params: task.Eval, most: int | None = None) -> Iterable[Any]:
     """Return the mini-batches of an evaluation.
@@ -237,13 +253,14 @@ def run(
     Returns:
         The evaluation; None where it was stopped.
     """
+    params = task.complete(params)
     task.check(params)
     reader = Reader(params, str(which if logdir is None else logdir / logdir_lib.CHECKPOINTS))
     found = reader.evaluate(which, should_stop)
     if found is not None:
         report(found.line())
         if logdir is not None:
-            _write(logdir, found)
+            reader.write(logdir, found)
     return found
 
 
@@ -257,7 +274,8 @@ def follow(
 ) -> list[Evaluation]:
     """Evaluate each new checkpoint beside a training run, until its last one was evaluated.
 
-    A checkpoint that is newer than the one at work is taken next; older ones are left out.
+    A checkpoint that is newer than the one at work is taken next; older ones are left out. The
+    best by `eval.best` is kept in the run's folder `best`, unless the run keeps its own there.
 
     Args:
         params: a `Task.Params`; the run is over with `train.max_steps`, or when it says so.
@@ -269,9 +287,13 @@ def follow(
     Returns:
         All evaluations.
     """
+    params = task.complete(params)
     task.check(params)
     directory = str(logdir / logdir_lib.CHECKPOINTS)
     reader = Reader(params, directory)
+    best = (
+        None if params.eval.best is None else _Best(logdir / logdir_lib.BEST, params.eval, reader)
+    )
     found: list[Evaluation] = []
     while not should_stop():
         over = logdir_lib.is_over(logdir)
@@ -288,7 +310,9 @@ def follow(
                 break
             found.append(told)
             report(told.line())
-            _write(logdir, told)
+            reader.write(logdir, told)
+            if best is not None:
+                best.consider(newest[0], told, report)
         elif over or step >= params.train.max_steps:
             break
         else:
@@ -296,7 +320,59 @@ def follow(
     return found
 
 
-def _write(logdir: Path, found: Evaluation) -> None:
-    writer = summaries.Writer(logdir / "eval")
-    writer.scalars(found.step, found.values)
-    writer.close()
+class _Best:
+    """Keeps the best checkpoint of a run that does not evaluate itself."""
+
+    def __init__(self, directory: Path, params: task.Eval, reader: Reader) -> None:
+        """Find out what is the best so far, by evaluating it where an earlier follower left it."""
+        self._directory = str(directory)
+        self._name = str(params.best)
+        self._sign = 1.0 if params.best_is == "highest" else -1.0
+        self._value = -math.inf
+        for present in checkpoint.find(self._directory)[-1:]:
+            told = None if _keeps_best(present) else reader.evaluate(present)
+            self._value = math.inf if told is None else self._sign * told.values[self._name]
+
+    def consider(self, prefix: str, told: Evaluation, report: Callable[[str], None]) -> None:
+        """Keep a checkpoint if it is better than all before."""
+        value = self._sign * told.values[self._name]
+        if not value > self._value:
+            return
+        try:
+            if not _keeps_best(prefix):
+                checkpoint.keep_only(prefix, self._directory)
+        except errors.CheckpointError as error:
+            report(str(error))
+        self._value = value
+
+
+def _keeps_best(prefix: str) -> bool:
+    """Tell whether the run of a checkpoint evaluates, and so keeps its best one itself."""
+    return bool(np.isfinite(checkpoint.read_value(prefix, "best/value")))
+
+
+def write(
+    writer: summaries.Writer, folder: Path, found: Evaluation, classes: tuple[str, ...]
+) -> None:
+    """Put an evaluation on TensorBoard, and what it found per class into `per_class.txt`.
+
+    Args:
+        writer: of the folder.
+        folder: of the run's evaluations.
+        found: what is written.
+        classes: their names; none: not known.
+    """
+    writer.scalars(found.step, found.values | found.unread)
+    for name, matrix in found.others.items():
+        if not name.endswith(heads.CONFUSION):
+            continue
+        lines = confusion.table(matrix, classes)
+        prefix = name.removesuffix(heads.CONFUSION)
+        writer.text(found.step, f"{prefix}per_class", lines)
+        writer.png(found.step, name, confusion.draw(matrix, classes))
+        path = folder / f"{prefix.replace('/', '_')}per_class.txt"
+        try:
+            path.write_text(f"step {found.step}\n{lines}\n", encoding="utf-8")
+        except OSError as error:
+            logging.warning("%s cannot be written: %s", path, error.strerror)
+    writer.flush()

@@ -232,6 +232,7 @@ def run(
         UserError: the input cannot be served, the network needs what is not served, there is no
             such checkpoint, or the folder cannot be written.
     """
+    params = task.complete(params)
     task.check(params)
     source = params.input.instantiate()
     served = Served(params.model, source.serving())

@@ -16,11 +16,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fnmatch
 import math
 import os
+import shlex
+import shutil
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +87,7 @@ def run(
         UserError: the params, the log directory, data or devices do not fit; a loss is not finite.
     """
     task.check(params)
+    params = task.complete(params)
     folder = Path(logdir)
     with logdir_lib.locked(folder):
         change = logdir_lib.check_params(folder, params, report)
@@ -113,6 +118,7 @@ def dry_run(
         report: as in `run`.
     """
     task.check(params)
+    params = task.complete(params)
     if logdir is not None:
         logdir_lib.try_out(Path(logdir), params)
     short = params.copy()
@@ -179,11 +185,12 @@ class _Run:
     def run(self) -> Result:
         """Do the updates that are left."""
         train = self._params.train
-        writers = _Writers(self._logdir, self._learner, self._params.to_text())
+        classes = self._input.class_names
+        writers = _Writers(self._logdir, self._learner, self._params.to_text(), classes)
         shown = progress.Progress(total=train.max_steps, start=self._step)
         with contextlib.closing(writers), contextlib.closing(shown):
             self._evaluate_if_due(writers)  # a signal may have cut it off
-            for told in self._updates():
+            for told in self._updates(writers):
                 shown.update(self._step, {"loss": told.loss})
                 if self._step % train.log_interval_steps == 0:
                     writers.update(self._step, told)
@@ -238,33 +245,50 @@ class _Run:
 
     def _start_from(self, start: str) -> None:
         """Take weights and statistics from a checkpoint of any network, as far as they fit."""
-        pipe = self._learner.pipe
-        objects = {f"variables/{path}": variable for path, variable in pipe.by_path.items()}
+        settings = self._params.train.start
+        by_path = self._learner.pipe.by_path
+        anew = _fitting(settings.without, by_path)
         source = checkpoint.Checkpoints(
-            str(self._logdir / logdir_lib.CHECKPOINTS), objects, read_only=True
+            str(self._logdir / logdir_lib.CHECKPOINTS), by_path, read_only=True
         )
-        matched = source.restore_matching(start)
+        kinds = ("average", "variables") if settings.averages else ("variables",)
+        matched = source.restore_matching(
+            start,
+            {
+                path: () if path in anew else tuple(f"{kind}/{path}" for kind in kinds)
+                for path in by_path
+            },
+        )
         if not matched.restored:
             raise errors.CheckpointError(
-                f"--checkpoint={start} has no variable of this network. Give one of a network "
+                f"--checkpoint={start} has no variable of this network"
+                f"{' besides those of train.start.without' if anew else ''}. Give one of a network "
                 "with layers of the same names"
             )
         self._report(f"started from {start}: {len(matched.restored)} variables restored")
-        for what, names in (("missing in it", matched.missing), ("unfit", matched.unfit.values())):
-            for name in names:
-                self._report(f"    {what}: {name}")
+        for what, told in (
+            ("begins anew by train.start.without", anew),
+            ("missing in it", matched.missing),
+            ("unfit", tuple(matched.unfit.values())),
+        ):
+            for line in told:
+                self._report(f"    {what}: {line}")
         self._learner.begin_from_weights()
 
-    def _updates(self) -> Iterator[_Told]:
+    def _updates(self, writers: _Writers) -> Iterator[_Told]:
         """Do updates until the last step, yielding what came of each."""
         train = self._params.train
-        source = iter(self._input.batches(self._params.model.seed, int(self._position.numpy())))
+        data = self._input.batches(self._params.model.seed, int(self._position.numpy()))
+        source = iter(data)
+        first = self._step
         while self._step < train.max_steps and not self._out_of_patience():
             if self._should_stop():
                 return
             begun = time.perf_counter()
             batches = [next(source) for _ in range(train.accumulate)]
             drawn = time.perf_counter()
+            if self._step == first:
+                writers.pictures(first, self._input.pictures(batches[0]))
             told = self._learner.update(batches)
             finite = bool(told["update"]["finite"]) and math.isfinite(told["loss"])
             self._position.assign_add(train.accumulate)
@@ -273,6 +297,7 @@ class _Run:
             yield _Told(
                 told,
                 examples=sum(evaluation.num_examples(self._learner.pipe, b) for b in batches),
+                unread=dict(data.counts),
                 input_s=drawn - begun,
                 step_s=time.perf_counter() - drawn,
             )
@@ -330,6 +355,26 @@ class _Run:
         return self._best.misses >= patience
 
 
+def _fitting(patterns: Sequence[str], paths: Collection[str]) -> tuple[str, ...]:
+    """Return the variable paths that begin anew.
+
+    Raises:
+        ParamsError: a pattern fits none; names the nearest.
+    """
+    found: set[str] = set()
+    for pattern in patterns:
+        fitting = {path for path in paths if fnmatch.fnmatchcase(path, pattern)}
+        if not fitting:
+            known = [*paths, *{path.split("/")[0] for path in paths}]
+            near = errors.nearest(pattern.rstrip("/*"), known) or sorted(paths)[:3]
+            raise errors.ParamsError(
+                f"train.start.without names {pattern!r}, which fits no variable; nearest "
+                f"{', '.join(map(repr, near))}. Patterns fit whole paths: NAME/* is a layer"
+            )
+        found |= fitting
+    return tuple(path for path in paths if path in found)
+
+
 def _best_objects(best: checkpoint.Best | None) -> dict[str, tf.Variable]:
     """Return what checkpoints hold of the best one; the same keys where none is kept."""
     if best is not None:
@@ -351,17 +396,27 @@ def _last_lines(params: Any, logdir: Path, result: Result) -> Iterator[str]:
     for name, value in result.metrics.items():
         if not name.startswith("loss"):
             yield f"{params.eval.split} {name} {value:.4f}"
-    yield f"to see the curves: tensorboard --logdir {logdir}"
+    # The environment around this interpreter need not be active in the user's shell.
+    found = shutil.which("tensorboard")
+    program = ["tensorboard"] if found else [sys.executable, "-m", "tensorboard.main"]
+    yield f"to see the curves: {shlex.join([*program, '--logdir', str(logdir)])}"
 
 
 class _Told:
     """What came of an update; numbers are taken from their devices when asked for."""
 
     def __init__(
-        self, told: dict[str, Any], *, examples: int, input_s: float, step_s: float
+        self,
+        told: dict[str, Any],
+        *,
+        examples: int,
+        unread: dict[str, int],
+        input_s: float,
+        step_s: float,
     ) -> None:
         self._told = told
         self._examples = examples
+        self._unread = unread
         self._input_s = input_s
         self._step_s = step_s
 
@@ -382,6 +437,7 @@ class _Told:
         del told["finite"]
         return {
             **{name: float(value) for name, value in told.items()},
+            **{f"examples_{name}": float(count) for name, count in self._unread.items()},
             "examples_per_second": self._examples / whole_s,
             "input_wait_share": self._input_s / whole_s,
         }
@@ -390,10 +446,14 @@ class _Told:
 class _Writers:
     """TensorBoard's files of a run: training and evaluation side by side."""
 
-    def __init__(self, logdir: Path, learned: learner.Learner, text: str) -> None:
+    def __init__(
+        self, logdir: Path, learned: learner.Learner, text: str, classes: tuple[str, ...]
+    ) -> None:
         """Begin with the run's params, and the picture of its schedule by estimated times."""
         self._train = summaries.Writer(logdir / "train")
-        self._eval = summaries.Writer(logdir / "eval")
+        self._classes = classes
+        self._folder = logdir / evaluation.EVALUATIONS
+        self._eval = summaries.Writer(self._folder)
         self._learner = learned
         pipe = learned.pipe
         planned = budget.make(pipe.params, pipe.analysis.fields).timeline
@@ -403,17 +463,20 @@ class _Writers:
         self._train.png(step, "schedule", timeline.draw(planned))
 
     def update(self, step: int, told: _Told) -> None:
-        metrics = self._learner.pipe.metrics.items()
+        metrics = self._learner.pipe.metrics
         self._train.scalars(
             step,
             told.scalars()
-            | {name: metric.finish(told.sums[name]) for name, metric in metrics}
+            | {name: metrics[name].finish(total) for name, total in told.sums.items()}
             | {"bubble_share_planned": self._planned_bubble, "traces": self._learner.num_traces},
         )
 
+    def pictures(self, step: int, samples: Mapping[str, Any]) -> None:
+        for name, images in samples.items():
+            self._train.images(step, name, images)
+
     def evaluation(self, found: evaluation.Evaluation) -> None:
-        self._eval.scalars(found.step, found.values)
-        self._eval.flush()
+        evaluation.write(self._eval, self._folder, found, self._classes)
 
     def close(self) -> None:
         self._train.close()

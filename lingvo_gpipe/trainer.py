@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import sys
 import tempfile
@@ -153,8 +154,23 @@ def _override_text(error: errors.ParamsError, assignment: str, task: Any) -> str
         text = task.name + text.removeprefix(type(task).class_name())
     if isinstance(error, hyperparams.UnknownFieldError) and error.nearest:
         value = assignment.partition("=")[2]
-        text += f". Try --params_override={error.nearest[0]}={value}"
-    return text
+        return f"{text}. Try --params_override={error.nearest[0]}={value}"
+    present = _present(task, assignment)
+    return text if present is None else f"{text}. Try --params_override={present}, as it is now"
+
+
+def _present(task: Any, assignment: str) -> str | None:
+    """Return the assignment that leaves the named field as it is; None where it has no value."""
+    path, sign, _ = assignment.partition("=")
+    lines = task.to_text().splitlines() if sign else []
+    start = f"{path.strip()}: "
+    found = next((line.removeprefix(start) for line in lines if line.startswith(start)), None)
+    if found is None:
+        return None
+    # A plain string needs no quotes, which a shell would ask to be quoted again.
+    word = re.fullmatch(r"'([A-Za-z_][\w./:-]*)'", found)
+    plain = word[1] if word and word[1] not in ("None", "True", "False") else found
+    return shlex.quote(f"{path.strip()}={plain}")
 
 
 def _set_data_dir(task: Any, folder: str, model: str) -> None:
@@ -393,7 +409,13 @@ def run(argv: Sequence[str]) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         values = _read_flags(argv)
-        return 0 if values is None else _run(values)
+        code = 0 if values is None else _run(values)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Whoever read has left (head, a pager); Python would fail again to write the rest at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except errors.UserError as error:
         print(f"{_kind(error)}: {error}", file=sys.stderr)
         return 1

@@ -229,7 +229,7 @@ def test_matching_restores_what_fits_and_tells_the_rest(tmp_path: pathlib.Path) 
         "state/norm.1/mean": tf.Variable(tf.zeros([8])),
         "step": tf.Variable(0, dtype=tf.int64),
     }
-    names = {"weights/stem/kernel": "weights/conv/kernel", "step": ""}
+    names = {"weights/stem/kernel": ("weights/no/kernel", "weights/conv/kernel"), "step": ()}
     matched = checkpoint.Checkpoints(str(tmp_path / "new"), objects).restore_matching(
         str(tmp_path), names
     )

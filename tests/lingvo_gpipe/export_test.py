@@ -6,8 +6,7 @@ import json
 import re
 import subprocess
 import sys
-import types
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,11 @@ from lingvo_gpipe import (
     train_loop,
     update,
 )
+from lingvo_gpipe import input as input_lib
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.tasks.image import convnet
 from lingvo_gpipe.tasks.image import input as image_input
+from tests.tiny_task import tiny_task
 
 NAMES = tuple(f"digit {n}" for n in range(10))
 
@@ -50,13 +51,11 @@ class ServedDigits(image_input.SklearnDigits):
             pixels = tf.io.decode_image(encoded, 1, expand_animations=False)
             return tf.ensure_shape(tf.cast(pixels, tf.float32) / 16.0, [8, 8, 1])
 
-        def fields(given: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        def fields(given: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
             spec = tf.TensorSpec([8, 8, 1])
             return {"image": tf.map_fn(image, given["image_bytes"], fn_output_signature=spec)}
 
-        return types.SimpleNamespace(
-            signature={"image_bytes": tf.TensorSpec([None], tf.string)}, fields=fields
-        )
+        return input_lib.Serving({"image_bytes": tf.TensorSpec([None], tf.string)}, fields)
 
 
 def digits_task(flat: list[Any], **model: Any) -> Any:
@@ -373,6 +372,21 @@ def test_layers_out_of_training_keep_frozen_patterns_out_of_the_way() -> None:
         layers.Softmax.Params(name="head", classes=10),
     ]
     assert plain_names(flat, outputs=("x",), frozen=("aside/*",)) == ["flat", "head"]
+
+
+def test_an_input_serves_what_its_own_preprocessing_takes(tmp_path: Path) -> None:
+    params = digits_task(conv_net())
+    params.input = image_input.SklearnDigits.Params(batch_size=16)
+    train_loop.run(params, tmp_path)
+    served = tf.saved_model.load(str(export.run(params, tmp_path))).signatures
+    told = served["serving_default"](image=digits()[:2])["probabilities"]
+    np.testing.assert_allclose(tf.reduce_sum(told, -1), [1, 1], rtol=1e-6)
+    assert served["classes"]()["classes"].shape == [10]
+
+
+def test_an_input_that_serves_nothing_is_told(tmp_path: Path) -> None:
+    with pytest.raises(errors.InputError, match="a model on Points cannot be exported"):
+        export.run(tiny_task(), tmp_path)
 
 
 @pytest.mark.parametrize(

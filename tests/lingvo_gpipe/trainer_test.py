@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -178,6 +179,47 @@ def test_an_override_that_does_not_exist_comes_with_one_that_does(run: Run) -> N
     assert found.err[0].endswith(". Try --params_override=model.num_micro_batches=4")
 
 
+@pytest.mark.parametrize(
+    ("assignment", "present"),
+    [
+        ("train.max_steps=many", "train.max_steps=12"),
+        ("model.layers[2].rate=x y", "'model.layers[2].rate=0.25'"),
+        ("eval.best_is=smallest", "eval.best_is=highest"),
+    ],
+)
+def test_an_override_of_the_wrong_kind_comes_with_the_present_value(
+    run: Run, assignment: str, present: str
+) -> None:
+    found = run(f"--params_override={assignment}", "--mode=describe")
+    assert len(found.err) == 1
+    assert found.err[0].endswith(f". Try --params_override={present}, as it is now")
+    (offered,) = shlex.split(present)
+    assert run(f"--params_override={offered}", "--mode=describe").code == 0
+
+
+def test_the_curves_are_shown_by_a_command_that_this_shell_has(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "a run"
+    for path, program in (
+        (os.path.dirname(sys.executable), "tensorboard"),
+        (str(tmp_path), f"{sys.executable} -m tensorboard.main"),
+    ):
+        monkeypatch.setenv("PATH", path)
+        found = run(f"--logdir={folder}", "--max_steps=0")
+        assert found.out[-1] == f"to see the curves: {program} --logdir '{folder}'"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--model=image.digits.MLP", "--mode=describe"]])
+def test_a_reader_that_leaves_is_no_fault(arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    program = [sys.executable, "-m", "lingvo_gpipe.trainer", *arguments]
+    found = subprocess.run(program, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (found.returncode, found.stderr) == (128 + signal.SIGPIPE, "")
+
+
 def test_a_recipe_without_a_task_is_named(run: Run) -> None:
     found = run("--mode=describe", model="moded.Wrong")
     assert found.err == [
@@ -273,7 +315,8 @@ def test_training_evaluation_and_resumption_print_their_lines(run: Run, tmp_path
     steps = [match[1] for match in evaluated if match]
     assert steps == ["2", "4"]
     assert first.out[-2] == f"test accuracy {evaluated[-3][2] if evaluated[-3] else ''}"
-    assert first.out[-1] == f"to see the curves: tensorboard --logdir {tmp_path / 'run'}"
+    assert first.out[-1].startswith("to see the curves: ")
+    assert first.out[-1].endswith(f" --logdir {tmp_path / 'run'}")
 
     again = run(logdir, "--mode=train", "--max_steps=5")
     assert again.code == 0

@@ -1,0 +1,252 @@
+"""Evaluation per class, every example once; what is kept of a run that is followed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorboard.backend.event_processing import event_accumulator
+
+from lingvo_gpipe import checkpoint, errors, evaluation, layers, train_loop
+from lingvo_gpipe import input as input_lib
+from tests.tiny_task import Points, tiny_task
+
+CLASSES = ("red", "green", "blue")
+HELD_OUT = 13
+
+
+class NamedPoints(Points):
+    """Points whose classes have names."""
+
+    class Params(Points.Params):
+        """Params of NamedPoints."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return CLASSES
+
+
+def confused_task(**train: Any) -> Any:
+    params = tiny_task(**train)
+    head = layers.Softmax.Params(name="head", classes=3, top_k=2, confusion=True)
+    params.model.layers = [*params.model.layers[:-1], head]
+    params.input = NamedPoints.Params(batch_size=8, eval_batch_size=5)
+    params.eval.best = "accuracy"
+    return params
+
+
+def events(folder: Path) -> event_accumulator.EventAccumulator:
+    found = event_accumulator.EventAccumulator(str(folder), {"tensors": 0})
+    found.Reload()
+    return found
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """Give a task with a confusion matrix and the folder of its run, trained without evaluation."""
+    params = confused_task(max_steps=12, save_interval_steps=4)
+    folder = tmp_path_factory.mktemp("ran")
+    train_loop.run(params, folder)
+    return params, folder
+
+
+def test_training_gives_no_matrix(ran: tuple[Any, Path]) -> None:
+    tags = events(ran[1] / "train").Tags()["tensors"]
+    assert {"accuracy", "top2"} <= set(tags)
+    assert "confusion" not in tags
+
+
+@pytest.mark.parametrize("size", [13, 5, 4, 1])
+def test_the_matrix_counts_every_example_once(ran: tuple[Any, Path], size: int) -> None:
+    params = ran[0].copy()
+    params.input.eval_batch_size = size
+    found = evaluation.run(params, ran[1])
+    assert found is not None
+    matrix = found.others["confusion"]
+    labels = Points.Params(batch_size=1).instantiate().arrays()["test"]["label"]
+    assert matrix.sum() == found.num_examples == HELD_OUT
+    assert matrix.sum(1).tolist() == np.bincount(labels, minlength=3).tolist()
+    assert matrix.trace() / HELD_OUT == pytest.approx(found.values["accuracy"])
+    assert found.values["accuracy"] <= found.values["top2"] <= 1.0
+    assert "confusion" not in found.line()
+
+
+def test_labels_are_rows_and_predictions_columns(ran: tuple[Any, Path]) -> None:
+    params, folder = ran
+    reader = evaluation.Reader(params, str(folder / "checkpoints"))
+    found = reader.evaluate(None)
+    assert found is not None
+    fields = Points.Params(batch_size=1).instantiate().arrays()["test"]
+    logits = reader.pipe.evaluate(fields, outputs=True).outputs["x"]
+    wanted = tf.math.confusion_matrix(fields["label"], tf.argmax(logits, -1), 3)
+    np.testing.assert_array_equal(found.others["confusion"], wanted)
+
+
+def test_what_an_evaluation_finds_per_class_lies_in_its_folder(ran: tuple[Any, Path]) -> None:
+    params, folder = ran
+    evaluation.run(params, folder)
+    lines = (folder / "eval" / "per_class.txt").read_text().splitlines()
+    assert lines[0] == "step 12"
+    assert [line.split()[0] for line in lines[1:]] == ["class", *CLASSES, "all"]
+    assert lines[-1].split()[1] == str(HELD_OUT)
+    told = events(folder / "eval")
+    text = tf.make_ndarray(told.Tensors("per_class")[-1].tensor_proto).item().decode()
+    assert [line.strip() for line in text.splitlines()] == [line.rstrip() for line in lines[1:]]
+    picture = tf.make_ndarray(told.Tensors("confusion")[-1].tensor_proto)
+    assert picture[2][:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_a_run_that_evaluates_writes_them_too(tmp_path: Path) -> None:
+    train_loop.run(confused_task(max_steps=2), tmp_path, evaluate=True)
+    assert (tmp_path / "eval" / "per_class.txt").read_text().startswith("step 2\n")
+    assert "confusion" in events(tmp_path / "eval").Tags()["tensors"]
+
+
+def test_metrics_that_are_named_alone_are_told(ran: tuple[Any, Path]) -> None:
+    params = ran[0].copy()
+    params.eval.metrics = ("top2",)
+    params.eval.best = None
+    found = evaluation.run(params, ran[1])
+    assert found is not None
+    assert (set(found.values), found.others) == ({"top2", "loss"}, {})
+
+
+@pytest.mark.parametrize(("best", "metrics"), [("confusion", ()), ("accuracy", ("top2",))])
+def test_a_best_that_no_evaluation_tells_as_a_number_is_refused(
+    ran: tuple[Any, Path], best: str, metrics: tuple[str, ...]
+) -> None:
+    params = ran[0].copy()
+    params.eval.set(best=best, metrics=metrics)
+    with pytest.raises(errors.ParamsError, match=f"eval.best names '{best}', which"):
+        evaluation.run(params, ran[1])
+
+
+def test_examples_that_cannot_be_read_are_told() -> None:
+    def mend(
+        batches: Iterator[dict[str, tf.Tensor]], counts: dict[str, int]
+    ) -> Iterator[dict[str, tf.Tensor]]:
+        counts["left_out"] = 0
+        for batch in batches:
+            counts["left_out"] += 1
+            yield {name: value[1:] for name, value in batch.items()}
+
+    params = tiny_task()
+    own = params.input.instantiate()
+    pipe = params.model.instantiate()
+    pipe.build(own.element_spec())
+    given = own.evaluation("test", 5)
+    found = evaluation.evaluate(
+        pipe, input_lib.Batches(given.dataset, lambda _: None, mend), step=3
+    )
+    assert found is not None
+    assert (found.num_examples, found.unread) == (HELD_OUT - 3, {"left_out": 3})
+    assert found.line().endswith(" left_out=3")
+
+
+# --- the best of a run that is followed -----------------------------------------------------------
+
+
+def best_step(folder: Path) -> list[int]:
+    return [checkpoint.step_of(prefix) for prefix in checkpoint.find(str(folder / "best"))]
+
+
+def followed(params: Any, folder: Path, values: dict[int, float]) -> list[str]:
+    """Follow a run whose checkpoints come one by one, with evaluations of these values."""
+    lines: list[str] = []
+    reader = evaluation.Reader
+
+    class Told(reader):  # type: ignore[valid-type, misc]
+        def evaluate(self, which: Any, _: Any = None) -> Any:
+            found = reader.evaluate(self, which)
+            assert found is not None
+            found.values["accuracy"] = values[found.step]
+            return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluation, "Reader", Told)
+        evaluation.follow(params, folder, report=lines.append, wait=lambda _: None)
+    return lines
+
+
+def train_to(params: Any, folder: Path, step: int) -> Any:
+    params = params.copy()
+    params.train.max_steps = step
+    train_loop.run(params, folder)
+    return params
+
+
+def test_following_keeps_the_best_checkpoint(tmp_path: Path) -> None:
+    params = confused_task(keep_checkpoints=1)
+    values = {2: 0.4, 4: 0.9, 6: 0.8, 8: 0.95}
+    kept = []
+    for step in values:
+        # Each time a new follower takes the run up, and the run removes its older checkpoints.
+        followed(train_to(params, tmp_path, step), tmp_path, values)
+        kept.append(best_step(tmp_path))
+    assert kept == [[2], [4], [4], [8]]
+    names = {path.name for path in (tmp_path / "best").iterdir()}
+    assert names == {
+        "checkpoint",
+        "ckpt-8.index",
+        "ckpt-8.data-00000-of-00001",
+        "ckpt-8.params.txt",
+    }
+    best = checkpoint.find(str(tmp_path / "best"))[0]
+    assert checkpoint.params_text(best) == checkpoint.params_text(
+        checkpoint.find(str(tmp_path / "checkpoints"))[0]
+    )
+    found = evaluation.run(params, None, which=str(tmp_path / "best"))
+    assert found is not None
+    assert found.step == 8
+
+
+def test_the_lowest_is_the_best_where_it_is_said(tmp_path: Path) -> None:
+    params = confused_task()
+    params.eval.best_is = "lowest"
+    values = {2: 0.4, 4: 0.9}
+    for step in values:
+        followed(train_to(params, tmp_path, step), tmp_path, values)
+    assert best_step(tmp_path) == [2]
+
+
+def test_a_run_that_keeps_its_best_itself_is_left_alone(tmp_path: Path) -> None:
+    params = confused_task(max_steps=2)
+    train_loop.run(params, tmp_path, evaluate=True)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "best").iterdir()}
+    followed(train_to(params, tmp_path, 4), tmp_path, {2: 0.1, 4: 2.0})
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "best").iterdir()} == before
+
+
+def test_a_best_that_was_removed_meanwhile_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = train_to(confused_task(), tmp_path, 2)
+    source = checkpoint.find(str(tmp_path / "checkpoints"))[0]
+    monkeypatch.setattr(checkpoint, "_link", lambda *_: None)
+    lines = followed(params, tmp_path, {2: 0.5})
+    assert lines[-1] == (
+        f"{source} cannot be kept in {tmp_path}/best: its files have been removed. Raise "
+        "train.keep_checkpoints where training removes it too early"
+    )
+    assert best_step(tmp_path) == []
+
+
+def test_a_kept_checkpoint_outlives_a_new_one_of_its_name(tmp_path: Path) -> None:
+    params = train_to(confused_task(), tmp_path, 2)
+    source = checkpoint.find(str(tmp_path / "checkpoints"))[0]
+    best = str(tmp_path / "best")
+    checkpoint.keep_only(source, best)
+    before = checkpoint.read_value(f"{best}/ckpt-2", "variables/head/kernel")
+    for path in (tmp_path / "checkpoints").iterdir():
+        path.unlink()
+    other = params.copy()
+    other.model.seed = 99
+    train_loop.run(other, tmp_path)
+    again = checkpoint.read_value(source, "variables/head/kernel")
+    assert not np.array_equal(before, again)
+    kept = checkpoint.read_value(f"{best}/ckpt-2", "variables/head/kernel")
+    np.testing.assert_array_equal(before, kept)

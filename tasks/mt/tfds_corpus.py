@@ -1,0 +1,143 @@
+"""Translation datasets of TensorFlow Datasets by name, such as `wmt14_translate/de-en`."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe.tasks.mt import corpus
+
+
+class TFDS(corpus.Corpus):
+    """A translation dataset by its name: two or more languages side by side.
+
+    `ted_multi_translate` and its like, of which each example has some of many languages, too. It
+    is downloaded and prepared when it is first used, unless it lies in `data_dir` already.
+    """
+
+    class Params(corpus.Corpus.Params):
+        """Fields of TFDS."""
+
+        dataset: str = hyperparams.required("Name, as `tfds.builder` takes it.")
+        data_dir: str = hyperparams.field("~/tensorflow_datasets", "Where it is, or is put.")
+        download: bool = hyperparams.field(
+            True, "Downloads and prepares the dataset if it is not in data_dir."
+        )
+        split_names: dict[str, str] = hyperparams.field(
+            {}, "Split → TFDS' own, such as {'valid': 'validation'}; empty: as they are."
+        )
+
+    @property
+    def name(self) -> str:
+        """What it is called in manifests and messages."""
+        return self.params.dataset
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Names of its splits."""
+        return tuple(self.params.split_names or self._builder.info.splits)
+
+    def pairs(self, split: str) -> frozenset[tuple[str, str]]:
+        """Return the pairs of languages of a split, each both ways round."""
+        del split
+        languages = self._languages
+        return frozenset((one, other) for one in languages for other in languages if one != other)
+
+    def sides(
+        self, split: str, source: str, target: str, faults: corpus.Faults
+    ) -> Iterator[corpus.Pair]:
+        """Yield the pairs of sentences of a split; see `Corpus.sides`."""
+        own = self.params.split_names.get(split, split)
+        try:
+            dataset = self._builder.as_dataset(split=own, shuffle_files=False)
+        except ValueError:
+            there = ", ".join(self._builder.info.splits)
+            raise errors.InputError(
+                f"TFDS dataset {self.name!r} has no split {own!r}; there are {there}"
+            ) from None
+        examples = self._tfds.as_numpy(dataset)
+        for number, example in enumerate(examples):
+            where = f"{self.name} {own}:{number}"
+            texts = self._texts(example, where, faults)
+            if source in texts and target in texts:
+                sides = [faults.text(texts[language], where) for language in (source, target)]
+                if sides[0] is not None and sides[1] is not None:
+                    yield corpus.Pair(sides[0], sides[1], where)
+
+    def _texts(
+        self, example: dict[str, Any], where: str, faults: corpus.Faults
+    ) -> dict[str, bytes]:
+        """Return language → sentence of one example; none where they do not fit each other."""
+        key = self._nested
+        if key is None:
+            return {language: example[language] for language in self._languages}
+        found = example[key]
+        names = [language.decode() for language in found["language"]]
+        sentences = found["translation"]
+        if len(names) != len(sentences):
+            what = f"{len(names)} languages, but {len(sentences)} sentences"
+            faults.found("misaligned", where, what)
+            return {}
+        return dict(zip(names, sentences, strict=True))
+
+    @functools.cached_property
+    def _tfds(self) -> Any:
+        import tensorflow_datasets  # takes seconds, and few corpora need it
+
+        return tensorflow_datasets
+
+    @functools.cached_property
+    def _nested(self) -> str | None:
+        """Return the feature that holds sentences by language; None: each is its own feature."""
+        features = self._builder.info.features
+        kind = self._tfds.features.TranslationVariableLanguages
+        return next((name for name, found in features.items() if isinstance(found, kind)), None)
+
+    @functools.cached_property
+    def _languages(self) -> tuple[str, ...]:
+        features = self._builder.info.features
+        if self._nested is not None:
+            return tuple(sorted(features[self._nested].languages))
+        if isinstance(features, self._tfds.features.Translation):
+            return tuple(sorted(features.languages))
+        raise errors.InputError(
+            f"TFDS dataset {self.name!r} is no translation: its features are "
+            f"{', '.join(features)}. Give another"
+        )
+
+    @functools.cached_property
+    def _builder(self) -> Any:
+        tfds, name = self._tfds, self.params.dataset
+        try:
+            builder = tfds.builder(name, data_dir=os.path.expanduser(self.params.data_dir))
+        except tfds.core.DatasetNotFoundError:
+            # TFDS' own message lists its whole catalogue.
+            known = tfds.list_builders(with_community_datasets=False)
+            near = errors.nearest(re.split("[/:]", name)[0], known)
+            told = f"nearest {', '.join(near)}" if near else f"it knows {len(known)} others"
+            raise errors.InputError(f"TFDS has no dataset {name!r}; {told}") from None
+        except (ValueError, AssertionError, RuntimeError) as error:
+            raise errors.InputError(f"TFDS dataset {name!r}: {_first_line(error)}") from error
+        if not builder.is_prepared():
+            self._prepare(builder)
+        return builder
+
+    def _prepare(self, builder: Any) -> None:
+        where = f"TFDS dataset {self.name!r} is not prepared in {self.params.data_dir}"
+        if not self.params.download:
+            raise errors.InputError(f"{where}. Set download=True, or another data_dir")
+        try:
+            builder.download_and_prepare()
+        except Exception as error:  # a builder may raise anything
+            raise errors.InputError(
+                f"{where}, and preparing it failed: {_first_line(error)}. Prepare it elsewhere and "
+                "give its folder as data_dir"
+            ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -321,6 +321,16 @@ def _mix(number: tf.Tensor) -> tf.Tensor:
     return number
 
 
+# What TensorFlow says of its own graphs, before and after the message itself.
+_ABOUT_GRAPHS = re.compile(
+    r"Graph execution error:|Detected at node |  File |<stack tr|\s*\[\[|\s*$"
+)
+_PREFIX = re.compile(r"Error in user-defined function passed to .*? with iterator: \S+: ")
+_ASSERTION = re.compile(r"assertion failed: \[(.*?)\].*")
+
+
 def plain(error: tf.errors.OpError) -> str:
-    """Return the first line of TensorFlow's message without its node names."""
-    return re.sub(r"\{\{[^}]*\}\}\s*|\s*\[Op:.*", "", error.message.strip().splitlines()[0])
+    """Return the line of TensorFlow's message that tells what is wrong."""
+    lines = [line for line in error.message.splitlines() if not _ABOUT_GRAPHS.match(line)]
+    told = re.sub(r"\{\{[^}]*\}\}\s*|\s*\[Op:.*", "", (lines or [error.message.strip()])[0])
+    return _ASSERTION.sub(r"\1", _PREFIX.sub("", told)).strip().rstrip(".")

@@ -195,6 +195,7 @@ class Images(input_lib.Indexed):
 
         return mended
 
+    @functools.cache  # noqa: B019 (an input lives as long as its run)
     def _careful(self, split: str, seed: int | None) -> broken.Careful:
         """Return what reads one example, or tells why it cannot be read."""
         numbers = dict.fromkeys(("index", "epoch", "place"), tf.TensorSpec([], tf.int64))

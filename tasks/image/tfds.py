@@ -60,27 +60,22 @@ class TFDS(images.Images):
         decoders = {image: self._tfds.decode.SkipDecoding()}
         features = self._builder.info.features
 
-        def load(row: dict[str, tf.Tensor]) -> tf.data.Dataset:
+        def load(row: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
             offset, length = found["offset"][row["index"]], found["length"][row["index"]]
             file = found["file"][row["index"]]
-            # A file of which all but one record is header and footer.
+            # A file of which all but one record is header and footer. Taken as a single element,
+            # an error of it is an error of this example alone.
             record = tf.data.FixedLengthRecordDataset(
                 found["path"][file],
                 record_bytes=length,
                 header_bytes=offset,
                 footer_bytes=found["bytes"][file] - offset - length,
                 buffer_size=_BUFFER_BYTES,
-            )
-            return record.map(lambda content: {**row, "record": content})
+            ).get_single_element()
+            example = features.deserialize_example(record, decoders=decoders)
+            return {**row, "bytes": example[image], "label": tf.cast(example[label], tf.int32)}
 
-        def parse(row: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-            example = features.deserialize_example(row["record"], decoders=decoders)
-            own = {"bytes": example[image], "label": tf.cast(example[label], tf.int32)}
-            return {**{key: row[key] for key in row if key != "record"}, **own}
-
-        return rows.flat_map(load).map(
-            parse, num_parallel_calls=images.PARALLEL_CALLS, deterministic=True
-        )
+        return rows.map(load, num_parallel_calls=images.PARALLEL_CALLS, deterministic=True)
 
     @functools.cache  # noqa: B019 (an input lives as long as its run)
     def _tensors(self, split: str) -> dict[str, tf.Tensor]:
@@ -116,21 +111,22 @@ class TFDS(images.Images):
         if builder.is_prepared():
             return
         where = f"{self.where} is not prepared in {self.params.data_dir}"
-        by_hand = builder.MANUAL_DOWNLOAD_INSTRUCTIONS
+        by_hand = " ".join((builder.MANUAL_DOWNLOAD_INSTRUCTIONS or "").split())
         manual = os.path.join(os.path.expanduser(self.params.data_dir), "downloads", "manual")
         if by_hand and not (os.path.isdir(manual) and os.listdir(manual)):
             raise errors.InputError(
-                f"{where}, and its files must be downloaded by hand, into {manual}: "
-                f"{' '.join(by_hand.split())}"
+                f"{where}, and its files must be downloaded by hand, into {manual}: {by_hand}"
             )
         if not self.params.download:
             raise errors.InputError(f"{where}. Set input.download=True, or another --data_dir")
         try:
             builder.download_and_prepare()
         except Exception as error:  # a builder may raise anything
+            way = "Prepare it elsewhere and give its folder as --data_dir"
+            if by_hand:
+                way = f"What must lie in {manual}: {by_hand}"
             raise errors.InputError(
-                f"{where}, and preparing it failed: {_first_line(error)}. Prepare it elsewhere "
-                "and give its folder as --data_dir"
+                f"{where}, and preparing it failed: {_first_line(error)}. {way}"
             ) from error
 
     @functools.cached_property

@@ -66,7 +66,7 @@ def grey(given: Any) -> Any:
 
 
 def smoothed(given: Any) -> Any:
-    result = np.float64(given)
+    result: Any = given.astype(np.float64)
     weights = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13
     for y in range(1, given.shape[0] - 1):
         for x in range(1, given.shape[1] - 1):
@@ -226,7 +226,7 @@ def test_pairs_and_probabilities_are_drawn_as_the_table_says(
     draw = tf.function(lambda k: auto_augment.auto_augment(tf.zeros([1, 1, 3], tf.uint8), k))
     count = 6000
     marks = collections.Counter(int(draw(key(n))[0, 0, 0]) for n in range(count))
-    expected: collections.Counter[int] = collections.Counter()
+    expected: dict[int, float] = collections.defaultdict(float)
     for (one, p, _), (other, q, _) in auto_augment.POLICY_V0:
         first, second = names.index(one) + 1, names.index(other) + 1
         for chance, shown in (

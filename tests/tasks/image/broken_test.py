@@ -1,0 +1,251 @@
+"""Broken images: replaced by position in training, left out of evaluation, counted and named."""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import errors
+from lingvo_gpipe.tasks.image import broken
+from tests.tasks.image import image_files
+from tests.tasks.image.image_files import drawn, folder_input, pixels
+
+TRAIN = [f"cat/{n}.png" for n in range(5)] + [f"dog/{n}.png" for n in range(4)]
+
+
+@pytest.fixture(name="folder")
+def make_folder(tmp_path: pathlib.Path) -> pathlib.Path:
+    return image_files.write_folder(tmp_path)
+
+
+def spoil(folder: pathlib.Path, *indices: int, content: bytes = b"garbage") -> None:
+    for index in indices:
+        (folder / "train" / TRAIN[index]).write_bytes(content)
+
+
+def which(images: Any) -> list[int]:
+    """Tell by its pixels which training image each is."""
+    known = {
+        (pixels(seed) / np.float32(255)).astype(np.float32).tobytes(): seed for seed in range(9)
+    }
+    return [
+        known[np.float32(np.round(image * 255) / np.float32(255)).tobytes()] for image in images
+    ]
+
+
+# --- Training -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "batch_size", "expected"),
+    [
+        ((2,), 9, [0, 1, 3, 3, 4, 5, 6, 7, 8]),
+        ((8,), 3, [0, 1, 2, 3, 4, 5, 6, 7, 0]),
+        ((3, 4), 9, [0, 1, 2, 5, 5, 5, 6, 7, 8]),
+        ((3, 4, 5), 3, [0, 1, 2, 6, 6, 6, 6, 7, 8]),  # a whole mini-batch
+        ((7, 8), 9, [0, 1, 2, 3, 4, 5, 6, 0, 0]),
+    ],
+)
+def test_the_next_readable_image_takes_the_place(
+    folder: pathlib.Path, spoilt: tuple[int, ...], batch_size: int, expected: list[int]
+) -> None:
+    spoil(folder, *spoilt)
+    source = folder_input(folder, shuffle=False, batch_size=batch_size, max_broken_share=0.5)
+    batches = source.batches(1)
+    found = drawn(batches, 2 * 9 // batch_size)
+    assert which(np.concatenate([b["image"] for b in found])) == 2 * expected
+    labels = np.concatenate([b["label"] for b in found])
+    assert labels.tolist() == [int(index >= 5) for index in 2 * expected]
+    assert batches.counts == {"replaced": 2 * len(spoilt)}
+
+
+def test_mini_batches_with_broken_images_are_a_function_of_seed_and_position(
+    folder: pathlib.Path,
+) -> None:
+    spoil(folder, 1, 4, 5)
+    more = {"flip": True, "pad": 1, "cutout": 2, "max_broken_share": 0.5}
+    whole = drawn(folder_input(folder, **more).batches(7), 9)
+    np.testing.assert_equal(drawn(folder_input(folder, **more).batches(7), 9), whole)
+    source = folder_input(folder, **more)
+    np.testing.assert_equal(drawn(source.batches(7, 4), 5), whole[4:])
+    # What is known to be broken by now changes nothing.
+    np.testing.assert_equal(drawn(source.batches(7), 9), whole)
+
+
+def test_images_in_the_other_places_are_those_of_the_whole_folder(folder: pathlib.Path) -> None:
+    more = {"flip": True, "pad": 1, "batch_size": 9, "shuffle": False, "max_broken_share": 0.5}
+    before = drawn(folder_input(folder, **more).batches(7), 2)
+    spoil(folder, 3, 6)
+    after = drawn(folder_input(folder, **more).batches(7), 2)
+    for one, other in zip(before, after, strict=True):
+        same = (one["image"] == other["image"]).all((1, 2, 3))
+        assert same.tolist() == [n not in (3, 6) for n in range(9)]
+        # The one in the place is distorted as in its own.
+        np.testing.assert_array_equal(other["image"][3], other["image"][4])
+
+
+def test_broken_images_are_named_once_and_only_the_first(
+    folder: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spoil(folder, 0, 1, 2, 3, 4, 5, 6)
+    source = folder_input(folder, shuffle=False, max_broken_share=1.0)
+    with caplog.at_level("WARNING"):
+        drawn(source.batches(1), 10)
+    told = [text for text in caplog.messages if "broken image" in text]
+    assert [text.split(": ")[0] for text in told[:5]] == [
+        f"broken image {folder}/train/{TRAIN[index]}" for index in range(5)
+    ]
+    assert told[5:] == [
+        f"further broken images of image folder {folder}, split 'train' are counted only"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (lambda: b"", "Input is empty"),
+        (lambda: b"garbage", "Unknown image file format. One of JPEG"),
+        (lambda: tf.io.encode_jpeg(pixels(0, 40, 40)).numpy()[:-200], "jpeg::Uncompress failed"),
+        (lambda: tf.io.encode_png(pixels(0, 1, 1)).numpy(), "a side is under input.min_side=2"),
+    ],
+)
+def test_the_reason_is_told(
+    folder: pathlib.Path,
+    caplog: pytest.LogCaptureFixture,
+    content: Callable[[], bytes],
+    reason: str,
+) -> None:
+    spoil(folder, 2, content=content())
+    batches = folder_input(folder, resize=True).batches(1)
+    with caplog.at_level("WARNING"):
+        assert all(len(batch["label"]) == 4 for batch in drawn(batches, 5))
+    (told,) = (text for text in caplog.messages if text.startswith("broken image "))
+    assert told.startswith(f"broken image {folder}/train/cat/2.png: {reason}")
+    assert batches.counts["replaced"] in (2, 3)
+
+
+def test_a_file_that_is_gone_is_a_broken_image(
+    folder: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = folder_input(folder, shuffle=False)
+    assert source.num_examples("train") == 9
+    (folder / "train" / TRAIN[2]).unlink()
+    with caplog.at_level("WARNING"):
+        (batch,) = drawn(source.batches(1), 1)
+    assert which(batch["image"]) == [0, 1, 3, 3]
+    assert "cat/2.png: " in caplog.text
+    assert "No such file or directory" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("share", "spoilt", "number"), [(0.0, (2,), 1), (0.01, (2, 5), 2), (0.25, (1, 2, 3, 6), 4)]
+)
+def test_too_many_broken_images_end_a_run(
+    folder: pathlib.Path, share: float, spoilt: tuple[int, ...], number: int
+) -> None:
+    # One less is borne.
+    spoil(folder, *spoilt[:-1])
+    drawn(folder_input(folder, max_broken_share=share).batches(1), 5)
+    spoil(folder, *spoilt)
+    with pytest.raises(errors.InputError) as caught:
+        drawn(folder_input(folder, shuffle=False, max_broken_share=share).batches(1), 5)
+    assert str(caught.value).startswith(
+        f"image folder {folder}, split 'train': at least {number} of 9 images cannot be read, more "
+        f"than input.max_broken_share={share:g} allows; the first is "
+        f"{folder}/train/{TRAIN[spoilt[0]]}: Unknown image file format"
+    )
+    assert "\n" not in str(caught.value)
+
+
+def test_a_split_without_a_readable_image_is_told(folder: pathlib.Path) -> None:
+    spoil(folder, *range(9))
+    with pytest.raises(errors.InputError, match="none of the 9 images can be read"):
+        drawn(folder_input(folder, max_broken_share=1.0).batches(1), 1)
+
+
+def test_an_image_of_another_size_is_no_broken_image(folder: pathlib.Path) -> None:
+    image_files.write(folder / "train" / TRAIN[3], pixels(1, 9, 4))
+    image_files.write(folder / "test" / "dog" / "odd.png", pixels(1, 9, 4))
+    for batches, name in (
+        (folder_input(folder).batches(1), "cat/3.png"),
+        (folder_input(folder).evaluation("test", 3), "dog/odd.png"),
+    ):
+        with pytest.raises(
+            errors.InputError, match=rf"{name} is 9 x 4 pixels, not 6 x 5. Set input.resize=True"
+        ):
+            drawn(batches, 5)
+    drawn(folder_input(folder, random_crop=True).batches(1), 5)
+
+
+# --- Evaluation -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spoilt", [(0,), (8,), (2, 3), (0, 1, 2, 3), (5, 6, 7, 8)])
+@pytest.mark.parametrize("batch_size", [1, 4, 9])
+def test_an_evaluation_has_every_readable_image_once(
+    folder: pathlib.Path, spoilt: tuple[int, ...], batch_size: int
+) -> None:
+    spoil(folder, *spoilt)
+    batches = folder_input(folder, max_broken_share=0.5).evaluation("train", batch_size)
+    found = drawn(batches)
+    kept = [index for index in range(9) if index not in spoilt]
+    assert which(np.concatenate([b["image"] for b in found])) == kept
+    assert {len(b["label"]) for b in found[:-1]} <= {batch_size}
+    assert batches.counts == {"left_out": len(spoilt)}
+    assert set(found[0]) == {"image", "label"}
+
+
+def test_too_many_broken_images_end_an_evaluation(folder: pathlib.Path) -> None:
+    spoil(folder, 1, 7)
+    with pytest.raises(errors.InputError, match="at least 2 of 9 images cannot be read"):
+        drawn(folder_input(folder).evaluation("train"))
+
+
+# --- What is read at the second try only ----------------------------------------------------------
+
+
+def examples(*indices: int) -> dict[str, tf.Tensor]:
+    return {
+        "index": tf.constant(indices, tf.int64),
+        "image": tf.constant([[float(index)] for index in indices]),
+    }
+
+
+def careful(*spoilt: int) -> Callable[[int, int], dict[str, tf.Tensor] | str]:
+    def read(index: int, epoch: int) -> dict[str, tf.Tensor] | str:
+        del epoch
+        return "spoilt" if index in spoilt else {"image": tf.constant([float(index)])}
+
+    return read
+
+
+def book() -> broken.Broken:
+    return broken.Broken("here", 6, 0.5, str)
+
+
+def test_an_image_that_is_read_at_the_second_try_is_evaluated() -> None:
+    counts: dict[str, int] = {}
+    given = iter([examples(1, 3), examples(4)])
+    found = broken.left_out(given, counts, book(), careful(2), 6)
+    images = [batch["image"].numpy().ravel().tolist() for batch in found]
+    assert sorted(itertools.chain(*images)) == [0, 1, 3, 4, 5]
+    assert counts == {"left_out": 1}
+
+
+def test_an_image_that_is_read_at_the_second_try_keeps_its_place() -> None:
+    counts: dict[str, int] = {}
+
+    def batches() -> Iterator[dict[str, tf.Tensor]]:
+        batch = examples(0, 3)
+        batch["place"] = tf.constant([0, 3], tf.int64)
+        yield {**batch, "index": tf.range(4, dtype=tf.int64), "epoch": tf.zeros([4], tf.int64)}
+
+    (found,) = broken.replaced(batches(), counts, book(), careful(2), 6)
+    assert found["image"].numpy().ravel().tolist() == [0, 1, 3, 3]
+    assert counts == {"replaced": 1}

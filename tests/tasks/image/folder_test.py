@@ -1,0 +1,105 @@
+"""Folders of image files give the pixels and labels of `tfds.ImageFolder`."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import errors
+from tests.tasks.image import image_files
+from tests.tasks.image.image_files import folder_input, pixels, values
+
+SHARED = os.environ.get("LINGVO_GPIPE_SHARED", "")
+
+
+@pytest.fixture(name="folder")
+def make_folder(tmp_path: pathlib.Path) -> pathlib.Path:
+    return image_files.write_folder(tmp_path)
+
+
+def test_a_folder_gives_its_pixels_and_labels(folder: pathlib.Path) -> None:
+    source = folder_input(folder)
+    assert source.class_names == ("cat", "dog", "emu")
+    found = [values(b) for b in source.evaluation("test", 2)]
+    assert [len(b["label"]) for b in found] == [2, 2, 1]
+    assert np.concatenate([b["label"] for b in found]).tolist() == [0, 0, 1, 2, 2]
+    expected = np.stack([pixels(seed) for seed in range(9, 14)]) / np.float32(255)
+    np.testing.assert_allclose(np.concatenate([b["image"] for b in found]), expected, rtol=1e-6)
+
+
+def test_a_folder_is_read_from_any_position(folder: pathlib.Path) -> None:
+    source = folder_input(folder, flip=True, pad=2)
+    whole = [values(b) for b in itertools.islice(source.batches(7), 9)]
+    later = [values(b) for b in itertools.islice(source.batches(7, 4), 5)]
+    np.testing.assert_equal(later, whole[4:])
+    spec = {k: tf.TensorSpec(v.shape, v.dtype) for k, v in whole[0].items()}
+    assert spec == source.element_spec()
+
+
+def test_labels_and_order_are_those_of_tfds(folder: pathlib.Path) -> None:
+    import tensorflow_datasets as tfds
+
+    theirs = tfds.ImageFolder(str(folder))
+    assert theirs.info.features["label"].names == list(folder_input(folder).class_names)
+    assert theirs.info.splits["train"].num_examples == folder_input(folder).num_examples("train")
+    pairs = {
+        (int(e["label"]), e["image"].tobytes())
+        for e in tfds.as_numpy(theirs.as_dataset(split="test"))
+    }
+    own = [values(b) for b in folder_input(folder).evaluation("test", 1)]
+    back = {(int(b["label"][0]), np.uint8(np.round(b["image"][0] * 255)).tobytes()) for b in own}
+    assert back == pairs
+
+
+def test_other_files_are_left_out_and_told(
+    folder: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "test" / "dog" / "notes.txt").write_text("")
+    (folder / "test" / "dog" / ".hidden.png").write_text("")
+    (folder / ".git").mkdir()
+    (folder / "README.md").write_text("")
+    with caplog.at_level("WARNING"):
+        assert folder_input(folder).num_examples("test") == 5
+    assert "left out 1 files that are no images" in caplog.text
+
+
+def test_a_wrong_folder_is_named(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    def refused(text: str, root: pathlib.Path, split: str = "train") -> None:
+        with pytest.raises(errors.InputError, match=text):
+            folder_input(root).num_examples(split)
+
+    refused("no does not exist. Give another --data_dir", tmp_path / "no")
+    refused("README is not a folder", make_file(tmp_path / "README"))
+    refused("has no split 'dev'; there are test, train", folder, "dev")
+    (tmp_path / "bare").mkdir()
+    refused("bare is empty: images lie in .*bare/SPLIT/CLASS/", tmp_path / "bare")
+    (tmp_path / "bare" / "train").mkdir()
+    refused("bare is empty", tmp_path / "bare")
+    (folder / "train" / "emu").mkdir()
+    (tmp_path / "bare" / "train").rmdir()
+    refused(r"class folder .*train/emu has no images \(.png", folder)
+
+
+def make_file(path: pathlib.Path) -> pathlib.Path:
+    path.write_text("")
+    return path
+
+
+@pytest.mark.skipif(not SHARED, reason="LINGVO_GPIPE_SHARED names no folder of shared data")
+def test_the_cifar10_folder_is_read(tmp_path: pathlib.Path) -> None:
+    unpack = pathlib.Path(SHARED, "data", "unpack.py")
+    subprocess.run([sys.executable, unpack, "images", "cifar10", tmp_path], check=True)
+    source = folder_input(tmp_path, height=32, width=32, batch_size=100, flip=True, pad=4)
+    assert len(source.class_names) == 10
+    labels = np.concatenate([b["label"] for b in source.evaluation("test", 100)])
+    assert np.bincount(labels).tolist() == [len(labels) // 10] * 10
+    drawn = [values(b) for b in itertools.islice(source.batches(1), 5)]
+    assert drawn[0]["image"].shape == (100, 32, 32, 3)
+    assert all(len(set(b["label"].tolist())) == 10 for b in drawn)

@@ -1,0 +1,204 @@
+"""TFDS datasets are read record by record, with one line for whatever is wrong with them."""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lingvo_gpipe import errors
+from lingvo_gpipe.tasks.image import input as image_input
+from tests.tasks.image import mock_tfds
+from tests.tasks.image.image_files import drawn, pixels
+
+
+@pytest.fixture(name="dataset", scope="module")
+def make_dataset(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Prepare a dataset of 23 images in several files, without a network."""
+    import tensorflow_datasets as tfds
+
+    class TinyShapes(tfds.core.GeneratorBasedBuilder):
+        """Images of known pixels."""
+
+        VERSION = tfds.core.Version("1.0.0")
+
+        def _info(self) -> Any:
+            features = tfds.features.FeaturesDict(
+                {
+                    "image": tfds.features.Image(shape=(6, 5, 3)),
+                    "label": tfds.features.ClassLabel(num_classes=4),
+                    "seed": np.int64,
+                }
+            )
+            return self.dataset_info_from_configs(
+                features=features, supervised_keys=("image", "label")
+            )
+
+        def _split_generators(self, dl_manager: Any) -> Any:
+            del dl_manager
+            return {
+                "train": self._generate_examples(0, 23),
+                "test": self._generate_examples(50, 55),
+            }
+
+        def _generate_examples(self, first: int, last: int) -> Any:
+            for seed in range(first, last):
+                yield seed, {"image": pixels(seed), "label": seed % 4, "seed": seed}
+
+    folder = tmp_path_factory.mktemp("tfds")
+    builder = TinyShapes(data_dir=str(folder))
+    config = tfds.download.DownloadConfig(num_shards=3)
+    builder.download_and_prepare(download_config=config)
+    return folder
+
+
+def tfds_input(folder: pathlib.Path, name: str = "tiny_shapes", **more: Any) -> Any:
+    more = {"batch_size": 4, "height": 6, "width": 5, "download": False, **more}
+    return image_input.TFDS.Params(data_dir=str(folder), name=name, **more).instantiate()
+
+
+def seeds_of(batches: Any, count: int | None = None) -> list[int]:
+    """Tell by its pixels which example each image is."""
+    known = {
+        (pixels(seed) / np.float32(255)).tobytes(): seed for seed in (*range(23), *range(50, 55))
+    }
+    found = []
+    for batch in itertools.islice(batches, count):
+        for image, label in zip(batch["image"].numpy(), batch["label"].numpy(), strict=True):
+            back = (np.round(image * 255).astype(np.uint8) / np.float32(255)).tobytes()
+            found.append(known[back])
+            assert label == known[back] % 4
+    return found
+
+
+def test_tfds_examples_are_each_read_alone(dataset: pathlib.Path) -> None:
+    assert len(list(dataset.glob("tiny_shapes/1.0.0/*train*tfrecord*"))) == 3
+    source = tfds_input(dataset)
+    assert (source.num_examples("train"), source.num_examples("test")) == (23, 5)
+    assert sorted(seeds_of(source.evaluation("train", 5))) == list(range(23))
+    assert sorted(seeds_of(source.evaluation("test"))) == list(range(50, 55))
+    drawn = seeds_of(source.batches(1), 23)
+    assert [sorted(drawn[n : n + 23]) for n in (0, 23, 46, 69)] == [list(range(23))] * 4
+    assert seeds_of(source.batches(1, 11), 12) == drawn[44:]
+
+
+def test_a_tfds_split_may_be_a_slice(dataset: pathlib.Path) -> None:
+    source = tfds_input(dataset)
+    parts = [seeds_of(source.evaluation(split)) for split in ("train[:70%]", "train[70%:]")]
+    assert [len(part) for part in parts] == [16, 7]
+    assert parts[0] + parts[1] == seeds_of(source.evaluation("train"))
+
+
+def test_a_wrong_tfds_dataset_is_named_in_one_line(
+    dataset: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    def refused(text: str, source: Any, split: str = "train") -> None:
+        with pytest.raises(errors.InputError, match=text) as caught:
+            source.num_examples(split)
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 300
+
+    refused("TFDS has no dataset 'cifar11'; nearest cifar10", tfds_input(dataset, "cifar11"))
+    refused("TFDS has no dataset 'qqq/x:1.0.0'; it knows", tfds_input(dataset, "qqq/x:1.0.0"))
+    refused("'mnist' is not prepared in .*Set input.download=True", tfds_input(tmp_path, "mnist"))
+    refused("has no split 'dev'; there are test, train", tfds_input(dataset), "dev")
+    refused("has no split 'dev'", tfds_input(dataset), "dev[:10%]")
+
+
+def test_a_tfds_dataset_with_a_record_less_is_refused(
+    dataset: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    import shutil
+
+    copy = shutil.copytree(dataset, tmp_path / "copy")
+    (file, *_) = copy.glob("tiny_shapes/1.0.0/*test*tfrecord*")
+    content = file.read_bytes()
+    length = int.from_bytes(content[:8], "little") + 16
+    file.write_bytes(content[length:])
+    with pytest.raises(errors.InputError, match="has 4 records, but 5 are told; prepare it anew"):
+        tfds_input(copy).num_examples("test")
+
+
+def test_a_broken_record_is_replaced_and_left_out(
+    dataset: pathlib.Path, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    import shutil
+
+    copy = shutil.copytree(dataset, tmp_path / "copy")
+    (file, *_) = copy.glob("tiny_shapes/1.0.0/*test*tfrecord*")
+    content = bytearray(file.read_bytes())
+    place = content.index(b"\x89PNG")
+    content[place : place + 4] = b"junk"
+    file.write_bytes(content)
+    whole = seeds_of(tfds_input(dataset).evaluation("test"))
+    batches = tfds_input(copy).evaluation("test", 2)
+    with caplog.at_level("WARNING"):
+        assert seeds_of(batches) == whole[1:]
+    assert batches.counts == {"left_out": 1}
+    assert "broken image tiny_shapes test record 0: " in caplog.text
+    source = tfds_input(copy, train_split="test", shuffle=False, batch_size=5)
+    assert seeds_of(source.batches(0), 1) == [whole[1], *whole[1:]]
+
+
+def test_a_file_that_vanishes_is_no_endless_loop(
+    dataset: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    import shutil
+
+    copy = shutil.copytree(dataset, tmp_path / "copy")
+    source = tfds_input(copy)
+    assert source.num_examples("test") == 5
+    shutil.rmtree(copy)
+    with pytest.raises(errors.InputError, match=r"test record 0: .*No such file"):
+        list(source.evaluation("test"))
+
+
+def test_files_to_be_downloaded_by_hand_are_told(tmp_path: pathlib.Path) -> None:
+    source = tfds_input(tmp_path, "imagenet2012", download=True)
+    with pytest.raises(errors.InputError) as caught:
+        source.num_examples("train")
+    told = str(caught.value)
+    assert "\n" not in told
+    assert told.startswith("TFDS dataset 'imagenet2012' is not prepared in ")
+    assert f"must be downloaded by hand, into {tmp_path}/downloads/manual: " in told
+    assert "ILSVRC2012_img_train.tar" in told
+    (tmp_path / "downloads" / "manual").mkdir(parents=True)
+    (tmp_path / "downloads" / "manual" / "notes.txt").write_text("")
+    with pytest.raises(errors.InputError, match="preparing it failed: ") as caught:
+        source.num_examples("train")
+    assert "\n" not in str(caught.value)
+    assert "ILSVRC2012_img_train.tar" in str(caught.value)
+
+
+# --- The sets of the paper ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "evaluated"),
+    [
+        ("imagenet2012", 1000, "validation"),
+        ("cifar10", 10, "test"),
+        ("cifar100", 100, "test"),
+        ("cars196", 196, "test"),
+        ("oxford_iiit_pet", 37, "test"),
+        ("food101", 101, "validation"),
+    ],
+)
+def test_a_set_of_the_paper_is_trained_on_and_evaluated(
+    name: str, classes: int, evaluated: str, tmp_path: pathlib.Path
+) -> None:
+    more = {"height": 9, "width": 8, "resize": True, "random_crop": True, "cutout": 3}
+    told = tfds_input(tmp_path / "none", name, label_offset=1, **more)
+    assert len(told.class_names) == classes + 1
+    mock_tfds.prepare(name, tmp_path, examples=5)
+    source = tfds_input(tmp_path, name, label_offset=1, **more)
+    batches = source.batches(1)
+    for batch in drawn(batches, 2):
+        assert batch["image"].shape == (4, 9, 8, 3)
+        assert set(batch["label"]) <= set(range(1, classes + 1))
+    (batch,) = drawn(source.evaluation(evaluated, 5))
+    assert batch["image"].shape == (5, 9, 8, 3)
+    assert batches.counts == {"replaced": 0}

@@ -93,7 +93,7 @@ def _flags() -> flags.FlagValues:
     return values
 
 
-def _read_flags(argv: Sequence[str]) -> flags.FlagValues | None:
+def read_flags(argv: Sequence[str]) -> flags.FlagValues | None:
     """Return the flags of `argv`; None where it asked for help, which is printed.
 
     Raises:
@@ -408,7 +408,7 @@ def run(argv: Sequence[str]) -> int:
     # TensorFlow reads it when it is first imported, and speaks of its own affairs otherwise.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
-        values = _read_flags(argv)
+        values = read_flags(argv)
         code = 0 if values is None else _run(values)
         sys.stdout.flush()
         return code

@@ -39,7 +39,8 @@ plan registry confusion
 evaluation
 export
 train_loop
-trainer repeat
+trainer
+repeat
 """
 # Tasks and recipes build models: they neither run the loop nor read flags.
 FIRST_ROW_CLOSED_TO_MODELS = "evaluation"

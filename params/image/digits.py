@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_gpipe import optimizer, pipelining, registry, task
-from lingvo_gpipe.tasks.image import convnet
+from lingvo_gpipe.tasks.image import amoebanet, convnet
 from lingvo_gpipe.tasks.image import input as image_input
 
 BATCH_SIZE = 128
@@ -53,6 +53,44 @@ class MLP(registry.Model):
                 optimizer=optimizer.Optimizer.Params(
                     name="Adam", learning_rate=cosine(2e-3, steps)
                 ),
+                max_steps=steps,
+                save_interval_steps=100,
+            ),
+            eval=task.Eval(best="accuracy"),
+        )
+
+
+class AmoebaNet(registry.Model):
+    """AmoebaNet-D (3, 16) with the small stem: 8 × 8 pixels are too few for the auxiliary head."""
+
+    num_cells = 3
+    filters = 16
+
+    def task(self) -> Any:
+        """Return the task."""
+        steps = 500
+        return task.Task.Params(
+            model=pipelining.PipeliningLayer.Params(
+                layers=amoebanet.amoeba_net(
+                    "D",
+                    self.num_cells,
+                    self.filters,
+                    classes=10,
+                    stem="small",
+                    dropout=0.2,
+                    drop_path_keep=0.9,
+                    drop_path_steps=steps,
+                ),
+                num_partitions=2,
+                num_micro_batches=4,
+                recompute="never",
+            ),
+            input=image_input.SklearnDigits.Params(batch_size=BATCH_SIZE),
+            train=task.Train(
+                optimizer=optimizer.Optimizer.Params(
+                    name="AdamW", config={"weight_decay": 0.02}, learning_rate=cosine(4e-3, steps)
+                ),
+                clip_norm=5.0,
                 max_steps=steps,
                 save_interval_steps=100,
             ),

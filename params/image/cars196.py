@@ -1,0 +1,22 @@
+"""Stanford Cars: 8,144 + 8,041 photographs of 196 models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lingvo_gpipe import registry
+from lingvo_gpipe.params.image import reference
+from lingvo_gpipe.tasks.image import input as image_input
+
+
+class AmoebaNetB18x512(registry.Model):
+    """AmoebaNet-B (18, 512) from ImageNet, at 480²: 94.6 % (GP); see `reference.fine_tuning`."""
+
+    num_cells = 18
+    filters = 512
+
+    def task(self) -> Any:
+        """Return the task."""
+        # UNKNOWN: cutout's side; a quarter of the image's.
+        source = image_input.TFDS.Params(name="cars196", **reference.resized(cutout=120))
+        return reference.fine_tuning(self, source, classes=196)

@@ -1,0 +1,30 @@
+"""A folder of images of one's own, `--data_dir=FOLDER`: FOLDER/train/cat/1.jpg."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lingvo_gpipe import registry
+from lingvo_gpipe.params.image import reference, small
+from lingvo_gpipe.tasks.image import input as image_input
+
+
+class AmoebaNetSmall(registry.Model):
+    """An AmoebaNet of some 0.2M parameters, with as many classes as the folder has.
+
+    It has the weights of `image.cifar10.AmoebaNetSmallFolder` but for its heads, so with
+    `--checkpoint` it is fine-tuned from that one.
+    """
+
+    num_cells = small.NUM_CELLS
+    filters = small.FILTERS
+    image_size = 32
+
+    def task(self) -> Any:
+        """Return the task."""
+        source = image_input.ImageFolder.Params(
+            data_dir="data/images", resize=True, **small.augmented(self.image_size)
+        )
+        own = small.classifier(self, source, classes=None, steps=400)
+        own.train.start.without = reference.HEADS
+        return own

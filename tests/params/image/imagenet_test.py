@@ -1,0 +1,85 @@
+"""The paper's models, by their registered names, have the paper's sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lingvo_gpipe import describe, errors, network, registry
+
+# Parameters used by inference, for 1,001 classes: those of the reference's own graph (but for
+# D (18, 128), which follows from the closed form), and K.
+MODELS = {
+    "image.imagenet.AmoebaNetB18x512": (557_286_057, 4),
+    "image.imagenet.AmoebaNetD18x208": (81_140_766, 1),
+    "image.imagenet.AmoebaNetD18x416": (317_548_353, 1),
+    "image.imagenet.AmoebaNetD18x544": (540_204_945, 2),
+    "image.imagenet.AmoebaNetD36x544": (1_053_302_481, 4),
+    "image.imagenet.AmoebaNetD72x512": (1_842_618_441, 8),
+    "image.imagenet.AmoebaNetD18x256": (121_915_113, 4),
+    "image.imagenet.AmoebaNetD18x128": (31_557_433, 4),
+    "image.imagenet.AmoebaNetD6x256": (46_099_177, 4),
+}
+# For GP's fine-tuning sets the classifier alone is another: 16 · 512 features to each class.
+FINE_TUNED = {
+    "cifar10": 10,
+    "cifar100": 100,
+    "cars196": 196,
+    "oxford_iiit_pet": 37,
+    "food101": 101,
+    "aircraft": 100,
+    "birdsnap": 500,
+}
+REGISTRY = registry.Registry()
+
+
+def analysis(task: Any) -> network.Analysis:
+    return network.analyze(task.model, describe.fields_of(task))
+
+
+def test_every_model_on_imagenet_is_listed_here() -> None:
+    assert REGISTRY.names("image.imagenet.*") == sorted(MODELS)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_published_model_has_its_published_size(name: str) -> None:
+    found = analysis(REGISTRY.model(name)().task())
+    parameters, partitions = MODELS[name]
+    assert describe.counts(found).parameters == parameters
+    assert len(found.routes) == partitions
+    cells = int(name.rpartition("AmoebaNet")[2][1:].split("x")[0])
+    assert len(found.layers) == cells + 6
+
+
+@pytest.mark.parametrize("name", FINE_TUNED)
+def test_fine_tuning_begins_all_but_the_heads_from_the_same_network(name: str) -> None:
+    task = REGISTRY.model(f"image.{name}.AmoebaNetB18x512")().task()
+    found = analysis(task)
+    classes = FINE_TUNED[name]
+    parameters = MODELS["image.imagenet.AmoebaNetB18x512"][0] - 8193 * 1001
+    assert describe.counts(found).parameters == parameters + 8193 * classes
+    before = analysis(REGISTRY.model("image.imagenet.AmoebaNetB18x512")().task()).variables
+    other = {
+        path
+        for path, spec in found.variables.items()
+        if path not in before or spec.shape != before[path].shape
+    }
+    assert other == {
+        "classifier/softmax/kernel",
+        "classifier/softmax/bias",
+        "normal_11/auxiliary/softmax/kernel",
+        "normal_11/auxiliary/softmax/bias",
+    }
+    assert task.train.start.without == ("classifier/*", "*/auxiliary/*")
+
+
+def test_a_family_grows_by_its_cells_its_filters_and_its_images() -> None:
+    recipe = REGISTRY.model("image.imagenet.AmoebaNetD18x256")()
+    other = recipe.resized("filters", 64).resized("num_cells", 6).resized("image_size", 96)
+    found = analysis(other.task())
+    assert len(found.layers) == 12
+    assert found.fields["image"].shape == (128, 96, 96, 3)
+    assert describe.counts(found).parameters < 4_000_000
+    with pytest.raises(errors.ParamsError, match="has no size 'num_layers'; nearest 'num_cells'"):
+        recipe.resized("num_layers", 4)

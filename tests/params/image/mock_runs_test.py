@@ -1,0 +1,85 @@
+"""Every recipe on a dataset of TFDS starts, trains two updates and evaluates.
+
+On made data of the dataset's own names, splits and features; at a size that a CPU can do: two
+cells, eight filters, images of 75 × 75 (at which the auxiliary head still fits), mini-batches of 4
+in 2 micro-batches, float32. K, schedule, recomputation, augmentation, optimizer, rate, clipping,
+averages and heads are the recipe's own. `make test` runs one recipe of each dataset, `make
+reliability` the others too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lingvo_gpipe import registry, train_loop
+from lingvo_gpipe.tasks.image import input as image_input
+from tests.tasks.image import mock_tfds
+
+REGISTRY = registry.Registry()
+SIDE = 75
+# Models whose classifier differs in its classes alone need no run of each in every test.
+FIRST = {
+    "image.imagenet.AmoebaNetB18x512",
+    "image.imagenet.AmoebaNetD18x544",
+    "image.cifar10.AmoebaNetSmall",
+    "image.cifar100.AmoebaNetB18x512",
+    "image.cars196.AmoebaNetB18x512",
+    "image.oxford_iiit_pet.AmoebaNetB18x512",
+    "image.food101.AmoebaNetB18x512",
+}
+SMALLER = {"num_cells": 2, "filters": 8}
+
+
+def of_tfds(name: str) -> bool:
+    return isinstance(REGISTRY.model(name)().task().input, image_input.TFDS.Params)
+
+
+NAMES = [name for name in REGISTRY.names("image.*") if of_tfds(name)]
+RUNS = [
+    pytest.param(name, marks=() if name in FIRST else pytest.mark.reliability_full)
+    for name in NAMES
+]
+
+
+def small(name: str) -> Any:
+    recipe = REGISTRY.model(name)()
+    for size, value in SMALLER.items():
+        if hasattr(recipe, size):
+            recipe = recipe.resized(size, value)
+    task = recipe.task()
+    if task.input.resize:
+        task.input.set(height=SIDE, width=SIDE)
+    task.input.set(batch_size=4, download=False)
+    task.model.set(num_micro_batches=min(2, task.model.num_micro_batches), dtype=None)
+    task.train.max_steps = 2
+    return task
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tensorflow_datasets")
+    for name in sorted({small(name).input.name for name in NAMES}):
+        mock_tfds.prepare(name, folder, examples=6)
+    return folder
+
+
+def test_the_recipes_of_the_papers_sets_are_all_here() -> None:
+    sets = {name.split(".")[1] for name in NAMES}
+    wanted = {"imagenet", "cifar10", "cifar100", "cars196", "oxford_iiit_pet", "food101"}
+    assert sets == wanted
+    assert {name.split(".")[1] for name in FIRST} == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_a_recipe_trains_and_evaluates(name: str, data_dir: Path, tmp_path: Path) -> None:
+    task = small(name)
+    task.input.data_dir = str(data_dir)
+    result = train_loop.run(task, tmp_path, evaluate=True)
+    assert result.step == 2
+    assert 0.0 <= result.metrics["accuracy"] <= result.metrics.get("top5", 1.0) <= 1.0
+    assert np.isfinite(result.metrics["loss"])

@@ -86,9 +86,9 @@ class EncoderLayer(core.Layer):
         packed: bool = hyperparams.field(
             False, "The numbers [B, S] it reads are sentences within a row; else ids."
         )
-        reads = ("x", "source")
+        reads: tuple[str, ...] = hyperparams.field(("x", "source"), "Names it reads.")
 
-    branches = ("attention", "feed_forward")
+    branches: tuple[str, ...] = ("attention", "feed_forward")
 
     def __init__(self, params: Any) -> None:
         """See `Layer`."""
@@ -125,7 +125,7 @@ class EncoderLayer(core.Layer):
     ) -> core.Meta:
         """Return the Meta of the branches on x; `others`: what attentions read besides."""
         parts = cls._parts(params)
-        metas = []
+        metas: list[core.Meta] = []
         for branch in cls.branches:
             for name in (f"{branch}_norm", branch, f"{branch}_dropout"):
                 value = metas[-1].outputs if name != f"{branch}_norm" else x
@@ -247,7 +247,9 @@ class DecoderLayer(EncoderLayer):
     """
 
     class Params(EncoderLayer.Params):
-        reads = ("x", "memory", "target", "source")
+        reads: tuple[str, ...] = hyperparams.field(
+            ("x", "memory", "target", "source"), "Names it reads."
+        )
         shares_dropout: float = hyperparams.field(0.1, "Rate on its mixture's vector.")
 
     branches = ("attention", "memory_attention", "feed_forward")
@@ -310,7 +312,6 @@ class TranslationSoftmax(core.SequenceSoftmax):
     """
 
     class Params(core.SequenceSoftmax.Params):
-        reads = ("x", "label", "weight")
         logit_clip: float | None = hyperparams.field(
             None,
             "Logits beyond ± this count as this in training, and have no gradient; None: never.",

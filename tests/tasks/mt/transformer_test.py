@@ -63,7 +63,7 @@ def closed_form(
 
 
 @pytest.mark.parametrize("size", COUNTS, ids=str)
-def test_the_closed_form_gives_the_known_counts(size: Any) -> None:
+def test_the_closed_form_gives_the_known_counts(size: tuple[int, int, int, int]) -> None:
     assert tuple(closed_form(*size, tables) for tables in (3, 2, 1)) == COUNTS[size]
 
 

@@ -10,7 +10,7 @@ _FIELD = "classes"
 
 
 def complete(task_params: Any, count: int, where: str, offset: int = 0) -> None:
-    """Fill in every `classes` of a model that is None, and check the others.
+    """Fill in every `classes` of a model that is not set, and check the others.
 
     Args:
         task_params: a `Task.Params`, which is changed.
@@ -21,12 +21,12 @@ def complete(task_params: Any, count: int, where: str, offset: int = 0) -> None:
     Raises:
         InputError: a layer has another number of classes.
     """
-    for path, node in list(task_params.model.iter_nodes()):
-        if _FIELD not in node.fields():
+    model = task_params.model
+    for path, found, declared in list(model.iter_paths()):
+        if declared.name != _FIELD:
             continue
-        found = getattr(node, _FIELD)
         if found is None or found is hyperparams.REQUIRED:
-            node.set(classes=count)
+            model.set_path(path, count)
         elif found != count:
             moved = f" (input.label_offset={offset} included)" if offset else ""
             way = (
@@ -35,5 +35,5 @@ def complete(task_params: Any, count: int, where: str, offset: int = 0) -> None:
                 else f"Set it to {count}, or give other data"
             )
             raise errors.InputError(
-                f"{where} has {count} classes{moved}, but model.{path}.{_FIELD}={found}. {way}"
+                f"{where} has {count} classes{moved}, but model.{path}={found}. {way}"
             )

@@ -42,6 +42,7 @@ class Net:
     weights: dict[str, tuple[float, float]]  # loss → (coefficient, weight of the mini-batch)
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     frozen: tuple[str, ...] = ()
+    momentum: float = 0.9  # of its batch norms
 
 
 def data(*shape: int, seed: int) -> tf.Tensor:
@@ -409,6 +410,7 @@ RECOMPUTED = Net(
     lambda: {"x": data(N, 5, seed=16), "target": data(N, 3, seed=17)},
     _recomputed,
     {"loss": (0.5, N), "auxiliary_loss": (2.0, N)},
+    momentum=0.8,
 )
 
 NETS = {n.name: n for n in (CONV, DENSE, SKIP, TIED, MIXED, FROZEN, RECOMPUTED)}

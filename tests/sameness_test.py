@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,15 @@ import tensorflow as tf
 
 from lingvo_gpipe import cells, executor, microbatch, pipelining, seeds
 from lingvo_gpipe.layers import base
-from tests import sameness, sameness_nets
+from tests import amoeba_nets, sameness, sameness_nets
 
 Case = sameness.Case
 
 
-@pytest.mark.parametrize("case", sameness.covering(), ids=str)
+COVERING = [case for each in sameness.GRIDS for case in sameness.covering(each)]
+
+
+@pytest.mark.parametrize("case", COVERING, ids=str)
 def test_pipelined_is_plain_on_a_covering_set(case: Case, record_property: Any) -> None:
     record_property("sameness_error", sameness.check(case))
 
@@ -27,13 +29,12 @@ def test_pipelined_is_plain_everywhere(case: Case, record_property: Any) -> None
     record_property("sameness_error", sameness.check(case))
 
 
-def test_covering_set_holds_every_pair() -> None:
-    cases = {
-        tuple(getattr(case, f) for f in case.__dataclass_fields__) for case in sameness.covering()
-    }
-    for (i, one), (j, other) in itertools.combinations(enumerate(sameness.AXES), 2):
-        for a, b in itertools.product(one, other):
-            assert any(point[i] == a and point[j] == b for point in cases), (a, b)
+@pytest.mark.parametrize("each", sameness.GRIDS, ids=("small", "amoeba"))
+def test_covering_set_holds_every_pair(each: sameness.Grid) -> None:
+    cases = {tuple(getattr(case, f) for f in case.__dataclass_fields__) for case in COVERING}
+    assert len(each.pairs()) > 30
+    for i, a, j, b in each.pairs():
+        assert any(point[i] == a and point[j] == b for point in cases), (a, b)
 
 
 @pytest.mark.parametrize("recompute", ["full,never,full", "never,full,except_last"])
@@ -45,6 +46,13 @@ def test_policies_differ_per_cell(recompute: str) -> None:
 def test_any_cut(cuts: tuple[int, ...]) -> None:
     case = Case("skip", 3, 3, "gpipe", "losses inside", "full")
     assert sameness.check(case, cuts=cuts) <= 1e-10
+
+
+@pytest.mark.sameness_grid
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_amoeba_net_with_the_stem_of_large_images(schedule: str, record_property: Any) -> None:
+    case = Case(amoeba_nets.IMAGENET.name, 5, 3, schedule, "losses inside", "full")
+    record_property("sameness_error", sameness.check(case))
 
 
 def test_without_fusing() -> None:

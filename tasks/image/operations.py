@@ -328,7 +328,7 @@ def _separable(params: Any, channels: int | None, side: str) -> list[Any]:
 
 
 def _pool(params: Any, channels: int | None, kind: str, side: str) -> list[Any]:
-    pools = {"max": layers.MaxPool2D, "avg": layers.AvgPool2D}
+    pools: dict[str, Any] = {"max": layers.MaxPool2D, "avg": layers.AvgPool2D}
     pool = pools[kind].Params(
         name="pool", pool_size=int(side), strides=params.stride, padding="same"
     )

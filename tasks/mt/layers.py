@@ -66,10 +66,11 @@ class TokenEmbedding(core.Layer):
         return self.child("dropout", theta, x, ctx)
 
 
-class EncoderLayer(core.Layer):
-    """x: [B, S, units], source: [B, S] → x + attention(norm(x)), then + feed_forward(norm(x)).
+class Block(core.Layer):
+    """Base of encoder and decoder layers: x + branch(norm(x)), for one branch after the other.
 
-    Children: {branch}_norm, {branch}, {branch}_dropout for the branches attention, feed_forward.
+    Children: {branch}_norm, {branch}, {branch}_dropout. Subclasses tell `branches` and what their
+    attentions read besides x.
     """
 
     class Params(core.Layer.Params):
@@ -86,9 +87,8 @@ class EncoderLayer(core.Layer):
         packed: bool = hyperparams.field(
             False, "The numbers [B, S] it reads are sentences within a row; else ids."
         )
-        reads: tuple[str, ...] = hyperparams.field(("x", "source"), "Names it reads.")
 
-    branches: tuple[str, ...] = ("attention", "feed_forward")
+    branches: tuple[str, ...] = ()
 
     def __init__(self, params: Any) -> None:
         """See `Layer`."""
@@ -113,13 +113,6 @@ class EncoderLayer(core.Layer):
         return attention(params)
 
     @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> core.Meta:
-        checks.arity(params, inputs, ("x, source",))
-        x, source = inputs
-        mask = mask_spec(params, source, x)
-        return cls._branches_meta(params, x, {"attention": (mask,)})
-
-    @classmethod
     def _branches_meta(
         cls, params: Any, x: tf.TensorSpec, others: dict[str, tuple[Any, ...]]
     ) -> core.Meta:
@@ -133,11 +126,6 @@ class EncoderLayer(core.Layer):
                 metas.append(base.child_meta(params, name, parts[name], *read))
         output = tf.TensorSpec(x.shape, precision.policy(params.dtype).compute)
         return base.sum_metas(output, metas)
-
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: core.Context) -> Any:
-        """See `Layer.fprop`."""
-        x, source = inputs
-        return self._run(theta, x, {"attention": (self._mask(source, source),)}, ctx)
 
     def _mask(self, keys: tf.Tensor, queries: tf.Tensor) -> tf.Tensor:
         """Return where `queries` [B, T] may attend to `keys` [B, S]: [B, S], or [B, T, S]."""
@@ -162,6 +150,27 @@ class EncoderLayer(core.Layer):
         return x
 
 
+class EncoderLayer(Block):
+    """x: [B, S, units], source: [B, S] → x with self-attention and feed-forward added."""
+
+    class Params(Block.Params):
+        reads = ("x", "source")
+
+    branches = ("attention", "feed_forward")
+
+    @classmethod
+    def _meta(cls, params: Any, *inputs: Any) -> core.Meta:
+        checks.arity(params, inputs, ("x, source",))
+        x, source = inputs
+        mask = mask_spec(params, source, x)
+        return cls._branches_meta(params, x, {"attention": (mask,)})
+
+    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: core.Context) -> Any:
+        """See `Layer.fprop`."""
+        x, source = inputs
+        return self._run(theta, x, {"attention": (self._mask(source, source),)}, ctx)
+
+
 class TransparentEncoderLayer(EncoderLayer):
     """An encoder layer that adds its share of what decoders attend to (one vector for all).
 
@@ -181,6 +190,7 @@ class TransparentEncoderLayer(EncoderLayer):
     @classmethod
     def _meta(cls, params: Any, *inputs: Any) -> core.Meta:
         checks.arity(params, inputs, ("x, source", "x, source, mix, shares"))
+        checks.share(params, "shares_dropout", params.shares_dropout)
         told = super()._meta(params, *inputs[:2])
         compute = told.outputs.dtype
         variables = told.variables
@@ -236,7 +246,7 @@ class Mixture(core.Layer):
         return tf.add_n([shares[i] * precision.cast(x, compute) for i, x in enumerate(inputs)])
 
 
-class DecoderLayer(EncoderLayer):
+class DecoderLayer(Block):
     """x: [B, T, units] → x with self-attention, attention to the source and feed-forward added.
 
     Reads x, memory [B, S, units], target and source. Position t attends to target positions up to
@@ -246,10 +256,8 @@ class DecoderLayer(EncoderLayer):
     output of every encoder layer, and attends to a mixture of them (children mixture, memory_norm).
     """
 
-    class Params(EncoderLayer.Params):
-        reads: tuple[str, ...] = hyperparams.field(
-            ("x", "memory", "target", "source"), "Names it reads."
-        )
+    class Params(Block.Params):
+        reads = ("x", "memory", "target", "source")
         shares_dropout: float = hyperparams.field(0.1, "Rate on its mixture's vector.")
 
     branches = ("attention", "memory_attention", "feed_forward")
@@ -403,7 +411,7 @@ def feed_forward(params: Any) -> Any:
 
 
 def mask_spec(params: Any, keys: Any, x: tf.TensorSpec) -> tf.TensorSpec:
-    """Return the spec of what `EncoderLayer._mask` makes of `keys` for queries x."""
+    """Return the spec of what `Block._mask` makes of `keys` for queries x."""
     rows, span = checks.any_shape(params, keys, "[B, S]", "Set its field reads")
     if not keys.dtype.is_integer:
         raise errors.LayerError(

@@ -13,7 +13,6 @@ each is traced once. The last mini-batch of a shape in an epoch may lack rows.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -256,6 +255,7 @@ class Plan:
         if not self._quotas.sum() >= 1:
             raise errors.InputError(f"an epoch of {total} examples draws none. Use more")
         self._before = np.zeros(1, np.int64)
+        self._planned: tuple[int, tuple[Planned, ...]] | None = None
 
     def locate(self, position: int) -> tuple[int, int]:
         """Return (epoch, place in it) of mini-batch number `position`."""
@@ -283,9 +283,13 @@ class Plan:
         epoch, place = self.locate(position)
         return self.epoch(epoch)[place]
 
-    @functools.lru_cache(maxsize=2)  # noqa: B019 (a plan lives as long as its run)
     def epoch(self, epoch: int) -> tuple[Planned, ...]:
-        """Return the mini-batches of an epoch in their order."""
+        """Return the mini-batches of an epoch in their order; the last one asked for is kept."""
+        if self._planned is None or self._planned[0] != epoch:
+            self._planned = (epoch, self._plan(epoch))
+        return self._planned[1]
+
+    def _plan(self, epoch: int) -> tuple[Planned, ...]:
         edges = self._drawn_before(np.array([epoch, epoch + 1]))
         drawn: list[list[Array]] = [[] for _ in self.units.shapes]
         for number, stratum in enumerate(self._strata):

@@ -7,7 +7,8 @@
 It is traced from the plain network: its layers one after another, in inference, on whatever device
 it is called. Partitions, micro-batches, schedule, devices and this package leave no trace in it;
 what serves training alone (labels, losses, auxiliary heads, slots) is left out by the layers
-themselves (`Layer.inference`). Averages stand for weights where training keeps them.
+themselves (`Layer.inference`). Averages stand for weights where training keeps them, and an image
+of which evaluation takes several crops is told the mean of their probabilities.
 """
 
 from __future__ import annotations
@@ -145,11 +146,15 @@ class Served:
             name: tf.TensorSpec(spec.shape, spec.dtype, name=name)
             for name, spec in serving.signature.items()
         }
-        read = tf.function(serving.fields, autograph=False).get_concrete_function(self._signature)
-        fields = tf.nest.map_structure(
-            lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), read.structured_outputs
+
+        def read(given: dict[str, tf.Tensor]) -> Any:
+            return serving.fields(given)
+
+        fields = tf.function(read, autograph=False).get_concrete_function(self._signature)
+        specs = tf.nest.map_structure(
+            lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), fields.structured_outputs
         )
-        self._plain = plain(model, fields)
+        self._plain = plain(model, specs)
         params = self._plain.params
         self._analysis = network.analyze(
             params,
@@ -157,7 +162,7 @@ class Served:
                 name: value
                 if name in params.unbatched
                 else microbatch.with_batch(value, 1, params.batch_dim)
-                for name, value in fields.items()
+                for name, value in specs.items()
             },
         )
         layers = [info.params.instantiate() for info in self._analysis.layers]
@@ -205,9 +210,23 @@ class Served:
             written = tuple(values[version] for version in wiring.writes[number])
             found = layer.owner.served(layer, written if len(written) > 1 else written[0])
             prefix = f"{layer.name}_" if set(found) & set(told) else ""
-            told |= {f"{prefix}{name}": value for name, value in found.items()}
+            rows = self._rows(wiring.writes[number][0])
+            told |= {f"{prefix}{name}": _per_example(value, rows) for name, value in found.items()}
         spare = set(params.outputs) - set(self._plain.outputs)
         return {name: value for name, value in told.items() if name not in spare}
+
+    def _rows(self, version: int) -> int:
+        """Return how many rows of a value belong to one example: its crops."""
+        (first, *_) = tf.nest.flatten(self._analysis.specs[version])
+        side = self._plain.params.batch_dim
+        return int(first.shape[side]) if side == 0 and first.shape.rank else 1
+
+
+def _per_example(value: tf.Tensor, rows: int) -> tf.Tensor:
+    """Return the mean of each example's rows."""
+    if rows == 1:
+        return value
+    return tf.reduce_mean(tf.reshape(value, [-1, rows, *value.shape[1:]]), 1)
 
 
 def run(

@@ -29,7 +29,7 @@ from lingvo_gpipe import (
 )
 from lingvo_gpipe import input as input_lib
 from lingvo_gpipe.layers import base
-from lingvo_gpipe.tasks.image import convnet
+from lingvo_gpipe.tasks.image import amoebanet, convnet
 from lingvo_gpipe.tasks.image import input as image_input
 from tests.tiny_task import tiny_task
 
@@ -249,6 +249,65 @@ def test_a_full_disk_leaves_what_was_there(
         export.run(params, folder)
     assert [path.name for path in (folder / "export").iterdir()] == ["3"]
     assert (own / "saved_model.pb").exists()
+
+
+class CroppedDigits(ServedDigits):
+    """Digits of 16 × 16, of which evaluation and serving take three crops."""
+
+    class Params(ServedDigits.Params):
+        """Params of CroppedDigits."""
+
+    def example_spec(self) -> dict[str, tf.TensorSpec]:
+        return {"image": tf.TensorSpec([16, 16, 1]), "label": tf.TensorSpec([], tf.int32)}
+
+    def arrays(self) -> Any:
+        return {
+            split: {**own, "image": own["image"].repeat(2, 1).repeat(2, 2)}
+            for split, own in super().arrays().items()
+        }
+
+    def evaluation(self, split: str, batch_size: int | None = None) -> input_lib.Batches:
+        given = super().evaluation(split, batch_size).dataset
+
+        def cropped(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            return {**batch, "image": crops(batch["image"])}
+
+        return input_lib.Batches(given.map(cropped), lambda _: None)
+
+    def serving(self) -> input_lib.Serving:
+        own = super().serving()
+
+        def fields(given: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            return {"image": crops(tf.repeat(tf.repeat(own.fields(given)["image"], 2, 1), 2, 2))}
+
+        return input_lib.Serving(own.signature, fields)
+
+
+def crops(images: tf.Tensor) -> tf.Tensor:
+    return tf.stack([images, images[:, :, ::-1], tf.roll(images, 2, 1)], 1)
+
+
+@pytest.mark.slow
+def test_an_amoeba_net_serves_the_mean_of_its_crops_without_its_auxiliary_head(
+    tmp_path: Path,
+) -> None:
+    flat = amoebanet.amoeba_net(
+        "A", 3, 8, classes=10, stem="small", auxiliary_weight=0.4, drop_path_keep=0.9
+    )
+    params = digits_task(flat, num_partitions=2, num_micro_batches=2)
+    params.input = CroppedDigits.Params(batch_size=8)
+    params.train.max_steps = 2
+    train_loop.run(params, tmp_path)
+    loaded = tf.saved_model.load(str(export.run(params, tmp_path)))
+    reader = evaluation.Reader(params, str(tmp_path / "checkpoints"))
+    reader.evaluate(None)
+    batch = next(iter(CroppedDigits.Params(batch_size=9).instantiate().evaluation("test")))
+    logits = reader.pipe.evaluate(batch, outputs=True).outputs["classifier"]
+    told = loaded.signatures["serving_default"](image_bytes=png(digits()[:9]))["probabilities"]
+    np.testing.assert_allclose(told, tf.nn.softmax(logits), rtol=1e-4, atol=1e-6)
+    left_out = set(reader.pipe.by_path) - set(loaded.variables_by_path)
+    assert left_out
+    assert all("/auxiliary/" in path for path in left_out)
 
 
 # --- what inference leaves out --------------------------------------------------------------------

@@ -136,7 +136,7 @@ class Vocabulary:
         first = [] if target is None else [self.target_id(target)]
         return [[*first, *ids, END] for ids in self.encode(texts)]
 
-    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+    def decode(self, ids: Iterable[Iterable[int]]) -> list[str]:
         """Return the texts of ids: up to </s>, reserved ids left out."""
         size = len(self)
         rows = []

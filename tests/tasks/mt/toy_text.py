@@ -36,7 +36,8 @@ def write_folder(folder: Path, sizes: dict[str, int], held_out: int = 20) -> Pat
 
 def params(folder: Path, **fields: Any) -> Any:
     """Return the Params of a preparation of such folders, with a small vocabulary."""
-    made = {"vocabulary": vocabulary.Training(size=330)} | fields
-    return preparation.Preparation.Params(
-        corpora=[corpus.TranslateFolder.Params(folder=str(folder))], **made
-    )
+    made: dict[str, Any] = {
+        "corpora": [corpus.TranslateFolder.Params(folder=str(folder))],
+        "vocabulary": vocabulary.Training(size=330),
+    }
+    return preparation.Preparation.Params(**made | fields)

@@ -1,0 +1,327 @@
+"""Mini-batches as TensorFlow sees them, and TFDS datasets as corpora."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_datasets as tfds
+
+from lingvo_gpipe import errors, task
+from lingvo_gpipe.tasks.mt import corpus, records, tfds_corpus
+from lingvo_gpipe.tasks.mt import input as mt_input
+from tests.tasks.mt import toy_text
+
+SIZES = {"de": 300, "sw": 40}
+FIELDS = {"source", "target", "label", "weight", "language"}
+PACKED = {"source_segment", "source_position", "target_segment", "target_position"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    text = toy_text.write_folder(tmp_path_factory.mktemp("text"), SIZES)
+    output = tmp_path_factory.mktemp("records") / "both"
+    toy_text.params(text).instantiate().run(output)
+    return output
+
+
+def params_of(folder: Path, **fields: Any) -> Any:
+    made = {"batch_size": 800, "max_length": 80, "num_shapes": 3} | fields
+    return mt_input.Translation.Params(data_dir=str(folder), **made)
+
+
+def taken(batches: Any, count: int | None = None) -> list[dict[str, np.ndarray[Any, Any]]]:
+    found = itertools.islice(iter(batches), count)
+    return [{name: value.numpy() for name, value in batch.items()} for batch in found]
+
+
+def sentences(batch: dict[str, Any]) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+    """Return (language, source, label) of every sentence of a mini-batch, by its segments."""
+    found = []
+    for row in range(len(batch["source"])):
+        sides = []
+        for field, side in (("source", "source"), ("label", "target")):
+            ids = batch[field][row]
+            segment = batch.get(f"{side}_segment", batch[field] > 0)[row]
+            count = int(segment.max())
+            sides.append([tuple(ids[segment == n].tolist()) for n in range(1, count + 1)])
+        language = int(batch["language"][row])
+        found += [(language, *both) for both in zip(*sides, strict=False)]
+    return found
+
+
+def written(folder: Path, split: str) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+    """Return the same of all records of a split."""
+    found = records.Records(folder).split(split)
+    rows = []
+    for index, span in enumerate(found.spans):
+        for number in range(span.first, span.first + span.count):
+            source, target = found.example(number)
+            rows.append((index, (*source.tolist(), 3), (*target.tolist(), 3)))
+    return sorted(rows)
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_an_epoch_of_training_has_every_sentence_once(folder: Path, packing: bool) -> None:
+    made = params_of(folder, packing=packing, temperature=1.0).instantiate()
+    count = len(made.plan(1).epoch(0))
+    found = taken(made.batches(1), count)
+    assert sorted(row for batch in found for row in sentences(batch)) == written(folder, "train")
+    assert set(found[0]) == FIELDS | (PACKED if packing else set())
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_resumed_training_is_uninterrupted(folder: Path, packing: bool) -> None:
+    whole = taken(params_of(folder, packing=packing).instantiate().batches(1), 60)
+    for start in (1, 31):
+        resumed = taken(
+            params_of(folder, packing=packing).instantiate().batches(1, start), 60 - start
+        )
+        for one, other in zip(whole[start:], resumed, strict=True):
+            for name in one:
+                np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+    (first,) = taken(params_of(folder, packing=packing).instantiate().batches(2), 1)
+    assert not np.array_equal(whole[0]["source"], first["source"])
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_fields_fit_each_other(folder: Path, packing: bool) -> None:
+    made = params_of(folder, packing=packing).instantiate()
+    spec = made.element_spec()
+    for batch in taken(made.batches(1), len(made.plan(1).epoch(0))):
+        for name, value in batch.items():
+            assert value.dtype == spec[name].dtype.as_numpy_dtype
+            assert len(value) == len(batch["source"])
+        target, label, weight = (batch[name] for name in ("target", "label", "weight"))
+        np.testing.assert_array_equal(weight, (label > 0).astype(np.float32))
+        begins = target == 2
+        empty = batch["source"][:, 1:].max(1) == 0
+        if packing:
+            segment, position = batch["target_segment"], batch["target_position"]
+            np.testing.assert_array_equal(begins & (weight > 0), (position == 0) & (segment > 0))
+            np.testing.assert_array_equal(segment > 0, weight > 0)
+        else:
+            assert begins[:, 0].all()
+            assert begins.sum() == len(begins)
+        # What the decoder reads is what it was to say one step before.
+        inside = (weight[:, 1:] > 0) & ~begins[:, 1:]
+        np.testing.assert_array_equal(target[:, 1:][inside], label[:, :-1][inside])
+        np.testing.assert_array_equal(label[:, :-1][inside] == 3, False)
+        assert (batch["source"][:, 0] > 0).all()
+        assert (weight[empty & (batch["source"][:, 0] == 3)] == 0).all()
+
+
+def test_packed_positions_count_from_each_beginning(folder: Path) -> None:
+    made = params_of(folder, packing=True).instantiate()
+    (batch,) = taken(made.batches(1), 1)
+    for side in ("source", "target"):
+        segments, positions = batch[f"{side}_segment"], batch[f"{side}_position"]
+        assert segments.max() > 1
+        for row, segment in zip(*np.nonzero(np.diff(segments, prepend=0) > 0), strict=True):
+            own = positions[row][segments[row] == segments[row][segment]]
+            np.testing.assert_array_equal(own, np.arange(len(own)))
+
+
+@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize("size", [None, 70])
+def test_an_evaluation_has_every_sentence_once(
+    folder: Path, packing: bool, size: int | None
+) -> None:
+    # What is too long to be trained on is evaluated.
+    made = params_of(folder, packing=packing, max_length=8).instantiate()
+    found = taken(made.evaluation("test", size))
+    assert sorted(row for batch in found for row in sentences(batch)) == written(folder, "test")
+    assert len({batch["source"].shape for batch in found}) <= 3
+
+
+def test_shapes_are_those_told_and_few(folder: Path) -> None:
+    made = params_of(folder, multiple_of=4).instantiate()
+    shapes = {batch["source"].shape for batch in taken(made.batches(1), 60)}
+    assert shapes == {(shape.rows, shape.length) for shape in made.plan(1).units.shapes}
+    assert len(shapes) == 3
+    assert all(rows % 4 == 0 for rows, _ in shapes)
+    packed = params_of(folder, packing=True).instantiate()
+    wanted = packed.element_spec()
+    for batch in packed.batches(1):
+        assert {name: tf.TensorSpec(v.shape, v.dtype) for name, v in batch.items()} == {
+            name: tf.TensorSpec(spec.shape, spec.dtype) for name, spec in wanted.items()
+        }
+        break
+
+
+def test_specs_come_from_params_alone() -> None:
+    made = params_of(Path("nowhere"), eval_batch_size=80, multiple_of=2).instantiate()
+    assert made.element_spec()["source"].shape == [10, 80]
+    assert made.element_spec(training=False)["weight"] == tf.TensorSpec([2, 80], tf.float32)
+    assert set(made.element_spec()) == FIELDS
+
+
+def test_shares_are_those_of_the_formula(folder: Path) -> None:
+    made = params_of(folder, temperature=5.0).instantiate()
+    powers = {pair: size**0.2 for pair, size in zip(("de:en", "sw:en"), (300, 40), strict=True)}
+    wanted = {pair: power / sum(powers.values()) for pair, power in powers.items()}
+    assert made.shares() == pytest.approx(wanted)
+
+
+def test_what_is_too_long_or_uneven_is_left_out_and_told(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lengths = records.Records(folder).split("train").lengths
+    long = lengths.max(1) + 1 > 9
+    uneven = ~long & (lengths.max(1) > 1.2 * lengths.min(1))
+    made = params_of(folder, max_length=9, max_ratio=1.2).instantiate()
+    with caplog.at_level("INFO", logger="absl"):
+        plan = made.plan(1)
+    assert int(plan.units.sizes.sum()) == len(lengths) - int((long | uneven).sum())
+    assert long.any()
+    assert uneven.any()
+    assert f"{long.sum()} longer than 9 tokens, {uneven.sum()} of uneven sides" in caplog.text
+    assert "of 3 shapes, each traced once: " in caplog.text
+
+
+def test_chosen_pairs_alone_are_trained_on(folder: Path) -> None:
+    made = params_of(folder, pairs=("sw:en",), temperature=1.0).instantiate()
+    found = taken(made.batches(1), len(made.plan(1).epoch(0)))
+    wanted = [(0, *row[1:]) for row in written(folder, "train") if row[0] == 1]
+    assert sorted(row for batch in found for row in sentences(batch)) == sorted(wanted)
+
+
+def refused(text: str, params: Any, split: str = "test") -> None:
+    def use() -> None:
+        made = params.instantiate()
+        made.plan(1)
+        made.evaluation(split)
+
+    with pytest.raises(errors.InputError, match=text) as caught:
+        use()
+    assert "\n" not in str(caught.value)
+
+
+def test_params_that_cannot_be_are_refused(folder: Path, tmp_path: Path) -> None:
+    refused("has no pair 'sv:en'; nearest sw:en", params_of(folder, pairs=("sv:en",)))
+    refused("holds no prepared text", params_of(tmp_path / "none"))
+    refused("has no split 'dev'; there are", params_of(folder), "dev")
+    refused("has no split 'dev'", params_of(folder, train_split="dev"))
+    refused("temperature=0.0 is not possible", params_of(folder, temperature=0.0))
+    refused("no training example is left: 340 of 340 are longer", params_of(folder, max_length=2))
+    refused("input.max_length=1 is too small. Use 2", params_of(folder, max_length=1))
+    refused("input.num_shapes=0 is too small", params_of(folder, num_shapes=0))
+    refused("were made with vocabulary", params_of(folder, vocabulary_hash="0" * 64))
+
+
+def test_records_are_prepared_where_params_say_how(tmp_path: Path) -> None:
+    text = toy_text.write_folder(tmp_path / "text", {"de": 200})
+    params = params_of(tmp_path / "out", preparation=toy_text.params(text))
+    first = taken(params.instantiate().batches(1), 2)
+    again = taken(params.instantiate().batches(1), 2)
+    np.testing.assert_array_equal(first[1]["source"], again[1]["source"])
+    params.preparation.seed = 9
+    with pytest.raises(errors.InputError, match="was prepared otherwise"):
+        params.instantiate().batches(1)
+
+
+def test_the_task_takes_size_and_hash_from_the_data(folder: Path) -> None:
+    from lingvo_gpipe import pipelining
+    from lingvo_gpipe.tasks.mt import transformer
+
+    layers = transformer.translation_transformer(
+        num_layers=1, units=8, hidden=16, heads=1, vocabulary=64_000
+    )
+    params = task.Task.Params(
+        model=pipelining.PipeliningLayer.Params(layers=layers), input=params_of(folder)
+    )
+    made = params.input.instantiate()
+    made.complete(params)
+    size = len(made.vocabulary)
+    sizes = {
+        value
+        for path, value, _ in params.model.iter_paths()
+        if path.rpartition(".")[2] == "vocabulary"
+    }
+    assert sizes == {size}
+    assert params.get("input.vocabulary_hash") == made.vocabulary.hash
+    assert params.input.instantiate().vocabulary.hash == made.vocabulary.hash
+
+
+# --- TFDS ---
+
+
+def read(params: Any, source: str, target: str) -> tuple[list[tuple[str, str]], corpus.Faults]:
+    faults = corpus.Faults(params.policy)
+    made = params.instantiate()
+    found = made.read("train", source, target, faults)
+    return [(pair.source, pair.target) for pair in found], faults
+
+
+def tfds_params(name: str, **fields: Any) -> Any:
+    made = {"data_dir": "/nonexistent", "split_names": {"train": "train"}} | fields
+    return tfds_corpus.TFDS.Params(dataset=name, **made)
+
+
+@pytest.mark.parametrize(
+    ("name", "languages"),
+    [
+        ("wmt14_translate/de-en", ("de", "en")),
+        ("ted_hrlr_translate/az_to_en", ("az", "en")),
+        ("para_crawl/enbg", ("bg", "en")),
+        ("opus/medical", ("de", "en")),
+    ],
+)
+def test_tfds_translations_are_read_by_name(name: str, languages: tuple[str, str]) -> None:
+    with tfds.testing.mock_data(num_examples=4):
+        params = tfds_params(name)
+        assert params.instantiate().pairs("train") == {languages, languages[::-1]}
+        found, faults = read(params, *languages)
+        back, _ = read(params, *languages[::-1])
+    assert len(found) + sum(faults.counts.values()) >= 4
+    assert found
+    assert back == [(target, source) for source, target in found]
+
+
+def nested(*examples: dict[str, str]) -> Any:
+    """Return a mock of a dataset of which each example has some of many languages."""
+    rows = [{"language": list(row), "translation": list(row.values())} for row in examples]
+    spec = {name: tf.TensorSpec([None], tf.string) for name in ("language", "translation")}
+
+    def as_dataset(builder: Any, **_: Any) -> tf.data.Dataset:
+        del builder
+        dataset = tf.data.Dataset.from_generator(lambda: iter(rows), output_signature=spec)
+        return dataset.map(lambda row: {"translations": row, "talk_name": "x"})
+
+    return tfds.testing.mock_data(as_dataset_fn=as_dataset)
+
+
+def test_tfds_translations_of_many_languages_give_each_pair() -> None:
+    params = tfds_params("ted_multi_translate")
+    with nested({"de": "ja", "en": "yes", "fr": "oui"}, {"en": "no", "fr": "non"}, {"de": "was"}):
+        pairs = params.instantiate().pairs("train")
+        assert {("de", "en"), ("fr", "de"), ("pt-br", "en")} <= pairs
+        assert read(params, "de", "en")[0] == [("ja", "yes")]
+        assert read(params, "en", "fr")[0] == [("yes", "oui"), ("no", "non")]
+
+
+def test_bad_text_of_tfds_is_named_by_its_number() -> None:
+    params = tfds_params("ted_multi_translate")
+    rows = [{"de": "a\u2028b", "en": "x"}, {"de": "", "en": "y"}, {"de": "c", "en": "z"}]
+    with nested(*rows):
+        found, faults = read(params, "de", "en")
+    assert found == [("c", "z")]
+    assert faults.counts == {"separator": 1, "empty": 1}
+    assert faults.examples["empty"] == ["ted_multi_translate train:1: side is empty"]
+
+
+def test_what_is_no_tfds_translation_is_refused() -> None:
+    def refused_name(text: str, params: Any) -> None:
+        with pytest.raises(errors.InputError, match=text) as caught:
+            params.instantiate().pairs("train")
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 300
+
+    refused_name("TFDS has no dataset 'wmt14'; ", tfds_params("wmt14"))
+    refused_name("not prepared in .*Set download=True", tfds_params("mnist", download=False))
+    with tfds.testing.mock_data(num_examples=1):
+        refused_name("'mnist' is no translation: its features are", tfds_params("mnist"))

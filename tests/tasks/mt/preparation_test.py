@@ -1,0 +1,388 @@
+"""From corpora to records, by the command and from Python: written, refused, left behind."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lingvo_gpipe import errors
+from lingvo_gpipe.tasks.mt import corpus, prepare, records, vocabulary
+from tests.tasks.mt import toy_text
+
+SIZES = {"de": 300, "sw": 40}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy_text.write_folder(tmp_path_factory.mktemp("text"), SIZES)
+
+
+@pytest.fixture(scope="module")
+def made(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> records.Records:
+    output = tmp_path_factory.mktemp("records") / "both"
+    params = toy_text.params(folder, pairs=("de:en", "sw:en", "en:de"))
+    return params.instantiate().run(output, num_threads=2)
+
+
+def text_of(folder: Path, language: str, name: str, split: str) -> list[str]:
+    return (folder / language / f"{name}.{split}.txt").read_text().splitlines()
+
+
+def test_every_sentence_is_read_back_by_its_number(made: records.Records, folder: Path) -> None:
+    for split in ("train", "test"):
+        found = made.split(split)
+        for span in found.spans:
+            source, _, target = span.pair.partition(":")
+            foreign = source if target == "en" else target
+            sides = [text_of(folder, foreign, name, split) for name in (source, target)]
+            assert span.count == len(sides[0])
+            for place in (0, 1, span.count - 1):
+                ids = found.example(span.first + place)
+                first = made.vocabulary.target_id(target)
+                assert ids[0][0] == first
+                assert made.vocabulary.decode(ids) == [side[place] for side in sides]
+        assert sum(span.count for span in found.spans) == len(found)
+
+
+def test_the_manifest_tells_what_is_there(made: records.Records) -> None:
+    assert made.pairs == ("de:en", "sw:en", "en:de")
+    assert made.splits == ("test", "train")
+    assert made.target_tokens
+    assert made.manifest["vocabulary"]["size"] == len(made.vocabulary)
+    assert made.manifest["vocabulary"]["num_threads"] == 2
+    train = made.split("train")
+    for span in train.spans:
+        lengths = train.lengths[span.first : span.first + span.count]
+        assert [span.source_tokens, span.target_tokens] == lengths.sum(0).tolist()
+        assert span.longest == lengths.max()
+    assert [span.count for span in train.spans] == [300, 40, 300]
+    (name,) = made.manifest["corpora"]
+    assert [span.corpora for span in train.spans] == [{name: 300}, {name: 40}, {name: 300}]
+
+
+def test_text_that_is_not_trained_on_is_kept(made: records.Records, folder: Path) -> None:
+    wanted = (text_of(folder, "de", "en", "test"), text_of(folder, "de", "de", "test"))
+    assert made.text("test", "en:de") == wanted
+    with pytest.raises(errors.InputError, match="keeps no text of pair 'de:en' in split 'train'"):
+        made.text("train", "de:en")
+
+
+def test_one_target_language_needs_no_target_token(folder: Path, tmp_path: Path) -> None:
+    found = toy_text.params(folder).instantiate().run(tmp_path / "out")
+    assert found.pairs == ("de:en", "sw:en")
+    assert not found.target_tokens
+    (source, _) = found.split("train").example(0)
+    assert source[0] != found.vocabulary.target_id("en")
+
+
+def test_records_are_the_same_at_any_number_of_threads(
+    made: records.Records, folder: Path, tmp_path: Path
+) -> None:
+    params = toy_text.params(folder, pairs=("de:en", "sw:en", "en:de"))
+    params.instantiate().run(tmp_path / "out", num_threads=1)
+    names = sorted(p.relative_to(made.folder) for p in made.folder.rglob("*") if p.is_file())
+    assert len(names) == 6 + 2 * 3
+    for name in names:
+        assert (tmp_path / "out" / name).read_bytes() == (made.folder / name).read_bytes()
+
+
+def test_the_vocabulary_sees_languages_by_temperature(folder: Path, tmp_path: Path) -> None:
+    from lingvo_gpipe.tasks.mt import preparation
+
+    lines: dict[float, list[str]] = {}
+    texts = []
+    for language in SIZES:
+        pairs = zip(
+            text_of(folder, language, language, "train"),
+            text_of(folder, language, "en", "train"),
+            strict=True,
+        )
+        path = tmp_path / language
+        path.write_text("".join(f"{language} {a}\nen {b}\n" for a, b in pairs))
+        texts.append(preparation._Text("train", language, "en", path, {"x": SIZES[language]}))
+    for temperature in (1.0, 5.0):
+        training = vocabulary.Training(temperature=temperature, sentences=200)
+        lines[temperature] = list(preparation._sample(texts, training, 0))
+        assert len(lines[temperature]) == 200
+        assert list(preparation._sample(texts, training, 0)) == lines[temperature]
+        assert list(preparation._sample(texts, training, 1)) != lines[temperature]
+
+    def share(temperature: float, language: str) -> float:
+        return sum(line.startswith(f"{language} ") for line in lines[temperature]) / 200
+
+    sizes = {"de": 300, "en": 340, "sw": 40}
+    for temperature in (1.0, 5.0):
+        total = sum(size ** (1 / temperature) for size in sizes.values())
+        for language, size in sizes.items():
+            wanted = size ** (1 / temperature) / total
+            assert abs(share(temperature, language) - wanted) <= 1 / 200 + 1e-9
+
+
+def test_test_targets_in_the_training_text_are_told(tmp_path: Path) -> None:
+    folder = toy_text.write_folder(tmp_path / "text", {"de": 300})
+    for name in ("de", "en"):
+        path = folder / "de" / f"{name}.test.txt"
+        held = text_of(folder, "de", name, "train")[:7]
+        path.write_text(path.read_text() + "".join(f"{line}\n" for line in held))
+    told: list[str] = []
+    found = toy_text.params(folder).instantiate().run(tmp_path / "out", report=told.append)
+    seen = found.manifest["targets_seen_in_training"]["test"]
+    assert seen >= 7
+    assert f"test: {seen} targets are in the training text too" in told
+
+
+# --- Faults ---
+
+
+def test_faults_are_told_and_kept_in_the_manifest(tmp_path: Path) -> None:
+    folder = toy_text.write_folder(tmp_path / "text", {"de": 300})
+    path = folder / "de" / "de.train.txt"
+    lines = path.read_bytes().split(b"\n")
+    lines[4], lines[9], lines[11] = b"a\xe2\x80\xa8b", b"", b"\xff"
+    path.write_bytes(b"\n".join(lines))
+    told: list[str] = []
+    found = toy_text.params(folder).instantiate().run(tmp_path / "out", report=told.append)
+    (corpus_entry,) = found.manifest["corpora"].values()
+    assert corpus_entry["faults"] == {"separator": 1, "empty": 1, "encoding": 1}
+    assert corpus_entry["examples"]["empty"] == [f"{path}:10: side is empty"]
+    assert any(line.startswith("text: 1 times empty; such as ") for line in told)
+    assert len(found.split("train")) == 297
+
+
+def test_a_fatal_fault_leaves_nothing(tmp_path: Path) -> None:
+    folder = toy_text.write_folder(tmp_path / "text", {"de": 300})
+    path = folder / "de" / "de.train.txt"
+    path.write_text("\n" + path.read_text().partition("\n")[2])
+    params = toy_text.params(folder)
+    params.set_path("corpora[0].policy.empty", "fail")
+    with pytest.raises(errors.InputError, match=r"de.train.txt:1: side is empty"):
+        params.instantiate().run(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    path.write_text("x" + path.read_text())
+    params.instantiate().run(tmp_path / "out")
+    assert [p.name for p in tmp_path.iterdir() if "out" in p.name] == ["out"]
+
+
+def test_what_a_killed_run_left_is_swept(folder: Path, tmp_path: Path) -> None:
+    partial = tmp_path / ".out.partial"
+    (partial / "scratch").mkdir(parents=True)
+    (partial / records.MANIFEST).write_text("torn")
+    (partial / "scratch" / "0.txt").write_text("half a li")
+    found = toy_text.params(folder).instantiate().run(tmp_path / "out")
+    assert len(found.split("train")) == sum(SIZES.values())
+    assert not partial.exists()
+    assert not (found.folder / "scratch").exists()
+
+
+def test_a_folder_that_another_process_makes_is_refused(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / ".out.partial").mkdir()
+    held = os.open(tmp_path / ".out.partial", os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    with pytest.raises(errors.InputError, match=r"another process prepares .*out. Wait"):
+        toy_text.params(folder).instantiate().run(tmp_path / "out")
+    os.close(held)
+
+
+def test_a_disk_that_does_not_take_it_is_told(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(errors.InputError, match=r"cannot be prepared: .*Make room, or give"):
+        toy_text.params(folder).instantiate().run(tmp_path / "file" / "out")
+
+
+def test_pairs_that_no_corpus_has_are_refused(folder: Path) -> None:
+    def refused(text: str, **fields: Any) -> None:
+        with pytest.raises(errors.InputError, match=text) as caught:
+            toy_text.params(folder, **fields).instantiate()
+        assert "\n" not in str(caught.value)
+
+    refused("no corpus has the pair 'de:ne' in split 'train'; nearest de:en", pairs=("de:ne",))
+    refused(r"a split 'dev' \(there are test, train\)", train_split="dev")
+    refused("no corpus to prepare", corpora=[])
+
+
+def test_text_of_which_nothing_is_left_is_refused(tmp_path: Path) -> None:
+    for name in ("de", "en"):
+        (tmp_path / f"{name}.train.txt").write_text("\n\n")
+    with pytest.raises(errors.InputError, match="no training pair is left"):
+        toy_text.params(tmp_path).instantiate().run(tmp_path / "out")
+
+
+# --- What is there already ---
+
+
+def test_the_same_params_open_what_is_there_and_others_refuse_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    params = toy_text.params(folder)
+    params.instantiate().run(tmp_path / "out")
+    before = (tmp_path / "out" / records.MANIFEST).stat().st_mtime_ns
+    told: list[str] = []
+    params.instantiate().run(tmp_path / "out", report=told.append)
+    assert told == [f"{tmp_path / 'out'} is prepared already"]
+    assert (tmp_path / "out" / records.MANIFEST).stat().st_mtime_ns == before
+    params.vocabulary.size = 331
+    with pytest.raises(errors.InputError) as caught:
+        params.instantiate().run(tmp_path / "out")
+    first, *lines = str(caught.value).splitlines()
+    assert "was prepared otherwise. Give a new folder" in first
+    assert lines == ["    - vocabulary.size: 330", "    + vocabulary.size: 331"]
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "thesis.txt").write_text("years of work")
+    with pytest.raises(errors.InputError, match="own is in use, but holds no records"):
+        params.instantiate().run(tmp_path / "own")
+
+
+def test_a_given_vocabulary_is_taken(made: records.Records, folder: Path, tmp_path: Path) -> None:
+    path = str(made.folder / records.VOCABULARY)
+    params = toy_text.params(folder, vocabulary_file=path, pairs=("sw:en",))
+    assert params.instantiate().run(tmp_path / "out").vocabulary_hash == made.vocabulary_hash
+    params.set(pairs=("en:sw",), target_tokens=True)
+    with pytest.raises(errors.InputError, match="vocabulary has no <2sw>"):
+        params.instantiate().run(tmp_path / "other")
+
+
+def test_records_refuse_another_vocabulary(made: records.Records, tmp_path: Path) -> None:
+    with pytest.raises(errors.InputError, match=r"were made with vocabulary \w{12}…, not with abc"):
+        made.check_vocabulary("abc")
+    copy = Path(shutil.copytree(made.folder, tmp_path / "copy"))
+    vocabulary.train(toy_text.sentences(100, 8), vocabulary.Training(size=300), ["de", "en"]).save(
+        copy / records.VOCABULARY
+    )
+    with pytest.raises(errors.InputError, match="were made with vocabulary"):
+        records.Records(copy)
+
+
+@pytest.fixture
+def copy(made: records.Records, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made.folder, tmp_path / "copy"))
+
+
+@pytest.mark.parametrize("name", ["train.ids", "train.lengths"])
+def test_torn_records_are_named(copy: Path, name: str) -> None:
+    content = (copy / name).read_bytes()
+    (copy / name).write_bytes(content[:-4])
+    with pytest.raises(errors.InputError, match=rf"{name} has \d+ bytes, not {len(content)}"):
+        records.Records(copy).split("train")
+    (copy / name).unlink()
+    with pytest.raises(errors.InputError, match=rf"{name} cannot be read: No such"):
+        records.Records(copy).split("train")
+
+
+def test_lengths_that_do_not_fit_the_ids_are_refused(copy: Path) -> None:
+    lengths = np.fromfile(copy / "train.lengths", "<i4")
+    lengths[5] += 1
+    lengths.tofile(copy / "train.lengths")
+    with pytest.raises(errors.InputError, match=r"train.ids holds \d+ ids .* Prepare the folder"):
+        records.Records(copy).split("train")
+
+
+def test_torn_manifests_are_named(copy: Path, tmp_path: Path) -> None:
+    path = copy / records.MANIFEST
+    manifest = json.loads(path.read_text())
+    with pytest.raises(errors.InputError, match="has no split 'dev'; there are test, train"):
+        records.Records(copy).split("dev")
+    path.write_text(path.read_text()[:50])
+    with pytest.raises(errors.InputError, match=r"manifest.json is torn"):
+        records.Records(copy)
+    path.write_text(json.dumps(manifest | {"format": 99}))
+    with pytest.raises(errors.InputError, match="is not of format 1"):
+        records.Records(copy)
+    with pytest.raises(errors.InputError, match=r"nothing holds no prepared text .*--output="):
+        records.Records(tmp_path / "nothing")
+
+
+def test_ids_are_as_small_as_the_vocabulary_allows() -> None:
+    assert records.ids_dtype(2**16).itemsize == 2
+    assert records.ids_dtype(2**16 + 1).itemsize == 4
+
+
+# --- The command ---
+
+
+def test_the_command_makes_records(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [
+        f"--output={tmp_path / 'out'}",
+        "--vocabulary_size=330",
+        "--pairs=de:en,en:de",
+        "--override=policy.empty=fail",
+        "--override=seed=3",
+        "--threads=1",
+    ]
+    for split in ("train", "test"):
+        paths = ",".join(str(folder / "de" / f"{name}.{split}.txt") for name in ("en", "de"))
+        flags.append(f"--aligned=en,de:{split}={paths}")
+    assert prepare.run(flags) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert "read 300 training pairs of 2 pairs of languages" in told
+    assert told[-1] == f"{tmp_path / 'out'}: 2 pairs of languages, whole"
+    found = records.Records(tmp_path / "out")
+    assert found.splits == ("test", "train")
+    assert "policy.empty: 'fail'" in found.manifest["params"]
+    assert "seed: 3" in found.manifest["params"]
+
+
+def test_flags_name_corpora_of_every_kind() -> None:
+    values = prepare._read_flags(
+        [
+            "--output=x",
+            "--translate_folder=a",
+            "--tsv=en,de:train=b.tsv",
+            "--tsv=en,de:test=c.tsv.gz",
+            "--tsv=en,de:train=second.tsv",
+            "--tfds=wmt14_translate/de-en",
+            "--data_dir=d",
+            "--django",
+        ]
+    )
+    assert values is not None
+    kinds = [each.class_name().rpartition(".")[2] for each in prepare._corpora(values)]
+    assert kinds == ["TranslateFolder", "TSV", "TSV", "TFDS", "Django"]
+    first = prepare._corpora(values)[1]
+    assert first == corpus.TSV.Params(
+        languages=("en", "de"), files={"train": "b.tsv", "test": "c.tsv.gz"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ([], "ParamsError: --output=FOLDER is missing"),
+        (["--output=x"], "ParamsError: no corpus is given. Give --translate_folder"),
+        (["--output=x", "y"], "ParamsError: 'y' stands alone"),
+        (["--outpt=x"], "ParamsError: Unknown command line flag 'outpt'. Did you mean: output"),
+        (["--output=x", "--threads=many"], "ParamsError: flag --threads=many: "),
+        (["--output=x", "--tsv=a.tsv"], "ParamsError: --tsv=a.tsv is not of the form LANG,LANG"),
+        (["--output=x", "--aligned=a,b:c=d"], "has 1 files for 2 languages"),
+        (["--output=x", "--translate_folder=/none"], "InputError: corpus folder /none does not"),
+        (
+            ["--output=x", "--django", "--override=vocabulry.size=3"],
+            "has no field 'vocabulry.size'; nearest 'vocabulary.size'",
+        ),
+        (["--output=x", "--django", "--override=policy.empty=5"], "must be 'skip' or 'fail', got"),
+        (["--output=x", "--django", "--pairs=de:enn"], "no corpus has the pair 'de:enn'"),
+    ],
+)
+def test_a_users_mistake_is_one_line(
+    flags: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prepare.run(flags) == 1
+    told = capsys.readouterr()
+    assert text in told.err
+    assert told.err.count("\n") == 1
+    assert not told.out
+
+
+def test_help_lists_the_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    assert prepare.run(["--help"]) == 0
+    told = capsys.readouterr().out
+    assert "--translate_folder" in told
+    assert "--output" in told

@@ -1,0 +1,421 @@
+"""AmoebaNet's cells beside plain Keras, its parts by hand, and what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import errors, layers, network, pipelining
+from lingvo_gpipe.tasks.image import amoebanet, genotypes, operations
+from tests import amoeba_reference, layer_cases
+
+KINDS = tuple(amoeba_reference.CELLS)
+FILTERS = 8
+NORM = layers.BatchNorm.Params(momentum=0.9, epsilon=1e-3)
+# What a cell reads: x, and the state before it, where there is one.
+INPUTS = {
+    "a larger state before": ((2, 6, 5, 7), (2, 11, 10, 5)),
+    "a state of other channels": ((2, 6, 5, 7), (2, 6, 5, 5)),
+    "a state that fits": ((2, 6, 5, 7), (2, 6, 5, FILTERS)),
+    "no state before": ((2, 6, 5, 7),),
+}
+
+
+class Both:
+    """A cell and the Keras model of it, with equal weights and inputs."""
+
+    def __init__(self, kind: tuple[str, str], shapes: tuple[tuple[int, ...], ...]) -> None:
+        self.params = amoebanet.AmoebaCell.Params(
+            genotype=kind[0],
+            reduction=kind[1] == "reduction",
+            filters=FILTERS,
+            norm=NORM,
+            reads=("x", "previous")[: len(shapes)],
+            dtype="float64",
+        )
+        specs = tuple(tf.TensorSpec(shape, tf.float64) for shape in shapes)
+        self.meta = layer_cases.meta_of(self.params, *specs)
+        self.inputs = layer_cases.draw(specs, seed=3)
+        o = amoeba_reference.InKeras(epsilon=1e-3)
+        symbols = [keras.Input(shape[1:], shape[0], dtype="float64") for shape in shapes]
+        output = amoeba_reference.cell(
+            o, "", kind, FILTERS, symbols[0], symbols[1] if len(symbols) > 1 else None
+        )
+        self.model = keras.Model(symbols, output)
+        self.variables = o.variables
+
+    def give_weights(self) -> dict[str, tf.Tensor]:
+        """Draw a value for every variable, give it to Keras and return it by path."""
+        rng = np.random.default_rng(7)
+        drawn = {}
+        for path, variable in sorted(self.variables.items()):
+            value = rng.normal(size=variable.shape) + path.endswith(("gamma", "variance"))
+            variable.assign(np.abs(value) + 0.1 if path.endswith("variance") else value)
+            drawn[path] = tf.constant(variable.numpy())
+        return drawn
+
+    def keras(self, *, training: bool) -> dict[str, Any]:
+        """Return output, gradients by path and gradients of the inputs, as Keras has them."""
+        trained = {p: v.value for p, v in self.variables.items() if "/moving_" not in p}
+        with tf.GradientTape() as tape:
+            tape.watch(self.inputs)
+            output = self.model(list(self.inputs), training=training)
+            target = _target(output)
+        found = tape.gradient(target, [trained, list(self.inputs)])
+        return {"output": output, "weights": found[0], "inputs": found[1]}
+
+    def ours(self, drawn: dict[str, tf.Tensor], *, training: bool) -> dict[str, Any]:
+        """Return the same of the cell."""
+        trained = {p: v for p, v in drawn.items() if "/moving_" not in p}
+        state = layer_cases.nested({p: v for p, v in drawn.items() if p not in trained})
+        layer = self.params.instantiate()
+        with tf.GradientTape() as tape:
+            tape.watch([trained, self.inputs])
+            ctx = layer_cases.context(state, training=training)
+            output = layer.run(layer_cases.nested(trained), layer_cases.as_read(self.inputs), ctx)
+            target = _target(output)
+        found = tape.gradient(target, [trained, list(self.inputs)])
+        return {"output": output, "weights": found[0], "inputs": found[1]}
+
+
+def _target(output: tf.Tensor) -> tf.Tensor:
+    shares = tf.cos(tf.cast(tf.range(tf.size(output)), tf.float64))
+    return tf.reduce_sum(tf.reshape(output, [-1]) * shares)
+
+
+def assert_same(ours: dict[str, Any], plain: dict[str, Any]) -> None:
+    tf.nest.assert_same_structure(ours, plain)
+    largest = max(float(tf.reduce_max(tf.abs(g))) for g in plain["weights"].values())
+    for a, b in zip(tf.nest.flatten(ours), tf.nest.flatten(plain), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-10 * largest)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=" ".join)
+@pytest.mark.parametrize("read", INPUTS)
+def test_a_cell_has_the_variables_of_the_keras_model(kind: tuple[str, str], read: str) -> None:
+    both = Both(kind, INPUTS[read])
+    expected = {path: tuple(v.shape) for path, v in both.variables.items()}
+    assert {v.path: v.shape for v in both.meta.variables} == expected
+    assert {v.path for v in both.meta.variables if v.is_state} == {
+        path for path in expected if "/moving_" in path
+    }
+    assert tuple(both.meta.outputs.shape) == both.model.output.shape
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=" ".join)
+@pytest.mark.parametrize("read", ["a larger state before", "no state before"])
+def test_a_cell_computes_what_the_keras_model_does(kind: tuple[str, str], read: str) -> None:
+    both = Both(kind, INPUTS[read])
+    drawn = both.give_weights()
+    assert_same(both.ours(drawn, training=True), both.keras(training=True))
+
+
+@pytest.mark.parametrize("kind", [("A", "normal"), ("D", "reduction")], ids=" ".join)
+def test_a_cell_computes_what_the_keras_model_does_in_evaluation(kind: tuple[str, str]) -> None:
+    both = Both(kind, INPUTS["a state of other channels"])
+    drawn = both.give_weights()
+    assert_same(both.ours(drawn, training=False), both.keras(training=False))
+
+
+def _swapped_states(patch: pytest.MonkeyPatch) -> None:
+    wiring = genotypes.GENOTYPES["B"].normal
+    left, right = wiring.sums[1]
+    swapped = (left, dataclasses.replace(right, state=1))
+    sums = (wiring.sums[0], swapped, *wiring.sums[2:])
+    broken = dataclasses.replace(
+        genotypes.GENOTYPES["B"], normal=dataclasses.replace(wiring, sums=sums)
+    )
+    patch.setitem(genotypes.GENOTYPES, "B", broken)
+
+
+def _padded_average(patch: pytest.MonkeyPatch) -> None:
+    def fprop(self: Any, theta: Any, inputs: Any, ctx: Any) -> Any:
+        del self, theta, ctx
+        wide = tf.pad(inputs, [[0, 0], [1, 1], [1, 1], [0, 0]])
+        return tf.nn.avg_pool2d(wide, 3, 1, "VALID")
+
+    patch.setattr(layers.AvgPool2D, "fprop", fprop)
+
+
+def _unshifted_path(patch: pytest.MonkeyPatch) -> None:
+    def fprop(self: Any, theta: Any, inputs: Any, ctx: Any) -> Any:
+        paths = [self.child(name, theta, inputs, ctx) for name in ("path_1", "path_2")]
+        return self.child("norm", theta, tf.concat(paths, -1), ctx)
+
+    patch.setattr(operations.FactorizedReduction, "fprop", fprop)
+
+
+@pytest.mark.parametrize("break_it", [_swapped_states, _padded_average, _unshifted_path])
+def test_a_broken_cell_is_found(break_it: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = break_it is _unshifted_path
+    both = Both(("B", "normal"), INPUTS["a larger state before" if wide else "a state that fits"])
+    drawn = both.give_weights()
+    assert_same(both.ours(drawn, training=True), both.keras(training=True))
+    break_it(monkeypatch)
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        assert_same(both.ours(drawn, training=True), both.keras(training=True))
+
+
+# --- the list of layers ---------------------------------------------------------------------------
+
+
+def analysed(*model: Any, side: int = 224, batch: int = 4, **settings: Any) -> network.Analysis:
+    pipeline = {key: settings.pop(key) for key in ("num_partitions",) if key in settings}
+    flat = amoebanet.amoeba_net(*model, **settings)
+    fields = {
+        "image": tf.TensorSpec([batch, side, side, 3]),
+        "label": tf.TensorSpec([batch], tf.int32),
+    }
+    params = pipelining.PipeliningLayer.Params(layers=flat, **pipeline)
+    return network.analyze(params, fields)
+
+
+def test_the_layers_and_what_they_read() -> None:
+    flat = amoebanet.amoeba_net("D", 18, 256, 1001, auxiliary_weight=0.4)
+    assert [p.name for p in flat] == [
+        *("stem_conv", "stem_cell_0", "stem_cell_1"),
+        *(f"normal_{n}" for n in range(6)),
+        "reduction_0",
+        *(f"normal_{n}" for n in range(6, 12)),
+        "reduction_1",
+        *(f"normal_{n}" for n in range(12, 18)),
+        "classifier",
+    ]
+    by_name = {p.name: p for p in flat}
+    assert all(p.writes == (p.name,) for p in flat)
+    assert by_name["stem_conv"].reads == ("image",)
+    assert by_name["stem_cell_0"].reads == ("stem_conv",)
+    assert by_name["stem_cell_1"].reads == ("stem_cell_0", "stem_conv")
+    assert by_name["normal_6"].reads == ("reduction_0", "normal_5")
+    assert by_name["normal_11"].reads == ("normal_10", "normal_9", "label")
+    assert by_name["classifier"].reads == ("normal_17", "label")
+    assert [p.name for p in flat if getattr(p, "auxiliary", None)] == ["normal_11"]
+
+
+def test_the_small_stem_has_no_stem_cells() -> None:
+    flat = amoebanet.amoeba_net("A", 3, 8, 10, stem="small")
+    names = ["stem_conv", "normal_0", "reduction_0", "normal_1", "reduction_1", "normal_2"]
+    assert [p.name for p in flat] == [*names, "classifier"]
+    assert flat[1].reads == ("stem_conv",)
+    assert flat[2].reads == ("normal_0", "stem_conv")
+
+
+def test_every_link_carries_the_last_two_states() -> None:
+    """The state before last goes straight to its reader: two tensors, and labels, no more."""
+    found = analysed("D", 18, 256, 1001, num_partitions=4)
+    names = [[found.wiring.versions[v].name for v in route.imports] for route in found.routes]
+    assert names[0] == ["image"]
+    for before, route, imported in zip(found.routes[:-1], found.routes[1:], names[1:], strict=True):
+        last, first = before.layers[-1], found.layers[before.layers[-1]].name
+        assert set(imported) - {"label"} == {first, found.layers[last - 1].name}
+        assert ("label" in imported) == (route is found.routes[-1])
+
+
+def test_every_kernel_and_nothing_else_decays() -> None:
+    """127 terms: the reference's own number for D(6, 64) with an auxiliary head."""
+    found = analysed("D", 6, 64, 1001, auxiliary_weight=0.4)
+    kernels = [v.path for v in found.variables.values() if v.group == "kernel" and not v.is_state]
+    assert len(kernels) == 127
+    assert all(path.endswith("kernel") for path in kernels)
+    assert not [p for p in found.variables if p.endswith("kernel") and p not in kernels]
+
+
+def test_kernels_begin_with_the_reference_s_deviation() -> None:
+    conv = operations.conv("conv", 64, kernel_size=3)
+    (kernel,) = layer_cases.meta_of(conv, tf.TensorSpec([1, 8, 8, 32])).variables
+    drawn = kernel.initializer(kernel.shape, kernel.dtype, 1).numpy()
+    assert drawn.std() == pytest.approx(np.sqrt(2.0 / (9 * 64)), rel=0.01)
+    reference = np.sqrt(1.3 * 2.0 / (9 * 64))  # of the normal that is cut off at two deviations
+    assert np.abs(drawn).max() == pytest.approx(2 * reference, rel=0.01)
+
+
+# --- drop-path ------------------------------------------------------------------------------------
+
+
+def dropped(step: int, keep: float = 0.5, steps: int = 10, **fields: Any) -> np.ndarray:
+    params = operations.DropPath.Params(keep=keep, steps=steps, dtype="float64")
+    ctx = layer_cases.context(**{"training": True, "seed": 1, **fields})
+    ctx = ctx.replace(step=tf.constant(step, tf.int64))
+    x = tf.ones([4000, 1, 2, 3], tf.float64)
+    return np.asarray(params.instantiate().fprop({}, x, ctx))
+
+
+@pytest.mark.parametrize(
+    ("step", "steps", "share"),
+    [(0, 10, 1.0), (2, 10, 0.9), (10, 10, 0.5), (25, 10, 0.5), (0, 0, 0.5)],
+)
+def test_drop_path_follows_its_schedule(step: int, steps: int, share: float) -> None:
+    found = dropped(step, steps=steps)
+    kept = found[:, 0, 0, 0] != 0
+    assert np.mean(kept) == pytest.approx(share, abs=0.03)
+    # Whole examples, and those that are kept are scaled.
+    scaled = kept[:, None, None, None] / share
+    np.testing.assert_allclose(found, np.broadcast_to(scaled, found.shape))
+
+
+def test_drop_path_is_drawn_by_seed_and_path_and_leaves_evaluation_alone() -> None:
+    np.testing.assert_array_equal(dropped(9), dropped(9))
+    assert np.any(dropped(9) != dropped(9, seed=2))
+    assert np.any(dropped(9) != dropped(9, path="other"))
+    np.testing.assert_array_equal(dropped(9, training=False), 1.0)
+    np.testing.assert_array_equal(dropped(9, keep=1.0), 1.0)
+
+
+def test_drop_path_ends_every_operation_but_none() -> None:
+    flat = amoebanet.amoeba_net("A", 2, 8, 10, drop_path_keep=0.7, drop_path_steps=100)
+    cell = next(p for p in flat if p.name == "normal_0").instantiate()
+    ends = {name: list(child.children)[-1] for name, child in cell.children.items()}
+    operations_of = {name: child.params for name, child in cell.children.items() if "state" in name}
+    assert len(operations_of) == 10
+    for name, params in operations_of.items():
+        assert (ends[name] == "drop_path") == (params.operation != "none")
+    assert operations_of["state_2_left"].drop_path.steps == 100
+
+
+# --- crops, the auxiliary head, classes -----------------------------------------------------------
+
+
+def pipeline(**settings: Any) -> Any:
+    flat = amoebanet.amoeba_net("D", 2, 4, 3, stem="small", auxiliary_weight=0.4, **settings)
+    pipe = pipelining.PipeliningLayer.Params(layers=flat, num_partitions=2, seed=1).instantiate()
+    fields = {"image": tf.TensorSpec([4, 11, 11, 3]), "label": tf.TensorSpec([4], tf.int32)}
+    pipe.build(fields)
+    return pipe
+
+
+def test_crops_of_an_image_are_averaged_as_probabilities() -> None:
+    pipe = pipeline(label_smoothing=0.0, top_k=2)
+    crops = tf.random.stateless_normal([4, 5, 11, 11, 3], [1, 2])
+    label = tf.constant([0, 1, 2, 1])
+    first = pipe.evaluate({"image": crops[:, 0], "label": label}, outputs=True)
+    kernel = pipe.by_path["classifier/softmax/kernel"]
+    kernel.assign(kernel * 2 / np.abs(first.outputs["classifier"]).max())
+    found = pipe.evaluate({"image": crops, "label": label}, outputs=True)
+    assert found.outputs["classifier"].shape == [4, 3]
+    single = [
+        pipe.evaluate({"image": crops[:, n], "label": label}, outputs=True).outputs["classifier"]
+        for n in range(5)
+    ]
+    mean = np.mean([tf.nn.softmax(logits) for logits in single], 0)
+    assert np.ptp(np.stack(single), 0).max() > 1e-3  # crops differ
+    np.testing.assert_allclose(np.exp(found.outputs["classifier"]), mean, rtol=1e-4)
+    own = np.take_along_axis(mean, label.numpy()[:, None], 1)[:, 0]
+    assert float(found.loss) == pytest.approx(-np.mean(np.log(own)), rel=1e-4)
+    assert float(found.sums["accuracy"]["weight"]) == 4
+    assert float(found.sums["accuracy"]["total"]) == np.sum(mean.argmax(1) == label.numpy())
+
+
+def test_the_auxiliary_head_is_of_training_alone() -> None:
+    pipe = pipeline()
+    batch = {
+        "image": tf.random.stateless_normal([4, 11, 11, 3], [1, 2]),
+        "label": tf.constant([0, 1, 2, 1]),
+    }
+    trained, told = pipe.value_and_gradients(batch), pipe.evaluate(batch)
+    assert set(trained.losses) == {"loss", "auxiliary"}
+    assert set(told.losses) == {"loss"}
+    assert float(told.loss) == float(told.losses["loss"])
+    total = float(trained.losses["loss"]) + 0.4 * float(trained.losses["auxiliary"])
+    assert float(trained.loss) == pytest.approx(total, rel=1e-6)
+    of_head = {path for path in pipe.specs if path.startswith("normal_0/auxiliary/")}
+    assert {path for path, spec in pipe.specs.items() if spec.training_only} == of_head
+    assert "normal_0/auxiliary/softmax/kernel" in of_head
+    weights = [path for path in of_head if not pipe.specs[path].is_state]
+    assert all(np.any(trained.gradients[path] != 0) for path in weights)
+    assert np.all(np.isfinite(pipe({**batch}, training=False)))
+
+
+def test_what_is_served_has_no_auxiliary_head_and_no_label() -> None:
+    flat = amoebanet.amoeba_net("D", 2, 4, 3, stem="small", auxiliary_weight=0.4)
+    served = [p.owner.inference(p, ()) for p in flat]
+    assert not any("label" in p.reads for p in served)
+    assert all(getattr(p, "auxiliary", None) is None for p in served)
+    params = pipelining.PipeliningLayer.Params(layers=served)
+    found = network.analyze(params, {"image": tf.TensorSpec([1, 11, 11, 3])})
+    assert not found.losses
+    told = served[-1].owner.served(served[-1], tf.zeros([1, 3]))
+    np.testing.assert_allclose(told["probabilities"], 1 / 3)
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (
+            lambda: amoebanet.amoeba_net("C", 18, 256, 10),
+            "no genotype 'C'. Use one of A, B, D",
+        ),
+        (
+            lambda: amoebanet.amoeba_net("A", 6, 190, 10),
+            "amoeba_net: filters=190 does not divide by 4, but the stem cells have a quarter and a "
+            "half of them. Use 188 or 192",
+        ),
+        (
+            lambda: amoebanet.amoeba_net("A", 1, 192, 10),
+            "amoeba_net: num_cells=1, but a reduction cell stands before the second and the last "
+            "third of them. Use 2 or more; the published networks have 6, 18, 36 or 72",
+        ),
+        (
+            lambda: amoebanet.amoeba_net("A", 2, 0, 10, stem="small"),
+            "amoeba_net: filters=0. Use 1 or more",
+        ),
+        (
+            lambda: analysed("D", 6, 32, 10, side=66, auxiliary_weight=0.4),
+            "normal_3: the auxiliary head pools windows of 5x5, but the cell before it gives 4x4: "
+            "the images are too small for it. Use 67x67 at least (11x11 with the small stem): "
+            "input.height, input.width; or auxiliary_weight=0",
+        ),
+        (
+            lambda: analysed("D", 6, 32, 10, side=2),
+            "stem_conv (Stem): an image of 2x2 is too small for the stem's 3x3 convolution. Use "
+            "images of 3x3 at least: input.height, input.width",
+        ),
+        (
+            lambda: analysed("D", 6, 32, None),
+            "classifier (Classifier): its number of classes is the dataset's, which is filled in "
+            "before a run (task.complete). Without a dataset set its field classes",
+        ),
+        (
+            lambda: analysed("D", 6, 32, 10, drop_path_keep=0.0),
+            "stem_cell_0: drop_path (DropPath): keep is 0.0 and steps 0, expected 0 < keep <= 1 "
+            "and steps >= 0. keep=1 drops nothing",
+        ),
+        (
+            lambda: genotypes.wiring("none(0) + none(2)", output=(2,)),
+            "state 2 of a cell is 'none(0) + none(2)'. Write a sum of two operations on states "
+            "below 2: none(0) + max_pool_3x3(1)",
+        ),
+        (
+            lambda: layer_cases.meta_of(
+                operations.Operation.Params(operation="separable_3x3", filters=4),
+                tf.TensorSpec([1, 4, 4, 4]),
+            ),
+            "Operation: no operation 'separable_3x3'; nearest separable_3x3_2, separable_5x5_2, "
+            "separable_7x7_2",
+        ),
+        (
+            lambda: layer_cases.meta_of(
+                operations.FactorizedReduction.Params(filters=5), tf.TensorSpec([1, 4, 4, 4])
+            ),
+            "FactorizedReduction: filters is 5, and half of them come from each of two paths. Use "
+            "an even number, such as 6",
+        ),
+    ],
+)
+def test_a_network_that_cannot_be_is_refused(call: Any, text: str) -> None:
+    with pytest.raises(errors.LayerError) as caught:
+        call()
+    assert str(caught.value) == text
+
+
+def test_images_just_large_enough_for_the_auxiliary_head() -> None:
+    assert analysed("D", 6, 32, 10, side=67, auxiliary_weight=0.4).losses
+    assert analysed("D", 6, 32, 10, side=11, stem="small", auxiliary_weight=0.4).losses
+    assert analysed("D", 6, 32, 10, side=3).layers[-1].meta.outputs.shape == [4, 10]

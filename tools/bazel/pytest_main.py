@@ -14,7 +14,8 @@ def arguments(argv: list[str]) -> list[str]:
     given = list(argv)
     scratch = Path(os.environ["TEST_TMPDIR"])
     given += [f"--basetemp={scratch / 'pytest'}", f"--junitxml={os.environ['XML_OUTPUT_FILE']}"]
-    given += ["-p", "no:cacheprovider"]
+    # The newer form of the report has no room for the properties that sameness tests record.
+    given += ["-p", "no:cacheprovider", "-o", "junit_family=xunit1"]
     if only := os.environ.get("TESTBRIDGE_TEST_ONLY"):
         given += ["-k", only]
     return given

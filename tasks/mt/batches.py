@@ -27,6 +27,7 @@ Array = np.ndarray[Any, Any]
 # What the keys of permutations are for, so that no two are the same.
 _STRATUM, _MIX, _ORDER, _PACK = range(4)
 _EPOCHS_AHEAD = 64
+_OPEN_ROWS = 64
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -160,8 +161,9 @@ def packed(
     for language in range(num_languages):
         own = np.flatnonzero(languages == language)
         own = own[mixture.permutation(len(own), seed, _PACK, language)]
-        stops = _next_fit(lengths[own], length)
-        members.append(numbers[own])
+        rows = _first_fit(lengths[own], length)
+        members.append(numbers[own[np.argsort(rows, kind="stable")]])
+        stops = np.cumsum(np.bincount(rows)) if len(rows) else rows
         ends.append(stops + done)
         of_language.append(np.full(len(stops), language))
         done += len(own)
@@ -176,18 +178,27 @@ def packed(
     )
 
 
-def _next_fit(lengths: Array, capacity: int) -> Array:
-    """Return where rows end that are filled in order until the next example does not fit."""
-    sums = np.cumsum(lengths, axis=0, dtype=np.int64)
-    stops = []
-    start = 0
-    before = np.zeros(2, np.int64)
-    while start < len(lengths):
-        stop = min(int(np.searchsorted(sums[:, k], before[k] + capacity, "right")) for k in (0, 1))
-        stops.append(stop)
-        before = sums[stop - 1]
-        start = stop
-    return np.array(stops, np.int64)
+def _first_fit(lengths: Array, capacity: int) -> Array:
+    """Return the row of each example: the first that it fits into, of those not closed yet.
+
+    At most `_OPEN_ROWS` are open; where none takes an example, the fullest is closed.
+    """
+    free = np.zeros((2, _OPEN_ROWS), np.int64)
+    names = np.arange(-_OPEN_ROWS, 0)  # of the open rows; those below 0 were never begun
+    found = np.empty(len(lengths), np.int64)
+    count = 0
+    for number, (source, target) in enumerate(lengths.tolist()):
+        fits = (free[0] >= source) & (free[1] >= target)
+        place = int(fits.argmax())
+        if not fits[place]:
+            place = int(free.sum(0).argmin())
+            free[:, place] = capacity
+            names[place] = count
+            count += 1
+        free[0, place] -= source
+        free[1, place] -= target
+        found[number] = names[place]
+    return found
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

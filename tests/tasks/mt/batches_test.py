@@ -181,10 +181,16 @@ def test_packed_rows_hold_one_language_and_no_more_than_fits() -> None:
     for unit, members in enumerate(packed):
         assert (languages[members] == units.languages[unit]).all()
         assert (lengths[members].sum(0) <= 40).all()
-    for one, other in itertools.pairwise(range(len(packed))):
-        if units.languages[one] == units.languages[other]:
-            both = [*packed[one], packed[other][0]]
-            assert (lengths[both].sum(0) > 40).any()
+
+
+def test_packed_rows_are_full_and_end_where_nothing_fits() -> None:
+    lengths = np.random.RandomState(1).randint(2, 30, (5000, 1)) + np.zeros((1, 2), int)
+    made = {"tokens": 1000, "length": 100, "seed": 5}
+    units = batches.packed(np.arange(5000), lengths, np.zeros(5000, int), 1, **made)
+    assert batches.fill(lengths, units, batches.once(units)) > 0.97
+    # Two fill a row to its end.
+    few = batches.packed(np.arange(6), np.full((6, 2), 50), np.zeros(6, int), 1, **made)
+    assert few.ends.tolist() == [2, 4, 6]
 
 
 def test_an_evaluation_has_every_sentence_once() -> None:

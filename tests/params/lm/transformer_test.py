@@ -1,0 +1,35 @@
+"""The registered Transformer-L beside the paper's Table 1."""
+
+from __future__ import annotations
+
+import pytest
+
+from lingvo_gpipe import budget, registry
+
+GIB = 2**30
+# Parameters, partitions, "parameter memory" in GiB: the paper prints 11.7 for the first, which is
+# the neighbouring cell's 3.15 (282,178,816 × 12 bytes).
+TABLE = {
+    "L3": (282_178_816, 1, 3.15),
+    "L13": (785_761_536, 1, 8.8),
+    "L103": (5_318_006_016, 8, 59.5),
+}
+REGISTRY = registry.Registry()
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_weights_and_slots_have_the_bytes_of_table_1(name: str) -> None:
+    parameters, partitions, memory = TABLE[name]
+    told = budget.make_for(REGISTRY.model(f"lm.transformer.{name}")().task())
+    assert told.parameters == parameters
+    assert len(told.partitions) == partitions
+    held = sum(cell.parameter_bytes + cell.slot_bytes for cell in told.partitions)
+    assert held == 12 * parameters
+    assert held / GIB == pytest.approx(memory, rel=0.005)
+
+
+@pytest.mark.parametrize(("name", "partitions"), [("L415", 32), ("L1663", 128)])
+def test_the_largest_have_the_paper_s_partitions(name: str, partitions: int) -> None:
+    model = REGISTRY.model(f"lm.transformer.{name}")().task().model
+    assert model.num_partitions == partitions
+    assert sum(p.name.startswith("layer_") for p in model.layers) == int(name.removeprefix("L"))

@@ -1,0 +1,59 @@
+"""Rows of ids from a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lingvo_gpipe import errors
+from lingvo_gpipe.tasks.lm import input as lm_input
+
+
+def source(folder: Path, **fields: Any) -> lm_input.Tokens:
+    settings = {"data_dir": str(folder), "batch_size": 2, "length": 4, "shuffle": False} | fields
+    made: lm_input.Tokens = lm_input.Tokens.Params(**settings).instantiate()
+    return made
+
+
+def test_every_id_is_a_target_once_and_the_label_of_the_one_before(tmp_path: Path) -> None:
+    np.save(tmp_path / "train.npy", np.arange(100, 115, dtype=np.uint16))
+    np.save(tmp_path / "test.npy", np.arange(9))
+    own = source(tmp_path)
+    first = next(iter(own.batches(seed=0)))
+    assert {name: (v.shape, v.dtype) for name, v in first.items()} == {
+        name: (spec.shape, spec.dtype) for name, spec in own.element_spec().items()
+    }
+    np.testing.assert_array_equal(first["target"], np.arange(100, 108).reshape(2, 4))
+    np.testing.assert_array_equal(first["label"], np.arange(101, 109).reshape(2, 4))
+    np.testing.assert_array_equal(first["weight"], np.ones((2, 4)))
+    assert own.num_examples("train") == 3  # two ids are left
+    (tested,) = own.evaluation("test")
+    np.testing.assert_array_equal(tested["label"], np.arange(1, 9).reshape(2, 4))
+
+
+@pytest.mark.parametrize(
+    ("array", "text"),
+    [
+        (np.zeros((3, 4), np.int32), r"train.npy holds int32 \[3, 4\], expected integers \[n\]"),
+        (np.zeros(9), r"train.npy holds float64 \[9\], expected integers \[n\]"),
+        (np.zeros(4, np.int32), "split 'train' has no examples"),
+    ],
+    ids=("matrix", "floats", "short"),
+)
+def test_a_file_that_holds_no_rows_is_refused(tmp_path: Path, array: Any, text: str) -> None:
+    np.save(tmp_path / "train.npy", array)
+    with pytest.raises(errors.InputError, match=text):
+        source(tmp_path).batches(seed=0)
+
+
+def test_a_folder_or_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(errors.InputError, match=r"input.data_dir=.* holds no .npy file. Write"):
+        source(tmp_path / "none").batches(seed=0)
+    (tmp_path / "train.npy").write_text("these are no ids")
+    with pytest.raises(errors.InputError, match=r"train.npy cannot be read: "):
+        source(tmp_path).batches(seed=0)
+    with pytest.raises(errors.InputError, match=r"input.length=0 is too small. Use 1 or more"):
+        source(tmp_path, length=0)

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -28,7 +29,7 @@ from lingvo_gpipe import (
     update,
 )
 from lingvo_gpipe import input as input_lib
-from lingvo_gpipe.layers import base
+from lingvo_gpipe.layers import base, keras_model
 from lingvo_gpipe.tasks.image import amoebanet, convnet
 from lingvo_gpipe.tasks.image import input as image_input
 from tests.tiny_task import tiny_task
@@ -308,6 +309,34 @@ def test_an_amoeba_net_serves_the_mean_of_its_crops_without_its_auxiliary_head(
     left_out = set(reader.pipe.by_path) - set(loaded.variables_by_path)
     assert left_out
     assert all("/auxiliary/" in path for path in left_out)
+
+
+def test_keras_layers_are_served_as_tensorflows_operations(tmp_path: Path) -> None:
+    model = keras.Sequential(
+        [
+            keras.layers.Conv2D(4, 3, activation="gelu"),
+            keras.layers.BatchNormalization(),
+            keras.layers.SpatialDropout2D(0.5),
+            keras.layers.GlobalAveragePooling2D(),
+            keras.layers.Dense(10),
+        ]
+    )
+    own = keras_model.from_keras_model(model, keep_weights=False, inputs={"x": "image"})
+    head = layers.Softmax.Params(name="head", classes=10, reads=("dense", "label"))
+    params = digits_task([*own.layers, head], num_partitions=2)
+    train_loop.run(params, tmp_path)
+    folder = export.run(params, tmp_path)
+    loaded = tf.saved_model.load(str(folder))
+    served = loaded.signatures["serving_default"]
+    assert {node.device for node in nodes(served)} == {""}
+    reader = evaluation.Reader(params, str(tmp_path / "checkpoints"))
+    reader.evaluate(None)
+    images = digits()
+    logits = reader.pipe.evaluate(
+        {"image": images, "label": tf.zeros(len(images), tf.int32)}, outputs=True
+    ).outputs["x"]
+    told = served(image_bytes=png(images))["probabilities"]
+    np.testing.assert_allclose(told, tf.nn.softmax(logits), rtol=1e-5, atol=1e-7)
 
 
 # --- what inference leaves out --------------------------------------------------------------------

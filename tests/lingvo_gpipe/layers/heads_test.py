@@ -87,7 +87,7 @@ def test_a_head_reads_no_label_in_inference_and_has_the_same_variables(head: Any
     assert (tuple(own.reads), tuple(own.writes), own.name) == (("x",), ("x",), "head")
     assert len(head.reads) > 1
     meta = layer_cases.meta_of(own, tf.TensorSpec([2, 4, 3]))
-    assert meta.losses == meta.metrics == ()
+    assert (meta.losses, meta.metrics) == ((), ())
     assert [v.path for v in meta.variables] == (["kernel", "bias"] if meta.variables else [])
 
 

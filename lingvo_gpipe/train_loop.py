@@ -437,7 +437,7 @@ class _Told:
         del told["finite"]
         return {
             **{name: float(value) for name, value in told.items()},
-            **{f"examples_{name}": float(count) for name, count in self._unread.items()},
+            **{name: float(count) for name, count in self._unread.items()},
             "examples_per_second": self._examples / whole_s,
             "input_wait_share": self._input_s / whole_s,
         }

@@ -207,9 +207,10 @@ def test_variables_are_weights_and_statistics_and_nothing_of_training(
     assert not any(v.trainable for v in loaded.variables_by_path.values())
     # Averages, not the weights themselves, which three updates of half have left behind.
     newest = checkpoint.find(str(folder / "checkpoints"))[-1]
-    average = checkpoint.read_value(newest, "average/head/kernel")
-    np.testing.assert_array_equal(loaded.variables_by_path["head/kernel"], average)
-    assert not np.array_equal(average, checkpoint.read_value(newest, "variables/head/kernel"))
+    for path in ("head/kernel", "stage_1_1_norm/moving_mean"):
+        average = checkpoint.read_value(newest, f"average/{path}")
+        np.testing.assert_array_equal(loaded.variables_by_path[path], average)
+        assert not np.array_equal(average, checkpoint.read_value(newest, f"variables/{path}"))
 
 
 def test_a_second_export_takes_the_place_of_the_first(trained: tuple[Any, Path]) -> None:

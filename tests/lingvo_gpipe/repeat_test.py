@@ -110,6 +110,13 @@ def test_other_flags_run_it_again(run: Run, tmp_path: Path) -> None:
     assert len(calls(tmp_path, 1)) == 2
 
 
+def test_a_run_whose_result_was_taken_back_is_run_again(run: Run, tmp_path: Path) -> None:
+    run("1")
+    (tmp_path / "runs" / "seed_1" / "result.json").unlink()
+    assert run("1").code == 0
+    assert len(calls(tmp_path, 1)) == 2
+
+
 def test_a_failed_run_is_named_and_taken_up_again(run: Run, tmp_path: Path) -> None:
     found = run("1,13,2")
     assert found.code == 1

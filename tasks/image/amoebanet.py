@@ -418,8 +418,9 @@ class AuxiliaryHead(layers.Layer):
         x, label = inputs
         for name in self.children:
             x = self.child(name, theta, x, ctx)
-        each, _ = heads.cross_entropy(x, label, self.params.label_smoothing)
-        ctx.add_loss(self.params.loss_name, tf.reduce_sum(each))
+        if ctx.training:
+            each, _ = heads.cross_entropy(x, label, self.params.label_smoothing)
+            ctx.add_loss(self.params.loss_name, tf.reduce_sum(each))
         return x
 
 

@@ -12,11 +12,15 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, layers, precision
 from lingvo_gpipe.layers import composition
-from tests import layer_cases
+from lingvo_gpipe.tasks.image import amoebanet, operations
+from tests import amoeba_layer_cases, layer_cases
 from tests.layer_cases import CASES, Case
 
 POLICIES = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
 RANDOM = {
+    "amoeba_cell",
+    "classifier",
+    "drop_path",
     "attention",
     "dropout",
     "dropout_examples",
@@ -27,7 +31,18 @@ RANDOM = {
 # TensorFlow pads a dilated convolution for its CPU kernel; the formula counts what is asked for.
 PADDED = {"conv_dilated"}
 
-every_case = pytest.mark.parametrize("case", CASES, ids=str)
+# What they give depends on the whole micro-batch: batch norms behind each other, masks by example.
+NOT_BY_EXAMPLE = {
+    "amoeba_cell",
+    "amoeba_cell_first",
+    "auxiliary_head",
+    "classifier",
+    "operation_crossed",
+    "operation_separable",
+}
+EVERY = (*CASES, *amoeba_layer_cases.CASES)
+
+every_case = pytest.mark.parametrize("case", EVERY, ids=str)
 
 
 class Run:
@@ -97,6 +112,18 @@ def test_every_exported_layer_has_a_row() -> None:
     assert {owner.__name__ for owner in exported} <= set(layers.__all__)
 
 
+def test_every_layer_of_the_image_networks_has_a_row() -> None:
+    defined = {
+        value
+        for module in (amoebanet, operations)
+        for value in vars(module).values()
+        if inspect.isclass(value)
+        and issubclass(value, layers.Layer)
+        and value.__module__ == module.__name__
+    }
+    assert defined == {case.params().owner for case in amoeba_layer_cases.CASES}
+
+
 @every_case
 @pytest.mark.parametrize("policy", POLICIES)
 def test_meta_is_what_comes_out(case: Case, policy: str) -> None:
@@ -108,8 +135,12 @@ def test_meta_is_what_comes_out(case: Case, policy: str) -> None:
             tf.nest.flatten(outputs), tf.nest.flatten(run.meta.outputs), strict=True
         ):
             assert (value.shape, value.dtype) == (spec.shape, spec.dtype)
-        assert set(collected["losses"]) == {loss.name for loss in run.meta.losses}
-        assert set(collected["sums"]) == {metric.name for metric in run.meta.metrics}
+        assert set(collected["losses"]) == {
+            loss.name for loss in run.meta.losses if training or not loss.training_only
+        }
+        assert set(collected["sums"]) == {
+            metric.name for metric in run.meta.metrics if not (training and metric.evaluation_only)
+        }
         variable = precision.policy(policy).variable
         assert {loss.dtype for loss in collected["losses"].values()} <= {variable}
         if not training:
@@ -195,7 +226,7 @@ def test_draws_depend_on_seed_and_path_alone(case: Case) -> None:
     assert not differ(output(1, training=False), output(2, training=False))
 
 
-@every_case
+@pytest.mark.parametrize("case", [c for c in EVERY if c.name not in NOT_BY_EXAMPLE], ids=str)
 def test_what_is_collected_adds_up_over_unequal_micro_batches(case: Case) -> None:
     run = Run(case)
     whole = run.forward(run.theta, run.inputs)[1]

@@ -1,0 +1,63 @@
+"""AmoebaNet's layers as rows of the laws, as `layer_cases` has those of the core."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from lingvo_gpipe.tasks.image import amoebanet, operations
+from tests.layer_cases import FEATURES, IMAGE, Case
+
+LABEL = tf.TensorSpec((4,), tf.int32)
+LARGER = tf.TensorSpec((4, 13, 12, 5))
+DROP = operations.DropPath.Params(keep=0.6)
+
+
+def _operation(name: str, operation: str, stride: int = 1, filters: int = 8) -> Case:
+    return Case(
+        name,
+        lambda: operations.Operation.Params(operation=operation, filters=filters, stride=stride),
+        (IMAGE,),
+    )
+
+
+CASES = (
+    Case("drop_path", lambda: operations.DropPath.Params(keep=0.5), (tf.TensorSpec((16, 2, 3)),)),
+    Case("factorized", lambda: operations.FactorizedReduction.Params(filters=6), (IMAGE,)),
+    Case("fit_sides", lambda: operations.Fit.Params(filters=6), (LARGER, IMAGE)),
+    Case("fit_channels", lambda: operations.Fit.Params(filters=6), (IMAGE, IMAGE)),
+    Case("fit_nothing", lambda: operations.Fit.Params(filters=4), (IMAGE, IMAGE)),
+    _operation("operation_none", "none", filters=4),
+    _operation("operation_pool", "avg_pool_3x3", stride=2),
+    _operation("operation_separable", "separable_5x5_2", stride=2),
+    _operation("operation_crossed", "1x7_7x1", stride=2),
+    Case("whole_conv", lambda: operations.WholeConv2D.Params(filters=3), (IMAGE,)),
+    Case("stem", lambda: amoebanet.Stem.Params(filters=5), (IMAGE,)),
+    Case(
+        "stem_crops",
+        lambda: amoebanet.Stem.Params(kind="small", filters=5),
+        (tf.TensorSpec((3, 2, 7, 6, 4)),),
+    ),
+    Case(
+        "amoeba_cell",
+        lambda: amoebanet.AmoebaCell.Params(
+            genotype="D",
+            filters=8,
+            drop_path=DROP,
+            auxiliary=amoebanet.AuxiliaryHead.Params(classes=3),
+            reads=("x", "previous", "label"),
+        ),
+        (IMAGE, LARGER, LABEL),
+    ),
+    Case(
+        "amoeba_cell_first",
+        lambda: amoebanet.AmoebaCell.Params(genotype="D", reduction=True, filters=6, reads=("x",)),
+        (IMAGE,),
+    ),
+    Case("auxiliary_head", lambda: amoebanet.AuxiliaryHead.Params(classes=3), (IMAGE, LABEL)),
+    Case(
+        "crop_softmax",
+        lambda: amoebanet.CropSoftmax.Params(classes=3, top_k=2, confusion=True),
+        (FEATURES, tf.TensorSpec((5,), tf.int32)),
+    ),
+    Case("classifier", lambda: amoebanet.Classifier.Params(classes=3, top_k=2), (IMAGE, LABEL)),
+)

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe import pipelining
-from tests import amoeba_nets, sameness_nets
+from tests import amoeba_nets, mt_nets, sameness_nets
 
 SEED, STEP = 11, 5
 TOLERANCE = 1e-10  # contract 1, float64
@@ -45,6 +45,7 @@ NETS = {
     **sameness_nets.NETS,
     **amoeba_nets.NETS,
     amoeba_nets.IMAGENET.name: amoeba_nets.IMAGENET,
+    **mt_nets.NETS,
 }
 
 
@@ -93,6 +94,17 @@ GRIDS = (
             ("full", "never"),
         ),
         apart=((0, 1),),
+    ),
+    # Cuts lie in the encoder, between and in the decoder.
+    Grid(
+        (
+            tuple(mt_nets.NETS),
+            (1, 2, 3, 5),
+            (1, 3),
+            ("gpipe", "1f1b"),
+            ("losses inside", "own tape"),
+            ("full", "never"),
+        ),
     ),
 )
 

@@ -29,7 +29,7 @@ def test_pipelined_is_plain_everywhere(case: Case, record_property: Any) -> None
     record_property("sameness_error", sameness.check(case))
 
 
-@pytest.mark.parametrize("each", sameness.GRIDS, ids=("small", "amoeba"))
+@pytest.mark.parametrize("each", sameness.GRIDS, ids=("small", "amoeba", "translation"))
 def test_covering_set_holds_every_pair(each: sameness.Grid) -> None:
     cases = {tuple(getattr(case, f) for f in case.__dataclass_fields__) for case in COVERING}
     assert len(each.pairs()) > 30

@@ -13,7 +13,12 @@ from lingvo_gpipe.tasks.lm import input as lm_input
 
 
 def source(folder: Path, **fields: Any) -> lm_input.Tokens:
-    settings = {"data_dir": str(folder), "batch_size": 2, "length": 4, "shuffle": False} | fields
+    settings: dict[str, Any] = {
+        "data_dir": str(folder),
+        "batch_size": 2,
+        "length": 4,
+        "shuffle": False,
+    } | fields
     made: lm_input.Tokens = lm_input.Tokens.Params(**settings).instantiate()
     return made
 

@@ -1,0 +1,101 @@
+"""102 languages to English in one Transformer: T(L, H, A) of Huang et al. 2019, section 5.
+
+Known: the sizes, 64,000 shared pieces, temperature-based sampling, K, trainability by smaller
+feed-forward weights and clipped logits. From the same group's companion papers: T = 5, Adafactor
+with momentum, update clipping 1.0, the rate 3·d^−½·min(s^−½, s·w^−1.5) with w = 40,000.
+UNKNOWN: their data (not public), dropout, the values of both remedies, mini-batch, M, steps.
+Chosen: see `translation_transformer`; mini-batches of 262,144 tokens in 32 micro-batches, four of
+them an update.
+
+Records of any number of languages are read from `--data_dir`, or data/multilingual.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lingvo_gpipe import optimizer, pipelining, registry, task
+from lingvo_gpipe.tasks.mt import adafactor, schedules, transformer
+from lingvo_gpipe.tasks.mt import input as mt_input
+
+VOCABULARY = 64_000
+
+
+class _Multilingual(registry.Model):
+    """T(L, H, A) on rows of 256 tokens, several sentences each."""
+
+    num_layers = 6
+    hidden = 8192
+    heads = 16
+    num_partitions = 1
+    num_micro_batches = 32
+
+    def task(self) -> Any:
+        """Return the task."""
+        return task.Task.Params(
+            model=pipelining.PipeliningLayer.Params(
+                layers=transformer.translation_transformer(
+                    self.num_layers, self.hidden, self.heads, VOCABULARY, packed=True
+                ),
+                num_partitions=self.num_partitions,
+                num_micro_batches=self.num_micro_batches,
+                schedule="1f1b",
+            ),
+            input=mt_input.Translation.Params(
+                data_dir="data/multilingual",
+                batch_size=262_144,
+                max_length=256,
+                multiple_of=self.num_micro_batches,
+                packing=True,
+            ),
+            train=task.Train(
+                optimizer=optimizer.Optimizer.Params(
+                    rule=adafactor.Adafactor.Params(momentum=0.9),
+                    learning_rate=schedules.InverseSquareRoot.Params(
+                        factor=3.0, units=1024, warmup_steps=40_000
+                    ),
+                ),
+                accumulate=4,
+                max_steps=500_000,
+                save_interval_steps=1_000,
+            ),
+            eval=task.Eval(split="valid", best="log_perplexity", best_is="lowest"),
+        )
+
+
+class T6x8192x16(_Multilingual):
+    """T(6, 8192, 16): 474M parameters, "400M" in the paper; K is UNKNOWN, here 1."""
+
+
+class T24x8192x16(_Multilingual):
+    """T(24, 8192, 16), the deep one of 1.3B parameters, in 4 cells."""
+
+    num_layers = 24
+    num_partitions = 4
+
+
+class T12x16384x32(_Multilingual):
+    """T(12, 16384, 32), the wide one of 1.3B parameters, in 2 cells."""
+
+    num_layers = 12
+    hidden = 16_384
+    heads = 32
+    num_partitions = 2
+
+
+class T32x16384x32(_Multilingual):
+    """T(32, 16384, 32): 3.2B parameters in 8 cells."""
+
+    num_layers = 32
+    hidden = 16_384
+    heads = 32
+    num_partitions = 8
+
+
+class T64x16384x32(_Multilingual):
+    """T(64, 16384, 32): 6.1B parameters, 128 layers, in 16 cells."""
+
+    num_layers = 64
+    hidden = 16_384
+    heads = 32
+    num_partitions = 16

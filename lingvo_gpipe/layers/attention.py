@@ -94,16 +94,44 @@ class MultiHeadAttention(Layer):
 
     def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
         """See `Layer.fprop`."""
-        p, policy = self.params, self.policy
         x, *others = inputs if isinstance(inputs, tuple) else (inputs,)
-        memory = others.pop(0) if p.cross else x
-        query, key, value = (
-            self._heads(self.child(name, theta, source, ctx))
-            for name, source in (("query", x), ("key", memory), ("value", memory))
+        memory = others.pop(0) if self.params.cross else x
+        allowed = self._allowed(tf.shape(x)[1], tf.shape(memory)[1], others)
+        key, value = self.remember(theta, memory, ctx)
+        return self.attend(theta, x, key, value, allowed, ctx)
+
+    def remember(
+        self, theta: dict[str, Any], memory: tf.Tensor, ctx: Context
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return keys and values [B, heads, S, head_dim] of what is attended to, [B, S, E]."""
+        key, value = (
+            self._heads(self.child(name, theta, memory, ctx)) for name in ("key", "value")
         )
+        return key, value
+
+    def attend(
+        self,
+        theta: dict[str, Any],
+        x: tf.Tensor,
+        key: tf.Tensor,
+        value: tf.Tensor,
+        allowed: tf.Tensor | None,
+        ctx: Context,
+    ) -> tf.Tensor:
+        """Return what x [B, T, units] makes of keys and values.
+
+        Args:
+            theta: of the layer.
+            x: what attends.
+            key: see `remember`.
+            value: see `remember`.
+            allowed: where, broadcastable to [B, heads, T, S]; None: everywhere.
+            ctx: of the layer.
+        """
+        p, policy = self.params, self.policy
+        query = self._heads(self.child("query", theta, x, ctx))
         query *= tf.constant(query.shape[-1] ** -0.5, query.dtype)
         scores = precision.cast(tf.matmul(query, key, transpose_b=True), policy.variable)
-        allowed = self._allowed(tf.shape(scores), others)
         if allowed is not None:
             # Finite, so that a row without any position has no NaN.
             scores = tf.where(allowed, scores, tf.constant(-1e9, scores.dtype))
@@ -122,11 +150,13 @@ class MultiHeadAttention(Layer):
         sides = tf.concat([tf.shape(x)[:2], [heads, x.shape[-1] // heads]], 0)
         return tf.transpose(tf.reshape(x, sides), (0, 2, 1, 3))
 
-    def _allowed(self, sides: tf.Tensor, masks: list[tf.Tensor]) -> tf.Tensor | None:
+    def _allowed(
+        self, length: tf.Tensor, span: tf.Tensor, masks: list[tf.Tensor]
+    ) -> tf.Tensor | None:
         """Return where scores [B, N, T, S] count, broadcastable; None: everywhere."""
         allowed = None
         if self.params.causal:
-            allowed = tf.range(sides[3]) <= tf.range(sides[2])[:, tf.newaxis]
+            allowed = tf.range(span) <= tf.range(length)[:, tf.newaxis]
         for mask in masks:
             present = tf.cast(mask, tf.bool)
             present = (

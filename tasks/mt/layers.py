@@ -65,6 +65,31 @@ class TokenEmbedding(core.Layer):
         x = self.child("position", theta, (x, *position) if position else x, ctx)
         return self.child("dropout", theta, x, ctx)
 
+    @classmethod
+    def inference(cls, params: Any, available: Collection[str]) -> Any:
+        """Count positions from 0 where there are none to read; see `Layer.inference`."""
+        own = super().inference(params, available)
+        if own is not None and not set(own.reads[1:]) <= set(available):
+            own.reads = own.reads[:1]
+        return own
+
+    def begin(
+        self, theta: dict[str, Any], inputs: Any, rows: Any, length: int, ctx: core.Context
+    ) -> dict[str, Any]:
+        """Return the cache of no token; see `incremental`."""
+        del theta, inputs, length, ctx
+        return {"time": tf.zeros([rows], tf.int32)}
+
+    def extend(
+        self, theta: dict[str, Any], cache: dict[str, Any], inputs: Any, ctx: core.Context
+    ) -> tuple[Any, dict[str, Any]]:
+        """Return the output of one token more, [B, 1, units], and the new cache."""
+        time = cache["time"]
+        x = self.child("embedding", theta, inputs, ctx)
+        position = self.children["position"]
+        x = position.run({}, (x, time[:, tf.newaxis]), ctx.child("position"))
+        return self.child("dropout", theta, x, ctx), {"time": time + 1}
+
 
 class Block(core.Layer):
     """Base of encoder and decoder layers: x + branch(norm(x)), for one branch after the other.
@@ -111,6 +136,15 @@ class Block(core.Layer):
         if branch == "feed_forward":
             return feed_forward(params)
         return attention(params)
+
+    @classmethod
+    def inference(cls, params: Any, available: Collection[str]) -> Any:
+        """Read ids where there are no sentence numbers; see `Layer.inference`."""
+        own = super().inference(params, available)
+        if own is not None and own.packed and not set(own.reads) <= set(available):
+            own.packed = False
+            own.reads = tuple(name.removesuffix("_segment") for name in own.reads)
+        return own
 
     @classmethod
     def _branches_meta(
@@ -301,15 +335,78 @@ class DecoderLayer(Block):
     def fprop(self, theta: dict[str, Any], inputs: Any, ctx: core.Context) -> Any:
         """See `Layer.fprop`."""
         x, *memories, target, source = inputs
-        memory = memories[0]
-        if "mixture" in self.children:
-            memory = self.child("mixture", theta, tuple(memories), ctx)
-            memory = self.child("memory_norm", theta, memory, ctx)
         others = {
             "attention": (self._mask(target, target),),
-            "memory_attention": (memory, self._mask(source, target)),
+            "memory_attention": (
+                self._memory(theta, memories, ctx),
+                self._mask(source, target),
+            ),
         }
         return self._run(theta, x, others, ctx)
+
+    def _memory(
+        self, theta: dict[str, Any], memories: list[tf.Tensor], ctx: core.Context
+    ) -> tf.Tensor:
+        """Return what is attended to: the encoder's output, or a mixture of its layers'."""
+        if "mixture" not in self.children:
+            return memories[0]
+        mixed = self.child("mixture", theta, tuple(memories), ctx)
+        return self.child("memory_norm", theta, mixed, ctx)
+
+    def begin(
+        self, theta: dict[str, Any], inputs: Any, rows: Any, length: int, ctx: core.Context
+    ) -> dict[str, Any]:
+        """Return the cache of no token; see `incremental`.
+
+        Keys and values are [B, heads, length, head_dim], those of the source as long as it is.
+        """
+        _, *memories, _, source = inputs
+        attention: Any = self.children["memory_attention"]
+        memory = self._memory(theta, memories, ctx)
+        remembered = attention.remember(
+            theta["memory_attention"], memory, ctx.child("memory_attention")
+        )
+        p = self.params
+        empty = tf.zeros((rows, p.heads, length, p.head_dim), self.policy.compute)
+        return {
+            "time": tf.zeros([rows], tf.int32),
+            "key": empty,
+            "value": empty,
+            "memory_key": remembered[0],
+            "memory_value": remembered[1],
+            "present": source != 0,
+        }
+
+    def extend(
+        self, theta: dict[str, Any], cache: dict[str, Any], inputs: Any, ctx: core.Context
+    ) -> tuple[Any, dict[str, Any]]:
+        """Return the output of one token more, [B, 1, units], and the new cache."""
+        x, time = inputs[0], cache["time"]
+        places = tf.range(cache["key"].shape[2])
+        here = (places == time[:, tf.newaxis])[:, tf.newaxis, :, tf.newaxis]
+        allowed = {
+            "attention": (places <= time[:, tf.newaxis])[:, tf.newaxis, tf.newaxis],
+            "memory_attention": cache["present"][:, tf.newaxis, tf.newaxis],
+        }
+        new = dict(cache, time=time + 1)
+        x = precision.cast(x, self.policy.compute)
+        for branch in self.branches:
+            y = self.child(f"{branch}_norm", theta, x, ctx)
+            if branch in allowed:
+                attention: Any = self.children[branch]
+                own_theta, own_ctx = theta[branch], ctx.child(branch)
+                names = ("memory_key", "memory_value")
+                if branch == "attention":
+                    names = ("key", "value")
+                    added = attention.remember(own_theta, y, own_ctx)
+                    for name, value in zip(names, added, strict=True):
+                        new[name] = tf.where(here, value, cache[name])
+                kept = (new[name] for name in names)
+                y = attention.attend(own_theta, y, *kept, allowed[branch], own_ctx)
+            else:
+                y = self.child(branch, theta, y, ctx)
+            x += self.child(f"{branch}_dropout", theta, y, ctx)
+        return x, new
 
 
 class TranslationSoftmax(core.SequenceSoftmax):

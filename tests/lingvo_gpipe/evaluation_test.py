@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -221,6 +222,14 @@ def test_a_run_that_keeps_its_best_itself_is_left_alone(tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "best").iterdir()} == before
 
 
+def test_a_run_that_evaluates_gets_no_best_from_outside(tmp_path: Path) -> None:
+    params = confused_task(max_steps=2)
+    train_loop.run(params, tmp_path, evaluate=True)
+    shutil.rmtree(tmp_path / "best")
+    followed(params, tmp_path, {2: 0.9})
+    assert best_step(tmp_path) == []
+
+
 def test_a_best_that_was_removed_meanwhile_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,7 +248,12 @@ def test_a_kept_checkpoint_outlives_a_new_one_of_its_name(tmp_path: Path) -> Non
     params = train_to(confused_task(), tmp_path, 2)
     source = checkpoint.find(str(tmp_path / "checkpoints"))[0]
     best = str(tmp_path / "best")
+    # A file that was left there, and has another name elsewhere.
+    (tmp_path / "best").mkdir(exist_ok=True)
+    (tmp_path / "elsewhere").write_text("as it was")
+    (tmp_path / "best" / "ckpt-2.index").hardlink_to(tmp_path / "elsewhere")
     checkpoint.keep_only(source, best)
+    assert (tmp_path / "elsewhere").read_text() == "as it was"
     before = checkpoint.read_value(f"{best}/ckpt-2", "variables/head/kernel")
     for path in (tmp_path / "checkpoints").iterdir():
         path.unlink()

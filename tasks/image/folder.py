@@ -43,15 +43,10 @@ class ImageFolder(images.Images):
         """Return the path of a file."""
         return self._files(split)[0][index]
 
-    def encoded(self, rows: tf.data.Dataset, split: str) -> tf.data.Dataset:
-        """Add "bytes" and "label"; see `Images.encoded`."""
+    def load(self, split: str, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return an example's file and label; see `Images.load`."""
         paths, labels = self._tensors(split)
-
-        def load(row: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-            index = row["index"]
-            return {**row, "bytes": tf.io.read_file(paths[index]), "label": labels[index]}
-
-        return rows.map(load, num_parallel_calls=images.PARALLEL_CALLS, deterministic=True)
+        return tf.io.read_file(paths[index]), labels[index]
 
     @functools.cache  # noqa: B019 (an input lives as long as its run)
     def _tensors(self, split: str) -> tuple[tf.Tensor, tf.Tensor]:

@@ -21,7 +21,7 @@ from lingvo_gpipe import errors, hyperparams, seeds
 from lingvo_gpipe import input as input_lib
 from lingvo_gpipe.tasks.image import augment, broken, classes
 
-PARALLEL_CALLS = max(4, os.cpu_count() or 1)
+_PARALLEL_CALLS = max(4, os.cpu_count() or 1)
 # Mini-batches that are read at once.
 _PARALLEL_BATCHES = 2
 _SAMPLES = 16
@@ -119,8 +119,8 @@ class Images(input_lib.Indexed):
         """What the data is called in messages."""
 
     @abc.abstractmethod
-    def encoded(self, rows: tf.data.Dataset, split: str) -> tf.data.Dataset:
-        """Add to rows of one example their "bytes" (string) and the data's "label" (int32)."""
+    def load(self, split: str, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return an example's file (string) and the data's label (int32), in-graph."""
 
     @abc.abstractmethod
     def name(self, split: str, index: int) -> str:
@@ -154,12 +154,11 @@ class Images(input_lib.Indexed):
         """
 
         def example(row: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-            return self._example(row, self._decoded(row["bytes"]), seed)
+            content, label = self.load(split, row["index"])
+            return self._example(row, self._decoded(content), label, seed)
 
         def readable(rows: tf.data.Dataset) -> tf.data.Dataset:
-            found = self.encoded(rows, split).map(
-                example, num_parallel_calls=PARALLEL_CALLS, deterministic=True
-            )
+            found = rows.map(example, num_parallel_calls=_PARALLEL_CALLS, deterministic=True)
             return found.ignore_errors()
 
         if seed is None:
@@ -202,26 +201,28 @@ class Images(input_lib.Indexed):
         image = tf.TensorSpec([None, None, self.params.channels], tf.uint8)
         label = tf.TensorSpec([], tf.int32)
 
-        @tf.function(autograph=False, input_signature=[numbers])
-        def find(row: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-            found = self.encoded(tf.data.Dataset.from_tensors(row), split).get_single_element()
-            return self._decoded(found["bytes"]), found["label"]
+        @tf.function(autograph=False, input_signature=[numbers["index"]])
+        def find(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            content, label = self.load(split, index)
+            return self._decoded(content), label
 
-        @tf.function(autograph=False, input_signature=[{**numbers, "label": label}, image])
-        def finish(row: dict[str, tf.Tensor], pixels: tf.Tensor) -> dict[str, tf.Tensor]:
-            return self._example(row, pixels, seed)
+        @tf.function(autograph=False, input_signature=[numbers, image, label])
+        def finish(
+            row: dict[str, tf.Tensor], pixels: tf.Tensor, label: tf.Tensor
+        ) -> dict[str, tf.Tensor]:
+            return self._example(row, pixels, label, seed)
 
         def careful(index: int, epoch: int) -> dict[str, tf.Tensor] | str:
             with tf.device("CPU:0"):
                 given = {"index": index, "epoch": epoch, "place": 0}
                 row = {name: tf.constant(value, tf.int64) for name, value in given.items()}
                 try:
-                    pixels, label = find(row)
+                    pixels, label = find(row["index"])
                 except tf.errors.OpError as error:
                     return input_lib.plain(error)
                 if not (self.params.resize or (self.params.random_crop and seed is not None)):
                     self._check_size(split, index, pixels.shape)
-                example = finish({**row, "label": label}, pixels)
+                example = finish(row, pixels, label)
             return {name: example[name] for name in self.example_spec()}
 
         return careful
@@ -262,7 +263,7 @@ class Images(input_lib.Indexed):
         return {name: tf.zeros([0, *spec.shape], spec.dtype) for name, spec in specs.items()}
 
     def _example(
-        self, row: dict[str, tf.Tensor], pixels: tf.Tensor, seed: int | None
+        self, row: dict[str, tf.Tensor], pixels: tf.Tensor, label: tf.Tensor, seed: int | None
     ) -> dict[str, tf.Tensor]:
         """Make an example of an image; "place" or "index" tell which one it is."""
         if seed is None:
@@ -270,7 +271,7 @@ class Images(input_lib.Indexed):
         else:
             key = seeds.fold(seeds.fold(seeds.base_seed(seed), row["epoch"]), row["index"])
             image, own = self._trained(pixels, key), {"place": row["place"]}
-        return {"image": image, "label": row["label"] + self.params.label_offset, **own}
+        return {"image": image, "label": label + self.params.label_offset, **own}
 
     def _decoded(self, content: tf.Tensor) -> tf.Tensor:
         """Return uint8 [h, w, C]; fails where the image is broken."""

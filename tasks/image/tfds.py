@@ -53,29 +53,25 @@ class TFDS(images.Images):
         """Return what a record is called: its place in the split, from 0."""
         return f"{self.params.name} {split} record {index}"
 
-    def encoded(self, rows: tf.data.Dataset, split: str) -> tf.data.Dataset:
-        """Add "bytes" and "label"; see `Images.encoded`."""
+    def load(self, split: str, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return an example's file and label; see `Images.load`."""
         found = self._tensors(split)
         image, label = self._keys
-        decoders = {image: self._tfds.decode.SkipDecoding()}
-        features = self._builder.info.features
-
-        def load(row: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-            offset, length = found["offset"][row["index"]], found["length"][row["index"]]
-            file = found["file"][row["index"]]
-            # A file of which all but one record is header and footer. Taken as a single element,
-            # an error of it is an error of this example alone.
-            record = tf.data.FixedLengthRecordDataset(
-                found["path"][file],
-                record_bytes=length,
-                header_bytes=offset,
-                footer_bytes=found["bytes"][file] - offset - length,
-                buffer_size=_BUFFER_BYTES,
-            ).get_single_element()
-            example = features.deserialize_example(record, decoders=decoders)
-            return {**row, "bytes": example[image], "label": tf.cast(example[label], tf.int32)}
-
-        return rows.map(load, num_parallel_calls=images.PARALLEL_CALLS, deterministic=True)
+        offset, length = found["offset"][index], found["length"][index]
+        file = found["file"][index]
+        # A file of which all but one record is header and footer. Inside a flat_map an error of
+        # it would come again for ever; as a single element it is this example's own.
+        record = tf.data.FixedLengthRecordDataset(
+            found["path"][file],
+            record_bytes=length,
+            header_bytes=offset,
+            footer_bytes=found["bytes"][file] - offset - length,
+            buffer_size=_BUFFER_BYTES,
+        ).get_single_element()
+        example = self._builder.info.features.deserialize_example(
+            record, decoders={image: self._tfds.decode.SkipDecoding()}
+        )
+        return example[image], tf.cast(example[label], tf.int32)
 
     @functools.cache  # noqa: B019 (an input lives as long as its run)
     def _tensors(self, split: str) -> dict[str, tf.Tensor]:

@@ -259,10 +259,7 @@ class Plan:
         self._stratum_shapes = units.shape_of[firsts]
         self._stratum_keys = keys[firsts]
         counts = np.array([len(stratum) for stratum in self._strata])
-        # Whole but for rounding is whole: at T=1, each once.
-        quotas = counts * rates[units.languages[firsts]]
-        nearest = np.rint(quotas)
-        self._quotas = np.where(np.abs(quotas - nearest) < 1e-6, nearest, quotas)
+        self._quotas = counts * rates[units.languages[firsts]]
         if not self._quotas.sum() >= 1:
             raise errors.InputError(f"an epoch of {total} examples draws none. Use more")
         self._before = np.zeros(1, np.int64)
@@ -287,6 +284,7 @@ class Plan:
 
     def _drawn_before(self, epochs: Array) -> Array:
         """Return how many units of each stratum were drawn before each epoch, [E, strata]."""
+        # The half keeps sums that are whole but for rounding, as all are at T=1, from falling.
         return np.floor(epochs[:, None] * self._quotas[None, :] + 0.5).astype(np.int64)
 
     def batch(self, position: int) -> Planned:

@@ -59,6 +59,16 @@ def test_epochs_and_seeds_have_orders_of_their_own(packing: bool) -> None:
     assert len(orders) == 3
 
 
+@pytest.mark.parametrize("packing", [False, True])
+def test_languages_stand_elsewhere_in_each_epoch(packing: bool) -> None:
+    plan = plan_of(packing)
+    layouts = set()
+    for epoch in range(3):
+        languages = (plan.units.languages[batch.units] for batch in plan.epoch(epoch))
+        layouts.add(tuple(sorted(tuple(row.tolist()) for row in languages)))
+    assert len(layouts) == 3
+
+
 @pytest.mark.parametrize("temperature", [1.0, 5.0, 100.0])
 def test_sentences_are_drawn_as_the_formula_says(temperature: float) -> None:
     plan = plan_of(False, temperature)

@@ -150,6 +150,15 @@ def _by_path(text: str) -> dict[str, str]:
     return {path: value for path, _, value in pairs}
 
 
+def is_complete(params: Any) -> bool:
+    """Tell whether every layer knows its number of classes, so that no data need be read."""
+    return all(
+        value is not None
+        for _, value, declared in params.model.iter_paths()
+        if declared.name == "classes"
+    )
+
+
 def complete(params: Any) -> Any:
     """Return a copy of a task in which is filled in what only its data knows.
 

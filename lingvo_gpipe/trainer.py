@@ -245,7 +245,14 @@ def _logdir(job: registry.Job, mode: str) -> Path:
 def _describe(job: registry.Job) -> None:
     from lingvo_gpipe import describe
 
-    job.report(describe.describe(job.task))
+    job.report(describe.describe(_known(job.task)))
+
+
+def _known(given: Any) -> Any:
+    """Return a task whose layers know their sizes; its data is read only where they do not."""
+    from lingvo_gpipe import task
+
+    return given if task.is_complete(given) else task.complete(given)
 
 
 def _plan(job: registry.Job) -> None:
@@ -256,12 +263,12 @@ def _plan(job: registry.Job) -> None:
         train_loop.prepare_devices(job.task.model)
     job.report(
         plan.plan(
-            job.task,
+            _known(job.task),
             fit=options["fit"],
             grow=options["grow"],
             profile=options["profile"],
             partitions=options["num_partitions"],
-            rebuild=job.rebuild,
+            rebuild=lambda size, value: _known(job.rebuild(size, value)),
         )
     )
 

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 
-from lingvo_gpipe import errors, layers, optimizer, pipelining, task, train_loop
+from lingvo_gpipe import errors, layers, optimizer, pipelining, task, train_loop, trainer
 from tests.tasks.image import image_files
 from tests.tasks.image.image_files import folder_input
 
@@ -117,3 +117,18 @@ def test_a_model_takes_its_number_of_classes_from_the_folder(
     assert not (tmp_path / "other").exists()
     with pytest.raises(errors.InputError, match=r"has 3 classes, but model.layers\[2\].classes=4"):
         train_loop.dry_run(wrong, None)
+
+
+def test_a_model_of_the_folders_classes_is_described_and_planned(
+    folder: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = "--model=image.folder.AmoebaNetSmall"
+    for mode in ("describe", "plan"):
+        assert trainer.run([model, f"--mode={mode}", f"--data_dir={folder}"]) == 0
+    told = capsys.readouterr().out
+    assert "classifier" in told
+    assert trainer.run([model, "--mode=describe", f"--data_dir={tmp_path / 'none'}"]) == 1
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told == (
+        f"InputError: image folder {tmp_path / 'none'} does not exist. Give another --data_dir"
+    )

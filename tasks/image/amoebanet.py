@@ -321,6 +321,8 @@ class AmoebaCell(layers.Layer):
 
         def run(name: str, *specs: Any) -> Any:
             told = base.child_meta(params, name, parts[name], *specs)
+            if isinstance(parts[name], operations.Operation.Params):
+                told = dataclasses.replace(told, kind=parts[name].operation)
             if told.children or told.variables:  # an operation that does nothing has no line
                 metas.append(told)
             return told.outputs

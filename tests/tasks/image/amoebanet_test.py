@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, layers, network, pipelining
+from lingvo_gpipe import describe, errors, layers, network, pipelining
 from lingvo_gpipe.tasks.image import amoebanet, genotypes, operations
 from tests import amoeba_reference, layer_cases
 
@@ -232,6 +232,26 @@ def test_kernels_begin_with_the_reference_s_deviation() -> None:
     assert drawn.std() == pytest.approx(np.sqrt(2.0 / (9 * 64)), rel=0.01)
     reference = np.sqrt(1.3 * 2.0 / (9 * 64))  # of the normal that is cut off at two deviations
     assert np.abs(drawn).max() == pytest.approx(2 * reference, rel=0.01)
+
+
+def test_describe_reads_like_the_genotype() -> None:
+    """A line per operation; one that does nothing has none."""
+    flat = amoebanet.amoeba_net("D", 2, 8, 10)
+    image, label = tf.TensorSpec([1, 32, 32, 3]), tf.TensorSpec([1], tf.int32)
+    params = pipelining.PipeliningLayer.Params(layers=flat)
+    text = describe.describe_network(params, {"image": image, "label": label})
+    cell = text[text.index("stem_cell_0") : text.index("stem_cell_1")]
+    words = [line.split()[:2] for line in cell.splitlines() if line.startswith("    state_")]
+    assert words == [
+        ["state_2_left", "max_pool_2x2"],
+        ["state_2_right", "max_pool_3x3"],
+        ["state_3_right", "3x3"],
+        ["state_4_left", "1x7_7x1"],
+        ["state_4_right", "max_pool_3x3"],
+        ["state_5_right", "max_pool_2x2"],
+        ["state_6_left", "avg_pool_3x3"],
+        ["state_6_right", "1x1"],
+    ]
 
 
 # --- drop-path ------------------------------------------------------------------------------------

@@ -412,8 +412,8 @@ class DecoderLayer(Block):
 class TranslationSoftmax(core.SequenceSoftmax):
     """`SequenceSoftmax` whose logits are clipped in training, and that also counts by language.
 
-    With `languages` its fourth name, [B], is the language of each row; the metrics
-    language_log_perplexity and language_accuracy are vectors [languages].
+    With `languages` its fourth name, [B], is the language of each row, an index into them; the
+    metrics language_log_perplexity and language_accuracy are vectors, an element for each.
     """
 
     class Params(core.SequenceSoftmax.Params):
@@ -421,7 +421,9 @@ class TranslationSoftmax(core.SequenceSoftmax):
             None,
             "Logits beyond ± this count as this in training, and have no gradient; None: never.",
         )
-        languages: int = hyperparams.field(0, "Languages to tell apart; 0: none.")
+        languages: tuple[str, ...] = hyperparams.field(
+            (), "Names of the languages to tell apart; none: none are."
+        )
 
     @classmethod
     def _meta(cls, params: Any, *inputs: Any) -> core.Meta:
@@ -444,7 +446,7 @@ class TranslationSoftmax(core.SequenceSoftmax):
         """Give up labels, weights and languages; see `Layer.inference`."""
         own = super().inference(params, available)
         if own is not None:
-            own.languages = 0
+            own.languages = ()
         return own
 
     def fprop(self, theta: dict[str, Any], inputs: Any, ctx: core.Context) -> Any:
@@ -472,7 +474,7 @@ class TranslationSoftmax(core.SequenceSoftmax):
 
         def by_language(value: tf.Tensor) -> tf.Tensor:
             rows = tf.reduce_sum(value * weight, 1)
-            return tf.math.unsorted_segment_sum(rows, language, self.params.languages)
+            return tf.math.unsorted_segment_sum(rows, language, len(self.params.languages))
 
         count = by_language(tf.ones_like(weight))
         for name, value in (("log_perplexity", loss), ("accuracy", hit)):

@@ -39,7 +39,7 @@ def translation_transformer(
     ff_init_scale: float | None = None,
     logit_clip: float | None = 50.0,
     label_smoothing: float = 0.1,
-    languages: int = 0,
+    languages: Sequence[str] = (),
 ) -> list[Any]:
     """Return the layers of T(L, H, A), 2L + 5 of them (2L + 4 with `per_layer`).
 
@@ -67,8 +67,8 @@ def translation_transformer(
             n = 2L layers, after Zhang et al. 2019.
         logit_clip: logits are clipped at ± this in training, hard; None: never.
         label_smoothing: spread evenly over all V.
-        languages: counts loss and accuracy by language, of which the field `language`, [B], tells;
-            0: not.
+        languages: names by which loss and accuracy are counted apart, as the field `language`,
+            [B], tells; none: not.
 
     Raises:
         LayerError: there is no layer, or no such tie or transparent attention.
@@ -104,10 +104,10 @@ def translation_transformer(
         vocabulary=vocabulary,
         label_smoothing=label_smoothing,
         logit_clip=logit_clip,
-        languages=languages,
-        reads=("decoder_norm", "label", "weight", *(["language"] if languages else [])),
+        reads=("decoder_norm", "label", "weight"),
         writes=("softmax",),
     )
+    set_languages([softmax], languages)
     if tie is not None:
         owner = target if tie == "softmax" else source
         softmax.tie = {"kernel": f"{owner.name}/{_TABLE}"}
@@ -124,6 +124,14 @@ def set_vocabulary(model_layers: Sequence[Any], size: int) -> None:
     for params in model_layers:
         if isinstance(params, (layers.TokenEmbedding.Params, layers.TranslationSoftmax.Params)):
             params.vocabulary = size
+
+
+def set_languages(model_layers: Sequence[Any], names: Sequence[str]) -> None:
+    """Have the model of `translation_transformer` count by these languages; none: not."""
+    for params in model_layers:
+        if isinstance(params, layers.TranslationSoftmax.Params):
+            params.languages = tuple(names)
+            params.reads = (*params.reads[:3], *(["language"] if names else []))
 
 
 def _check(num_layers: int, tie: str | None, transparent: str | None) -> None:

@@ -230,7 +230,10 @@ def test_logits_are_clipped_in_training_alone_and_have_no_gradient_beyond() -> N
 
 def test_loss_and_accuracy_are_counted_by_language() -> None:
     params = layers.TranslationSoftmax.Params(
-        vocabulary=5, languages=3, reads=("x", "label", "weight", "language"), label_smoothing=0.1
+        vocabulary=5,
+        languages=("de", "fr", "cs"),
+        reads=("x", "label", "weight", "language"),
+        label_smoothing=0.1,
     )
     label = np.array([[1, 2, 3], [4, 0, 1], [2, 2, 2], [3, 1, 0]])
     weight = np.array([[1.0, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 1]])
@@ -355,7 +358,7 @@ def test_loss_and_gradients_do_not_see_padding() -> None:
         ),
         (
             layers.TranslationSoftmax.Params(
-                name="s", vocabulary=7, languages=3, reads=("x", "label", "weight")
+                name="s", vocabulary=7, languages=("de", "fr", "cs"), reads=("x", "label", "weight")
             ),
             (tf.TensorSpec((3, 5, 6)), tf.TensorSpec((3, 5), tf.int32), tf.TensorSpec((3, 5))),
             r"s \(TranslationSoftmax\): reads 3 names .* expected \(x, label, weight, language\)",

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+from typing import Any, cast
 
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import describe, errors, hyperparams, network, pipelining
+from lingvo_gpipe import (
+    budget,
+    describe,
+    errors,
+    footprint,
+    hyperparams,
+    network,
+    pipelining,
+)
 from lingvo_gpipe.tasks.mt import transformer
 
 V = 64_000
@@ -171,12 +180,48 @@ def test_the_vocabulary_of_the_data_flows_into_the_model() -> None:
     )
 
 
+def test_the_languages_of_the_data_are_counted_apart() -> None:
+    layers = transformer.translation_transformer(1, 32, 2, 50)
+    names = {"accuracy", "log_perplexity"}
+    assert set(network.analyze(model(layers), fields()).metrics) == names
+    transformer.set_languages(layers, ["de:en", "fr:en"])
+    names |= {"language_accuracy", "language_log_perplexity"}
+    assert set(network.analyze(model(layers), fields()).metrics) == names
+    transformer.set_languages(layers, [])
+    assert layers[-1].reads == ("decoder_norm", "label", "weight")
+
+
+@pytest.mark.parametrize("starts", [(0, 10), (0, 10, 15)], ids=("one", "two"))
+def test_the_plan_shows_the_bytes_of_transparent_attention(starts: tuple[int, ...]) -> None:
+    """Every cell of the decoder is sent one mixture or, per layer, all nine states."""
+    sent = {}
+    for transparent, shift in (("shared", 0), ("per_layer", -1)):
+        flat = transformer.translation_transformer(
+            8, 32, 2, 50, units=32, transparent=cast(Any, transparent)
+        )
+        begins = [start + shift * (start > 0) for start in starts]
+        assert {flat[b].name for b in begins} <= {
+            "source_embedding",
+            "target_embedding",
+            "decoder_4",
+        }
+        cuts = tuple(b - a for a, b in itertools.pairwise([*begins, len(flat)]))
+        told = budget.make(model(flat, num_partitions=len(cuts), cuts=cuts), fields())
+        crossing = [link for link in told.links if link.source != footprint.INPUT]
+        sent[transparent] = sum(link.forward_bytes for link in crossing)
+    state = 4 * 7 * 32 * 4  # of the mini-batch's sources
+    cells = len(starts) - 1
+    norm = 2 * 32 * 4  # owned by the first decoder layer, sent to other cells
+    assert sent["per_layer"] - sent["shared"] == 8 * cells * state + (cells - 1) * norm
+    assert sent["shared"] == cells * state + (cells - 1) * 4 * 6 * 32 * 4
+
+
 @pytest.mark.parametrize(
     "settings",
     [
         {},
         {"tie": "all", "transparent": "per_layer"},
-        {"transparent": "shared", "packed": True, "languages": 3},
+        {"transparent": "shared", "packed": True, "languages": ("de:en", "fr:en")},
     ],
 )
 def test_the_model_s_text_leads_back_to_it(settings: Any) -> None:

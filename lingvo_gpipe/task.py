@@ -89,6 +89,7 @@ _MAY_CHANGE = (
     "model.jit_compile",
     "model.fuse",
     "input.*data_dir",
+    "input.*max_broken_share",
     "input.eval_batch_size",
     "train.max_steps",
     "train.save_interval_steps",

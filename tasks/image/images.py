@@ -84,7 +84,8 @@ class Images(input_lib.Indexed):
         )
         flip: bool = hyperparams.field(False, "Mirrors half of the training images.")
         policy: Literal["none", "autoaugment_v0", "randaugment"] = hyperparams.field(
-            "none", "Learned or random distortions of training images."
+            "none",
+            "Learned or random distortions of training images, shifts in pixels of ImageNet.",
         )
         policy_layers: int = hyperparams.field(2, "N of RandAugment: operations in a row.")
         policy_magnitude: float = hyperparams.field(10.0, "M of RandAugment: their level.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import hypothesis
@@ -178,3 +178,68 @@ def test_what_cannot_be_read_is_told_with_its_batch() -> None:
 def test_params_go_to_text_and_back() -> None:
     params = input_lib.InMemory.Params(batch_size=3, shuffle=False)
     assert hyperparams.from_text(params.to_text()) == params
+
+
+class Mending(Numbers):
+    """Leaves odd numbers out and counts them."""
+
+    def mend(self, split: str, seed: int | None) -> input_lib.Mend:
+        def even(
+            batches: Iterator[input_lib.Batch], counts: dict[str, int]
+        ) -> Iterator[input_lib.Batch]:
+            for batch in batches:
+                kept = batch["id"] % 2 == 0
+                counts[f"odd {split} {seed}"] = counts.get(f"odd {split} {seed}", 0) + int(
+                    tf.size(kept) - tf.math.count_nonzero(kept, dtype=tf.int32)
+                )
+                yield {name: tf.boolean_mask(value, kept) for name, value in batch.items()}
+
+        return even
+
+
+def test_an_input_may_see_to_what_was_read_and_count_it() -> None:
+    source = Mending.Params(batch_size=4).instantiate()
+    held_out = source.evaluation("test")
+    assert ids(held_out) == [[0, 2], [4, 6]]
+    assert held_out.counts == {"odd test None": 3}
+    batches = source.batches(5)
+    assert sorted(itertools.chain(*ids(batches, 5))) == sorted([0, 2, 4, 6, 8] * 2)
+    assert batches.counts == {"odd train 5": 10}
+    assert make().evaluation("test").counts == {}
+
+
+def test_an_input_knows_no_classes_pictures_or_serving_unless_it_says_so() -> None:
+    source = make()
+    assert source.class_names == ()
+    assert source.pictures(next(iter(source.batches(1)))) == {}
+    with pytest.raises(
+        errors.InputError, match="a model on Numbers cannot be exported: that input defines no"
+    ):
+        source.serving()
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("{{function_node __wrapped__X}} Input is empty. [Op:DecodeImage]", "Input is empty"),
+        (
+            "Graph execution error:\n\nDetected at node DecodeImage defined at (most recent call "
+            'last):\n  File "a.py", line 1, in <module>\n\nUnknown image file format. One of JPEG'
+            " required.\n\t [[{{node DecodeImage}}]] [Op:__inference_f_32]",
+            "Unknown image file format. One of JPEG required",
+        ),
+        (
+            "Graph execution error:\n\nDetected at node ReadFile defined at (most recent call last)"
+            ":\n<stack traces unavailable>\nError in user-defined function passed to MapDataset:1 "
+            "transformation with iterator: Iterator::MapV2: /nope; No such file\n\t [[{{node R}}]]",
+            "/nope; No such file",
+        ),
+        (
+            "assertion failed: [a side is under 2] [Condition x >= y did not hold] [x] [1 1]",
+            "a side is under 2",
+        ),
+    ],
+)
+def test_a_message_is_told_without_what_it_says_of_graphs(message: str, expected: str) -> None:
+    error = tf.errors.InvalidArgumentError(None, None, message)
+    assert input_lib.plain(error) == expected

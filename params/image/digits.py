@@ -68,7 +68,7 @@ class AmoebaNet(registry.Model):
 
     def task(self) -> Any:
         """Return the task."""
-        steps = 500
+        steps = 300
         return task.Task.Params(
             model=pipelining.PipeliningLayer.Params(
                 layers=amoebanet.amoeba_net(

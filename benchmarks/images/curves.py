@@ -1,0 +1,119 @@
+"""Draws test accuracy of runs over updates and over time, side by side.
+
+    python -m benchmarks.images.curves curves.png "K=2=runs/k2" "ResNet-20=resnet20.tsv"
+
+Each run is NAME=PATH: the log directory of a run of the trainer (`--mode=train_eval`), or a TSV
+with columns step, seconds and accuracy, as `benchmarks.images.resnet20` writes. A run's time counts
+from its first point of training; a run that was resumed counts the pause too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+TAG = "accuracy"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Curve:
+    """Test accuracy of a run, point by point."""
+
+    name: str
+    steps: list[int]
+    seconds: list[float]
+    accuracy: list[float]
+
+
+def read(name: str, path: Path) -> Curve:
+    """Read the log directory of a run, or a TSV."""
+    if path.is_dir():
+        return _of_logdir(name, path)
+    with path.open(encoding="ascii", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t"))
+    return Curve(
+        name,
+        [int(row["step"]) for row in rows],
+        [float(row["seconds"]) for row in rows],
+        [float(row[TAG]) for row in rows],
+    )
+
+
+def _of_logdir(name: str, path: Path) -> Curve:
+    start = min(event.wall_time for _, events in _events(path / "train") for event in events)
+    points = dict(_events(path / "eval"))[TAG]
+    return Curve(
+        name,
+        [event.step for event in points],
+        [event.wall_time - start for event in points],
+        [_value(event) for event in points],
+    )
+
+
+def _events(folder: Path) -> list[tuple[str, list[Any]]]:
+    from tensorboard.backend.event_processing import event_accumulator
+
+    found = event_accumulator.EventAccumulator(str(folder), size_guidance={"tensors": 0})
+    found.Reload()
+    tags = found.Tags()["tensors"]
+    return [(tag, found.Tensors(tag)) for tag in tags if _is_scalar(found.Tensors(tag))]
+
+
+def _is_scalar(events: list[Any]) -> bool:
+    return all(not event.tensor_proto.tensor_shape.dim for event in events)
+
+
+def _value(event: Any) -> float:
+    from tensorboard.util import tensor_util
+
+    return float(tensor_util.make_ndarray(event.tensor_proto))
+
+
+def draw(curves: list[Curve], path: Path) -> None:
+    """Draw curves over updates (left) and over minutes (right) into a PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (by_step, by_time) = pyplot.subplots(1, 2, figsize=(11, 4), sharey=True)
+    for curve in curves:
+        by_step.plot(curve.steps, curve.accuracy, label=curve.name)
+        by_time.plot([s / 60.0 for s in curve.seconds], curve.accuracy, label=curve.name)
+    by_step.set(xlabel="updates", ylabel="test accuracy")
+    by_time.set(xlabel="minutes")
+    lowest = min((a for curve in curves for a in curve.accuracy), default=0.0)
+    for axes in (by_step, by_time):
+        axes.grid(alpha=0.3)
+        axes.set_ylim(math.floor(10 * lowest) / 10, 1.0)
+        axes.set_xlim(left=0)
+    by_time.legend(loc="lower right")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    pyplot.close(figure)
+
+
+def main() -> None:
+    """Read the runs, print where each ended, draw."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("picture", type=Path, help="PNG to write")
+    parser.add_argument("runs", nargs="+", metavar="NAME=PATH")
+    given = parser.parse_args()
+    curves = []
+    for run in given.runs:
+        name, _, path = run.rpartition("=")
+        curves.append(read(name, Path(path)))
+    print("run\tupdates\tminutes\tlast accuracy\tbest accuracy")
+    for curve in curves:
+        minutes = curve.seconds[-1] / 60.0
+        last, best = curve.accuracy[-1], max(curve.accuracy)
+        print(f"{curve.name}\t{curve.steps[-1]}\t{minutes:.1f}\t{last:.4f}\t{best:.4f}")
+    draw(curves, given.picture)
+
+
+if __name__ == "__main__":
+    main()

@@ -130,8 +130,8 @@ def set_languages(model_layers: Sequence[Any], names: Sequence[str]) -> None:
     """Have the model of `translation_transformer` count by these languages; none: not."""
     for params in model_layers:
         if isinstance(params, layers.TranslationSoftmax.Params):
-            params.languages = tuple(names)
-            params.reads = (*params.reads[:3], *(["language"] if names else []))
+            reads = (*params.reads[:3], *(["language"] if names else []))
+            params.set(languages=tuple(names), reads=reads)
 
 
 def _check(num_layers: int, tie: str | None, transparent: str | None) -> None:

@@ -285,6 +285,8 @@ class Preparation(hyperparams.Configurable):
             return vocabulary
         training = self.params.vocabulary
         chosen = [text for text in texts if text.split == self.params.train_split]
+        most = min(training.sentences, 2 * sum(text.count for text in chosen))
+        report(f"training a vocabulary on {most} sentences")
         sample = _bar("vocabulary", "sentence", _sample(chosen, training, self.params.seed))
         vocabulary = vocabulary_lib.train(sample, training, targets)
         fewer = "" if len(vocabulary) == training.size else f" (not {training.size}: poor text)"

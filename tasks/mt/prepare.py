@@ -46,7 +46,7 @@ def _flags() -> flags.FlagValues:
     repeated("tsv", "Corpus: files with tabs, en,de:SPLIT=PATH or a glob, one language a column.")
     repeated("tfds", "Corpus: a TFDS translation dataset, such as wmt14_translate/de-en.")
     flags.DEFINE_bool("django", False, "Corpus: Django's message catalogues.", flag_values=values)
-    text("data_dir", "Where TFDS keeps its datasets.")
+    text("tfds_dir", "Where TFDS keeps its datasets.")
     flags.DEFINE_list(
         "pairs", [], "Pairs of languages: de:en,en:de. All to English if none.", flag_values=values
     )
@@ -121,7 +121,7 @@ def _corpora(values: flags.FlagValues) -> list[Any]:
         for files in each
     ]
     for name in values.tfds:
-        own = {} if values.data_dir is None else {"data_dir": values.data_dir}
+        own = {} if values.tfds_dir is None else {"tfds_dir": values.tfds_dir}
         found.append(tfds_corpus.TFDS.Params(dataset=name, **own))
     if values.django:
         found.append(catalogues.Django.Params())

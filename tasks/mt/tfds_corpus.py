@@ -16,16 +16,16 @@ class TFDS(corpus.Corpus):
     """A translation dataset by its name: two or more languages side by side.
 
     `ted_multi_translate` and its like, of which each example has some of many languages, too. It
-    is downloaded and prepared when it is first used, unless it lies in `data_dir` already.
+    is downloaded and prepared when it is first used, unless it lies in `tfds_dir` already.
     """
 
     class Params(corpus.Corpus.Params):
         """Fields of TFDS."""
 
         dataset: str = hyperparams.required("Name, as `tfds.builder` takes it.")
-        data_dir: str = hyperparams.field("~/tensorflow_datasets", "Where it is, or is put.")
+        tfds_dir: str = hyperparams.field("~/tensorflow_datasets", "Where it is, or is put.")
         download: bool = hyperparams.field(
-            True, "Downloads and prepares the dataset if it is not in data_dir."
+            True, "Downloads and prepares the dataset if it is not in tfds_dir."
         )
         split_names: dict[str, str] = hyperparams.field(
             {}, "Split → TFDS' own, such as {'valid': 'validation'}; empty: as they are."
@@ -113,7 +113,7 @@ class TFDS(corpus.Corpus):
     def _builder(self) -> Any:
         tfds, name = self._tfds, self.params.dataset
         try:
-            builder = tfds.builder(name, data_dir=os.path.expanduser(self.params.data_dir))
+            builder = tfds.builder(name, data_dir=os.path.expanduser(self.params.tfds_dir))
         except tfds.core.DatasetNotFoundError:
             # TFDS' own message lists its whole catalogue.
             known = tfds.list_builders(with_community_datasets=False)
@@ -127,15 +127,15 @@ class TFDS(corpus.Corpus):
         return builder
 
     def _prepare(self, builder: Any) -> None:
-        where = f"TFDS dataset {self.name!r} is not prepared in {self.params.data_dir}"
+        where = f"TFDS dataset {self.name!r} is not prepared in {self.params.tfds_dir}"
         if not self.params.download:
-            raise errors.InputError(f"{where}. Set download=True, or another data_dir")
+            raise errors.InputError(f"{where}. Set download=True, or another tfds_dir")
         try:
             builder.download_and_prepare()
         except Exception as error:  # a builder may raise anything
             raise errors.InputError(
                 f"{where}, and preparing it failed: {_first_line(error)}. Prepare it elsewhere and "
-                "give its folder as data_dir"
+                "give its folder as tfds_dir"
             ) from error
 
 

@@ -245,6 +245,10 @@ def test_the_task_takes_size_and_hash_from_the_data(folder: Path) -> None:
     assert sizes == {size}
     assert params.get("input.vocabulary_hash") == made.vocabulary.hash
     assert params.input.instantiate().vocabulary.hash == made.vocabulary.hash
+    # A run that goes on with other records is another run.
+    other = params.copy().set_path("input.vocabulary_hash", "0" * 64)
+    (line,) = task.change(params.to_text(), other.to_text()).refused
+    assert line.startswith("input.vocabulary_hash: ")
 
 
 # --- TFDS ---
@@ -257,8 +261,16 @@ def read(params: Any, source: str, target: str) -> tuple[list[tuple[str, str]], 
     return [(pair.source, pair.target) for pair in found], faults
 
 
+def test_a_translate_folder_is_read_as_tfds_reads_it(tmp_path: Path) -> None:
+    text = toy_text.write_folder(tmp_path, {"de": 30}) / "de"
+    theirs = tfds.TranslateFolder(str(text)).as_dataset(split="train").as_numpy_iterator()
+    ours, _ = read(corpus.TranslateFolder.Params(folder=str(text)), "de", "en")
+    assert [(pair["de"].decode(), pair["en"].decode()) for pair in theirs] == ours
+    assert len(ours) == 30
+
+
 def tfds_params(name: str, **fields: Any) -> Any:
-    made = {"data_dir": "/nonexistent", "split_names": {"train": "train"}} | fields
+    made = {"tfds_dir": "/nonexistent", "split_names": {"train": "train"}} | fields
     return tfds_corpus.TFDS.Params(dataset=name, **made)
 
 

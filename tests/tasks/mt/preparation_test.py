@@ -339,7 +339,7 @@ def test_flags_name_corpora_of_every_kind() -> None:
             "--tsv=en,de:test=c.tsv.gz",
             "--tsv=en,de:train=second.tsv",
             "--tfds=wmt14_translate/de-en",
-            "--data_dir=d",
+            "--tfds_dir=d",
             "--django",
         ]
     )

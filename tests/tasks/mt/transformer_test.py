@@ -191,6 +191,26 @@ def test_the_languages_of_the_data_are_counted_apart() -> None:
     assert layers[-1].reads == ("decoder_norm", "label", "weight")
 
 
+def test_a_model_trained_on_packed_rows_is_served_plain_ones() -> None:
+    flat = transformer.translation_transformer(1, 32, 2, 50, packed=True, languages=["de:en"])
+    available = {"source", "target"}
+    served = []
+    for params in flat:
+        own = params.owner.inference(params, available)
+        assert set(own.reads) <= available
+        available.update(own.writes)
+        served.append(own)
+    plain = transformer.translation_transformer(1, 32, 2, 50)
+    plain[-1].reads = plain[-1].reads[:1]
+    assert served == plain
+    fed = {name: spec for name, spec in fields().items() if name in ("source", "target")}
+    before, after = (
+        network.analyze(model(layers), given).variables.keys()
+        for layers, given in ((flat, fields()), (served, fed))
+    )
+    assert before == after
+
+
 @pytest.mark.parametrize("starts", [(0, 10), (0, 10, 15)], ids=("one", "two"))
 def test_the_plan_shows_the_bytes_of_transparent_attention(starts: tuple[int, ...]) -> None:
     """Every cell of the decoder is sent one mixture or, per layer, all nine states."""

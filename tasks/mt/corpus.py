@@ -104,7 +104,6 @@ class Faults:
         kept = self.examples.setdefault(kind, [])
         if len(kept) < _KEPT_EXAMPLES:
             kept.append(f"{where}: {what}")
-            logging.warning("%s: %s", where, what)
 
     def text(self, raw: bytes, where: str) -> str | None:
         """Return one side of a pair as text; None: it is faulty, which was counted."""

@@ -16,8 +16,9 @@ A row that no example fills has </s> as its source and weighs nothing. </s> is c
 from __future__ import annotations
 
 import functools
+import itertools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -134,7 +135,10 @@ class Translation(input_lib.Input):
         """Return the endless mini-batches of training from number `position` on."""
         plan = self.plan(seed)
         split = self.records.split(self.params.train_split)
-        planned = (plan.batch(number) for number in _count_from(position))
+
+        def planned() -> Iterator[batches_lib.Planned]:
+            return map(plan.batch, itertools.count(position))
+
         return self._batches(split, plan.units, planned)
 
     def evaluation(self, split: str, batch_size: int | None = None) -> input_lib.Batches:
@@ -158,7 +162,7 @@ class Translation(input_lib.Input):
             num_shapes=params.num_shapes,
             multiple_of=params.multiple_of,
         )
-        return self._batches(found, units, batches_lib.once(units))
+        return self._batches(found, units, lambda: iter(batches_lib.once(units)))
 
     @functools.lru_cache(maxsize=2)  # noqa: B019 (an input lives as long as its run)
     def plan(self, seed: int) -> batches_lib.Plan:
@@ -246,7 +250,7 @@ class Translation(input_lib.Input):
             uneven = int((kept & ~even).sum())
             kept &= even
         if long or uneven:
-            logging.info(
+            logging.warning(
                 "left out of %d training examples: %d longer than %d tokens, %d of uneven sides",
                 len(kept),
                 long,
@@ -264,12 +268,12 @@ class Translation(input_lib.Input):
         self,
         split: records_lib.Split,
         units: batches_lib.Units,
-        planned: Iterable[batches_lib.Planned],
+        planned: Callable[[], Iterator[batches_lib.Planned]],
     ) -> input_lib.Batches:
         packing = self.params.packing
 
         def made() -> Iterator[dict[str, Array]]:
-            return (arrays(split, units, batch, packing) for batch in planned)
+            return (arrays(split, units, batch, packing) for batch in planned())
 
         dataset = tf.data.Dataset.from_generator(
             made, output_signature=_spec(None, None, packing)
@@ -323,9 +327,3 @@ def _spec(rows: int | None, length: int | None, packing: bool) -> dict[str, tf.T
     fields["weight"] = tf.TensorSpec([rows, length], tf.float32)
     fields["language"] = tf.TensorSpec([rows], tf.int32)
     return fields
-
-
-def _count_from(number: int) -> Iterator[int]:
-    while True:
-        yield number
-        number += 1

@@ -357,7 +357,8 @@ def _counted(items: Iterator[Any], bar: Any) -> Iterator[Any]:
 
 def _told(name: str, faults: corpus_lib.Faults) -> Iterator[str]:
     for kind, count in sorted(faults.counts.items()):
-        yield f"{name}: {count} times {kind}; such as {faults.examples[kind][0]}"
+        first = "; ".join(faults.examples[kind][:_SHOWN_FAULTS])
+        yield f"{name}: {count} times {kind}, such as {first}"
 
 
 def _sample(texts: Sequence[_Text], training: vocabulary_lib.Training, seed: int) -> Iterator[str]:

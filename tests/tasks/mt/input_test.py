@@ -88,6 +88,14 @@ def test_resumed_training_is_uninterrupted(folder: Path, packing: bool) -> None:
     assert not np.array_equal(whole[0]["source"], first["source"])
 
 
+def test_the_same_batches_can_be_read_again(folder: Path) -> None:
+    made = params_of(folder).instantiate()
+    for batches in (made.batches(1, 5), made.evaluation("test")):
+        first, again = taken(batches, 4), taken(batches, 4)
+        for one, other in zip(first, again, strict=True):
+            np.testing.assert_array_equal(one["source"], other["source"])
+
+
 @pytest.mark.parametrize("packing", [False, True])
 def test_fields_fit_each_other(folder: Path, packing: bool) -> None:
     made = params_of(folder, packing=packing).instantiate()

@@ -152,7 +152,7 @@ def test_faults_are_told_and_kept_in_the_manifest(tmp_path: Path) -> None:
     (corpus_entry,) = found.manifest["corpora"].values()
     assert corpus_entry["faults"] == {"separator": 1, "empty": 1, "encoding": 1}
     assert corpus_entry["examples"]["empty"] == [f"{path}:10: side is empty"]
-    assert any(line.startswith("text: 1 times empty; such as ") for line in told)
+    assert f"text: 1 times empty, such as {path}:10: side is empty" in told
     assert len(found.split("train")) == 297
 
 

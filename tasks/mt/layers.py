@@ -466,15 +466,24 @@ class TranslationSoftmax(core.SequenceSoftmax):
     def _count_by_language(
         self, logits: tf.Tensor, labels: list[tf.Tensor], ctx: core.Context
     ) -> None:
-        label, weight, language = labels
+        # Flat, since TensorFlow adds an assertion, a stateful operation, to unknown higher ranks.
+        logits = tf.reshape(tf.stop_gradient(logits), (-1, logits.shape[-1]))
+        label, weight, language = (
+            tf.reshape(value, (-1,))
+            for value in (
+                *labels[:2],
+                tf.broadcast_to(labels[2][:, tf.newaxis], tf.shape(labels[0])),
+            )
+        )
         weight = tf.cast(weight, logits.dtype)
         label = tf.where(weight == 0, tf.zeros_like(label), label)
-        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(label, tf.stop_gradient(logits))
+        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(label, logits)
         hit = tf.cast(tf.equal(tf.argmax(logits, -1, label.dtype), label), logits.dtype)
 
         def by_language(value: tf.Tensor) -> tf.Tensor:
-            rows = tf.reduce_sum(value * weight, 1)
-            return tf.math.unsorted_segment_sum(rows, language, len(self.params.languages))
+            return tf.math.unsorted_segment_sum(
+                value * weight, language, len(self.params.languages)
+            )
 
         count = by_language(tf.ones_like(weight))
         for name, value in (("log_perplexity", loss), ("accuracy", hit)):

@@ -13,7 +13,8 @@ import tensorflow as tf
 from lingvo_gpipe import errors, hyperparams, layers, precision
 from lingvo_gpipe.layers import composition
 from lingvo_gpipe.tasks.image import amoebanet, operations
-from tests import amoeba_layer_cases, layer_cases
+from lingvo_gpipe.tasks.mt import layers as mt_layers
+from tests import amoeba_layer_cases, layer_cases, mt_layer_cases
 from tests.layer_cases import CASES, Case
 
 POLICIES = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
@@ -22,11 +23,16 @@ RANDOM = {
     "classifier",
     "drop_path",
     "attention",
+    "decoder_layer",
     "dropout",
     "dropout_examples",
+    "encoder_layer",
+    "mixture",
     "residual",
     "sequential",
+    "token_embedding",
     "transformer",
+    "transparent_first",
 }
 # TensorFlow pads a dilated convolution for its CPU kernel; the formula counts what is asked for.
 PADDED = {"conv_dilated"}
@@ -39,8 +45,11 @@ NOT_BY_EXAMPLE = {
     "classifier",
     "operation_crossed",
     "operation_separable",
+    # Shares have no batch dimension, which this law would cut.
+    "transparent_last",
+    "transparent_middle",
 }
-EVERY = (*CASES, *amoeba_layer_cases.CASES)
+EVERY = (*CASES, *amoeba_layer_cases.CASES, *mt_layer_cases.CASES)
 
 every_case = pytest.mark.parametrize("case", EVERY, ids=str)
 
@@ -112,16 +121,25 @@ def test_every_exported_layer_has_a_row() -> None:
     assert {owner.__name__ for owner in exported} <= set(layers.__all__)
 
 
-def test_every_layer_of_the_image_networks_has_a_row() -> None:
+@pytest.mark.parametrize(
+    ("modules", "cases"),
+    [
+        ((amoebanet, operations), amoeba_layer_cases.CASES),
+        ((mt_layers,), mt_layer_cases.CASES),
+    ],
+    ids=("image", "translation"),
+)
+def test_every_layer_of_a_task_s_networks_has_a_row(modules: Any, cases: Any) -> None:
     defined = {
         value
-        for module in (amoebanet, operations)
+        for module in modules
         for value in vars(module).values()
         if inspect.isclass(value)
         and issubclass(value, layers.Layer)
+        and not getattr(value.fprop, "__isabstractmethod__", False)
         and value.__module__ == module.__name__
     }
-    assert defined == {case.params().owner for case in amoeba_layer_cases.CASES}
+    assert defined == {case.params().owner for case in cases}
 
 
 @every_case

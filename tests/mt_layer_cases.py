@@ -1,0 +1,86 @@
+"""Layers of the translation model as rows of `layer_cases`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from lingvo_gpipe.tasks.mt import layers
+from tests.layer_cases import Case
+
+SOURCE = tf.TensorSpec((3, 5), tf.int32)  # ids or sentences, 0 to 2
+TARGET = tf.TensorSpec((3, 4), tf.int32)
+STATE = tf.TensorSpec((3, 5, 6))
+X = tf.TensorSpec((3, 4, 6))
+BLOCK: dict[str, Any] = {"units": 6, "heads": 2, "head_dim": 4, "hidden": 7}
+DROPOUT: dict[str, Any] = {"dropout": 0.2, "attention_dropout": 0.1, "relu_dropout": 0.3}
+
+
+def _transparent(num_shares: int, reads: tuple[str, ...], writes: tuple[str, ...]) -> Any:
+    return layers.TransparentEncoderLayer.Params(
+        **BLOCK, num_shares=num_shares, shares_dropout=0.4, reads=reads, writes=writes
+    )
+
+
+CASES = (
+    Case(
+        "token_embedding",
+        lambda: layers.TokenEmbedding.Params(vocabulary=5, units=6, dropout=0.3),
+        (SOURCE,),
+    ),
+    Case(
+        "token_embedding_given",
+        lambda: layers.TokenEmbedding.Params(vocabulary=5, units=6, reads=("ids", "position")),
+        (SOURCE, SOURCE),
+    ),
+    Case("encoder_layer", lambda: layers.EncoderLayer.Params(**BLOCK, **DROPOUT), (STATE, SOURCE)),
+    Case(
+        "encoder_layer_packed",
+        lambda: layers.EncoderLayer.Params(**BLOCK, packed=True),
+        (STATE, SOURCE),
+    ),
+    Case(
+        "transparent_first",
+        lambda: _transparent(12, ("x", "source"), ("x", "mix", "shares")),
+        (STATE, SOURCE),
+    ),
+    Case(
+        "transparent_middle",
+        lambda: _transparent(3, ("x", "source", "mix", "shares"), ("x", "mix", "shares")),
+        (STATE, SOURCE, STATE, tf.TensorSpec((3,))),
+    ),
+    Case(
+        "transparent_last",
+        lambda: _transparent(2, ("x", "source", "mix", "shares"), ("mix",)),
+        (STATE, SOURCE, STATE, tf.TensorSpec((2,))),
+    ),
+    Case(
+        "mixture",
+        lambda: layers.Mixture.Params(shares_dropout=0.4, reads=tuple("abcdefghijkl")),
+        (STATE,) * 12,
+    ),
+    Case(
+        "decoder_layer",
+        lambda: layers.DecoderLayer.Params(**BLOCK, **DROPOUT),
+        (X, STATE, TARGET, SOURCE),
+    ),
+    Case(
+        "decoder_layer_mixing",
+        lambda: layers.DecoderLayer.Params(
+            **BLOCK, packed=True, shares_dropout=0.0, reads=("x", "a", "b", "target", "source")
+        ),
+        (X, STATE, STATE, TARGET, SOURCE),
+    ),
+    Case(
+        "translation_softmax",
+        lambda: layers.TranslationSoftmax.Params(
+            vocabulary=7,
+            logit_clip=0.5,
+            languages=("de", "fr", "cs"),
+            label_smoothing=0.1,
+            reads=("x", "label", "weight", "language"),
+        ),
+        (X, TARGET, tf.TensorSpec((3, 4)), tf.TensorSpec((3,), tf.int32)),
+    ),
+)

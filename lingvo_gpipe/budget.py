@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lingvo_gpipe import describe, footprint, measure, network, optimizer, partition, simulate
+from lingvo_gpipe import describe, footprint, measure, network, optimizer, simulate
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,6 +60,9 @@ class Plan:
         partitions: per cell.
         links: what goes from cell to cell.
         timeline: the simulated step; its unit is a FLOP where nothing was measured.
+        step_bytes: the most that a step holds at once on all devices together, besides variables
+            and slots: activations, gradients, copies of weights.
+        device_memory: as the params have it.
         parameters: elements of the trained weights that inference uses.
         profiled: whether times were measured and activations read from traced programs.
         analysis: of the network.
@@ -68,6 +71,8 @@ class Plan:
     partitions: tuple[PartitionPlan, ...]
     links: tuple[footprint.Link, ...]
     timeline: simulate.Timeline
+    step_bytes: int
+    device_memory: str | None
     parameters: int
     profiled: bool
     analysis: network.Analysis
@@ -81,6 +86,12 @@ class Plan:
     def heaviest_bytes(self) -> int:
         """Bytes of the device that needs most."""
         return max(partition.total_bytes for partition in self.partitions)
+
+    @property
+    def together_bytes(self) -> int:
+        """The most bytes of all devices together at one moment of a step."""
+        kept = (cell.parameter_bytes + cell.slot_bytes for cell in self.partitions)
+        return self.step_bytes + sum(kept)
 
 
 def make(
@@ -102,12 +113,13 @@ def make(
             cuts that `params` state are kept. Else nothing is run, and nothing traced.
     """
     analysis = network.analyze(params, fields)
-    times = tuple(_stated(params, info) for info in analysis.layers)
+    net = footprint.Network(params, analysis)
     if profile:
         times = measure.layer_times(params, fields)
-        params = _recut(params, footprint.Network(params, analysis), times)
-        analysis = network.analyze(params, fields)
-    net = footprint.Network(params, analysis)
+        analysis = network.analyze(params, fields, costs=_costs(net, times))
+        net = footprint.Network(params, analysis)
+    else:
+        times = tuple(_stated(params, n, info) for n, info in enumerate(analysis.layers))
     forward, backward, fused = _seconds(net, times)
     line = simulate.simulate(
         analysis.table, forward, backward, fused_s=fused if net.fused else None
@@ -115,7 +127,7 @@ def make(
     cells = range(len(net.cells))
     needs = measure.cell_bytes(net) if profile else [footprint.estimate(net, k) for k in cells]
     table = analysis.table
-    activations = footprint.peak_activations(net, line, needs)
+    peaks = footprint.peak_activations(net, line, needs)
     owned = footprint.parameter_bytes(net)
     gradients, copies = footprint.gradient_bytes(net), footprint.copy_bytes(net)
     slots = _slot_bytes(net, optimizer_params, averages)
@@ -131,39 +143,44 @@ def make(
                 gradient_bytes=gradients[k],
                 slot_bytes=slots[k],
                 copy_bytes=copies[k],
-                activation_bytes=activations[table.device_of(k)],
+                activation_bytes=peaks.devices[table.device_of(k)],
                 live_micro_batches=line.peak_live[table.device_of(k)],
             )
             for k in cells
         ),
         links=footprint.links(net),
         timeline=line,
+        step_bytes=peaks.together + sum(gradients) + sum(copies),
+        device_memory=params.device_memory,
         parameters=describe.counts(analysis).parameters,
         profiled=profile,
         analysis=analysis,
     )
 
 
-def _stated(params: Any, info: network.LayerInfo) -> measure.LayerTime:
+def _stated(params: Any, number: int, info: network.LayerInfo) -> measure.LayerTime:
     """Return a layer's FLOPs as its time, or the shares of a cost that was stated."""
     ahead, back = float(info.meta.flops_forward), float(info.meta.flops_backward)
-    if params.costs is not None or info.params.cost is not None:
+    stated = info.params.cost if params.costs is None else params.costs[number]
+    if stated is not None:
         whole = 2 * ahead + back
         shares = (ahead / whole, back / whole) if whole else (0.25, 0.5)
-        ahead, back = info.cost * shares[0], info.cost * shares[1]
+        ahead, back = stated * shares[0], stated * shares[1]
     return measure.LayerTime(ahead, back, ahead + back)
 
 
-def _recut(params: Any, net: footprint.Network, times: Sequence[measure.LayerTime]) -> Any:
-    """Return params with measured costs, and the cuts that follow unless cuts are stated."""
-    costs = [time.inner_s for time in times]
-    measured = params.copy().set(costs=tuple(costs))
-    if params.cells or params.cuts is not None:
-        return measured
-    joined = len(net.fused) / net.analysis.table.num_micro_batches
-    last_costs = [joined * time.fused_s + (1 - joined) * time.inner_s for time in times]
-    cuts = partition.partition(costs, net.analysis.table.num_cells, last_costs=last_costs)
-    return measured.set(cuts=cuts)
+def _costs(
+    net: footprint.Network, times: Sequence[measure.LayerTime]
+) -> tuple[tuple[float, ...], ...]:
+    """Return per cell what each layer would cost in it, by measured times."""
+    saved = [len(kept) / net.analysis.table.num_micro_batches for kept in net.kept]
+    if net.fused:
+        saved[-1] = len(net.fused) / net.analysis.table.num_micro_batches
+    rows = {
+        share: tuple(share * time.fused_s + (1 - share) * time.inner_s for time in times)
+        for share in set(saved)
+    }
+    return tuple(rows[share] for share in saved)
 
 
 def _seconds(

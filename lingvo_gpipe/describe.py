@@ -132,13 +132,9 @@ def _rows(analysis: network.Analysis) -> Iterator[tuple[str, ...]]:
 
 def cell_costs(analysis: network.Analysis) -> list[float]:
     """Return each cell's cost of one micro-batch, as the partition saw it."""
-    last = len(analysis.routes) - 1
     return [
-        sum(
-            analysis.layers[n].last_cost if k == last else analysis.layers[n].cost
-            for n in route.layers
-        )
-        for k, route in enumerate(analysis.routes)
+        sum(costs[n] for n in route.layers)
+        for route, costs in zip(analysis.routes, analysis.costs, strict=True)
     ]
 
 

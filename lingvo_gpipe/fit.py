@@ -87,7 +87,9 @@ class Family:
         else:
             task = self._task.copy()
             task.set_path(self._grow, value)
-        return cut(task, partitions)
+        fitted = cut(task, partitions).copy()
+        fitted.model.device_memory = None  # the question names the memory
+        return fitted
 
     def largest(self, partitions: int, limit_bytes: int) -> Fitted:
         """Find the largest value whose every device stays within `limit_bytes`.

@@ -8,7 +8,6 @@ or read from the traced programs by `measure`.
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import itertools
 from collections import defaultdict
@@ -33,6 +32,7 @@ class CellBytes:
         backward: the most a backward holds that recomputes its forward; new accumulators and the
             imports' gradients included.
         fused: the most that forward and backward hold as one program.
+        kept_forward: the most a forward holds that is kept, what it leaves included.
         residual: what a kept forward leaves for its backward.
         kept_backward: the most a backward from the residual holds besides it.
     """
@@ -40,6 +40,7 @@ class CellBytes:
     forward: int
     backward: int
     fused: int
+    kept_forward: int
     residual: int
     kept_backward: int
 
@@ -208,7 +209,7 @@ def estimate(net: Network, cell: int) -> CellBytes:
         widest = max(widest, inputs + outputs + again)
     gradients = sum(analysis.variables[path].size_bytes for path in net.cells[cell].weights)
     backward = kept + widest + gradients
-    return CellBytes(working, backward, backward, kept, widest + gradients)
+    return CellBytes(working, backward, backward, max(working, kept), kept, widest + gradients)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -221,10 +222,23 @@ class _Held:
     size: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Peaks:
+    """The most bytes held at once besides weights, gradients and slots.
+
+    Attributes:
+        devices: on each device.
+        together: on all devices at one moment, whose memory may be the same host's.
+    """
+
+    devices: tuple[int, ...]
+    together: int
+
+
 def peak_activations(
     net: Network, timeline: simulate.Timeline, needs: Sequence[CellBytes]
-) -> list[int]:
-    """Return per device the most bytes it holds at once besides weights, gradients and slots.
+) -> Peaks:
+    """Tell the peaks of a step.
 
     Args:
         net: the network.
@@ -232,33 +246,25 @@ def peak_activations(
         needs: per cell.
     """
     spans = {span.slot: span for span in timeline.spans}
-    held: dict[int, list[_Held]] = defaultdict(list)
-    for item in itertools.chain(
-        _imports(net, spans), _returned(net, spans), _residuals(net, spans, needs)
-    ):
-        held[item.device].append(item)
-    peaks = []
-    for device in range(net.analysis.table.num_devices):
-        own = [span for span in timeline.spans if span.device == device]
-        at_once = _during(own, held[device])
-        working = (_working(net, span.slot, needs[span.slot.cell]) for span in own)
-        peaks.append(max(map(sum, zip(at_once, working, strict=True))))
-    return peaks
-
-
-def _during(spans: Sequence[simulate.Span], held: Iterable[_Held]) -> list[int]:
-    """Return the bytes held at some time during each of a device's spans."""
-    starts, ends = [span.start_s for span in spans], [span.end_s for span in spans]
-    changes = [0] * (len(spans) + 1)
+    held = [
+        *_imports(net, spans),
+        *_returned(net, spans),
+        *_residuals(net, spans, needs),
+        *_working(net, timeline.spans, needs),
+    ]
+    own: list[list[_Held]] = [[] for _ in range(net.analysis.table.num_devices)]
     for item in held:
-        first, stop = (
-            bisect.bisect_right(ends, item.start_s),
-            bisect.bisect_left(starts, item.end_s),
-        )
-        if first < stop:
-            changes[first] += item.size
-            changes[stop] -= item.size
-    return list(itertools.accumulate(changes[:-1]))
+        own[item.device].append(item)
+    return Peaks(tuple(map(_most, own)), _most(held))
+
+
+def _most(held: Iterable[_Held]) -> int:
+    """Return the most bytes held at once; what ends makes room for what starts at that moment."""
+    changes = [
+        change for item in held for change in ((item.start_s, item.size), (item.end_s, -item.size))
+    ]
+    changes.sort()
+    return max(itertools.accumulate(size for _, size in changes), default=0)
 
 
 _FORWARD: tuple[table_lib.Phase, ...] = ("F",)
@@ -328,13 +334,21 @@ def _residuals(net: Network, spans: Spans, needs: Sequence[CellBytes]) -> Iterat
             yield _Held(table.device_of(cell), start, end, needs[cell].residual)
 
 
-def _working(net: Network, slot: table_lib.Slot, needs: CellBytes) -> int:
-    """Return what a slot holds while it works."""
+def _working(
+    net: Network, spans: Iterable[simulate.Span], needs: Sequence[CellBytes]
+) -> Iterator[_Held]:
+    """Yield what slots hold while they work."""
+    for span in spans:
+        size = _slot_bytes(net, span.slot, needs[span.slot.cell])
+        yield _Held(span.device, span.start_s, span.end_s, size)
+
+
+def _slot_bytes(net: Network, slot: table_lib.Slot, needs: CellBytes) -> int:
     kept = slot.micro_batch in net.kept[slot.cell]
     if slot.cell == len(net.cells) - 1 and slot.micro_batch in net.fused:
         return needs.fused
     if slot.phase == "F":
-        return max(0, needs.forward - needs.residual) if kept else needs.forward
+        return max(0, needs.kept_forward - needs.residual) if kept else needs.forward
     if not net.has_backward[slot.cell]:
         return 0
     return needs.kept_backward if kept else needs.backward

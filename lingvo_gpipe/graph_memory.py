@@ -1,20 +1,24 @@
 """What a traced program holds while it runs, read from its graph.
 
 Formulas know what a layer computes; the graph knows what TensorFlow keeps of it, such as a copy of
-an activation for each of two gradients. Nothing is run.
+an activation for each of two gradients. Nothing is run: the run is simulated.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-import itertools
-from collections.abc import Sequence
+import heapq
+import math
+from collections.abc import Collection, Sequence
 from typing import Any
 
 # Their output is their input: no bytes of its own.
 _VIEWS = frozenset(
     ("Identity", "IdentityN", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient")
 )
+# What a program is given, or is part of it.
+_GIVEN = frozenset(("Placeholder", "Const"))
 # Kernels that write into an input of the same size, where nobody else needs it any more.
 _IN_PLACE = frozenset(
     (
@@ -63,58 +67,76 @@ _IN_PLACE = frozenset(
 )
 
 
-def peak_bytes(graph: Any, first: int = 0) -> int:
+# Operations that multiply matrices: so many of their FLOPs take the time of a byte of others.
+_CONTRACTIONS = ("MatMul", "Conv", "Einsum")
+_FLOPS_PER_BYTE = 25
+# A thread goes on with operations below this at once, and leaves larger ones to others.
+_SMALL_BYTES = 2**16
+
+
+def peak_bytes(graph: Any, threads: int) -> int:
     """Return the most bytes that a program holds at once, its arguments not counted.
 
-    Operations run one after the other in the order of tracing; a tensor goes when its last reader
-    has run; outputs stay.
+    Operations start as soon as what they read is there, as TensorFlow's executor starts them: what
+    the gradient needs of the forward alone is computed along with the forward, and waits. A tensor
+    goes when its last reader has run; outputs stay.
 
     Args:
         graph: a traced function's graph (`ConcreteFunction.graph`), of static shapes.
-        first: number of operations that are another program's; what they make counts as arguments.
+        threads: how many operations run at a time.
     """
-    others = set(graph.get_operations()[:first])
-    order = [op for op in _order(graph) if op not in others]
-    buffers = _buffers(graph, order)
-    changes = [0] * (len(order) + 2)
-    for buffer in set(buffers.values()):
-        changes[buffer.start] += buffer.size
-        changes[buffer.stop + 1] -= buffer.size
-    return max(itertools.accumulate(changes))
+    order = _needed(graph)
+    memory = _Memory(graph, order)
+    _Executor(order, threads).run(memory)
+    return memory.peak
 
 
-def kept_bytes(graph: Any, count: int) -> int:
-    """Return the bytes that the first operations of a graph make and the others read.
-
-    The others are read whether an output needs them or not, as TensorFlow does when it splits a
-    differentiated call in two: the gradient by a constant keeps an activation as well.
+def kept_bytes(graph: Any, outputs: Collection[int]) -> int:
+    """Return the bytes that some of a program's outputs hold, arguments not counted.
 
     Args:
         graph: a traced function's graph, of static shapes.
-        count: how many operations the forward pass has, in the order of tracing.
+        outputs: their numbers.
     """
-    order = graph.get_operations()
-    first = set(order[:count])
-    buffers = _buffers(graph, order)
-    read = {
-        buffers[tensor.ref()]
-        for op in order[count:]
-        for tensor in op.inputs
-        if tensor.op in first and tensor.ref() in buffers
-    }
-    return sum(buffer.size for buffer in read)
+    held = {}
+    for number in outputs:
+        tensor = graph.outputs[number]
+        while tensor.op.type in _VIEWS:
+            tensor = _source(tensor)
+        if tensor.op.type not in _GIVEN:
+            held[tensor.ref()] = _bytes(tensor)
+    return sum(held.values())
 
 
-@dataclasses.dataclass(eq=False, slots=True)
-class _Buffer:
-    """Memory of one or several tensors, from the operation that makes it to its last reader."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pair:
+    """A differentiated call, which TensorFlow splits in two.
 
-    size: int
-    start: int
-    stop: int
+    Attributes:
+        forward: graph of the first, whose outputs end in all that its gradient may need.
+        backward: graph of the second.
+        kept: numbers of the outputs that the second takes from the first.
+    """
+
+    forward: Any
+    backward: Any
+    kept: frozenset[int]
 
 
-def _order(graph: Any) -> list[Any]:
+def split_call(graph: Any) -> Pair:
+    """Return what became of the one call of a program in `graph` and its gradient.
+
+    TensorFlow keeps whatever the gradient's operations read, those that no output needs too: the
+    gradient by a constant keeps an activation as well.
+    """
+    first, second = (op for op in graph.get_operations() if op.type == "PartitionedCall")
+    # The library of functions has no public door that gives their graphs.
+    forward, backward = (graph._functions[op.get_attr("f").name].graph for op in (first, second))
+    kept = frozenset(tensor.value_index for tensor in second.inputs if tensor.op is first)
+    return Pair(forward, backward, kept)
+
+
+def _needed(graph: Any) -> list[Any]:
     """Return the operations that the outputs need, in the order of tracing."""
     needed: set[Any] = set()
     stack = [tensor.op for tensor in graph.outputs]
@@ -126,54 +148,141 @@ def _order(graph: Any) -> list[Any]:
     return [op for op in graph.get_operations() if op in needed]
 
 
-def _buffers(graph: Any, order: Sequence[Any]) -> dict[Any, _Buffer]:
-    """Return the buffer of every tensor that is neither an argument nor a constant."""
-    last_read = {
-        tensor.ref(): position for position, op in enumerate(order) for tensor in op.inputs
-    }
-    last_read |= {tensor.ref(): len(order) for tensor in graph.outputs}
-    whole = _whole_reads(order, last_read)
-    buffers: dict[Any, _Buffer] = {}
-    for position, op in enumerate(order):
-        if op.type in ("Placeholder", "Const"):
-            continue
-        for index, tensor in enumerate(op.outputs):
-            stop = whole.get(tensor.ref(), position)
-            shared = _shared(op, index, position, buffers)
+@dataclasses.dataclass(eq=False, slots=True)
+class _Buffer:
+    """Memory of one or several tensors, held while one of them is still to be read."""
+
+    size: int
+    readers: int
+
+
+class _Memory:
+    """Buffers of a program that runs; arguments and constants have none.
+
+    Attributes:
+        peak: the most bytes held at once so far.
+    """
+
+    def __init__(self, graph: Any, order: Sequence[Any]) -> None:
+        self.peak = 0
+        self._held = 0
+        self._buffers: dict[Any, _Buffer] = {}
+        self._readers = collections.Counter(t.ref() for op in order for t in op.inputs)
+        self._readers.update(t.ref() for t in graph.outputs)
+
+    def start(self, op: Any) -> None:
+        """Make room for what an operation gives."""
+        if op.type in _GIVEN:
+            return
+        for tensor in op.outputs:
+            readers = self._readers[tensor.ref()]
+            shared = self._shared(op, tensor)
             if shared is not None:
-                shared.stop = max(shared.stop, stop)
-                buffers[tensor.ref()] = shared
-            elif not _is_view(op):
-                buffers[tensor.ref()] = _Buffer(_bytes(tensor), position, stop)
-    return buffers
+                shared.readers += readers
+                self._buffers[tensor.ref()] = shared
+            elif op.type not in _VIEWS:
+                self._buffers[tensor.ref()] = _Buffer(_bytes(tensor), readers)
+                self._held += _bytes(tensor)
+        self.peak = max(self.peak, self._held)
 
-
-def _whole_reads(order: Sequence[Any], last_read: dict[Any, int]) -> dict[Any, int]:
-    """Return when each tensor is read last, through views of it too."""
-    whole = dict(last_read)
-    for op in reversed(order):
-        if _is_view(op):
-            for index, tensor in enumerate(op.outputs):
-                source = op.inputs[index if op.type == "IdentityN" else 0].ref()
-                whole[source] = max(whole.get(source, 0), whole.get(tensor.ref(), 0))
-    return whole
-
-
-def _is_view(op: Any) -> bool:
-    return op.type in _VIEWS
-
-
-def _shared(op: Any, index: int, position: int, buffers: dict[Any, _Buffer]) -> _Buffer | None:
-    """Return the buffer of an input that an operation's output takes over."""
-    if _is_view(op):
-        return buffers.get(op.inputs[index if op.type == "IdentityN" else 0].ref())
-    if op.type in _IN_PLACE:
-        wanted = _bytes(op.outputs[index])
+    def finish(self, op: Any) -> None:
+        """Let go of what nobody will read any more."""
+        for tensor in op.outputs:
+            buffer = self._buffers.get(tensor.ref())
+            if buffer is not None and not buffer.readers:
+                self._held -= buffer.size
         for tensor in op.inputs:
-            buffer = buffers.get(tensor.ref())
-            if buffer is not None and buffer.size == wanted and buffer.stop == position:
-                return buffer
-    return None
+            buffer = self._buffers.get(tensor.ref())
+            if buffer is not None:
+                buffer.readers -= 1
+                self._held -= 0 if buffer.readers else buffer.size
+
+    def _shared(self, op: Any, tensor: Any) -> _Buffer | None:
+        """Return the buffer of an input that an operation's output takes over."""
+        if op.type in _VIEWS:
+            return self._buffers.get(_source(tensor).ref())
+        if op.type in _IN_PLACE:
+            for given in op.inputs:
+                buffer = self._buffers.get(given.ref())
+                if buffer and buffer.readers == 1 and buffer.size == _bytes(tensor):
+                    return buffer
+        return None
+
+
+class _Executor:
+    """TensorFlow's executor on a clock of its own: which operation when, on so many threads.
+
+    A thread goes on with one operation that its last one made ready, and puts others on top of its
+    pile; one that has nothing to do takes from the bottom of another's.
+    """
+
+    def __init__(self, order: Sequence[Any], threads: int) -> None:
+        self._missing: dict[Any, int] = {}
+        self._followers: dict[Any, list[Any]] = {op: [] for op in order}
+        for op in order:
+            before = {tensor.op for tensor in op.inputs} | set(op.control_inputs)
+            self._missing[op] = len(before)
+            for other in before:
+                self._followers[other].append(op)
+        self._next: list[collections.deque[Any]] = [collections.deque() for _ in range(threads)]
+        self._piles: list[collections.deque[Any]] = [collections.deque() for _ in range(threads)]
+        self._piles[0].extend(op for op in order if not self._missing[op])
+
+    def run(self, memory: _Memory) -> None:
+        """Run every operation."""
+        running: list[tuple[float, int, int, Any]] = []
+        idle, count = list(range(len(self._piles))), 0
+        now = 0.0
+        while True:
+            for thread in list(idle):
+                op = self._take(thread)
+                if op is not None:
+                    idle.remove(thread)
+                    memory.start(op)
+                    count += 1  # of two that end together, the first one first
+                    heapq.heappush(running, (now + _length(op), count, thread, op))
+            if not running:
+                return
+            now, _, thread, op = heapq.heappop(running)
+            memory.finish(op)
+            self._hand_on(thread, op)
+            idle.insert(0, thread)
+
+    def _take(self, thread: int) -> Any:
+        if self._next[thread]:
+            return self._next[thread].popleft()
+        if self._piles[thread]:
+            return self._piles[thread].pop()
+        return next((pile.popleft() for pile in self._piles if pile), None)
+
+    def _hand_on(self, thread: int, op: Any) -> None:
+        large: list[Any] = []
+        for follower in self._followers[op]:
+            self._missing[follower] -= 1
+            if not self._missing[follower]:
+                small = _length(follower) < _SMALL_BYTES
+                (self._next[thread] if small else large).append(follower)
+        if large and not self._next[thread]:
+            self._next[thread].append(large.pop())
+        self._piles[thread].extend(large)
+
+
+def _length(op: Any) -> float:
+    """Return how long an operation takes, in the time of a byte read or written."""
+    if op.type in _GIVEN or op.type in _VIEWS:
+        return 0.0
+    sizes = [_bytes(tensor) for tensor in (*op.inputs, *op.outputs)]
+    length = float(sum(sizes))
+    if any(part in op.type for part in _CONTRACTIONS):
+        # (m·k)(k·n)(m·n) is the square of a product's multiply-adds.
+        largest = sorted(t.shape.num_elements() or 0 for t in (*op.inputs, *op.outputs))[-3:]
+        length += 2 * math.sqrt(math.prod(largest)) / _FLOPS_PER_BYTE
+    return length
+
+
+def _source(tensor: Any) -> Any:
+    """Return the tensor that one is a view of."""
+    return tensor.op.inputs[tensor.value_index if tensor.op.type == "IdentityN" else 0]
 
 
 def _bytes(tensor: Any) -> int:

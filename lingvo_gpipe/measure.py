@@ -7,6 +7,7 @@ micro-batch's shapes: so a skip or a tie is no special case. Equal layers are ru
 from __future__ import annotations
 
 import dataclasses
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -241,20 +242,30 @@ def _wait() -> None:
     tf.test.experimental.sync_devices()
 
 
-def cell_bytes(net: footprint.Network) -> list[footprint.CellBytes]:
+def cell_bytes(net: footprint.Network, threads: int | None = None) -> list[footprint.CellBytes]:
     """Trace every cell's programs and tell what they hold, for the largest micro-batch.
 
     Nothing is run, and no variable is created.
+
+    Args:
+        net: the network.
+        threads: how many operations of a cell run at a time; None: the devices share as many as
+            TensorFlow has for operations in this process.
     """
+    if threads is None:
+        # 0 is TensorFlow's own choice: the number of cores.
+        all_threads = tf.config.threading.get_inter_op_parallelism_threads() or os.cpu_count() or 1
+        threads = max(1, all_threads // net.analysis.table.num_devices)
     layers = [info.params.instantiate() for info in net.analysis.layers]
-    return [_traced(net, k, layers) for k in range(len(net.cells))]
+    return [_traced(net, k, layers, threads) for k in range(len(net.cells))]
 
 
-def _traced(net: footprint.Network, k: int, layers: Sequence[Any]) -> footprint.CellBytes:
+def _traced(
+    net: footprint.Network, k: int, layers: Sequence[Any], threads: int
+) -> footprint.CellBytes:
     mode = cells.mode_for(net.analysis, training=True)
     cell = cells.Cell(k, net.analysis, layers, jit=False)
     back, last = cell.has_backward(mode), k == len(net.cells) - 1
-    forward_ends: list[int] = []
 
     def programs(given: Any, exports: Any, scales: Any, totals: Any) -> Any:
         """Call every program, so that it is traced."""
@@ -266,20 +277,17 @@ def _traced(net: footprint.Network, k: int, layers: Sequence[Any]) -> footprint.
             called.append(cell.fused(mode, *given, **rest)[1].weights)
         return called
 
-    def in_line(given: Any, exports: Any, scales: Any) -> Any:
-        """Compute forward and backward in one graph, the forward first."""
+    def kept(given: Any, exports: Any, scales: Any) -> Any:
+        """Keep a forward and differentiate it, as `executor` does."""
         weights, _, imports, _, _ = given
-        sources = [
-            *weights,
-            *(t for v in cell.wanted_imports(mode) for t in cells.floating(imports[v])),
-        ]
+        wanted = cell.wanted_imports(mode)
+        sources = [*weights, *(t for v in wanted for t in cells.floating(imports[v]))]
         with tf.GradientTape() as tape:
             tape.watch(sources)
-            values, collected = cell.run(mode.training, *given)
-        forward_ends.append(len(tf.compat.v1.get_default_graph().get_operations()))
+            forward = cell.forward(mode, *given)
         graded = cell.graded_exports(mode)
-        ends = [t for v in graded for t in cells.floating(values[v])]
-        ends += [collected.losses[loss.name] for loss in cell.losses]
+        ends = [t for v in graded for t in cells.floating(forward.exports[v])]
+        ends += [forward.collected.losses[loss.name] for loss in cell.losses]
         starts = [t for v in graded for t in exports[v]]
         starts += [tf.cast(s, e.dtype) for s, e in zip(scales, ends[len(starts) :], strict=True)]
         found = tape.gradient(ends, sources, starts, unconnected_gradients="zero")
@@ -287,17 +295,21 @@ def _traced(net: footprint.Network, k: int, layers: Sequence[Any]) -> footprint.
 
     specs = _program_specs(net, cell, mode)
     tf.function(programs, autograph=False).get_concrete_function(*specs)
-    forward = graph_memory.peak_bytes(cell.graphs["F"])
+    forward = graph_memory.peak_bytes(cell.graphs["F"], threads)
     if not back:
-        return footprint.CellBytes(forward, 0, 0, 0, 0)
-    backward = graph_memory.peak_bytes(cell.graphs["B"])
-    graph = tf.function(in_line, autograph=False).get_concrete_function(*specs[:3]).graph
+        return footprint.CellBytes(forward, 0, 0, 0, 0, 0)
+    backward = graph_memory.peak_bytes(cell.graphs["B"], threads)
+    fused = graph_memory.peak_bytes(cell.graphs["FB"], threads) if last else backward
+    # Only now: the gradient adds outputs to the forward's graph.
+    outer = tf.function(kept, autograph=False).get_concrete_function(*specs[:3]).graph
+    pair = graph_memory.split_call(outer)
     return footprint.CellBytes(
         forward=forward,
         backward=backward,
-        fused=graph_memory.peak_bytes(cell.graphs["FB"]) if last else backward,
-        residual=graph_memory.kept_bytes(graph, forward_ends[-1]),
-        kept_backward=graph_memory.peak_bytes(graph, forward_ends[-1]),
+        fused=fused,
+        kept_forward=graph_memory.peak_bytes(pair.forward, threads),
+        residual=graph_memory.kept_bytes(pair.forward, pair.kept),
+        kept_backward=graph_memory.peak_bytes(pair.backward, threads),
     )
 
 

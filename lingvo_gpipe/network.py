@@ -16,7 +16,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, microbatch, partition, precision, schedule, stream
+from lingvo_gpipe import (
+    capacity,
+    errors,
+    hyperparams,
+    microbatch,
+    partition,
+    precision,
+    readable,
+    schedule,
+    stream,
+)
 from lingvo_gpipe.layers import base, composition
 from lingvo_gpipe.schedule import table as table_lib
 
@@ -47,6 +57,16 @@ class PipelineParams(hyperparams.Configurable.Params):
     )
     costs: tuple[float, ...] | None = hyperparams.field(
         None, "Cost per layer, measured for example; None: FLOPs, or what a layer states."
+    )
+    device_memory: str | None = hyperparams.field(
+        None,
+        "Bytes of each device, such as 8GiB, that no cell of an automatic cut may exceed, "
+        "activations by formula: leave room, and see what plan tells. None: any.",
+    )
+    slots_per_weight: float = hyperparams.field(
+        2.0,
+        "Optimizer slots and averages per weight that device_memory reckons with: Adam 2, "
+        "momentum 1, averages 1 more.",
     )
     devices: tuple[str, ...] | None = hyperparams.field(
         None, "A device name per cell; None: as `placement` finds them."
@@ -79,16 +99,12 @@ class LayerInfo:
         params: its own, named, with the network's precision policy.
         meta: for one micro-batch.
         paths: own variable path → path of the variable in the network (ties resolved).
-        cost: seconds or FLOPs of forward, recomputation and backward of one micro-batch.
-        last_cost: the same where it lies in the last cell, whose recomputation may be saved.
     """
 
     name: str
     params: Any
     meta: base.Meta
     paths: dict[str, str]
-    cost: float
-    last_cost: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +122,8 @@ class Analysis:
         table: the schedule for these shapes.
         sizes: examples of each micro-batch.
         policies: per cell, its recompute policy.
+        costs: per cell, what each layer of the network costs if it lies in that cell: seconds or
+            FLOPs of forward, recomputation and backward of one micro-batch.
         fields: the mini-batch's specs.
     """
 
@@ -119,6 +137,7 @@ class Analysis:
     table: table_lib.Table
     sizes: tuple[int, ...]
     policies: tuple[str, ...]
+    costs: tuple[tuple[float, ...], ...]
     fields: dict[str, Any]
 
     @property
@@ -242,12 +261,18 @@ def forward_table(table: table_lib.Table, num_micro_batches: int) -> table_lib.T
     )
 
 
-def analyze(params: Any, fields: Mapping[str, Any]) -> Analysis:
+def analyze(
+    params: Any,
+    fields: Mapping[str, Any],
+    *,
+    costs: tuple[tuple[float, ...], ...] | None = None,
+) -> Analysis:
     """Tell everything about a network that needs no device.
 
     Args:
         params: a `PipelineParams`.
         fields: the mini-batch's fields, name → nest of `tf.TensorSpec` with static shapes.
+        costs: see `Analysis.costs`; None: as `params` and the layers state them, else FLOPs.
 
     Raises:
         UserError: names, shapes, cuts, ties or policies do not fit; the text says where.
@@ -271,15 +296,30 @@ def analyze(params: Any, fields: Mapping[str, Any]) -> Analysis:
     variables, owner, paths = _variables(params, named, metas)
     table = make_table(params, len(sizes))
     policies = recompute_policies(params.recompute, table.num_cells)
-    costs, last_costs = _costs(params, named, metas, table, policies)
-    cuts = _cuts(params, costs, last_costs, table.num_cells)
+    costs = costs or _costs(params, named, metas, table, policies)
+    cuts = tuple(len(cell) for cell in params.cells) if params.cells else params.cuts
+    if cuts is not None:
+        cuts = partition.check_cuts(cuts, len(named), table.num_cells)
+    elif params.device_memory is None:
+        cuts = partition.partition(costs[0], table.num_cells, own_costs=dict(enumerate(costs)))
+    else:
+        parts = _layer_bytes(params, named, metas, paths, variables, owner, wiring, specs)
+        within = capacity.Capacity(
+            parts,
+            [
+                capacity.ValueBytes(base.spec_bytes(specs[v.index]), v.producer, v.consumers)
+                for v in wiring.versions
+            ],
+            capacity.holdings(table, policies),
+            table.num_micro_batches,
+            readable.parse_size(params.device_memory),
+        )
+        cuts = _cuts_within(params.device_memory, within, costs, named)
     kept = wiring.outputs.values()
     return Analysis(
         layers=tuple(
-            LayerInfo(own.name, own, meta, path, cost, last)
-            for own, meta, path, cost, last in zip(
-                named, metas, paths, costs, last_costs, strict=True
-            )
+            LayerInfo(own.name, own, meta, path)
+            for own, meta, path in zip(named, metas, paths, strict=True)
         ),
         variables=variables,
         owner=owner,
@@ -290,6 +330,7 @@ def analyze(params: Any, fields: Mapping[str, Any]) -> Analysis:
         table=table,
         sizes=sizes,
         policies=policies,
+        costs=costs,
         fields=dict(fields),
     )
 
@@ -420,31 +461,102 @@ def _costs(
     metas: Sequence[base.Meta],
     table: table_lib.Table,
     policies: Sequence[str],
-) -> tuple[list[float], list[float]]:
-    """Cost per layer in an inner cell and in the last one (whose fused slots recompute nothing)."""
-    count = table.num_micro_batches
-    kept = {"full": 0.0, "except_last": 1.0 / count, "never": 1.0}
-    fused = len(table.fused()) / count if params.fuse and policies[-1] == "full" else 0.0
-    again, last_again = 1.0 - kept[policies[0]], 1.0 - max(kept[policies[-1]], fused)
+) -> tuple[tuple[float, ...], ...]:
+    """Return per cell what each layer would cost in it; cells that are alike share one row.
+
+    A cell's policy, and in the last one the fused slots, decide how often a layer's forward is
+    computed again. A cost that is stated holds in every cell.
+    """
     if params.costs is not None:
         if len(params.costs) != len(named):
             raise errors.PartitionError(
                 f"costs has {len(params.costs)} numbers for {len(named)} layers. Give one for each"
             )
-        return list(params.costs), list(params.costs)
-    costs, last_costs = [], []
-    for own, meta in zip(named, metas, strict=True):
-        forward, backward = float(meta.flops_forward), float(meta.flops_backward)
-        stated = own.cost
-        costs.append(stated if stated is not None else forward * (1 + again) + backward)
-        last_costs.append(stated if stated is not None else forward * (1 + last_again) + backward)
-    return costs, last_costs
+        return (tuple(params.costs),) * table.num_cells
+    count = table.num_micro_batches
+    kept = {"full": 0.0, "except_last": 1.0 / count, "never": 1.0}
+    again = [1.0 - kept[policy] for policy in policies]
+    if params.fuse and policies[-1] == "full":
+        again[-1] = 1.0 - len(table.fused()) / count
+    rows = {
+        share: tuple(
+            meta.flops_forward * (1.0 + share) + meta.flops_backward
+            if own.cost is None
+            else own.cost
+            for own, meta in zip(named, metas, strict=True)
+        )
+        for share in set(again)
+    }
+    return tuple(rows[share] for share in again)
 
 
-def _cuts(
-    params: Any, costs: Sequence[float], last_costs: Sequence[float], num_cells: int
+def _layer_bytes(
+    params: Any,
+    named: Sequence[Any],
+    metas: Sequence[base.Meta],
+    paths: Sequence[dict[str, str]],
+    variables: Mapping[str, base.VariableSpec],
+    owner: Mapping[str, int],
+    wiring: stream.Wiring,
+    specs: Sequence[Any],
+) -> list[capacity.LayerBytes]:
+    """Return what each layer would add to its cell, by formula."""
+    parts = []
+    for number, (own, meta) in enumerate(zip(named, metas, strict=True)):
+        fixed = gradients = 0
+        for path in dict.fromkeys(paths[number].values()):
+            spec = variables[path]
+            trained = spec.trainable and not spec.is_state
+            gradients += spec.size_bytes if trained else 0
+            if owner[path] == number:
+                slots = params.slots_per_weight if trained else 0.0
+                fixed += int(spec.size_bytes * (1 + slots))
+            if not spec.is_state and spec.compute not in (None, spec.dtype):
+                fixed += spec.size * spec.compute.size
+        outputs = base.spec_bytes(meta.outputs)
+        inputs = sum(base.spec_bytes(specs[v]) for v in wiring.reads[number])
+        again = meta.activation_bytes if own.recompute else 0
+        parts.append(
+            capacity.LayerBytes(
+                fixed=fixed + gradients,
+                kept=outputs if own.recompute else meta.activation_bytes,
+                widest=inputs + outputs + again,
+                gradients=gradients,
+            )
+        )
+    return parts
+
+
+def _cuts_within(
+    limit: str,
+    within: capacity.Capacity,
+    costs: Sequence[tuple[float, ...]],
+    named: Sequence[Any],
 ) -> tuple[int, ...]:
-    cuts = tuple(len(cell) for cell in params.cells) if params.cells else params.cuts
-    if cuts is not None:
-        return partition.check_cuts(cuts, len(costs), num_cells)
-    return partition.partition(costs, num_cells, last_costs=last_costs)
+    """Return the cuts whose every cell fits its device.
+
+    Raises:
+        PartitionError: there are none; tells by how much, and the way out.
+    """
+    num_layers, num_cells = len(named), len(costs)
+    try:
+        return partition.partition(
+            costs[0], num_cells, own_costs=dict(enumerate(costs)), reach=within.reach
+        )
+    except errors.PartitionError as error:
+        if num_cells > num_layers:
+            raise
+        inner = min(1, num_cells - 1)
+        alone = [within.need_bytes(inner if n else 0, n, n + 1) for n in range(num_layers)]
+        worst = max(range(num_layers), key=alone.__getitem__)
+        if alone[worst] > readable.parse_size(limit):
+            raise errors.PartitionError(
+                f"device_memory={limit}, but layer {named[worst].name} alone needs "
+                f"{readable.size(alone[worst])}. Use fewer examples, more micro-batches, or "
+                "larger devices"
+            ) from error
+        whole = readable.size(within.need_bytes(0, 0, num_layers))
+        raise errors.PartitionError(
+            f"device_memory={limit}, but no cut into {num_cells} cells fits: in one cell, the "
+            f"layers need {whole}. Use more partitions, more micro-batches, or larger devices"
+        ) from error

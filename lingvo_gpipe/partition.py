@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 
 from lingvo_gpipe.errors import PartitionError
@@ -22,9 +22,10 @@ def partition(
     costs: Sequence[float],
     num_partitions: int,
     *,
-    last_costs: Sequence[float] | None = None,
+    own_costs: Mapping[int, Sequence[float]] | None = None,
     memory: Sequence[float] | None = None,
     memory_limit: float | Sequence[float] | None = None,
+    reach: Callable[[int, int], int] | None = None,
     speeds: Sequence[float] | None = None,
     link_costs: Sequence[float] | None = None,
 ) -> tuple[int, ...]:
@@ -32,16 +33,19 @@ def partition(
 
     The heaviest cell is as light as possible. Among the cuts that reach this, the sum of squared
     cell costs is least: this is the least variance, the paper's criterion, since the sum of all
-    cells is the same for every cut (where it is not, with `last_costs`, `speeds` or `link_costs`,
+    cells is the same for every cut (where it is not, with `own_costs`, `speeds` or `link_costs`,
     cells are light first and even second). Among equals, the first cells are the shortest.
 
     Args:
         costs: [L] any unit, what each layer costs.
         num_partitions: K, from 1 to L.
-        last_costs: [L] what each layer costs if it lies in the last cell, whose forward and
-            backward may be fused without recomputation. None: the same.
+        own_costs: cell → [L] what each layer costs if it lies in that cell, where that differs: in
+            one that recomputes nothing, or in the last one, whose forward and backward may be
+            fused.
         memory: [L] bytes that each layer keeps on its device.
         memory_limit: bytes that a device has, or [K] of them.
+        reach: (cell, start) → the last end so that the cell can hold layers [start, end), where
+            bytes do not simply add up; `start` where it can hold none. Fewer layers always fit.
         speeds: [K] how fast each device is; a cell's cost is divided by it. None: all equal.
         link_costs: [L-1] what a cut after layer l costs, added to the cell before it and to the
             one behind it.
@@ -58,33 +62,32 @@ def partition(
 
     >>> partition([1, 1, 1, 1, 4], 3)
     (2, 2, 1)
-    >>> partition([4, 4, 4, 4, 4, 4], 2, last_costs=[3, 3, 3, 3, 3, 3])
+    >>> partition([4, 4, 4, 4, 4, 4], 2, own_costs={1: [3, 3, 3, 3, 3, 3]})
     (2, 4)
     """
     num_layers = len(costs)
     if not 1 <= num_partitions <= num_layers:
         raise PartitionError(_wrong_number(num_partitions, num_layers))
-    plain, fused, links = _whole(
-        _numbers("costs", costs, num_layers),
-        _numbers("last_costs", costs if last_costs is None else last_costs, num_layers),
-        _numbers("link_costs", link_costs, num_layers - 1),
-    )
+    rows, links = _rows(costs, num_partitions, own_costs or {}, link_costs)
     bytes_, limits = _memory(memory, memory_limit, num_layers, num_partitions)
     kept = _running(bytes_)
     cells = [
-        _Cell.of(fused if last else plain, [0, *links, 0], factor, kept, limit)
-        for factor, limit, last in zip(
-            _slowness(speeds, num_partitions),
-            limits,
-            [False] * (num_partitions - 1) + [True],
-            strict=True,
+        _Cell.of(row, [0, *links, 0], factor, _reaches(index, kept, limit, reach))
+        for index, (row, factor, limit) in enumerate(
+            zip(rows, _slowness(speeds, num_partitions), limits, strict=True)
         )
     ]
     ordered = not any(links)
     heaviest = _lightest_heaviest(cells, ordered)
     if heaviest is None:
-        raise PartitionError(_too_little_memory(bytes_, limits))
-    cuts = _most_even(cells, heaviest, ordered)
+        raise PartitionError(_too_little_memory(bytes_, limits, reach is not None))
+    # A later start reaches at least as far, unless `reach` says otherwise.
+    rising = all(
+        before <= after
+        for index, cell in enumerate(cells[1:], start=1)
+        for before, after in itertools.pairwise(cell.reaches[index:])
+    )
+    cuts = _most_even(cells, heaviest, ordered and rising)
     return tuple(after - before for before, after in itertools.pairwise(cuts))
 
 
@@ -139,30 +142,24 @@ class _Cell:
         inner: [L+1] running sums of its layers' costs; never falling.
         ahead, behind: [L+1] the same with the links' costs: the cell costs
             `behind[end] - ahead[start]`.
-        kept: [L+1] running sums of the layers' bytes.
-        limit: bytes that fit; None: any.
+        reaches: [L] the last end up to which its layers fit, for each start it can have.
     """
 
     inner: list[int]
     ahead: list[int]
     behind: list[int]
-    kept: list[int]
-    limit: int | None
+    reaches: list[int]
 
     @classmethod
-    def of(
-        cls, costs: list[int], links: list[int], factor: int, kept: list[int], limit: int | None
-    ) -> _Cell:
+    def of(cls, costs: list[int], links: list[int], factor: int, reaches: list[int]) -> _Cell:
         inner = _running([cost * factor for cost in costs])
         ahead = [cost - link * factor for cost, link in zip(inner, links, strict=True)]
         behind = [cost + link * factor for cost, link in zip(inner, links, strict=True)]
-        return cls(inner, ahead, behind, kept, limit)
+        return cls(inner, ahead, behind, reaches)
 
     def reach(self, start: int, most: int | None = None) -> int:
         """Return the last end of a cell whose layers fit and, `most` given, cost no more."""
-        end = len(self.inner) - 1
-        if self.limit is not None:
-            end = bisect.bisect_right(self.kept, self.kept[start] + self.limit) - 1
+        end = self.reaches[start]
         if most is not None:
             end = min(end, bisect.bisect_right(self.inner, self.inner[start] + most) - 1)
         return end
@@ -297,6 +294,46 @@ class _Search:
         return best
 
 
+def _rows(
+    costs: Sequence[float],
+    num_partitions: int,
+    own_costs: Mapping[int, Sequence[float]],
+    link_costs: Sequence[float] | None,
+) -> tuple[list[list[int]], list[int]]:
+    """Return per cell what each layer costs in it, and what links cost, in whole numbers."""
+    num_layers = len(costs)
+    exact = [_numbers("costs", costs, num_layers)]
+    numbered = {id(costs): 0}
+    row_of = [0] * num_partitions
+    for cell, own in own_costs.items():
+        if not 0 <= cell < num_partitions:
+            raise PartitionError(
+                f"own_costs names cell {cell}, but there are {num_partitions} cells, counted from 0"
+            )
+        if id(own) not in numbered:  # many cells share few rows
+            numbered[id(own)] = len(exact)
+            exact.append(_numbers(f"own_costs[{cell}]", own, num_layers))
+        row_of[cell] = numbered[id(own)]
+    *rows, links = _whole(*exact, _numbers("link_costs", link_costs, num_layers - 1))
+    return [rows[number] for number in row_of], links
+
+
+def _reaches(
+    cell: int, kept: list[int], limit: int | None, reach: Callable[[int, int], int] | None
+) -> list[int]:
+    """Return for each start of a cell the last end up to which its layers fit."""
+    num_layers = len(kept) - 1
+    reaches = [num_layers] * num_layers
+    if limit is not None:
+        reaches = [bisect.bisect_right(kept, have + limit) - 1 for have in kept[:-1]]
+    if reach is not None:
+        # A cell begins at its own number at the earliest, the first one nowhere else.
+        starts = range(cell, num_layers) if cell else range(1)
+        for start in starts:
+            reaches[start] = min(reaches[start], reach(cell, start))
+    return reaches
+
+
 def _running(values: Sequence[int]) -> list[int]:
     return list(itertools.accumulate(values, initial=0))
 
@@ -354,7 +391,9 @@ def _memory(
     return layers, list(limits)
 
 
-def _too_little_memory(layers: list[int], limits: list[int | None]) -> str:
+def _too_little_memory(layers: list[int], limits: list[int | None], by_reach: bool) -> str:
+    if by_reach:
+        return f"no cut of {len(layers)} layers into {len(limits)} cells fits the devices' memory"
     largest = max(limit for limit in limits if limit is not None)
     for index, size in enumerate(layers):
         if size > largest:

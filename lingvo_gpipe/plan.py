@@ -66,7 +66,7 @@ def plan(
 
 def render(given: budget.Plan) -> str:
     """Return a plan as lines of at most 100 columns."""
-    lines = [*_head(given), "", *_partitions(given), "", *_links(given), ""]
+    lines = [*_head(given), "", *_partitions(given), *_memory(given), "", *_links(given), ""]
     waiting = readable.percent(given.bubble_share)
     lines.append(f"bubble: devices wait {waiting} of the step, links taken as free")
     lines.append(timeline.grid(given.analysis.table, _WIDTH))
@@ -94,26 +94,56 @@ def _policies(policies: Sequence[str]) -> Sequence[str]:
 def _partitions(given: budget.Plan) -> list[str]:
     copies = any(cell.copy_bytes for cell in given.partitions)
     activations = "activations" if given.profiled else "~activations"
-    head = ["cell", "layers", "", "cost", "weights", "gradients", "optimizer"]
-    rows = [[*head, *(["copies"] if copies else []), activations, "total", "live"]]
+    head = ["cell", "n", "cost", "weights", "gradients", "optimizer"]
+    rows = [[*head, *(["copies"] if copies else []), activations, "total", "live", "layers"]]
     for k, cell in enumerate(given.partitions):
-        name = cell.layers[0]
-        if len(cell.layers) > 1:
-            name += f" … {cell.layers[-1]}"
         sizes = [cell.parameter_bytes, cell.gradient_bytes, cell.slot_bytes]
         sizes += [cell.copy_bytes] if copies else []
         sizes += [cell.activation_bytes, cell.total_bytes]
         rows.append(
             [
                 str(k),
-                readable.shortened(name, 20 if not copies else 12),
                 str(len(cell.layers)),
                 readable.percent(cell.cost_share),
                 *map(readable.size, sizes),
                 str(cell.live_micro_batches),
+                _layers_text(cell.layers),
             ]
         )
-    return readable.table(rows, "rlrr" + "r" * (len(rows[0]) - 4))
+    align = "rrr" + "r" * (len(rows[0]) - 4) + "l"
+    lines = readable.table(rows, align)
+    if max(map(len, lines)) <= _WIDTH:
+        return lines
+    # Names in full are worth a line of their own.
+    lines = readable.table([row[:-1] for row in rows], align[:-1])
+    return [*lines, "", *(f"cell {row[0]}: {row[-1]}" for row in rows[1:])]
+
+
+def _layers_text(names: Sequence[str]) -> str:
+    """Return first … last, shortened only where a line of their own is too narrow."""
+    room = _WIDTH - len("cell 999: ")
+    if len(names) == 1:
+        return readable.shortened(names[0], room)
+    half = (room - len(" … ")) // 2
+    return f"{readable.shortened(names[0], half)} … {readable.shortened(names[-1], half)}"
+
+
+def _memory(given: budget.Plan) -> Iterator[str]:
+    if len(given.partitions) > 1:
+        yield (
+            f"all devices together, where they share one memory: at most "
+            f"{readable.size(given.together_bytes)} at once"
+        )
+    limit = given.device_memory
+    if limit is not None:
+        over = given.heaviest_bytes - readable.parse_size(limit)
+        fits = "every device stays within it"
+        if over > 0:
+            fits = (
+                f"the heaviest device needs {readable.size(over)} more than that. Set it lower by "
+                "so much, or use more partitions or micro-batches"
+            )
+        yield f"device_memory {limit}: {fits}"
 
 
 def _links(given: budget.Plan) -> list[str]:

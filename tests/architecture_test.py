@@ -22,7 +22,7 @@ hyperparams+hyperparams_fields+hyperparams_text+hyperparams_types
 seeds precision readable runtime graph_memory
 layers losses
 stream partition schedule
-simulate placement workers microbatch
+simulate placement workers microbatch capacity
 network
 cells
 executor

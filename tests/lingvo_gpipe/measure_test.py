@@ -11,7 +11,6 @@ from lingvo_gpipe import (
     budget,
     cells,
     footprint,
-    graph_memory,
     layers,
     measure,
     network,
@@ -40,67 +39,6 @@ class FakeClock:
         if self.readings % 2 == 0:
             self.now += next(self.seconds)
         return self.now
-
-
-def graph_of(function: Callable[..., Any], *specs: tf.TensorSpec) -> Any:
-    return tf.function(function, autograph=False).get_concrete_function(*specs).graph
-
-
-KIB = floats(256)
-
-
-def test_a_tensor_is_held_until_its_last_reader() -> None:
-    def chain(x: tf.Tensor) -> tf.Tensor:
-        first = tf.cumsum(x)
-        second = tf.cumsum(first)
-        third = tf.cumsum(second)
-        return tf.cumsum(third)
-
-    assert graph_memory.peak_bytes(graph_of(chain, KIB)) == 2 * 1024
-
-    def late(x: tf.Tensor) -> tf.Tensor:
-        first = tf.cumsum(x)
-        second = tf.cumsum(first)
-        return tf.concat([first, tf.cumsum(tf.cumsum(second))], 0)
-
-    # At its end: first, the last sum, and their concatenation of 2 KiB.
-    assert graph_memory.peak_bytes(graph_of(late, KIB)) == 4 * 1024
-
-
-def test_what_no_output_needs_is_not_counted() -> None:
-    def wasteful(x: tf.Tensor) -> tf.Tensor:
-        tf.tile(tf.cumsum(x), [100])
-        return tf.cumsum(x)
-
-    assert graph_memory.peak_bytes(graph_of(wasteful, KIB)) == 1024
-
-
-def test_views_and_work_in_place_take_no_bytes() -> None:
-    def views(x: tf.Tensor) -> tf.Tensor:
-        y = tf.reshape(tf.identity(tf.cumsum(x)), [16, 16])
-        return tf.nn.relu(y) * 2.0 + 1.0
-
-    assert graph_memory.peak_bytes(graph_of(views, KIB)) == 1024
-
-    def argument(x: tf.Tensor) -> tf.Tensor:
-        return tf.nn.relu(x)
-
-    # The caller may need its argument again.
-    assert graph_memory.peak_bytes(graph_of(argument, KIB)) == 1024
-
-
-def test_kept_is_what_the_first_operations_make_and_the_others_read() -> None:
-    counts = []
-
-    def both(x: tf.Tensor) -> tf.Tensor:
-        read = tf.cumsum(x)
-        tf.cumsum(tf.cumsum(read))
-        counts.append(len(tf.compat.v1.get_default_graph().get_operations()))
-        return tf.cumsum(tf.reshape(read, [16, 16])) + tf.reduce_sum(x)
-
-    graph = graph_of(both, KIB)
-    assert graph_memory.kept_bytes(graph, counts[-1]) == 1024
-    assert graph_memory.peak_bytes(graph, counts[-1]) <= 2 * 1024
 
 
 def regression(*own: Any) -> tuple[Any, dict[str, tf.TensorSpec]]:

@@ -169,21 +169,42 @@ def test_costs_are_forward_recomputation_and_backward() -> None:
     flops = 2 * N * D * D
     for recompute, again in (("full", 1), ("never", 0)):
         found = analyze(dense(D), dense(D), fuse=False, recompute=recompute)
-        assert [layer.cost for layer in found.layers] == [flops * (1 + again + 2)] * 2
+        assert found.costs == ((flops * (1 + again + 2),) * 2,)
+
+
+def test_each_cells_policy_decides_what_layers_cost_in_it() -> None:
+    flops = 2 * (N // 4) * D * D
+    given = [dense(D) for _ in range(11)]
+    found = analyze(
+        *given, num_partitions=3, num_micro_batches=4, recompute="full,never,except_last"
+    )
+    kept, once, all_again = 3.0, 3.75, 4.0
+    assert [row[0] / flops for row in found.costs] == [all_again, kept, once]
+    assert found.cuts == (3, 5, 3)  # 12, 15 and 11.25
+    assert analyze(*given, num_partitions=3, fuse=False).cuts == (3, 4, 4)
+    found = analyze(*given, num_partitions=3, recompute="never,full,full", fuse=False)
+    assert found.cuts == (5, 3, 3)
+
+
+def test_a_stated_cost_holds_in_every_cell() -> None:
+    given = [dense(D, cost=5.0), dense(D), dense(D)]
+    found = analyze(*given, num_partitions=3, recompute="full,never,full")
+    assert [row[0] for row in found.costs] == [5.0] * 3
+    assert found.costs[0][1] > found.costs[1][1]
 
 
 def test_a_layers_stated_cost_is_taken() -> None:
     given = [dense(4, cost=1.0), dense(4, cost=1.0), dense(4, cost=1.0), dense(4, cost=9.0)]
     found = analyze(*given, num_partitions=2)
     assert found.cuts == (3, 1)
-    assert [layer.cost for layer in found.layers] == [1.0, 1.0, 1.0, 9.0]
+    assert found.costs == ((1.0, 1.0, 1.0, 9.0),) * 2
 
 
 def test_given_costs_replace_all() -> None:
     given = [dense(4, cost=7.0), dense(4), dense(4), dense(4)]
     found = analyze(*given, num_partitions=2, costs=(1.0, 1.0, 1.0, 5.0))
     assert found.cuts == (3, 1)
-    assert [layer.last_cost for layer in found.layers] == [1.0, 1.0, 1.0, 5.0]
+    assert found.costs == ((1.0, 1.0, 1.0, 5.0),) * 2
 
 
 def test_costs_of_another_length_are_refused() -> None:
@@ -200,6 +221,42 @@ def test_more_partitions_than_layers_are_refused() -> None:
 def test_counts_begin_at_one(field: str) -> None:
     text = text_of(errors.PartitionError, dense(4), **{field: 0})
     assert text == f"{field}=0, but it counts from 1"
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def light_end(**fields: Any) -> network.Analysis:
+    """Two layers of 4 MiB weights, and an end that costs most and weighs nothing."""
+    given = [dense(1024, cost=1.0) for _ in range(3)] + [dense(3, cost=9.0)]
+    return analyze(*given, num_partitions=2, **fields)
+
+
+def test_a_devices_memory_moves_the_cut() -> None:
+    assert light_end().cuts == (3, 1)
+    # Weight, gradient and a new one beside it, two slots: 20 MiB for each of the two.
+    assert light_end(device_memory="42MiB").cuts == (3, 1)
+    assert light_end(device_memory="38MiB").cuts == (2, 2)
+    assert light_end(device_memory="38MiB", slots_per_weight=1).cuts == (3, 1)
+
+
+def test_stated_cuts_are_kept_whatever_the_memory() -> None:
+    assert light_end(device_memory="1KiB", cuts=(1, 3)).cuts == (1, 3)
+
+
+def test_too_little_memory_names_the_layer_or_the_need() -> None:
+    text = text_of(errors.PartitionError, dense(1024), dense(1024), device_memory="20MiB")
+    assert text == (
+        "device_memory=20MiB, but layer dense_1 alone needs 20.1 MiB. Use fewer examples, more "
+        "micro-batches, or larger devices"
+    )
+    many = [dense(1024) for _ in range(6)]
+    text = text_of(errors.PartitionError, *many, num_partitions=3, device_memory="32MiB")
+    assert text == (
+        "device_memory=32MiB, but no cut into 3 cells fits: in one cell, the layers need 100 MiB. "
+        "Use more partitions, more micro-batches, or larger devices"
+    )
+    assert "is no size" in text_of(errors.ParamsError, dense(4), device_memory="8 giraffes")
 
 
 # --- recompute, schedule --------------------------------------------------------------------------

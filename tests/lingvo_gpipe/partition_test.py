@@ -4,8 +4,9 @@ import doctest
 import itertools
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from typing import Any
 
 import hypothesis
 import pytest
@@ -26,9 +27,10 @@ def brute_force(
     costs: Sequence[float],
     num_partitions: int,
     *,
-    last_costs: Sequence[float] | None = None,
+    own_costs: Mapping[int, Sequence[float]] | None = None,
     memory: Sequence[float] | None = None,
     memory_limit: Sequence[float] | None = None,
+    reach: Callable[[int, int], int] | None = None,
     speeds: Sequence[float] | None = None,
     link_costs: Sequence[float] | None = None,
 ) -> tuple[int, ...] | None:
@@ -41,7 +43,7 @@ def brute_force(
         for cell, count in enumerate(cuts):
             start, end = end, end + count
             last = cell == num_partitions - 1
-            parts = list((last_costs if last and last_costs else costs)[start:end])
+            parts = list((own_costs or {}).get(cell, costs)[start:end])
             if link_costs is not None:
                 parts += [link_costs[start - 1]] if start else []
                 parts += [link_costs[end - 1]] if not last else []
@@ -49,6 +51,8 @@ def brute_force(
             loads.append(load / Fraction(speeds[cell] if speeds else 1))
             if memory is not None and memory_limit is not None:
                 fits = fits and sum(memory[start:end]) <= memory_limit[cell]
+            if reach is not None:
+                fits = fits and end <= reach(cell, start)
         candidate = (max(loads), sum((load * load for load in loads), Fraction(0)), cuts)
         if fits and (best is None or candidate < best):
             best = candidate
@@ -76,7 +80,8 @@ def test_partition_equals_brute_force_with_any_options(
     def some(values: st.SearchStrategy[float], count: int) -> st.SearchStrategy[list[float] | None]:
         return st.none() | st.lists(values, min_size=count, max_size=count)
 
-    last_costs = data.draw(some(any_cost, len(costs)))
+    rows = st.lists(any_cost, min_size=len(costs), max_size=len(costs))
+    own_costs = data.draw(st.dictionaries(st.integers(0, num_partitions - 1), rows))
     link_costs = data.draw(some(any_cost, len(costs) - 1))
     speeds = data.draw(some(st.sampled_from([0.5, 1.0, 1.1, 3.0]), num_partitions))
     memory = data.draw(some(st.integers(0, 5), len(costs)))
@@ -84,32 +89,33 @@ def test_partition_equals_brute_force_with_any_options(
         st.lists(st.integers(0, 12), min_size=num_partitions, max_size=num_partitions)
     )
     memory_limit = None if memory is None else limit
-
-    def solve() -> tuple[int, ...]:
-        return partition.partition(
-            costs,
-            num_partitions,
-            last_costs=last_costs,
-            memory=memory,
-            memory_limit=memory_limit,
-            speeds=speeds,
-            link_costs=link_costs,
+    reaches = data.draw(
+        st.none()
+        | st.lists(
+            st.lists(st.integers(0, 9), min_size=len(costs), max_size=len(costs)),
+            min_size=num_partitions,
+            max_size=num_partitions,
         )
-
-    expected = brute_force(
-        costs,
-        num_partitions,
-        last_costs=last_costs,
-        memory=memory,
-        memory_limit=memory_limit,
-        speeds=speeds,
-        link_costs=link_costs,
     )
+
+    def reach(cell: int, start: int) -> int:
+        assert reaches is not None
+        return min(len(costs), start + reaches[cell][start])
+
+    options: dict[str, Any] = {
+        "own_costs": own_costs,
+        "memory": memory,
+        "memory_limit": memory_limit,
+        "reach": None if reaches is None else reach,
+        "speeds": speeds,
+        "link_costs": link_costs,
+    }
+    expected = brute_force(costs, num_partitions, **options)
     if expected is None:
-        with pytest.raises(errors.PartitionError, match="memory_limit"):
-            solve()
+        with pytest.raises(errors.PartitionError, match="memory"):
+            partition.partition(costs, num_partitions, **options)
     else:
-        assert solve() == expected
+        assert partition.partition(costs, num_partitions, **options) == expected
 
 
 def test_partition_equals_brute_force_on_every_chain_of_three_costs() -> None:
@@ -157,7 +163,11 @@ def test_partition_of_2000_layers_on_128_devices_is_balanced() -> None:
 
 def test_last_cell_gets_more_layers_when_it_is_fused() -> None:
     assert partition.partition([4.0] * 15, 4) == (3, 4, 4, 4)
-    assert partition.partition([4.0] * 15, 4, last_costs=[3.0] * 15) == (3, 3, 4, 5)
+    assert partition.partition([4.0] * 15, 4, own_costs={3: [3.0] * 15}) == (3, 3, 4, 5)
+
+
+def test_a_cell_that_recomputes_nothing_gets_more_layers() -> None:
+    assert partition.partition([4.0] * 14, 4, own_costs={1: [3.0] * 14}) == (3, 5, 3, 3)
 
 
 def test_faster_devices_get_more_layers() -> None:
@@ -184,8 +194,18 @@ def test_memory_moves_the_cut() -> None:
         (0, {"num_partitions": 1}, "there are no layers to cut. Give one or more"),
         (
             3,
-            {"num_partitions": 2, "last_costs": [1, 2]},
-            "last_costs has 2 numbers. Give 3",
+            {"num_partitions": 2, "own_costs": {1: [1, 2]}},
+            "own_costs[1] has 2 numbers. Give 3",
+        ),
+        (
+            3,
+            {"num_partitions": 2, "own_costs": {2: [1, 2, 3]}},
+            "own_costs names cell 2, but there are 2 cells, counted from 0",
+        ),
+        (
+            3,
+            {"num_partitions": 2, "reach": lambda _, start: start + 1},
+            "no cut of 3 layers into 2 cells fits the devices' memory",
         ),
         (
             3,

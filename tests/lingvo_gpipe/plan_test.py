@@ -51,6 +51,47 @@ def test_a_plan_of_many_large_cells_fits_a_terminal() -> None:
     assert max(map(len, rows)) <= 100
 
 
+def test_names_of_layers_are_shown_in_full_however_wide_the_table() -> None:
+    task = deep_task(40, units=3000)
+    for number, layer in enumerate(task.model.layers[:-1]):
+        layer.name = f"encoder_of_sentences_block_{number}"
+    task.model.set(num_partitions=4, num_micro_batches=4)
+    task.input.batch_size = 2048
+    for dtype in (None, "mixed_bfloat16"):
+        task.model.dtype = dtype
+        text = plan.plan(task)
+        first, *_, last = budget.make_for(task).partitions[1].layers
+        assert f"{first} … {last}" in text
+        assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_name_wider_than_a_line_is_shortened() -> None:
+    task = tiny_task.tiny_task()
+    task.model.layers[1].name = "n" * 200
+    assert max(map(len, plan.plan(task).splitlines())) <= 100
+
+
+def test_a_devices_memory_is_told_with_what_the_cut_really_needs() -> None:
+    task = tiny_task.tiny_task()
+    assert "device_memory" not in plan.plan(task)
+    task.model.device_memory = "1MiB"
+    assert "device_memory 1MiB: every device stays within it" in plan.plan(task)
+    heaviest = budget.make_for(task).heaviest_bytes
+    task.model.set(device_memory=str(heaviest - 100), cuts=(1, 3))
+    assert "the heaviest device needs 100 B more than that" in plan.plan(task)
+    # --fit names the memory itself.
+    task.model.cuts = None
+    assert "largest input.batch_size" in plan.plan(task, fit="64KiB", grow="input.batch_size")
+
+
+def test_all_devices_together_are_told() -> None:
+    given = budget.make_for(tiny_task.tiny_task())
+    together = readable.size(given.together_bytes)
+    assert f"at most {together} at once" in plan.plan(tiny_task.tiny_task())
+    apart = [cell.total_bytes for cell in given.partitions]
+    assert max(apart) < given.together_bytes <= sum(apart)
+
+
 def test_activations_by_formula_are_marked_as_an_estimate() -> None:
     assert "estimate by formula" in plan.plan(tiny_task.tiny_task())
     text = plan.plan(tiny_task.tiny_task(), profile=True)

@@ -1,0 +1,162 @@
+"""How near is the plan's memory to what a step really takes?
+
+`python -m benchmarks.activations`: the most bytes that tensors ask for at once in a step (by the
+profiler's events), over what was held before its mini-batch was made, beside what `plan --profile`
+says: activations, gradients and copies of weights. Beside it what the CPU allocator holds, which
+hands out pieces larger than asked for, and what is resident. Each point is a process of its own.
+Logical CPU devices share one allocator, so that all of them are compared together: at K=2 the plan
+is a ceiling, since two devices need not be at their peaks at one moment.
+
+`python -m benchmarks.activations gelu,never,1` measures one point.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import pathlib
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+ROUNDS = 3
+M = 4
+MIB = 2**20
+KINDS = ("dense", "wide", "gelu", "convolution", "transformer")
+POLICIES = {  # text → schedule, recompute, fuse
+    "full": ("gpipe", "full", False),
+    "fused": ("1f1b", "full", True),
+    "never": ("gpipe", "never", False),
+    "except_last": ("gpipe", "except_last", False),
+}
+POINTS = [f"{kind},{policy},{k}" for kind in KINDS for policy in POLICIES for k in (1, 2)]
+
+
+def network(kind: str) -> tuple[list[Any], list[int]]:
+    """Return (layers, shape of the mini-batch's x, which is the target's too)."""
+    from lingvo_gpipe import layers
+
+    own: list[Any]
+    if kind == "dense":
+        own = [layers.Dense.Params(units=512, activation="relu")]
+        return own * 8, [32768, 512]
+    if kind == "wide":  # weights of 16 MiB each, activations of 4
+        own = [layers.Dense.Params(units=2048, activation="relu")]
+        return own * 8, [2048, 2048]
+    if kind == "gelu":
+        own = [layers.Dense.Params(units=512, activation="gelu")]
+        return [layers.Residual.Params(body=own)] * 8, [32768, 512]
+    if kind == "transformer":
+        own = [layers.TransformerLayer.Params(units=256, heads=4, hidden=1024)]
+        return own * 4, [128, 128, 256]
+    own = [
+        layers.Conv2D.Params(filters=32, use_bias=False),
+        layers.BatchNorm.Params(),
+        layers.Activation.Params(activation="relu"),
+    ]
+    return own * 6, [128, 64, 64, 32]
+
+
+def measure(point: str) -> dict[str, Any]:
+    """Return the bytes of a step, measured and planned, of `kind,policy,K`."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    kind, policy, partitions = point.split(",")
+    schedule, recompute, fuse = POLICIES[policy]
+    import tensorflow as tf
+
+    from benchmarks import memory
+    from lingvo_gpipe import budget, layers, pipelining, placement
+
+    placement.prepare_logical_cpus(int(partitions))
+    own, shape = network(kind)
+    params = pipelining.PipeliningLayer.Params(
+        layers=[*own, layers.MeanSquaredError.Params()],
+        num_partitions=int(partitions),
+        num_micro_batches=M,
+        schedule=schedule,
+        recompute=recompute,
+        fuse=fuse,
+    )
+    fields = {name: tf.TensorSpec(shape) for name in ("x", "target")}
+    pipe = params.instantiate()
+    pipe.build(fields)
+    held, resident = held_bytes("current"), memory.status("VmRSS")
+    batch = {name: tf.random.stateless_normal(shape, [1, 2]) for name in fields}
+
+    def step() -> None:
+        float(pipe.value_and_gradients(batch).loss)
+
+    step()
+    before = held_bytes("current") - held
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    tensors = traced_peak_bytes(step)
+    return {
+        "mib": (before + tensors) / MIB,
+        "allocator_mib": (held_bytes("peak") - held) / MIB,
+        "resident_mib": (memory.status("VmHWM") - resident) / MIB,
+        "planned_mib": budget.make(params, fields, profile=True).step_bytes / MIB,
+    }
+
+
+def traced_peak_bytes(step: Callable[[], None]) -> int:
+    """Return the most bytes that tensors of a step ask for at once, by the profiler's events."""
+    import tensorflow as tf
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=2, python_tracer_level=0)
+    space = xplane_pb2.XSpace()
+    with tempfile.TemporaryDirectory() as folder:
+        with tf.profiler.experimental.Profile(folder, options):
+            step()
+        (file,) = pathlib.Path(folder).rglob("*.xplane.pb")
+        space.ParseFromString(file.read_bytes())
+    changes = []
+    for plane in space.planes:
+        kinds = {number: meta.name for number, meta in plane.event_metadata.items()}
+        names = {number: meta.name for number, meta in plane.stat_metadata.items()}
+        for line in plane.lines:
+            for event in line.events:
+                sign = {"MemoryAllocation": 1, "MemoryDeallocation": -1}.get(
+                    kinds[event.metadata_id]
+                )
+                if sign is not None:
+                    told = {names[stat.metadata_id]: stat.int64_value for stat in event.stats}
+                    when = line.timestamp_ns * 1000 + event.offset_ps
+                    changes.append((when, sign * told["requested_bytes"]))
+    return max(itertools.accumulate(size for _, size in sorted(changes)))
+
+
+def held_bytes(figure: str) -> int:
+    """Return the bytes of all CPU tensors, `current` or at their `peak` since the last reset."""
+    import tensorflow as tf
+
+    return int(tf.config.experimental.get_memory_info("CPU:0")[figure])
+
+
+def main() -> None:
+    """Run every point in processes of their own and print a table."""
+    if len(sys.argv) == 2:
+        print(json.dumps(measure(sys.argv[1])))
+        return
+    from benchmarks import machine, processes
+
+    print(machine.describe())
+    found = processes.rounds("benchmarks.activations", POINTS, ROUNDS)
+    print(
+        f"{'':<26} {'planned MiB':>11} {'measured':>9} {'ratio':>6} {'allocator':>9} "
+        f"{'resident':>8}  spread"
+    )
+    for name in POINTS:
+        runs = found[name]
+        keys = "planned_mib", "mib", "allocator_mib", "resident_mib"
+        planned, measured, allocator, resident = (processes.median(runs, key) for key in keys)
+        print(
+            f"{name:<26} {planned:11.0f} {measured:9.0f} {planned / measured:6.2f} "
+            f"{allocator:9.0f} {resident:8.0f}  {processes.spread(runs, 'mib')}"
+        )
+
+
+if __name__ == "__main__":
+    main()

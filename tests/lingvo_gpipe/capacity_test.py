@@ -1,0 +1,83 @@
+"""How far a cell reaches: the sums of its parts, held against sums over the layers themselves."""
+
+from __future__ import annotations
+
+import itertools
+
+import hypothesis
+from hypothesis import strategies as st
+
+from lingvo_gpipe import capacity, schedule
+from lingvo_gpipe.schedule import Table
+
+sizes = st.integers(0, 9)
+
+
+@st.composite
+def networks(
+    draw: st.DrawFn,
+) -> tuple[list[capacity.LayerBytes], list[capacity.ValueBytes]]:
+    count = draw(st.integers(1, 6))
+    layers = [capacity.LayerBytes(*draw(st.tuples(sizes, sizes, sizes, sizes)))]
+    layers += [
+        capacity.LayerBytes(*draw(st.tuples(sizes, sizes, sizes, sizes))) for _ in range(count - 1)
+    ]
+    values = [
+        capacity.ValueBytes(
+            draw(sizes),
+            producer,
+            tuple(sorted(draw(st.sets(st.integers(producer + 1, count - 1)))))
+            if producer < count - 1
+            else (),
+        )
+        for producer in range(-1, count)
+        for _ in range(2)
+    ]
+    return layers, values
+
+
+@hypothesis.given(networks(), st.integers(1, 4), st.integers(0, 4), st.integers(0, 200))
+def test_need_and_reach_are_those_of_the_definition(
+    network: tuple[list[capacity.LayerBytes], list[capacity.ValueBytes]],
+    live: int,
+    kept: int,
+    limit: int,
+) -> None:
+    layers, values = network
+    holding = capacity.Holding(live, min(live, kept), 1.0)
+    within = capacity.Capacity(layers, values, [holding], 5, limit)
+    for start in range(len(layers)):
+        needs = []
+        for end in range(start + 1, len(layers) + 1):
+            own = layers[start:end]
+            imports = sum(
+                value.size
+                for value in values
+                if value.producer < start and any(start <= c < end for c in value.consumers)
+            )
+            needs.append(
+                sum(layer.fixed + layer.gradients for layer in own)
+                + (5 if start == 0 else live) * imports
+                + max(holding.kept, 1) * sum(layer.kept for layer in own)
+                + max(layer.widest for layer in own)
+            )
+            assert within.need_bytes(0, start, end) == needs[-1]
+        assert needs == sorted(needs)
+        fitting = len(list(itertools.takewhile(lambda need: need <= limit, needs)))
+        assert within.reach(0, start) == start + fitting
+
+
+def test_a_schedule_decides_what_is_held() -> None:
+    def live(name: str) -> list[int]:
+        table = schedule.make(name, 3, 8)
+        return [held.live for held in capacity.holdings(table, ("full",) * 3)]
+
+    assert live("gpipe") == [8, 8, 8]
+    assert live("1f1b") == [3, 2, 1]
+    kept = capacity.holdings(schedule.make("1f1b", 3, 8), ("never", "except_last", "full"))
+    assert [held.kept for held in kept] == [3, 1, 0]
+
+
+def test_cells_of_one_device_share_its_memory() -> None:
+    table = Table.from_text("0F0,1F0,1B0,0B0")
+    assert [held.share for held in capacity.holdings(table, ("full", "full"))] == [0.5, 0.5]

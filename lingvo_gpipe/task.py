@@ -85,6 +85,8 @@ _MAY_CHANGE = (
     "model.cuts",
     "model.costs",
     "model.devices",
+    "model.device_memory",
+    "model.slots_per_weight",
     "model.placement",
     "model.jit_compile",
     "model.fuse",

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +183,50 @@ def test_what_a_killed_run_left_is_swept(folder: Path, tmp_path: Path) -> None:
     assert len(found.split("train")) == sum(SIZES.values())
     assert not partial.exists()
     assert not (found.folder / "scratch").exists()
+
+
+_KILLED = """
+import os, signal, sys
+from lingvo_gpipe.tasks.mt import prepare, records
+records.SplitWriter.entry = lambda writer: os.kill(os.getpid(), signal.SIGKILL)
+prepare.run(sys.argv[1:])
+"""
+
+
+def test_a_killed_command_leaves_nothing_that_is_taken_for_whole(
+    folder: Path, tmp_path: Path
+) -> None:
+    flags = [
+        f"--output={tmp_path / 'out'}",
+        f"--translate_folder={folder}",
+        "--vocabulary_size=330",
+    ]
+    path = os.pathsep.join(sys.path)
+    killed = subprocess.run(
+        [sys.executable, "-c", _KILLED, *flags],
+        check=False,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert (tmp_path / ".out.partial" / "test.ids").exists()
+    assert not (tmp_path / "out").exists()
+    found = toy_text.params(folder).instantiate().run(tmp_path / "out")
+    whole = toy_text.params(folder).instantiate().run(tmp_path / "undisturbed")
+    for name in ("train.ids", "train.lengths", "test.ids", "vocabulary.model", "manifest.json"):
+        assert (found.folder / name).read_bytes() == (whole.folder / name).read_bytes()
+
+
+def test_a_disk_that_fills_up_is_told_and_leaves_nothing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(records.SplitWriter, "entry", full)
+    with pytest.raises(errors.InputError, match=r"cannot be prepared: No space left .*Make room"):
+        toy_text.params(folder).instantiate().run(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_that_another_process_makes_is_refused(folder: Path, tmp_path: Path) -> None:

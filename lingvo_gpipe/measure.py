@@ -249,13 +249,12 @@ def cell_bytes(net: footprint.Network, threads: int | None = None) -> list[footp
 
     Args:
         net: the network.
-        threads: how many operations of a cell run at a time; None: the devices share as many as
-            TensorFlow has for operations in this process.
+        threads: how many operations of a cell run at a time; None: as many as TensorFlow has for
+            operations in this process, which a device may use alone while others wait.
     """
     if threads is None:
         # 0 is TensorFlow's own choice: the number of cores.
-        all_threads = tf.config.threading.get_inter_op_parallelism_threads() or os.cpu_count() or 1
-        threads = max(1, all_threads // net.analysis.table.num_devices)
+        threads = tf.config.threading.get_inter_op_parallelism_threads() or os.cpu_count() or 1
     layers = [info.params.instantiate() for info in net.analysis.layers]
     return [_traced(net, k, layers, threads) for k in range(len(net.cells))]
 

@@ -120,6 +120,28 @@ def test_traced_activations_are_in_the_plan_and_said_to_be() -> None:
     assert by_formula.activation_bytes < cell.activation_bytes
 
 
+def test_a_kept_forward_leaves_what_tensorflow_keeps_of_it() -> None:
+    block = layers.Residual.Params(body=[layers.Dense.Params(units=128, activation="gelu")])
+    params, fields = regression(block)
+    params.set(recompute="never", num_micro_batches=4)
+    (needs,) = measure.cell_bytes(footprint.Network(params, network.analyze(params, fields)))
+    one = 512 // 4 * 128 * 4
+    # Of gelu the sum, its half, its negative, that by √2 and erfc of it; the error's difference.
+    assert needs.residual == pytest.approx(6 * one, rel=1e-3)
+    (cell,) = budget.make(params, fields, profile=True).partitions
+    working = max(needs.kept_backward, needs.kept_forward - needs.residual)
+    # x and target of all four, and what each keeps.
+    assert cell.activation_bytes == 4 * (2 * one + needs.residual) + working
+
+
+def test_more_threads_hold_more_at_once() -> None:
+    params, fields = CASES["sequences"]
+    net = footprint.Network(params, network.analyze(params, fields))
+    (one,), (four,) = measure.cell_bytes(net, 1), measure.cell_bytes(net, 4)
+    assert (one.residual, one.backward) != (four.residual, four.backward)
+    assert one.residual == four.residual
+
+
 def test_a_layer_is_timed_by_forward_kept_and_recomputing_backward() -> None:
     clock = FakeClock(1.0, 1.0, 1.0, 3.0, 3.0, 3.0, 5.0, 5.0, 5.0)
     params = pipe(layers.Dense.Params(units=3), layers.MeanSquaredError.Params())

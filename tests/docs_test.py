@@ -19,6 +19,7 @@ import pytest
 
 from lingvo_gpipe import errors, schedule, trainer
 from lingvo_gpipe.params.image import digits
+from lingvo_gpipe.tasks.mt import prepare
 from tests import architecture_test
 
 ROOT = Path(__file__).parents[1]
@@ -74,7 +75,7 @@ def test_named_make_targets_exist(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_named_flags_exist(name: str) -> None:
-    known = set(trainer._flags())
+    known = {*trainer._flags(), *prepare._flags(), "seeds"}  # the last of `repeat`
     text = read(name) if name != FOREIGN_FIRST_COLUMN else prose(name)
     for flag in re.findall(r"(?<![\w-])--([a-z_]+)", text):
         assert flag in known, f"{name}: --{flag}"
@@ -146,7 +147,9 @@ def test_named_code_exists(name: str) -> None:
     for span in code(name):
         for one, other in re.findall(r"(?<![\w./@{-])(\w+)\.(\w+)\b(?!\.\w)", span):
             if one in owned and one not in OUTSIDE and other not in ("py", "md", "json"):
-                assert other in owned[one], f"{name}: {span}"
+                # `input` is a module, and the root of a task's fields.
+                known = owned[one] | (owned["Params"] if one == "input" else set())
+                assert other in known, f"{name}: {span}"
             elif one[0].isupper():
                 assert one in OUTSIDE, f"{name}: {span}, of which no class is ours"
 

@@ -61,14 +61,14 @@ class MLP(registry.Model):
 
 
 class AmoebaNet(registry.Model):
-    """AmoebaNet-D (3, 16) with the small stem: 8 × 8 pixels are too few for the auxiliary head."""
+    """AmoebaNet-D (3, 24) with the small stem: 8 × 8 pixels are too few for the auxiliary head."""
 
     num_cells = 3
-    filters = 16
+    filters = 24
 
     def task(self) -> Any:
         """Return the task."""
-        steps = 300
+        steps = 500
         return task.Task.Params(
             model=pipelining.PipeliningLayer.Params(
                 layers=amoebanet.amoeba_net(
@@ -77,9 +77,7 @@ class AmoebaNet(registry.Model):
                     self.filters,
                     classes=10,
                     stem="small",
-                    dropout=0.2,
-                    drop_path_keep=0.9,
-                    drop_path_steps=steps,
+                    dropout=0.3,
                 ),
                 num_partitions=2,
                 num_micro_batches=4,
@@ -88,7 +86,7 @@ class AmoebaNet(registry.Model):
             input=image_input.SklearnDigits.Params(batch_size=BATCH_SIZE),
             train=task.Train(
                 optimizer=optimizer.Optimizer.Params(
-                    name="AdamW", config={"weight_decay": 0.02}, learning_rate=cosine(4e-3, steps)
+                    name="AdamW", config={"weight_decay": 0.05}, learning_rate=cosine(3e-3, steps)
                 ),
                 clip_norm=5.0,
                 max_steps=steps,

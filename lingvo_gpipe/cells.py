@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -38,6 +38,24 @@ class Mode:
     differentiable: frozenset[int]
     graded: frozenset[int]
     leaving: frozenset[int]
+
+
+class Given(NamedTuple):
+    """What every program of a cell is called with, whatever its phase; a nest for `tf.nest`.
+
+    Attributes:
+        weights: the cell's `weights` in the compute dtype.
+        state: the cell's `state`.
+        imports: version → nest, for every version in `route.imports`.
+        seed: int32 [2], of the micro-batch.
+        step: int64 scalar.
+    """
+
+    weights: Sequence[tf.Tensor]
+    state: Sequence[tf.Tensor]
+    imports: dict[int, Any]
+    seed: tf.Tensor
+    step: tf.Tensor
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -139,43 +157,25 @@ class Cell:
         sources = self.weights or self.wanted_imports(mode)
         return bool(sources) and bool(self.losses or self.graded_exports(mode))
 
-    def forward(
-        self,
-        mode: Mode,
-        weights: Sequence[tf.Tensor],
-        state: Sequence[tf.Tensor],
-        imports: dict[int, Any],
-        seed: tf.Tensor,
-        step: tf.Tensor,
-    ) -> Forward:
+    def forward(self, mode: Mode, given: Given) -> Forward:
         """Call the forward program on one micro-batch.
 
         Args:
             mode: what the pass is for.
-            weights: the cell's `weights` in the compute dtype.
-            state: the cell's `state`.
-            imports: version → nest, for every version in `route.imports`.
-            seed: int32 [2], of the micro-batch.
-            step: int64 scalar.
+            given: the micro-batch.
         """
-        given = (list(weights), list(state), imports, seed, step)
 
         def compute(*flat: tf.Tensor) -> Any:
-            own, rest, values, own_seed, own_step = tf.nest.pack_sequence_as(given, list(flat))
-            forward = self._run(mode, own, rest, values, own_seed, own_step)
+            forward = self._run(mode, tf.nest.pack_sequence_as(given, list(flat)))
             return forward.exports, forward.collected.as_nest()
 
-        program = self._program(("F", mode), "forward", compute, tf.nest.flatten(given), imports)
+        program = self._program(("F", mode), "forward", compute, given, given.imports)
         return self._unpack(program, program.call(*tf.nest.flatten(given)))
 
     def backward(
         self,
         mode: Mode,
-        weights: Sequence[tf.Tensor],
-        state: Sequence[tf.Tensor],
-        imports: dict[int, Any],
-        seed: tf.Tensor,
-        step: tf.Tensor,
+        given: Given,
         *,
         exports: dict[int, list[tf.Tensor]],
         scales: Sequence[tf.Tensor],
@@ -186,121 +186,97 @@ class Cell:
 
         Args:
             mode: what the pass is for.
-            weights: as in `forward`.
-            state: as in `forward`.
-            imports: as in `forward`.
-            seed: as in `forward`.
-            step: as in `forward`.
+            given: the micro-batch.
             exports: graded version → gradients of its floating leaves.
             scales: per loss of the cell, the derivative of the update's loss by its sum.
             accumulators: per weight, what its gradient is added to; None: nothing.
             phase: B for all gradients, I for those of the imports alone, W of the weights alone.
         """
-        given = (list(weights), list(state), imports, seed, step)
         after = ([exports[v] for v in self.graded_exports(mode)], list(scales))
         added = list(accumulators) if accumulators is not None and phase != "I" else None
         everything: Any = (given, after, added) if added is not None else (given, after)
 
         def compute(*flat: tf.Tensor) -> Any:
             own, behind, *sums = tf.nest.pack_sequence_as(everything, list(flat))
-            sources = self._sources(mode, own, phase)
+            sources = self.sources(mode, own, phase)
 
             # The program is the recomputation: tf.recompute_grad would copy every weight and make
             # gathered rows' gradients dense (docs/decisions/0001).
             with tf.GradientTape() as tape:
                 tape.watch(sources)
-                ends = self._targets(mode, self._run(mode, *own), behind[1])
+                ends = self._targets(mode, self._run(mode, own), behind[1])
             return self._gradients(tape, ends, sources, behind, sums, phase)
 
         key = (phase, mode, added is not None)
-        program = self._program(key, "backward", compute, tf.nest.flatten(everything), imports)
+        program = self._program(key, "backward", compute, everything, given.imports)
         return self._graded(mode, program, program.call(*tf.nest.flatten(everything)), phase)
 
     def fused(
         self,
         mode: Mode,
-        weights: Sequence[tf.Tensor],
-        state: Sequence[tf.Tensor],
-        imports: dict[int, Any],
-        seed: tf.Tensor,
-        step: tf.Tensor,
+        given: Given,
         *,
         scales: Sequence[tf.Tensor],
         accumulators: Sequence[tf.Tensor],
     ) -> tuple[Forward, Gradients]:
         """Call forward and backward as one program that recomputes nothing (last cell alone)."""
-        given = (list(weights), list(state), imports, seed, step)
         everything: Any = (given, ([], list(scales)), list(accumulators))
 
         def compute(*flat: tf.Tensor) -> Any:
             own, behind, sums = tf.nest.pack_sequence_as(everything, list(flat))
-            sources = self._sources(mode, own, "B")
+            sources = self.sources(mode, own, "B")
             with tf.GradientTape() as tape:
                 tape.watch(sources)
-                forward = self._run(mode, *own)
+                forward = self._run(mode, own)
                 ends = self._targets(mode, forward, behind[1])
             graded = self._gradients(tape, ends, sources, behind, [sums], "B")
             return (forward.exports, forward.collected.as_nest()), graded
 
-        program = self._program(
-            ("FB", mode), "fused", compute, tf.nest.flatten(everything), imports
-        )
+        program = self._program(("FB", mode), "fused", compute, everything, given.imports)
         flat = list(program.call(*tf.nest.flatten(everything)))
         first, second = tf.nest.pack_sequence_as(program.outputs, flat)
         collected = Collected()
         collected.update(first[1])
         return Forward(first[0], collected), self._as_gradients(mode, second, "B")
 
-    def run(
-        self,
-        training: bool,
-        weights: Sequence[tf.Tensor],
-        state: Sequence[tf.Tensor],
-        imports: dict[int, Any],
-        seed: tf.Tensor,
-        step: tf.Tensor,
-    ) -> tuple[dict[int, Any], Collected]:
+    def run(self, training: bool, given: Given) -> tuple[dict[int, Any], Collected]:
         """Compute the cell here and now, without a program.
+
+        Args:
+            training: see `Mode`.
+            given: the micro-batch.
 
         Returns:
             Every version that its layers read or write, and what they gave.
         """
-        tensors = dict(zip(self.weights + self.state, [*weights, *state], strict=True))
-        values = dict(imports)
+        tensors = dict(zip(self.weights + self.state, [*given.weights, *given.state], strict=True))
+        values = dict(given.imports)
         collected = Collected()
         for number in self.route.layers:
             info, layer = self._analysis.layers[number], self._layers[number]
             theta, own_state = nested(info, tensors)
-            given = Collected()
+            own = Collected()
             ctx = Context(
                 training=training,
-                step=step,
-                root_seed=seed,
+                step=given.step,
+                root_seed=given.seed,
                 state=own_state,
                 path=info.name,
                 frozen=self._analysis.frozen_layers,
-                collected=given,
+                collected=own,
             )
             reads = [values[v] for v in self._analysis.wiring.reads[number]]
             with tf.name_scope(info.name):
                 outputs = layer.run(theta, reads[0] if len(reads) == 1 else tuple(reads), ctx)
-            check_given(info, given, training)
-            collected.update(given.as_nest())
+            check_given(info, own, training)
+            collected.update(own.as_nest())
             writes = self._analysis.wiring.writes[number]
             written = outputs if len(writes) > 1 else (outputs,)
             values.update(zip(writes, written, strict=True))
         return values, collected
 
-    def _run(
-        self,
-        mode: Mode,
-        weights: Sequence[tf.Tensor],
-        state: Sequence[tf.Tensor],
-        imports: dict[int, Any],
-        seed: tf.Tensor,
-        step: tf.Tensor,
-    ) -> Forward:
-        values, collected = self.run(mode.training, weights, state, imports, seed, step)
+    def _run(self, mode: Mode, given: Given) -> Forward:
+        values, collected = self.run(mode.training, given)
         read = {
             v
             for n in range(self.route.layers.stop, len(self._layers))
@@ -310,11 +286,10 @@ class Cell:
         exports = {v: tf.nest.map_structure(tf.identity, values[v]) for v in needed}
         return Forward(exports, collected)
 
-    def _sources(self, mode: Mode, given: Any, phase: str) -> list[tf.Tensor]:
+    def sources(self, mode: Mode, given: Given, phase: str = "B") -> list[tf.Tensor]:
         """Return those of a program's tensors that get a gradient: weights, then imports."""
-        weights, _, imports, _, _ = given
-        floats = [t for v in self.wanted_imports(mode) for t in floating(imports[v])]
-        return (weights if phase != "I" else []) + (floats if phase != "W" else [])
+        floats = [t for v in self.wanted_imports(mode) for t in floating(given.imports[v])]
+        return (list(given.weights) if phase != "I" else []) + (floats if phase != "W" else [])
 
     def _targets(
         self, mode: Mode, forward: Forward, scales: Sequence[tf.Tensor]
@@ -371,7 +346,7 @@ class Cell:
         key: Any,
         name: str,
         compute: Callable[..., Any],
-        tensors: Sequence[tf.Tensor],
+        arguments: Any,
         imports: dict[int, Any],
     ) -> _Program:
         """Return the traced program of these shapes, tracing it where it is new."""
@@ -392,7 +367,8 @@ class Cell:
             jit_compile=self._jit or None,
             experimental_attributes={"_noinline": True},
         )
-        concrete = traced.get_concrete_function(*[tf.TensorSpec(t.shape, t.dtype) for t in tensors])
+        specs = [tf.TensorSpec(t.shape, t.dtype) for t in tf.nest.flatten(arguments)]
+        concrete = traced.get_concrete_function(*specs)
         check_pure(concrete.graph, self)
         program = _Program(concrete, tf.nest.map_structure(lambda _: 0, packed[0]))
         self._programs[key, shapes] = program

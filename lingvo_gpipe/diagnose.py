@@ -47,11 +47,13 @@ def _places(
         for cell in runner.cells:
             found, collected = cell.run(
                 True,
-                [feed.weights[p] for p in cell.weights],
-                [feed.weights[p] for p in cell.state],
-                {v: values[v] for v in cell.route.imports},
-                seed,
-                feed.step,
+                cells.Given(
+                    weights=[feed.weights[p] for p in cell.weights],
+                    state=[feed.weights[p] for p in cell.state],
+                    imports={v: values[v] for v in cell.route.imports},
+                    seed=seed,
+                    step=feed.step,
+                ),
             )
             values.update(found)
             for v in sorted(found):

@@ -53,24 +53,23 @@ def forward(
 
 
 def _differentiable(
-    cell: cells.Cell, mode: cells.Mode, given: tuple[Any, ...], device: str, keep: bool
+    cell: cells.Cell, mode: cells.Mode, given: cells.Given, device: str, keep: bool
 ) -> cells.Forward:
-    weights, state, imports, seed, step = given
     wanted = cell.wanted_imports(mode)
-    floats = [t for v in wanted for t in cells.floating(imports[v])]
+    count = len(given.weights)
     packed: list[Any] = []
 
     @tf.custom_gradient
     def call(*sources: tf.Tensor) -> Any:
-        own = list(sources[: len(weights)])
-        values = _replace(imports, wanted, list(sources[len(weights) :]))
+        imports = _replace(given.imports, wanted, list(sources[count:]))
+        own = given._replace(weights=list(sources[:count]), imports=imports)
         tape = tf.GradientTape() if keep else None
         if tape is None:
-            result = cell.forward(mode, own, state, values, seed, step)
+            result = cell.forward(mode, own)
         else:
             with tape:
                 tape.watch(sources)
-                result = cell.forward(mode, own, state, values, seed, step)
+                result = cell.forward(mode, own)
         graded = [t for v in cell.graded_exports(mode) for t in cells.floating(result.exports[v])]
         sums = [result.collected.losses[loss.name] for loss in cell.losses_in(mode)]
         packed[:] = [(result.exports, result.collected.as_nest())]
@@ -93,10 +92,6 @@ def _differentiable(
                 back = cell.backward(
                     mode,
                     own,
-                    state,
-                    values,
-                    seed,
-                    step,
                     exports=exports,
                     scales=scales,
                     accumulators=None,
@@ -106,8 +101,8 @@ def _differentiable(
         return flat, gradient
 
     if not (cell.has_backward(mode) and mode.training):
-        return cell.forward(mode, *given)
-    flat = call(*weights, *floats)
+        return cell.forward(mode, given)
+    flat = call(*cell.sources(mode, given))
     exports, nest = tf.nest.pack_sequence_as(packed[0], list(flat))
     collected = Collected()
     collected.update(nest)

@@ -80,7 +80,7 @@ class Executor:
         for device, slot in table.order():
             if slot.phase == "F":
                 with walk.at(device, slot) as run:
-                    run.forward(self.cells[slot.cell].forward(mode, *walk.given(slot)))
+                    run.forward(self.cells[slot.cell].forward(mode, walk.given(slot)))
         return walk.outcome(leaving, {})
 
     def train(
@@ -123,7 +123,7 @@ class Executor:
                     elif m in keeping[slot.cell] and back:
                         run.kept()
                     else:
-                        run.forward(cell.forward(mode, *walk.given(slot)))
+                        run.forward(cell.forward(mode, walk.given(slot)))
             elif back and not joined:
                 with walk.at(device, slot) as run:
                     run.backward()
@@ -196,15 +196,15 @@ class Walk:
         if run.mark is not None and not tf.executing_eagerly():
             self.previous[device] = run.mark.op
 
-    def given(self, slot: table_lib.Slot) -> tuple[Any, ...]:
+    def given(self, slot: table_lib.Slot) -> cells.Given:
         """Return the arguments that all of a cell's programs share."""
         cell, m = self.executor.cells[slot.cell], slot.micro_batch
-        return (
-            [self.feed.weights[path] for path in cell.weights],
-            [self.feed.weights[path] for path in cell.state],
-            {v: self.values[v, m] for v in cell.route.imports},
-            self.feed.seeds[m],
-            self.feed.step,
+        return cells.Given(
+            weights=[self.feed.weights[path] for path in cell.weights],
+            state=[self.feed.weights[path] for path in cell.state],
+            imports={v: self.values[v, m] for v in cell.route.imports},
+            seed=self.feed.seeds[m],
+            step=self.feed.step,
         )
 
     def exported(self, slot: table_lib.Slot) -> dict[int, list[tf.Tensor]]:
@@ -273,7 +273,7 @@ class _Slot:
         k = self.slot.cell
         forward, gradients = self.cell.fused(
             self.walk.mode,
-            *self.walk.given(self.slot),
+            self.walk.given(self.slot),
             scales=self.walk.scales[k],
             accumulators=self.walk.totals[k],
         )
@@ -283,19 +283,21 @@ class _Slot:
     def kept(self) -> None:
         """Run the forward under a tape of its own, which keeps its intermediate tensors."""
         mode = self.walk.mode
-        weights, state, imports, seed, step = self.walk.given(self.slot)
+        given = self.walk.given(self.slot)
         wanted = self.cell.wanted_imports(mode)
         # Fresh tensors: one tape per slot may not see another slot's use of the same weight.
-        weights = [tf.identity(w) for w in weights]
-        imports = {
-            v: tf.nest.map_structure(tf.identity, value) if v in wanted else value
-            for v, value in imports.items()
-        }
-        sources = weights + [t for v in wanted for t in cells.floating(imports[v])]
+        given = given._replace(
+            weights=[tf.identity(weight) for weight in given.weights],
+            imports={
+                v: tf.nest.map_structure(tf.identity, value) if v in wanted else value
+                for v, value in given.imports.items()
+            },
+        )
+        sources = self.cell.sources(mode, given)
         tape = tf.GradientTape()
         with tape:
             tape.watch(sources)
-            forward = self.cell.forward(mode, weights, state, imports, seed, step)
+            forward = self.cell.forward(mode, given)
         self.walk.residuals[self.slot.cell, self.slot.micro_batch] = _Residual(
             tape, sources, forward
         )
@@ -312,7 +314,7 @@ class _Slot:
             return
         gradients = self.cell.backward(
             self.walk.mode,
-            *self.walk.given(self.slot),
+            self.walk.given(self.slot),
             exports=self.walk.exported(self.slot),
             scales=self.walk.scales[k],
             accumulators=self.walk.totals[k],

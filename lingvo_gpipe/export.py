@@ -193,11 +193,13 @@ class Served:
         }
         values, _ = self._cell.run(
             False,
-            [tf.convert_to_tensor(self.by_path[path]) for path in self._cell.weights],
-            [tf.convert_to_tensor(self.by_path[path]) for path in self._cell.state],
-            imports,
-            seeds.base_seed(params.seed),
-            tf.constant(0, tf.int64),
+            cells.Given(
+                weights=[tf.convert_to_tensor(self.by_path[path]) for path in self._cell.weights],
+                state=[tf.convert_to_tensor(self.by_path[path]) for path in self._cell.state],
+                imports=imports,
+                seed=seeds.base_seed(params.seed),
+                step=tf.constant(0, tf.int64),
+            ),
         )
         told: dict[str, tf.Tensor] = {}
         versions = [wiring.outputs[name] for name in self._plain.outputs]

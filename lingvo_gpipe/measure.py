@@ -171,7 +171,7 @@ class _Runner:
         }
 
     def time(self, watch: _Stopwatch) -> LayerTime:
-        forward_s = watch.median_s(lambda _: self.cell.forward(self.mode, *self.given))
+        forward_s = watch.median_s(lambda _: self.cell.forward(self.mode, self.given))
         if not self.cell.has_backward(self.mode):
             return LayerTime(forward_s, 0.0, 0.0)
         return LayerTime(
@@ -183,21 +183,16 @@ class _Runner:
     def _backward(self) -> Any:
         return self.cell.backward(
             self.mode,
-            *self.given,
+            self.given,
             exports=self.exports,
             scales=self.scales,
             accumulators=self.totals,
         )
 
-    def _sources(self) -> list[tf.Tensor]:
-        weights, _, imports, _, _ = self.given
-        wanted = self.cell.wanted_imports(self.mode)
-        return [*weights, *(t for v in wanted for t in cells.floating(imports[v]))]
-
     def _keep(self) -> tuple[tf.GradientTape, cells.Forward]:
         with tf.GradientTape() as tape:
-            tape.watch(self._sources())
-            forward = self.cell.forward(self.mode, *self.given)
+            tape.watch(self.cell.sources(self.mode, self.given))
+            forward = self.cell.forward(self.mode, self.given)
         return tape, forward
 
     def _from_kept(self, kept: tuple[tf.GradientTape, cells.Forward]) -> Any:
@@ -208,10 +203,10 @@ class _Runner:
         for loss, scale in zip(self.cell.losses, self.scales, strict=True):
             ends.append(forward.collected.losses[loss.name])
             starts.append(precision.cast(scale, ends[-1].dtype))
-        return tape.gradient(ends, self._sources(), starts)
+        return tape.gradient(ends, self.cell.sources(self.mode, self.given), starts)
 
 
-def _values(analysis: network.Analysis, cell: cells.Cell) -> tuple[Any, ...]:
+def _values(analysis: network.Analysis, cell: cells.Cell) -> cells.Given:
     """Return what a cell's programs are called with: fresh weights, and values of its imports."""
 
     def variable(path: str) -> tf.Tensor:
@@ -221,12 +216,12 @@ def _values(analysis: network.Analysis, cell: cells.Cell) -> tuple[Any, ...]:
         compute = precision.policy(owner.dtype).compute
         return value if spec.is_state else precision.cast(value, compute)
 
-    return (
-        [variable(path) for path in cell.weights],
-        [variable(path) for path in cell.state],
-        {v: tf.nest.map_structure(_value, analysis.specs[v]) for v in cell.route.imports},
-        seeds.base_seed(0),
-        tf.zeros([], tf.int64),
+    return cells.Given(
+        weights=[variable(path) for path in cell.weights],
+        state=[variable(path) for path in cell.state],
+        imports={v: tf.nest.map_structure(_value, analysis.specs[v]) for v in cell.route.imports},
+        seed=seeds.base_seed(0),
+        step=tf.zeros([], tf.int64),
     )
 
 
@@ -268,22 +263,20 @@ def _traced(
 
     def programs(given: Any, exports: Any, scales: Any, totals: Any) -> Any:
         """Call every program, so that it is traced."""
-        called: list[Any] = [cell.forward(mode, *given).exports]
+        called: list[Any] = [cell.forward(mode, given).exports]
         rest = {"scales": scales, "accumulators": totals}
         if back:
-            called.append(cell.backward(mode, *given, exports=exports, **rest).weights)
+            called.append(cell.backward(mode, given, exports=exports, **rest).weights)
         if back and last:
-            called.append(cell.fused(mode, *given, **rest)[1].weights)
+            called.append(cell.fused(mode, given, **rest)[1].weights)
         return called
 
     def kept(given: Any, exports: Any, scales: Any) -> Any:
         """Keep a forward and differentiate it, as `executor` does."""
-        weights, _, imports, _, _ = given
-        wanted = cell.wanted_imports(mode)
-        sources = [*weights, *(t for v in wanted for t in cells.floating(imports[v]))]
+        sources = cell.sources(mode, given)
         with tf.GradientTape() as tape:
             tape.watch(sources)
-            forward = cell.forward(mode, *given)
+            forward = cell.forward(mode, given)
         graded = cell.graded_exports(mode)
         ends = [t for v in graded for t in cells.floating(forward.exports[v])]
         ends += [forward.collected.losses[loss.name] for loss in cell.losses]
@@ -319,12 +312,12 @@ def _program_specs(net: footprint.Network, cell: cells.Cell, mode: cells.Mode) -
     def read(path: str) -> tf.TensorSpec:
         return tf.TensorSpec(analysis.variables[path].shape, footprint.read_dtype(analysis, path))
 
-    given = (
-        [read(path) for path in cell.weights],
-        [read(path) for path in cell.state],
-        {v: analysis.specs[v] for v in cell.route.imports},
-        tf.TensorSpec([2], tf.int32),
-        tf.TensorSpec([], tf.int64),
+    given = cells.Given(
+        weights=[read(path) for path in cell.weights],
+        state=[read(path) for path in cell.state],
+        imports={v: analysis.specs[v] for v in cell.route.imports},
+        seed=tf.TensorSpec([2], tf.int32),
+        step=tf.TensorSpec([], tf.int64),
     )
     exports = {v: cells.floating(analysis.specs[v]) for v in cell.graded_exports(mode)}
     master = precision.policy(net.params.dtype).variable

@@ -174,8 +174,8 @@ def _stale_seed(patch: pytest.MonkeyPatch) -> None:
 def _fresh_seed_in_recomputation(patch: pytest.MonkeyPatch) -> None:
     true = cells.Cell.backward
 
-    def backward(self: Any, mode: Any, w: Any, s: Any, i: Any, seed: Any, *a: Any, **k: Any) -> Any:
-        return true(self, mode, w, s, i, seed + 1, *a, **k)
+    def backward(self: Any, mode: Any, given: Any, **rest: Any) -> Any:
+        return true(self, mode, given._replace(seed=given.seed + 1), **rest)
 
     patch.setattr(cells.Cell, "backward", backward)
 

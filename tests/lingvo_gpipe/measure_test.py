@@ -100,7 +100,7 @@ def test_a_backward_holds_what_the_allocator_counts(name: str) -> None:
     totals = [tf.zeros(analysis.variables[path].shape) for path in cell.weights]
 
     def backward() -> Any:
-        return cell.backward(mode, *given, exports={}, scales=[tf.ones([])], accumulators=totals)
+        return cell.backward(mode, given, exports={}, scales=[tf.ones([])], accumulators=totals)
 
     (told,) = measure.cell_bytes(net)
     assert told.backward == pytest.approx(peak_of(backward), rel=0.1)

@@ -98,6 +98,11 @@ class BatchNorm(Layer):
         if not ctx.training or not p.trainable or ctx.is_frozen:
             inverse = tf.math.rsqrt(moving_variance + p.epsilon)
             return _scaled(x - moving_mean, inverse, theta, policy)
+        if mask is None:
+            y, mean, rest, variance = _normalised(x, theta, p.epsilon)
+            count = tf.cast(tf.size(x, tf.int64) // x.shape[-1], tf.float64)
+            _add_moments(ctx, count, (mean, rest), variance, moving_mean)
+            return precision.cast(y, policy.compute)
         count, average = _positions(x, mask)
         mean = average(x)
         centred = x - mean
@@ -133,13 +138,52 @@ def _check_mask(params: Any, mask: Any, shape: tuple[int, ...]) -> None:
         )
 
 
-def _positions(
-    x: tf.Tensor, mask: tf.Tensor | None
-) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+def _normalised(
+    x: tf.Tensor, theta: dict[str, Any], epsilon: float
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Return x normalised over all sides but the last, and what `_add_moments` is told.
+
+    Its gradient in closed form reads x less its mean twice; a tape's would read and keep every
+    tensor on the way.
+
+    Args:
+        x: [..., C].
+        theta: gamma [C] and beta [C], or one of them, or none.
+        epsilon: added to the variance.
+
+    Returns:
+        y [..., C]; mean [C], the mean of what remains (its rounding) [C], variance [C].
+
+    Source: Ioffe and Szegedy 2015, section 3.
+    """
+
+    @tf.custom_gradient
+    def normalise(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> Any:
+        mean = _reduced(tf.reduce_mean, x)
+        centred = x - mean
+        rest = _reduced(tf.reduce_mean, centred)
+        variance = _reduced(tf.reduce_mean, tf.square(centred))
+        inverse = tf.math.rsqrt(variance + epsilon)
+
+        def gradient(dy: tf.Tensor, *_: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            count = tf.cast(tf.size(x) // x.shape[-1], x.dtype)
+            shift = _reduced(tf.reduce_mean, dy)
+            slope = _reduced(tf.reduce_mean, dy * centred)
+            dx = (dy - shift - centred * (tf.square(inverse) * slope)) * (inverse * gamma)
+            return dx, slope * inverse * count, shift * count
+
+        return (centred * (inverse * gamma) + beta, mean, rest, variance), gradient
+
+    gamma = theta.get("gamma", tf.ones(x.shape[-1:], x.dtype))
+    beta = theta.get("beta", tf.zeros(x.shape[-1:], x.dtype))
+    y, mean, rest, variance = normalise(
+        x, precision.cast(gamma, x.dtype), precision.cast(beta, x.dtype)
+    )
+    return y, mean, rest, variance
+
+
+def _positions(x: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
     """Return how many positions of x count, float64, and what averages over them per channel."""
-    if mask is None:
-        count = tf.size(x, tf.int64) // x.shape[-1]
-        return tf.cast(count, tf.float64), lambda value: _reduced(tf.reduce_mean, value)
     present = tf.broadcast_to(tf.cast(mask, x.dtype), tf.shape(x)[:-1])[..., tf.newaxis]
     count = tf.reduce_sum(present)
     share = tf.math.divide_no_nan(present, count)

@@ -201,7 +201,9 @@ def test_recomputed_equals_kept(case: Case) -> None:
     results = [
         tf.function(run.everything, autograph=False)(run.theta, run.inputs) for run in (kept, again)
     ]
-    assert_equal_nests(results[1], results[0])
+    # The gradients of a value with several consumers may be added up in another order.
+    tolerance = 1e-12 if case.name.startswith("amoeba_cell") else 0.0
+    assert_equal_nests(results[1], results[0], tolerance)
 
 
 @every_case

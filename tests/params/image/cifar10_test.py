@@ -13,8 +13,8 @@ from lingvo_gpipe.params.image import cifar10
 
 def test_a_folder_of_images_is_trained_on(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
-    for split, count in (("train", 6), ("test", 3)):
-        for name in ("cat", "dog"):
+    for split, count in (("train", 2), ("test", 1)):
+        for name in "abcdefghij":
             folder = tmp_path / "images" / split / name
             folder.mkdir(parents=True)
             for number in range(count):

@@ -294,7 +294,7 @@ def test_an_amoeba_net_serves_the_mean_of_its_crops_without_its_auxiliary_head(
     tmp_path: Path,
 ) -> None:
     flat = amoebanet.amoeba_net(
-        "A", 3, 8, classes=10, stem="small", auxiliary_weight=0.4, drop_path_keep=0.9
+        "D", 3, 8, classes=10, stem="small", auxiliary_weight=0.4, drop_path_keep=0.9
     )
     params = digits_task(flat, num_partitions=2, num_micro_batches=2)
     params.input = CroppedDigits.Params(batch_size=8)

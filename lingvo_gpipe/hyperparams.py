@@ -322,12 +322,19 @@ class Params(kinds.Node, metaclass=_ParamsMeta):
         """Return `owner(copy of this tree, *args, **kwargs)`.
 
         Raises:
-            ParamsError: a required field of the tree is not set, or no class is to be made.
+            ParamsError: a required field of the tree is not set, no class is to be made, or the
+                class leaves an abstract method open.
         """
-        if self.owner is None:
+        owner: Any = self.owner
+        if owner is None:
             raise ParamsError(
                 f"{self.class_name()} is a section of a tree, of which nothing is instantiated; "
                 "instantiate one of its fields"
+            )
+        if opened := declaring.left_open(owner):
+            raise ParamsError(
+                f"{owner.__qualname__} leaves {opened} to its subclasses. Define it there, or "
+                "instantiate one of them"
             )
         missing = [
             declaring.not_set(type(self), declared, text.join_path(path, declared.name), type(node))
@@ -337,7 +344,7 @@ class Params(kinds.Node, metaclass=_ParamsMeta):
         ]
         if missing:
             raise ParamsError("\n    ".join(missing))
-        return self.owner(self.copy(), *args, **kwargs)
+        return owner(self.copy(), *args, **kwargs)
 
     # --- Text ---
 

@@ -204,3 +204,16 @@ def wrong_type(root: Any, where: str, mismatch: kinds.Mismatch) -> ParamsError:
     if not isinstance(mismatch.value, text.Name):
         came = f"{came} ({kinds.type_name(mismatch.value)})"
     return ParamsError(f"{root.class_name()}: {where} must be {mismatch.expected}, got {came}")
+
+
+@functools.cache
+def left_open(owner: type) -> str:
+    """Name the abstract methods that a class does not define; empty where it defines all.
+
+    The bases are no `abc.ABC`: `tf.Module` has a metaclass of its own.
+    """
+    return ", ".join(
+        name
+        for name in sorted(dir(owner))
+        if getattr(getattr(owner, name, None), "__isabstractmethod__", False)
+    )

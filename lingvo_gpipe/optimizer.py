@@ -9,6 +9,7 @@ to what `apply` leaves behind. Which layer an update belongs to, clipping, avera
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import fnmatch
 from collections.abc import Iterable, Mapping
@@ -71,9 +72,9 @@ class Schedule(hyperparams.Configurable):
     class Params(hyperparams.Configurable.Params):
         """Params of a schedule."""
 
+    @abc.abstractmethod
     def rate(self, step: tf.Tensor) -> tf.Tensor:
         """Return the rate, a float32 scalar, of update `step` (int64 scalar, from 0)."""
-        raise NotImplementedError(f"{type(self).__name__} defines no rate")
 
 
 class KerasSchedule(Schedule):
@@ -103,10 +104,11 @@ class Rule(hyperparams.Configurable):
     class Params(hyperparams.Configurable.Params):
         """Params of a rule."""
 
+    @abc.abstractmethod
     def slots(self, path: str, shape: tuple[int, ...], dtype: tf.DType) -> tuple[SlotSpec, ...]:
         """Tell the slots of the weight at `path`."""
-        raise NotImplementedError(f"{type(self).__name__} defines no slots")
 
+    @abc.abstractmethod
     def update(
         self,
         path: str,
@@ -129,7 +131,6 @@ class Rule(hyperparams.Configurable):
             rate: float32 scalar.
             step: int64 scalar, updates done before this one.
         """
-        raise NotImplementedError(f"{type(self).__name__} defines no update")
 
 
 class KerasRule(Rule):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import copy
 import functools
 import pickle
@@ -507,3 +508,26 @@ def test_a_section_is_not_instantiated() -> None:
         f"{here('Section')} is a section of a tree, of which nothing is instantiated; instantiate "
         "one of its fields"
     )
+
+
+class Shape(hyperparams.Configurable):
+    class Params(hyperparams.Configurable.Params):
+        pass
+
+    @abc.abstractmethod
+    def area(self) -> float: ...
+
+
+class Square(Shape):
+    class Params(Shape.Params):
+        pass
+
+    def area(self) -> float:
+        return 1.0
+
+
+def test_a_class_with_an_open_method_is_not_instantiated() -> None:
+    assert message(Shape.Params().instantiate) == (
+        "Shape leaves area to its subclasses. Define it there, or instantiate one of them"
+    )
+    assert Square.Params().instantiate().area() == 1.0

@@ -28,6 +28,7 @@ from lingvo_gpipe import (
     errors,
     evaluation,
     executor,
+    footprint,
     microbatch,
     network,
     precision,
@@ -105,23 +106,9 @@ def _needed(model: Any, kept: list[Any], outputs: tuple[str, ...]) -> Plain:
         needed = needed - set(own.writes) | set(own.reads)
         own.writes = tuple(spare.get(name, name) for name in own.writes)
         chain.append(own)
-    params = model.copy()
-    return Plain(
-        params.set(
-            layers=chain[::-1],
-            cells=[],
-            num_partitions=1,
-            num_micro_batches=1,
-            micro_batch_size=None,
-            schedule="gpipe",
-            recompute="full",
-            cuts=None,
-            costs=None,
-            outputs=(*outputs, *unread),
-            frozen=(),
-        ),
-        outputs,
-    )
+    params = footprint.uncut(model)
+    params.set(layers=chain[::-1], outputs=(*outputs, *unread), frozen=())
+    return Plain(params, outputs)
 
 
 class Served:

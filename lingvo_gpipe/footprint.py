@@ -377,6 +377,7 @@ def uncut(params: Any) -> Any:
         cuts=None,
         costs=None,
         devices=None,
+        device_memory=None,
     )
     return whole
 

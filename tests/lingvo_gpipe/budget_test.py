@@ -219,3 +219,9 @@ def test_shares_of_the_cost_add_up() -> None:
     plan = budget.make(regression(7, num_partitions=4, num_micro_batches=4), points(64))
     assert sum(cell.cost_share for cell in plan.partitions) == pytest.approx(1.0)
     assert sum(len(cell.layers) for cell in plan.partitions) == 8
+
+
+def test_a_cap_for_two_devices_is_none_for_the_whole_network() -> None:
+    # Unequal micro-batches are looked at uncut: in one cell the layers need more than that.
+    capped = regression(6, num_partitions=2, num_micro_batches=3, device_memory="400KiB")
+    assert budget.make(capped, points(7)).heaviest_bytes <= 400 * 1024

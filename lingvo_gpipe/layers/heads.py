@@ -207,14 +207,32 @@ def give(
     return {"total": weighted(plain), "weight": total}
 
 
-class Softmax(Layer):
+class SoftmaxHead(Layer):
+    """Base of layers that give logits: served, they tell probabilities and need no label."""
+
+    class Params(LabelledParams):
+        """Fields of every softmax head."""
+
+    @classmethod
+    def inference(cls, params: Any, available: Collection[str]) -> Any:
+        """Give up label and weights; see `Layer.inference`."""
+        return without_label(super().inference(params, available))
+
+    @classmethod
+    def served(cls, params: Any, outputs: Any) -> dict[str, Any]:
+        """Tell probabilities, of whatever dtype the logits are; see `Layer.served`."""
+        del params
+        return {"probabilities": tf.nn.softmax(outputs)}
+
+
+class Softmax(SoftmaxHead):
     """x: [..., D], label: [...] integer → logits [..., classes]; loss: cross-entropy.
 
     Each label counts 1, or what the third name it reads says. Metrics: accuracy, top{k}.
     Variables: kernel [D, classes], bias [classes]. FLOPs: as Dense.
     """
 
-    class Params(LabelledParams):
+    class Params(SoftmaxHead.Params):
         classes: int = hyperparams.required("Number of classes.")
         use_bias: bool = hyperparams.field(True, "Adds a bias of shape [classes].")
         kernel_init: str = hyperparams.field("glorot_uniform", "Name of a Keras initializer.")
@@ -231,17 +249,6 @@ class Softmax(Layer):
         flops = 2 * math.prod(rows) * depth * params.classes
         return _told(params, inputs, output, variables, flops, _metric_names(params))
 
-    @classmethod
-    def inference(cls, params: Any, available: Collection[str]) -> Any:
-        """Give up label and weights; see `Layer.inference`."""
-        return without_label(super().inference(params, available))
-
-    @classmethod
-    def served(cls, params: Any, outputs: Any) -> dict[str, Any]:
-        """Tell probabilities, of whatever dtype the logits are; see `Layer.served`."""
-        del params
-        return {"probabilities": tf.nn.softmax(outputs)}
-
     def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
         """See `Layer.fprop`."""
         x, *labels = inputs if isinstance(inputs, tuple) else (inputs,)
@@ -254,7 +261,7 @@ class Softmax(Layer):
         return logits
 
 
-class SequenceSoftmax(Layer):
+class SequenceSoftmax(SoftmaxHead):
     """x: [..., D], label: [...] ids → logits [..., vocabulary]; loss: cross-entropy per token.
 
     The kernel lies as an Embedding's table does, so that it can be tied to one:
@@ -264,7 +271,7 @@ class SequenceSoftmax(Layer):
     Variables: kernel [vocabulary, D], bias [vocabulary]. FLOPs: 2·tokens·D·vocabulary forward.
     """
 
-    class Params(LabelledParams):
+    class Params(SoftmaxHead.Params):
         vocabulary: int = hyperparams.required("Number of ids.")
         use_bias: bool = hyperparams.field(True, "Adds a bias of shape [vocabulary].")
         kernel_init: str = hyperparams.field(embedding.TABLE_INIT, "Name of a Keras initializer.")
@@ -283,17 +290,6 @@ class SequenceSoftmax(Layer):
         flops = 2 * math.prod(rows) * depth * params.vocabulary
         names = (*_metric_names(params), "log_perplexity")
         return _told(params, inputs, output, variables, flops, names)
-
-    @classmethod
-    def inference(cls, params: Any, available: Collection[str]) -> Any:
-        """Give up label and weights; see `Layer.inference`."""
-        return without_label(super().inference(params, available))
-
-    @classmethod
-    def served(cls, params: Any, outputs: Any) -> dict[str, Any]:
-        """Tell probabilities, of whatever dtype the logits are; see `Layer.served`."""
-        del params
-        return {"probabilities": tf.nn.softmax(outputs)}
 
     def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
         """See `Layer.fprop`."""

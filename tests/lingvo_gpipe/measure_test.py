@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -103,7 +104,9 @@ def test_a_backward_holds_what_the_allocator_counts(name: str) -> None:
         return cell.backward(mode, given, exports={}, scales=[tf.ones([])], accumulators=totals)
 
     (told,) = measure.cell_bytes(net)
-    assert told.backward == pytest.approx(peak_of(backward), rel=0.1)
+    # Which operations run beside each other is the machine's: seldom one more tensor is held.
+    held = statistics.median(peak_of(backward) for _ in range(5))
+    assert told.backward == pytest.approx(held, rel=0.1)
 
 
 def test_traced_activations_are_in_the_plan_and_said_to_be() -> None:

@@ -25,6 +25,6 @@ class AmoebaNetSmall(registry.Model):
         source = image_input.ImageFolder.Params(
             data_dir="data/images", resize=True, **small.augmented(self.image_size)
         )
-        own = small.classifier(self, source, classes=None, steps=400)
+        own = small.classifier(self, source, classes=None, steps=240)
         own.train.start.without = reference.HEADS
         return own

@@ -5,7 +5,8 @@ update in Table 5 (German to English), "identical optimisation parameters". UNKN
 are, K, M, and whether equal steps or equal tokens were compared. Chosen: Adam as Lingvo trains
 translation, the rate of the multilingual models, equal steps.
 
-Records are read from `--data_dir`; another language by --params_override=input.pairs=[fr:en].
+Records are read from `--data_dir`, or data/bilingual; another language by
+--params_override=input.language=fr.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_gpipe import optimizer, pipelining, registry, task
-from lingvo_gpipe.tasks.mt import input as mt_input
-from lingvo_gpipe.tasks.mt import schedules, transformer
+from lingvo_gpipe.tasks.mt import bilingual, schedules, transformer
 
 VOCABULARY = 32_000
 
@@ -35,9 +35,9 @@ class _Big(registry.Model):
                 num_micro_batches=self.num_micro_batches,
                 schedule="1f1b",
             ),
-            input=mt_input.Translation.Params(
-                data_dir="data/de",
-                pairs=("de:en",),
+            input=bilingual.Bilingual.Params(
+                data_dir="data/bilingual",
+                language="de",
                 batch_size=65_536,
                 max_length=256,
                 multiple_of=self.num_micro_batches,

@@ -1,0 +1,70 @@
+"""Many languages to English, at a size that two cores train in an hour: wide against deep.
+
+Two models of equal parameter count, as T(12, 16384, 32) and T(24, 8192, 16) of Huang et al. 2019
+are: the deep one has twice the layers, each with half the feed-forward units and half the heads.
+The source has an embedding of its own, which hundreds of languages share; target embedding and
+softmax are one table.
+
+The text lies in folders of `LANG.SPLIT.txt`, one for each language: data/many_text/sw/sw.train.txt
+beside en.train.txt, valid and test. The first run prepares the records in data/many. Sampling is by
+T = 5; --params_override=input.temperature=1 samples in proportion.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lingvo_gpipe import registry
+from lingvo_gpipe.params.mt import small
+from lingvo_gpipe.tasks.mt import corpus, preparation, transformer, vocabulary
+from lingvo_gpipe.tasks.mt import input as mt_input
+
+VOCABULARY = 8_000
+UNITS = 192
+MAX_STEPS = 3_000
+
+
+class ShallowWide(registry.Model):
+    """T(3, 768, 4) of 192 units: 6.7M parameters in 6 layers."""
+
+    num_layers = 3
+    hidden = 768
+    heads = 4
+
+    def task(self) -> Any:
+        """Return the task."""
+        return small.translation(
+            transformer.translation_transformer(
+                self.num_layers,
+                self.hidden,
+                self.heads,
+                VOCABULARY,
+                units=UNITS,
+                tie="softmax",
+                packed=True,
+            ),
+            mt_input.Translation.Params(
+                data_dir="data/many",
+                preparation=preparation.Preparation.Params(
+                    corpora=[corpus.TranslateFolder.Params(folder="data/many_text")],
+                    vocabulary=vocabulary.Training(size=VOCABULARY, sentences=200_000),
+                ),
+                batch_size=4096,
+                temperature=5.0,
+                max_length=128,
+                packing=True,
+            ),
+            max_steps=MAX_STEPS,
+            units=UNITS,
+            peak=2.5e-3,
+            warmup_steps=MAX_STEPS // 5,
+            average=0.998,
+        )
+
+
+class DeepNarrow(ShallowWide):
+    """T(6, 384, 2) of 192 units: 6.7M parameters in 12 layers."""
+
+    num_layers = 6
+    hidden = 384
+    heads = 2

@@ -1,0 +1,28 @@
+"""One pair of languages, named by the language that is translated to English."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe.tasks.mt import input as mt_input
+
+_ENGLISH = "en"
+
+
+class Bilingual(mt_input.Translation):
+    """Pairs of sentences in one language and English, whatever else the records hold."""
+
+    class Params(mt_input.Translation.Params):
+        """Fields of Bilingual."""
+
+        language: str = hyperparams.field("de", "Language that is translated to English.")
+
+    def __init__(self, params: Any) -> None:
+        pairs = (f"{params.language}:{_ENGLISH}",)
+        if params.pairs not in ((), pairs):
+            raise errors.InputError(
+                f"input.pairs={','.join(params.pairs)} is not {pairs[0]}, the pair of "
+                f"input.language={params.language}. Set one of the two"
+            )
+        super().__init__(params.copy().set(pairs=pairs))

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from lingvo_gpipe import errors, trainer
+from lingvo_gpipe import command, errors, trainer
 
 _PROGRAM = (sys.executable, "-m", "lingvo_gpipe.trainer")
 _MODE = "train_eval"
@@ -90,27 +90,31 @@ class Summary:
         return [own[name] for own in self.metrics.values()]
 
 
+def _flags() -> command.Flags:
+    """Return the flags of this command alone; the trainer's stand behind them."""
+    known = command.Flags("repeat", f"{__doc__}")
+    known.repeated("seeds", "Seeds of the runs, between commas.")
+    return known
+
+
 def _seeds(given: Sequence[str]) -> list[int]:
-    """Return the seeds of our own arguments.
+    """Return the seeds that a flag names.
 
     Raises:
         ParamsError: they are no whole numbers, or not all different.
     """
-    texts = [text.removeprefix("--seeds=") for text in given if text.startswith("--seeds=")]
-    if len(texts) != 1 or len(given) != 1:
-        wrong = next((text for text in given if not text.startswith("--seeds=")), None)
-        what = f"{wrong!r} is no argument of it" if wrong else "give --seeds once"
-        raise errors.ParamsError(f"{what}. Write {_USAGE}")
-    parts = texts[0].split(",")
+    if len(given) != 1:
+        raise errors.ParamsError(f"give --seeds once. Write {_USAGE}")
+    parts = given[0].split(",")
     for part in parts:
         if not part.strip().isdecimal():
             raise errors.ParamsError(
-                f"--seeds={texts[0]}: {part!r} is no whole number. Write --seeds=1,2,3,4,5"
+                f"--seeds={given[0]}: {part!r} is no whole number. Write --seeds=1,2,3,4,5"
             )
     found = [int(part) for part in parts]
     twice = next((seed for seed in found if found.count(seed) > 1), None)
     if twice is not None:
-        raise errors.ParamsError(f"--seeds={texts[0]}: {twice} stands there twice. Give it once")
+        raise errors.ParamsError(f"--seeds={given[0]}: {twice} stands there twice. Give it once")
     return found
 
 
@@ -229,16 +233,16 @@ def repeat(
 def run(argv: Sequence[str], program: Sequence[str] = _PROGRAM) -> int:
     """Do what the arguments `argv` ask; return the exit code."""
     arguments = list(argv)
-    if {"-h", "--help"} & set(arguments):
-        print(__doc__)
-        return 0
+    place = arguments.index("--") if "--" in arguments else None
     try:
-        if "--" not in arguments:
+        values = _flags().read(arguments[:place])
+        if values is None:
+            return 0
+        if place is None:
             raise errors.ParamsError(f"flags of the trainer stand behind --. Write {_USAGE}")
-        place = arguments.index("--")
-        found = repeat(_seeds(arguments[:place]), arguments[place + 1 :], program)
+        found = repeat(_seeds(values.seeds), arguments[place + 1 :], program)
     except errors.UserError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(command.mistake(error), file=sys.stderr)
         return 1
     if isinstance(found, int):
         return found

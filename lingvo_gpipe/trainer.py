@@ -23,7 +23,7 @@ from typing import Any
 
 from absl import flags
 
-from lingvo_gpipe import errors, hyperparams, registry
+from lingvo_gpipe import command, errors, hyperparams, registry
 
 _USAGE = """\
 Trains, evaluates, describes and plans pipelined models.
@@ -53,44 +53,31 @@ _MODES_OF_FLAG = {
 }
 
 
-def _flags() -> flags.FlagValues:
-    """Return the trainer's flags, none of them read yet, apart from any other program's."""
-    values = flags.FlagValues()  # type: ignore[no-untyped-call]
-
-    def text(name: str, help_text: str, default: str | None = None) -> None:
-        flags.DEFINE_string(name, default, help_text, flag_values=values)
-
-    def number(name: str, help_text: str) -> None:
-        flags.DEFINE_integer(name, None, help_text, flag_values=values)
-
-    def switch(name: str, help_text: str) -> None:
-        flags.DEFINE_bool(name, False, help_text, flag_values=values)
-
-    def repeated(name: str, help_text: str) -> None:
-        flags.DEFINE_multi_string(name, [], help_text, flag_values=values)
-
-    text("model", "Name of the model: where its class lives below params/.")
-    text("logdir", "Folder of checkpoints and TensorBoard files; made where it is not there.")
+def _flags() -> command.Flags:
+    """Return the trainer's flags."""
+    known = command.Flags("lingvo-gpipe", _USAGE)
+    known.text("model", "Name of the model: where its class lives below params/.")
+    known.text("logdir", "Folder of checkpoints and TensorBoard files; made where it is not there.")
     modes = "train, eval, train_eval, export, describe, plan, or one that the task brings."
-    text("mode", modes, "train")
-    text("list_models", "Lists the models' names, or those that match a glob given with it.")
-    repeated("params_override", "Sets a field of the task: PATH=VALUE, train.accumulate=2.")
-    repeated("params_package", "A package of your own with params files.")
-    text("data_dir", "Folder of the data, for inputs that read one.")
-    text("checkpoint", "Checkpoint to evaluate, to export, or to start from.")
-    switch("follow", "With --mode=eval: evaluates each new checkpoint of a run until its end.")
-    switch("dry_run", "Tries input, a step, an evaluation and a checkpoint, and leaves nothing.")
-    number("max_steps", "Updates to train for.")
-    number("save_interval_steps", "Updates between two checkpoints.")
-    number("seed", "Seed of the weights, of the order of the data and of every random number.")
-    number("num_partitions", "K: cells, each on a device of its own.")
-    number("num_micro_batches", "M: micro-batches per mini-batch.")
-    text("schedule", "gpipe, 1f1b, or a table as text.")
-    text("recompute", "full, except_last or never; or one for each cell: full,full,never.")
-    text("fit", "With --mode=plan: bytes of a device's memory, such as 8GiB, to fill with --grow.")
-    text("grow", "With --fit: the field whose largest value is looked for.")
-    switch("profile", "With --mode=plan: runs the layers and plans by their measured times.")
-    return values
+    known.text("mode", modes, "train")
+    known.text("list_models", "Lists the models' names, or those that match a glob given with it.")
+    known.repeated("params_override", "Sets a field of the task: PATH=VALUE, train.accumulate=2.")
+    known.repeated("params_package", "A package of your own with params files.")
+    known.text("data_dir", "Folder of the data, for inputs that read one.")
+    known.text("checkpoint", "Checkpoint to evaluate, to export, or to start from.")
+    known.switch("follow", "With --mode=eval: evaluates each new checkpoint of a run to its end.")
+    known.switch("dry_run", "Tries input, a step, an evaluation, a checkpoint; leaves nothing.")
+    known.number("max_steps", "Updates to train for.")
+    known.number("save_interval_steps", "Updates between two checkpoints.")
+    known.number("seed", "Seed of the weights, of the data's order and of every random number.")
+    known.number("num_partitions", "K: cells, each on a device of its own.")
+    known.number("num_micro_batches", "M: micro-batches per mini-batch.")
+    known.text("schedule", "gpipe, 1f1b, or a table as text.")
+    known.text("recompute", "full, except_last or never; or one for each cell: full,full,never.")
+    known.text("fit", "With --mode=plan: bytes of a device, such as 8GiB, to fill with --grow.")
+    known.text("grow", "With --fit: the field whose largest value is looked for.")
+    known.switch("profile", "With --mode=plan: runs the layers; plans by their measured times.")
+    return known
 
 
 def read_flags(argv: Sequence[str]) -> flags.FlagValues | None:
@@ -99,11 +86,7 @@ def read_flags(argv: Sequence[str]) -> flags.FlagValues | None:
     Raises:
         ParamsError: a flag is unknown, misspelt, or has a value of the wrong kind.
     """
-    values = _flags()
     arguments = list(argv)
-    if any(argument in ("-h", "-help", "--help", "--helpfull") for argument in arguments):
-        print(_USAGE + values.get_help(include_special_flags=False))
-        return None
     for index, argument in enumerate(arguments):
         if argument in ("-list_models", "--list_models"):
             # absl knows no flag whose value may be left out.
@@ -111,15 +94,7 @@ def read_flags(argv: Sequence[str]) -> flags.FlagValues | None:
             glob = [word for word in following if not word.startswith("-")]
             arguments[index : index + 1 + len(glob)] = [f"--list_models={(glob or '*')[0]}"]
             break
-    try:
-        rest = values(["lingvo-gpipe", *arguments])[1:]
-    except flags.Error as error:
-        raise errors.ParamsError(f"{str(error).rstrip(' ?')}. --help lists all flags") from error
-    if rest:
-        raise errors.ParamsError(
-            f"{rest[0]!r} stands alone: every argument is a flag. --help lists them"
-        )
-    return values
+    return _flags().read(arguments)
 
 
 def _task(values: flags.FlagValues, recipe: registry.Model) -> Any:
@@ -388,26 +363,13 @@ def _run(values: flags.FlagValues) -> int:
                 task=task,
                 logdir=None if values.logdir is None else Path(values.logdir),
                 checkpoint=values.checkpoint,
-                report=_report,
+                report=command.report,
                 should_stop=signals.should_stop,
                 rebuild=lambda size, value: _task(values, recipe.resized(size, value)),
                 options={name: values[name].value for name in (*_MODES_OF_FLAG, "num_partitions")},
             )
         )
     return 0 if signals.received is None else 128 + signals.received
-
-
-def _report(line: str) -> None:
-    import tqdm
-
-    tqdm.tqdm.write(line, file=sys.stdout)  # leaves a progress bar below it whole
-    sys.stdout.flush()
-
-
-def _kind(error: errors.UserError) -> str:
-    """Return the class of `error` as errors.py has it; a special case is called by its base."""
-    kinds = (kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
-    return next(kinds).__name__
 
 
 def run(argv: Sequence[str]) -> int:
@@ -424,7 +386,7 @@ def run(argv: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except errors.UserError as error:
-        print(f"{_kind(error)}: {error}", file=sys.stderr)
+        print(command.mistake(error), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

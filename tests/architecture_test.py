@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 ROWS = """
 errors
 hyperparams+hyperparams_fields+hyperparams_text+hyperparams_types
-seeds precision readable runtime graph_memory
+seeds precision readable runtime graph_memory command
 layers losses
 stream partition schedule
 simulate placement workers microbatch capacity

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from lingvo_gpipe import errors, schedule, trainer
+from lingvo_gpipe import errors, repeat, schedule, trainer
 from lingvo_gpipe.params.image import digits
 from lingvo_gpipe.tasks.mt import prepare
 from tests import architecture_test
@@ -75,7 +75,7 @@ def test_named_make_targets_exist(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_named_flags_exist(name: str) -> None:
-    known = {*trainer._flags(), *prepare._flags(), "seeds"}  # the last of `repeat`
+    known = {*trainer._flags(), *prepare._flags(), *repeat._flags()}
     text = read(name) if name != FOREIGN_FIRST_COLUMN else prose(name)
     for flag in re.findall(r"(?<![\w-])--([a-z_]+)", text):
         assert flag in known, f"{name}: --{flag}"
@@ -89,7 +89,7 @@ def test_named_modes_exist(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_named_models_exist(name: str) -> None:
-    for model in re.findall(r"\bimage\.\w+\.[A-Z]\w+", prose(name)):
+    for model in re.findall(r"(?<![\w.])(?:image|lm|mt)\.\w+\.[A-Z]\w+", prose(name)):
         module, _, kind = f"lingvo_gpipe.params.{model}".rpartition(".")
         assert hasattr(importlib.import_module(module), kind), f"{name}: {model}"
 
@@ -138,7 +138,7 @@ def _defined(body: list[ast.stmt]) -> Iterator[str]:
 
 
 # Not looked into here: packages, whose modules other tests look for, and other projects.
-OUTSIDE = ("lingvo_gpipe", "tasks", "params", "tf", "keras", "tfds")
+OUTSIDE = ("lingvo_gpipe", "tasks", "params", "image", "lm", "mt", "tf", "keras", "tfds")
 
 
 @pytest.mark.parametrize("name", NAMES)

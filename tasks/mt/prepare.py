@@ -14,10 +14,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import tqdm
 from absl import flags
 
-from lingvo_gpipe import errors
+from lingvo_gpipe import command, errors
 from lingvo_gpipe.tasks.mt import catalogues, corpus, preparation, tfds_corpus
 
 _USAGE = """\
@@ -27,59 +26,39 @@ Makes a folder of records, from which translation models are trained, of corpora
 """
 
 
-def _flags() -> flags.FlagValues:
-    """Return the command's flags, none of them read yet, apart from any other program's."""
-    values = flags.FlagValues()  # type: ignore[no-untyped-call]
-
-    def text(name: str, help_text: str) -> None:
-        flags.DEFINE_string(name, None, help_text, flag_values=values)
-
-    def number(name: str, help_text: str) -> None:
-        flags.DEFINE_integer(name, None, help_text, flag_values=values)
-
-    def repeated(name: str, help_text: str) -> None:
-        flags.DEFINE_multi_string(name, [], help_text, flag_values=values)
-
-    text("output", "Folder of records to make.")
-    repeated("translate_folder", "Corpus: a folder of LANG.SPLIT.txt, or of such folders.")
-    repeated("aligned", "Corpus: plain files, en,de:SPLIT=PATH,PATH; a split at a time.")
-    repeated("tsv", "Corpus: files with tabs, en,de:SPLIT=PATH or a glob, one language a column.")
-    repeated("tfds", "Corpus: a TFDS translation dataset, such as wmt14_translate/de-en.")
-    flags.DEFINE_bool("django", False, "Corpus: Django's message catalogues.", flag_values=values)
-    text("tfds_dir", "Where TFDS keeps its datasets.")
-    flags.DEFINE_list(
-        "pairs", [], "Pairs of languages: de:en,en:de. All to English if none.", flag_values=values
+def _flags() -> command.Flags:
+    """Return the command's flags."""
+    known = command.Flags("prepare", _USAGE)
+    known.text("output", "Folder of records to make.")
+    known.repeated("translate_folder", "Corpus: a folder of LANG.SPLIT.txt, or of such folders.")
+    known.repeated("aligned", "Corpus: plain files, en,de:SPLIT=PATH,PATH; a split at a time.")
+    known.repeated(
+        "tsv", "Corpus: files with tabs, en,de:SPLIT=PATH or a glob, one language a column."
     )
-    repeated(
+    known.repeated("tfds", "Corpus: a TFDS translation dataset, such as wmt14_translate/de-en.")
+    known.switch("django", "Corpus: Django's message catalogues.")
+    known.text("tfds_dir", "Where TFDS keeps its datasets.")
+    known.several("pairs", "Pairs of languages: de:en,en:de. All to English if none.")
+    known.repeated(
         "override",
         "Sets a field of the preparation: PATH=VALUE, such as vocabulary.size=8000; "
         "policy.empty=fail sets it for every corpus.",
     )
-    number("vocabulary_size", "Pieces at most; 64,000 if not given.")
-    text("vocabulary_file", "A .model file to take in place of a trained one.")
-    number("threads", "That tokenise; one for each core if not given. Changes no bit.")
-    return values
+    known.number("vocabulary_size", "Pieces at most; 64,000 if not given.")
+    known.text("vocabulary_file", "A .model file to take in place of a trained one.")
+    known.number("threads", "That tokenise; one for each core if not given. Changes no bit.")
+    return known
 
 
 def _read_flags(argv: Sequence[str]) -> flags.FlagValues | None:
     """Return the flags of `argv`; None where it asked for help, which is printed.
 
     Raises:
-        ParamsError: a flag is unknown, misspelt, or has a value of the wrong kind.
+        ParamsError: a flag is unknown, misspelt, or has a value of the wrong kind; or the output
+            is missing.
     """
-    values = _flags()
-    if any(argument in ("-h", "-help", "--help", "--helpfull") for argument in argv):
-        sys.stdout.write(_USAGE + values.get_help(include_special_flags=False) + "\n")
-        return None
-    try:
-        rest = values(["prepare", *argv])[1:]
-    except flags.Error as error:
-        raise errors.ParamsError(f"{str(error).rstrip(' ?')}. --help lists all flags") from error
-    if rest:
-        raise errors.ParamsError(
-            f"{rest[0]!r} stands alone: every argument is a flag. --help lists them"
-        )
-    if values.output is None:
+    values = _flags().read(argv)
+    if values is not None and values.output is None:
         raise errors.ParamsError("--output=FOLDER is missing: where the records shall be")
     return values
 
@@ -161,11 +140,6 @@ def _preparation(values: flags.FlagValues) -> Any:
     return params
 
 
-def _report(line: str) -> None:
-    tqdm.tqdm.write(line, file=sys.stdout)  # leaves a progress bar below it whole
-    sys.stdout.flush()
-
-
 def run(argv: Sequence[str]) -> int:
     """Do what the arguments `argv` (without the program's name) ask; return the exit code."""
     try:
@@ -173,20 +147,14 @@ def run(argv: Sequence[str]) -> int:
         if values is None:
             return 0
         made = _preparation(values).instantiate()
-        found = made.run(values.output, report=_report, num_threads=values.threads)
-        _report(f"{found.folder}: {len(found.pairs)} pairs of languages, whole")
+        found = made.run(values.output, report=command.report, num_threads=values.threads)
+        command.report(f"{found.folder}: {len(found.pairs)} pairs of languages, whole")
     except errors.UserError as error:
-        sys.stderr.write(f"{_kind(error)}: {error}\n")
+        sys.stderr.write(f"{command.mistake(error)}\n")
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     return 0
-
-
-def _kind(error: errors.UserError) -> str:
-    """Return the class of `error` as errors.py has it."""
-    kinds = (kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
-    return next(kinds).__name__
 
 
 def main() -> None:

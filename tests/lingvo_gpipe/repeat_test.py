@@ -154,7 +154,7 @@ def test_one_run_has_no_deviation() -> None:
     ("arguments", "text"),
     [
         (["--seeds=1"], "ParamsError: flags of the trainer stand behind --. Write python -m"),
-        (["--seed=1", "--", "--model=m"], "ParamsError: '--seed=1' is no argument of it. Write"),
+        (["--sedes=1", "--", "--model=m"], "ParamsError: Unknown command line flag 'sedes'"),
         (["--", "--model=m"], "ParamsError: give --seeds once. Write python -m"),
         (["--seeds=1,x", "--"], "ParamsError: --seeds=1,x: 'x' is no whole number. Write --seeds="),
         (["--seeds=3,3", "--"], "ParamsError: --seeds=3,3: 3 stands there twice. Give it once"),

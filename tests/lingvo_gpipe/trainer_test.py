@@ -106,7 +106,7 @@ def test_models_of_the_project_and_of_the_user_are_listed(run: Run) -> None:
     found = run("--list_models", model=None)
     assert found.code == 0
     assert {"image.digits.ConvNet", "image.digits.MLP", "lab.Tiny", "moded.Moded"} <= set(found.out)
-    assert run("--list_models", "*.Tiny", model=None).out == ["lab.Tiny"]
+    assert run("--list_models", "lab.T*", model=None).out == ["lab.Tiny"]
     assert run("--list_models=image.digits.M*", model=None).out == ["image.digits.MLP"]
 
 

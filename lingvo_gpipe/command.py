@@ -1,0 +1,95 @@
+"""What the project's commands share: typed flags, lines for users, one line for a mistake."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+
+from absl import flags
+
+from lingvo_gpipe import errors
+
+_HELP = ("-h", "-help", "--help", "--helpfull")
+
+
+class Flags:
+    """The closed list of a command's flags, apart from any other program's.
+
+    >>> known = Flags("count", "Counts.")
+    >>> known.number("most", "Where it ends.")
+    >>> known.read(["--most=3"]).most
+    3
+    """
+
+    def __init__(self, program: str, usage: str) -> None:
+        """Begin a list.
+
+        Args:
+            program: name of the command.
+            usage: what it does and how it is called, on lines of their own before the flags' help.
+        """
+        self._program = program
+        self._usage = usage
+        self._values = flags.FlagValues()  # type: ignore[no-untyped-call]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def text(self, name: str, help_text: str, default: str | None = None) -> None:
+        """Add a flag with a text."""
+        flags.DEFINE_string(name, default, help_text, flag_values=self._values)
+
+    def number(self, name: str, help_text: str) -> None:
+        """Add a flag with a whole number; not given: None."""
+        flags.DEFINE_integer(name, None, help_text, flag_values=self._values)
+
+    def switch(self, name: str, help_text: str) -> None:
+        """Add a flag that is there or not."""
+        flags.DEFINE_bool(name, False, help_text, flag_values=self._values)
+
+    def repeated(self, name: str, help_text: str) -> None:
+        """Add a flag that may be given several times, each with a text."""
+        flags.DEFINE_multi_string(name, [], help_text, flag_values=self._values)
+
+    def several(self, name: str, help_text: str) -> None:
+        """Add a flag with texts between commas."""
+        flags.DEFINE_list(name, [], help_text, flag_values=self._values)
+
+    def read(self, arguments: Sequence[str]) -> flags.FlagValues | None:
+        """Return the values of `arguments`, which does not hold the program's name, once.
+
+        Returns:
+            The values as attributes; None where help was asked for, which is printed.
+
+        Raises:
+            ParamsError: a flag is unknown, misspelt, or has a value of the wrong kind.
+        """
+        if any(argument in _HELP for argument in arguments):
+            help_text = self._values.get_help(include_special_flags=False)
+            sys.stdout.write(f"{self._usage}{help_text}\n")
+            return None
+        try:
+            rest = self._values([self._program, *arguments])[1:]
+        except flags.Error as error:
+            raise errors.ParamsError(
+                f"{str(error).rstrip(' ?')}. --help lists all flags"
+            ) from error
+        if rest:
+            raise errors.ParamsError(
+                f"{rest[0]!r} stands alone: every argument is a flag. --help lists them"
+            )
+        return self._values
+
+
+def report(line: str) -> None:
+    """Print a line for the user, and leave a progress bar below it whole."""
+    import tqdm
+
+    tqdm.tqdm.write(line, file=sys.stdout)
+    sys.stdout.flush()
+
+
+def mistake(error: errors.UserError) -> str:
+    """Return what a user's mistake is told as: its kind as errors.py has it, and its text."""
+    kinds = (kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+    return f"{next(kinds).__name__}: {error}"

@@ -1,0 +1,67 @@
+"""Flags of a command: what they read, what they refuse, how mistakes are told."""
+
+from __future__ import annotations
+
+import pytest
+
+from lingvo_gpipe import command, errors, hyperparams
+
+
+def known() -> command.Flags:
+    made = command.Flags("count", "Counts.\n\n  count --most=3\n")
+    made.text("name", "Of what.", "sheep")
+    made.number("most", "Where it ends.")
+    made.switch("aloud", "Says each.")
+    made.repeated("skip", "Leaves one out.")
+    made.several("breeds", "Of which.")
+    return made
+
+
+def test_flags_have_their_kinds_and_defaults() -> None:
+    values = known().read([])
+    assert values is not None
+    assert (values.name, values.most, values.aloud) == ("sheep", None, False)
+    assert (values.skip, values.breeds) == ([], [])
+    given = ["--name=a,b", "--most=3", "--aloud", "--skip=1,2", "--skip=3", "--breeds=x,y"]
+    values = known().read(given)
+    assert values is not None
+    assert (values.name, values.most, values.aloud) == ("a,b", 3, True)
+    assert (values.skip, values.breeds) == (["1,2", "3"], ["x", "y"])
+
+
+def test_a_list_knows_its_own_flags_alone() -> None:
+    assert {"name", "most", "aloud", "skip", "breeds"} <= {*known()}
+    assert "most" not in {*command.Flags("other", "")}
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (["--mots=3"], r"Unknown command line flag 'mots'\. Did you mean: most\. --help lists"),
+        (["--most=few"], "flag --most=few: "),
+        (["three"], "'three' stands alone: every argument is a flag"),
+    ],
+)
+def test_what_is_no_flag_is_refused_in_one_line(given: list[str], text: str) -> None:
+    with pytest.raises(errors.ParamsError, match=text) as caught:
+        known().read(given)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("asked", ["-h", "--help"])
+def test_help_is_printed_before_anything_is_read(
+    asked: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert known().read(["--wrong", asked]) is None
+    told = capsys.readouterr().out
+    assert told.startswith("Counts.\n\n  count --most=3\n")
+    assert "--most: Where it ends." in told
+
+
+def test_a_mistake_is_told_by_the_kind_that_users_know(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(errors.UserError) as caught:
+        hyperparams.Configurable.Params().get("x")
+    assert type(caught.value) is not errors.ParamsError
+    assert command.mistake(caught.value).startswith("ParamsError: ")
+    command.report("a line")
+    assert capsys.readouterr().out == "a line\n"

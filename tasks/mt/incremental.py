@@ -7,14 +7,16 @@ A layer that looks at other positions has, beside `fprop`, two pure functions mo
 - `extend(theta, cache, inputs, ctx)` → (outputs, cache) for one token more, inputs [B, 1, ...].
   Inputs that do not come token by token are None: what is needed of them is in the cache.
 
-A cache is a nest of tensors whose first side is that of the rows: a beam is put into another order
-by gathering all of them. Other layers compute each position on its own; those are listed here.
+A cache is a dictionary of tensors. The first side of those that the layer names in `of_source` is
+that of the sources, since all hypotheses of a sentence share them; the first side of the others is
+that of the hypotheses, by which a beam gathers them. Other layers compute each position on its own;
+those are listed here.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -26,24 +28,159 @@ from lingvo_gpipe.layers import base
 # Layers whose `fprop` computes each position on its own.
 _BY_POSITION = (core.LayerNorm, core.SequenceSoftmax, core.Dense, core.Dropout, core.Activation)
 
-State = dict[str, Any]
+State = dict[str, dict[str, tf.Tensor]]  # layer → its cache
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Step:
-    """A layer of the decoder: its name, the layer, and which names it reads and writes."""
+class Step:
+    """A layer that decoding runs.
+
+    Attributes:
+        name: of the layer.
+        layer: itself.
+        paths: its own variable path → path in the network.
+        reads: names that it reads.
+        writes: names that it writes.
+        by_token: those of `reads` that come token by token; none: it runs once for a sentence.
+    """
 
     name: str
     layer: Any
+    paths: dict[str, str]
     reads: tuple[str, ...]
     writes: tuple[str, ...]
+    by_token: frozenset[str]
+
+
+def steps(analysis: network.Analysis) -> dict[int, Step]:
+    """Return the layers that decoding runs by their number, in the form that inference has.
+
+    Raises:
+        LayerError: a layer behind the target looks at other positions and keeps no cache.
+    """
+    available, by_token = {"source", "target"}, {"target"}
+    found: dict[int, Step] = {}
+    for number, info in enumerate(analysis.layers):
+        own = info.params.owner.inference(info.params, available)
+        if own is None or not set(own.reads) <= available:
+            continue
+        reads, writes = tuple(own.reads), tuple(own.writes)
+        step = Step(
+            info.name, own.instantiate(), info.paths, reads, writes, by_token.intersection(reads)
+        )
+        available.update(writes)
+        if step.by_token:
+            if not (hasattr(step.layer, "extend") or isinstance(step.layer, _BY_POSITION)):
+                raise errors.LayerError(
+                    f"{base.describe(info.params)} cannot compute token by token. Give it begin "
+                    "and extend; see tasks/mt/incremental.py"
+                )
+            by_token.update(writes)
+        found[number] = step
+    return found
+
+
+class Part:
+    """Consecutive layers of a translation model, decoding: those of a cell, or all.
+
+    It is made of layers alone and has no variables: `begin`, `extend` and `reorder` are pure, and
+    may be traced.
+
+    Attributes:
+        begin_reads: names that `begin` needs.
+        begin_writes: names that it gives.
+        extend_reads: names that `extend` needs.
+        extend_writes: names that it gives.
+        paths: of the weights that both need.
+    """
+
+    def __init__(self, own: Iterable[Step]) -> None:
+        """Take the layers, in order."""
+        own = tuple(own)
+        self._before = [step for step in own if not step.by_token]
+        self._stepped = [step for step in own if step.by_token]
+        keeping = [step for step in self._stepped if hasattr(step.layer, "begin")]
+        self.begin_writes = tuple(name for step in self._before for name in step.writes)
+        self.begin_reads = _missing(
+            (set(step.reads) - step.by_token, step.writes) for step in (*self._before, *keeping)
+        )
+        self.extend_writes = tuple(name for step in self._stepped for name in step.writes)
+        self.extend_reads = _missing((step.by_token, step.writes) for step in self._stepped)
+        self.paths = tuple(dict.fromkeys(path for step in own for path in step.paths.values()))
+
+    def begin(
+        self, weights: Mapping[str, tf.Tensor], given: Mapping[str, Any], rows: Any, length: int
+    ) -> tuple[State, dict[str, Any]]:
+        """Run what runs once for a sentence.
+
+        Args:
+            weights: of the network by path.
+            given: `begin_reads` by name, of the sentences.
+            rows: hypotheses of all sentences, those of one behind each other.
+            length: target tokens at most.
+
+        Returns:
+            The caches of no token by layer, and `begin_writes` by name.
+        """
+        stream = dict(given)
+        for step in self._before:
+            value = step.layer.run(_theta(step, weights), _read(step, stream), _context(step))
+            _write(step, value, stream)
+        state = {}
+        for step in self._stepped:
+            if hasattr(step.layer, "begin"):
+                theta, read = _theta(step, weights), _read(step, stream)
+                state[step.name] = step.layer.begin(theta, read, rows, length, _context(step))
+        return state, {name: stream[name] for name in self.begin_writes}
+
+    def extend(
+        self, weights: Mapping[str, tf.Tensor], state: State, given: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], State]:
+        """Add a token to every hypothesis.
+
+        Args:
+            weights: of the network by path.
+            state: what `begin`, `extend` or `reorder` gave.
+            given: `extend_reads` by name, such as target [rows, 1].
+
+        Returns:
+            `extend_writes` by name, and the new caches.
+        """
+        stream = dict(given)
+        caches = dict(state)
+        for step in self._stepped:
+            theta, read = _theta(step, weights), _read(step, stream)
+            if hasattr(step.layer, "extend"):
+                value, caches[step.name] = step.layer.extend(
+                    theta, state[step.name], read, _context(step)
+                )
+            else:
+                value = step.layer.run(theta, read, _context(step))
+            _write(step, value, stream)
+        return {name: stream[name] for name in self.extend_writes}, caches
+
+    def reorder(self, state: State, parents: tf.Tensor) -> State:
+        """Return the caches of hypotheses that go on from others, within their sentences.
+
+        Args:
+            state: the caches.
+            parents: [rows] int32, the row that each goes on from.
+        """
+        shared = {step.name: getattr(step.layer, "of_source", ()) for step in self._stepped}
+        return {
+            layer: {
+                name: value if name in shared[layer] else tf.gather(value, parents)
+                for name, value in cache.items()
+            }
+            for layer, cache in state.items()
+        }
 
 
 class Incremental:
     """The plain network of a translation model, run one target token at a time, on one device.
 
-    It is made of layers alone and has no variables: `begin` and `extend` are pure, and may be
-    traced.
+    Attributes:
+        length: target tokens at most.
     """
 
     def __init__(self, analysis: network.Analysis, length: int) -> None:
@@ -56,98 +193,75 @@ class Incremental:
         Raises:
             LayerError: a layer behind the target looks at other positions and keeps no cache.
         """
-        self._length = length
-        self._paths = {info.name: info.paths for info in analysis.layers}
-        self._before: list[_Step] = []
-        self._stepped: list[_Step] = []
-        available, stepped = {"source", "target"}, {"target"}
-        for info in analysis.layers:
-            own = info.params.owner.inference(info.params, available)
-            if own is None or not set(own.reads) <= available:
-                continue
-            step = _Step(info.name, own.instantiate(), tuple(own.reads), tuple(own.writes))
-            available.update(step.writes)
-            if stepped.isdisjoint(step.reads):
-                self._before.append(step)
-                continue
-            if not (hasattr(step.layer, "extend") or isinstance(step.layer, _BY_POSITION)):
-                raise errors.LayerError(
-                    f"{base.describe(info.params)} cannot compute token by token. Give it begin "
-                    "and extend; see tasks/mt/incremental.py"
-                )
-            stepped.update(step.writes)
-            self._stepped.append(step)
+        self.length = length
+        self._part = Part(steps(analysis).values())
 
-    def begin(self, weights: Mapping[str, tf.Tensor], source: tf.Tensor) -> State:
-        """Encode source [B, S]; return the caches by layer, before the first target token.
+    def begin(self, weights: Mapping[str, tf.Tensor], source: tf.Tensor, beam: int = 1) -> State:
+        """Encode source [B, S]; return the caches of B · beam hypotheses, before the first token.
 
         Args:
             weights: of the network by path, variables or tensors.
             source: ids, 0 is padding.
+            beam: hypotheses of a sentence.
         """
-        stream: dict[str, Any] = {"source": source}
-        for step in self._before:
-            value = step.layer.run(self._theta(step, weights), _read(step, stream), _context(step))
-            _write(step, value, stream)
-        rows = tf.shape(source)[0]
-        caches = {}
-        for step in self._stepped:
-            if hasattr(step.layer, "begin"):
-                theta, read = self._theta(step, weights), _read(step, stream)
-                caches[step.name] = step.layer.begin(
-                    theta, read, rows, self._length, _context(step)
-                )
-        return caches
+        rows = tf.shape(source)[0] * beam
+        state, _ = self._part.begin(weights, {"source": source}, rows, self.length)
+        return state
 
     def extend(
         self, weights: Mapping[str, tf.Tensor], state: State, target: tf.Tensor
     ) -> tuple[tf.Tensor, State]:
-        """Return the logits [B, V] behind target [B], and the new caches.
+        """Return the logits [rows, V] behind target [rows], and the new caches.
 
         Args:
             weights: of the network by path.
-            state: what `begin` or `extend` gave.
+            state: what `begin`, `extend` or `reorder` gave.
             target: ids of the tokens that are added, <s> first.
         """
-        stream: dict[str, Any] = {"target": target[:, tf.newaxis]}
-        caches = dict(state)
-        for step in self._stepped:
-            theta = self._theta(step, weights)
-            read = _read(step, stream)
-            if hasattr(step.layer, "extend"):
-                value, caches[step.name] = step.layer.extend(
-                    theta, state[step.name], read, _context(step)
-                )
-            else:
-                value = step.layer.run(theta, read, _context(step))
-            _write(step, value, stream)
-        (last,) = self._stepped[-1].writes
-        return stream[last][:, 0], caches
+        written, caches = self._part.extend(weights, state, {"target": target[:, tf.newaxis]})
+        return written[self._part.extend_writes[-1]][:, 0], caches
 
-    def _theta(self, step: _Step, weights: Mapping[str, tf.Tensor]) -> dict[str, Any]:
-        """Return the layer's weights by its own names, nested by child, in its compute dtype."""
-        theta: dict[str, Any] = {}
-        for own, path in self._paths[step.name].items():
-            *parents, last = own.split("/")
-            node = theta
-            for parent in parents:
-                node = node.setdefault(parent, {})
-            value = tf.convert_to_tensor(weights[path])
-            node[last] = precision.cast(value, step.layer.policy.compute)
-        return theta
+    def reorder(self, state: State, parents: tf.Tensor) -> State:
+        """See `Part.reorder`."""
+        return self._part.reorder(state, parents)
 
 
-def _read(step: _Step, stream: Mapping[str, Any]) -> Any:
+def _missing(
+    read_and_written: Iterable[tuple[Collection[str], Collection[str]]],
+) -> tuple[str, ...]:
+    """Return the names that are read before they are written, sorted."""
+    there: set[str] = set()
+    missing: set[str] = set()
+    for reads, writes in read_and_written:
+        missing.update(set(reads) - there)
+        there.update(writes)
+    return tuple(sorted(missing))
+
+
+def _theta(step: Step, weights: Mapping[str, tf.Tensor]) -> dict[str, Any]:
+    """Return the layer's weights by its own names, nested by child, in its compute dtype."""
+    theta: dict[str, Any] = {}
+    for own, path in step.paths.items():
+        *parents, last = own.split("/")
+        node = theta
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        value = tf.convert_to_tensor(weights[path])
+        node[last] = precision.cast(value, step.layer.policy.compute)
+    return theta
+
+
+def _read(step: Step, stream: Mapping[str, Any]) -> Any:
     values = tuple(stream.get(name) for name in step.reads)
     return values if len(values) > 1 else values[0]
 
 
-def _write(step: _Step, value: Any, stream: dict[str, Any]) -> None:
+def _write(step: Step, value: Any, stream: dict[str, Any]) -> None:
     values = value if len(step.writes) > 1 else (value,)
     stream.update(zip(step.writes, values, strict=True))
 
 
-def _context(step: _Step) -> core.Context:
+def _context(step: Step) -> core.Context:
     return core.Context(
         training=False,
         step=tf.zeros([], tf.int64),

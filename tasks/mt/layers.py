@@ -295,6 +295,7 @@ class DecoderLayer(Block):
         shares_dropout: float = hyperparams.field(0.1, "Rate on its mixture's vector.")
 
     branches = ("attention", "memory_attention", "feed_forward")
+    of_source = ("memory_key", "memory_value", "present")
 
     @classmethod
     def _parts(cls, params: Any) -> dict[str, Any]:
@@ -358,7 +359,8 @@ class DecoderLayer(Block):
     ) -> dict[str, Any]:
         """Return the cache of no token; see `incremental`.
 
-        Keys and values are [B, heads, length, head_dim], those of the source as long as it is.
+        Keys and values are [rows, heads, length, head_dim]; those of the source are as long as it
+        is, and kept once for all hypotheses of a sentence.
         """
         _, *memories, _, source = inputs
         attention: Any = self.children["memory_attention"]
@@ -401,8 +403,12 @@ class DecoderLayer(Block):
                     added = attention.remember(own_theta, y, own_ctx)
                     for name, value in zip(names, added, strict=True):
                         new[name] = tf.where(here, value, cache[name])
-                kept = (new[name] for name in names)
+                kept = [new[name] for name in names]
+                # The hypotheses of a sentence are positions that attend to the same keys.
+                sides = tf.shape(y)
+                y = tf.reshape(y, (tf.shape(kept[0])[0], -1, y.shape[-1]))
                 y = attention.attend(own_theta, y, *kept, allowed[branch], own_ctx)
+                y = tf.reshape(y, sides)
             else:
                 y = self.child(branch, theta, y, ctx)
             x += self.child(f"{branch}_dropout", theta, y, ctx)
@@ -413,7 +419,8 @@ class TranslationSoftmax(core.SequenceSoftmax):
     """`SequenceSoftmax` whose logits are clipped in training, and that also counts by language.
 
     With `languages` its fourth name, [B], is the language of each row, an index into them; the
-    metrics language_log_perplexity and language_accuracy are vectors, an element for each.
+    metrics language_log_perplexity and language_accuracy are vectors, an element for each; NaN
+    stands for a language without a token.
     """
 
     class Params(core.SequenceSoftmax.Params):
@@ -438,7 +445,10 @@ class TranslationSoftmax(core.SequenceSoftmax):
             return told
         checks.arity(params, inputs, ("x, label, weight, language",))
         names = ("language_log_perplexity", "language_accuracy")
-        counted = tuple(core.MetricSpec(params.metric_prefix + n, heads.mean) for n in names)
+        counted = tuple(
+            core.MetricSpec(params.metric_prefix + name, mean_where_seen, labels=params.languages)
+            for name in names
+        )
         return dataclasses.replace(told, metrics=(*told.metrics, *counted))
 
     @classmethod
@@ -489,6 +499,11 @@ class TranslationSoftmax(core.SequenceSoftmax):
         for name, value in (("log_perplexity", loss), ("accuracy", hit)):
             sums = {"total": by_language(value), "weight": count}
             ctx.add_sum(f"{self.params.metric_prefix}language_{name}", sums)
+
+
+def mean_where_seen(sums: Any) -> tf.Tensor:
+    """Return the means of added-up (total, weight); NaN where nothing weighs."""
+    return sums["total"] / sums["weight"]
 
 
 def attention(params: Any) -> Any:

@@ -1,0 +1,47 @@
+"""A tiny translation model in float64 whose every weight matters, and mini-batches for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gpipe import pipelining
+from lingvo_gpipe.tasks.mt import transformer
+
+V, LENGTH = 11, 6
+SOURCE = np.array([[5, 7, 3, 9, 0], [4, 0, 0, 0, 0], [2, 2, 8, 0, 0]], np.int32)
+TARGET = np.array([[2, 6, 7, 4, 9, 3], [2, 9, 5, 4, 3, 8], [2, 10, 1, 6, 6, 6]], np.int32)
+
+
+def params(**settings: Any) -> Any:
+    """Return the model's params."""
+    flat = transformer.translation_transformer(2, 10, 3, V, units=6, head_dim=4, **settings)
+    return pipelining.PipeliningLayer.Params(layers=flat, dtype="float64", seed=4)
+
+
+def disturb(by_path: dict[str, tf.Variable]) -> None:
+    """Move every variable off its initial value: biases, norms and shares count too."""
+    random = np.random.default_rng(3)
+    for path in sorted(by_path):
+        variable = by_path[path]
+        variable.assign(variable + 0.3 * random.normal(size=variable.shape))
+
+
+def built(**settings: Any) -> Any:
+    """Return the model with its variables."""
+    pipe = params(**settings).instantiate()
+    pipe.build(fields(TARGET))
+    disturb(pipe.by_path)
+    return pipe
+
+
+def fields(target: Any, source: Any = SOURCE) -> dict[str, Any]:
+    """Return a mini-batch."""
+    found = {"source": source, "target": target, "label": target}
+    for side, ids in (("source", source), ("target", target)):
+        found[f"{side}_segment"] = (ids != 0).astype(np.int32)
+        found[f"{side}_position"] = np.tile(np.arange(ids.shape[1], dtype=np.int32), (len(ids), 1))
+    made = {name: tf.constant(value) for name, value in found.items()}
+    return made | {"weight": tf.ones(target.shape, tf.float64)}

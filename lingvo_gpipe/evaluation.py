@@ -32,6 +32,7 @@ class Evaluation:
         step: updates that the weights have had.
         values: name → number: metrics, then `loss`, then each loss of several as `loss/name`.
         others: name → vector or matrix, of metrics that are none.
+        curves: `name/label` → number, of vectors whose elements have names.
         num_examples: how many were evaluated.
         unread: how many could not be, by what became of them (`left_out`).
     """
@@ -40,6 +41,7 @@ class Evaluation:
     values: dict[str, float]
     others: dict[str, Any]
     num_examples: int
+    curves: dict[str, float] = dataclasses.field(default_factory=dict)
     unread: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def line(self) -> str:
@@ -126,7 +128,10 @@ def _told(
     values["loss"] = sum(coefficients[name] * mean for name, mean in means.items())
     if len(means) > 1:
         values |= {f"loss/{name}": mean for name, mean in means.items()}
-    return Evaluation(step, values, others, count)
+    curves: dict[str, float] = {}
+    for name, result in others.items():
+        curves |= pipe.metrics[name].curves(result)
+    return Evaluation(step, values, others, count, curves)
 
 
 def check_names(pipe: pipelining.PipeliningLayer, params: task.Eval) -> None:
@@ -136,7 +141,12 @@ def check_names(pipe: pipelining.PipeliningLayer, params: task.Eval) -> None:
         ParamsError: names the nearest.
     """
     losses = [loss.name for loss in pipe.analysis.losses if not loss.training_only]
-    numbers = [n for n in params.metrics or pipe.metrics if not n.endswith(heads.CONFUSION)]
+    vectors = {metric.name for metric in pipe.metrics.values() if metric.labels}
+    numbers = [
+        name
+        for name in params.metrics or pipe.metrics
+        if name not in vectors and not name.endswith(heads.CONFUSION)
+    ]
     known = [*numbers, "loss", *(f"loss/{name}" for name in losses if len(losses) > 1)]
     for path, names, allowed in (
         ("eval.metrics", params.metrics, list(pipe.metrics)),
@@ -186,6 +196,10 @@ class Reader:
         keys = saved_keys(self.pipe.specs, params.train)
         objects = {keys[path]: variable for path, variable in self.pipe.by_path.items()}
         self._checkpoints = checkpoint.Checkpoints(directory, objects, read_only=True)
+
+    def check_assets(self, logdir: Path) -> None:
+        """Refuse data whose ids mean something else than those that the run was trained on."""
+        logdir_lib.check_assets(logdir, self._input.assets())
 
     def evaluate(
         self, which: int | str | None, should_stop: Callable[[], bool] = lambda: False
@@ -256,6 +270,8 @@ def run(
     params = task.complete(params)
     task.check(params)
     reader = Reader(params, str(which if logdir is None else logdir / logdir_lib.CHECKPOINTS))
+    if logdir is not None:
+        reader.check_assets(logdir)
     found = reader.evaluate(which, should_stop)
     if found is not None:
         report(found.line())
@@ -291,6 +307,7 @@ def follow(
     task.check(params)
     directory = str(logdir / logdir_lib.CHECKPOINTS)
     reader = Reader(params, directory)
+    reader.check_assets(logdir)
     best = (
         None if params.eval.best is None else _Best(logdir / logdir_lib.BEST, params.eval, reader)
     )
@@ -362,7 +379,7 @@ def write(
         found: what is written.
         classes: their names; none: not known.
     """
-    writer.scalars(found.step, found.values | found.unread)
+    writer.scalars(found.step, found.values | found.curves | found.unread)
     for name, matrix in found.others.items():
         if not name.endswith(heads.CONFUSION):
             continue

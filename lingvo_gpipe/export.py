@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import tempfile
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from lingvo_gpipe import (
     seeds,
     task,
 )
+from lingvo_gpipe import input as input_lib
 from lingvo_gpipe import logdir as logdir_lib
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.stream import FIELD
@@ -111,68 +113,48 @@ def _needed(model: Any, kept: list[Any], outputs: tuple[str, ...]) -> Plain:
     return Plain(params, outputs)
 
 
-class Served:
-    """The plain network on variables of its own, as one function of what is served.
+class Network:
+    """The plain network on variables of its own; called on fields, it gives what is told of them.
 
     Attributes:
+        analysis: of its layers.
         by_path: path → variable, zeros at first.
     """
 
-    def __init__(self, model: Any, serving: Any) -> None:
+    def __init__(self, model: Any, fields: Mapping[str, Any]) -> None:
         """Make the variables.
 
         Args:
             model: a `PipeliningLayer.Params`.
-            serving: an `input.Serving`.
+            fields: name → nest of specs of what is served; rows may be unknown.
 
         Raises:
             UserError: what is served does not fit the network.
         """
-        self._serving = serving
-        self._signature = {
-            name: tf.TensorSpec(spec.shape, spec.dtype, name=name)
-            for name, spec in serving.signature.items()
-        }
-
-        def read(given: dict[str, tf.Tensor]) -> Any:
-            return serving.fields(given)
-
-        fields = tf.function(read, autograph=False).get_concrete_function(self._signature)
-        specs = tf.nest.map_structure(
-            lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), fields.structured_outputs
-        )
-        self._plain = plain(model, specs)
+        self._plain = plain(model, fields)
         params = self._plain.params
-        self._analysis = network.analyze(
+        self.analysis = network.analyze(
             params,
             {
                 name: value
                 if name in params.unbatched
                 else microbatch.with_batch(value, 1, params.batch_dim)
-                for name, value in specs.items()
+                for name, value in fields.items()
             },
         )
-        layers = [info.params.instantiate() for info in self._analysis.layers]
-        self._cell = cells.Cell(0, self._analysis, layers, jit=False)
+        layers = [info.params.instantiate() for info in self.analysis.layers]
+        self._cell = cells.Cell(0, self.analysis, layers, jit=False)
         with tf.device("CPU:0"):
             self.by_path: dict[str, tf.Variable] = {
                 path: tf.Variable(
                     tf.zeros(spec.shape, spec.dtype), trainable=False, name=path.replace("/", ".")
                 )
-                for path, spec in self._analysis.variables.items()
+                for path, spec in self.analysis.variables.items()
             }
 
-    def concrete(self) -> Any:
-        """Return the function that is served, traced for any number of examples."""
-
-        def serve(**given: tf.Tensor) -> dict[str, tf.Tensor]:
-            told = self._run(self._serving.fields(given))
-            return {name: tf.identity(value) for name, value in told.items()}
-
-        return tf.function(serve, autograph=False).get_concrete_function(**self._signature)
-
-    def _run(self, fields: Mapping[str, Any]) -> dict[str, tf.Tensor]:
-        wiring, params = self._analysis.wiring, self._plain.params
+    def __call__(self, fields: Mapping[str, Any]) -> dict[str, tf.Tensor]:
+        """Run the network in inference."""
+        wiring, params = self.analysis.wiring, self._plain.params
         compute = precision.policy(params.dtype).compute
         imports = {
             version: tf.nest.map_structure(lambda leaf: precision.cast(leaf, compute), fields[name])
@@ -195,7 +177,7 @@ class Served:
                 own = [v for v in versions if wiring.versions[v].producer == FIELD]
                 told |= {wiring.versions[v].name: values[v] for v in own}
                 continue
-            layer = self._analysis.layers[number].params
+            layer = self.analysis.layers[number].params
             written = tuple(values[version] for version in wiring.writes[number])
             found = layer.owner.served(layer, written if len(written) > 1 else written[0])
             prefix = f"{layer.name}_" if set(found) & set(told) else ""
@@ -206,7 +188,7 @@ class Served:
 
     def _rows(self, version: int) -> int:
         """Return how many rows of a value belong to one example: its crops."""
-        (first, *_) = tf.nest.flatten(self._analysis.specs[version])
+        (first, *_) = tf.nest.flatten(self.analysis.specs[version])
         side = self._plain.params.batch_dim
         return int(first.shape[side]) if side == 0 and first.shape.rank else 1
 
@@ -218,6 +200,45 @@ def _per_example(value: tf.Tensor, rows: int) -> tf.Tensor:
     return tf.reduce_mean(tf.reshape(value, [-1, rows, *value.shape[1:]]), 1)
 
 
+def _program(given: input_lib.Serving | input_lib.Program) -> input_lib.Program:
+    """Return one call of the network as the program that it is."""
+    if isinstance(given, input_lib.Program):
+        return given
+    serving = given
+
+    def read(sent: dict[str, tf.Tensor]) -> Any:
+        return serving.fields(sent)
+
+    traced = tf.function(read, autograph=False).get_concrete_function(_named(serving.signature))
+    fields = tf.nest.map_structure(
+        lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), traced.structured_outputs
+    )
+
+    def functions(own: Network) -> list[input_lib.Function]:
+        def call(**sent: tf.Tensor) -> dict[str, tf.Tensor]:
+            return own(serving.fields(sent))
+
+        return [input_lib.Function(serving.signature, call)]
+
+    return input_lib.Program(fields, functions)
+
+
+def _named(signature: Mapping[str, tf.TensorSpec]) -> dict[str, tf.TensorSpec]:
+    return {
+        name: tf.TensorSpec(spec.shape, spec.dtype, name=name) for name, spec in signature.items()
+    }
+
+
+def _concrete(function: input_lib.Function) -> Any:
+    """Return a function traced for any number of examples."""
+
+    def serve(**sent: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {name: tf.identity(value) for name, value in function.call(**sent).items()}
+
+    traced = tf.function(serve, autograph=False)
+    return traced.get_concrete_function(**_named(function.signature))
+
+
 def run(
     params: Any,
     logdir: Path,
@@ -227,8 +248,10 @@ def run(
 ) -> Path:
     """Write a checkpoint's network as a SavedModel, `LOGDIR/export/STEP`; whole or not at all.
 
+    Functions that need another package stand beside it, in `LOGDIR/export/NAME/STEP`.
+
     Args:
-        params: a `Task.Params`; its input tells by `serving` what is served.
+        params: a `Task.Params`; by `serving` it tells what is served.
         logdir: of the run.
         which: path of a checkpoint, or of a directory of them; None: the newest of the run.
         report: takes the lines.
@@ -243,7 +266,10 @@ def run(
     params = task.complete(params)
     task.check(params)
     source = params.input.instantiate()
-    served = Served(params.model, source.serving())
+    assets = source.assets()
+    logdir_lib.check_assets(logdir, assets)
+    program = _program(params.instantiate().serving(source))
+    served = Network(params.model, program.fields)
     trained = network.analyze(params.model, source.element_spec(training=True)).variables
     keys = evaluation.saved_keys(trained, params.train)
     objects = {keys[path]: variable for path, variable in served.by_path.items()}
@@ -254,18 +280,21 @@ def run(
         raise errors.CheckpointError(
             f"{directory} has no checkpoint. Train first, or name one by --checkpoint"
         )
-    folder = logdir / _FOLDER / str(restored.step)
-    function = served.concrete()
     classes = source.class_names
-    signatures = {SIGNATURE: function}
-    module = tf.Module()
-    module.variables_by_path = served.by_path
-    if classes:
-        signatures[CLASSES] = _constant(CLASSES, classes)
-    _write(module, signatures, folder)
-    for line in _told(restored, folder, function, classes):
-        report(line)
-    return folder
+    more = {CLASSES: _constant(CLASSES, classes)} if classes else {}
+    folders = []
+    for function in program.functions(served):
+        folders.append(logdir / _FOLDER / function.folder / str(restored.step))
+        traced = _concrete(function)
+        module = tf.Module()
+        module.variables_by_path = served.by_path
+        module.resources = function.resources
+        _write(module, {SIGNATURE: traced, **more}, folders[-1], assets)
+        for line in _told(restored, folders[-1], traced, classes):
+            report(line)
+    for note in program.notes:
+        report(f"    {note}")
+    return folders[0]
 
 
 def _constant(name: str, values: tuple[str, ...]) -> Any:
@@ -277,7 +306,9 @@ def _constant(name: str, values: tuple[str, ...]) -> Any:
     return tf.function(give, autograph=False).get_concrete_function()
 
 
-def _write(module: tf.Module, signatures: dict[str, Any], folder: Path) -> None:
+def _write(
+    module: tf.Module, signatures: dict[str, Any], folder: Path, assets: Mapping[str, bytes]
+) -> None:
     """Save under a temporary name, then take the place of what was there."""
     partial, before = (folder.with_name(f"{folder.name}.{mark}") for mark in ("writing", "before"))
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
@@ -285,7 +316,12 @@ def _write(module: tf.Module, signatures: dict[str, Any], folder: Path) -> None:
         for left in (partial, before):
             shutil.rmtree(left, ignore_errors=True)
         partial.parent.mkdir(parents=True, exist_ok=True)
-        tf.saved_model.save(module, str(partial), signatures=signatures, options=options)
+        with tempfile.TemporaryDirectory() as temporary:
+            files = {name: Path(temporary, name) for name in assets}
+            for name, file in files.items():
+                file.write_bytes(assets[name])
+            module.assets = [tf.saved_model.Asset(str(file)) for file in files.values()]
+            tf.saved_model.save(module, str(partial), signatures=signatures, options=options)
         if folder.exists():
             folder.rename(before)
         partial.rename(folder)

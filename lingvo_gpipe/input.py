@@ -11,7 +11,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,40 @@ class Serving:
 
     signature: Mapping[str, tf.TensorSpec]
     fields: Callable[[Mapping[str, tf.Tensor]], Batch]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Function:
+    """A function that an exported model offers; it gets a SavedModel of its own.
+
+    Attributes:
+        signature: name → spec of what is sent.
+        call: those tensors by name → name → tensor; in-graph.
+        folder: below the export's; needed where a function uses operations of another package, so
+            that TensorFlow alone loads what does not.
+        resources: trackable objects that it uses besides the network's variables.
+    """
+
+    signature: Mapping[str, tf.TensorSpec]
+    call: Callable[..., dict[str, tf.Tensor]]
+    folder: str = ""
+    resources: tuple[Any, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Program:
+    """How an exported model is called where one call of the network does not answer (a search).
+
+    Attributes:
+        fields: specs of the fields that inference has, all sides known.
+        functions: the plain network, an `export.Network` with its layers' analysis and variables
+            by path → what is offered.
+        notes: what a user should know of it, such as a function that cannot be offered.
+    """
+
+    fields: Mapping[str, Any]
+    functions: Callable[[Any], Sequence[Function]]
+    notes: tuple[str, ...] = ()
 
 
 class Batches:
@@ -130,8 +164,20 @@ class Input(hyperparams.Configurable, abc.ABC):
         """
         del task_params
 
-    def serving(self) -> Serving:
-        """Return how an exported model makes a mini-batch of what it is sent.
+    def constants(self) -> Mapping[str, float]:
+        """Return numbers of the data that TensorBoard is told once each time a run starts."""
+        return {}
+
+    def assets(self) -> Mapping[str, bytes]:
+        """Return files without which the model's ids mean nothing: name → content.
+
+        They are kept in the run's folder, where others of these names are refused, and exported
+        with the model.
+        """
+        return {}
+
+    def serving(self) -> Serving | Program:
+        """Return how an exported model is called.
 
         Raises:
             InputError: this input knows no way.

@@ -90,8 +90,13 @@ def _refusal(found: task.Change, newest: str, folder: Path) -> str:
     return f"{folder} holds a run with other params ({first}). {ways}{detail}"
 
 
-def try_out(folder: Path, params: Any) -> None:
+def try_out(folder: Path, params: Any, assets: Mapping[str, bytes]) -> None:
     """Find out whether a run could begin or go on in `folder`; leave nothing there.
+
+    Args:
+        folder: of the run.
+        params: a `Task.Params`.
+        assets: of its input, name → content.
 
     Raises:
         TrainingError: it could not.
@@ -99,11 +104,65 @@ def try_out(folder: Path, params: Any) -> None:
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     lock_is_new = not (folder / _LOCK).exists()
     with locked(folder):
-        check_params(folder, params, report=None)
+        if check_params(folder, params, report=None) is not None:
+            check_assets(folder, assets)
     if lock_is_new:
         (folder / _LOCK).unlink()
     for path in made:
         path.rmdir()
+
+
+def check_assets(folder: Path, assets: Mapping[str, bytes]) -> tuple[str, ...]:
+    """Refuse data whose assets are not those that the run began with.
+
+    Args:
+        folder: of the run.
+        assets: name → content, of the data that are there now.
+
+    Returns:
+        Names of those that the run does not have yet.
+
+    Raises:
+        TrainingError: one differs, or cannot be read.
+    """
+    missing = []
+    for name, content in assets.items():
+        try:
+            same = (folder / name).read_bytes() == content
+        except FileNotFoundError:
+            missing.append(name)
+            continue
+        except OSError as error:
+            raise errors.TrainingError(
+                f"{folder / name} cannot be read: {error.strerror}. Make it readable"
+            ) from error
+        if not same:
+            raise errors.TrainingError(
+                f"{folder / name} is not that of the data: the run was begun with another one. "
+                "Give the data it was begun with, or another --logdir"
+            )
+    return tuple(missing)
+
+
+def keep_assets(folder: Path, assets: Mapping[str, bytes]) -> None:
+    """Keep what the run's ids mean in its folder; each file whole or not at all.
+
+    A run that has no checkpoint has learned nothing of the files there: they are replaced.
+
+    Raises:
+        TrainingError: the run has others, or they cannot be written.
+    """
+    begun = checkpoint.find(str(folder / CHECKPOINTS))
+    for name in check_assets(folder, assets) if begun else assets:
+        partial = folder / f"{name}.writing"
+        try:
+            partial.write_bytes(assets[name])
+            partial.replace(folder / name)
+        except OSError as error:
+            raise errors.TrainingError(
+                f"{folder / name} cannot be written: {error.strerror}. Free disk space, or give "
+                "another --logdir"
+            ) from error
 
 
 def write_result(folder: Path, values: Mapping[str, Any]) -> None:

@@ -71,6 +71,17 @@ class Task(hyperparams.Configurable):
         train: Train = hyperparams.required("How it is trained.")
         eval: Eval = hyperparams.field(Eval(), "How it is measured.")
 
+    def serving(self, source: input_lib.Input) -> input_lib.Serving | input_lib.Program:
+        """Return how the exported model is called; a task with fields of its own may override it.
+
+        Args:
+            source: the task's input.
+
+        Raises:
+            InputError: it knows no way.
+        """
+        return source.serving()
+
 
 # What a resumed run may change: how the same numbers are computed, how long, and what is told.
 # Everything below other roots (eval, a task's own) may change as well.

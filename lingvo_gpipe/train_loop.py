@@ -9,6 +9,7 @@ the same call goes on from the newest whole checkpoint with the same numbers. A 
     checkpoints/   the newest ones, each with the text of the run's params
     best/          the best one by `eval.best`
     train/, eval/  TensorBoard's files
+    the input's assets, such as vocabulary.model
     result.json    written when the run is done
 """
 
@@ -93,6 +94,7 @@ def run(
         change = logdir_lib.check_params(folder, params, report)
         running = _Run(params, folder, evaluate, report, should_stop)
         running.restore(start, change)
+        running.keep_assets()
         logdir_lib.remove_result(folder)
         result = running.run()
         if result.ended != "signal":
@@ -120,7 +122,7 @@ def dry_run(
     task.check(params)
     params = task.complete(params)
     if logdir is not None:
-        logdir_lib.try_out(Path(logdir), params)
+        logdir_lib.try_out(Path(logdir), params, params.input.instantiate().assets())
     short = params.copy()
     short.train.max_steps = min(1, params.train.max_steps)
     with tempfile.TemporaryDirectory(prefix="lingvo_gpipe_dry_run_") as temporary:
@@ -189,6 +191,7 @@ class _Run:
         writers = _Writers(self._logdir, self._learner, self._params.to_text(), classes)
         shown = progress.Progress(total=train.max_steps, start=self._step)
         with contextlib.closing(writers), contextlib.closing(shown):
+            writers.constants(self._step, self._input.constants())
             self._evaluate_if_due(writers)  # a signal may have cut it off
             for told in self._updates(writers):
                 shown.update(self._step, {"loss": told.loss})
@@ -212,6 +215,10 @@ class _Run:
         if self._step >= self._params.train.max_steps:
             return "max_steps"
         return "patience" if self._out_of_patience() else "signal"
+
+    def keep_assets(self) -> None:
+        """Keep in the run's folder what its ids mean."""
+        logdir_lib.keep_assets(self._logdir, self._input.assets())
 
     def restore(self, start: str | None, change: task.Change | None) -> None:
         """Go on from the newest whole checkpoint of the run, or begin.
@@ -463,13 +470,19 @@ class _Writers:
         self._train.png(step, "schedule", timeline.draw(planned))
 
     def update(self, step: int, told: _Told) -> None:
-        metrics = self._learner.pipe.metrics
+        scalars = told.scalars()
+        for name, total in told.sums.items():
+            metric = self._learner.pipe.metrics[name]
+            result = metric.finish(total)
+            scalars |= {name: result, **metric.curves(result)}
         self._train.scalars(
             step,
-            told.scalars()
-            | {name: metrics[name].finish(total) for name, total in told.sums.items()}
+            scalars
             | {"bubble_share_planned": self._planned_bubble, "traces": self._learner.num_traces},
         )
+
+    def constants(self, step: int, values: Mapping[str, float]) -> None:
+        self._train.scalars(step, values)
 
     def pictures(self, step: int, samples: Mapping[str, Any]) -> None:
         for name, images in samples.items():

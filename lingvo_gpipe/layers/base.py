@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -93,11 +94,21 @@ class MetricSpec:
         name: unique in the network.
         finish: the added-up nest → result (a scalar, vector or matrix).
         evaluation_only: not given where `ctx.training`: too large to be told of every update.
+        labels: names of a vector's elements, each of which is a curve of its own; NaN stands for an
+            element of which nothing was seen.
     """
 
     name: str
     finish: Callable[[Any], Any]
     evaluation_only: bool = False
+    labels: tuple[str, ...] = ()
+
+    def curves(self, result: Any) -> dict[str, float]:
+        """Return the labelled elements of what `finish` gave, as `name/label`, without NaN."""
+        if not self.labels:
+            return {}
+        pairs = zip(self.labels, map(float, result), strict=True)
+        return {f"{self.name}/{label}": value for label, value in pairs if not math.isnan(value)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

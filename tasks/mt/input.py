@@ -28,7 +28,7 @@ from absl import logging
 from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe import input as input_lib
 from lingvo_gpipe.tasks.mt import batches as batches_lib
-from lingvo_gpipe.tasks.mt import mixture, preparation, transformer
+from lingvo_gpipe.tasks.mt import mixture, preparation, search, serving, transformer
 from lingvo_gpipe.tasks.mt import records as records_lib
 from lingvo_gpipe.tasks.mt import vocabulary as vocabulary_lib
 
@@ -173,9 +173,7 @@ class Translation(input_lib.Input):
         """
         params = self.params
         split = self.records.split(params.train_split)
-        numbers, languages = self._chosen(split)
-        kept = self._kept(split.lengths[numbers])
-        numbers, languages = numbers[kept], languages[kept]
+        numbers, languages = self._trained
         common = {"tokens": params.batch_size, "multiple_of": params.multiple_of}
         lengths = split.lengths[numbers] + 1
         if params.packing:
@@ -217,17 +215,46 @@ class Translation(input_lib.Input):
 
     def shares(self) -> dict[str, float]:
         """Return the share of each pair of languages in training, by the temperature's formula."""
-        split = self.records.split(self.params.train_split)
-        numbers, languages = self._chosen(split)
-        kept = languages[self._kept(split.lengths[numbers])]
-        sizes = np.bincount(kept, minlength=len(self.pairs)).tolist()
+        _, languages = self._trained
+        sizes = np.bincount(languages, minlength=len(self.pairs)).tolist()
         shares = mixture.probabilities(sizes, self.params.temperature)
         return dict(zip(self.pairs, map(float, shares), strict=True))
 
     def complete(self, task_params: Any) -> None:
-        """Give the model the vocabulary's true size; remember, or check, which vocabulary it is."""
-        transformer.set_vocabulary(task_params.model.layers, len(self.vocabulary))
+        """Give the model the vocabulary's true size, and the languages that it counts apart.
+
+        Of which vocabulary the records are is remembered, or checked. One pair alone is not counted
+        apart: its numbers are those of the whole.
+        """
+        layers = task_params.model.layers
+        transformer.set_vocabulary(layers, len(self.vocabulary))
+        transformer.set_languages(layers, self.pairs if len(self.pairs) > 1 else ())
         task_params.set_path("input.vocabulary_hash", self.vocabulary.hash)
+
+    def constants(self) -> dict[str, float]:
+        """Return the shares of the pairs of languages in training."""
+        return {f"sampling_share/{pair}": share for pair, share in self.shares().items()}
+
+    def assets(self) -> dict[str, bytes]:
+        """Return the vocabulary, a SentencePiece model."""
+        return {records_lib.VOCABULARY: self.vocabulary.proto}
+
+    def serving(self, settings: search.Search | None = None) -> input_lib.Program:
+        """Return how an exported model translates: see `serving.program`.
+
+        Args:
+            settings: of the search; None: the default ones.
+        """
+        found = settings or search.Search()
+        return serving.program(self.vocabulary, found, self.records.target_tokens)
+
+    @functools.cached_property
+    def _trained(self) -> tuple[Array, Array]:
+        """Numbers of the examples that are trained on, and the index of the pair of each."""
+        split = self.records.split(self.params.train_split)
+        numbers, languages = self._chosen(split)
+        kept = self._kept(split.lengths[numbers])
+        return numbers[kept], languages[kept]
 
     def _chosen(self, split: records_lib.Split) -> tuple[Array, Array]:
         """Return the numbers of the chosen pairs' examples, and the index of the pair of each."""

@@ -14,6 +14,7 @@ from tensorboard.backend.event_processing import event_accumulator
 
 from lingvo_gpipe import checkpoint, errors, evaluation, layers, train_loop
 from lingvo_gpipe import input as input_lib
+from lingvo_gpipe.layers import base
 from tests.tiny_task import Points, tiny_task
 
 CLASSES = ("red", "green", "blue")
@@ -105,6 +106,12 @@ def test_a_run_that_evaluates_writes_them_too(tmp_path: Path) -> None:
     train_loop.run(confused_task(max_steps=2), tmp_path, evaluate=True)
     assert (tmp_path / "eval" / "per_class.txt").read_text().startswith("step 2\n")
     assert "confusion" in events(tmp_path / "eval").Tags()["tensors"]
+
+
+def test_a_vector_with_labels_is_a_curve_for_each_that_was_seen() -> None:
+    metric = base.MetricSpec("hits", tf.identity, labels=("a", "b", "c"))
+    assert metric.curves(np.array([0.5, np.nan, 0.0])) == {"hits/a": 0.5, "hits/c": 0.0}
+    assert base.MetricSpec("hits", tf.identity).curves(np.array([0.5])) == {}
 
 
 def test_metrics_that_are_named_alone_are_told(ran: tuple[Any, Path]) -> None:

@@ -256,7 +256,10 @@ def test_loss_and_accuracy_are_counted_by_language() -> None:
         np.testing.assert_array_equal(sums["weight"], count)
         np.testing.assert_allclose(ctx.collected.sums[name]["total"], total.sum(), rtol=1e-12)
         found = told[f"language_{name}"].finish(sums).numpy()
-        np.testing.assert_allclose(found, [total[0] / count[0], 0.0, total[2] / count[2]])
+        np.testing.assert_allclose(found, [total[0] / count[0], np.nan, total[2] / count[2]])
+        curves = told[f"language_{name}"].curves(found)
+        assert list(curves) == [f"language_{name}/de", f"language_{name}/cs"]
+        assert list(curves.values()) == [found[0], found[2]]
 
 
 # --- padding and packing change nothing -----------------------------------------------------------

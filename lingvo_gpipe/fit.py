@@ -91,31 +91,41 @@ class Family:
         fitted.model.device_memory = None  # the question names the memory
         return fitted
 
-    def largest(self, partitions: int, limit_bytes: int) -> Fitted:
+    def largest(self, partitions: int, limit_bytes: int, *, together: bool = False) -> Fitted:
         """Find the largest value whose every device stays within `limit_bytes`.
 
         Doubles while it fits, then halves what lies between. Values that the model refuses (no
         multiple of its heads, fewer layers than partitions) are passed over.
+
+        Args:
+            partitions: K.
+            limit_bytes: of a device.
+            together: of all devices together, which share one memory.
         """
+
+        def fits(plan: budget.Plan) -> bool:
+            needed = plan.together_bytes if together else plan.heaviest_bytes
+            return needed <= limit_bytes
+
         try:
             smallest = self._smallest(partitions)
         except errors.UserError as refusal:
             return Fitted(partitions, None, None, refusal=str(refusal))
-        if smallest[1].heaviest_bytes > limit_bytes:
+        if not fits(smallest[1]):
             return Fitted(partitions, None, smallest[1])
         best, above = smallest, None
         while above is None:
             if len(best[1].analysis.layers) > _MOST_LAYERS or best[0] > 2**40:
                 return Fitted(partitions, *best, is_largest=False)
             tried = self._near(2 * best[0], best[0], partitions)
-            if tried is None or tried[1].heaviest_bytes > limit_bytes:
+            if tried is None or not fits(tried[1]):
                 above = 2 * best[0]
             else:
                 best = tried
         while above - best[0] > 1:
             middle = (best[0] + above) // 2
             tried = self._near(middle, best[0], partitions)
-            if tried is not None and tried[1].heaviest_bytes <= limit_bytes:
+            if tried is not None and fits(tried[1]):
                 best = tried
             else:
                 above = middle if tried is None else tried[0]

@@ -15,6 +15,7 @@ from typing import Any
 
 from lingvo_gpipe import optimizer, pipelining, registry, task
 from lingvo_gpipe.tasks.mt import bilingual, schedules, transformer
+from lingvo_gpipe.tasks.mt import task as mt_task
 
 VOCABULARY = 32_000
 
@@ -28,7 +29,7 @@ class _Big(registry.Model):
 
     def task(self) -> Any:
         """Return the task."""
-        return task.Task.Params(
+        return mt_task.TranslationTask.Params(
             model=pipelining.PipeliningLayer.Params(
                 layers=transformer.translation_transformer(6, 8192, 16, VOCABULARY, packed=True),
                 num_partitions=self.num_partitions,

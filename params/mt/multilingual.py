@@ -17,6 +17,7 @@ from typing import Any
 from lingvo_gpipe import optimizer, pipelining, registry, task
 from lingvo_gpipe.tasks.mt import adafactor, schedules, transformer
 from lingvo_gpipe.tasks.mt import input as mt_input
+from lingvo_gpipe.tasks.mt import task as mt_task
 
 VOCABULARY = 64_000
 
@@ -32,7 +33,7 @@ class _Multilingual(registry.Model):
 
     def task(self) -> Any:
         """Return the task."""
-        return task.Task.Params(
+        return mt_task.TranslationTask.Params(
             model=pipelining.PipeliningLayer.Params(
                 layers=transformer.translation_transformer(
                     self.num_layers, self.hidden, self.heads, VOCABULARY, packed=True

@@ -7,7 +7,8 @@ from typing import Any
 
 from lingvo_gpipe import optimizer, pipelining, task, update
 from lingvo_gpipe.tasks.mt import input as mt_input
-from lingvo_gpipe.tasks.mt import schedules
+from lingvo_gpipe.tasks.mt import schedules, scores
+from lingvo_gpipe.tasks.mt import task as mt_task
 
 NUM_PARTITIONS = 2
 NUM_MICRO_BATCHES = 4
@@ -39,7 +40,7 @@ def translation(
         evaluations: how often it is evaluated and saved on the way.
     """
     data.multiple_of = NUM_MICRO_BATCHES
-    return task.Task.Params(
+    return mt_task.TranslationTask.Params(
         model=pipelining.PipeliningLayer.Params(
             layers=list(layers),
             num_partitions=NUM_PARTITIONS,
@@ -64,4 +65,5 @@ def translation(
             save_interval_steps=-(-max_steps // evaluations),
         ),
         eval=task.Eval(split="valid", best="log_perplexity", best_is="lowest"),
+        score=scores.Scoring(split="test"),
     )

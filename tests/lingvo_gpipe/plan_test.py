@@ -121,6 +121,17 @@ def test_the_largest_that_fits_fits_and_one_more_does_not() -> None:
     assert len(found.plan.analysis.layers) == found.value + 1
 
 
+def test_devices_that_share_a_memory_hold_less() -> None:
+    family = fit.Family(deep_task(1), "depth", rebuild)
+    limit = 2**16
+    apart, together = (family.largest(4, limit, together=shared) for shared in (False, True))
+    assert together.plan is not None
+    assert together.plan.together_bytes <= limit
+    assert (together.value or 0) < (apart.value or 0)
+    above = fit.cut(deep_task((together.value or 0) + 1), 4)
+    assert budget.make_for(above).together_bytes > limit
+
+
 def test_more_memory_and_more_devices_never_fit_less() -> None:
     family = fit.Family(deep_task(1), "depth", rebuild)
     by_memory = [family.largest(1, limit).value or 0 for limit in (2**13, 2**14, 2**15, 2**16)]

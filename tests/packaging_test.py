@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
-EXTRAS_PINNED = ("dev", "mt")
+EXTRAS_PINNED = ("dev", "mt", "text")
 
 
 def pyproject() -> dict[str, Any]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lingvo_gpipe import hyperparams, registry, task
+from lingvo_gpipe import input as input_lib
 from lingvo_gpipe.tasks.mt import decoding, scores
 
 
@@ -16,6 +19,11 @@ class TranslationTask(task.Task):
         score: scores.Scoring = hyperparams.field(
             scores.Scoring(), "What --mode=score translates, and how it is scored."
         )
+
+    def serving(self, source: Any) -> input_lib.Program:
+        """Have the exported model search as this task decodes; see `Task.serving`."""
+        found: input_lib.Program = source.serving(self.params.decode.search)
+        return found
 
 
 def _decode(job: registry.Job) -> None:

@@ -13,8 +13,17 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 
-from lingvo_gpipe import checkpoint, errors, evaluation, learner, logdir, train_loop, update
-from tests.tiny_task import tiny_task
+from lingvo_gpipe import (
+    checkpoint,
+    errors,
+    evaluation,
+    hyperparams,
+    learner,
+    logdir,
+    train_loop,
+    update,
+)
+from tests.tiny_task import Points, tiny_task
 
 
 def final_values(result: train_loop.Result) -> dict[str, Any]:
@@ -300,6 +309,42 @@ def test_tensorboard_gets_scalars_text_and_the_schedule(tmp_path: Path) -> None:
     last = held_out.Tensors("accuracy")[-1]
     assert last.step == 4
     assert tf.make_ndarray(last.tensor_proto) == pytest.approx(result.metrics["accuracy"])
+
+
+class Lettered(Points):
+    """Points with a file that belongs to their folder."""
+
+    class Params(Points.Params):
+        """Params of Lettered."""
+
+        data_dir: str = hyperparams.field("abc", "Its letters.")
+
+    def assets(self) -> dict[str, bytes]:
+        return {"letters.txt": self.params.data_dir.encode()}
+
+    def constants(self) -> dict[str, float]:
+        return {"share": 0.25}
+
+
+def test_a_run_keeps_the_assets_of_its_data_and_refuses_others(tmp_path: Path) -> None:
+    params = tiny_task(max_steps=2)
+    params.input = Lettered.Params(batch_size=8)
+    (tmp_path / "letters.txt").write_text("of a run that saved nothing")
+    train_loop.run(params, tmp_path)
+    assert (tmp_path / "letters.txt").read_bytes() == b"abc"
+    train_loop.run(params, tmp_path)
+    train = event_accumulator.EventAccumulator(str(tmp_path / "train"), {"tensors": 0})
+    train.Reload()
+    assert [event.step for event in train.Tensors("share")] == [0, 2]
+    other = params.copy().set_path("input.data_dir", "xyz")
+    for refused in (train_loop.run, train_loop.dry_run):
+        with pytest.raises(errors.TrainingError) as caught:
+            refused(other, tmp_path)
+        assert str(caught.value) == (
+            f"{tmp_path}/letters.txt is not that of the data: the run was begun with another one. "
+            "Give the data it was begun with, or another --logdir"
+        )
+    assert (tmp_path / "letters.txt").read_bytes() == b"abc"
 
 
 def test_a_run_goes_on_without_curves_that_cannot_be_written(

@@ -48,7 +48,7 @@ def test_both_models_are_told(exported: tuple[Any, Path, list[str]]) -> None:
     _, folder, lines = exported
     assert lines == [
         f"exported step=3 to {folder}/export/3",
-        "    serving_default: source int32[N, N] → target int32[N, 128], score float32[N]",
+        "    serving_default: source int32[N, N] → target int32[N, 12], score float32[N]",
         f"exported step=3 to {folder}/export/text/3",
         "    serving_default: text string[N] → translation string[N], score float32[N]",
     ]
@@ -86,7 +86,7 @@ print(json.dumps([*(value.numpy().tolist() for value in found), translations]))
     target, score, own_score, translations = json.loads(run.stdout.splitlines()[-1])
     reader = evaluation.Reader(task.complete(params), str(folder / "checkpoints"))
     reader.evaluate(None)
-    settings = search.Search()
+    settings = params.decode.search
     decoder = incremental.Incremental(reader.pipe.analysis, settings.max_length)
     wanted = search.translate(decoder, reader.pipe.by_path, padded(source), settings)
     np.testing.assert_array_equal(target, wanted[0])

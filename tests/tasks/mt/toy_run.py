@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from lingvo_gpipe import optimizer, pipelining, task
+from lingvo_gpipe.tasks.mt import decoding, search, transformer
 from lingvo_gpipe.tasks.mt import input as mt_input
-from lingvo_gpipe.tasks.mt import transformer
+from lingvo_gpipe.tasks.mt import task as mt_task
 from tests.tasks.mt import toy_text
 
 
@@ -23,7 +24,7 @@ def task_of(data: Path, **model: Any) -> Any:
     layers = transformer.translation_transformer(
         1, 8, 1, 64_000, units=8, head_dim=4, tie="all", dropout=0.0
     )
-    return task.Task.Params(
+    return mt_task.TranslationTask.Params(
         model=pipelining.PipeliningLayer.Params(layers=layers, **model),
         input=mt_input.Translation.Params(
             data_dir=str(data), batch_size=160, max_length=80, num_shapes=1, temperature=1.0
@@ -33,4 +34,5 @@ def task_of(data: Path, **model: Any) -> Any:
             max_steps=3,
             log_interval_steps=1,
         ),
+        decode=decoding.Decode(search=search.Search(beam=3, max_length=12)),
     )

@@ -1,0 +1,62 @@
+"""From the name of a TFDS translation dataset to records, without a network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+from lingvo_gpipe.tasks.mt import prepare, records
+
+EXAMPLES = 30
+
+
+def test_a_name_of_tfds_becomes_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with tfds.testing.mock_data(num_examples=EXAMPLES):
+        code = prepare.run(
+            [
+                f"--output={tmp_path / 'records'}",
+                f"--tfds_dir={tmp_path / 'tfds'}",
+                "--tfds=wmt14_translate/de-en",
+                "--tfds=ted_hrlr_translate/az_to_en",
+                "--override=corpora[0].split_names={'train': 'train', 'valid': 'validation'}",
+                "--override=corpora[1].split_names={'train': 'train', 'valid': 'validation'}",
+                "--pairs=az:en,de:en,en:de",
+                "--vocabulary_size=400",
+            ]
+        )
+    told = capsys.readouterr()
+    assert code == 0, told.err
+    found = records.Records(tmp_path / "records")
+    assert found.pairs == ("az:en", "de:en", "en:de")
+    assert found.splits == ("train", "valid")
+    for split in found.splits:
+        spans = {span.pair: span for span in found.split(split).spans}
+        assert set(spans) == set(found.pairs)
+        assert 0 < spans["de:en"].count <= EXAMPLES
+        assert spans["de:en"].count == spans["en:de"].count
+        assert spans["de:en"].corpora == {"wmt14_translate/de-en": spans["de:en"].count}
+        assert spans["az:en"].corpora == {"ted_hrlr_translate/az_to_en": spans["az:en"].count}
+    train = found.split("train")
+    there, back = (next(s for s in train.spans if s.pair == pair) for pair in ("de:en", "en:de"))
+    # Both directions of a pair are the same sentences, with the target's token before the source.
+    for number in range(3):
+        source, target = train.example(there.first + number)
+        source_back, target_back = train.example(back.first + number)
+        np.testing.assert_array_equal(source[1:], target_back)
+        np.testing.assert_array_equal(source_back[1:], target)
+        tokens = (source[0], source_back[0])
+        assert tokens == tuple(found.vocabulary.target_id(name) for name in ("en", "de"))
+
+
+def test_a_name_that_tfds_does_not_have_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [f"--output={tmp_path / 'records'}", "--tfds=wmt14_translat/de-en"]
+    assert prepare.run(flags) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("InputError: TFDS has no dataset 'wmt14_translat/de-en'; nearest wmt14")
+    assert told.count("\n") == 1
+    assert not (tmp_path / "records").exists()

@@ -15,10 +15,10 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from lingvo_gpipe import checkpoint, confusion, errors, pipelining, summaries, task
+from lingvo_gpipe import checkpoint, confusion, errors, pipelining, restoring, summaries, task
 from lingvo_gpipe import input as input_lib
 from lingvo_gpipe import logdir as logdir_lib
-from lingvo_gpipe.layers import base, heads
+from lingvo_gpipe.layers import heads
 
 EVALUATIONS = "eval"  # folder of a run
 _POLL_S = 2.0
@@ -161,23 +161,6 @@ def check_names(pipe: pipelining.PipeliningLayer, params: task.Eval) -> None:
                 )
 
 
-def saved_keys(specs: Mapping[str, base.VariableSpec], train: task.Train) -> dict[str, str]:
-    """Return path → the key under which checkpoints hold what evaluation uses.
-
-    Averages stand for weights and statistics where training keeps them; frozen weights have none.
-
-    Args:
-        specs: path → spec of the network in training.
-        train: of the task.
-    """
-    return {
-        path: f"average/{path}"
-        if train.average is not None and (spec.trainable or spec.is_state)
-        else f"variables/{path}"
-        for path, spec in specs.items()
-    }
-
-
 class Reader:
     """A network that takes its weights from checkpoints, for evaluation alone."""
 
@@ -193,7 +176,7 @@ class Reader:
         self.pipe: pipelining.PipeliningLayer = params.model.instantiate()
         self.pipe.build(self._input.element_spec(training=True))
         check_names(self.pipe, params.eval)
-        keys = saved_keys(self.pipe.specs, params.train)
+        keys = restoring.saved_keys(self.pipe.specs, params.train)
         objects = {keys[path]: variable for path, variable in self.pipe.by_path.items()}
         self._checkpoints = checkpoint.Checkpoints(directory, objects, read_only=True)
 

@@ -27,12 +27,12 @@ from lingvo_gpipe import (
     cells,
     checkpoint,
     errors,
-    evaluation,
     executor,
     footprint,
     microbatch,
     network,
     precision,
+    restoring,
     seeds,
     task,
 )
@@ -271,15 +271,7 @@ def run(
     program = _program(params.instantiate().serving(source))
     served = Network(params.model, program.fields)
     trained = network.analyze(params.model, source.element_spec(training=True)).variables
-    keys = evaluation.saved_keys(trained, params.train)
-    objects = {keys[path]: variable for path, variable in served.by_path.items()}
-    directory = str(logdir / logdir_lib.CHECKPOINTS) if which is None else which
-    found = checkpoint.Checkpoints(directory, objects, read_only=True)
-    restored = found.restore(which, subset=True)
-    if restored is None:
-        raise errors.CheckpointError(
-            f"{directory} has no checkpoint. Train first, or name one by --checkpoint"
-        )
+    restored = restoring.restore(served.by_path, trained, params.train, logdir=logdir, which=which)
     classes = source.class_names
     more = {CLASSES: _constant(CLASSES, classes)} if classes else {}
     folders = []

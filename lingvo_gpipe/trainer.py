@@ -302,6 +302,13 @@ _CORE_MODES: dict[str, registry.Mode] = {
 }
 
 
+def _prepare_devices(task: Any) -> None:
+    """Make the devices of the model before the mode of a task has TensorFlow begin."""
+    from lingvo_gpipe import train_loop
+
+    train_loop.prepare_devices(task.model)
+
+
 def _load_tensorflow() -> None:
     """Import TensorFlow without the lines that it writes on any machine without a GPU.
 
@@ -356,6 +363,8 @@ def _run(values: flags.FlagValues) -> int:
     task = _task(values, recipe)
     _check_mode(values)
     _check_partitions(values, task)
+    if values.mode not in _CORE_MODES:
+        _prepare_devices(task)
     with _Signals() as signals:
         mode(
             registry.Job(

@@ -32,7 +32,7 @@ input optimizer+update checkpoint summaries timeline progress metrics
 update
 task learner
 describe logdir footprint
-measure
+measure restoring
 budget
 fit
 plan registry confusion

@@ -66,7 +66,12 @@ def steps(analysis: network.Analysis) -> dict[int, Step]:
             continue
         reads, writes = tuple(own.reads), tuple(own.writes)
         step = Step(
-            info.name, own.instantiate(), info.paths, reads, writes, by_token.intersection(reads)
+            info.name,
+            own.instantiate(),
+            info.paths,
+            reads,
+            writes,
+            frozenset(by_token & set(reads)),
         )
         available.update(writes)
         if step.by_token:

@@ -260,7 +260,9 @@ def translate(
 
     def step(state: State, caches: Any, tokens: Any, parents: Any) -> Any:
         before = (state, caches, tokens, parents)
-        logits, caches = incremental.extend(weights, incremental.reorder(caches, parents), tokens)
+        if search.beam > 1:
+            caches = incremental.reorder(caches, parents)
+        logits, caches = incremental.extend(weights, caches, tokens)
         state, tokens, parents = advance(search, state, logits)
         after = (state, caches, tokens, parents)
         return tf.nest.map_structure(

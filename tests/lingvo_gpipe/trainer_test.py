@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import registry, trainer
+from lingvo_gpipe import registry, train_loop, trainer
 
 PACKAGE = "models_of_trainer_test"
 MODELS = """
@@ -269,6 +269,19 @@ def test_data_dir_reaches_the_input(run: Run) -> None:
     found = run("--mode=show", "--data_dir=/my/images", model="moded.Foldered")
     # Its mode was brought by the module that the model lives in.
     assert "data_dir=/my/images" in found.out
+
+
+def test_a_mode_of_a_task_finds_the_devices_of_its_model(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared: list[int] = []
+    monkeypatch.setattr(
+        train_loop, "prepare_devices", lambda model: prepared.append(model.num_partitions)
+    )
+    run("--mode=show", "--num_partitions=3", model="moded.Moded")
+    assert prepared == [3]
+    run("--mode=describe", "--num_partitions=2", model="moded.Moded")
+    assert prepared == [3]
 
 
 def test_help_lists_every_flag(run: Run) -> None:

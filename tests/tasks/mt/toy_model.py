@@ -21,19 +21,24 @@ def params(**settings: Any) -> Any:
     return pipelining.PipeliningLayer.Params(layers=flat, dtype="float64", seed=4)
 
 
-def disturb(by_path: dict[str, tf.Variable]) -> None:
+def disturb(by_path: dict[str, tf.Variable], spread: float = 0.3) -> None:
     """Move every variable off its initial value: biases, norms and shares count too."""
     random = np.random.default_rng(3)
     for path in sorted(by_path):
         variable = by_path[path]
-        variable.assign(variable + 0.3 * random.normal(size=variable.shape))
+        variable.assign(variable + spread * random.normal(size=variable.shape))
 
 
 def built(**settings: Any) -> Any:
     """Return the model with its variables."""
-    pipe = params(**settings).instantiate()
+    return built_from(params(**settings))
+
+
+def built_from(given: Any, spread: float = 0.3) -> Any:
+    """Return the model of such params with its variables."""
+    pipe = given.instantiate()
     pipe.build(fields(TARGET))
-    disturb(pipe.by_path)
+    disturb(pipe.by_path, spread)
     return pipe
 
 

@@ -1,0 +1,276 @@
+"""`--mode=decode`: translates lines of text, in order, from a file or the standard input.
+
+    python -m lingvo_gpipe.trainer --model=NAME --logdir=FOLDER --mode=decode \
+        --params_override=decode.input=text.de --params_override=decode.output=text.en
+
+A file of translations is there when it is whole; to the standard output goes what is done, some
+lines at a time, and everything else that is told goes to the standard error. Lines end at line
+feeds alone, and there are as many translations as lines: an empty line gives an empty one; a line
+with more tokens than `decode.max_length` is split between words, and its parts' translations stand
+behind each other; bytes that are no UTF-8 become U+FFFD. The last two are told with their numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
+
+import tqdm
+
+from lingvo_gpipe import errors, registry
+from lingvo_gpipe.tasks.mt import decoding
+from lingvo_gpipe.tasks.mt import vocabulary as vocabulary_lib
+
+_BOM = b"\xef\xbb\xbf"
+_WORD = "\u2581"  # SentencePiece's mark of a space, with which a word begins
+_SHOWN = 10
+
+
+class _StoppedError(Exception):
+    """The user asked to stop."""
+
+
+@dataclasses.dataclass(slots=True)
+class Told:
+    """What became of the lines.
+
+    Attributes:
+        lines: how many were read.
+        empty: how many of them hold no text.
+        split: numbers of those that were too long.
+        replaced: numbers of those that were no UTF-8.
+    """
+
+    lines: int = 0
+    empty: int = 0
+    split: list[int] = dataclasses.field(default_factory=list)
+    replaced: list[int] = dataclasses.field(default_factory=list)
+
+    def notes(self, max_length: int) -> Iterator[str]:
+        """Yield what is worth a line of its own."""
+        for numbers, what in (
+            (self.split, f"longer than {max_length} tokens, split between words"),
+            (self.replaced, "no UTF-8, bad bytes replaced by U+FFFD"),
+        ):
+            if numbers:
+                first = ", ".join(map(str, numbers[:_SHOWN]))
+                more = len(numbers) - _SHOWN
+                rest = f" and {more} more" if more > 0 else ""
+                word = "line" if len(numbers) == 1 else "lines"
+                yield f"{what}: {word} {first}{rest}"
+
+    def counts(self) -> str:
+        """Return all counts, `lines=5 empty=1 split=0 replaced=0`."""
+        return (
+            f"lines={self.lines} empty={self.empty} split={len(self.split)} "
+            f"replaced={len(self.replaced)}"
+        )
+
+
+def run(job: registry.Job) -> None:
+    """Do what `--mode=decode` asks.
+
+    Raises:
+        UserError: there is no checkpoint, no such language or no text, or it cannot be written.
+    """
+    settings = job.task.decode
+    if job.logdir is None and job.checkpoint is None:
+        raise errors.ParamsError(
+            "--mode=decode needs --logdir=FOLDER, of the run whose newest checkpoint translates, "
+            "or --checkpoint"
+        )
+    report = _to_standard_error if settings.output is None else job.report
+
+    def progress() -> None:
+        if job.should_stop():
+            raise _StoppedError
+
+    told = Told()
+    try:
+        progress()  # from here on a signal is a wish, and leaves nothing half
+        with _opened(settings.input) as file, _written(settings.output) as write:
+            decoder = decoding.Decoder(job.task, logdir=job.logdir, checkpoint=job.checkpoint)
+            with _bar(settings.input) as bar:
+                for translated in Lines(decoder, settings, told).translate(file, progress):
+                    write("".join(f"{line}\n" for line in translated).encode())
+                    bar.update(len(translated))
+    except _StoppedError:
+        left = "is not written" if settings.output else "ends there"
+        report(f"stopped after {told.lines} lines: {settings.output or 'the output'} {left}")
+        return
+    for note in told.notes(decoder.max_length):
+        report(note)
+    where = "" if settings.output is None else f" to {settings.output}"
+    report(f"decode step={decoder.step} {told.counts()}{where}")
+
+
+class Lines:
+    """Lines of text in, translations out, one for each."""
+
+    def __init__(self, decoder: Any, params: decoding.Decode, told: Told) -> None:
+        """Take the model.
+
+        Args:
+            decoder: a `decoding.Decoder`.
+            params: how.
+            told: where it is noted what becomes of the lines.
+
+        Raises:
+            UserError: `decode.target` is missing, or none of the vocabulary's.
+        """
+        self._decoder = decoder
+        self._params = params
+        self._vocabulary: vocabulary_lib.Vocabulary = decoder.vocabulary
+        self._prefix = _target(self._vocabulary, params.target)
+        self._begins_word = [piece.startswith(_WORD) for piece in self._vocabulary.pieces]
+        self._told = told
+
+    def translate(self, file: BinaryIO, progress: Callable[[], None]) -> Iterator[list[str]]:
+        """Yield the translations of some lines after the other, in order.
+
+        Args:
+            file: of lines.
+            progress: called after every token; what it raises ends the translation.
+        """
+        while raw := list(itertools.islice(file, self._params.read_ahead)):
+            progress()
+            texts = [self._text(self._told.lines + n, line) for n, line in enumerate(raw, 1)]
+            owners, sources = [], []
+            for place, ids in enumerate(self._vocabulary.encode(texts)):
+                number = self._told.lines + place + 1
+                parts = list(self._parts(ids))
+                self._told.empty += not parts
+                if len(parts) > 1:
+                    self._told.split.append(number)
+                owners += [place] * len(parts)
+                sources += parts
+            found = self._decoder.translate(sources, lambda _: progress())
+            joined: list[list[str]] = [[] for _ in raw]
+            for place, text in zip(owners, self._vocabulary.decode(found), strict=True):
+                # Bytes can spell any separator, but a translation is one line.
+                joined[place].append(" ".join(text.splitlines()))
+            self._told.lines += len(raw)
+            yield [" ".join(parts) for parts in joined]
+
+    def _text(self, number: int, raw: bytes) -> str:
+        """Return the text of a line, without its end."""
+        raw = raw.removesuffix(b"\n").removesuffix(b"\r")
+        if number == 1:
+            raw = raw.removeprefix(_BOM)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            self._told.replaced.append(number)
+            return raw.decode(errors="replace")
+
+    def _parts(self, ids: list[int]) -> Iterator[list[int]]:
+        """Yield the sources of a line, as long as they may be; none of an empty line."""
+        room = self._decoder.max_length - len(self._prefix) - 1
+        while ids:
+            end = len(ids)
+            if end > room:
+                words = (n for n in range(room, room // 2, -1) if self._begins_word[ids[n]])
+                end = next(words, room)
+            yield [*self._prefix, *ids[:end], vocabulary_lib.END]
+            ids = ids[end:]
+
+
+def _target(vocabulary: vocabulary_lib.Vocabulary, language: str | None) -> list[int]:
+    """Return what sources begin with: the token of the target language, where there is one.
+
+    Raises:
+        UserError: it is missing, or the vocabulary has none such.
+    """
+    if language is not None:
+        return [vocabulary.target_id(language)]
+    if len(vocabulary.targets) > 1:
+        raise errors.ParamsError(
+            f"decode.target is missing: the model translates to {', '.join(vocabulary.targets)}. "
+            f"Try --params_override=decode.target={vocabulary.targets[0]}"
+        )
+    return []
+
+
+def _to_standard_error(line: str) -> None:
+    tqdm.tqdm.write(line, file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _opened(path: str | None) -> Iterator[BinaryIO]:
+    """Open a file of lines, or the standard input.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    if path is None:
+        yield sys.stdin.buffer
+        return
+    try:
+        file = open(os.path.expanduser(path), "rb")  # noqa: SIM115 (closed below)
+    except OSError as error:
+        raise errors.InputError(
+            f"decode.input={path} cannot be read: {error.strerror}. Name another file"
+        ) from error
+    with file:
+        yield file
+
+
+@contextlib.contextmanager
+def _written(path: str | None) -> Iterator[Callable[[bytes], None]]:
+    """Give what writes; a file takes its name when the block is left, and only if it is whole.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    if path is None:
+        yield _to_standard_output
+        return
+    name = os.path.expanduser(path)
+    partial = f"{name}.writing"
+    with _told(path):
+        file = open(partial, "wb")  # noqa: SIM115 (closed below)
+
+    def write(lines: bytes) -> None:
+        with _told(path):
+            file.write(lines)
+            file.flush()
+
+    try:
+        with file:
+            yield write
+        with _told(path):
+            os.replace(partial, name)
+    finally:
+        with contextlib.suppress(OSError):
+            os.remove(partial)
+
+
+@contextlib.contextmanager
+def _told(path: str) -> Iterator[None]:
+    """Make a user's mistake of what cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise errors.InputError(
+            f"decode.output={path} cannot be written: {error.strerror}. Name another file, or "
+            "free disk space"
+        ) from error
+
+
+def _to_standard_output(lines: bytes) -> None:
+    sys.stdout.buffer.write(lines)
+    sys.stdout.buffer.flush()
+
+
+def _bar(path: str | None) -> Any:
+    """Return a progress bar, for terminals alone."""
+    total = None
+    if path is not None and sys.stderr.isatty():
+        with open(os.path.expanduser(path), "rb") as file:
+            total = sum(1 for _ in file)
+    return tqdm.tqdm(desc="translating", unit="line", total=total, disable=None, dynamic_ncols=True)

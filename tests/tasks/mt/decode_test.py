@@ -1,0 +1,231 @@
+"""`--mode=decode`: lines in, as many lines out, in order; what is odd is told with its number."""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lingvo_gpipe import errors, registry
+from lingvo_gpipe.tasks.mt import decode, decoding
+from lingvo_gpipe.tasks.mt import vocabulary as vocabulary_lib
+from tests.tasks.mt import toy_text
+
+MAX_LENGTH = 12
+
+
+@functools.cache
+def vocabulary(*targets: str) -> vocabulary_lib.Vocabulary:
+    texts = toy_text.sentences(300, 0)
+    return vocabulary_lib.train(texts, vocabulary_lib.Training(size=330), targets)
+
+
+class Copier:
+    """A decoder that gives each source back."""
+
+    step = 70
+    max_length = MAX_LENGTH
+    vocabulary = vocabulary("en")
+
+    def __init__(self, *_: Any, **where: Any) -> None:
+        self.where = where
+        self.asked: list[list[int]] = []
+
+    def translate(
+        self, sources: Sequence[Sequence[int]], progress: Callable[[int], None]
+    ) -> list[list[int]]:
+        assert all(ids[-1] == vocabulary_lib.END for ids in sources)
+        self.asked += map(list, sources)
+        for _ in sources:
+            progress(1)
+        return [list(ids[:-1]) for ids in sources]
+
+
+class English(Copier):
+    """Of several target languages."""
+
+    vocabulary = vocabulary("de", "en")
+
+
+def translated(raw: bytes, model: Copier, **fields: Any) -> tuple[list[str], decode.Told]:
+    told = decode.Told()
+    lines = decode.Lines(model, decoding.Decode(**fields), told)
+    found = [line for some in lines.translate(io.BytesIO(raw), lambda: None) for line in some]
+    return found, told
+
+
+def test_every_line_has_its_translation_in_order() -> None:
+    texts = toy_text.sentences(50, 3)
+    texts[7] = texts[20] = ""
+    texts[21] = " \t "
+    raw = "".join(f"{text}\n" for text in texts).encode()
+    for end in (raw, raw.removesuffix(b"\n"), raw.replace(b"\n", b"\r\n"), b"\xef\xbb\xbf" + raw):
+        found, told = translated(end, Copier(), read_ahead=8)
+        assert found == [text.strip() for text in texts]
+        assert (told.lines, told.empty, told.replaced) == (50, 3, [])
+    assert translated(b"", Copier())[0] == []
+    assert translated(b"\n", Copier())[0] == [""]
+
+
+def test_lines_end_at_line_feeds_alone() -> None:
+    found, _ = translated("bado\u2028keli\x85muna\nriri\n".encode(), Copier())
+    assert len(found) == 2
+    assert found[1] == "riri"
+
+
+def test_a_translation_is_one_line_whatever_bytes_it_spells() -> None:
+    class Feeding(Copier):
+        def translate(self, sources: Any, progress: Any) -> list[list[int]]:
+            progress(len(sources))
+            feed = self.vocabulary.pieces.index("<0x0A>")
+            return [[*ids[:-1], feed, *ids[:-1]] for ids in sources]
+
+    found, _ = translated(b"bado\nkeli\n", Feeding())
+    assert len(found) == 2
+    assert not any("\n" in line for line in found)
+
+
+def test_a_long_line_is_split_between_words_and_told() -> None:
+    texts = ["bado", " ".join(toy_text.WORDS[:30]), "keli", "z" * 60]
+    model = Copier()
+    found, told = translated("\n".join(texts).encode(), model)
+    assert found[:3] == texts[:3]
+    assert found[3].replace(" ", "") == texts[3]  # no word to split between
+    assert told.split == [2, 4]
+    assert max(map(len, model.asked)) <= MAX_LENGTH
+    assert len(model.asked) > 6
+    assert list(told.notes(12)) == ["longer than 12 tokens, split between words: lines 2, 4"]
+
+
+def test_bad_bytes_are_replaced_and_told() -> None:
+    found, told = translated(b"bado\nkeli \xff muna\n\xc3\n", Copier(), read_ahead=2)
+    assert found[0] == "bado"
+    assert found[1].startswith("keli")
+    assert found[1].endswith("muna")
+    assert told.replaced == [2, 3]
+    assert list(told.notes(12)) == ["no UTF-8, bad bytes replaced by U+FFFD: lines 2, 3"]
+    told.replaced[:] = range(1, 14)
+    assert next(told.notes(12)).endswith(": lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 3 more")
+    assert told.counts() == f"lines=3 empty={told.empty} split=0 replaced=13"
+
+
+def test_sources_begin_with_the_token_of_the_target() -> None:
+    model = English()
+    texts = ["bado", " ".join(toy_text.WORDS[:30])]
+    found, _ = translated("\n".join(texts).encode(), model, target="en")
+    assert found == texts  # of the token is no text
+    first = model.vocabulary.target_id("en")
+    assert all(ids[0] == first for ids in model.asked)
+    assert max(map(len, model.asked)) <= MAX_LENGTH
+
+
+def test_a_target_that_is_missing_or_unknown_is_refused() -> None:
+    with pytest.raises(errors.ParamsError) as caught:
+        translated(b"", English())
+    assert str(caught.value) == (
+        "decode.target is missing: the model translates to de, en. Try "
+        "--params_override=decode.target=de"
+    )
+    with pytest.raises(errors.InputError, match=r"vocabulary has no <2fr>; its target tokens"):
+        translated(b"", English(), target="fr")
+
+
+def job(logdir: Path | None, lines: list[str], **fields: Any) -> registry.Job:
+    stop = fields.pop("should_stop", lambda: False)
+    return registry.Job(
+        model="toy",
+        task=SimpleNamespace(decode=decoding.Decode(**fields)),
+        logdir=logdir,
+        checkpoint=None,
+        report=lines.append,
+        should_stop=stop,
+        rebuild=lambda *_: None,
+    )
+
+
+@pytest.fixture(autouse=True)
+def copier(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "Decoder", Copier)
+
+
+def test_a_file_is_translated_into_a_file(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.de", tmp_path / "out.en"
+    source.write_bytes(b"bado keli\n\nmu \xff\n")
+    lines: list[str] = []
+    decode.run(job(tmp_path, lines, input=str(source), output=str(target)))
+    assert target.read_text().startswith("bado keli\n\nmu")
+    assert target.read_bytes().count(b"\n") == 3
+    assert lines == [
+        "no UTF-8, bad bytes replaced by U+FFFD: line 3",
+        f"decode step=70 lines=3 empty=1 split=0 replaced=1 to {target}",
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.de", "out.en"]
+
+
+def test_the_standard_output_holds_translations_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: Any
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"bado\nkeli\n")))
+    lines: list[str] = []
+    decode.run(job(tmp_path, lines))
+    out, err = capfdbinary.readouterr()
+    assert out == b"bado\nkeli\n"
+    assert b"decode step=70 lines=2 empty=0 split=0 replaced=0" in err
+    assert not lines
+
+
+def test_a_stop_leaves_no_half_file_and_keeps_the_old_one(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.de", tmp_path / "out.en"
+    source.write_text("bado\n" * 9)
+    target.write_text("before\n")
+    lines: list[str] = []
+    asked: list[int] = []
+
+    def should_stop() -> bool:
+        asked.append(1)
+        return len(asked) > 6
+
+    stopped = job(
+        tmp_path,
+        lines,
+        input=str(source),
+        output=str(target),
+        read_ahead=3,
+        should_stop=should_stop,
+    )
+    decode.run(stopped)
+    assert target.read_text() == "before\n"
+    assert lines == [f"stopped after 3 lines: {target} is not written"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.de", "out.en"]
+
+
+def test_what_cannot_be_read_or_written_is_told(tmp_path: Path) -> None:
+    source = tmp_path / "in.de"
+    source.write_text("bado\n")
+    with pytest.raises(errors.InputError) as caught:
+        decode.run(job(tmp_path, [], input=str(tmp_path / "no.de")))
+    assert str(caught.value) == (
+        f"decode.input={tmp_path / 'no.de'} cannot be read: No such file or directory. Name "
+        "another file"
+    )
+    target = tmp_path / "no" / "out.en"
+    with pytest.raises(errors.InputError) as caught:
+        decode.run(job(tmp_path, [], input=str(source), output=str(target)))
+    assert str(caught.value) == (
+        f"decode.output={target} cannot be written: No such file or directory. Name another file, "
+        "or free disk space"
+    )
+
+
+def test_a_run_must_be_named() -> None:
+    with pytest.raises(errors.ParamsError) as caught:
+        decode.run(job(None, []))
+    assert str(caught.value) == (
+        "--mode=decode needs --logdir=FOLDER, of the run whose newest checkpoint translates, or "
+        "--checkpoint"
+    )

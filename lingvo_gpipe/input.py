@@ -65,7 +65,7 @@ class Program:
     """How an exported model is called where one call of the network does not answer (a search).
 
     Attributes:
-        fields: specs of the fields that inference has, all sides known.
+        fields: specs of the fields that inference has; the number of rows need not be known.
         functions: the plain network, an `export.Network` with its layers' analysis and variables
             by path → what is offered.
         notes: what a user should know of it, such as a function that cannot be offered.

@@ -21,16 +21,14 @@ def prepared(folder: Path, **fields: Any) -> Path:
 
 def task_of(data: Path, **model: Any) -> Any:
     """Return a task of three updates on such records; `model` are fields of its network."""
-    layers = transformer.translation_transformer(
-        1, 8, 1, 64_000, units=8, head_dim=4, tie="all", dropout=0.0
-    )
+    layers = transformer.translation_transformer(1, 8, 1, 64_000, units=8, head_dim=4, dropout=0.0)
     return mt_task.TranslationTask.Params(
         model=pipelining.PipeliningLayer.Params(layers=layers, **model),
         input=mt_input.Translation.Params(
             data_dir=str(data), batch_size=160, max_length=80, num_shapes=1, temperature=1.0
         ),
         train=task.Train(
-            optimizer=optimizer.Optimizer.Params(name="SGD", learning_rate=2.0),
+            optimizer=optimizer.Optimizer.Params(name="SGD", learning_rate=0.1),
             max_steps=3,
             log_interval_steps=1,
         ),

@@ -1,0 +1,194 @@
+"""One step of the largest model of a family that fits a machine's memory: time, bytes, the plan's.
+
+`python -m benchmarks.largest_step` finds the largest AmoebaNet-D of 18 cells at 224² (K=2) and the
+largest T(L, 8192, 16) (K=4) whose training fits 16 GiB together with the program itself, by the
+plan alone; then does two updates of each on made mini-batches, in a process of its own, and prints
+a row in Markdown. A row whose measured peak (VmHWM) is above 16 GiB is followed by that of a model
+that is planned for so much less. All devices are CPUs that share the memory, so that what counts is
+all of them together.
+
+`python -m benchmarks.largest_step translation,6GiB` measures one family within another limit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+GIB = 2**30
+LIMIT = "16GiB"
+UPDATES = 2
+TRIES = 3
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Family:
+    """Models that differ in one size.
+
+    Attributes:
+        title: for people, {} for the size.
+        model: registered name of a member.
+        grow: the size.
+        overrides: of its task, for a machine without accelerators.
+    """
+
+    title: str
+    model: str
+    grow: str
+    overrides: tuple[str, ...]
+
+    def member(self, value: int | None = None) -> Any:
+        """Return the task of a member; None: the registered one's size."""
+        from lingvo_gpipe import registry
+
+        recipe = registry.Registry().model(self.model)()
+        if value is not None:
+            recipe = recipe.resized(self.grow, value)
+        task = recipe.task()
+        for assignment in self.overrides:
+            task.override(assignment)
+        return task
+
+
+FAMILIES = {
+    "images": Family(
+        "AmoebaNet-D(18, {})",
+        "image.imagenet.AmoebaNetD18x256",
+        "filters",
+        (
+            "model.num_partitions=2",
+            "model.num_micro_batches=4",
+            "model.dtype=None",
+            "input.batch_size=8",
+        ),
+    ),
+    "translation": Family(
+        "T({}, 8192, 16)",
+        "mt.multilingual.T24x8192x16",
+        "num_layers",
+        (
+            "model.num_partitions=4",
+            "model.num_micro_batches=4",
+            "input.multiple_of=4",
+            "input.batch_size=2048",
+            "train.accumulate=1",
+        ),
+    ),
+}
+
+
+def measure(point: str) -> dict[str, Any]:
+    """Return what two updates of a family's largest member took; `point` is NAME,LIMIT."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    name, limit = point.split(",")
+    family = FAMILIES[name]
+    from benchmarks import memory
+    from lingvo_gpipe import fit, learner, readable, train_loop
+
+    one = family.member()
+    train_loop.prepare_devices(one.model)
+    program = memory.status("VmRSS")
+    partitions = one.model.num_partitions
+    found = fit.Family(one, family.grow, lambda _, value: family.member(value)).largest(
+        partitions, readable.parse_size(limit) - program, together=True
+    )
+    if found.value is None or found.plan is None:
+        sys.exit(f"no {family.title.format('…')} fits {limit}")
+    task = family.member(found.value)
+    fields = task.input.instantiate().element_spec(training=True)
+    learned = learner.Learner(task, fields)
+    built = memory.status("VmHWM")
+    batch = {field: made(field, spec) for field, spec in fields.items()}
+    seconds = []
+    for _ in range(UPDATES):
+        start = time.monotonic()
+        told = learned.update([batch])
+        loss = float(told["loss"])
+        seconds.append(time.monotonic() - start)
+    return {
+        "title": family.title.format(found.value),
+        "parameters": found.plan.parameters,
+        "partitions": partitions,
+        "micro_batches": len(found.plan.analysis.sizes),
+        "shape": list(batch[min(batch)].shape),
+        "limit": limit,
+        "program_gib": program / GIB,
+        "planned_gib": found.plan.together_bytes / GIB,
+        "built_gib": built / GIB,
+        "peak_gib": memory.status("VmHWM") / GIB,
+        "loss": loss,
+        "first_s": seconds[0],
+        "step_s": seconds[-1],
+    }
+
+
+def made(field: str, spec: Any) -> Any:
+    """Return a field of a made mini-batch: whole rows of one segment, images of noise."""
+    import tensorflow as tf
+
+    if field == "weight" or field.endswith("_segment"):
+        return tf.ones(spec.shape, spec.dtype)
+    if field.endswith("_position"):
+        return tf.broadcast_to(tf.range(spec.shape[1], dtype=spec.dtype), spec.shape)
+    if field == "language":
+        return tf.zeros(spec.shape, spec.dtype)
+    if spec.dtype.is_floating:
+        return tf.random.stateless_normal(spec.shape, [1, 2], dtype=spec.dtype)
+    return tf.random.stateless_uniform(spec.shape, [1, 2], 4, 1000, spec.dtype)
+
+
+def row(found: Mapping[str, Any]) -> str:
+    """Return the table's row of one measurement."""
+    planned = found["planned_gib"] + found["program_gib"]
+    cells = (
+        found["title"],
+        f"{found['parameters']:,}",
+        f"{found['partitions']}, {found['micro_batches']}",
+        " × ".join(map(str, found["shape"])),
+        f"{planned:.2f}",
+        f"{found['built_gib']:.2f}",
+        f"{found['peak_gib']:.2f}",
+        f"{found['peak_gib'] / planned - 1.0:+.1%}",
+        f"{found['first_s']:.1f}",
+        f"{found['step_s']:.1f}",
+        f"{found['other_load']:.2f}",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+HEAD = (
+    "| largest | parameters | K, M | mini-batch | plan and program, GiB | peak when built | "
+    "peak of updates | off by | first update, s | second, s | other load, cores |"
+)
+
+
+def main() -> None:
+    """Measure every family, or one point in this process."""
+    if len(sys.argv) == 2:
+        print(json.dumps(measure(sys.argv[1])))
+        return
+    from benchmarks import machine, processes
+    from lingvo_gpipe import readable
+
+    print(machine.describe())
+    print(f"within {LIMIT}\n\n{HEAD}\n|{'---|' * HEAD.count(' | ')}---|")
+    limit = readable.parse_size(LIMIT)
+    for name in FAMILIES:
+        planned_for = limit
+        for _ in range(TRIES):
+            point = f"{name},{planned_for}B"
+            found = processes.rounds("benchmarks.largest_step", [point], 1)[point][0]
+            print(row(found), flush=True)
+            over = round(found["peak_gib"] * GIB) - limit
+            if over <= 0:
+                break
+            planned_for -= over
+
+
+if __name__ == "__main__":
+    main()

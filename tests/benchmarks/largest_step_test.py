@@ -1,0 +1,48 @@
+"""The families whose largest member is looked for: members, made mini-batches, the table's row."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import largest_step
+from lingvo_gpipe import budget, task
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("images", (8, 16)), ("translation", (1, 2))])
+def test_a_family_grows_and_its_mini_batch_is_made(name: str, sizes: tuple[int, int]) -> None:
+    family = largest_step.FAMILIES[name]
+    one = family.member()
+    task.check(one)
+    plans = [budget.make_for(family.member(size)) for size in sizes]
+    assert plans[0].together_bytes < plans[1].together_bytes
+    assert [len(plan.partitions) for plan in plans] == [one.model.num_partitions] * 2
+    assert len(plans[0].analysis.sizes) == 4
+    specs = one.input.instantiate().element_spec(training=True)
+    for field, spec in specs.items():
+        value = largest_step.made(field, spec)
+        assert (value.shape, value.dtype) == (spec.shape, spec.dtype)
+    if name == "translation":
+        position = largest_step.made("source_position", specs["source_position"])
+        assert position.numpy()[:, :3].tolist() == [[0, 1, 2]] * specs["source"].shape[0]
+        source = largest_step.made("source", specs["source"]).numpy()
+        assert source.min() > 0  # nothing is padding
+
+
+def test_the_table_sets_the_peak_beside_plan_and_program() -> None:
+    found = {
+        "title": "T(3, 8192, 16)",
+        "parameters": 335_000_000,
+        "partitions": 4,
+        "micro_batches": 4,
+        "shape": [8, 256],
+        "program_gib": 0.5,
+        "planned_gib": 3.5,
+        "built_gib": 2.5,
+        "peak_gib": 4.4,
+        "first_s": 60.0,
+        "step_s": 20.0,
+        "other_load": 0.0,
+    }
+    told = largest_step.row(found)
+    assert "| 8 × 256 | 4.00 | 2.50 | 4.40 | +10.0% | 60.0 | 20.0 |" in told
+    assert told.count(" | ") == largest_step.HEAD.count(" | ")

@@ -27,6 +27,11 @@ def test_a_name_of_tfds_becomes_records(tmp_path: Path, capsys: pytest.CaptureFi
                 "--vocabulary_size=400",
             ]
         )
+        builder = tfds.builder("wmt14_translate/de-en", data_dir=str(tmp_path / "tfds"))
+        truth = [
+            (example["de"].decode(), example["en"].decode())
+            for example in tfds.as_numpy(builder.as_dataset(split="validation"))
+        ]
     told = capsys.readouterr()
     assert code == 0, told.err
     found = records.Records(tmp_path / "records")
@@ -39,6 +44,8 @@ def test_a_name_of_tfds_becomes_records(tmp_path: Path, capsys: pytest.CaptureFi
         assert spans["de:en"].count == spans["en:de"].count
         assert spans["de:en"].corpora == {"wmt14_translate/de-en": spans["de:en"].count}
         assert spans["az:en"].corpora == {"ted_hrlr_translate/az_to_en": spans["az:en"].count}
+    pairs = list(zip(*found.text("valid", "de:en"), strict=True))
+    assert set(pairs) <= set(truth)
     train = found.split("train")
     there, back = (next(s for s in train.spans if s.pair == pair) for pair in ("de:en", "en:de"))
     # Both directions of a pair are the same sentences, with the target's token before the source.

@@ -1,21 +1,54 @@
-"""A translation run: what it tells of each language, and the vocabulary that it keeps."""
+"""A translation run: what it tells of each language, the vocabulary it keeps, what it exports."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 
-from lingvo_gpipe import errors, evaluation, train_loop
-from lingvo_gpipe.tasks.mt import records, vocabulary
-from tests.tasks.mt import toy_run
+from lingvo_gpipe import errors, evaluation, export, optimizer, pipelining, task, train_loop
+from lingvo_gpipe.tasks.mt import decoding, incremental, records, search, transformer, vocabulary
+from lingvo_gpipe.tasks.mt import input as mt_input
+from lingvo_gpipe.tasks.mt import task as mt_task
+from tests.tasks.mt import toy_text
 
 PAIRS = ("de:en", "sw:en")
 COUNTED = ("language_accuracy", "language_log_perplexity")
+SENTENCES = ["bado keli", "", "munapo ri <2de> </s>", "Ж 語 😀 ﬁ", "  li\tmu\u2028na  "]
+
+
+def prepared(folder: Path, **fields: Any) -> Path:
+    """Return the folder of records of two pairs, de:en and sw:en; more by fields of Preparation."""
+    text = toy_text.write_folder(folder / "text", {"de": 90, "sw": 20}, held_out=4)
+    toy_text.params(text, **fields).instantiate().run(folder / "records")
+    return folder / "records"
+
+
+def task_of(data: Path, **model: Any) -> Any:
+    """Return a task of three updates on such records; `model` are fields of its network."""
+    layers = transformer.translation_transformer(1, 8, 1, 64_000, units=8, head_dim=4, dropout=0.0)
+    return mt_task.TranslationTask.Params(
+        model=pipelining.PipeliningLayer.Params(layers=layers, **model),
+        input=mt_input.Translation.Params(
+            data_dir=str(data), batch_size=160, max_length=80, num_shapes=1, temperature=1.0
+        ),
+        train=task.Train(
+            optimizer=optimizer.Optimizer.Params(name="SGD", learning_rate=0.1),
+            max_steps=3,
+            log_interval_steps=1,
+        ),
+        decode=decoding.Decode(search=search.Search(beam=3, max_length=12)),
+    )
 
 
 def curves(folder: Path) -> dict[str, list[float]]:
@@ -27,19 +60,34 @@ def curves(folder: Path) -> dict[str, list[float]]:
     }
 
 
+class Run(NamedTuple):
+    """A run of three updates in two cells: its task, folder and lines, and those of its export."""
+
+    params: Any
+    folder: Path
+    lines: list[str]
+    exported: list[str]
+
+    @property
+    def words(self) -> vocabulary.Vocabulary:
+        found: vocabulary.Vocabulary = self.params.input.instantiate().vocabulary
+        return found
+
+
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[str]]:
-    """Give the records and the folder of a run of three updates, and its lines."""
-    data = toy_run.prepared(tmp_path_factory.mktemp("data"))
-    folder = tmp_path_factory.mktemp("run")
-    lines: list[str] = []
-    train_loop.run(toy_run.task_of(data), folder, evaluate=True, report=lines.append)
-    return data, folder, lines
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    data = prepared(tmp_path_factory.mktemp("data"))
+    devices = ("/device:CPU:1", "/device:CPU:0")
+    params = task_of(data, num_partitions=2, num_micro_batches=2, devices=devices)
+    made = Run(params, tmp_path_factory.mktemp("run"), [], [])
+    train_loop.run(params, made.folder, evaluate=True, report=made.lines.append)
+    own = export.run(params, made.folder, report=made.exported.append)
+    assert own == made.folder / "export" / "3"
+    return made
 
 
-def test_each_language_has_curves_where_it_was_seen(ran: tuple[Path, Path, list[str]]) -> None:
-    data, folder, lines = ran
-    params = toy_run.task_of(data)
+def test_each_language_has_curves_where_it_was_seen(ran: Run) -> None:
+    params, folder, lines, _ = ran
     seen = []
     for batch in itertools.islice(params.input.instantiate().batches(params.model.seed), 3):
         real = tf.reduce_sum(batch["weight"], 1) > 0
@@ -58,27 +106,22 @@ def test_each_language_has_curves_where_it_was_seen(ran: tuple[Path, Path, list[
     ]
 
 
-def test_shares_are_told_and_the_vocabulary_is_kept(ran: tuple[Path, Path, list[str]]) -> None:
-    data, folder, _ = ran
-    source = toy_run.task_of(data).input.instantiate()
+def test_shares_are_told_and_the_vocabulary_is_kept(ran: Run) -> None:
+    folder, source = ran.folder, ran.params.input.instantiate()
     told = curves(folder / "train")
     for pair, share in source.shares().items():
         assert [float(value) for value in told[f"sampling_share/{pair}"]] == [pytest.approx(share)]
     assert (folder / records.VOCABULARY).read_bytes() == source.vocabulary.proto
 
 
-def test_a_run_goes_on_by_its_own_vocabulary_alone(
-    ran: tuple[Path, Path, list[str]], tmp_path: Path
-) -> None:
-    data, folder, _ = ran
+def test_a_run_goes_on_by_its_own_vocabulary_alone(ran: Run, tmp_path: Path) -> None:
     own = tmp_path / "run"
-    shutil.copytree(folder, own)
+    shutil.copytree(ran.folder, own)
     lines: list[str] = []
-    params = toy_run.task_of(data)
-    train_loop.run(params, own, report=lines.append)
+    train_loop.run(ran.params, own, report=lines.append)
     assert "restored step=3" in lines
     assert not any(line.startswith("params changed") for line in lines)
-    other = toy_run.task_of(toy_run.prepared(tmp_path, vocabulary=vocabulary.Training(size=320)))
+    other = task_of(prepared(tmp_path, vocabulary=vocabulary.Training(size=320)))
     with pytest.raises(errors.TrainingError, match="holds a run with other params"):
         train_loop.run(other, own)
     with pytest.raises(errors.TrainingError) as caught:
@@ -87,3 +130,95 @@ def test_a_run_goes_on_by_its_own_vocabulary_alone(
         f"{own}/vocabulary.model is not that of the data: the run was begun with another one. "
         "Give the data it was begun with, or another --logdir"
     )
+
+
+# --- what is exported ----------------------------------------------------------------------------
+
+
+def test_both_models_are_told(ran: Run) -> None:
+    folder = ran.folder
+    assert ran.exported == [
+        f"exported step=3 to {folder}/export/3",
+        "    serving_default: source int32[N, N] → target int32[N, 12], score float32[N]",
+        f"exported step=3 to {folder}/export/text/3",
+        "    serving_default: text string[N] → translation string[N], score float32[N]",
+    ]
+
+
+def test_another_process_translates_as_the_search_of_the_trained_network(ran: Run) -> None:
+    """Ids by TensorFlow alone; strings by tensorflow-text too; neither by this package."""
+    params, folder = ran.params, ran.folder
+    rows = ran.words.encode_source(SENTENCES)
+    source = tf.ragged.constant(rows, dtype=tf.int32).to_tensor()
+    program = f"""
+import json, sys
+class Hidden:
+    names = ["lingvo_gpipe", "sentencepiece", "tensorflow_text"]
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in self.names:
+            raise ImportError(name + " is not there")
+sys.meta_path.insert(0, Hidden())
+import tensorflow as tf
+ids = tf.saved_model.load({str(folder / "export" / "3")!r}).signatures["serving_default"]
+told = ids(source=tf.constant({source.numpy().tolist()!r}))
+Hidden.names.remove("tensorflow_text")
+import tensorflow_text
+text = tf.saved_model.load({str(folder / "export" / "text" / "3")!r}).signatures["serving_default"]
+strings = text(text=tf.constant({SENTENCES!r}))
+found = [told["target"], told["score"], strings["score"]]
+translations = [row.decode() for row in strings["translation"].numpy()]
+print(json.dumps([*(value.numpy().tolist() for value in found), translations]))
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    target, score, own_score, translations = json.loads(run.stdout.splitlines()[-1])
+    reader = evaluation.Reader(task.complete(params), str(folder / "checkpoints"))
+    reader.evaluate(None)
+    settings = params.decode.search
+    decoder = incremental.Incremental(reader.pipe.analysis, settings.max_length)
+    wanted = search.translate(
+        decoder,
+        reader.pipe.by_path,
+        source,
+        settings,
+    )
+    np.testing.assert_array_equal(target, wanted[0])
+    np.testing.assert_allclose(score, wanted[1], rtol=1e-5)
+    np.testing.assert_allclose(own_score, score, rtol=1e-6)
+    assert translations == ran.words.decode(target)
+    assert len(set(translations)) > 2
+
+
+def test_nothing_of_the_run_is_left_in_the_model(ran: Run) -> None:
+    folder = ran.folder
+    own = folder / "export" / "3"
+    served = tf.saved_model.load(str(own)).signatures["serving_default"]
+    graph = served.graph.as_graph_def()
+    every = [*graph.node, *(node for own in graph.library.function for node in own.node_def)]
+    assert {node.device for node in every} == {""}
+    content = (own / "saved_model.pb").read_bytes()
+    for text in (
+        b"lingvo",
+        b"Sentencepiece",
+        tempfile.gettempdir().encode(),
+        str(Path.home()).encode(),
+    ):
+        assert text not in content
+    for model in (own, folder / "export" / "text" / "3"):
+        assert (model / "assets" / "vocabulary.model").read_bytes() == ran.words.proto
+
+
+def test_without_tensorflow_text_ids_alone_are_exported(
+    ran: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorflow_text", None)
+    lines: list[str] = []
+    export.run(ran.params, tmp_path, which=str(ran.folder / "checkpoints"), report=lines.append)
+    assert lines[0] == f"exported step=3 to {tmp_path}/export/3"
+    assert lines[2:] == [
+        "    tensorflow-text is not installed: pip install 'lingvo-gpipe[text]' adds a model from "
+        "strings to strings"
+    ]
+    assert [path.name for path in (tmp_path / "export").iterdir()] == ["3"]

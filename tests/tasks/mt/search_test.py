@@ -138,6 +138,21 @@ def test_a_sentence_is_left_when_as_many_have_ended_as_the_beam_is_wide() -> Non
     assert search.finish(params, state)[0].numpy().tolist() == [[END, 0, 0]]
 
 
+def test_what_ends_makes_room_for_the_next_best() -> None:
+    params = search.Search(beam=2, max_length=3)
+    logits = np.full([2, 8], -20.0)
+    logits[:, [END, 4, 5, 6]] = [1.0, 0.9, 0.8, 0.7]
+    state, tokens, _ = search.advance(params, search.begin(1, params), tf.constant(logits))
+    assert tokens.numpy().tolist() == [4, 5]
+    assert np.isfinite(state.live.numpy()).all()
+    # An end that is not among the best is none: of these, none is.
+    logits[:, [END, 5]] = [0.75, 0.88]
+    later, tokens, parents = search.advance(params, state, tf.constant(logits))
+    assert tokens.numpy().tolist() == [4, 5]
+    assert parents.numpy().tolist() == [0, 0]
+    assert later.ended.numpy().tolist() == [1]
+
+
 def test_control_symbols_are_never_given() -> None:
     """Even where the model wants nothing else; and their share stays with them."""
     params = search.Search(beam=2, max_length=3, length_penalty=0.0)

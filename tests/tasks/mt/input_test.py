@@ -253,10 +253,11 @@ def test_the_task_takes_size_and_hash_from_the_data(folder: Path) -> None:
     assert sizes == {size}
     assert params.get("input.vocabulary_hash") == made.vocabulary.hash
     assert params.input.instantiate().vocabulary.hash == made.vocabulary.hash
-    assert params.model.layers[-1].languages == made.pairs == ("de:en", "sw:en")
+    head: Any = params.model.layers[-1]
+    assert head.languages == made.pairs == ("de:en", "sw:en")
     # The numbers of one pair are those of the whole.
     params_of(folder, pairs=("sw:en",)).instantiate().complete(params)
-    assert params.model.layers[-1].languages == ()
+    assert head.languages == ()
     # A run that goes on with other records is another run.
     other = params.copy().set_path("input.vocabulary_hash", "0" * 64)
     (line,) = task.change(params.to_text(), other.to_text()).refused

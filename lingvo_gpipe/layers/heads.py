@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
 
@@ -170,10 +170,22 @@ def _confusion(
     return tf.reshape(flat, [classes, classes])
 
 
-def give(
-    params: Any, ctx: Context, logits: tf.Tensor, labels: tuple[tf.Tensor, ...]
-) -> dict[str, tf.Tensor]:
-    """Give loss and metrics of logits [..., C]; return the sums of plain cross-entropy.
+class Rows(NamedTuple):
+    """What a head found per label, flat, in the dtype of its logits.
+
+    Attributes:
+        log_perplexity: cross-entropy with the plain label.
+        accuracy: 1 where the largest logit is the label's, else 0.
+        weight: what each counts.
+    """
+
+    log_perplexity: tf.Tensor
+    accuracy: tf.Tensor
+    weight: tf.Tensor
+
+
+def give(params: Any, ctx: Context, logits: tf.Tensor, labels: tuple[tf.Tensor, ...]) -> Rows:
+    """Give loss and metrics of logits [..., C]; return what was found per label.
 
     Args:
         params: a `LabelledParams`.
@@ -196,15 +208,23 @@ def give(
 
     smoothed, plain = cross_entropy(logits, label, params.label_smoothing)
     ctx.add_loss(params.loss_name, weighted(smoothed))
-    hits = {"accuracy": tf.equal(tf.argmax(logits, -1, label.dtype), label)}
+    best = tf.argmax(logits, -1, label.dtype)
+    hits = {"accuracy": tf.cast(tf.equal(best, label), logits.dtype)}
     if params.top_k:
         hits[f"top{params.top_k}"] = _among_best(logits, label, params.top_k)
     for name, hit in hits.items():
         ctx.add_sum(params.metric_prefix + name, {"total": weighted(hit), "weight": total})
     if params.confusion and not ctx.training:
-        counts = _confusion(label, tf.argmax(logits, -1, label.dtype), weights, logits.shape[-1])
+        counts = _confusion(label, best, weights, logits.shape[-1])
         ctx.add_sum(params.metric_prefix + CONFUSION, counts)
-    return {"total": weighted(plain), "weight": total}
+    return Rows(plain, hits["accuracy"], weights)
+
+
+def give_log_perplexity(params: Any, ctx: Context, rows: Rows) -> None:
+    """Give the metric log_perplexity of what `give` returned."""
+    total = tf.reduce_sum(rows.log_perplexity * rows.weight)
+    sums = {"total": total, "weight": tf.reduce_sum(rows.weight)}
+    ctx.add_sum(f"{params.metric_prefix}log_perplexity", sums)
 
 
 class SoftmaxHead(Layer):
@@ -300,8 +320,7 @@ class SequenceSoftmax(SoftmaxHead):
         if self.params.use_bias:
             logits += precision.cast(theta["bias"], logits.dtype)
         if labels:
-            plain = give(self.params, ctx, logits, tuple(labels))
-            ctx.add_sum(f"{self.params.metric_prefix}log_perplexity", plain)
+            give_log_perplexity(self.params, ctx, give(self.params, ctx, logits, tuple(labels)))
         return logits
 
 

@@ -467,37 +467,24 @@ class TranslationSoftmax(core.SequenceSoftmax):
         if p.logit_clip is not None and ctx.training:
             logits = tf.clip_by_value(logits, -p.logit_clip, p.logit_clip)
         if labels:
-            plain = heads.give(p, ctx, logits, tuple(labels[:2]))
-            ctx.add_sum(f"{p.metric_prefix}log_perplexity", plain)
-        if p.languages:
-            self._count_by_language(logits, labels, ctx)
+            rows = heads.give(p, ctx, logits, tuple(labels[:2]))
+            heads.give_log_perplexity(p, ctx, rows)
+            if p.languages:
+                self._count_by_language(rows, labels[0], labels[2], ctx)
         return logits
 
     def _count_by_language(
-        self, logits: tf.Tensor, labels: list[tf.Tensor], ctx: core.Context
+        self, rows: heads.Rows, label: tf.Tensor, language: tf.Tensor, ctx: core.Context
     ) -> None:
-        # Flat, since TensorFlow adds an assertion, a stateful operation, to unknown higher ranks.
-        logits = tf.reshape(tf.stop_gradient(logits), (-1, logits.shape[-1]))
-        label, weight, language = (
-            tf.reshape(value, (-1,))
-            for value in (
-                *labels[:2],
-                tf.broadcast_to(labels[2][:, tf.newaxis], tf.shape(labels[0])),
-            )
-        )
-        weight = tf.cast(weight, logits.dtype)
-        label = tf.where(weight == 0, tf.zeros_like(label), label)
-        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(label, logits)
-        hit = tf.cast(tf.equal(tf.argmax(logits, -1, label.dtype), label), logits.dtype)
+        each = tf.reshape(tf.broadcast_to(language[:, tf.newaxis], tf.shape(label)), (-1,))
 
         def by_language(value: tf.Tensor) -> tf.Tensor:
-            return tf.math.unsorted_segment_sum(
-                value * weight, language, len(self.params.languages)
-            )
+            return tf.math.unsorted_segment_sum(value, each, len(self.params.languages))
 
-        count = by_language(tf.ones_like(weight))
-        for name, value in (("log_perplexity", loss), ("accuracy", hit)):
-            sums = {"total": by_language(value), "weight": count}
+        count = by_language(rows.weight)
+        for name in ("log_perplexity", "accuracy"):
+            total = by_language(tf.stop_gradient(getattr(rows, name)) * rows.weight)
+            sums = {"total": total, "weight": count}
             ctx.add_sum(f"{self.params.metric_prefix}language_{name}", sums)
 
 

@@ -1,7 +1,7 @@
 r"""Puts scores of several systems side by side: a markdown table and a bar plot.
 
     python -m benchmarks.translation.compare --metric=BLEU --against=bilingual \
-        --picture=docs/figures/multi30k.png "untrained=runs/untrained" \
+        --picture=benchmarks/translation/multi30k.png "untrained=runs/untrained" \
         "bilingual=runs/de,runs/fr,runs/cs" "multilingual=runs/multilingual"
 
 Each system is NAME=LOGDIR of a run that `--mode=score` has scored, or several between commas, whose

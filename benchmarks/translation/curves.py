@@ -1,6 +1,6 @@
 r"""Draws evaluation losses of runs over the tokens that they have seen.
 
-    python -m benchmarks.translation.curves benchmarks/translation/batch.png --tokens=4096,16384,65536 \
+    python -m benchmarks.translation.curves batch.png --tokens=4096,16384,65536 \
         "4k=runs/batch4k" "16k=runs/batch16k" "64k=runs/batch64k"
 
 Each run is NAME=LOGDIR of the trainer (`--mode=train_eval`). `--tokens` are those of an update, one

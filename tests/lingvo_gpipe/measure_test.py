@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -104,8 +103,9 @@ def test_a_backward_holds_what_the_allocator_counts(name: str) -> None:
         return cell.backward(mode, given, exports={}, scales=[tf.ones([])], accumulators=totals)
 
     (told,) = measure.cell_bytes(net)
-    # Which operations run beside each other is the machine's: seldom one more tensor is held.
-    held = statistics.median(peak_of(backward) for _ in range(5))
+    # Which operations run beside each other is the machine's: a busy one may hold a tensor or two
+    # more in most of its runs, none holds fewer.
+    held = min(peak_of(backward) for _ in range(5))
     assert told.backward == pytest.approx(held, rel=0.1)
 
 

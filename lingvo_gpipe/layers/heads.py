@@ -144,11 +144,20 @@ def cross_entropy(
         label_smoothing: ε; the target is 1 − ε on the label and ε / C everywhere. (Lingvo spreads
             over the other classes alone: its ε is this one · (C − 1) / C.)
     """
-    plain = tf.nn.sparse_softmax_cross_entropy_with_logits(label, logits)
     if label_smoothing == 0.0:
+        plain = tf.nn.sparse_softmax_cross_entropy_with_logits(label, logits)
         return plain, plain
-    spread = tf.reduce_logsumexp(logits, -1) - tf.reduce_mean(logits, -1)
-    return (1.0 - label_smoothing) * plain + label_smoothing * spread, plain
+    # A dense target for TensorFlow's fused operation takes fewer passes over [N, C] than any sum of
+    # parts, each with a gradient; and scatter refuses a label outside, which one_hot overlooks.
+    label = tf.cast(label, tf.int64)
+    rows = tf.range(tf.size(label, tf.int64))
+    spread = tf.constant(label_smoothing / logits.shape[-1], logits.dtype)
+    own = tf.fill(tf.shape(label), tf.constant(1.0 - label_smoothing, logits.dtype))
+    target = tf.fill(tf.shape(logits), spread)
+    target = tf.tensor_scatter_nd_add(target, tf.stack([rows, label], -1), own)
+    smoothed = tf.nn.softmax_cross_entropy_with_logits(target, logits)
+    above_mean = tf.gather(logits, label, batch_dims=1) - tf.reduce_mean(logits, -1)
+    return smoothed, smoothed - label_smoothing * above_mean
 
 
 def _among_best(logits: tf.Tensor, label: tf.Tensor, k: int) -> tf.Tensor:

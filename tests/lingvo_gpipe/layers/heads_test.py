@@ -1,4 +1,4 @@
-"""Softmax heads in evaluation and in inference: the confusion matrix, what is served."""
+"""Softmax heads: cross-entropy, the confusion matrix, what is served."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import layers, pipelining
+from lingvo_gpipe.layers import heads
 from tests import layer_cases
 
 CLASSES = 5
@@ -140,3 +141,22 @@ def test_composed_layers_give_up_what_their_children_do() -> None:
         spec = tf.TensorSpec([2, 3])
         before, after = (layer_cases.meta_of(params, spec) for params in (outer, own))
         assert [v.path for v in after.variables] == [v.path for v in before.variables]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_cross_entropy_of_rows_is_its_formula(smoothing: float) -> None:
+    rng = np.random.default_rng(2)
+    logits, label = 4.0 * rng.normal(size=(30, CLASSES)), rng.integers(0, CLASSES, 30)
+    smoothed, plain = heads.cross_entropy(tf.constant(logits), tf.constant(label), smoothing)
+    logs = logits - np.log(np.sum(np.exp(logits), -1, keepdims=True))
+    own = -logs[np.arange(30), label]
+    np.testing.assert_allclose(plain, own, rtol=1e-12)
+    wanted = (1.0 - smoothing) * own - smoothing * np.mean(logs, -1)
+    np.testing.assert_allclose(smoothed, wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_label_that_is_no_class_stops_the_program(smoothing: float) -> None:
+    label = tf.constant([0, CLASSES, 1], tf.int32)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=str(CLASSES)):
+        heads.cross_entropy(tf.zeros([3, CLASSES]), label, smoothing)

@@ -40,7 +40,10 @@ class _Transformer(registry.Model):
             train=task.Train(
                 # Weight and two slots, 12 bytes a parameter: the paper's memory column.
                 optimizer=optimizer.Optimizer.Params(
-                    name="RMSprop", config={"rho": 0.9, "momentum": 0.9}, learning_rate=rate
+                    name="RMSprop",
+                    # Keras adds it below the root, where clipped gradients are as small as 1e-11.
+                    config={"rho": 0.9, "momentum": 0.9, "epsilon": 1e-14},
+                    learning_rate=rate,
                 ),
                 clip_norm=1.0,
                 max_steps=100_000,

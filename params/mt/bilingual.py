@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_gpipe import optimizer, pipelining, registry, task
-from lingvo_gpipe.tasks.mt import bilingual, schedules, transformer
+from lingvo_gpipe.tasks.mt import bilingual, schedules, scores, transformer
 from lingvo_gpipe.tasks.mt import task as mt_task
 
 VOCABULARY = 32_000
@@ -57,6 +57,7 @@ class _Big(registry.Model):
                 save_interval_steps=1_000,
             ),
             eval=task.Eval(split="valid", best="log_perplexity", best_is="lowest"),
+            score=scores.Scoring(split="test"),
         )
 
 

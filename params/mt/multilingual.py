@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_gpipe import optimizer, pipelining, registry, task
-from lingvo_gpipe.tasks.mt import adafactor, schedules, transformer
+from lingvo_gpipe.tasks.mt import adafactor, schedules, scores, transformer
 from lingvo_gpipe.tasks.mt import input as mt_input
 from lingvo_gpipe.tasks.mt import task as mt_task
 
@@ -61,6 +61,7 @@ class _Multilingual(registry.Model):
                 save_interval_steps=1_000,
             ),
             eval=task.Eval(split="valid", best="log_perplexity", best_is="lowest"),
+            score=scores.Scoring(split="test"),
         )
 
 

@@ -54,10 +54,8 @@ def test_parameters_are_the_closed_form_s(name: str, sizes: tuple[int, ...]) -> 
 
 def test_the_models_of_multi30k_differ_in_data_and_batches_alone() -> None:
     first = made("mt.multi30k.Multilingual")
-    assert {name.rpartition(".")[2] for name in MULTI30K} == {
-        *("Multilingual", "De", "Fr", "Cs"),
-        *("Batch4k", "Batch16k", "Batch64k"),
-    }
+    names = {"Multilingual", "De", "Fr", "Cs", "Batch16k", "Batch64k"}
+    assert {name.rpartition(".")[2] for name in MULTI30K} == names
     for name in MULTI30K:
         assert made(name).model == first.model
     for name in ("De", "Fr", "Cs"):
@@ -80,7 +78,7 @@ def test_wide_and_deep_have_equal_sizes_and_all_else() -> None:
 
 def test_batches_of_every_size_see_the_same_tokens() -> None:
     seen = {}
-    for name, size in (("Batch4k", 4_096), ("Batch16k", 16_384), ("Batch64k", 65_536)):
+    for name, size in (("De", 4_096), ("Batch16k", 16_384), ("Batch64k", 65_536)):
         params = made(f"mt.multi30k.{name}")
         rows, length = params.input.instantiate().element_spec()["source"].shape
         assert rows * length * params.train.accumulate == size

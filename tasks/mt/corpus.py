@@ -26,8 +26,9 @@ from absl import logging
 from lingvo_gpipe import errors, hyperparams
 
 _BOM = b"\xef\xbb\xbf"
-# Where `str.splitlines` cuts a line, but for the line feed; NUL ends strings in other tools.
-_SEPARATOR = re.compile("[\r\v\f\x1c-\x1e\x85\u2028\u2029\x00]")
+# Where `str.splitlines` cuts a line (a line feed stands in no line of a file, but may in what a
+# dataset gives); NUL ends strings in other tools.
+_SEPARATOR = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029\x00]")
 _KEPT_EXAMPLES = 5
 _FILE = re.compile(r"(?P<language>[^.]+)\.(?P<split>[^.]+)\.txt(\.gz)?")
 
@@ -58,7 +59,8 @@ class Policy(hyperparams.Params):
     columns: Fate = hyperparams.field("skip", "A line of a TSV file has other columns than told.")
     encoding: Fate = hyperparams.field("skip", "A line is not UTF-8.")
     separator: Fate = hyperparams.field(
-        "skip", "A sentence holds U+2028, U+2029, U+0085, \\r, \\v, \\f, \\x1c to \\x1e or NUL."
+        "skip",
+        "A sentence holds U+2028, U+2029, U+0085, \\n, \\r, \\v, \\f, \\x1c to \\x1e or NUL.",
     )
     empty: Fate = hyperparams.field("skip", "A side has no text.")
     bom: Fate = hyperparams.field("skip", "A file begins with a byte order mark.")

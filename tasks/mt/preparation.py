@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import json
 import os
 import shutil
@@ -86,7 +87,6 @@ class Preparation(hyperparams.Configurable):
         if not params.corpora:
             raise errors.InputError("there is no corpus to prepare. Give one or more")
         self._corpora: list[corpus_lib.Corpus] = [each.instantiate() for each in params.corpora]
-        self._pairs = self._chosen_pairs()
 
     def run(
         self,
@@ -105,13 +105,15 @@ class Preparation(hyperparams.Configurable):
         Raises:
             InputError: text is faulty beyond what the policies bear, or the folder is in use.
         """
-        target = Path(folder).expanduser()
+        target = Path(os.path.abspath(os.path.expanduser(folder)))
         if (target / records.MANIFEST).exists():
             self.check(found := records.Records(target))
+            found.check_files()
             report(f"{target} is prepared already")
             return found
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise errors.InputError(f"{target} is in use, but holds no records. Give a new folder")
+        report(f"preparing {len(self._pairs)} pairs of languages")
         with _building(target) as partial:
             self._make(partial, report, num_threads or os.cpu_count() or 1)
         return records.Records(target)
@@ -133,8 +135,12 @@ class Preparation(hyperparams.Configurable):
             + "\n".join(lines)
         )
 
-    def _chosen_pairs(self) -> tuple[str, ...]:
-        """Return the pairs of languages, each of which some corpus has in the training split."""
+    @functools.cached_property
+    def _pairs(self) -> tuple[str, ...]:
+        """The pairs of languages, each of which some corpus has in the training split.
+
+        Records that are there need no corpus: it is asked when they are made.
+        """
         split = self.params.train_split
         there = {
             f"{source}:{target}"
@@ -414,7 +420,11 @@ def _building(target: Path) -> Iterator[Path]:
             # What a killed run left.
             for entry in partial.iterdir():
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-            yield partial
+            try:
+                yield partial
+            except BaseException:
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
             for path in (*partial.rglob("*"), partial):
                 _sync(path)
             if target.exists():

@@ -26,6 +26,7 @@ Array = np.ndarray[Any, Any]
 FORMAT = 1
 MANIFEST = "manifest.json"
 VOCABULARY = "vocabulary.model"
+TARGET_TOKENS = "target_tokens"  # of a run: whether its sources begin with <2xx>
 _LENGTHS = np.dtype("<i4")
 _BLOCK = 8192
 
@@ -154,7 +155,7 @@ class Split:
         if len(self.lengths) != entry["examples"] or total != len(self._ids):
             raise errors.InputError(
                 f"{folder / name}.ids holds {len(self._ids)} ids of {len(self.lengths)} examples, "
-                f"but {total} of {entry['examples']} are told. Prepare the folder anew"
+                f"but {total} of {entry['examples']} are told. {_anew(folder)}"
             )
 
     def __len__(self) -> int:
@@ -173,13 +174,17 @@ def _file(path: Path, size: int, dtype: np.dtype[Any]) -> Array:
         found = path.stat().st_size
     except OSError as error:
         raise errors.InputError(
-            f"{path} cannot be read: {error.strerror}. Prepare the folder anew"
+            f"{path} cannot be read: {error.strerror}. {_anew(path.parent)}"
         ) from error
     if found != size:
         raise errors.InputError(
-            f"{path} has {found} bytes, not {size} as the manifest says. Prepare the folder anew"
+            f"{path} has {found} bytes, not {size} as the manifest says. {_anew(path.parent)}"
         )
     return np.memmap(path, dtype, "r") if size else np.zeros(0, dtype)
+
+
+def _anew(folder: Path) -> str:
+    return f"Remove {folder} and prepare it again"
 
 
 class Records:
@@ -207,11 +212,11 @@ class Records:
             ) from error
         except ValueError as error:
             raise errors.InputError(
-                f"{self.folder / MANIFEST} is torn: {error}. Prepare the folder anew"
+                f"{self.folder / MANIFEST} is torn: {error}. {_anew(self.folder)}"
             ) from error
         if not isinstance(self.manifest, dict) or self.manifest.get("format") != FORMAT:
             raise errors.InputError(
-                f"{self.folder / MANIFEST} is not of format {FORMAT}. Prepare the folder anew"
+                f"{self.folder / MANIFEST} is not of format {FORMAT}. {_anew(self.folder)}"
             )
         self.vocabulary = vocabulary_lib.Vocabulary.load(self.folder / VOCABULARY)
         self.check_vocabulary(self.vocabulary.hash)
@@ -261,6 +266,15 @@ class Records:
             raise errors.InputError(f"{self.folder} has no split {name!r}; there are {told}")
         dtype = ids_dtype(len(self.vocabulary))
         return Split(self.folder, name, self.manifest["splits"][name], dtype)
+
+    def check_files(self) -> None:
+        """Refuse torn files of any split.
+
+        Raises:
+            InputError: names the first.
+        """
+        for name in self.splits:
+            self.split(name)
 
     def text(self, split: str, pair: str) -> tuple[list[str], list[str]]:
         """Return sources and targets of a split that is not trained on, as they were.

@@ -11,6 +11,8 @@ from typing import Any
 from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.tasks.mt import corpus
 
+_NAMES = {"validation": "valid"}  # as recipes call it
+
 
 class TFDS(corpus.Corpus):
     """A translation dataset by its name: two or more languages side by side.
@@ -28,7 +30,7 @@ class TFDS(corpus.Corpus):
             True, "Downloads and prepares the dataset if it is not in tfds_dir."
         )
         split_names: dict[str, str] = hyperparams.field(
-            {}, "Split → TFDS' own, such as {'valid': 'validation'}; empty: as they are."
+            {}, "Split → TFDS' own; empty: as they are, but `valid` is TFDS' `validation`."
         )
 
     @property
@@ -39,7 +41,7 @@ class TFDS(corpus.Corpus):
     @property
     def splits(self) -> tuple[str, ...]:
         """Names of its splits."""
-        return tuple(self.params.split_names or self._builder.info.splits)
+        return tuple(self._split_names)
 
     def pairs(self, split: str) -> frozenset[tuple[str, str]]:
         """Return the pairs of languages of a split, each both ways round."""
@@ -51,7 +53,7 @@ class TFDS(corpus.Corpus):
         self, split: str, source: str, target: str, faults: corpus.Faults
     ) -> Iterator[corpus.Pair]:
         """Yield the pairs of sentences of a split; see `Corpus.sides`."""
-        own = self.params.split_names.get(split, split)
+        own = self._split_names.get(split, split)
         try:
             dataset = self._builder.as_dataset(split=own, shuffle_files=False)
         except ValueError:
@@ -83,6 +85,11 @@ class TFDS(corpus.Corpus):
             faults.found("misaligned", where, what)
             return {}
         return dict(zip(names, sentences, strict=True))
+
+    @functools.cached_property
+    def _split_names(self) -> dict[str, str]:
+        names = {_NAMES.get(own, own): own for own in self._builder.info.splits}
+        return self.params.split_names or names
 
     @functools.cached_property
     def _tfds(self) -> Any:

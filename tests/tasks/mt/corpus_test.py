@@ -94,6 +94,14 @@ def test_columns_of_a_table_are_languages(tmp_path: Path, ending: str) -> None:
 SEPARATORS = [*"\r\v\f\x1c\x1d\x1e\x85\u2028\u2029", "\x00"]
 
 
+def test_a_line_feed_inside_what_a_dataset_gives_is_a_fault() -> None:
+    faults = corpus.Faults(corpus.Policy())
+    assert faults.text(b"one\ntwo", "set train:7") is None
+    assert faults.examples["separator"] == [
+        "set train:7: U+000A at character 4 would end the line elsewhere"
+    ]
+
+
 @pytest.mark.parametrize("separator", SEPARATORS)
 @pytest.mark.parametrize("side", [0, 1])
 def test_a_separator_inside_a_sentence_shifts_nothing(

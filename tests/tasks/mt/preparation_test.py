@@ -226,7 +226,7 @@ def test_a_disk_that_fills_up_is_told_and_leaves_nothing(
     monkeypatch.setattr(records.SplitWriter, "entry", full)
     with pytest.raises(errors.InputError, match=r"cannot be prepared: No space left .*Make room"):
         toy_text.params(folder).instantiate().run(tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_another_process_makes_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -244,11 +244,12 @@ def test_a_disk_that_does_not_take_it_is_told(folder: Path, tmp_path: Path) -> N
         toy_text.params(folder).instantiate().run(tmp_path / "file" / "out")
 
 
-def test_pairs_that_no_corpus_has_are_refused(folder: Path) -> None:
+def test_pairs_that_no_corpus_has_are_refused(folder: Path, tmp_path: Path) -> None:
     def refused(text: str, **fields: Any) -> None:
         with pytest.raises(errors.InputError, match=text) as caught:
-            toy_text.params(folder, **fields).instantiate()
+            toy_text.params(folder, **fields).instantiate().run(tmp_path / "out")
         assert "\n" not in str(caught.value)
+        assert not list(tmp_path.iterdir())
 
     refused("no corpus has the pair 'de:ne' in split 'train'; nearest de:en", pairs=("de:ne",))
     refused(r"a split 'dev' \(there are test, train\)", train_split="dev")
@@ -285,6 +286,34 @@ def test_the_same_params_open_what_is_there_and_others_refuse_it(
     (tmp_path / "own" / "thesis.txt").write_text("years of work")
     with pytest.raises(errors.InputError, match="own is in use, but holds no records"):
         params.instantiate().run(tmp_path / "own")
+
+
+def test_records_that_are_there_need_no_text(tmp_path: Path) -> None:
+    folder = toy_text.write_folder(tmp_path / "text", {"de": 300})
+    params = toy_text.params(folder)
+    params.instantiate().run(tmp_path / "out")
+    shutil.rmtree(folder)
+    assert params.instantiate().run(tmp_path / "out").pairs == ("de:en",)
+    with pytest.raises(errors.InputError, match="text does not exist"):
+        params.instantiate().run(tmp_path / "other")
+
+
+def test_torn_records_are_told_before_they_are_used(folder: Path, tmp_path: Path) -> None:
+    params = toy_text.params(folder)
+    params.instantiate().run(tmp_path / "out")
+    (tmp_path / "out" / "test.ids").write_bytes(b"")
+    with pytest.raises(errors.InputError, match=r"test\.ids has 0 bytes.* Remove .*out and prep"):
+        params.instantiate().run(tmp_path / "out")
+
+
+def test_the_present_folder_may_be_the_output(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    found = toy_text.params(folder).instantiate().run(".")
+    assert found.folder == tmp_path / "here"
+    assert (tmp_path / "here" / records.MANIFEST).exists()
 
 
 def test_a_given_vocabulary_is_taken(made: records.Records, folder: Path, tmp_path: Path) -> None:
@@ -327,7 +356,9 @@ def test_lengths_that_do_not_fit_the_ids_are_refused(copy: Path) -> None:
     lengths = np.fromfile(copy / "train.lengths", "<i4")
     lengths[5] += 1
     lengths.tofile(copy / "train.lengths")
-    with pytest.raises(errors.InputError, match=r"train.ids holds \d+ ids .* Prepare the folder"):
+    with pytest.raises(
+        errors.InputError, match=r"train.ids holds \d+ ids .* Remove .* and prepare it"
+    ):
         records.Records(copy).split("train")
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from lingvo_gpipe.tasks.mt import prepare, records
+from lingvo_gpipe.tasks.mt import prepare, records, tfds_corpus
 
 EXAMPLES = 30
 
@@ -56,6 +57,15 @@ def test_a_name_of_tfds_becomes_records(tmp_path: Path, capsys: pytest.CaptureFi
         np.testing.assert_array_equal(source_back[1:], target)
         tokens = (source[0], source_back[0])
         assert tokens == tuple(found.vocabulary.target_id(name) for name in ("en", "de"))
+
+
+def test_validation_is_valid() -> None:
+    """A dataset that is prepared knows its splits; one of mock data does not."""
+    made = tfds_corpus.TFDS.Params(dataset="wmt14_translate/de-en").instantiate()
+    splits = {"train": 9, "validation": 3, "test": 3}
+    made.__dict__["_builder"] = SimpleNamespace(info=SimpleNamespace(splits=splits))
+    assert made.splits == ("train", "valid", "test")
+    assert made._split_names["valid"] == "validation"
 
 
 def test_a_name_that_tfds_does_not_have_leaves_nothing(

@@ -105,6 +105,8 @@ def run(job: registry.Job) -> None:
         return
     for note in told.notes(decoder.max_length):
         report(note)
+    for note in decoding.notes(decoder.cut):
+        report(note)
     where = "" if settings.output is None else f" to {settings.output}"
     report(f"decode step={decoder.step} {told.counts()}{where}")
 
@@ -126,7 +128,7 @@ class Lines:
         self._decoder = decoder
         self._params = params
         self._vocabulary: vocabulary_lib.Vocabulary = decoder.vocabulary
-        self._prefix = _target(self._vocabulary, params.target)
+        self._prefix = _target(self._vocabulary, params.target, decoder.target_tokens)
         self._begins_word = [piece.startswith(_WORD) for piece in self._vocabulary.pieces]
         self._told = told
 
@@ -180,20 +182,27 @@ class Lines:
             ids = ids[end:]
 
 
-def _target(vocabulary: vocabulary_lib.Vocabulary, language: str | None) -> list[int]:
-    """Return what sources begin with: the token of the target language, where there is one.
+def _target(vocabulary: vocabulary_lib.Vocabulary, language: str | None, wanted: bool) -> list[int]:
+    """Return what sources begin with: the token of the target language, if they do so at all.
 
     Raises:
-        UserError: it is missing, or the vocabulary has none such.
+        UserError: the language is missing, not the vocabulary's, or the model was told of none.
     """
-    if language is not None:
-        return [vocabulary.target_id(language)]
-    if len(vocabulary.targets) > 1:
+    if not wanted:
+        if language is not None:
+            raise errors.ParamsError(
+                f"decode.target={language}, but the model has one target language, and was trained "
+                "without a token for it. Leave it out"
+            )
+        return []
+    if language is None and len(vocabulary.targets) == 1:
+        language = vocabulary.targets[0]
+    if language is None:
         raise errors.ParamsError(
             f"decode.target is missing: the model translates to {', '.join(vocabulary.targets)}. "
             f"Try --params_override=decode.target={vocabulary.targets[0]}"
         )
-    return []
+    return [vocabulary.target_id(language)]
 
 
 def _to_standard_error(line: str) -> None:
@@ -231,6 +240,8 @@ def _written(path: str | None) -> Iterator[Callable[[bytes], None]]:
         yield _to_standard_output
         return
     name = os.path.expanduser(path)
+    if os.path.isdir(name):
+        raise errors.InputError(f"decode.output={path} is a folder. Name a file in it")
     partial = f"{name}.writing"
     with _told(path):
         file = open(partial, "wb")  # noqa: SIM115 (closed below)
@@ -263,14 +274,22 @@ def _told(path: str) -> Iterator[None]:
 
 
 def _to_standard_output(lines: bytes) -> None:
-    sys.stdout.buffer.write(lines)
-    sys.stdout.buffer.flush()
+    try:
+        sys.stdout.buffer.write(lines)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise  # the reader has seen enough
+    except OSError as error:
+        raise errors.InputError(
+            f"the standard output cannot be written: {error.strerror}. Free disk space"
+        ) from error
 
 
 def _bar(path: str | None) -> Any:
     """Return a progress bar, for terminals alone."""
     total = None
-    if path is not None and sys.stderr.isatty():
+    # A pipe is read once.
+    if path is not None and sys.stderr.isatty() and os.path.isfile(os.path.expanduser(path)):
         with open(os.path.expanduser(path), "rb") as file:
             total = sum(1 for _ in file)
     return tqdm.tqdm(desc="translating", unit="line", total=total, disable=None, dynamic_ncols=True)

@@ -142,7 +142,11 @@ def _program(function: Callable[..., Any]) -> Any:
 
 
 class Translator:
-    """A built pipeline that translates."""
+    """A built pipeline that translates.
+
+    Attributes:
+        cut: translations so far that reached their limit of tokens, and end there.
+    """
 
     def __init__(
         self,
@@ -181,6 +185,7 @@ class Translator:
         self._last = max(k for k, cell in enumerate(self._cells) if cell.extends)
         halves = (-(-max_length // 2**n) for n in range(params.num_shapes))
         self._spans = sorted(set(halves))
+        self.cut = 0
         self._begin = runtime.outer_function(self._begun)
         self._sweep = runtime.outer_function(self._swept)
 
@@ -204,6 +209,7 @@ class Translator:
             for numbers, ids in self._run(span, chunks, sources, progress or (lambda _: None)):
                 for number, row in zip(numbers, ids, strict=False):
                     found[number] = _trimmed(row)
+                    self.cut += vocabulary_lib.END not in row
         return found
 
     def _planned(self, sources: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[list[int]]]]:
@@ -328,6 +334,19 @@ class Translator:
         return executor_lib.read_weights(self._analysis, self._pipe.by_path, self._pipe.executor)
 
 
+def notes(cut: int) -> Iterator[str]:
+    """Yield what is told of translations that were cut, in a line of its own.
+
+    Args:
+        cut: how many.
+    """
+    if cut:
+        yield (
+            f"{cut} translations reached their limit of tokens and end there: "
+            "decode.search.max_length and decode.search.max_extra set it"
+        )
+
+
 def _trimmed(row: Any) -> list[int]:
     """Return ids up to </s> or padding."""
     ends = np.flatnonzero((row == vocabulary_lib.END) | (row == vocabulary_lib.PAD))
@@ -340,6 +359,7 @@ class Decoder:
 
     Attributes:
         vocabulary: of the run.
+        target_tokens: whether its sources begin with <2xx>.
         max_length: source tokens at most, </s> included, that the model was made for.
         step: updates that the weights have had.
     """
@@ -360,7 +380,7 @@ class Decoder:
         """
         own = params.copy()
         check(own.decode)
-        self.vocabulary = vocabulary_of(own, logdir, checkpoint)
+        self.vocabulary, self.target_tokens = text_of(own, logdir, checkpoint)
         transformer.set_vocabulary(own.model.layers, len(self.vocabulary))
         self.max_length: int = own.decode.max_length or own.input.max_length
         pipe: pipelining.PipeliningLayer = own.model.instantiate()
@@ -376,6 +396,11 @@ class Decoder:
             controls=len(self.vocabulary.targets),
         )
 
+    @property
+    def cut(self) -> int:
+        """See `Translator`."""
+        return self._translator.cut
+
     def translate(
         self,
         sources: Sequence[Sequence[int]],
@@ -385,10 +410,12 @@ class Decoder:
         return self._translator.translate(sources, progress)
 
 
-def vocabulary_of(
+def text_of(
     params: Any, logdir: Path | None, checkpoint: str | None
-) -> vocabulary_lib.Vocabulary:
-    """Return the vocabulary that the run keeps; of an older run, that of its data.
+) -> tuple[vocabulary_lib.Vocabulary, bool]:
+    """Return the vocabulary of a run, and whether its sources begin with <2xx>.
+
+    Both are what the run keeps; where it does not, those of its data.
 
     Args:
         params: a `TranslationTask.Params`.
@@ -398,8 +425,8 @@ def vocabulary_of(
     places = [] if checkpoint is None else list(Path(checkpoint).absolute().parents[:2])
     places += [] if logdir is None else [logdir]
     for folder in places:
-        kept = folder / records.VOCABULARY
-        if kept.exists():
-            return vocabulary_lib.Vocabulary.load(kept)
-    found: vocabulary_lib.Vocabulary = params.input.instantiate().vocabulary
-    return found
+        kept, told = folder / records.VOCABULARY, folder / records.TARGET_TOKENS
+        if kept.exists() and told.exists():
+            return vocabulary_lib.Vocabulary.load(kept), told.read_bytes().startswith(b"True")
+    found = params.input.instantiate().records
+    return found.vocabulary, found.target_tokens

@@ -149,20 +149,28 @@ class Translation(input_lib.Input):
             batch_size: tokens of a mini-batch on either side; None: as the params say.
         """
         params = self.params
+        tokens = batch_size or params.eval_batch_size or params.batch_size
+        units = self._evaluated(split, tokens)
+        return self._batches(
+            self.records.split(split), units, lambda: iter(batches_lib.once(units))
+        )
+
+    @functools.lru_cache(maxsize=4)  # noqa: B019 (TensorFlow keeps what a generator holds)
+    def _evaluated(self, split: str, tokens: int) -> batches_lib.Units:
+        """Return what an evaluation is planned of."""
         found = self.records.split(split)
         numbers, languages = self._chosen(found)
         if not len(numbers):
             raise errors.InputError(f"{self.records.folder}: split {split!r} has no examples")
-        units = batches_lib.by_length(
+        return batches_lib.by_length(
             numbers,
             found.lengths[numbers].max(1) + 1,
             languages,
             len(self.pairs),
-            tokens=batch_size or params.eval_batch_size or params.batch_size,
-            num_shapes=params.num_shapes,
-            multiple_of=params.multiple_of,
+            tokens=tokens,
+            num_shapes=self.params.num_shapes,
+            multiple_of=self.params.multiple_of,
         )
-        return self._batches(found, units, lambda: iter(batches_lib.once(units)))
 
     @functools.lru_cache(maxsize=2)  # noqa: B019 (an input lives as long as its run)
     def plan(self, seed: int) -> batches_lib.Plan:
@@ -236,8 +244,11 @@ class Translation(input_lib.Input):
         return {f"sampling_share/{pair}": share for pair, share in self.shares().items()}
 
     def assets(self) -> dict[str, bytes]:
-        """Return the vocabulary, a SentencePiece model."""
-        return {records_lib.VOCABULARY: self.vocabulary.proto}
+        """Return the vocabulary, a SentencePiece model, and whether sources begin with <2xx>."""
+        return {
+            records_lib.VOCABULARY: self.vocabulary.proto,
+            records_lib.TARGET_TOKENS: f"{self.records.target_tokens}\n".encode(),
+        }
 
     def serving(self, settings: search.Search | None = None) -> input_lib.Program:
         """Return how an exported model translates: see `serving.program`.

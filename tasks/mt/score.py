@@ -64,8 +64,6 @@ def parts(source: Any, split: str, most: int | None = None) -> list[Part]:
             f"split {split!r} is trained on, and its text is not kept. Score another by "
             f"--params_override=score.split=NAME: {', '.join(others) or 'there is none'}"
         )
-    if most is not None and most < 1:
-        raise errors.ParamsError(f"score.max_sentences={most} is too small. Use 1 or more")
     found = records.split(split)
     examples = {span.pair: span.count for span in records.split(trained).spans}
     chosen = []
@@ -100,6 +98,7 @@ def run(job: registry.Job) -> None:
             "--mode=score needs --logdir=FOLDER, of the run whose newest checkpoint is scored, or "
             "--checkpoint"
         )
+    scores.check(job.task.score)
     params = task.complete(job.task)
     split = params.score.split or params.eval.split
     source = params.input.instantiate()
@@ -113,7 +112,7 @@ def run(job: registry.Job) -> None:
         return
     with _bar("scoring", sum(len(text.references) for text in texts)) as bar:
         report = scores.score(texts, params.score, bar.update)
-    for line in told(report, decoder.step, split):
+    for line in (*told(report, decoder.step, split), *decoding.notes(decoder.cut)):
         job.report(line)
     if job.logdir is None:
         return

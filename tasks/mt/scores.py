@@ -180,6 +180,19 @@ def resource_groups(
     }
 
 
+def check(params: Scoring) -> None:
+    """Refuse what cannot be done.
+
+    Raises:
+        ParamsError: a number is out of range.
+    """
+    for name in ("resamples", "max_sentences"):
+        value = params.get(name)
+        if value is not None and value < 1:
+            raise errors.ParamsError(f"score.{name}={value} is too small. Use 1 or more")
+    resource_groups({}, params.thresholds)
+
+
 def score(
     texts: Sequence[Text], params: Scoring, progress: Callable[[int], Any] | None = None
 ) -> Report:
@@ -197,8 +210,7 @@ def score(
         InputError: there is nothing to score, or sacreBLEU is not installed.
     """
     metrics = sacrebleu()
-    if params.resamples < 1:
-        raise errors.ParamsError(f"score.resamples={params.resamples} is too small. Use 1 or more")
+    check(params)
     by_name = {text.pair: text for text in texts if text.references}
     if not by_name:
         raise errors.InputError("there is no sentence to score. Give another score.split")
@@ -358,8 +370,11 @@ def write(folder: Path, split: str, texts: Sequence[Text], report: Report, step:
     Raises:
         InputError: the folder cannot be written.
     """
+    path = folder / f"{split}.tsv"
     try:
         (folder / split).mkdir(parents=True, exist_ok=True)
+        # It vouches for the lines, so it goes before they change and comes after them.
+        path.unlink(missing_ok=True)
         for text in texts:
             sides = (text.hypotheses, text.references, text.sources)
             for side, lines in zip(_SIDES, sides, strict=True):
@@ -367,7 +382,6 @@ def write(folder: Path, split: str, texts: Sequence[Text], report: Report, step:
                 _path(folder, split, text.pair, side).write_text(whole, encoding="utf-8")
         (folder / f"{split}.txt").write_text(f"step {step}\n{table(report)}\n", encoding="utf-8")
         (folder / f"{split}.png").write_bytes(draw(report))
-        path = folder / f"{split}.tsv"
         path.write_text(tsv(report, step), encoding="utf-8")
     except OSError as error:
         raise errors.InputError(

@@ -31,7 +31,7 @@ class Search(hyperparams.Params):
     length_penalty: float = hyperparams.field(
         0.6, "Exponent of a hypothesis' length in its score: more favours longer ones; 0: none."
     )
-    max_length: int = hyperparams.field(128, "Target tokens at most, </s> included.")
+    max_length: int = hyperparams.field(256, "Target tokens at most, </s> included.")
     max_extra: int | None = hyperparams.field(
         50, "Target tokens at most beyond those of the source; None: no such bound."
     )

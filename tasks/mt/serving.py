@@ -25,7 +25,7 @@ def program(
 
     From ids to ids: source [B, S] int32, each row ending in </s>, 0 behind it → target [B, T] int32
     without <s>, 0 behind </s>, and score [B]. From strings to strings: text [B] → translation [B]
-    and score [B].
+    and score [B]; of a blank text an empty translation and 0.
 
     Args:
         vocabulary: of both sides.
@@ -114,7 +114,12 @@ def _of_strings(
 ) -> input_lib.Function:
     def call(text: tf.Tensor, target_language: tf.Tensor | None = None) -> dict[str, tf.Tensor]:
         told = translate(tokenizer.encode(text, target_language))
-        return {"translation": tokenizer.decode(told["target"]), "score": told["score"]}
+        # Of nothing a model would make something up.
+        blank = tf.equal(tf.strings.length(tf.strings.strip(text)), 0)
+        return {
+            "translation": tf.where(blank, "", tokenizer.decode(told["target"])),
+            "score": tf.where(blank, 0.0, told["score"]),
+        }
 
     names = ("text", "target_language") if target_tokens else ("text",)
     signature = {name: tf.TensorSpec([None], tf.string) for name in names}

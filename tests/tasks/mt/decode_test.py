@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import io
+import os
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +34,8 @@ class Copier:
     step = 70
     max_length = MAX_LENGTH
     vocabulary = vocabulary("en")
+    target_tokens = False
+    cut = 0
 
     def __init__(self, *_: Any, **where: Any) -> None:
         self.where = where
@@ -50,6 +55,19 @@ class English(Copier):
     """Of several target languages."""
 
     vocabulary = vocabulary("de", "en")
+    target_tokens = True
+
+
+class OneTarget(Copier):
+    """Of one target language, whose token begins every source."""
+
+    target_tokens = True
+
+
+class Cutter(Copier):
+    """Two of its translations reach their limit."""
+
+    cut = 2
 
 
 def translated(raw: bytes, model: Copier, **fields: Any) -> tuple[list[str], decode.Told]:
@@ -133,6 +151,22 @@ def test_a_target_that_is_missing_or_unknown_is_refused() -> None:
     )
     with pytest.raises(errors.InputError, match=r"vocabulary has no <2fr>; its target tokens"):
         translated(b"", English(), target="fr")
+    with pytest.raises(errors.ParamsError) as caught:
+        translated(b"", Copier(), target="en")
+    assert str(caught.value) == (
+        "decode.target=en, but the model has one target language, and was trained without a token "
+        "for it. Leave it out"
+    )
+
+
+def test_the_token_of_the_only_target_need_not_be_named() -> None:
+    model = OneTarget()
+    translated(b"bado\n", model)
+    (source,) = model.asked
+    assert source[0] == model.vocabulary.target_id("en")
+    plain = Copier()
+    translated(b"bado\n", plain)
+    assert plain.asked == [source[1:]]
 
 
 def job(logdir: Path | None, lines: list[str], **fields: Any) -> registry.Job:
@@ -179,6 +213,48 @@ def test_the_standard_output_holds_translations_alone(
     assert not lines
 
 
+def test_translations_that_were_cut_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoding, "Decoder", Cutter)
+    source, target = tmp_path / "in.de", tmp_path / "out.en"
+    source.write_bytes(b"bado\n")
+    lines: list[str] = []
+    decode.run(job(tmp_path, lines, input=str(source), output=str(target)))
+    assert lines[0] == (
+        "2 translations reached their limit of tokens and end there: decode.search.max_length and "
+        "decode.search.max_extra set it"
+    )
+
+
+def test_a_pipe_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe, target = tmp_path / "pipe", tmp_path / "out.en"
+    os.mkfifo(pipe)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    writer = threading.Thread(target=pipe.write_bytes, args=(b"bado\nkeli\n",), daemon=True)
+    writer.start()
+    decode.run(job(tmp_path, [], input=str(pipe), output=str(target)))
+    writer.join(10)
+    assert target.read_bytes() == b"bado\nkeli\n"
+
+
+def test_a_full_disk_behind_the_standard_output_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"bado\n")))
+
+    def write(_: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    full = SimpleNamespace(buffer=SimpleNamespace(write=write))
+    monkeypatch.setattr("sys.stdout", full)
+    with pytest.raises(errors.InputError) as caught:
+        decode.run(job(tmp_path, []))
+    assert str(caught.value) == (
+        "the standard output cannot be written: No space left on device. Free disk space"
+    )
+
+
 def test_a_stop_leaves_no_half_file_and_keeps_the_old_one(tmp_path: Path) -> None:
     source, target = tmp_path / "in.de", tmp_path / "out.en"
     source.write_text("bado\n" * 9)
@@ -220,6 +296,13 @@ def test_what_cannot_be_read_or_written_is_told(tmp_path: Path) -> None:
         f"decode.output={target} cannot be written: No such file or directory. Name another file, "
         "or free disk space"
     )
+
+
+def test_a_folder_is_no_output(tmp_path: Path) -> None:
+    source = tmp_path / "in.de"
+    source.write_text("bado\n")
+    with pytest.raises(errors.InputError, match=r"decode\.output=.* is a folder\. Name a file in"):
+        decode.run(job(tmp_path, [], input=str(source), output=str(tmp_path)))
 
 
 def test_a_run_must_be_named() -> None:

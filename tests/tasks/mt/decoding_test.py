@@ -139,6 +139,7 @@ def run_of(folder: Path) -> tuple[Any, Any, list[list[int]]]:
         toy_text.sentences(300, 0), vocabulary.Training(size=300), ["de", "en"]
     )
     found.save(folder / records.VOCABULARY)
+    (folder / records.TARGET_TOKENS).write_text("True\n")
     params = task.TranslationTask.Params(
         model=toy_model.params().set(dtype=None, num_partitions=2, cuts=(6, 3)),
         input=mt_input.Translation.Params(data_dir="is/not/there", batch_size=64, max_length=16),
@@ -168,6 +169,7 @@ def test_a_run_is_restored_without_its_data(tmp_path: Path) -> None:
     params, pipe, given = run_of(tmp_path)
     found = decoding.Decoder(params, logdir=tmp_path)
     assert (found.step, found.max_length, len(found.vocabulary.targets)) == (7, 16, 2)
+    assert found.target_tokens
     for path, variable in found._translator._pipe.by_path.items():
         np.testing.assert_array_equal(variable, pipe.by_path[path])
     by_name = decoding.Decoder(params, checkpoint=str(tmp_path / "checkpoints" / "ckpt-7"))
@@ -175,6 +177,17 @@ def test_a_run_is_restored_without_its_data(tmp_path: Path) -> None:
     rows = found.translate(given)
     assert len(rows) == len(given)
     assert all(0 < len(row) <= 6 and min(row) > END + 2 for row in rows)  # no control symbol
+    # One that ended has </s> among its six tokens.
+    assert found.cut == sum(len(row) == 6 for row in rows) > 0
+
+
+def test_a_run_says_itself_whether_its_sources_begin_with_a_language(tmp_path: Path) -> None:
+    params, _, _ = run_of(tmp_path)
+    (tmp_path / records.TARGET_TOKENS).write_text("False\n")
+    assert not decoding.Decoder(params, logdir=tmp_path).target_tokens
+    (tmp_path / records.TARGET_TOKENS).unlink()
+    with pytest.raises(errors.InputError, match="is/not/there holds no prepared text"):
+        decoding.Decoder(params, logdir=tmp_path)
 
 
 def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ class Reverser:
     """A decoder that gives each source back, but the first half of its ids."""
 
     step = 70
+    cut = 3
     asked: Sequence[Sequence[int]]
 
     def __init__(self, params: Any, *, logdir: Path | None, checkpoint: str | None) -> None:
@@ -118,6 +119,7 @@ def test_a_run_is_translated_and_scored(
         *("de:en", "cs:en", "sw:en"),
     ]
     assert f"  {wanted[0]:.2f}  " in lines[6]
+    assert lines[-2].startswith("3 translations reached their limit of tokens")
     assert lines[-1] == (f"wrote {tmp_path}/score/test.tsv, translations in {tmp_path}/score/test")
 
 
@@ -245,8 +247,12 @@ def test_what_cannot_be_scored_is_refused_at_once(
         ("split", "train", errors.ParamsError, "is trained on, and its text is not kept. Score"),
         ("split", "dev", errors.InputError, "has no split 'dev'; there are test, train"),
         ("max_sentences", 0, errors.ParamsError, "score.max_sentences=0 is too small"),
+        ("thresholds", (9, 5), errors.ParamsError, "score.thresholds=(9, 5) fall"),
     ):
         refused(kind, message, params(folder, **{field: value}), tmp_path)
+    none = params(folder)
+    none.score.resamples = 0
+    refused(errors.ParamsError, "score.resamples=0 is too small", none, tmp_path)
     refused(errors.ParamsError, "--mode=score needs --logdir=FOLDER", params(folder), None)
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
     refused(errors.InputError, "sacreBLEU is not installed", params(folder), tmp_path)

@@ -216,6 +216,22 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         scores.write(tmp_path / "score", "test", texts, report, 7)
 
 
+def test_lines_without_their_scores_are_not_taken_for_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [text("de:en")]
+    report = scored(*texts)
+    scores.write(tmp_path / "score", "test", texts, report, 7)
+
+    def killed(_: scores.Report) -> bytes:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(scores, "draw", killed)
+    with pytest.raises(KeyboardInterrupt):
+        scores.write(tmp_path / "score", "test", [text("de:en", seed=1)], report, 8)
+    refused("test.tsv cannot be read: No such file", tmp_path / "score")
+
+
 def refused(message: str, folder: Path) -> None:
     with pytest.raises(errors.InputError, match=message) as caught:
         scores.read(folder, "test")

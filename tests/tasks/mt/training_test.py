@@ -112,6 +112,8 @@ def test_shares_are_told_and_the_vocabulary_is_kept(ran: Run) -> None:
     for pair, share in source.shares().items():
         assert [float(value) for value in told[f"sampling_share/{pair}"]] == [pytest.approx(share)]
     assert (folder / records.VOCABULARY).read_bytes() == source.vocabulary.proto
+    kept = (folder / records.TARGET_TOKENS).read_text()
+    assert kept == f"{source.records.target_tokens}\n"
 
 
 def test_a_run_goes_on_by_its_own_vocabulary_alone(ran: Run, tmp_path: Path) -> None:

@@ -416,6 +416,26 @@ def test_dropout_keeps_the_mean_and_the_rest_scaled() -> None:
     assert layer.run({}, ones, layer_cases.context(training=False)) is ones
 
 
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        (layers.Dense.Params(units=3), (1024, 2)),
+        (layers.Conv2D.Params(filters=3), (1, 32, 32, 2)),
+    ],
+)
+def test_a_bias_has_its_gradient_added_up_in_float32(kind: Any, shape: tuple[int, ...]) -> None:
+    params = kind.copy().set(dtype="mixed_bfloat16")
+    x = tf.ones(shape, tf.bfloat16)
+    meta = layer_cases.meta_of(params, tf.TensorSpec(shape, tf.bfloat16))
+    theta, _ = layer_cases.create_variables(meta, compute=tf.bfloat16)
+    with tf.GradientTape() as tape:
+        tape.watch(theta["bias"])
+        y = params.instantiate().run(theta, x, layer_cases.context())
+    gradient = tape.gradient(y, theta["bias"], tf.fill(y.shape, tf.constant(0.01, y.dtype)))
+    # Added up in bfloat16, whose numbers from 4 on are 0.03 apart, it would stay at 4.
+    np.testing.assert_allclose(tf.cast(gradient, tf.float32), 10.24, rtol=0.01)
+
+
 def test_dropout_is_even_in_bfloat16_too() -> None:
     layer = layers.Dropout.Params(rate=0.1, dtype="mixed_bfloat16").instantiate()
     dropped = layer.run({}, tf.ones((400, 500), tf.bfloat16), layer_cases.context())

@@ -151,6 +151,11 @@ def takes_bare_text(kind: Any) -> bool:
     return kind is str or (origin is Literal and any(isinstance(arg, str) for arg in args))
 
 
+def takes_none(kind: Any) -> bool:
+    """Tell whether a field of type `kind` may be None by its own words, such as `int | None`."""
+    return types.NoneType in typing.get_args(kind)
+
+
 def describe(kind: Any) -> str:
     """Return a type as messages write it: `int or None`, `'gpipe' or '1f1b'`, `list[int]`."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)

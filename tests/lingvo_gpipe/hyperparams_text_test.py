@@ -230,6 +230,14 @@ def test_override_sets_one_field(assignment: str, value: Any) -> None:
     assert isinstance(one.get(path), type(value))
 
 
+def test_none_takes_the_place_of_params_that_need_not_be_there() -> None:
+    one = tree().set({"model.head": Dense.Params(units=3)})
+    assert one.override("model.head=None") == tree()
+    assert message(lambda: one.override("model=None")).endswith(
+        f"'model' holds Params ({here('Stack')}), which no text replaces; override its fields"
+    )
+
+
 @pytest.mark.parametrize(
     ("assignment", "expected"),
     [

@@ -154,15 +154,7 @@ def keep_assets(folder: Path, assets: Mapping[str, bytes]) -> None:
     """
     begun = checkpoint.find(str(folder / CHECKPOINTS))
     for name in check_assets(folder, assets) if begun else assets:
-        partial = folder / f"{name}.writing"
-        try:
-            partial.write_bytes(assets[name])
-            partial.replace(folder / name)
-        except OSError as error:
-            raise errors.TrainingError(
-                f"{folder / name} cannot be written: {error.strerror}. Free disk space, or give "
-                "another --logdir"
-            ) from error
+        _replace(folder / name, assets[name], "Free disk space, or give another --logdir")
 
 
 def write_result(folder: Path, values: Mapping[str, Any]) -> None:
@@ -171,14 +163,24 @@ def write_result(folder: Path, values: Mapping[str, Any]) -> None:
     Raises:
         TrainingError: it cannot be written.
     """
-    partial = folder / f"{_RESULT}.writing"
+    content = f"{json.dumps(dict(values), indent=1)}\n".encode()
+    _replace(
+        folder / _RESULT,
+        content,
+        "The run is done and its last checkpoint whole; the same command writes it once there is "
+        "room",
+    )
+
+
+def _replace(path: Path, content: bytes, advice: str) -> None:
+    """Write a file whole or not at all; `advice` ends the message where it cannot be."""
+    partial = path.with_name(f"{path.name}.writing")
     try:
-        partial.write_text(json.dumps(dict(values), indent=1) + "\n", encoding="utf-8")
-        partial.replace(folder / _RESULT)
+        partial.write_bytes(content)
+        partial.replace(path)
     except OSError as error:
         raise errors.TrainingError(
-            f"{folder / _RESULT} cannot be written: {error.strerror}. The run is done and its last "
-            "checkpoint whole; the same command writes it once there is room"
+            f"{path} cannot be written: {error.strerror}. {advice}"
         ) from error
 
 

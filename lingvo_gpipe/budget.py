@@ -22,7 +22,8 @@ class PartitionPlan:
         forward_s: seconds (FLOPs, where nothing was measured) of one micro-batch's forward.
         backward_s: of its backward, recomputation included.
         parameter_bytes: of its own variables, frozen ones and statistics too.
-        gradient_bytes: of the gradients of its weights, tied ones of other cells too.
+        gradient_bytes: of the gradients of its weights, tied ones of other cells too; twice, old
+            and new sums, where an update has several mini-batches.
         slot_bytes: of the optimizer's slots and of moving averages.
         copy_bytes: of weights in the compute dtype and of tied ones from other cells.
         activation_bytes: the most it holds at once besides these.
@@ -84,8 +85,14 @@ class Plan:
 
     @property
     def heaviest_bytes(self) -> int:
-        """Bytes of the device that needs most."""
-        return max(partition.total_bytes for partition in self.partitions)
+        """Bytes of the device that needs most, all its cells together."""
+        table = self.analysis.table
+        devices: dict[int, int] = {}
+        for k, cell in enumerate(self.partitions):
+            # Activations are the peak of the device, whichever of its cells holds them.
+            held = devices.setdefault(table.device_of(k), cell.activation_bytes)
+            devices[table.device_of(k)] = held + cell.total_bytes - cell.activation_bytes
+        return max(devices.values())
 
     @property
     def together_bytes(self) -> int:
@@ -100,6 +107,7 @@ def make(
     *,
     optimizer_params: Any = None,
     averages: bool = False,
+    accumulate: int = 1,
     profile: bool = False,
 ) -> Plan:
     """Plan a training step.
@@ -109,6 +117,7 @@ def make(
         fields: the mini-batch's fields, name → nest of `tf.TensorSpec`.
         optimizer_params: an `optimizer.Optimizer.Params`; None: no slots.
         averages: whether moving averages of weights and statistics are kept.
+        accumulate: mini-batches of an update.
         profile: runs each layer to cut by its time, and reads activations from traced programs;
             cuts that `params` state are kept. Else nothing is run, and nothing traced.
     """
@@ -129,7 +138,9 @@ def make(
     table = analysis.table
     peaks = footprint.peak_activations(net, line, needs)
     owned = footprint.parameter_bytes(net)
-    gradients, copies = footprint.gradient_bytes(net), footprint.copy_bytes(net)
+    sums = 1 if accumulate == 1 else 2
+    gradients = [sums * held for held in footprint.gradient_bytes(net)]
+    copies = footprint.copy_bytes(net)
     slots = _slot_bytes(net, optimizer_params, averages)
     costs = describe.cell_costs(analysis)
     return Plan(
@@ -222,5 +233,6 @@ def make_for(task: Any, *, profile: bool = False) -> Plan:
         describe.fields_of(task),
         optimizer_params=task.train.optimizer,
         averages=task.train.average is not None,
+        accumulate=task.train.accumulate,
         profile=profile,
     )

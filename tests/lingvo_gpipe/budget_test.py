@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import budget, footprint, layers, optimizer, pipelining
+from tests.tiny_task import tiny_task
 
 
 def pipe(*own: Any, **fields: Any) -> Any:
@@ -219,6 +220,28 @@ def test_shares_of_the_cost_add_up() -> None:
     plan = budget.make(regression(7, num_partitions=4, num_micro_batches=4), points(64))
     assert sum(cell.cost_share for cell in plan.partitions) == pytest.approx(1.0)
     assert sum(len(cell.layers) for cell in plan.partitions) == 8
+
+
+def test_several_mini_batches_hold_old_and_new_sums() -> None:
+    task = tiny_task()
+    one = budget.make_for(task)
+    task.train.accumulate = 3
+    several = budget.make_for(task)
+    held = sum(cell.gradient_bytes for cell in one.partitions)
+    assert held > 0
+    assert sum(cell.gradient_bytes for cell in several.partitions) == 2 * held
+    assert several.step_bytes == one.step_bytes + held
+
+
+def test_a_device_with_two_cells_holds_both() -> None:
+    params = regression(3, num_partitions=4, cuts=(1, 1, 1, 1))
+    alone = budget.make(params, points(8))
+    params.set(num_partitions=2, schedule="0F0,1F0,,,,,1B0,0B0\n,,2F0,3F0,3B0,2B0,,")
+    paired = budget.make(params, points(8))
+    kept = [cell.total_bytes - cell.activation_bytes for cell in paired.partitions]
+    most = [max(cell.activation_bytes for cell in paired.partitions[k : k + 2]) for k in (0, 2)]
+    wanted = max(kept[0] + kept[1] + most[0], kept[2] + kept[3] + most[1])
+    assert paired.heaviest_bytes == wanted > alone.heaviest_bytes
 
 
 def test_a_cap_for_two_devices_is_none_for_the_whole_network() -> None:

@@ -236,7 +236,9 @@ class Checkpoints:
         if os.path.isdir(which):
             if found := find(which):
                 return found[:-2:-1]
-            raise errors.CheckpointError(f"{which} has no whole checkpoint")
+            below = sorted(name for name in os.listdir(which) if find(os.path.join(which, name)))
+            offer = f"; {' and '.join(below)} below it has" if below else ""
+            raise errors.CheckpointError(f"{which} has no whole checkpoint{offer}")
         prefix = which.removesuffix(".index").removesuffix(_PARAMS)
         if os.path.exists(prefix + _WRITING):
             raise errors.CheckpointError(

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -202,6 +203,7 @@ class Reader:
                 f"{self._checkpoints.directory} has no checkpoint. Train first, or name one by "
                 "--checkpoint"
             )
+        restoring.warn_of_torn(restored)
         return evaluate(
             self.pipe,
             batches(self._input, self._params.eval),
@@ -211,11 +213,28 @@ class Reader:
         )
 
     def write(self, logdir: Path, found: Evaluation) -> None:
-        """Put an evaluation into the folder of its run."""
-        folder = logdir / EVALUATIONS
+        """Put an evaluation into the folder of its run; see `folder_of`."""
+        folder = folder_of(logdir, self._params)
         writer = summaries.Writer(folder)
         write(writer, folder, found, self._input.class_names)
         writer.close()
+
+
+def folder_of(logdir: Path, params: Any) -> Path:
+    """Return where evaluations of a run are written: `eval`, or `eval_SPLIT`.
+
+    The second is for another split than the run's own, as its newest checkpoint has it, so that no
+    curve is of two splits.
+
+    Args:
+        logdir: of the run.
+        params: a `Task.Params`, by which it is evaluated.
+    """
+    newest = checkpoint.find(str(logdir / logdir_lib.CHECKPOINTS))[-1:]
+    old = checkpoint.params_text(newest[0]) if newest else None
+    if old is None or not task.change(old, params.to_text()).touches("eval.split"):
+        return logdir / EVALUATIONS
+    return logdir / f"{EVALUATIONS}_{re.sub('[^A-Za-z0-9_.-]+', '_', params.eval.split)}"
 
 
 def batches(source: Any, params: task.Eval, most: int | None = None) -> Iterable[Any]:
@@ -327,7 +346,7 @@ class _Best:
         """Find out what is the best so far, by evaluating it where an earlier follower left it."""
         self._directory = str(directory)
         self._name = str(params.best)
-        self._sign = 1.0 if params.best_is == "highest" else -1.0
+        self._sign = 1.0 if task.highest_is_best(params) else -1.0
         self._value = -math.inf
         for present in checkpoint.find(self._directory)[-1:]:
             told = None if _keeps_best(present) else reader.evaluate(present)
@@ -343,6 +362,7 @@ class _Best:
                 checkpoint.keep_only(prefix, self._directory)
         except errors.CheckpointError as error:
             report(str(error))
+            return
         self._value = value
 
 
@@ -371,8 +391,10 @@ def write(
         writer.text(found.step, f"{prefix}per_class", lines)
         writer.png(found.step, name, confusion.draw(matrix, classes))
         path = folder / f"{prefix.replace('/', '_')}per_class.txt"
+        partial = path.with_name(f"{path.name}.writing")
         try:
-            path.write_text(f"step {found.step}\n{lines}\n", encoding="utf-8")
+            partial.write_text(f"step {found.step}\n{lines}\n", encoding="utf-8")
+            partial.replace(path)
         except OSError as error:
             logging.warning("%s cannot be written: %s", path, error.strerror)
     writer.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -61,8 +62,11 @@ class Progress:
             return
         self._next_s = now + self._interval_s
         numbers = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
-        self._stream.write(f"step {step}/{self._total}  {numbers}  {self._pace(step, now)}\n")
-        self._stream.flush()
+        line = f"step {step}/{self._total}  {numbers}  {self._pace(step, now)}\n"
+        # A log whose reader is gone, or whose disk is full, stops no run.
+        with contextlib.suppress(OSError):
+            self._stream.write(line)
+            self._stream.flush()
 
     def _pace(self, step: int, now: float) -> str:
         """Tell the rate since the last line, and how long the rest takes at the overall rate."""

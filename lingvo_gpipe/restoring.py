@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import tensorflow as tf
+from absl import logging
 
 from lingvo_gpipe import checkpoint, errors, task
 from lingvo_gpipe import logdir as logdir_lib
@@ -59,4 +60,11 @@ def restore(
         raise errors.CheckpointError(
             f"{directory} has no checkpoint. Train first, or name one by --checkpoint"
         )
+    warn_of_torn(restored)
     return restored
+
+
+def warn_of_torn(restored: checkpoint.Restored) -> None:
+    """Tell in the log which newer checkpoints were passed over."""
+    for prefix, why in restored.torn:
+        logging.warning("%s is torn, an older one is used: %s", prefix, why)

@@ -51,12 +51,22 @@ class Eval(hyperparams.Params):
     best: str | None = hyperparams.field(
         None, "Metric or loss whose best checkpoint is kept; None: no checkpoint is better."
     )
-    best_is: Literal["highest", "lowest"] = hyperparams.field(
-        "highest", "Which value of `best` is the best."
+    best_is: Literal["highest", "lowest"] | None = hyperparams.field(
+        None,
+        "Which value of `best` is the best; None: the lowest of losses and log_perplexity, "
+        "else the highest.",
     )
     patience: int | None = hyperparams.field(
         None, "Evaluations without a better `best` after which training ends; None: never."
     )
+
+
+def highest_is_best(params: Eval) -> bool:
+    """Tell whether the highest value of `params.best` is the best one."""
+    if params.best_is is not None:
+        return params.best_is == "highest"
+    name = str(params.best)
+    return not (name == "loss" or name.startswith("loss/") or name.endswith("log_perplexity"))
 
 
 class Task(hyperparams.Configurable):
@@ -108,6 +118,7 @@ _MAY_CHANGE = (
     "train.save_interval_steps",
     "train.keep_checkpoints",
     "train.log_interval_steps",
+    "train.clip_norm",
     "train.optimizer.learning_rate*",
     "train.optimizer.groups",
     "train.finite_guard",

@@ -157,6 +157,8 @@ class _Run:
         self._input = params.input.instantiate()
         self._learner = learner.Learner(params, self._input.element_spec(training=True))
         evaluation.check_names(self._learner.pipe, params.eval)
+        if evaluate:
+            self._input.evaluation(params.eval.split)  # refused now, not after hours
         with tf.device("CPU:0"):
             self._position = tf.Variable(0, dtype=tf.int64)
             self._threads = tf.Variable(threads, dtype=tf.int64)
@@ -174,7 +176,7 @@ class _Run:
                 str(logdir / logdir_lib.BEST),
                 objects,
                 text,
-                larger_is_better=params.eval.best_is == "highest",
+                larger_is_better=task.highest_is_best(params.eval),
             )
         self._best_objects = _best_objects(self._best)
         self.checkpoints = checkpoint.Checkpoints(
@@ -190,19 +192,25 @@ class _Run:
         classes = self._input.class_names
         writers = _Writers(self._logdir, self._learner, self._params.to_text(), classes)
         shown = progress.Progress(total=train.max_steps, start=self._step)
-        with contextlib.closing(writers), contextlib.closing(shown):
-            writers.constants(self._step, self._input.constants())
-            self._evaluate_if_due(writers)  # a signal may have cut it off
-            for told in self._updates(writers):
-                shown.update(self._step, {"loss": told.loss})
-                if self._step % train.log_interval_steps == 0:
-                    writers.update(self._step, told)
-                self._evaluate_if_due(writers)
-                if self._step % train.save_interval_steps == 0:
-                    self.checkpoints.save(self._step)
-            ended = self._ended()
-            if self._evaluates and ended != "signal" and not self._is_evaluated_here():
-                self._evaluate(writers)
+        try:
+            with contextlib.closing(writers), contextlib.closing(shown):
+                writers.constants(self._step, self._input.constants())
+                self._evaluate_if_due(writers)  # a signal may have cut it off
+                for told in self._updates(writers):
+                    shown.update(self._step, {"loss": told.loss})
+                    if self._step % train.log_interval_steps == 0:
+                        writers.update(self._step, told)
+                    self._evaluate_if_due(writers)
+                    if self._step % train.save_interval_steps == 0:
+                        self.checkpoints.save(self._step)
+                ended = self._ended()
+                if self._evaluates and ended != "signal" and not self._is_evaluated_here():
+                    self._evaluate(writers)
+                    if not self._is_evaluated_here():
+                        ended = "signal"
+        except BrokenPipeError:  # who reads the lines is gone, such as a `tee` by the same Ctrl-C
+            self.checkpoints.save(self._step)
+            raise
         path = self.checkpoints.save(self._step)
         return Result(self._step, path, {} if self._last is None else self._last.values, ended)
 
@@ -321,13 +329,14 @@ class _Run:
         whole = checkpoint.find(self.checkpoints.directory)
         last = f"the last good checkpoint is {whole[-1]}" if whole else "there is no checkpoint yet"
         raise errors.TrainingError(
-            f"the update of step {step} is not finite: it began in {place}; {last}. Lower "
-            "train.optimizer.learning_rate, or set train.clip_norm"
+            f"the update of step {step} is not finite: it began in {place}; {last}. Lower the "
+            "rate (train.optimizer.learning_rate, or its fields), or set train.clip_norm"
         )
 
     def _evaluate_if_due(self, writers: _Writers) -> None:
         every = self._params.eval.interval_steps or self._params.train.save_interval_steps
-        due = self._step > 0 and self._step % every == 0
+        last = self._step >= self._params.train.max_steps  # before its checkpoint, which tells it
+        due = self._step > 0 and (self._step % every == 0 or last)
         if self._evaluates and due and int(self._evaluated) != self._step:
             self._evaluate(writers)
 
@@ -350,14 +359,14 @@ class _Run:
             return
         self._last = found
         self._evaluated.assign(found.step)
-        self._report(found.line())
         writers.evaluation(found)
         if self._best is not None:
             self._best.consider(found.values[params.best], found.step)
+        self._report(found.line())
 
     def _out_of_patience(self) -> bool:
         patience = self._params.eval.patience
-        if patience is None or self._best is None:
+        if patience is None or self._best is None or not self._evaluates:
             return False
         return self._best.misses >= patience
 
@@ -505,7 +514,7 @@ def prepare_devices(model: Any) -> tuple[int, int]:
     Returns:
         Thread counts between and inside operations, on which the last bits of results depend.
     """
-    wanted = model.num_partitions
+    wanted = max(1, model.num_partitions)  # what is less is refused with the network
     kind = model.placement
     accelerated = kind == "auto" and tf.config.list_physical_devices("GPU")
     if kind in ("auto", "cpu") and model.devices is None and not accelerated:

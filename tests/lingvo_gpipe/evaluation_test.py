@@ -251,6 +251,30 @@ def test_a_best_that_was_removed_meanwhile_is_told(
     assert best_step(tmp_path) == []
 
 
+def test_a_best_that_could_not_be_kept_is_no_mark_to_beat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = train_to(confused_task(), tmp_path, 2)
+    values = {2: 0.9, 4: 0.5}
+    best = evaluation._Best(
+        tmp_path / "best",
+        params.eval,
+        evaluation.Reader(params, str(tmp_path / "checkpoints")),
+    )
+
+    def consider(step: int) -> None:
+        told = evaluation.Evaluation(step, {"accuracy": values[step]}, {}, 1)
+        best.consider(checkpoint.find(str(tmp_path / "checkpoints"))[-1], told, lambda _: None)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "_link", lambda *_: None)
+        consider(2)
+    assert best_step(tmp_path) == []
+    train_to(params, tmp_path, 4)
+    consider(4)
+    assert best_step(tmp_path) == [4]
+
+
 def test_a_kept_checkpoint_outlives_a_new_one_of_its_name(tmp_path: Path) -> None:
     params = train_to(confused_task(), tmp_path, 2)
     source = checkpoint.find(str(tmp_path / "checkpoints"))[0]

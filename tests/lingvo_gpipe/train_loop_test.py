@@ -20,6 +20,7 @@ from lingvo_gpipe import (
     hyperparams,
     learner,
     logdir,
+    task,
     train_loop,
     update,
 )
@@ -84,6 +85,81 @@ def test_an_evaluation_that_was_cut_off_is_made_up_for(tmp_path: Path) -> None:
     assert (cut.step, cut.metrics) == (2, {})
     parts = train_loop.run(params, tmp_path / "parts", evaluate=True)
     assert same_bits(final_values(whole), final_values(parts))
+
+
+def test_a_last_evaluation_that_was_cut_off_is_no_result(tmp_path: Path, lines: list[str]) -> None:
+    params = tiny_task(max_steps=2, save_interval_steps=2)
+    # Asked before two updates and the first of two mini-batches of the evaluation.
+    cut = train_loop.run(
+        params, tmp_path, evaluate=True, report=lines.append, should_stop=stop_after(3)
+    )
+    assert (cut.step, cut.metrics, cut.ended) == (2, {}, "signal")
+    assert not (tmp_path / "result.json").exists()
+    assert lines[-1].endswith("the same command goes on from it")
+    whole = train_loop.run(params, tmp_path, evaluate=True)
+    assert (whole.step, whole.ended) == (2, "max_steps")
+    assert whole.metrics
+
+
+def test_the_last_checkpoint_knows_the_best_of_the_last_evaluation(tmp_path: Path) -> None:
+    params = tiny_task(max_steps=4, save_interval_steps=4)
+    params.eval.set(best="accuracy", interval_steps=3)
+    result = train_loop.run(params, tmp_path, evaluate=True)
+    (best,) = checkpoint.find(str(tmp_path / logdir.BEST))
+    told = [checkpoint.read_value(prefix, "best/value") for prefix in (best, result.checkpoint)]
+    assert told[0] == told[1] >= result.metrics["accuracy"]
+    assert int(checkpoint.read_value(result.checkpoint, "eval/step")) == 4
+
+
+def test_a_reader_that_is_gone_costs_no_update(tmp_path: Path) -> None:
+    def gone(line: str) -> None:
+        if line.startswith("eval "):
+            raise BrokenPipeError
+
+    params = tiny_task(max_steps=9, save_interval_steps=5)
+    params.eval.interval_steps = 3
+    with pytest.raises(BrokenPipeError):
+        train_loop.run(params, tmp_path, evaluate=True, report=gone)
+    (whole,) = checkpoint.find(str(tmp_path / logdir.CHECKPOINTS))
+    assert whole.endswith("ckpt-3")
+
+
+def test_a_split_that_is_not_there_is_refused_before_the_first_update(tmp_path: Path) -> None:
+    params = tiny_task(max_steps=4)
+    params.eval.split = "validation"
+    with pytest.raises(errors.InputError, match="has no split 'validation'"):
+        train_loop.run(params, tmp_path, evaluate=True)
+    assert not checkpoint.find(str(tmp_path / logdir.CHECKPOINTS))
+    assert train_loop.run(params, tmp_path).step == 4
+
+
+@pytest.mark.parametrize(
+    ("best", "best_is", "highest"),
+    [
+        ("accuracy", None, True),
+        ("loss", None, False),
+        ("loss/auxiliary", None, False),
+        ("log_perplexity", None, False),
+        ("loss", "highest", True),
+        ("accuracy", "lowest", False),
+    ],
+)
+def test_the_best_of_a_loss_is_the_lowest(best: str, best_is: Any, highest: bool) -> None:
+    assert task.highest_is_best(task.Eval(best=best, best_is=best_is)) == highest
+
+
+def test_another_split_has_curves_of_its_own(tmp_path: Path) -> None:
+    params = tiny_task(max_steps=1)
+    params.eval.split = "test"
+    train_loop.run(params, tmp_path, evaluate=True)
+    assert evaluation.folder_of(tmp_path, params) == tmp_path / "eval"
+    params.eval.split = "train"
+    before = sorted(path.name for path in (tmp_path / "eval").iterdir())
+    assert evaluation.run(params, tmp_path) is not None
+    assert sorted(path.name for path in (tmp_path / "eval").iterdir()) == before
+    assert list((tmp_path / "eval_train").iterdir())
+    params.eval.split = "train[:50%]"
+    assert evaluation.folder_of(tmp_path, params) == tmp_path / "eval_train_50_"
 
 
 def test_another_seed_leads_to_other_bits(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def test_an_override_that_does_not_exist_comes_with_one_that_does(run: Run) -> N
     [
         ("train.max_steps=many", "train.max_steps=12"),
         ("model.layers[2].rate=x y", "'model.layers[2].rate=0.25'"),
-        ("eval.best_is=smallest", "eval.best_is=highest"),
+        ("eval.best_is=smallest", "eval.best_is=None"),
     ],
 )
 def test_an_override_of_the_wrong_kind_comes_with_the_present_value(

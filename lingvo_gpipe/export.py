@@ -305,6 +305,8 @@ def _write(
     partial, before = (folder.with_name(f"{folder.name}.{mark}") for mark in ("writing", "before"))
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
     try:
+        if before.exists() and not folder.exists():
+            before.rename(folder)  # of a process that was killed between two names
         for left in (partial, before):
             shutil.rmtree(left, ignore_errors=True)
         partial.parent.mkdir(parents=True, exist_ok=True)
@@ -316,7 +318,12 @@ def _write(
             tf.saved_model.save(module, str(partial), signatures=signatures, options=options)
         if folder.exists():
             folder.rename(before)
-        partial.rename(folder)
+        try:
+            partial.rename(folder)
+        except OSError:
+            if before.exists():
+                before.rename(folder)
+            raise
         shutil.rmtree(before, ignore_errors=True)
     except (OSError, tf.errors.OpError) as error:
         shutil.rmtree(partial, ignore_errors=True)

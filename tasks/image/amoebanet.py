@@ -241,7 +241,7 @@ class AmoebaCell(layers.Layer):
     def inference(cls, params: Any, available: Collection[str]) -> Any:
         """Leave the auxiliary head out; see `Layer.inference`."""
         own = super().inference(params, available)
-        if own is not None and own.auxiliary is not None:
+        if own is not None:
             own.auxiliary, own.reads = None, own.reads[:2]
         return own
 
@@ -313,8 +313,9 @@ class AmoebaCell(layers.Layer):
 
     @classmethod
     def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
-        forms = ("x, previous, label",) if params.auxiliary else ("x", "x, previous")
-        checks.arity(params, inputs, forms)
+        # A label without a head that would read it is left over where the head was taken away.
+        forms = ("x, previous, label",)
+        checks.arity(params, inputs, forms if params.auxiliary else ("x", "x, previous", *forms))
         parts = cls._parts(params)
         metas: list[base.Meta] = []
         joined: list[base.Meta] = []
@@ -407,8 +408,8 @@ class AuxiliaryHead(layers.Layer):
             raise errors.LayerError(
                 f"the auxiliary head pools windows of {AUXILIARY_POOL}x{AUXILIARY_POOL}, but the "
                 f"cell before it gives {sides[0]}x{sides[1]}: the images are too small for it. Use "
-                "67x67 at least (11x11 with the small stem): input.height, input.width; or "
-                "auxiliary_weight=0"
+                "67x67 at least (11x11 with the small stem): input.height, input.width; or take "
+                "the head away by auxiliary=None of its cell"
             )
         told = composition.chain_meta(params, cls._parts(params), inputs[:1])
         weight = heads.weight_by(params.reads[1], told.outputs.dtype, given=False)

@@ -191,8 +191,8 @@ def _invert(image: tf.Tensor, level: tf.Tensor) -> tf.Tensor:
 
 
 def _posterize(image: tf.Tensor, level: tf.Tensor) -> tf.Tensor:
-    """Keep the ⌊4 · level⌋ highest bits, at least one."""
-    shift = tf.cast(tf.minimum(8 - _floor(4.0 * level), 7), tf.uint8)
+    """Keep the ⌊4 · level⌋ highest bits, one to eight."""
+    shift = tf.cast(tf.clip_by_value(8 - _floor(4.0 * level), 0, 7), tf.uint8)
     return tf.bitwise.left_shift(tf.bitwise.right_shift(image, shift), shift)
 
 

@@ -33,7 +33,7 @@ class ImageFolder(images.Images):
     @property
     def where(self) -> str:
         """What the data is called in messages."""
-        return f"image folder {self.params.data_dir}"
+        return f"image folder {self._root}"
 
     def num_examples(self, split: str) -> int:
         """Return the number of images of a split."""
@@ -53,15 +53,28 @@ class ImageFolder(images.Images):
         # Outside the graph that asks first, which would keep a copy of them.
         with tf.init_scope(), tf.device("CPU:0"):
             paths, labels = self._files(split)
-            return tf.constant(paths), tf.constant(labels)
+            return tf.constant([os.fsencode(path) for path in paths]), tf.constant(labels)
 
     @functools.cached_property
     def _splits(self) -> dict[str, dict[str, list[str]]]:
         """Split → class → paths, all sorted."""
-        root = self.params.data_dir
+        root = self._root
         if not os.path.isdir(root):
             what = "is not a folder" if os.path.exists(root) else "does not exist"
             raise errors.InputError(f"image folder {root} {what}. Give another --data_dir")
+        try:
+            return self._found(root)
+        except OSError as error:
+            raise errors.InputError(
+                f"{error.filename} cannot be read: {error.strerror}. Mend its permissions, or give "
+                "another --data_dir"
+            ) from error
+
+    @property
+    def _root(self) -> str:
+        return os.path.expanduser(self.params.data_dir)
+
+    def _found(self, root: str) -> dict[str, dict[str, list[str]]]:
         splits = {}
         skipped = 0
         for split in _folders(root):

@@ -35,7 +35,9 @@ class Images(input_lib.Indexed):
 
         height: int = hyperparams.required("H, of the images that the network sees.")
         width: int = hyperparams.required("W.")
-        channels: int = hyperparams.field(3, "C: 3, or 1 for grey; files of the other are turned.")
+        channels: int = hyperparams.field(
+            3, "C: 3, or 1 for grey; files of the other are turned, but BMP needs 3."
+        )
         data_dir: str = hyperparams.required("Folder of the data.")
         label_offset: int = hyperparams.field(
             0, "Is added to labels; 1 leaves class 0 to a background class without images."
@@ -126,6 +128,10 @@ class Images(input_lib.Indexed):
     @abc.abstractmethod
     def name(self, split: str, index: int) -> str:
         """Return what the file or record of an example is called."""
+
+    def assets(self) -> dict[str, bytes]:
+        """Return the names of the classes, which labels are places among."""
+        return {"classes.txt": "".join(f"{name}\n" for name in self.class_names).encode()}
 
     def complete(self, task_params: Any) -> None:
         """Fill in or check the model's number of classes; see `Input.complete`."""
@@ -362,7 +368,13 @@ def _check(params: Any) -> None:
         ),
         ("max_broken_share", 0.0 <= params.max_broken_share <= 1.0, "Use 0 to 1"),
         ("brightness", params.brightness >= 0.0, "Use 0 or more"),
-        ("saturation", not params.saturation or _rises(params.saturation), "Use two, rising"),
+        ("label_offset", params.label_offset >= 0, "Use 0 or more"),
+        (
+            "saturation",
+            not params.saturation
+            or (_rises(params.saturation) and params.saturation[0] < params.saturation[1]),
+            "Use two, rising",
+        ),
         ("crop_area", _rises(params.crop_area) and params.crop_area[1] <= 1.0, "Use two up to 1"),
         ("crop_aspect", _rises(params.crop_aspect), "Use two, rising"),
         ("pad", params.pad >= 0, "Use 0 or more"),

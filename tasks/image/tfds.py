@@ -56,7 +56,7 @@ class TFDS(images.Images):
     def load(self, split: str, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Return an example's file and label; see `Images.load`."""
         found = self._tensors(split)
-        image, label = self._keys
+        image_key, label_key = self._keys
         offset, length = found["offset"][index], found["length"][index]
         file = found["file"][index]
         # A file of which all but one record is header and footer. Inside a flat_map an error of
@@ -69,9 +69,13 @@ class TFDS(images.Images):
             buffer_size=_BUFFER_BYTES,
         ).get_single_element()
         example = self._builder.info.features.deserialize_example(
-            record, decoders={image: self._tfds.decode.SkipDecoding()}
+            record, decoders={image_key: self._tfds.decode.SkipDecoding()}
         )
-        return example[image], tf.cast(example[label], tf.int32)
+        label = tf.cast(example[label_key], tf.int32)
+        # Test sets of contests have −1.
+        check = tf.debugging.assert_non_negative(label, message="it has no label")
+        with tf.control_dependencies([check] if check is not None else []):
+            return example[image_key], tf.identity(label)
 
     @functools.cache  # noqa: B019 (an input lives as long as its run)
     def _tensors(self, split: str) -> dict[str, tf.Tensor]:
@@ -149,21 +153,35 @@ class TFDS(images.Images):
                 f"{self.where} is prepared as {info.file_format.value}, which "
                 "is not read here; prepare it as tfrecord"
             )
-        instructions = info.splits[split].file_instructions
+        try:
+            told = info.splits[split]
+            instructions, count = told.file_instructions, told.num_examples
+        except (ValueError, AssertionError, KeyError) as error:
+            raise errors.InputError(
+                f"{self.where}: split {split!r}: {_first_line(error)}. Write it as train[:90%]"
+            ) from error
         paths = [str(instruction.filename) for instruction in instructions]
         spans = []
         for number, (path, instruction) in enumerate(zip(paths, instructions, strict=True)):
-            own = _scan(path)[instruction.skip :][: instruction.take]
+            own = self._scanned(path)[instruction.skip :][: instruction.take]
             spans.append(np.insert(own, 0, number, axis=1))
         table = np.concatenate(spans) if spans else np.zeros([0, 3], np.int64)
-        if len(table) != info.splits[split].num_examples:
+        if len(table) != count:
             raise errors.InputError(
-                f"{self.where}: split {split!r} has {len(table)} records, but "
-                f"{info.splits[split].num_examples} are told; prepare it anew"
+                f"{self.where}: split {split!r} has {len(table)} records, but {count} are told; "
+                "prepare it anew"
             )
         sizes = np.array([os.path.getsize(path) for path in paths], np.int64)
         columns = dict(zip(("file", "offset", "length"), table.T, strict=True))
         return {**columns, "path": np.array(paths), "bytes": sizes}
+
+    def _scanned(self, path: str) -> np.ndarray[Any, Any]:
+        try:
+            return _scan(path)
+        except (OSError, ValueError) as error:  # an empty file cannot be mapped
+            raise errors.InputError(
+                f"{self.where}: {path} cannot be read: {_first_line(error)}. Prepare it anew"
+            ) from error
 
 
 def _scan(path: str) -> np.ndarray[Any, Any]:

@@ -362,6 +362,17 @@ def test_what_is_served_has_no_auxiliary_head_and_no_label() -> None:
     np.testing.assert_allclose(told["probabilities"], 1 / 3)
 
 
+def test_an_auxiliary_head_is_taken_away_by_its_field() -> None:
+    flat = amoebanet.amoeba_net("D", 2, 4, 3, stem="small", auxiliary_weight=0.4)
+    params = pipelining.PipeliningLayer.Params(layers=flat)
+    (place,) = (n for n, own in enumerate(flat) if getattr(own, "auxiliary", None) is not None)
+    params.override(f"layers[{place}].auxiliary=None")
+    fields = {"image": tf.TensorSpec([4, 8, 8, 3]), "label": tf.TensorSpec([4], tf.int32)}
+    assert [loss.name for loss in network.analyze(params, fields).losses] == ["loss"]
+    served = [p.owner.inference(p, ()) for p in flat]
+    assert not any("label" in p.reads for p in served)
+
+
 # --- what is refused ------------------------------------------------------------------------------
 
 
@@ -390,7 +401,7 @@ def test_what_is_served_has_no_auxiliary_head_and_no_label() -> None:
             lambda: analysed("D", 6, 32, 10, side=66, auxiliary_weight=0.4),
             "normal_3: the auxiliary head pools windows of 5x5, but the cell before it gives 4x4: "
             "the images are too small for it. Use 67x67 at least (11x11 with the small stem): "
-            "input.height, input.width; or auxiliary_weight=0",
+            "input.height, input.width; or take the head away by auxiliary=None of its cell",
         ),
         (
             lambda: analysed("D", 6, 32, 10, side=2),

@@ -115,6 +115,11 @@ def test_an_operation_is_what_it_is_by_hand(name: str, level: float) -> None:
     assert np.mean(found == np.floor(expected + 1e-3)) > 0.97
 
 
+def test_beyond_eight_bits_all_are_kept() -> None:
+    given = image()
+    np.testing.assert_array_equal(apply("Posterize", given, 2.4), given)
+
+
 def taken(given: Any, where: Callable[[int, int], tuple[float, float]]) -> Any:
     """Take pixel (x, y) from `where`, the nearest; grey outside."""
     height, width = given.shape[:2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import pathlib
@@ -85,6 +86,40 @@ def test_a_wrong_folder_is_named(folder: pathlib.Path, tmp_path: pathlib.Path) -
     (folder / "train" / "emu").mkdir()
     (tmp_path / "bare" / "train").rmdir()
     refused(r"class folder .*train/emu has no images \(.png", folder)
+
+
+def test_what_may_not_be_read_is_named(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def listed(path: str) -> list[str]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    monkeypatch.setattr(os, "listdir", listed)
+    with pytest.raises(errors.InputError, match=r"/test/[^/]+ cannot be read: Permission denied\."):
+        folder_input(folder).num_examples("train")
+
+
+def test_names_of_any_bytes_are_read(folder: pathlib.Path) -> None:
+    (first, *_) = sorted((folder / "train").glob("*/*.png"))
+    odd = os.path.join(os.fsencode(first.parent), b"\xff\xfe.png")
+    os.rename(first, odd)
+    source = folder_input(folder)
+    count = sum(len(batch["label"]) for batch in source.evaluation("train"))
+    assert count == source.num_examples("train")
+
+
+def test_the_home_folder_may_be_written_short(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(folder.parent))
+    short = folder_input(pathlib.Path("~") / folder.name)
+    assert short.num_examples("train") == folder_input(folder).num_examples("train")
+
+
+def test_the_names_of_the_classes_are_kept_with_a_run(folder: pathlib.Path) -> None:
+    source = folder_input(folder)
+    (content,) = source.assets().values()
+    assert content.decode().splitlines() == list(source.class_names)
 
 
 def make_file(path: pathlib.Path) -> pathlib.Path:

@@ -263,6 +263,8 @@ def test_another_number_of_classes_is_refused(
         ({"crops": 5, "resize": True}, "have no corners: set input.central, such as 0.875"),
         ({"saturation": (1.5, 0.5)}, r"input.saturation=\(1.5, 0.5\) is not possible. Use two"),
         ({"crop_area": (0.5, 1.5)}, r"input.crop_area=\(0.5, 1.5\) is not possible. Use two up"),
+        ({"saturation": (1.0, 1.0)}, r"input.saturation=\(1.0, 1.0\) is not possible. Use two"),
+        ({"label_offset": -1}, "input.label_offset=-1 is not possible. Use 0 or more"),
         ({"cutout": -1}, "input.cutout=-1 is not possible. Use 0 or more"),
         ({"max_broken_share": 2.0}, "input.max_broken_share=2.0 is not possible. Use 0 to 1"),
     ],

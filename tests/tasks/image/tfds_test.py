@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.tasks.image import input as image_input
@@ -106,6 +107,8 @@ def test_a_wrong_tfds_dataset_is_named_in_one_line(
     refused("'mnist' is not prepared in .*Set input.download=True", tfds_input(tmp_path, "mnist"))
     refused("has no split 'dev'; there are test, train", tfds_input(dataset), "dev")
     refused("has no split 'dev'", tfds_input(dataset), "dev[:10%]")
+    refused("split 'train\\+dev': .*Write it as", tfds_input(dataset), "train+dev")
+    refused(r"split 'train\[:9o%\]': .*Write it as", tfds_input(dataset), "train[:9o%]")
 
 
 def test_a_tfds_dataset_with_a_record_less_is_refused(
@@ -119,6 +122,22 @@ def test_a_tfds_dataset_with_a_record_less_is_refused(
     length = int.from_bytes(content[:8], "little") + 16
     file.write_bytes(content[length:])
     with pytest.raises(errors.InputError, match="has 4 records, but 5 are told; prepare it anew"):
+        tfds_input(copy).num_examples("test")
+
+
+@pytest.mark.parametrize("empty", [True, False])
+def test_a_shard_that_is_not_there_is_named(
+    dataset: pathlib.Path, tmp_path: pathlib.Path, empty: bool
+) -> None:
+    import shutil
+
+    copy = shutil.copytree(dataset, tmp_path / "copy")
+    (file, *_) = copy.glob("tiny_shapes/1.0.0/*test*tfrecord*")
+    if empty:
+        file.write_bytes(b"")
+    else:
+        file.unlink()
+    with pytest.raises(errors.InputError, match=r"tfrecord.* cannot be read: .*Prepare it anew"):
         tfds_input(copy).num_examples("test")
 
 
@@ -141,6 +160,25 @@ def test_a_broken_record_is_replaced_and_left_out(
     assert "broken image tiny_shapes test record 0: " in caplog.text
     source = tfds_input(copy, train_split="test", shuffle=False, batch_size=5)
     assert seeds_of(source.batches(0), 1) == [whole[1], *whole[1:]]
+
+
+def test_an_image_without_a_label_is_told(
+    dataset: pathlib.Path, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    import shutil
+
+    copy = shutil.copytree(dataset, tmp_path / "copy")
+    (file, *_) = copy.glob("tiny_shapes/1.0.0/*test*tfrecord*")
+    whole = seeds_of(tfds_input(dataset).evaluation("test"))
+    records = [record.numpy() for record in tf.data.TFRecordDataset(str(file))]
+    first = tf.train.Example.FromString(records[0])
+    first.features.feature["label"].int64_list.value[0] = -1
+    with tf.io.TFRecordWriter(str(file)) as writer:
+        for record in (first.SerializeToString(), *records[1:]):
+            writer.write(record)
+    with caplog.at_level("WARNING"):
+        assert seeds_of(tfds_input(copy, max_broken_share=0.5).evaluation("test", 2)) == whole[1:]
+    assert "test record 0: it has no label" in caplog.text
 
 
 def test_a_file_that_vanishes_is_no_endless_loop(

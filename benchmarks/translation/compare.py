@@ -8,9 +8,10 @@ Each system is NAME=LOGDIR of a run that `--mode=score` has scored, or several b
 pairs of languages are put together. All must have translated the same sentences: then resamples are
 the same, and the columns of differences are a paired bootstrap's.
 
-`--metric=loss` reads the loss per token instead, from the newest evaluation (`--mode=eval`) in each
-run's folder, which must be of the same checkpoint. Its intervals are of the languages of a group,
-drawn anew; those of BLEU and chrF are of the sentences of each language.
+`--metric=loss` reads the loss per token instead, from each run's newest evaluation of the same
+split (`--mode=eval --params_override=eval.split=test`), which must be of the same checkpoint, and
+is of all its sentences. Its intervals are of the languages of a group, drawn anew; those of BLEU
+and chrF are of the sentences of each language.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.translation import curves
-from lingvo_gpipe import errors
+from lingvo_gpipe import errors, evaluation
 from lingvo_gpipe.tasks.mt import scores
 
 LOSS = "loss"
@@ -65,7 +66,8 @@ def read(name: str, logdirs: Sequence[Path], split: str, metric: str) -> System:
         own, step = scores.read(logdir / "score", split)
         texts += own
         if metric == LOSS:
-            losses |= _losses(logdir, [text.pair for text in own], step)
+            folder = logdir / f"{evaluation.EVALUATIONS}_{split}"
+            losses |= _losses(folder, [text.pair for text in own], step)
     report = scores.score(texts, scores.Scoring(resamples=RESAMPLES))
     rows = (*report.groups, *report.languages)
     references = {text.pair: text.references for text in texts}
@@ -80,15 +82,16 @@ def read(name: str, logdirs: Sequence[Path], split: str, metric: str) -> System:
     )
 
 
-def _losses(logdir: Path, pairs: Sequence[str], step: int) -> dict[str, float]:
-    """Return pair → loss per token in the newest evaluation."""
-    found = curves.read(logdir / "eval")
+def _losses(folder: Path, pairs: Sequence[str], step: int) -> dict[str, float]:
+    """Return pair → loss per token in the newest evaluation of a folder."""
+    found = curves.read(folder)
     losses = {}
     for pair in pairs:
         points = found.get(_BY_LANGUAGE + pair, found.get(_WHOLE) if len(pairs) == 1 else None)
         if not points or points[-1].step != step:
             raise errors.InputError(
-                f"{logdir} has no evaluation of {pair} at step {step}. Run --mode=eval there"
+                f"{folder} has no evaluation of {pair} at step {step}. Make it by --mode=eval "
+                f"--logdir={folder.parent} and eval.split overridden"
             )
         losses[pair] = points[-1].value
     return losses
@@ -135,14 +138,16 @@ def table(systems: Sequence[System], rows: Sequence[str], against: str | None) -
     base = next((system for system in systems if system.name == against), None)
     others = [system for system in systems if base is not None and system is not base]
     copied = bool(systems[0].copied)
-    head = ["", "training", "sentences", *(["copied source"] if copied else [])]
+    # The loss is of all sentences, whichever were translated; it has no copied source.
+    head = ["", "training", *(["sentences", "copied source"] if copied else [])]
     head += [system.name for system in systems]
     head += [f"{system.name} − {against}" for system in others]
     lines = [head, ["---"] * len(head)]
     for name in rows:
         row = systems[0].report.row(name)
-        cells = [name, f"{row.examples:,}", f"{row.sentences:,}"]
-        cells += [f"{systems[0].copied[name].value:.2f}"] if copied else []
+        cells = [name, f"{row.examples:,}"]
+        if copied:
+            cells += [f"{row.sentences:,}", f"{systems[0].copied[name].value:.2f}"]
         cells += [_told(system.values[name]) for system in systems]
         if base is not None:
             cells += [_told(system.values[name] - base.values[name], "+") for system in others]

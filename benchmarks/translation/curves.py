@@ -1,12 +1,12 @@
 r"""Draws evaluation losses of runs over the tokens that they have seen.
 
     python -m benchmarks.translation.curves batch.png --tokens=4096,16384,65536 \
-        "4k=runs/batch4k" "16k=runs/batch16k" "64k=runs/batch64k"
+        "4k=runs/De" "16k=runs/batch16k" "64k=runs/batch64k"
 
 Each run is NAME=LOGDIR of the trainer (`--mode=train_eval`). `--tokens` are those of an update, one
 number per run or one for all; without it curves go over updates. `--tag` names another metric.
-Where each run ended is printed; its minutes are from the first point of training to the last one, a
-pause included where it was resumed.
+Where each run ended is printed; its minutes are from before its first update to its last point of
+training or evaluation, a pause included where it was resumed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,12 @@ class Point:
 
 
 def read(folder: Path) -> dict[str, list[Point]]:
-    """Return the scalars in a folder of TensorBoard: tag → points in the order of writing."""
+    """Return the scalars in a folder of TensorBoard: tag → points in the order of writing.
+
+    A folder that is not there has none.
+    """
+    if not folder.exists():
+        return {}
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tensorboard.backend.event_processing import event_accumulator
     from tensorboard.util import tensor_util
@@ -82,17 +87,18 @@ def main() -> None:
     if len(tokens) != len(given.runs):
         parser.error(f"--tokens has {len(tokens)} numbers for {len(given.runs)} runs")
     curves = []
-    print("run", "updates", "tokens", "minutes", f"last {given.tag}", "best", sep="\t")
+    print("run", "updates", "tokens", "minutes", f"last {given.tag}", sep="\t")
     for run, each in zip(given.runs, tokens, strict=True):
         name, _, logdir = run.rpartition("=")
         points = read(Path(logdir) / "eval").get(given.tag)
-        training = read(Path(logdir) / "train").get("loss")
-        if not points or not training:
+        training = read(Path(logdir) / "train")
+        if not points or "loss" not in training:
             parser.error(f"{logdir} has no {given.tag!r} of an evaluation, or no training")
-        last, best = points[-1], min(point.value for point in points)
-        minutes = (training[-1].wall_s - training[0].wall_s) / 60.0
-        told = (name, last.step, last.step * each, f"{minutes:.1f}", f"{last.value:.4f}")
-        print(*told, f"{best:.4f}", sep="\t")
+        last = points[-1]
+        # Constants such as sampling shares are written before the first update.
+        times = [point.wall_s for own in (*training.values(), points) for point in own]
+        minutes = (max(times) - min(times)) / 60.0
+        print(*(name, last.step, last.step * each, f"{minutes:.1f}", f"{last.value:.4f}"), sep="\t")
         curves.append((name, each, points))
     draw(curves, given.tag, "updates" if given.tokens == "1" else "tokens seen", given.picture)
 

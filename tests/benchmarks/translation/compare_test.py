@@ -77,6 +77,7 @@ def test_losses_come_from_the_newest_evaluation(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     def read(folder: Path) -> dict[str, list[curves.Point]]:
+        assert folder.name == "eval_test"
         name = folder.parent.name
         if name in ("all", "untrained"):
             found = {
@@ -93,7 +94,7 @@ def test_losses_come_from_the_newest_evaluation(
     head, _, *rows = told(
         monkeypatch, capsys, "--metric=loss", "--against=bilingual", "--rows=both", *systems(runs)
     )
-    assert head[3:6] == ["untrained", "bilingual", "multilingual"]
+    assert head[:5] == ["", "training", "untrained", "bilingual", "multilingual"]
     by_name = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
     assert [by_name[pair]["multilingual"] for pair in PAIRS] == ["2.00", "3.00", "4.00"]
     assert [by_name[pair]["multilingual − bilingual"] for pair in PAIRS] == [
@@ -128,7 +129,8 @@ def test_what_does_not_fit_is_refused(
     refused(monkeypatch, capsys, "have not translated the same sentences", one, other)
     refused(monkeypatch, capsys, "cannot be read: No such file", one, f"b={tmp_path}")
     refused(monkeypatch, capsys, "--against=c: there are a", "--against=c", one)
+    message = "eval_test has no evaluation of de:en at step 9. Make it by --mode=eval --logdir="
+    refused(monkeypatch, capsys, message, "--metric=loss", one)
     monkeypatch.setattr(curves, "read", lambda _: {"log_perplexity": [curves.Point(8, 1.0, 3.0)]})
     for system in (one, other):
-        message = "has no evaluation of de:en at step 9. Run --mode=eval there"
         refused(monkeypatch, capsys, message, "--metric=loss", system)

@@ -4,8 +4,7 @@
 
 Each run is NAME=PATH: the log directory of a run of the trainer (`--mode=train_eval`), or a TSV
 with columns step, seconds and accuracy, as `benchmarks.images.resnet20` writes. A run's time counts
-from its first point of training; a run that was resumed counts the pause too. Name it by
-`--updates_only`, as one that other work slowed, and it is drawn over updates alone.
+from its first point of training; a run that was resumed counts the pause too.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import argparse
 import csv
 import dataclasses
 import math
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +73,8 @@ def _value(event: Any) -> float:
     return float(tensor_util.make_ndarray(event.tensor_proto))
 
 
-def draw(curves: list[Curve], path: Path, updates_only: Collection[str] = ()) -> None:
-    """Draw curves over updates (left) and, but for those named, minutes (right) into a PNG."""
+def draw(curves: list[Curve], path: Path) -> None:
+    """Draw curves over updates (left) and minutes (right) into a PNG."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -85,9 +83,8 @@ def draw(curves: list[Curve], path: Path, updates_only: Collection[str] = ()) ->
     figure, (by_step, by_time) = pyplot.subplots(1, 2, figsize=(11, 4), sharey=True)
     for curve in curves:
         (line,) = by_step.plot(curve.steps, curve.accuracy, label=curve.name)
-        if curve.name not in updates_only:
-            minutes = [s / 60.0 for s in curve.seconds]
-            by_time.plot(minutes, curve.accuracy, color=line.get_color())
+        minutes = [s / 60.0 for s in curve.seconds]
+        by_time.plot(minutes, curve.accuracy, color=line.get_color())
     by_step.set(xlabel="updates", ylabel="test accuracy")
     by_time.set(xlabel="minutes")
     lowest = min((a for curve in curves for a in curve.accuracy), default=0.0)
@@ -106,7 +103,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("picture", type=Path, help="PNG to write")
     parser.add_argument("runs", nargs="+", metavar="NAME=PATH")
-    parser.add_argument("--updates_only", action="append", default=[], metavar="NAME")
     given = parser.parse_args()
     curves = []
     for run in given.runs:
@@ -117,7 +113,7 @@ def main() -> None:
         minutes = curve.seconds[-1] / 60.0
         last, best = curve.accuracy[-1], max(curve.accuracy)
         print(f"{curve.name}\t{curve.steps[-1]}\t{minutes:.1f}\t{last:.4f}\t{best:.4f}")
-    draw(curves, given.picture, given.updates_only)
+    draw(curves, given.picture)
 
 
 if __name__ == "__main__":

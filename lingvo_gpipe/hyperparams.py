@@ -164,22 +164,19 @@ class Params(kinds.Node, metaclass=_ParamsMeta):
 
         The value is a Python literal, or a name where the field's type knows one (an enum's
         member, a dtype, a registered class or function). A string may come without quotes if it
-        is made of letters, digits and `_./:-` alone. Of Params, `None` takes the place where the
-        field may be None; any other text is refused.
+        is made of letters, digits and `_./:-` alone. Params give way to `None` alone.
         """
-        path, sign, value = assignment.partition("=")
+        path, sign, value = (part.strip() for part in assignment.partition("="))
         if not sign:
             raise ParamsError(f"{text.shown(assignment)} is not an override; write path=value")
-        path = path.strip()
         place = self._place(path)
-        old, value = place.old_value(), value.strip()
+        old = place.old_value()
         removed = value == "None" and kinds.takes_none(place.kind())
         if kinds.holds_params(old) and not removed:
-            what = (
-                f"holds Params ({old.class_name()})" if isinstance(old, Params) else "holds Params"
-            )
+            what = f"Params ({old.class_name()})" if isinstance(old, Params) else "Params"
             raise ParamsError(
-                f"{self.class_name()}: '{path}' {what}, which no text replaces; override its fields"
+                f"{self.class_name()}: '{path}' holds {what}, which no text replaces; override its "
+                "fields"
             )
         parsed = _parse_value(value, place.kind(), type(self), path)
         place.node._assign(place.field, parsed, self, path, place.inside)

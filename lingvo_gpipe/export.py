@@ -263,9 +263,9 @@ def run(
         UserError: the input cannot be served, the network needs what is not served, there is no
             such checkpoint, or the folder cannot be written.
     """
-    params = task.complete(params)
+    source = restoring.source(params, logdir=logdir, which=which)
+    params = task.complete(params, source)
     task.check(params)
-    source = params.input.instantiate()
     assets = source.assets()
     logdir_lib.check_assets(logdir, assets)
     program = _program(params.instantiate().serving(source))

@@ -122,7 +122,13 @@ class Batches:
 
 
 class Input(hyperparams.Configurable, abc.ABC):
-    """Base of every input: named fields of mini-batches."""
+    """Base of every input: named fields of mini-batches.
+
+    Attributes:
+        asset_names: of the files that a run keeps; see `assets`.
+    """
+
+    asset_names: tuple[str, ...] = ()
 
     class Params(hyperparams.Configurable.Params):
         """Fields that every input has."""
@@ -169,12 +175,20 @@ class Input(hyperparams.Configurable, abc.ABC):
         return {}
 
     def assets(self) -> Mapping[str, bytes]:
-        """Return files without which the model's ids mean nothing: name → content.
+        """Return files without which the model's ids mean nothing: `asset_names` → content.
 
         They are kept in the run's folder, where others of these names are refused, and exported
         with the model.
         """
         return {}
+
+    def recall(self, assets: Mapping[str, bytes]) -> None:
+        """Take what a run keeps in place of the data, which may be gone: serving needs no more.
+
+        Args:
+            assets: all of them, as `assets` gave them when the run began.
+        """
+        del assets
 
     def serving(self) -> Serving | Program:
         """Return how an exported model is called.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +142,25 @@ def check_assets(folder: Path, assets: Mapping[str, bytes]) -> tuple[str, ...]:
                 "Give the data it was begun with, or another --logdir"
             )
     return tuple(missing)
+
+
+def kept_assets(folder: Path, names: Iterable[str]) -> dict[str, bytes] | None:
+    """Return the content of the files of these names that a run keeps; None: not all are there.
+
+    Raises:
+        TrainingError: one cannot be read.
+    """
+    found = {}
+    for name in names:
+        try:
+            found[name] = (folder / name).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise errors.TrainingError(
+                f"{folder / name} cannot be read: {error.strerror}. Make it readable"
+            ) from error
+    return found
 
 
 def keep_assets(folder: Path, assets: Mapping[str, bytes]) -> None:

@@ -1,14 +1,16 @@
-"""Weights of a checkpoint, as everything but training uses them."""
+"""What a run keeps, as everything but training uses it: weights, and what its ids mean."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
 from lingvo_gpipe import checkpoint, errors, task
+from lingvo_gpipe import input as input_lib
 from lingvo_gpipe import logdir as logdir_lib
 from lingvo_gpipe.layers import base
 
@@ -62,6 +64,28 @@ def restore(
         )
     warn_of_torn(restored)
     return restored
+
+
+def source(params: Any, *, logdir: Path | None, which: str | None) -> input_lib.Input:
+    """Return a task's input on what the run keeps of its data; on the data where it keeps nothing.
+
+    Args:
+        params: a `Task.Params`.
+        logdir: of the run.
+        which: path of a checkpoint, or of a directory of them: its run's folder is asked first.
+
+    Raises:
+        UserError: a file that is kept cannot be read or used.
+    """
+    found: input_lib.Input = params.input.instantiate()
+    places = [] if which is None else list(Path(which).absolute().parents[:2])
+    places += [] if logdir is None else [logdir]
+    for folder in places:
+        kept = logdir_lib.kept_assets(folder, found.asset_names)
+        if kept:
+            found.recall(kept)
+            break
+    return found
 
 
 def warn_of_torn(restored: checkpoint.Restored) -> None:

@@ -184,14 +184,18 @@ def is_complete(params: Any) -> bool:
     )
 
 
-def complete(params: Any) -> Any:
+def complete(params: Any, source: input_lib.Input | None = None) -> Any:
     """Return a copy of a task in which is filled in what only its data knows.
+
+    Args:
+        params: a `Task.Params`.
+        source: its input, where it is there already.
 
     Raises:
         UserError: the data cannot be read, or the model does not fit it.
     """
     completed = params.copy()
-    completed.input.instantiate().complete(completed)
+    (source or completed.input.instantiate()).complete(completed)
     return completed
 
 

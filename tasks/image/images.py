@@ -25,10 +25,13 @@ _PARALLEL_CALLS = max(4, os.cpu_count() or 1)
 # Mini-batches that are read at once.
 _PARALLEL_BATCHES = 2
 _SAMPLES = 16
+_CLASSES = "classes.txt"
 
 
 class Images(input_lib.Indexed):
     """Base of inputs whose images are encoded one by one; subclasses define where they are."""
+
+    asset_names = (_CLASSES,)
 
     class Params(input_lib.Indexed.Params):
         """Fields of Images."""
@@ -105,6 +108,7 @@ class Images(input_lib.Indexed):
         super().__init__(params)
         _check(params)
         self._broken: dict[str, broken.Broken] = {}
+        self._recalled: tuple[str, ...] | None = None
 
     @property
     @abc.abstractmethod
@@ -114,6 +118,8 @@ class Images(input_lib.Indexed):
     @property
     def class_names(self) -> tuple[str, ...]:
         """Names of the classes in the order of the labels that are given."""
+        if self._recalled is not None:
+            return self._recalled
         return ("background",) * self.params.label_offset + self.own_names
 
     @property
@@ -131,7 +137,11 @@ class Images(input_lib.Indexed):
 
     def assets(self) -> dict[str, bytes]:
         """Return the names of the classes, which labels are places among."""
-        return {"classes.txt": "".join(f"{name}\n" for name in self.class_names).encode()}
+        return {_CLASSES: "".join(f"{name}\n" for name in self.class_names).encode()}
+
+    def recall(self, assets: Mapping[str, bytes]) -> None:
+        """Take the names of the classes that a run keeps; see `Input.recall`."""
+        self._recalled = tuple(assets[_CLASSES].decode().split("\n")[:-1])
 
     def complete(self, task_params: Any) -> None:
         """Fill in or check the model's number of classes; see `Input.complete`."""

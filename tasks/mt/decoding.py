@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, network, pipelining, restoring, runtime
 from lingvo_gpipe import executor as executor_lib
-from lingvo_gpipe.tasks.mt import incremental, records, transformer
+from lingvo_gpipe.tasks.mt import incremental, transformer
 from lingvo_gpipe.tasks.mt import search as search_lib
 from lingvo_gpipe.tasks.mt import vocabulary as vocabulary_lib
 
@@ -380,11 +380,13 @@ class Decoder:
         """
         own = params.copy()
         check(own.decode)
-        self.vocabulary, self.target_tokens = text_of(own, logdir, checkpoint)
+        source: Any = restoring.source(own, logdir=logdir, which=checkpoint)
+        self.vocabulary: vocabulary_lib.Vocabulary = source.vocabulary
+        self.target_tokens: bool = source.target_tokens
         transformer.set_vocabulary(own.model.layers, len(self.vocabulary))
         self.max_length: int = own.decode.max_length or own.input.max_length
         pipe: pipelining.PipeliningLayer = own.model.instantiate()
-        pipe.build(own.input.instantiate().element_spec(training=True))
+        pipe.build(source.element_spec(training=True))
         restored = restoring.restore(
             pipe.by_path, pipe.specs, own.train, logdir=logdir, which=checkpoint
         )
@@ -408,25 +410,3 @@ class Decoder:
     ) -> list[list[int]]:
         """See `Translator.translate`."""
         return self._translator.translate(sources, progress)
-
-
-def text_of(
-    params: Any, logdir: Path | None, checkpoint: str | None
-) -> tuple[vocabulary_lib.Vocabulary, bool]:
-    """Return the vocabulary of a run, and whether its sources begin with <2xx>.
-
-    Both are what the run keeps; where it does not, those of its data.
-
-    Args:
-        params: a `TranslationTask.Params`.
-        logdir: of the run.
-        checkpoint: a path in a run's folder, which is asked first.
-    """
-    places = [] if checkpoint is None else list(Path(checkpoint).absolute().parents[:2])
-    places += [] if logdir is None else [logdir]
-    for folder in places:
-        kept, told = folder / records.VOCABULARY, folder / records.TARGET_TOKENS
-        if kept.exists() and told.exists():
-            return vocabulary_lib.Vocabulary.load(kept), told.read_bytes().startswith(b"True")
-    found = params.input.instantiate().records
-    return found.vocabulary, found.target_tokens

@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,8 @@ class Translation(input_lib.Input):
     `eval_batch_size` count the tokens of a mini-batch on either side, padding included, so that
     the number of rows goes with their length.
     """
+
+    asset_names = (records_lib.VOCABULARY, records_lib.TARGET_TOKENS)
 
     class Params(input_lib.Input.Params):
         """Fields of Translation."""
@@ -88,6 +90,7 @@ class Translation(input_lib.Input):
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
+        self._recalled: tuple[vocabulary_lib.Vocabulary, bool] | None = None
         for name, least in (("max_length", 2), ("num_shapes", 1), ("multiple_of", 1)):
             value = getattr(params, name)
             if value < least:
@@ -116,8 +119,13 @@ class Translation(input_lib.Input):
 
     @property
     def vocabulary(self) -> vocabulary_lib.Vocabulary:
-        """The records' vocabulary."""
-        return self.records.vocabulary
+        """The run's vocabulary where it was recalled, else the records'."""
+        return self.records.vocabulary if self._recalled is None else self._recalled[0]
+
+    @property
+    def target_tokens(self) -> bool:
+        """Whether sources begin with <2xx>."""
+        return self.records.target_tokens if self._recalled is None else self._recalled[1]
 
     @functools.cached_property
     def pairs(self) -> tuple[str, ...]:
@@ -232,11 +240,12 @@ class Translation(input_lib.Input):
         """Give the model the vocabulary's true size, and the languages that it counts apart.
 
         Of which vocabulary the records are is remembered, or checked. One pair alone is not counted
-        apart: its numbers are those of the whole.
+        apart: its numbers are those of the whole. A run that was recalled counts no languages.
         """
         layers = task_params.model.layers
+        pairs = self.pairs if self._recalled is None else ()
         transformer.set_vocabulary(layers, len(self.vocabulary))
-        transformer.set_languages(layers, self.pairs if len(self.pairs) > 1 else ())
+        transformer.set_languages(layers, pairs if len(pairs) > 1 else ())
         task_params.set_path("input.vocabulary_hash", self.vocabulary.hash)
 
     def constants(self) -> dict[str, float]:
@@ -247,8 +256,20 @@ class Translation(input_lib.Input):
         """Return the vocabulary, a SentencePiece model, and whether sources begin with <2xx>."""
         return {
             records_lib.VOCABULARY: self.vocabulary.proto,
-            records_lib.TARGET_TOKENS: f"{self.records.target_tokens}\n".encode(),
+            records_lib.TARGET_TOKENS: f"{self.target_tokens}\n".encode(),
         }
+
+    def recall(self, assets: Mapping[str, bytes]) -> None:
+        """Take the vocabulary that a run keeps; see `Input.recall`.
+
+        Raises:
+            InputError: it is none.
+        """
+        proto, told = (assets[name] for name in self.asset_names)
+        self._recalled = (
+            vocabulary_lib.Vocabulary(proto, "the kept vocabulary"),
+            told.startswith(b"True"),
+        )
 
     def serving(self, settings: search.Search | None = None) -> input_lib.Program:
         """Return how an exported model translates: see `serving.program`.
@@ -257,7 +278,7 @@ class Translation(input_lib.Input):
             settings: of the search; None: the default ones.
         """
         found = settings or search.Search()
-        return serving.program(self.vocabulary, found, self.records.target_tokens)
+        return serving.program(self.vocabulary, found, self.target_tokens)
 
     @functools.cached_property
     def _trained(self) -> tuple[Array, Array]:

@@ -120,6 +120,10 @@ def test_the_names_of_the_classes_are_kept_with_a_run(folder: pathlib.Path) -> N
     source = folder_input(folder)
     (content,) = source.assets().values()
     assert content.decode().splitlines() == list(source.class_names)
+    alone = folder_input(folder.with_name("gone"))
+    alone.recall(source.assets())
+    assert alone.class_names == source.class_names
+    assert alone.assets() == source.assets()
 
 
 def make_file(path: pathlib.Path) -> pathlib.Path:

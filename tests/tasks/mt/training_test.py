@@ -226,3 +226,33 @@ def test_without_tensorflow_text_ids_alone_are_exported(
         "strings to strings"
     ]
     assert [path.name for path in (tmp_path / "export").iterdir()] == ["3"]
+
+
+def test_a_run_is_exported_and_decoded_without_its_data(ran: Run, tmp_path: Path) -> None:
+    own = tmp_path / "run"
+    shutil.copytree(ran.folder, own, ignore=shutil.ignore_patterns("export"))
+    params = ran.params.copy()
+    params.input.data_dir = str(tmp_path / "gone")
+    lines: list[str] = []
+    export.run(params, own, report=lines.append)
+    assert [line.replace(str(own), str(ran.folder)) for line in lines] == ran.exported
+    ids = ran.words.encode(["Meli ya abiria"])[0]
+    source = tf.constant([[*ids, vocabulary.END]], tf.int32)
+    told, wanted = (
+        tf.saved_model.load(str(folder / "export" / "3")).signatures["serving_default"](
+            source=source
+        )
+        for folder in (own, ran.folder)
+    )
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(told[name], value)
+    decoder = decoding.Decoder(params, logdir=own)
+    assert decoder.vocabulary.hash == ran.words.hash
+
+    (own / records.TARGET_TOKENS).unlink()
+    with pytest.raises(errors.InputError, match="gone"):
+        export.run(params, own)
+    (own / records.VOCABULARY).write_bytes(b"torn")
+    (own / records.TARGET_TOKENS).write_text("False\n")
+    with pytest.raises(errors.InputError, match="the kept vocabulary is no SentencePiece model"):
+        export.run(params, own)

@@ -89,6 +89,13 @@ def report(line: str) -> None:
     sys.stdout.flush()
 
 
+def note(line: str) -> None:
+    """Print a line beside the program's output, on the standard error; see `report`."""
+    import tqdm
+
+    tqdm.tqdm.write(line, file=sys.stderr)
+
+
 def mistake(error: errors.UserError) -> str:
     """Return what a user's mistake is told as: its kind as errors.py has it, and its text."""
     kinds = (kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)

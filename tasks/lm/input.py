@@ -57,6 +57,24 @@ class Tokens(input_lib.InMemory):
             )
         return {name.removesuffix(".npy"): self._rows(os.path.join(folder, name)) for name in files}
 
+    def complete(self, task_params: Any) -> None:
+        """Refuse ids that the model has no row for; see `Input.complete`."""
+        sizes = [
+            value
+            for _, value, declared in task_params.model.iter_paths()
+            if declared.name == "vocabulary"
+        ]
+        for split, fields in self.arrays().items():
+            # A label is the next target: the last one alone is new.
+            for ids in (fields["target"], fields["label"][-1:]) if sizes else ():
+                least, most = int(ids.min(initial=0)), int(ids.max(initial=0))
+                if least < 0 or most >= min(sizes):
+                    raise errors.InputError(
+                        f"{split}.npy in {self.params.data_dir} holds the id "
+                        f"{least if least < 0 else most}, but the model has ids 0 to "
+                        f"{min(sizes) - 1}. Give it a larger vocabulary, or other ids"
+                    )
+
     def _rows(self, path: str) -> dict[str, Array]:
         try:
             ids = np.load(path, mmap_mode="r", allow_pickle=False)

@@ -340,4 +340,5 @@ def fill(lengths: Array, units: Units, planned: Sequence[Planned]) -> float:
         units.of(int(unit)) for batch in planned for unit in batch.units
     )
     held = int(lengths[np.fromiter(numbers, np.int64)].sum())
-    return held / sum(2 * batch.shape.rows * batch.shape.length for batch in planned)
+    places = sum(2 * batch.shape.rows * batch.shape.length for batch in planned)
+    return held / places if places else 1.0

@@ -77,12 +77,10 @@ class Django(corpus.Corpus):
                 if pair[0] == pair[1]:
                     faults.found("untranslated", where, "message is not translated")
                     continue
-                texts = [faults.sentence(text, where) for text in pair]
-                if texts[0] is not None and texts[1] is not None:
-                    if source == _ENGLISH:
-                        yield corpus.Pair(texts[0], texts[1], where)
-                    else:
-                        yield corpus.Pair(texts[1], texts[0], where)
+                texts = faults.texts(pair, (where, where))
+                if texts is not None:
+                    one, other = texts if source == _ENGLISH else texts[::-1]
+                    yield corpus.Pair(one, other, where)
 
     def _split_of(self, english: str) -> str:
         """Return the split of an English sentence."""

@@ -17,8 +17,9 @@ import glob
 import gzip
 import os
 import re
+import unicodedata
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, Literal
 
 from absl import logging
@@ -30,6 +31,7 @@ _BOM = b"\xef\xbb\xbf"
 # dataset gives); NUL ends strings in other tools.
 _SEPARATOR = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029\x00]")
 _KEPT_EXAMPLES = 5
+_UNSEEN = frozenset(("Cc", "Cf", "Zs", "Zl", "Zp"))
 _FILE = re.compile(r"(?P<language>[^.]+)\.(?P<split>[^.]+)\.txt(\.gz)?")
 
 Fate = Literal["skip", "fail"]
@@ -75,7 +77,8 @@ class Policy(hyperparams.Params):
     )
     filtered_splits: tuple[str, ...] = hyperparams.field(
         ("train",),
-        "Splits that both bounds hold for; the others keep all.",
+        "Splits that both bounds hold for, `train` being whichever is trained on; the others "
+        "keep all.",
     )
 
 
@@ -87,10 +90,26 @@ class Faults:
         examples: kind → the first places and what is wrong there.
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        train_split: str = "train",
+        tell: Callable[[str, str, str], None] | None = None,
+    ) -> None:
+        """Begin without any.
+
+        Args:
+            policy: of the corpus.
+            train_split: the one that is trained on.
+            tell: called for every fault, with its kind, its place and what is wrong there; None:
+                nothing is.
+        """
         self.policy = policy
         self.counts: collections.Counter[str] = collections.Counter()
         self.examples: dict[str, list[str]] = {}
+        self._train_split = train_split
+        self._tell = tell
+        self._of_pair: set[str] | None = None
 
     def found(self, kind: str, where: str, what: str) -> None:
         """Take note of a fault.
@@ -102,12 +121,33 @@ class Faults:
             raise errors.InputError(
                 f"{where}: {what}. Mend it, or leave such pairs out by policy.{kind}=skip"
             )
+        if self._tell is not None:
+            self._tell(kind, where, what)
+        if self._of_pair is not None:
+            if kind in self._of_pair:
+                return  # the other side of the pair was counted
+            self._of_pair.add(kind)
         self.counts[kind] += 1
         kept = self.examples.setdefault(kind, [])
         if len(kept) < _KEPT_EXAMPLES:
             kept.append(f"{where}: {what}")
 
-    def text(self, raw: bytes, where: str) -> str | None:
+    def texts(self, sides: Sequence[bytes | str], places: Sequence[str]) -> tuple[str, str] | None:
+        """Return both sides of a pair as text; None: the pair is faulty, which was counted.
+
+        Args:
+            sides: of the pair, bytes of a line or what a dataset gives.
+            places: where each was read.
+        """
+        self._of_pair = set()
+        one, other = (
+            self.sentence(side, where) if isinstance(side, str) else self._text(side, where)
+            for side, where in zip(sides, places, strict=True)
+        )
+        self._of_pair = None
+        return None if one is None or other is None else (one, other)
+
+    def _text(self, raw: bytes, where: str) -> str | None:
         """Return one side of a pair as text; None: it is faulty, which was counted."""
         if raw.endswith(b"\r"):
             self.found("carriage_return", where, "line ends in a carriage return")
@@ -125,7 +165,7 @@ class Faults:
             place = f"U+{ord(cut[0]):04X} at character {cut.start() + 1}"
             self.found("separator", where, f"{place} would end the line elsewhere")
             return None
-        if not text.strip():
+        if not is_text(text):
             self.found("empty", where, "side is empty")
             return None
         return text
@@ -133,7 +173,7 @@ class Faults:
     def fits(self, pair: Pair, split: str) -> bool:
         """Tell whether a pair keeps the policy's bounds of length; if not, it was counted."""
         policy = self.policy
-        if split not in policy.filtered_splits:
+        if ("train" if split == self._train_split else split) not in policy.filtered_splits:
             return True
         short, long = sorted((len(pair.source), len(pair.target)))
         if policy.max_characters is not None and long > policy.max_characters:
@@ -143,6 +183,14 @@ class Faults:
             self.found("ratio", pair.where, f"{short} against {long} characters")
             return False
         return True
+
+
+def is_text(text: str) -> bool:
+    """Tell whether any character of a text is seen: no space, format or control character.
+
+    A vocabulary's normaliser leaves nothing of the others.
+    """
+    return any(unicodedata.category(character) not in _UNSEEN for character in text)
 
 
 class Corpus(hyperparams.Configurable, abc.ABC):
@@ -269,9 +317,9 @@ class Files(Corpus):
         files = [_without_bom(path, lines(path), faults) for path in (source, target)]
         for number, sides in enumerate(zip(*files, strict=True), 1):
             places = [f"{path}:{number}" for path in (source, target)]
-            texts = [faults.text(*side) for side in zip(sides, places, strict=True)]
-            if texts[0] is not None and texts[1] is not None:
-                yield Pair(texts[0], texts[1], places[0])
+            texts = faults.texts(sides, places)
+            if texts is not None:
+                yield Pair(*texts, places[0])
 
 
 class TranslateFolder(Files):
@@ -405,6 +453,6 @@ class TSV(Corpus):
                     what = f"line has {len(cells)} columns, not {len(languages)}"
                     faults.found("columns", where, what)
                     continue
-                texts = [faults.text(cells[column], where) for column in columns]
-                if texts[0] is not None and texts[1] is not None:
-                    yield Pair(texts[0], texts[1], where)
+                texts = faults.texts([cells[column] for column in columns], (where, where))
+                if texts is not None:
+                    yield Pair(*texts, where)

@@ -96,9 +96,9 @@ def run(job: registry.Job) -> None:
         with _opened(settings.input) as file, _written(settings.output) as write:
             decoder = decoding.Decoder(job.task, logdir=job.logdir, checkpoint=job.checkpoint)
             with _bar(settings.input) as bar:
-                for translated in Lines(decoder, settings, told).translate(file, progress):
+                lines = Lines(decoder, settings, told, bar.update)
+                for translated in lines.translate(file, progress):
                     write("".join(f"{line}\n" for line in translated).encode())
-                    bar.update(len(translated))
     except _StoppedError:
         left = "is not written" if settings.output else "ends there"
         report(f"stopped after {told.lines} lines: {settings.output or 'the output'} {left}")
@@ -114,13 +114,20 @@ def run(job: registry.Job) -> None:
 class Lines:
     """Lines of text in, translations out, one for each."""
 
-    def __init__(self, decoder: Any, params: decoding.Decode, told: Told) -> None:
+    def __init__(
+        self,
+        decoder: Any,
+        params: decoding.Decode,
+        told: Told,
+        count: Callable[[int], Any] | None = None,
+    ) -> None:
         """Take the model.
 
         Args:
             decoder: a `decoding.Decoder`.
             params: how.
             told: where it is noted what becomes of the lines.
+            count: called with the number of lines that are done since the last call.
 
         Raises:
             UserError: `decode.target` is missing, or none of the vocabulary's.
@@ -131,6 +138,7 @@ class Lines:
         self._prefix = _target(self._vocabulary, params.target, decoder.target_tokens)
         self._begins_word = [piece.startswith(_WORD) for piece in self._vocabulary.pieces]
         self._told = told
+        self._count = count or (lambda _: None)
 
     def translate(self, file: BinaryIO, progress: Callable[[], None]) -> Iterator[list[str]]:
         """Yield the translations of some lines after the other, in order.
@@ -151,7 +159,18 @@ class Lines:
                     self._told.split.append(number)
                 owners += [place] * len(parts)
                 sources += parts
-            found = self._decoder.translate(sources, lambda _: progress())
+            left = len(raw)
+
+            def finished(parts: int) -> None:
+                nonlocal left
+                # A long line is several parts: what remains is told at the end.
+                lines = min(parts, left - 1)
+                left -= lines
+                self._count(lines)
+                progress()
+
+            found = self._decoder.translate(sources, finished)
+            self._count(left)
             joined: list[list[str]] = [[] for _ in raw]
             for place, text in zip(owners, self._vocabulary.decode(found), strict=True):
                 # Bytes can spell any separator, but a translation is one line.
@@ -172,7 +191,7 @@ class Lines:
 
     def _parts(self, ids: list[int]) -> Iterator[list[int]]:
         """Yield the sources of a line, as long as they may be; none of an empty line."""
-        room = self._decoder.max_length - len(self._prefix) - 1
+        room = max(1, self._decoder.max_length - len(self._prefix) - 1)
         while ids:
             end = len(ids)
             if end > room:
@@ -242,7 +261,9 @@ def _written(path: str | None) -> Iterator[Callable[[bytes], None]]:
     name = os.path.expanduser(path)
     if os.path.isdir(name):
         raise errors.InputError(f"decode.output={path} is a folder. Name a file in it")
-    partial = f"{name}.writing"
+    # What is no file (a device, a pipe) is written to, and never replaced.
+    whole = not os.path.exists(name) or os.path.isfile(name)
+    partial = f"{name}.writing" if whole else name
     with _told(path):
         file = open(partial, "wb")  # noqa: SIM115 (closed below)
 
@@ -254,11 +275,13 @@ def _written(path: str | None) -> Iterator[Callable[[bytes], None]]:
     try:
         with file:
             yield write
-        with _told(path):
-            os.replace(partial, name)
+        if whole:
+            with _told(path):
+                os.replace(partial, name)
     finally:
-        with contextlib.suppress(OSError):
-            os.remove(partial)
+        if whole:
+            with contextlib.suppress(OSError):
+                os.remove(partial)
 
 
 @contextlib.contextmanager

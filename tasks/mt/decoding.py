@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, network, pipelining, restoring, runtime
+from lingvo_gpipe import errors, hyperparams, network, pipelining, restoring, runtime, task
 from lingvo_gpipe import executor as executor_lib
-from lingvo_gpipe.tasks.mt import incremental, transformer
+from lingvo_gpipe.tasks.mt import incremental
 from lingvo_gpipe.tasks.mt import search as search_lib
 from lingvo_gpipe.tasks.mt import vocabulary as vocabulary_lib
 
@@ -378,18 +378,15 @@ class Decoder:
             UserError: there is no such checkpoint, it does not fit, or the run's vocabulary and
                 data are not there.
         """
-        own = params.copy()
-        check(own.decode)
-        source: Any = restoring.source(own, logdir=logdir, which=checkpoint)
+        check(params.decode)
+        source: Any = restoring.source(params, logdir=logdir, which=checkpoint)
+        own = task.complete(params, source)
         self.vocabulary: vocabulary_lib.Vocabulary = source.vocabulary
         self.target_tokens: bool = source.target_tokens
-        transformer.set_vocabulary(own.model.layers, len(self.vocabulary))
         self.max_length: int = own.decode.max_length or own.input.max_length
         pipe: pipelining.PipeliningLayer = own.model.instantiate()
         pipe.build(source.element_spec(training=True))
-        restored = restoring.restore(
-            pipe.by_path, pipe.specs, own.train, logdir=logdir, which=checkpoint
-        )
+        restored = restoring.restore(pipe.by_path, pipe.specs, own, logdir=logdir, which=checkpoint)
         self.step: int = restored.step
         self._translator = Translator(
             pipe,

@@ -25,7 +25,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe import command, errors, hyperparams
 from lingvo_gpipe import input as input_lib
 from lingvo_gpipe.tasks.mt import batches as batches_lib
 from lingvo_gpipe.tasks.mt import mixture, preparation, search, serving, transformer
@@ -112,7 +112,10 @@ class Translation(input_lib.Input):
         """
         folder = os.path.expanduser(self.params.data_dir)
         recipe = self.params.preparation
-        found = records_lib.Records(folder) if recipe is None else recipe.instantiate().run(folder)
+        if recipe is None:
+            found = records_lib.Records(folder)
+        else:
+            found = recipe.instantiate().run(folder, report=command.note)
         if self.params.vocabulary_hash is not None:
             found.check_vocabulary(self.params.vocabulary_hash)
         return found
@@ -219,13 +222,9 @@ class Translation(input_lib.Input):
         )
         full = batches_lib.fill(split.lengths + 1, units, plan.epoch(0))
         told = ", ".join(f"{shape.rows} x {shape.length}" for shape in units.shapes)
-        logging.info(
-            "%d mini-batches in the first epoch, %.1f%% of them padding, of %d shapes, each traced "
-            "once: %s",
-            len(plan.epoch(0)),
-            100 * (1 - full),
-            len(units.shapes),
-            told,
+        command.note(
+            f"{len(plan.epoch(0))} mini-batches in the first epoch, {1 - full:.1%} of them "
+            f"padding, of {len(units.shapes)} shapes, each traced once: {told}"
         )
         return plan
 
@@ -243,6 +242,12 @@ class Translation(input_lib.Input):
         apart: its numbers are those of the whole. A run that was recalled counts no languages.
         """
         layers = task_params.model.layers
+        if self.params.packing and not transformer.is_packed(layers):
+            raise errors.InputError(
+                "input.packing=True puts several sentences into a row, but the model would let "
+                "them see each other. Make it with translation_transformer(packed=True), or set "
+                "input.packing=False"
+            )
         pairs = self.pairs if self._recalled is None else ()
         transformer.set_vocabulary(layers, len(self.vocabulary))
         transformer.set_languages(layers, pairs if len(pairs) > 1 else ())

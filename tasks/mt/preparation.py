@@ -16,7 +16,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import sentencepiece
@@ -113,6 +113,7 @@ class Preparation(hyperparams.Configurable):
             return found
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise errors.InputError(f"{target} is in use, but holds no records. Give a new folder")
+        self._check_vocabulary()  # now, not after all text was read
         report(f"preparing {len(self._pairs)} pairs of languages")
         with _building(target) as partial:
             self._make(partial, report, num_threads or os.cpu_count() or 1)
@@ -171,7 +172,8 @@ class Preparation(hyperparams.Configurable):
     def _make(self, folder: Path, report: Callable[[str], None], num_threads: int) -> None:
         scratch = folder / _SCRATCH
         scratch.mkdir()
-        texts, faults = self._clean(scratch, report)
+        with _FaultLog(folder / records.FAULTS) as log:
+            texts, faults = self._clean(scratch, report, log.tell)
         seen = self._seen_targets(texts)
         for split, number in seen.items():
             report(f"{split}: {number} targets are in the training text too")
@@ -196,7 +198,9 @@ class Preparation(hyperparams.Configurable):
             "targets_seen_in_training": seen,
         }
         text = json.dumps(manifest, indent=1, ensure_ascii=False)
-        (folder / records.MANIFEST).write_text(text + "\n", encoding="utf-8")
+        (folder / records.MANIFEST).write_text(
+            text + "\n", encoding="utf-8", errors="surrogateescape"
+        )
 
     @property
     def _target_tokens(self) -> bool:
@@ -205,7 +209,10 @@ class Preparation(hyperparams.Configurable):
         return len({pair.partition(":")[2] for pair in self._pairs}) > 1
 
     def _clean(
-        self, scratch: Path, report: Callable[[str], None]
+        self,
+        scratch: Path,
+        report: Callable[[str], None],
+        tell: Callable[[str, str, str], None],
     ) -> tuple[list[_Text], dict[str, Any]]:
         """Write all text that is whole to scratch files; return them, and faults by corpus."""
         texts: dict[tuple[str, frozenset[str]], _Text] = {}
@@ -213,7 +220,7 @@ class Preparation(hyperparams.Configurable):
         bar = _bar("reading", "pair")
         with bar:
             for number, each in enumerate(self._corpora):
-                faults = corpus_lib.Faults(each.params.policy)
+                faults = corpus_lib.Faults(each.params.policy, self.params.train_split, tell)
                 name = self._name(number)
                 for split, one, other in self._parts(each):
                     text = texts.setdefault(
@@ -278,23 +285,40 @@ class Preparation(hyperparams.Configurable):
                 if {source, target} == {text.one, text.other}:
                     yield text, source, target
 
+    @property
+    def _targets(self) -> list[str]:
+        """Target languages."""
+        return sorted({pair.partition(":")[2] for pair in self._pairs})
+
+    def _check_vocabulary(self) -> None:
+        """Refuse a vocabulary that cannot be made or taken."""
+        if self.params.vocabulary_file is None:
+            vocabulary_lib.check_size(self.params.vocabulary, len(self._targets))
+        else:
+            self._given_vocabulary()
+
+    def _given_vocabulary(self) -> vocabulary_lib.Vocabulary:
+        vocabulary = vocabulary_lib.Vocabulary.load(os.path.expanduser(self.params.vocabulary_file))
+        if self._target_tokens:
+            for target in self._targets:
+                vocabulary.target_id(target)
+        return vocabulary
+
     def _vocabulary(
         self, texts: Sequence[_Text], report: Callable[[str], None]
     ) -> vocabulary_lib.Vocabulary:
-        targets = sorted({pair.partition(":")[2] for pair in self._pairs})
-        path = self.params.vocabulary_file
-        if path is not None:
-            vocabulary = vocabulary_lib.Vocabulary.load(os.path.expanduser(path))
-            if self._target_tokens:
-                for target in targets:
-                    vocabulary.target_id(target)
-            return vocabulary
+        if self.params.vocabulary_file is not None:
+            return self._given_vocabulary()
         training = self.params.vocabulary
         chosen = [text for text in texts if text.split == self.params.train_split]
         most = min(training.sentences, 2 * sum(text.count for text in chosen))
-        report(f"training a vocabulary on {most} sentences")
-        sample = _bar("vocabulary", "sentence", _sample(chosen, training, self.params.seed))
-        vocabulary = vocabulary_lib.train(sample, training, targets)
+        sample = _bar("sampling", "sentence", _sample(chosen, training, self.params.seed), most)
+
+        def drawn() -> Iterator[str]:
+            yield from sample
+            report(f"training a vocabulary of {training.size} pieces on {most} sentences")
+
+        vocabulary = vocabulary_lib.train(drawn(), training, self._targets)
         fewer = "" if len(vocabulary) == training.size else f" (not {training.size}: poor text)"
         report(f"vocabulary of {len(vocabulary)} pieces{fewer}, {vocabulary.hash[:12]}")
         return vocabulary
@@ -339,6 +363,26 @@ class Preparation(hyperparams.Configurable):
         return entries
 
 
+class _FaultLog:
+    """Every fault by place: kind, place and what is wrong, between tabs; no file where none is."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> Self:
+        self._file = open(self._path, "w", encoding="utf-8", errors="surrogateescape")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        if not self._path.stat().st_size:
+            self._path.unlink()
+
+    def tell(self, kind: str, where: str, what: str) -> None:
+        """Add a fault."""
+        self._file.write(f"{kind}\t{where}\t{what}\n")
+
+
 def _bar(what: str, unit: str, items: Any = None, total: int | None = None) -> Any:
     """Return a progress bar, for terminals alone."""
     return tqdm.tqdm(
@@ -364,7 +408,7 @@ def _counted(items: Iterator[Any], bar: Any) -> Iterator[Any]:
 def _told(name: str, faults: corpus_lib.Faults) -> Iterator[str]:
     for kind, count in sorted(faults.counts.items()):
         first = "; ".join(faults.examples[kind][:_SHOWN_FAULTS])
-        yield f"{name}: {count} times {kind}, such as {first}"
+        yield f"{name}: {count} times {kind}, such as {first} (all in {records.FAULTS})"
 
 
 def _sample(texts: Sequence[_Text], training: vocabulary_lib.Training, seed: int) -> Iterator[str]:

@@ -9,6 +9,7 @@ traceback), 130 after Ctrl-C. What was not finished leaves nothing under the out
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -140,6 +141,14 @@ def _preparation(values: flags.FlagValues) -> Any:
     return params
 
 
+def _report(line: str) -> None:
+    """Print a line; a reader that is gone (head, a pager) ends no preparation."""
+    try:
+        command.report(line)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def run(argv: Sequence[str]) -> int:
     """Do what the arguments `argv` (without the program's name) ask; return the exit code."""
     try:
@@ -147,8 +156,8 @@ def run(argv: Sequence[str]) -> int:
         if values is None:
             return 0
         made = _preparation(values).instantiate()
-        found = made.run(values.output, report=command.report, num_threads=values.threads)
-        command.report(f"{found.folder}: {len(found.pairs)} pairs of languages, whole")
+        found = made.run(values.output, report=_report, num_threads=values.threads)
+        _report(f"{found.folder}: {len(found.pairs)} pairs of languages, whole")
     except errors.UserError as error:
         sys.stderr.write(f"{command.mistake(error)}\n")
         return 1

@@ -2,8 +2,8 @@
 
 A folder of records holds `manifest.json`, `vocabulary.model` and for each split `SPLIT.ids` (the
 ids of source and target, example after example) and `SPLIT.lengths` (int32 [N, 2]). Examples of a
-pair of languages stand together. The folder appears under its name when it is whole: see
-`preparation`.
+pair of languages stand together. What was faulty stands in `faults.tsv`: kind, place,
+what is wrong. The folder appears under its name when it is whole: see `preparation`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ Array = np.ndarray[Any, Any]
 FORMAT = 1
 MANIFEST = "manifest.json"
 VOCABULARY = "vocabulary.model"
+FAULTS = "faults.tsv"
 TARGET_TOKENS = "target_tokens"  # of a run: whether its sources begin with <2xx>
 _LENGTHS = np.dtype("<i4")
 _BLOCK = 8192
@@ -183,6 +184,23 @@ def _file(path: Path, size: int, dtype: np.dtype[Any]) -> Array:
     return np.memmap(path, dtype, "r") if size else np.zeros(0, dtype)
 
 
+def _lines(path: Path, count: int) -> list[str]:
+    """Read a text that must have `count` lines."""
+    try:
+        lines = path.read_bytes().decode().split("\n")[:-1]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise errors.InputError(
+            f"{path} cannot be read: {reason}. {_anew(path.parents[1])}"
+        ) from error
+    if len(lines) != count:
+        raise errors.InputError(
+            f"{path} has {len(lines)} lines, not {count} as the manifest says. "
+            f"{_anew(path.parents[1])}"
+        )
+    return lines
+
+
 def _anew(folder: Path) -> str:
     return f"Remove {folder} and prepare it again"
 
@@ -204,7 +222,9 @@ class Records:
         """
         self.folder = Path(folder)
         try:
-            self.manifest = json.loads((self.folder / MANIFEST).read_text(encoding="utf-8"))
+            self.manifest = json.loads(
+                (self.folder / MANIFEST).read_bytes().decode(errors="surrogateescape")
+            )
         except OSError as error:
             raise errors.InputError(
                 f"{folder} holds no prepared text ({MANIFEST}: {error.strerror}). Make it with "
@@ -284,9 +304,6 @@ class Records:
         """
         for span in self.split(split).spans:
             if span.pair == pair and span.text is not None:
-                source, target = (
-                    (self.folder / name).read_text(encoding="utf-8").split("\n")[:-1]
-                    for name in span.text
-                )
+                source, target = (_lines(self.folder / name, span.count) for name in span.text)
                 return source, target
         raise errors.InputError(f"{self.folder} keeps no text of pair {pair!r} in split {split!r}")

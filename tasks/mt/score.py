@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import tqdm
 
-from lingvo_gpipe import errors, registry, summaries, task
+from lingvo_gpipe import errors, registry, restoring, summaries, task
+from lingvo_gpipe import logdir as logdir_lib
 from lingvo_gpipe.tasks.mt import decoding, scores
 from lingvo_gpipe.tasks.mt import vocabulary as vocabulary_lib
 
@@ -105,6 +106,8 @@ def run(job: registry.Job) -> None:
     chosen = parts(source, split, params.score.max_sentences)
     decoder = decoding.Decoder(params, logdir=job.logdir, checkpoint=job.checkpoint)
     source.records.check_vocabulary(decoder.vocabulary.hash)
+    for folder in restoring.folders(job.logdir, job.checkpoint):
+        logdir_lib.check_assets(folder, source.assets())
     try:
         texts = list(_translated(decoder, chosen, job.should_stop))
     except _StoppedError:

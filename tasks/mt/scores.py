@@ -186,10 +186,10 @@ def check(params: Scoring) -> None:
     Raises:
         ParamsError: a number is out of range.
     """
-    for name in ("resamples", "max_sentences"):
+    for name, least in (("resamples", 1), ("max_sentences", 1), ("seed", 0)):
         value = params.get(name)
-        if value is not None and value < 1:
-            raise errors.ParamsError(f"score.{name}={value} is too small. Use 1 or more")
+        if value is not None and value < least:
+            raise errors.ParamsError(f"score.{name}={value} is too small. Use {least} or more")
     resource_groups({}, params.thresholds)
 
 

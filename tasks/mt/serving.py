@@ -75,6 +75,10 @@ class Tokenizer:
             parts.insert(0, self._target_ids(languages)[:, tf.newaxis])
         return tf.concat(parts, 1).to_tensor(vocabulary_lib.PAD)
 
+    def is_blank(self, texts: tf.Tensor) -> tf.Tensor:
+        """Tell which texts [B] have no piece."""
+        return tf.equal(self.resource.tokenize(texts).row_lengths(), 0)
+
     def decode(self, ids: tf.Tensor) -> tf.Tensor:
         """Return the texts [B] of ids [B, T]: up to </s>, reserved ids left out."""
         ended = tf.cumsum(tf.cast(tf.equal(ids, vocabulary_lib.END), tf.int32), 1) > 0
@@ -115,7 +119,7 @@ def _of_strings(
     def call(text: tf.Tensor, target_language: tf.Tensor | None = None) -> dict[str, tf.Tensor]:
         told = translate(tokenizer.encode(text, target_language))
         # Of nothing a model would make something up.
-        blank = tf.equal(tf.strings.length(tf.strings.strip(text)), 0)
+        blank = tokenizer.is_blank(text)
         return {
             "translation": tf.where(blank, "", tokenizer.decode(told["target"])),
             "score": tf.where(blank, 0.0, told["score"]),

@@ -66,9 +66,9 @@ class TFDS(corpus.Corpus):
             where = f"{self.name} {own}:{number}"
             texts = self._texts(example, where, faults)
             if source in texts and target in texts:
-                sides = [faults.text(texts[language], where) for language in (source, target)]
-                if sides[0] is not None and sides[1] is not None:
-                    yield corpus.Pair(sides[0], sides[1], where)
+                sides = faults.texts((texts[source], texts[target]), (where, where))
+                if sides is not None:
+                    yield corpus.Pair(*sides, where)
 
     def _texts(
         self, example: dict[str, Any], where: str, faults: corpus.Faults

@@ -126,6 +126,12 @@ def set_vocabulary(model_layers: Sequence[Any], size: int) -> None:
             params.vocabulary = size
 
 
+def is_packed(model_layers: Sequence[Any]) -> bool:
+    """Tell whether the model of `translation_transformer` takes rows of several sentences."""
+    blocks = [params for params in model_layers if isinstance(params, layers.Block.Params)]
+    return all(params.packed for params in blocks)
+
+
 def set_languages(model_layers: Sequence[Any], names: Sequence[str]) -> None:
     """Have the model of `translation_transformer` count by these languages; none: not."""
     for params in model_layers:

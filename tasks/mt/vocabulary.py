@@ -170,6 +170,20 @@ class Training(hyperparams.Params):
     max_bytes: int = hyperparams.field(4192, "Longer sentences are left out of its training.")
 
 
+def check_size(params: Training, num_targets: int) -> None:
+    """Refuse a size that has no room for what every vocabulary holds.
+
+    Raises:
+        InputError: it is too small.
+    """
+    smallest = len(_RESERVED) + num_targets + _NUM_BYTES + 1
+    if params.size < smallest:
+        raise errors.InputError(
+            f"vocabulary.size={params.size} is too small for {num_targets} target tokens and "
+            f"{_NUM_BYTES} bytes. Use {smallest} or more"
+        )
+
+
 def train(texts: Iterable[str], params: Training, targets: Sequence[str] = ()) -> Vocabulary:
     """Train a unigram vocabulary; the same texts and params give the same one, bit for bit.
 
@@ -181,12 +195,7 @@ def train(texts: Iterable[str], params: Training, targets: Sequence[str] = ()) -
     Raises:
         InputError: the text gives no vocabulary of this size.
     """
-    smallest = len(_RESERVED) + len(targets) + _NUM_BYTES + 1
-    if params.size < smallest:
-        raise errors.InputError(
-            f"vocabulary.size={params.size} is too small for {len(targets)} target tokens and "
-            f"{_NUM_BYTES} bytes. Use {smallest} or more"
-        )
+    check_size(params, len(targets))
     written = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lingvo_gpipe import errors
+from lingvo_gpipe import errors, pipelining, task
 from lingvo_gpipe.tasks.lm import input as lm_input
+from lingvo_gpipe.tasks.lm import transformer
 
 
 def source(folder: Path, **fields: Any) -> lm_input.Tokens:
@@ -62,3 +63,19 @@ def test_a_folder_or_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None
         source(tmp_path).batches(seed=0)
     with pytest.raises(errors.InputError, match=r"input.length=0 is too small. Use 1 or more"):
         source(tmp_path, length=0)
+
+
+@pytest.mark.parametrize(("bad", "split"), [(11, "train"), (-1, "train"), (12, "test")])
+def test_ids_that_the_model_does_not_have_are_refused(tmp_path: Path, bad: int, split: str) -> None:
+    for name in ("train", "test"):
+        ids = np.arange(9)
+        ids[8] = bad if name == split else 10
+        np.save(tmp_path / f"{name}.npy", ids)
+    model = transformer.language_model(1, units=8, heads=2, hidden=8, vocabulary=11)
+    own = task.Task.Params(
+        model=pipelining.PipeliningLayer.Params(layers=model), input=source(tmp_path).params
+    )
+    with pytest.raises(errors.InputError, match=rf"{split}.npy in .* holds the id {bad}, but the"):
+        task.complete(own)
+    np.save(tmp_path / f"{split}.npy", np.arange(9))
+    assert task.complete(own) == own

@@ -217,6 +217,7 @@ def test_fill_counts_tokens_and_padding() -> None:
     )
     assert units.shapes == (batches.Shape(3, 4),)
     assert batches.fill(lengths, units, batches.once(units)) == 10 / 24
+    assert batches.fill(lengths, units, []) == 1  # an epoch of so few that none is drawn
 
 
 def test_an_epoch_that_draws_nothing_is_refused() -> None:

@@ -96,7 +96,7 @@ SEPARATORS = [*"\r\v\f\x1c\x1d\x1e\x85\u2028\u2029", "\x00"]
 
 def test_a_line_feed_inside_what_a_dataset_gives_is_a_fault() -> None:
     faults = corpus.Faults(corpus.Policy())
-    assert faults.text(b"one\ntwo", "set train:7") is None
+    assert faults.texts((b"one\ntwo", b"three"), ("set train:7", "set train:7")) is None
     assert faults.examples["separator"] == [
         "set train:7: U+000A at character 4 would end the line elsewhere"
     ]
@@ -119,6 +119,27 @@ def test_a_separator_inside_a_sentence_shifts_nothing(
         read(aligned(tmp_path, *texts, separator="fail"))
 
 
+def test_a_pair_counts_once_whose_sides_have_the_same_fault(tmp_path: Path) -> None:
+    lines: list[tuple[str, str, str]] = []
+    params = aligned(tmp_path, b"eins\n\ndrei\n", b"one\n\n\xff\n")
+    faults = corpus.Faults(params.policy, tell=lambda *fault: lines.append(fault))
+    assert len(list(params.instantiate().read("train", "de", "en", faults))) == 1
+    assert faults.counts == {"empty": 1, "encoding": 1}
+    assert [(kind, where) for kind, where, _ in lines] == [
+        ("empty", f"{tmp_path / 'text.de'}:2"),
+        ("empty", f"{tmp_path / 'text.en'}:2"),
+        ("encoding", f"{tmp_path / 'text.en'}:3"),
+    ]
+
+
+def test_bounds_of_length_hold_for_the_split_that_is_trained_on() -> None:
+    policy = corpus.Policy(max_characters=2)
+    long = corpus.Pair("abc", "abc", "here")
+    assert corpus.Faults(policy).fits(long, "learn")
+    assert not corpus.Faults(policy, "learn").fits(long, "learn")
+    assert corpus.Faults(policy, "learn").fits(long, "test")
+
+
 def test_separators_are_all_that_python_cuts_at() -> None:
     cuts = {chr(code) for code in range(0x11000) if len(f"a{chr(code)}b".splitlines()) > 1}
     assert {*SEPARATORS, "\n"} - {"\x00"} == cuts
@@ -130,6 +151,7 @@ def test_separators_are_all_that_python_cuts_at() -> None:
         (b"eins\nzw\xffei\ndrei\n", "encoding", "byte 3 of the line is not UTF-8"),
         (b"eins\n \t \ndrei\n", "empty", "side is empty"),
         (b"eins\n\ndrei\n", "empty", "side is empty"),
+        (b"eins\n\xe2\x80\x8b\xef\xbb\xbf\x01\ndrei\n", "empty", "side is empty"),
     ],
 )
 def test_a_bad_line_is_named_and_left_out(

@@ -8,6 +8,7 @@ import io
 import os
 import threading
 from collections.abc import Callable, Sequence
+from concurrent import futures
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -120,6 +121,25 @@ def test_a_long_line_is_split_between_words_and_told() -> None:
     assert list(told.notes(12)) == ["longer than 12 tokens, split between words: lines 2, 4"]
 
 
+def test_lines_are_counted_while_their_block_is_translated() -> None:
+    raw = "\n".join(["bado", " ".join(toy_text.WORDS[:30]), "", "keli", "muna"]).encode()
+    counted: list[int] = []
+    lines = decode.Lines(Copier(), decoding.Decode(), decode.Told(), counted.append)
+    (found,) = lines.translate(io.BytesIO(raw), lambda: None)
+    assert sum(counted) == len(found) == 5
+    assert counted[:3] == [1, 1, 1]
+    assert min(counted) >= 0
+
+
+def test_a_model_that_takes_two_tokens_has_room_for_one() -> None:
+    class Short(English):
+        max_length = 2
+
+    model = Short()
+    translated(b"bado keli\n", model, target="en")
+    assert {len(ids) for ids in model.asked} == {3}
+
+
 def test_bad_bytes_are_replaced_and_told() -> None:
     found, told = translated(b"bado\nkeli \xff muna\n\xc3\n", Copier(), read_ahead=2)
     assert found[0] == "bado"
@@ -199,6 +219,17 @@ def test_a_file_is_translated_into_a_file(tmp_path: Path) -> None:
         f"decode step=70 lines=3 empty=1 split=0 replaced=1 to {target}",
     ]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.de", "out.en"]
+
+
+def test_a_pipe_or_device_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.de", tmp_path / "out.en"
+    source.write_bytes(b"bado\nkeli\n")
+    os.mkfifo(target)
+    with futures.ThreadPoolExecutor(1) as pool:
+        read = pool.submit(target.read_bytes)
+        decode.run(job(tmp_path, [], input=str(source), output=str(target)))
+        assert read.result() == b"bado\nkeli\n"
+    assert target.is_fifo()
 
 
 def test_the_standard_output_holds_translations_alone(

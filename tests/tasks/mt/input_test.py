@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-from lingvo_gpipe import errors, task
-from lingvo_gpipe.tasks.mt import corpus, records, tfds_corpus
+from lingvo_gpipe import errors, pipelining, task
+from lingvo_gpipe.tasks.mt import corpus, records, tfds_corpus, transformer
 from lingvo_gpipe.tasks.mt import input as mt_input
 from tests.tasks.mt import toy_text
 
@@ -176,7 +176,7 @@ def test_shares_are_those_of_the_formula(folder: Path) -> None:
 
 
 def test_what_is_too_long_or_uneven_is_left_out_and_told(
-    folder: Path, caplog: pytest.LogCaptureFixture
+    folder: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lengths = records.Records(folder).split("train").lengths
     long = lengths.max(1) + 1 > 9
@@ -188,7 +188,7 @@ def test_what_is_too_long_or_uneven_is_left_out_and_told(
     assert long.any()
     assert uneven.any()
     assert f"{long.sum()} longer than 9 tokens, {uneven.sum()} of uneven sides" in caplog.text
-    assert "of 3 shapes, each traced once: " in caplog.text
+    assert "of 3 shapes, each traced once: " in capsys.readouterr().err
 
 
 def test_chosen_pairs_alone_are_trained_on(folder: Path) -> None:
@@ -350,3 +350,17 @@ def test_what_is_no_tfds_translation_is_refused() -> None:
     refused_name("not prepared in .*Set download=True", tfds_params("mnist", download=False))
     with tfds.testing.mock_data(num_examples=1):
         refused_name("'mnist' is no translation: its features are", tfds_params("mnist"))
+
+
+def test_packed_rows_are_refused_by_a_model_that_would_mix_them(folder: Path) -> None:
+    made = params_of(folder, packing=True).instantiate()
+    for packed in (True, False):
+        model = transformer.translation_transformer(1, 8, 2, 400, units=8, packed=packed)
+        own = task.Task.Params(
+            model=pipelining.PipeliningLayer.Params(layers=model), input=made.params
+        )
+        if packed:
+            made.complete(own)
+            continue
+        with pytest.raises(errors.InputError, match="the model would let them see each other"):
+            made.complete(own)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lingvo_gpipe import errors
+from lingvo_gpipe import command, errors
 from lingvo_gpipe.tasks.mt import corpus, prepare, records, vocabulary
 from tests.tasks.mt import toy_text
 
@@ -156,8 +156,60 @@ def test_faults_are_told_and_kept_in_the_manifest(tmp_path: Path) -> None:
     (corpus_entry,) = found.manifest["corpora"].values()
     assert corpus_entry["faults"] == {"separator": 1, "empty": 1, "encoding": 1}
     assert corpus_entry["examples"]["empty"] == [f"{path}:10: side is empty"]
-    assert f"text: 1 times empty, such as {path}:10: side is empty" in told
+    where = f"{path}:10: side is empty"
+    assert f"text: 1 times empty, such as {where} (all in faults.tsv)" in told
+    every = (found.folder / records.FAULTS).read_text().splitlines()
+    assert [line.split("\t")[:2] for line in every] == [
+        ["separator", f"{path}:5"],
+        ["empty", f"{path}:10"],
+        ["encoding", f"{path}:12"],
+    ]
     assert len(found.split("train")) == 297
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"vocabulary": vocabulary.Training(size=10)}, "vocabulary.size=10 is too small"),
+        ({"vocabulary_file": "nowhere.model"}, "vocabulary nowhere.model cannot be read"),
+    ],
+)
+def test_a_vocabulary_that_cannot_be_is_refused_before_text_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], text: str
+) -> None:
+    folder = toy_text.write_folder(tmp_path / "text", {"de": 30})
+    monkeypatch.delattr(corpus.Corpus, "read")
+    with pytest.raises(errors.InputError, match=text):
+        toy_text.params(folder, **fields).instantiate().run(tmp_path / "out")
+
+
+def test_a_reader_of_the_lines_that_is_gone_ends_no_preparation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = toy_text.write_folder(tmp_path / "text", {"de": 300})
+
+    def gone(line: str) -> None:
+        raise BrokenPipeError(line)
+
+    moved: list[int] = []
+    monkeypatch.setattr(command, "report", gone)
+    monkeypatch.setattr(os, "dup2", lambda _, number: moved.append(number))
+    flags = [f"--output={tmp_path / 'out'}", f"--translate_folder={folder}"]
+    assert prepare.run([*flags, "--vocabulary_size=330"]) == 0
+    assert records.Records(tmp_path / "out").splits == ("test", "train")
+    assert len(moved) > 3
+
+
+def test_kept_text_that_is_gone_or_cut_is_refused(tmp_path: Path) -> None:
+    folder = toy_text.write_folder(tmp_path / "text", {"de": 300})
+    found = toy_text.params(folder).instantiate().run(tmp_path / "out")
+    path = found.folder / "text" / "test.de.en.target"
+    path.write_text(path.read_text().partition("\n")[2])
+    with pytest.raises(errors.InputError, match=r"target has 19 lines, not 20 as the manifest"):
+        found.text("test", "de:en")
+    path.unlink()
+    with pytest.raises(errors.InputError, match=r"target cannot be read: No such file"):
+        found.text("test", "de:en")
 
 
 def test_a_fatal_fault_leaves_nothing(tmp_path: Path) -> None:

@@ -254,6 +254,8 @@ def test_what_cannot_be_scored_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         scored(text("de:en"), thresholds=(9, 5))
     with pytest.raises(errors.ParamsError, match=r"score\.resamples=0 is too small"):
         scores.score([text("de:en")], scores.Scoring(resamples=0))
+    with pytest.raises(errors.ParamsError, match=r"score\.seed=-1 is too small\. Use 0 or more"):
+        scores.check(scores.Scoring(seed=-1))
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
     with pytest.raises(
         errors.InputError, match=r"not installed.* pip install 'lingvo-gpipe\[mt\]'"

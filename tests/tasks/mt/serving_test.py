@@ -114,8 +114,12 @@ def test_text_comes_with_the_language_where_there_are_several(
         wanted["target"].numpy()
     )
     np.testing.assert_allclose(found["score"], wanted["score"], rtol=1e-6)
-    blank = text.call(tf.constant(["bado", "", " \t"]), tf.constant(["zh-Hans", "de", "de"]))
-    assert blank["translation"].numpy().tolist() == [found["translation"].numpy()[0], b"", b""]
-    np.testing.assert_allclose(blank["score"], [float(found["score"][0]), 0, 0], rtol=1e-6)
+    nothing = ["", " \t", "\u00a0\u3000", "\u200b"]
+    languages = ["zh-Hans", *(["de"] * len(nothing))]
+    blank = text.call(tf.constant(["bado", *nothing]), tf.constant(languages))
+    first = found["translation"].numpy()[0]
+    assert blank["translation"].numpy().tolist() == [first, *([b""] * len(nothing))]
+    scores = [float(found["score"][0]), *([0.0] * len(nothing))]
+    np.testing.assert_allclose(blank["score"], scores, rtol=1e-6)
     without = ids.call(padded([row[1:] for row in rows]))
     assert not np.isclose(found["score"], without["score"]).any()

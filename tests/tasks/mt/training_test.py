@@ -16,8 +16,25 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 
-from lingvo_gpipe import errors, evaluation, export, optimizer, pipelining, task, train_loop
-from lingvo_gpipe.tasks.mt import decoding, incremental, records, search, transformer, vocabulary
+from lingvo_gpipe import (
+    errors,
+    evaluation,
+    export,
+    optimizer,
+    pipelining,
+    registry,
+    task,
+    train_loop,
+)
+from lingvo_gpipe.tasks.mt import (
+    decode,
+    decoding,
+    incremental,
+    records,
+    search,
+    transformer,
+    vocabulary,
+)
 from lingvo_gpipe.tasks.mt import input as mt_input
 from lingvo_gpipe.tasks.mt import task as mt_task
 from tests.tasks.mt import toy_text
@@ -256,3 +273,71 @@ def test_a_run_is_exported_and_decoded_without_its_data(ran: Run, tmp_path: Path
     (own / records.TARGET_TOKENS).write_text("False\n")
     with pytest.raises(errors.InputError, match="the kept vocabulary is no SentencePiece model"):
         export.run(params, own)
+
+
+# --- what is told of other data -------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_evaluated_by_its_own_vocabulary_alone(ran: Run, tmp_path: Path) -> None:
+    which = str(ran.folder / "checkpoints")
+    other = task_of(prepared(tmp_path, seed=1))
+    words = other.input.instantiate().vocabulary
+    assert len(words) == len(ran.words)
+    assert words.hash != ran.words.hash
+    with pytest.raises(errors.TrainingError, match=r"vocabulary.model is not that of the data"):
+        evaluation.run(other, None, which=which)
+    own = evaluation.run(ran.params, None, which=which)
+    assert own is not None
+    assert own.step == 3
+
+    lines: list[str] = []
+    other.train.max_steps = 0
+    train_loop.run(other, tmp_path / "run", start=which, report=lines.append)
+    told = "    another vocabulary.model there: what was learned of its ids does not hold here"
+    assert told in lines
+    ran_again = ran.params.copy()
+    ran_again.train.max_steps = 0
+    train_loop.run(ran_again, tmp_path / "same", start=which, report=lines.append)
+    assert lines.count(told) == 1
+
+
+def test_lines_are_decoded_by_the_run_itself(ran: Run, tmp_path: Path) -> None:
+    text, found = tmp_path / "in.de", tmp_path / "out.en"
+    lines = ["bado keli", "", "munapo ri bado"]
+    text.write_text("\n".join(lines))
+    params = ran.params.copy()
+    params.decode.set(input=str(text), output=str(found))
+    told: list[str] = []
+    decode.run(
+        registry.Job(
+            model="toy",
+            task=params,
+            logdir=ran.folder,
+            checkpoint=None,
+            report=told.append,
+            should_stop=lambda: False,
+            rebuild=lambda *_: None,
+        )
+    )
+    translator = decoding.Decoder(params, logdir=ran.folder)
+    ids = [[*own, vocabulary.END] for own in ran.words.encode([lines[0], lines[2]])]
+    first, third = (
+        " ".join(text.splitlines()) for text in ran.words.decode(translator.translate(ids))
+    )
+    assert found.read_text().split("\n") == [first, "", third, ""]
+    assert told[-1] == f"decode step=3 lines=3 empty=1 split=0 replaced=0 to {found}"
+
+
+def test_every_further_shape_is_told_with_its_time(ran: Run, tmp_path: Path) -> None:
+    params = ran.params.copy()
+    params.input.num_shapes = 3
+    params.train.max_steps = 6
+    source = params.input.instantiate()
+    shapes = [
+        batch["source"].shape for batch in itertools.islice(source.batches(params.model.seed), 6)
+    ]
+    lines: list[str] = []
+    train_loop.run(params, tmp_path, report=lines.append)
+    told = [int(line.split()[1]) for line in lines if line.endswith("another shape was traced")]
+    assert len(set(shapes)) > 1
+    assert told == [n + 1 for n in range(1, 6) if shapes[n] not in shapes[:n]]

@@ -204,6 +204,7 @@ class Reader:
                 "--checkpoint"
             )
         restoring.warn_of_torn(restored)
+        restoring.warn_of_change(self._params, restored)
         return evaluate(
             self.pipe,
             batches(self._input, self._params.eval),
@@ -272,8 +273,8 @@ def run(
     params = task.complete(params)
     task.check(params)
     reader = Reader(params, str(which if logdir is None else logdir / logdir_lib.CHECKPOINTS))
-    if logdir is not None:
-        reader.check_assets(logdir)
+    for folder in restoring.folders(logdir, which):
+        reader.check_assets(folder)
     found = reader.evaluate(which, should_stop)
     if found is not None:
         report(found.line())

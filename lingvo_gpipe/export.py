@@ -31,7 +31,6 @@ from lingvo_gpipe import (
     footprint,
     microbatch,
     network,
-    precision,
     restoring,
     seeds,
     task,
@@ -155,11 +154,8 @@ class Network:
     def __call__(self, fields: Mapping[str, Any]) -> dict[str, tf.Tensor]:
         """Run the network in inference."""
         wiring, params = self.analysis.wiring, self._plain.params
-        compute = precision.policy(params.dtype).compute
-        imports = {
-            version: tf.nest.map_structure(lambda leaf: precision.cast(leaf, compute), fields[name])
-            for name, version in executor.field_versions(wiring).items()
-        }
+        read = executor.read_fields(self.analysis, fields)
+        imports = {version: read[name] for name, version in executor.field_versions(wiring).items()}
         values, _ = self._cell.run(
             False,
             cells.Given(
@@ -271,7 +267,7 @@ def run(
     program = _program(params.instantiate().serving(source))
     served = Network(params.model, program.fields)
     trained = network.analyze(params.model, source.element_spec(training=True)).variables
-    restored = restoring.restore(served.by_path, trained, params.train, logdir=logdir, which=which)
+    restored = restoring.restore(served.by_path, trained, params, logdir=logdir, which=which)
     classes = source.class_names
     more = {CLASSES: _constant(CLASSES, classes)} if classes else {}
     folders = []

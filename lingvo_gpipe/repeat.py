@@ -217,6 +217,7 @@ def repeat(
             own = [*arguments, f"--mode={_MODE}", f"--seed={seed}", f"--logdir={folder}"]
             print(f"seed {seed}: {shlex.join(own)}", flush=True)
             code = _train([*program, *own])
+            code = 128 - code if code < 0 else code  # as a shell tells a signal
             if code in (128 + signal.SIGTERM, 128 + signal.SIGINT):
                 return code
             if code:

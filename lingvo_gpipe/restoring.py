@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ from lingvo_gpipe import checkpoint, errors, task
 from lingvo_gpipe import input as input_lib
 from lingvo_gpipe import logdir as logdir_lib
 from lingvo_gpipe.layers import base
+
+_USED = ("model.", "input.", "train.average")
+_COUNTED = re.compile(r"\.(languages|reads)\b")
+_SHOWN = 3
 
 
 def saved_keys(specs: Mapping[str, base.VariableSpec], train: task.Train) -> dict[str, str]:
@@ -35,7 +40,7 @@ def saved_keys(specs: Mapping[str, base.VariableSpec], train: task.Train) -> dic
 def restore(
     by_path: Mapping[str, tf.Variable],
     specs: Mapping[str, base.VariableSpec],
-    train: task.Train,
+    params: Any,
     *,
     logdir: Path | None,
     which: str | None,
@@ -45,14 +50,14 @@ def restore(
     Args:
         by_path: path → variable; some of the network's, or all.
         specs: see `saved_keys`.
-        train: see `saved_keys`.
+        params: a `Task.Params`.
         logdir: of the run.
         which: path of a checkpoint, or of a directory of them; None: the newest of the run.
 
     Raises:
         CheckpointError: there is none, or it does not fit.
     """
-    keys = saved_keys(specs, train)
+    keys = saved_keys(specs, params.train)
     objects = {keys[path]: variable for path, variable in by_path.items()}
     directory = str(which if logdir is None else logdir / logdir_lib.CHECKPOINTS)
     restored = checkpoint.Checkpoints(directory, objects, read_only=True).restore(
@@ -63,7 +68,22 @@ def restore(
             f"{directory} has no checkpoint. Train first, or name one by --checkpoint"
         )
     warn_of_torn(restored)
+    warn_of_change(params, restored)
     return restored
+
+
+def folders(logdir: Path | None, which: str | None) -> list[Path]:
+    """Return where files that a run keeps may lie: the run of a checkpoint, then `logdir`.
+
+    Args:
+        logdir: of the run.
+        which: path of a checkpoint in a folder of the run, or of that folder.
+    """
+    places = [] if logdir is None else [logdir]
+    if which is None:
+        return places
+    path = Path(which).absolute()
+    return [path.parent, *places] if path.is_dir() else [*path.parents[:2], *places]
 
 
 def source(params: Any, *, logdir: Path | None, which: str | None) -> input_lib.Input:
@@ -78,9 +98,7 @@ def source(params: Any, *, logdir: Path | None, which: str | None) -> input_lib.
         UserError: a file that is kept cannot be read or used.
     """
     found: input_lib.Input = params.input.instantiate()
-    places = [] if which is None else list(Path(which).absolute().parents[:2])
-    places += [] if logdir is None else [logdir]
-    for folder in places:
+    for folder in folders(logdir, which):
         kept = logdir_lib.kept_assets(folder, found.asset_names)
         if kept:
             found.recall(kept)
@@ -92,3 +110,32 @@ def warn_of_torn(restored: checkpoint.Restored) -> None:
     """Tell in the log which newer checkpoints were passed over."""
     for prefix, why in restored.torn:
         logging.warning("%s is torn, an older one is used: %s", prefix, why)
+
+
+def warn_of_change(params: Any, restored: checkpoint.Restored) -> None:
+    """Tell in the log how params differ from those that a checkpoint was trained with.
+
+    Weights may fit all the same: of an input that scales otherwise, or of averages that are not
+    asked for. Languages that are counted apart are left out, which serving does without.
+
+    Args:
+        params: a `Task.Params`.
+        restored: the checkpoint.
+    """
+    text = checkpoint.params_text(restored.path)
+    if text is None:
+        return
+    lines = [
+        line
+        for line in task.change(text, params.to_text()).refused
+        if line.removeprefix("- ").removeprefix("+ ").startswith(_USED)
+        and not _COUNTED.search(line.removeprefix("- ").removeprefix("+ ").partition(": ")[0])
+    ]
+    if lines:
+        more = f" and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+        logging.warning(
+            "%s was trained with other params: %s%s",
+            restored.path,
+            "; ".join(lines[:_SHOWN]),
+            more,
+        )

@@ -273,6 +273,11 @@ def _evaluate(job: registry.Job) -> None:
     logdir = job.logdir if job.checkpoint is not None else _logdir(job, "eval")
     train_loop.prepare_devices(job.task.model)
     if job.options["follow"]:
+        if job.checkpoint is not None:
+            raise errors.ParamsError(
+                "--follow evaluates each new checkpoint of --logdir, --checkpoint a certain one. "
+                "Give one of the two"
+            )
         evaluation.follow(
             job.task, _logdir(job, "eval"), report=job.report, should_stop=job.should_stop
         )

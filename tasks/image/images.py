@@ -137,11 +137,12 @@ class Images(input_lib.Indexed):
 
     def assets(self) -> dict[str, bytes]:
         """Return the names of the classes, which labels are places among."""
-        return {_CLASSES: "".join(f"{name}\n" for name in self.class_names).encode()}
+        lines = "".join(f"{name}\n" for name in self.class_names)
+        return {_CLASSES: lines.encode(errors="surrogateescape")}
 
     def recall(self, assets: Mapping[str, bytes]) -> None:
         """Take the names of the classes that a run keeps; see `Input.recall`."""
-        self._recalled = tuple(assets[_CLASSES].decode().split("\n")[:-1])
+        self._recalled = tuple(assets[_CLASSES].decode(errors="surrogateescape").split("\n")[:-1])
 
     def complete(self, task_params: Any) -> None:
         """Fill in or check the model's number of classes; see `Input.complete`."""

@@ -34,6 +34,8 @@ if seed == 15 and first:
     os.kill(os.getppid(), signal.SIGTERM)
     while True:
         signal.pause()
+if seed == 16:  # ended by a signal that it does not handle
+    os.kill(os.getpid(), signal.SIGTERM)
 metrics = {"accuracy": 0.9 + seed / 100, "loss": 1.0 / seed, f"only_{seed}": 1.0}
 if seed != 14:
     (folder / "result.json").write_text(json.dumps({"step": 2, "metrics": metrics}))
@@ -136,6 +138,8 @@ def test_a_signal_reaches_the_run_that_it_ends(run: Run, tmp_path: Path) -> None
     assert (found.code, found.err) == (128 + signal.SIGTERM, [])
     assert signal.getsignal(signal.SIGTERM) == before
     assert not (tmp_path / "runs" / "seed_2").exists()
+    found = run("16,2")
+    assert (found.code, found.err) == (128 + signal.SIGTERM, [])
 
 
 def test_a_run_without_a_result_is_told(run: Run) -> None:

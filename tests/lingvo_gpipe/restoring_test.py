@@ -8,8 +8,18 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import checkpoint, errors, optimizer, restoring, task, update
+from lingvo_gpipe import (
+    checkpoint,
+    errors,
+    evaluation,
+    optimizer,
+    restoring,
+    task,
+    train_loop,
+    update,
+)
 from lingvo_gpipe.layers import base
+from tests import tiny_task
 
 
 def spec(**fields: Any) -> base.VariableSpec:
@@ -44,13 +54,40 @@ def test_some_variables_are_restored_from_a_run_or_a_checkpoint(tmp_path: Path) 
     )
     for place in places:
         found = {"mean": tf.Variable([7.0, 7.0])}
-        assert restoring.restore(found, SPECS, train(), **place).step == 4
+        assert restoring.restore(found, SPECS, tiny_task.tiny_task(), **place).step == 4
         assert found["mean"].numpy().tolist() == [2.0, 1.0]
 
 
 def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(errors.CheckpointError) as caught:
-        restoring.restore({}, SPECS, train(), logdir=tmp_path, which=None)
+        restoring.restore({}, SPECS, tiny_task.tiny_task(), logdir=tmp_path, which=None)
     assert str(caught.value) == (
         f"{tmp_path / 'checkpoints'} has no checkpoint. Train first, or name one by --checkpoint"
+    )
+
+
+def test_what_a_run_keeps_is_looked_for_in_the_run_of_the_checkpoint(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    own, other = str(run / "checkpoints"), tmp_path / "other"
+    assert restoring.folders(None, own) == [run]
+    assert restoring.folders(other, own) == [run, other]
+    assert run in restoring.folders(None, f"{own}/ckpt-3")
+    assert tmp_path not in restoring.folders(None, f"{own}/ckpt-3")
+    assert restoring.folders(other, None) == [other]
+
+
+def test_other_params_than_those_of_the_checkpoint_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    params = tiny_task.tiny_task()
+    train_loop.run(params, tmp_path)
+    evaluation.run(params, tmp_path)
+    params.train.set(max_steps=99, log_interval_steps=7)
+    evaluation.run(params, tmp_path)
+    assert not caplog.text
+    params.model.layers[1].epsilon = 0.5
+    evaluation.run(params, tmp_path)
+    assert "ckpt-12 was trained with other params: model.layers[1].epsilon: 0.001 -> 0.5" in (
+        caplog.text
     )

@@ -123,6 +123,10 @@ def test_models_of_the_project_and_of_the_user_are_listed(run: Run) -> None:
         (["--model=lab.Tiny", "--mode=trian"], "RegistryError: no mode 'trian'; nearest 'train'"),
         (["--model=lab.Tiny", "--follow"], "ParamsError: --follow goes with --mode=eval"),
         (
+            ["--model=lab.Tiny", "--mode=eval", "--follow", "--checkpoint=c", "--logdir=l"],
+            "ParamsError: --follow evaluates each new checkpoint of --logdir, --checkpoint a",
+        ),
+        (
             ["--model=lab.Tiny", "--dry_run", "--mode=eval"],
             "ParamsError: --dry_run goes with --mode=train or train_eval",
         ),

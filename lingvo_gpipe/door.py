@@ -2,12 +2,15 @@
 
 Each call of a cell's forward program is given a gradient by `tf.custom_gradient`: the cell's
 backward program, on the cell's own device, which computes the forward again; or, where the policy
-keeps it, the tape that watched the forward.
+keeps it, the tape that watched the forward. The user's tape sees the call alone and keeps nothing
+of what is inside. On each device backward calls follow one another, in the order in which the
+tape issues them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -37,6 +40,7 @@ def forward(
     """
     walk = executor.Walk(runner, mode, table, feed)
     kept = {k: executor.kept(table, k, policies[k]) for k in range(len(runner.cells))}
+    queues = {device: _Queue(device) for device in runner.devices}
     for device, slot in table.order():
         if slot.phase == "F":
             with walk.at(device, slot) as run:
@@ -45,31 +49,49 @@ def forward(
                         runner.cells[slot.cell],
                         mode,
                         walk.given(slot),
-                        runner.devices[slot.cell],
+                        queues[runner.devices[slot.cell]],
                         slot.micro_batch in kept[slot.cell],
                     )
                 )
     return walk.outcome(leaving, {})
 
 
+class _Queue:
+    """The backward calls of a device, one behind the other."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._last: tf.Operation | None = None
+
+    def put(self, call: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
+        """Issue a call on the device, behind the one before; return what it gives."""
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        before = [self._last] if self._last is not None and self._last.graph is graph else []
+        with tf.device(self._device), tf.control_dependencies(before):
+            found = call()
+        if found and graph is not None:
+            self._last = found[0].op
+        return found
+
+
 def _differentiable(
-    cell: cells.Cell, mode: cells.Mode, given: cells.Given, device: str, keep: bool
+    cell: cells.Cell, mode: cells.Mode, given: cells.Given, queue: _Queue, keep: bool
 ) -> cells.Forward:
     wanted = cell.wanted_imports(mode)
     count = len(given.weights)
     packed: list[Any] = []
 
     @tf.custom_gradient
-    def call(*sources: tf.Tensor) -> Any:
-        imports = _replace(given.imports, wanted, list(sources[count:]))
-        own = given._replace(weights=list(sources[:count]), imports=imports)
-        tape = tf.GradientTape() if keep else None
-        if tape is None:
-            result = cell.forward(mode, own)
-        else:
-            with tape:
+    def call(*watched: tf.Tensor) -> Any:
+        # Tensors that no tape of the user's watches: it would keep what is computed of them.
+        sources = [tf.stop_gradient(tensor) for tensor in watched]
+        imports = _replace(given.imports, wanted, sources[count:])
+        own = given._replace(weights=sources[:count], imports=imports)
+        tape = tf.GradientTape()
+        with tape if keep else contextlib.nullcontext():
+            if keep:
                 tape.watch(sources)
-                result = cell.forward(mode, own)
+            result = cell.forward(mode, own)
         graded = [t for v in cell.graded_exports(mode) for t in cells.floating(result.exports[v])]
         sums = [result.collected.losses[loss.name] for loss in cell.losses_in(mode)]
         packed[:] = [(result.exports, result.collected.as_nest())]
@@ -79,24 +101,22 @@ def _differentiable(
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
             starts = [upstream[place[id(t)]] for t in graded]
             scales = [upstream[place[id(t)]] for t in sums]
-            with tf.device(device):
-                if tape is not None:
-                    found = tape.gradient(
-                        graded + sums, sources, starts + scales, unconnected_gradients="zero"
-                    )
-                    return [cells.dense(g) for g in found]
+
+            def from_kept() -> list[tf.Tensor]:
+                found = tape.gradient(
+                    graded + sums, sources, starts + scales, unconnected_gradients="zero"
+                )
+                return [cells.dense(g) for g in found]
+
+            def recomputed() -> list[tf.Tensor]:
                 exports, rest = {}, starts
                 for v in cell.graded_exports(mode):
                     size = len(cells.floating(result.exports[v]))
                     exports[v], rest = rest[:size], rest[size:]
-                back = cell.backward(
-                    mode,
-                    own,
-                    exports=exports,
-                    scales=scales,
-                    accumulators=None,
-                )
-            return back.weights + [t for v in wanted for t in back.imports[v]]
+                back = cell.backward(mode, own, exports=exports, scales=scales, accumulators=None)
+                return back.weights + [t for v in wanted for t in back.imports[v]]
+
+            return queue.put(from_kept if keep else recomputed)
 
         return flat, gradient
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, layers, pipelining, placement
+from lingvo_gpipe import cells, errors, hyperparams, layers, pipelining, placement
 from lingvo_gpipe.layers import base
 from tests import pipelines
 
@@ -112,6 +112,47 @@ def test_under_ones_own_tape_cells_recompute_on_their_devices() -> None:
     assert collections.Counter((pipelines.called(op), op.device) for op in found) == wanted
     # The last cell's two layers: 2 forward, 2 by weights, 2 by inputs.
     assert pipelines.count(own.executor.cells[2].graphs["B"])["MatMul"] == 6
+
+
+def test_under_ones_own_tape_backward_calls_follow_one_another() -> None:
+    own = pipelines.three()
+    own.build(pipelines.batch())
+
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(own(pipelines.batch(), training=True))
+        return tape.gradient(loss, own.weights)
+
+    rows: dict[str, list[tf.Operation]] = {}
+    for op in pipelines.calls(pipelines.graph_of(step)):
+        if pipelines.called(op) == "backward":
+            rows.setdefault(op.device, []).append(op)
+    assert [len(row) for row in rows.values()] == [4, 4, 4]
+    for row in rows.values():
+        for before, after in itertools.pairwise(row):
+            assert before in after.control_inputs
+
+
+@pytest.mark.parametrize("recompute", ["full", "except_last", "never"])
+def test_ones_own_tape_keeps_nothing_of_what_is_inside(
+    recompute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = pipelines.three(recompute=recompute)
+    own.build(pipelines.batch())
+    inside: list[tf.Tensor] = []
+    plain = cells.Cell.forward
+
+    def spied(cell: cells.Cell, mode: cells.Mode, given: cells.Given) -> cells.Forward:
+        inside.append(tf.reduce_sum(given.weights[0]))
+        return plain(cell, mode, given)
+
+    monkeypatch.setattr(cells.Cell, "forward", spied)
+    with tf.GradientTape(persistent=True) as tape:
+        loss = tf.reduce_sum(own(pipelines.batch(), training=True))
+    weights = list(own.weights.values())
+    assert len(inside) == 12
+    assert all(found is None for each in inside for found in tape.gradient(each, weights))
+    assert all(found is not None for found in tape.gradient(loss, weights))
 
 
 def test_gathered_rows_are_scattered_into_the_accumulator() -> None:

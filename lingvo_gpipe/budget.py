@@ -11,6 +11,8 @@ from typing import Any
 
 from lingvo_gpipe import describe, footprint, measure, network, optimizer, simulate
 
+_LEAST = 1e-9
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PartitionPlan:
@@ -128,10 +130,17 @@ def make(
         analysis = network.analyze(params, fields, costs=_costs(net, times))
         net = footprint.Network(params, analysis)
     else:
-        times = tuple(_stated(params, n, info) for n, info in enumerate(analysis.layers))
-    forward, backward, fused = _seconds(net, times)
+        times = tuple(
+            _stated(params, n, info, analysis.flowing[n]) for n, info in enumerate(analysis.layers)
+        )
+    seconds = [_seconds(net, k, times) for k in range(len(net.cells))]
     line = simulate.simulate(
-        analysis.table, forward, backward, fused_s=fused if net.fused else None
+        analysis.table,
+        [cell.forward for cell in seconds],
+        [cell.backward for cell in seconds],
+        fused_s=seconds[-1].fused if net.fused else None,
+        input_gradient_s=[cell.input_gradient for cell in seconds],
+        weight_gradient_s=[cell.weight_gradient for cell in seconds],
     )
     cells = range(len(net.cells))
     needs = measure.cell_bytes(net) if profile else [footprint.estimate(net, k) for k in cells]
@@ -148,8 +157,8 @@ def make(
             PartitionPlan(
                 layers=tuple(analysis.layers[n].name for n in analysis.routes[k].layers),
                 cost_share=costs[k] / (sum(costs) or 1.0),
-                forward_s=forward[k],
-                backward_s=backward[k],
+                forward_s=seconds[k].forward,
+                backward_s=seconds[k].whole_backward,
                 parameter_bytes=owned[k],
                 gradient_bytes=gradients[k],
                 slot_bytes=slots[k],
@@ -169,10 +178,12 @@ def make(
     )
 
 
-def _stated(params: Any, number: int, info: network.LayerInfo) -> measure.LayerTime:
+def _stated(params: Any, number: int, info: network.LayerInfo, flows: bool) -> measure.LayerTime:
     """Return a layer's FLOPs as its time, or the shares of a cost that was stated."""
     ahead, back = float(info.meta.flops_forward), float(info.meta.flops_backward)
     stated = info.params.cost if params.costs is None else params.costs[number]
+    if not flows:
+        return measure.LayerTime(ahead if stated is None else stated, 0.0, 0.0)
     if stated is not None:
         whole = 2 * ahead + back
         shares = (ahead / whole, back / whole) if whole else (0.25, 0.5)
@@ -184,32 +195,57 @@ def _costs(
     net: footprint.Network, times: Sequence[measure.LayerTime]
 ) -> tuple[tuple[float, ...], ...]:
     """Return per cell what each layer would cost in it, by measured times."""
-    saved = [len(kept) / net.analysis.table.num_micro_batches for kept in net.kept]
+    table = net.analysis.table
+    kept = [len(own) / table.num_micro_batches for own in net.kept]
     if net.fused:
-        saved[-1] = len(net.fused) / net.analysis.table.num_micro_batches
+        kept[-1] = len(net.fused) / table.num_micro_batches
+    # I and W compute the forward again, each for itself.
+    again = [(1 - own) * (1 + split) for own, split in zip(kept, table.split(), strict=True)]
     rows = {
-        share: tuple(share * time.fused_s + (1 - share) * time.inner_s for time in times)
-        for share in set(saved)
+        share: tuple(time.fused_s + share * time.again_s for time in times) for share in set(again)
     }
-    return tuple(rows[share] for share in saved)
+    return tuple(rows[share] for share in again)
 
 
-def _seconds(
-    net: footprint.Network, times: Sequence[measure.LayerTime]
-) -> tuple[list[float], list[float], float]:
-    """Return per cell the seconds of forward and backward, and those of the last cell fused."""
-    forward, backward, fused = [], [], 0.0
-    for k, route in enumerate(net.analysis.routes):
-        own = [times[n] for n in route.layers]
-        kept = len(net.kept[k]) / net.analysis.table.num_micro_batches
-        ahead = sum(time.forward_s for time in own)
-        from_kept = sum(time.kept_backward_s for time in own)
-        recomputed = sum(time.backward_s for time in own)
-        # A slot of no time at all would be one that holds nothing.
-        forward.append(ahead or 1e-9)
-        backward.append((kept * from_kept + (1 - kept) * recomputed) or 1e-9)
-        fused = (ahead + from_kept) or 1e-9
-    return forward, backward, fused
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Seconds:
+    """What the slots of a cell take; more than 0, since a slot of no time would hold nothing.
+
+    Attributes:
+        forward: of F.
+        backward: of B.
+        fused: of F and B as one program.
+        input_gradient: of I.
+        weight_gradient: of W.
+        whole_backward: of a micro-batch's backward, in one slot or two.
+    """
+
+    forward: float
+    backward: float
+    fused: float
+    input_gradient: float
+    weight_gradient: float
+    whole_backward: float
+
+
+def _seconds(net: footprint.Network, cell: int, times: Sequence[measure.LayerTime]) -> _Seconds:
+    """Return what the slots of a cell take."""
+    table = net.analysis.table
+    own = [times[n] for n in net.analysis.routes[cell].layers]
+    ahead = sum(time.forward_s for time in own)
+    if not net.has_backward[cell]:
+        return _Seconds(ahead or _LEAST, *[_LEAST] * 5)
+    kept = len(net.kept[cell]) / table.num_micro_batches
+    from_kept = sum(time.kept_backward_s for time in own)
+    # A frozen layer has no backward, but is computed again with its cell.
+    again = (1 - kept) * sum(time.again_s or time.forward_s for time in own)
+    # From a kept forward, I does all and W nothing; else each does a half.
+    part = again + (1 - kept) * from_kept / 2
+    first, second = part + kept * from_kept, part
+    split = table.split()[cell]
+    whole = (1 - split) * (again + from_kept) + split * (first + second)
+    found = (ahead, again + from_kept, ahead + from_kept, first, second, whole)
+    return _Seconds(*(seconds or _LEAST for seconds in found))
 
 
 def _slot_bytes(net: footprint.Network, optimizer_params: Any, averages: bool) -> list[int]:

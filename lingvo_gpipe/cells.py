@@ -121,12 +121,9 @@ class Cell:
         self._layers = layers
         self._jit = jit
         numbers = self.route.layers
-        self.weights = list(dict.fromkeys(p for n in numbers for p in analysis.trainable(n)))
-        self.state = [
-            path
-            for path in dict.fromkeys(p for n in numbers for p in analysis.layers[n].paths.values())
-            if path not in set(self.weights)
-        ]
+        paths = dict.fromkeys(p for n in numbers for p in analysis.layers[n].paths.values())
+        self.weights = [path for path in paths if analysis.variables[path].is_trained]
+        self.state = [path for path in paths if not analysis.variables[path].is_trained]
         self.losses = tuple(loss for n in numbers for loss in analysis.layers[n].meta.losses)
         self._programs: dict[Any, _Program] = {}
 
@@ -440,8 +437,8 @@ def nested(
 
 
 def computed(spec: base.VariableSpec, value: tf.Tensor) -> tf.Tensor:
-    """Return a weight in the dtype in which its layer computes; statistics stay as they are."""
-    return value if spec.is_state else precision.cast(value, spec.compute or value.dtype)
+    """Return a variable's value in the dtype in which its layer reads it."""
+    return precision.cast(value, spec.read_dtype)
 
 
 def floating(nest: Any) -> list[Any]:

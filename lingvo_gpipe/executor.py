@@ -75,12 +75,11 @@ class Executor:
     def forward(
         self, mode: cells.Mode, table: table_lib.Table, feed: Feed, leaving: Sequence[int]
     ) -> Outcome:
-        """Run the forward slots of a table; its backward slots, if any, are left out."""
+        """Run a table of forward slots alone."""
         walk = Walk(self, mode, table, feed)
         for device, slot in table.order():
-            if slot.phase == "F":
-                with walk.at(device, slot) as run:
-                    run.forward(self.cells[slot.cell].forward(mode, walk.given(slot)))
+            with walk.at(device, slot) as run:
+                run.forward(self.cells[slot.cell].forward(mode, walk.given(slot)))
         return walk.outcome(leaving, {})
 
     def train(
@@ -88,7 +87,6 @@ class Executor:
         mode: cells.Mode,
         table: table_lib.Table,
         feed: Feed,
-        leaving: Sequence[int],
         *,
         scales: Mapping[str, tf.Tensor],
         policies: Sequence[str],
@@ -101,7 +99,6 @@ class Executor:
             mode: what the pass is for.
             table: the schedule.
             feed: weights, micro-batches, seeds.
-            leaving: versions wanted as outputs.
             scales: loss name → derivative of the update's loss by the loss's sum.
             policies: per cell, its recompute policy.
             fuse: fuses the last cell's F and B where they meet.
@@ -127,7 +124,7 @@ class Executor:
             elif back and not joined:
                 with walk.at(device, slot) as run:
                     run.backward()
-        return walk.outcome(leaving, walk.gradients())
+        return walk.outcome([], walk.gradients())
 
 
 def kept(table: table_lib.Table, cell: int, policy: str) -> frozenset[int]:
@@ -376,3 +373,15 @@ def read_weights(
 def field_versions(wiring: stream.Wiring) -> dict[str, int]:
     """Return field name → version, for every field of the mini-batch."""
     return {v.name: v.index for v in wiring.versions if v.producer == stream.FIELD}
+
+
+def read_fields(analysis: network.Analysis, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return every field that the network has, name → nest, in the dtypes of its specs."""
+    return {
+        name: tf.nest.map_structure(
+            lambda leaf, spec: precision.cast(leaf, spec.dtype),
+            fields[name],
+            analysis.specs[version],
+        )
+        for name, version in field_versions(analysis.wiring).items()
+    }

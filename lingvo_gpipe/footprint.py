@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from lingvo_gpipe import cells, executor, microbatch, network, precision, simulate, stream
+from lingvo_gpipe import cells, executor, microbatch, network, simulate, stream
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.schedule import table as table_lib
 
@@ -117,6 +117,11 @@ class Network:
         producer = self.analysis.wiring.versions[version].producer
         return INPUT if producer == stream.FIELD else self._cell_of[producer]
 
+    def is_whole(self, version: int) -> bool:
+        """Tell whether a version is a field that all micro-batches share."""
+        found = self.analysis.wiring.versions[version]
+        return found.producer == stream.FIELD and found.name in self.params.unbatched
+
     def owner(self, path: str) -> int:
         """Return the cell that owns a variable."""
         return self._cell_of[self.analysis.owner[path]]
@@ -144,24 +149,12 @@ def copy_bytes(net: Network) -> list[int]:
     for cell in net.cells:
         total = 0
         for path in [*cell.weights, *cell.state]:
-            cast_bytes = _read_bytes(net.analysis, path)
+            spec = net.analysis.variables[path]
             own = net.analysis.owner[path] in cell.route.layers
-            if not own or cast_bytes != net.analysis.variables[path].size_bytes:
-                total += cast_bytes
+            if not own or spec.read_dtype != spec.dtype:
+                total += spec.read_bytes
         totals.append(total)
     return totals
-
-
-def read_dtype(analysis: network.Analysis, path: str) -> tf.DType:
-    """Return the dtype in which programs read a variable."""
-    spec = analysis.variables[path]
-    if spec.is_state or not spec.dtype.is_floating:
-        return spec.dtype
-    return precision.policy(analysis.layers[analysis.owner[path]].params.dtype).compute
-
-
-def _read_bytes(analysis: network.Analysis, path: str) -> int:
-    return analysis.variables[path].size * read_dtype(analysis, path).size
 
 
 def links(net: Network) -> tuple[Link, ...]:
@@ -172,12 +165,13 @@ def links(net: Network) -> tuple[Link, ...]:
     forward: dict[tuple[int, int], int] = defaultdict(int)
     backward: dict[tuple[int, int], int] = defaultdict(int)
     names: dict[tuple[int, int], list[str]] = defaultdict(list)
-    counted = range(len(net.analysis.sizes))
     for cell in net.cells:
         wanted = net.wanted[cell.index]
         for v in cell.route.imports:
             ends = net.source(v), cell.index
             names[ends].append(net.analysis.wiring.versions[v].name)
+            # A field without a batch side is sent once for all micro-batches.
+            counted = range(1 if net.is_whole(v) else len(net.analysis.sizes))
             forward[ends] += sum(net.value_bytes(v, m) for m in counted)
             if v in wanted:
                 backward[ends] += sum(net.value_bytes(v, m, floating=True) for m in counted)
@@ -186,7 +180,7 @@ def links(net: Network) -> tuple[Link, ...]:
             if owner != cell.index:
                 ends = owner, cell.index
                 names[ends].append(path)
-                forward[ends] += _read_bytes(net.analysis, path)
+                forward[ends] += net.analysis.variables[path].read_bytes
                 if path in cell.weights:
                     backward[ends] += net.analysis.variables[path].size_bytes
     return tuple(
@@ -292,19 +286,20 @@ def _gradient_s(spans: Spans, cell: int, m: int) -> float | None:
 def _imports(net: Network, spans: Spans) -> Iterator[_Held]:
     """Yield what a device receives: once, however many of its cells read it."""
     table = net.analysis.table
+    times: dict[tuple[int, int, int], tuple[float, float]] = {}
     for m in range(table.num_micro_batches):
-        times: dict[tuple[int, int], tuple[float, float]] = {}
         for cell in net.cells:
             device = table.device_of(cell.index)
             for v in cell.route.imports:
                 source = net.source(v)
-                # Fields are cut and sent before the first slot.
+                # Fields are cut and sent before the first slot, shared ones as they are.
                 start = -1.0 if source == INPUT else spans[table_lib.Slot(source, "F", m)].end_s
                 end = _last_use_s(net, spans, cell.index, m)
-                before = times.get((device, v), (start, end))
-                times[device, v] = min(before[0], start), max(before[1], end)
-        for (device, v), (start, end) in times.items():
-            yield _Held(device, start, end, net.value_bytes(v, m))
+                key = device, v, 0 if net.is_whole(v) else m
+                before = times.get(key, (start, end))
+                times[key] = min(before[0], start), max(before[1], end)
+    for (device, v, m), (start, end) in times.items():
+        yield _Held(device, start, end, net.value_bytes(v, m))
 
 
 def _returned(net: Network, spans: Spans) -> Iterator[_Held]:

@@ -40,6 +40,11 @@ class LayerTime:
         return self.forward_s + self.backward_s
 
     @property
+    def again_s(self) -> float:
+        """Seconds of the forward that a backward computes again."""
+        return max(0.0, self.backward_s - self.kept_backward_s)
+
+    @property
     def fused_s(self) -> float:
         """Seconds of a step without recomputation."""
         return self.forward_s + self.kept_backward_s
@@ -212,9 +217,7 @@ def _values(analysis: network.Analysis, cell: cells.Cell) -> cells.Given:
     def variable(path: str) -> tf.Tensor:
         spec = analysis.variables[path]
         value = spec.initializer(spec.shape, spec.dtype, seeds.variable_seed(0, path))
-        owner = analysis.layers[analysis.owner[path]].params
-        compute = precision.policy(owner.dtype).compute
-        return value if spec.is_state else precision.cast(value, compute)
+        return cells.computed(spec, value)
 
     return cells.Given(
         weights=[variable(path) for path in cell.weights],
@@ -229,6 +232,8 @@ def _value(spec: tf.TensorSpec) -> tf.Tensor:
     """Return a value that every layer takes: noise, ids of 0, masks of True."""
     if spec.dtype.is_floating:
         return tf.cast(tf.random.stateless_normal(spec.shape, seed=(0, 0)), spec.dtype)
+    if spec.dtype == tf.string:
+        return tf.fill(spec.shape, "")
     return tf.cast(tf.fill(spec.shape, spec.dtype == tf.bool), spec.dtype)
 
 
@@ -310,7 +315,7 @@ def _program_specs(net: footprint.Network, cell: cells.Cell, mode: cells.Mode) -
     analysis = net.analysis
 
     def read(path: str) -> tf.TensorSpec:
-        return tf.TensorSpec(analysis.variables[path].shape, footprint.read_dtype(analysis, path))
+        return tf.TensorSpec(analysis.variables[path].shape, analysis.variables[path].read_dtype)
 
     given = cells.Given(
         weights=[read(path) for path in cell.weights],

@@ -11,7 +11,7 @@ import dataclasses
 import fnmatch
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -124,6 +124,7 @@ class Analysis:
         policies: per cell, its recompute policy.
         costs: per cell, what each layer of the network costs if it lies in that cell: seconds or
             FLOPs of forward, recomputation and backward of one micro-batch.
+        flowing: per layer, whether any gradient of training flows into or through it.
         fields: the mini-batch's specs.
     """
 
@@ -138,6 +139,7 @@ class Analysis:
     sizes: tuple[int, ...]
     policies: tuple[str, ...]
     costs: tuple[tuple[float, ...], ...]
+    flowing: tuple[bool, ...]
     fields: dict[str, Any]
 
     @property
@@ -156,7 +158,7 @@ class Analysis:
             dict.fromkeys(
                 path
                 for path in self.layers[layer].paths.values()
-                if self.variables[path].trainable and not self.variables[path].is_state
+                if self.variables[path].is_trained
             )
         )
 
@@ -283,7 +285,7 @@ def analyze(
     sizes = microbatch.sizes(batch, params.num_micro_batches, params.micro_batch_size)
     nodes = [stream.Node(p.name, tuple(p.reads), tuple(p.writes)) for p in named]
     wiring = stream.wire(nodes, list(fields), params.outputs)
-    specs = _field_specs(params, fields, max(sizes))
+    specs = _field_specs(params, fields, max(sizes), _compared(wiring, named))
     metas: list[base.Meta] = []
     alike: dict[type, tuple[Any, list[Any], base.Meta]] = {}
     for number, own in enumerate(named):
@@ -296,7 +298,9 @@ def analyze(
     variables, owner, paths = _variables(params, named, metas)
     table = make_table(params, len(sizes))
     policies = recompute_policies(params.recompute, table.num_cells)
-    costs = costs or _costs(params, named, metas, table, policies)
+    trained = [any(variables[path].is_trained for path in own.values()) for own in paths]
+    flowing = stream.flowing(wiring, trained)
+    costs = costs or _costs(params, named, metas, table, policies, flowing)
     cuts = tuple(len(cell) for cell in params.cells) if params.cells else params.cuts
     if cuts is not None:
         cuts = partition.check_cuts(cuts, len(named), table.num_cells)
@@ -331,6 +335,7 @@ def analyze(
         sizes=sizes,
         policies=policies,
         costs=costs,
+        flowing=flowing,
         fields=dict(fields),
     )
 
@@ -350,22 +355,35 @@ def _check_unique(names: Sequence[str], kind: str) -> None:
             )
 
 
-def _field_specs(params: Any, fields: Mapping[str, Any], size: int) -> list[Any]:
+def _compared(wiring: stream.Wiring, named: Sequence[Any]) -> frozenset[str]:
+    """Return the names of the fields that layers compare with and do not compute on."""
+    found = []
+    for version in wiring.versions:
+        readers = [named[number] for number in version.consumers]
+        compared = all(version.name in own.owner.compared(own) for own in readers)
+        if version.producer == stream.FIELD and readers and compared:
+            found.append(version.name)
+    return frozenset(found)
+
+
+def _field_specs(
+    params: Any, fields: Mapping[str, Any], size: int, compared: Collection[str]
+) -> list[Any]:
     policy = precision.policy(params.dtype)
-
-    def computed(spec: tf.TensorSpec) -> tf.TensorSpec:
-        dtype = policy.compute if spec.dtype.is_floating else spec.dtype
-        return tf.TensorSpec(spec.shape, dtype)
-
-    return [
-        tf.nest.map_structure(
-            computed,
-            spec
-            if name in params.unbatched
-            else microbatch.with_batch(spec, size, params.batch_dim),
+    found = []
+    for name, given in fields.items():
+        floats = policy.variable if name in compared else policy.compute
+        batched = name not in params.unbatched
+        nest = microbatch.with_batch(given, size, params.batch_dim) if batched else given
+        found.append(
+            tf.nest.map_structure(
+                lambda spec, floats=floats: tf.TensorSpec(
+                    spec.shape, floats if spec.dtype.is_floating else spec.dtype
+                ),
+                nest,
+            )
         )
-        for name, spec in fields.items()
-    ]
+    return found
 
 
 def _known_meta(
@@ -461,11 +479,13 @@ def _costs(
     metas: Sequence[base.Meta],
     table: table_lib.Table,
     policies: Sequence[str],
+    flowing: Sequence[bool],
 ) -> tuple[tuple[float, ...], ...]:
     """Return per cell what each layer would cost in it; cells that are alike share one row.
 
     A cell's policy, and in the last one the fused slots, decide how often a layer's forward is
-    computed again. A cost that is stated holds in every cell.
+    computed again. Layers through which no gradient flows, a frozen beginning, have no backward. A
+    cost that is stated holds in every cell.
     """
     if params.costs is not None:
         if len(params.costs) != len(named):
@@ -478,12 +498,18 @@ def _costs(
     again = [1.0 - kept[policy] for policy in policies]
     if params.fuse and policies[-1] == "full":
         again[-1] = 1.0 - len(table.fused()) / count
+    # I and W compute the forward again, each for itself.
+    again = [share * (1.0 + split) for share, split in zip(again, table.split(), strict=True)]
     rows = {
         share: tuple(
-            meta.flops_forward * (1.0 + share) + meta.flops_backward
+            (
+                meta.flops_forward * (1.0 + share) + meta.flops_backward
+                if flows
+                else meta.flops_forward
+            )
             if own.cost is None
             else own.cost
-            for own, meta in zip(named, metas, strict=True)
+            for own, meta, flows in zip(named, metas, flowing, strict=True)
         )
         for share in set(again)
     }
@@ -506,13 +532,12 @@ def _layer_bytes(
         fixed = gradients = 0
         for path in dict.fromkeys(paths[number].values()):
             spec = variables[path]
-            trained = spec.trainable and not spec.is_state
-            gradients += spec.size_bytes if trained else 0
+            gradients += spec.size_bytes if spec.is_trained else 0
             if owner[path] == number:
-                slots = params.slots_per_weight if trained else 0.0
+                slots = params.slots_per_weight if spec.is_trained else 0.0
                 fixed += int(spec.size_bytes * (1 + slots))
-            if not spec.is_state and spec.compute not in (None, spec.dtype):
-                fixed += spec.size * spec.compute.size
+            if owner[path] != number or spec.read_dtype != spec.dtype:
+                fixed += spec.read_bytes
         outputs = base.spec_bytes(meta.outputs)
         inputs = sum(base.spec_bytes(specs[v]) for v in wiring.reads[number])
         again = meta.activation_bytes if own.recompute else 0

@@ -325,7 +325,7 @@ class Optimizer(hyperparams.Configurable):
         return {
             (slot.path, slot.slot): slot
             for spec in specs
-            if spec.trainable and not spec.is_state and spec.tie is None
+            if spec.is_trained and spec.tie is None
             for slot in self.rule.slots(spec.path, spec.shape, spec.dtype)
         }
 

@@ -125,7 +125,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
                 )
                 self._variables[path] = tf.Variable(
                     value,
-                    trainable=spec.trainable and not spec.is_state,
+                    trainable=spec.is_trained,
                     name=path.replace("/", "."),
                 )
 
@@ -160,7 +160,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
     @property
     def weights(self) -> dict[str, tf.Variable]:
         """Path → weight that is trained."""
-        return self._some(lambda spec: spec.trainable and not spec.is_state)
+        return self._some(lambda spec: spec.is_trained)
 
     @property
     def frozen_weights(self) -> dict[str, tf.Variable]:
@@ -343,7 +343,6 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             cells.mode_for(self.analysis, training=True),
             table,
             self._feed(given["batch"], sizes, given["step"], given["first"]),
-            [],
             scales=scales,
             policies=self.analysis.policies,
             fuse=self.params.fuse,
@@ -381,13 +380,9 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
     def _feed(
         self, batch: Mapping[str, Any], sizes: Sequence[int], step: tf.Tensor, first: tf.Tensor
     ) -> executor_lib.Feed:
-        compute = precision.policy(self.params.dtype).compute
         versions = executor_lib.field_versions(self.analysis.wiring)
-        cast = {
-            name: tf.nest.map_structure(lambda leaf: precision.cast(leaf, compute), batch[name])
-            for name in versions
-        }
-        parts = microbatch.split(cast, sizes, self.params.batch_dim, self.params.unbatched)
+        fields = executor_lib.read_fields(self.analysis, batch)
+        parts = microbatch.split(fields, sizes, self.params.batch_dim, self.params.unbatched)
         base_seed = seeds.base_seed(self.params.seed)
         return executor_lib.Feed(
             weights=executor_lib.read_weights(self.analysis, self._variables, self.executor),
@@ -455,18 +450,10 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         batch = self._fields(inputs if isinstance(inputs, dict) else {"x": inputs})
         sizes = self._sizes(batch)
         flat = {**_flatten(theta), **_flatten(ctx.state)}
-        compute = precision.policy(self.params.dtype).compute
         weights = {path: cells.computed(self.specs[path], value) for path, value in flat.items()}
         versions = executor_lib.field_versions(self.analysis.wiring)
-        parts = microbatch.split(
-            {
-                name: tf.nest.map_structure(lambda t: precision.cast(t, compute), batch[name])
-                for name in versions
-            },
-            sizes,
-            self.params.batch_dim,
-            self.params.unbatched,
-        )
+        fields = executor_lib.read_fields(self.analysis, batch)
+        parts = microbatch.split(fields, sizes, self.params.batch_dim, self.params.unbatched)
         feed = executor_lib.Feed(
             weights,
             {versions[name]: values for name, values in parts.items()},
@@ -489,10 +476,10 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         outcome = door.forward(
             self.executor, mode, table, feed, list(leaving.values()), self.analysis.policies
         )
-        again = sorted(set(ctx.collected.losses) & set(outcome.collected.losses))
+        again = sorted(_names(ctx.collected) & _names(outcome.collected))
         if again:
             raise errors.LayerError(
-                f"this context has collected the loss {again[0]!r} before, which would be lost. "
+                f"this context has collected {again[0]} before, which would be lost. "
                 "Give each call a context of its own: context(training=...)"
             )
         ctx.collected.update(outcome.collected.as_nest())
@@ -575,6 +562,15 @@ def _specs(fields: Mapping[str, Any]) -> dict[str, Any]:
         return tf.TensorSpec(tensor.shape, tensor.dtype)
 
     return {name: tf.nest.map_structure(spec, value) for name, value in fields.items()}
+
+
+def _names(collected: Collected) -> set[str]:
+    """Return what each thing that was collected is called."""
+    return (
+        {f"the loss {name!r}" for name in collected.losses}
+        | {f"the metric {name!r}" for name in collected.sums}
+        | {f"moments of {path!r}" for path in collected.moments}
+    )
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, tf.Tensor]:

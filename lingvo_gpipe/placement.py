@@ -169,8 +169,13 @@ def prepare_threads(num_devices: int, cores: int) -> tuple[int, int]:
     return inter, intra
 
 
-def initialize_tpu(address: str = "") -> None:
+def initialize_tpu(address: str = "local") -> None:
     """Connect to a TPU system and initialise it, before cells are placed on its cores.
+
+    The trainer does so for `placement='tpu'`; a program of one's own calls it first.
+
+    Args:
+        address: of the system; local: that of this machine.
 
     Raises:
         PlacementError: no TPU answers at the address.
@@ -181,6 +186,6 @@ def initialize_tpu(address: str = "") -> None:
         tf.tpu.experimental.initialize_tpu_system(resolver)
     except (ValueError, tf.errors.OpError) as error:
         raise errors.PlacementError(
-            f"no TPU system answers at {address or 'the local address'!r}: {error}. "
-            "Check its name, or use placement='gpu' or 'cpu'"
+            f"no TPU system answers at {address!r}: {str(error).splitlines()[0]}. Check its name, "
+            "or use placement='gpu' or 'cpu'"
         ) from error

@@ -212,3 +212,21 @@ def differentiable(
         if has_weights[number] or any(v in found for v in reads):
             found.update(writes)
     return frozenset(found)
+
+
+def flowing(wiring: Wiring, has_weights: Sequence[bool]) -> tuple[bool, ...]:
+    """Return per layer whether a gradient of training flows into its weights or through it.
+
+    Args:
+        wiring: of the network.
+        has_weights: per layer, whether it has a weight that is trained.
+
+    >>> wiring = wire([Node("stem"), Node("body"), Node("head")], ["x"])
+    >>> flowing(wiring, [False, True, False])
+    (False, True, True)
+    """
+    reached = differentiable(wiring, has_weights)
+    return tuple(
+        own or any(v in reached for v in reads)
+        for own, reads in zip(has_weights, wiring.reads, strict=True)
+    )

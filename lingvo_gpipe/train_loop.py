@@ -40,6 +40,7 @@ from lingvo_gpipe import (
     learner,
     placement,
     progress,
+    restoring,
     summaries,
     task,
     timeline,
@@ -88,6 +89,7 @@ def run(
         UserError: the params, the log directory, data or devices do not fit; a loss is not finite.
     """
     task.check(params)
+    prepare_devices(params.model)  # before an input begins TensorFlow
     params = task.complete(params)
     folder = Path(logdir)
     with logdir_lib.locked(folder):
@@ -120,6 +122,7 @@ def dry_run(
         report: as in `run`.
     """
     task.check(params)
+    prepare_devices(params.model)  # before an input begins TensorFlow
     params = task.complete(params)
     if logdir is not None:
         logdir_lib.try_out(Path(logdir), params, params.input.instantiate().assets())
@@ -288,6 +291,16 @@ class _Run:
         ):
             for line in told:
                 self._report(f"    {what}: {line}")
+        kept = [
+            logdir_lib.kept_assets(folder, self._input.asset_names)
+            for folder in restoring.folders(None, start)
+        ]
+        own = self._input.assets()
+        for name, content in next(filter(None, kept), own).items():
+            if content != own[name]:
+                self._report(
+                    f"    another {name} there: what was learned of its ids does not hold here"
+                )
         self._learner.begin_from_weights()
 
     def _updates(self, writers: _Writers) -> Iterator[_Told]:
@@ -304,17 +317,21 @@ class _Run:
             drawn = time.perf_counter()
             if self._step == first:
                 writers.pictures(first, self._input.pictures(batches[0]))
+            traces = self._learner.num_traces
             told = self._learner.update(batches)
             finite = bool(told["update"]["finite"]) and math.isfinite(told["loss"])
             self._position.assign_add(train.accumulate)
             if not finite and not self._lowered_scale(told):
                 self._stop_at_nonfinite(batches)
+            step_s = time.perf_counter() - drawn
+            if self._step > first + 1 and self._learner.num_traces > traces:
+                self._report(f"step {self._step} took {step_s:.1f} s: another shape was traced")
             yield _Told(
                 told,
                 examples=sum(evaluation.num_examples(self._learner.pipe, b) for b in batches),
                 unread=dict(data.counts),
                 input_s=drawn - begun,
-                step_s=time.perf_counter() - drawn,
+                step_s=step_s,
             )
 
     def _lowered_scale(self, told: dict[str, Any]) -> bool:
@@ -516,6 +533,8 @@ def prepare_devices(model: Any) -> tuple[int, int]:
     """
     wanted = max(1, model.num_partitions)  # what is less is refused with the network
     kind = model.placement
+    if kind == "tpu" and not tf.config.list_logical_devices("TPU"):
+        placement.initialize_tpu()
     accelerated = kind == "auto" and tf.config.list_physical_devices("GPU")
     if kind in ("auto", "cpu") and model.devices is None and not accelerated:
         cpu = tf.config.list_physical_devices("CPU")[0]

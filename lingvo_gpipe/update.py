@@ -20,7 +20,6 @@ from lingvo_gpipe.layers import base
 
 # A scale beyond this gains nothing, and doubling it without end would overflow.
 _LARGEST_SCALE = 2.0**40
-_GROUPS = ("kernel", "bias", "norm")
 
 
 class WeightDecay(hyperparams.Configurable):

@@ -65,6 +65,21 @@ class VariableSpec:
         """Bytes of the master copy."""
         return self.size * self.dtype.size
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether updates change it: a weight that is not frozen."""
+        return self.trainable and not self.is_state
+
+    @property
+    def read_dtype(self) -> tf.DType:
+        """The dtype in which programs read it; statistics stay as they are."""
+        return self.dtype if self.is_state or self.compute is None else self.compute
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes in that dtype."""
+        return self.size * self.read_dtype.size
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LossSpec:
@@ -251,6 +266,19 @@ class Layer(tf.Module, hyperparams.Configurable):
         Returns:
             The value of the name it writes; a tuple where it writes several.
         """
+
+    @classmethod
+    def compared(cls, params: Any) -> tuple[str, ...]:
+        """Name what it reads to compare with, not to compute on: labels, targets, weights.
+
+        A field of the mini-batch that layers read in no other way comes in the dtype of the
+        master weights, whatever the layers compute in.
+
+        Args:
+            params: of a layer of the network.
+        """
+        del params
+        return ()
 
     @classmethod
     def inference(cls, params: Any, available: Collection[str]) -> Any:

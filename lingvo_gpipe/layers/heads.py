@@ -29,7 +29,27 @@ class LossParams(Layer.Params):
     coefficient: float = hyperparams.field(1.0, "Its share in the update's loss.")
 
 
-class LabelledParams(LossParams):
+class Head(Layer):
+    """Base of layers that compare the first name they read with the others: label, weights."""
+
+    class Params(LossParams):
+        """Fields of every head."""
+
+    @classmethod
+    def compared(cls, params: Any) -> tuple[str, ...]:
+        """Name label and weights; see `Layer.compared`."""
+        return tuple(params.reads[1:])
+
+    @classmethod
+    def inference(cls, params: Any, available: Collection[str]) -> Any:
+        """Give up label and weights; see `Layer.inference`."""
+        own = super().inference(params, available)
+        if own is not None:
+            own.reads = own.reads[:1]
+        return own
+
+
+class LabelledParams(Head.Params):
     """Fields of softmax heads."""
 
     reads = ("x", "label")
@@ -68,13 +88,6 @@ def weight_by(
         return tf.cast(tf.size(value) if examples is None else tf.shape(value)[examples], dtype)
 
     return weight
-
-
-def without_label(params: Any) -> Any:
-    """Return the params of a head in inference, which reads its first name alone."""
-    if params is not None:
-        params.reads = params.reads[:1]
-    return params
 
 
 def mean(sums: Any) -> tf.Tensor:
@@ -236,16 +249,11 @@ def give_log_perplexity(params: Any, ctx: Context, rows: Rows) -> None:
     ctx.add_sum(f"{params.metric_prefix}log_perplexity", sums)
 
 
-class SoftmaxHead(Layer):
+class SoftmaxHead(Head):
     """Base of layers that give logits: served, they tell probabilities and need no label."""
 
     class Params(LabelledParams):
         """Fields of every softmax head."""
-
-    @classmethod
-    def inference(cls, params: Any, available: Collection[str]) -> Any:
-        """Give up label and weights; see `Layer.inference`."""
-        return without_label(super().inference(params, available))
 
     @classmethod
     def served(cls, params: Any, outputs: Any) -> dict[str, Any]:
@@ -333,13 +341,13 @@ class SequenceSoftmax(SoftmaxHead):
         return logits
 
 
-class MeanSquaredError(Layer):
+class MeanSquaredError(Head):
     """x: [B, ...], target: the same shape → x; loss: mean of (x − target)² over an example.
 
     Each example counts 1, or what the third name it reads, [B], says.
     """
 
-    class Params(LossParams):
+    class Params(Head.Params):
         reads = ("x", "target")
 
     @classmethod
@@ -363,11 +371,6 @@ class MeanSquaredError(Layer):
             losses = (LossSpec(params.loss_name, params.coefficient, weight),)
         output = tf.TensorSpec(shape, dtype)
         return Meta(output, activation_bytes=base.spec_bytes(output), losses=losses)
-
-    @classmethod
-    def inference(cls, params: Any, available: Collection[str]) -> Any:
-        """Give up label and weights; see `Layer.inference`."""
-        return without_label(super().inference(params, available))
 
     def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
         """See `Layer.fprop`."""

@@ -53,6 +53,11 @@ class KerasMetric(Layer):
         return Meta(output, metrics=(MetricSpec(_name(params), finish),))
 
     @classmethod
+    def compared(cls, params: Any) -> tuple[str, ...]:
+        """Name label and weights; see `Layer.compared`."""
+        return tuple(params.reads[1:])
+
+    @classmethod
     def inference(cls, params: Any, available: Collection[str]) -> Any:
         """Hand predictions on; see `Layer.inference`."""
         del available

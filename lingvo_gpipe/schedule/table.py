@@ -10,6 +10,7 @@ order: a device takes its next slot as soon as what the slot needs is there.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -161,6 +162,11 @@ class Table:
             if forward == Slot(last, "F", forward.micro_batch)
             and backward == Slot(last, "B", forward.micro_batch)
         )
+
+    def split(self) -> tuple[float, ...]:
+        """Return per cell the share of its micro-batches whose backward is split into I and W."""
+        counts = collections.Counter(slot.cell for _, slot in self.order() if slot.phase == "I")
+        return tuple(counts[cell] / self.num_micro_batches for cell in range(self.num_cells))
 
     @functools.cached_property
     def _homes(self) -> dict[int, int]:

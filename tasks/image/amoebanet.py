@@ -480,7 +480,7 @@ def _averaged(logits: tf.Tensor, examples: tf.Tensor) -> tf.Tensor:
     return tf.reduce_logsumexp(by_crop, 1) - tf.math.log(crops)
 
 
-class Classifier(layers.Layer):
+class Classifier(heads.Head):
     """x: [B, H, W, C], label: [B] → logits [B, classes]: ReLU, mean over [H, W], dropout, softmax.
 
     Loss, metrics and several crops of an image: see `CropSoftmax`.
@@ -514,11 +514,6 @@ class Classifier(layers.Layer):
         told = composition.chain_meta(params, body, inputs[:1])
         last = base.child_meta(params, head.name, head, told.outputs, *inputs[1:])
         return base.sum_metas(last.outputs, [*told.children, last])
-
-    @classmethod
-    def inference(cls, params: Any, available: Collection[str]) -> Any:
-        """Give up the label; see `Layer.inference`."""
-        return heads.without_label(super().inference(params, available))
 
     @classmethod
     def served(cls, params: Any, outputs: Any) -> dict[str, Any]:

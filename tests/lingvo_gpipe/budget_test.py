@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import budget, footprint, layers, optimizer, pipelining
+from tests import sameness_nets
 from tests.tiny_task import tiny_task
 
 
@@ -248,3 +249,52 @@ def test_a_cap_for_two_devices_is_none_for_the_whole_network() -> None:
     # Unequal micro-batches are looked at uncut: in one cell the layers need more than that.
     capped = regression(6, num_partitions=2, num_micro_batches=3, device_memory="400KiB")
     assert budget.make(capped, points(7)).heaviest_bytes <= 400 * 1024
+
+
+SPLIT = "0F0,0F1,,0I0,0W0,0I1,0W1\n,1F0,1I0,1W0,1F1,1I1,1W1"
+
+
+@pytest.mark.parametrize("recompute", ["full", "never"])
+def test_a_split_backward_is_planned(recompute: str) -> None:
+    fields = {"x": floats(8, 64), "target": floats(8, 64)}
+    shape = {"num_partitions": 2, "num_micro_batches": 2, "cuts": (2, 3), "recompute": recompute}
+    whole, split = (
+        budget.make(regression(4, schedule=schedule, **shape), fields)
+        for schedule in ("gpipe", SPLIT)
+    )
+    for one, two in zip(whole.partitions, split.partitions, strict=True):
+        # Each of the two slots computes the forward again.
+        again = one.forward_s if recompute == "full" else 0.0
+        assert two.backward_s == pytest.approx(one.backward_s + again)
+    for span in split.timeline.spans:
+        cell = split.partitions[span.slot.cell]
+        if span.slot.phase == "I" and recompute == "full":
+            assert span.end_s - span.start_s == pytest.approx(cell.backward_s / 2)
+
+
+def test_a_frozen_beginning_costs_its_forward_alone() -> None:
+    fields = {"x": floats(8, 64), "target": floats(8, 64)}
+    shape = {"num_partitions": 2, "num_micro_batches": 2, "fuse": False}
+    whole, frozen = (
+        budget.make(regression(9, frozen=patterns, **shape), fields)
+        for patterns in ((), ("dense/*", *(f"dense_{n}/*" for n in range(1, 5))))
+    )
+    assert len(whole.partitions[0].layers) <= 5
+    # Five forwards and four layers of four times that: 5 + 4 against 12.
+    assert [len(cell.layers) for cell in frozen.partitions] == [6, 4]
+    assert frozen.partitions[0].cost_share == pytest.approx(9 / 21)
+    alone = budget.make(regression(8, frozen=("dense*",), **shape), fields)
+    assert all(cell.backward_s < 1e-6 < cell.forward_s for cell in alone.partitions)
+
+
+def test_a_field_that_all_micro_batches_share_is_sent_and_held_once() -> None:
+    net = sameness_nets.NETS["skip"]
+    own = net.layers()
+    given = pipe(*own, num_partitions=2, cuts=(2, len(own) - 2), **net.options)
+    fields = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), net.fields())
+    links = []
+    for count in (1, 2, 4):
+        given.num_micro_batches = count
+        links.append(budget.make(given, fields).links)
+        assert any("gain" in link.names for link in links[-1])
+    assert links[0] == links[1] == links[2]

@@ -226,7 +226,7 @@ def test_a_layers_own_precision_holds_at_both_doors_for_ties_and_children() -> N
         h = tf.tanh(tf.matmul(low(fields["x"]), own.by_path["seq/in/kernel"]))
         x = low(tf.tanh(tf.matmul(low(h), low(own.by_path["a/kernel"]))))
         x = tf.tanh(tf.matmul(x, low(own.by_path["a/kernel"])))
-        loss = tf.reduce_mean(tf.square(x - low(fields["target"])))
+        loss = tf.reduce_mean(tf.square(x - tf.cast(fields["target"], tf.float32)))
     wanted = tape.gradient(loss, own.weights, unconnected_gradients="zero")
     for outputs in (own(fields, training=True), own.evaluate(fields, outputs=True).outputs):
         assert (outputs["h"].dtype, outputs["x"].dtype) == (tf.float32, tf.float32)
@@ -237,6 +237,29 @@ def test_a_layers_own_precision_holds_at_both_doors_for_ties_and_children() -> N
         {path: gradients[path] for path in ("a/kernel",)}, {"a/kernel": wanted["a/kernel"]}, 0.02
     )
     assert set(own.weights) == {"seq/in/kernel", "seq/in/bias", "a/kernel"}
+
+
+def test_targets_and_weights_are_compared_as_they_come() -> None:
+    given = [pipelines.dense("a", 3), layers.MeanSquaredError.Params(reads=("x", "target", "w"))]
+    fields = {
+        "x": pipelines.data(pipelines.N, 5, seed=1),
+        "target": 1001 + pipelines.data(pipelines.N, 3, seed=2),  # bfloat16 has 1000 and 1004
+        "w": tf.constant([0.3, 0.1] * (pipelines.N // 2)),
+    }
+    own = pipelines.pipe(
+        given, num_partitions=2, num_micro_batches=2, dtype="mixed_bfloat16", outputs=("x",)
+    )
+    found = own.evaluate(fields, outputs=True)
+    target = tf.cast(fields["target"], tf.float32)
+    each = tf.reduce_mean(tf.square(found.outputs["x"] - target), 1)
+    wanted = tf.reduce_sum(each * fields["w"]) / tf.reduce_sum(fields["w"])
+    np.testing.assert_allclose(found.loss, wanted, rtol=1e-6)
+    np.testing.assert_allclose(own.value_and_gradients(fields).loss, wanted, rtol=1e-6)
+    with tf.GradientTape():
+        ctx = own.context(training=True)
+        own(fields, ctx=ctx)
+    total = ctx.collected.losses["loss"] / tf.reduce_sum(fields["w"])
+    np.testing.assert_allclose(total, wanted, rtol=1e-6)
 
 
 # --- randomness -----------------------------------------------------------------------------------
@@ -370,6 +393,16 @@ def test_a_context_used_twice_is_refused() -> None:
         "this context has collected the loss 'loss' before, which would be lost. Give each call a "
         "context of its own: context(training=...)"
     )
+
+
+def test_moments_in_a_context_used_twice_are_not_lost() -> None:
+    own = pipelines.pipe([pipelines.dense("a", 4), layers.BatchNorm.Params(name="norm")])
+    x = {"x": pipelines.batch()["x"]}
+    own.build(x)
+    ctx = own.context(training=True)
+    own(x, ctx=ctx)
+    with pytest.raises(errors.LayerError, match="has collected moments of 'norm' before"):
+        own(x, ctx=ctx)
 
 
 def test_both_doors_work_in_a_callers_function_that_builds() -> None:

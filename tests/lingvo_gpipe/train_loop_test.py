@@ -575,3 +575,20 @@ def test_following_ends_with_a_run_that_ended_early(tmp_path: Path) -> None:
     assert ended.ended == "patience"
     found = evaluation.follow(params, tmp_path)
     assert [each.step for each in found] == [ended.step]
+
+
+def test_a_table_with_a_split_backward_is_trained_like_any_other(
+    tmp_path: Path, lines: list[str]
+) -> None:
+    found = []
+    for name, schedule in (
+        ("whole", "gpipe"),
+        ("split", "0F0,0F1,,0I0,0W0,0I1,0W1\n,1F0,1I0,1W0,1F1,1I1,1W1"),
+    ):
+        params = tiny_task(max_steps=3)
+        params.model.schedule = schedule
+        train_loop.dry_run(params, tmp_path / name, report=lines.append)
+        found.append(final_values(train_loop.run(params, tmp_path / name)))
+    for key, value in found[0].items():
+        if not key.startswith("save_counter"):
+            np.testing.assert_allclose(found[1][key], value, rtol=2e-4, atol=1e-6, err_msg=key)

@@ -24,8 +24,9 @@ TABLE_INIT_ARGS: dict[str, Any] = {
 class Embedding(Layer):
     """ids: [...] integer in [0, vocabulary) → [..., units].
 
-    Variable: table [vocabulary, units]. An id outside stops a CPU program with an error; on
-    accelerators it reads zeros.
+    Variable: table [vocabulary, units], which is read as it is kept: rows are cast, not the table,
+    and gradients of a row that is read often are added up in the table's own dtype. An id outside
+    stops a CPU program with an error; on accelerators it reads zeros.
     """
 
     class Params(Layer.Params):
@@ -51,6 +52,7 @@ class Embedding(Layer):
             (params.vocabulary, params.units),
             policy.variable,
             base.initializer(params.table_init, **params.table_init_args),
+            compute=policy.variable,
         )
         output = tf.TensorSpec((*shape, params.units), policy.compute)
         return Meta(output, (table,), activation_bytes=base.spec_bytes(output))
@@ -58,7 +60,7 @@ class Embedding(Layer):
     def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
         """See `Layer.fprop`."""
         del ctx
-        found = tf.gather(theta["table"], inputs)
+        found = precision.cast(tf.gather(theta["table"], inputs), self.policy.compute)
         if self.params.scale:
             found *= tf.constant(math.sqrt(self.params.units), found.dtype)
         return found

@@ -195,16 +195,11 @@ def _costs(
     net: footprint.Network, times: Sequence[measure.LayerTime]
 ) -> tuple[tuple[float, ...], ...]:
     """Return per cell what each layer would cost in it, by measured times."""
-    table = net.analysis.table
-    kept = [len(own) / table.num_micro_batches for own in net.kept]
-    if net.fused:
-        kept[-1] = len(net.fused) / table.num_micro_batches
-    # I and W compute the forward again, each for itself.
-    again = [(1 - own) * (1 + split) for own, split in zip(kept, table.split(), strict=True)]
     rows = {
-        share: tuple(time.fused_s + share * time.again_s for time in times) for share in set(again)
+        share: tuple(time.fused_s + share * time.again_s for time in times)
+        for share in set(net.again)
     }
-    return tuple(rows[share] for share in again)
+    return tuple(rows[share] for share in net.again)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 
+from lingvo_gpipe import recompute
 from lingvo_gpipe.schedule import table as table_lib
 
 
@@ -73,9 +74,9 @@ def holdings(table: table_lib.Table, policies: Sequence[str]) -> list[Holding]:
         elif slot.phase in ("B", "W"):
             live[slot.cell] -= 1
     homes = [table.device_of(k) for k in range(table.num_cells)]
-    kept = {"full": 0, "except_last": 1, "never": table.num_micro_batches}
+    kept = recompute.reuse(table, policies, fuse=False).kept
     return [
-        Holding(most[k], min(most[k], kept[policies[k]]), 1 / homes.count(homes[k]))
+        Holding(most[k], min(most[k], len(kept[k])), 1 / homes.count(homes[k]))
         for k in range(table.num_cells)
     ]
 

@@ -58,6 +58,20 @@ class Given(NamedTuple):
     step: tf.Tensor
 
 
+class Back(NamedTuple):
+    """What a backward is called with besides; a nest for `tf.nest`.
+
+    Attributes:
+        exports: graded version → gradients of its floating leaves.
+        scales: per loss of the cell, the derivative of the update's loss by its sum.
+        totals: per weight, what its gradient is added to; empty: nothing.
+    """
+
+    exports: dict[int, list[tf.Tensor]]
+    scales: Sequence[tf.Tensor]
+    totals: Sequence[tf.Tensor] = ()
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Forward:
     """What a forward call gave.
@@ -91,6 +105,18 @@ class _Program:
 
     call: Any
     outputs: Any
+
+    def __call__(self, arguments: Any) -> Any:
+        """Call it on a nest; return a nest."""
+        found = self.call(*tf.nest.flatten(arguments))
+        return tf.nest.pack_sequence_as(self.outputs, list(found))
+
+
+def _as_forward(nest: Any) -> Forward:
+    exports, given = nest
+    collected = Collected()
+    collected.update(given)
+    return Forward(exports, collected)
 
 
 class Cell:
@@ -167,46 +193,45 @@ class Cell:
             return forward.exports, forward.collected.as_nest()
 
         program = self._program(("F", mode), "forward", compute, given, given.imports)
-        return self._unpack(program, program.call(*tf.nest.flatten(given)))
+        return _as_forward(program(given))
 
-    def backward(
-        self,
-        mode: Mode,
-        given: Given,
-        *,
-        exports: dict[int, list[tf.Tensor]],
-        scales: Sequence[tf.Tensor],
-        accumulators: Sequence[tf.Tensor] | None,
-        phase: str = "B",
-    ) -> Gradients:
+    def backward(self, mode: Mode, given: Given, back: Back, phase: str = "B") -> Gradients:
         """Call the backward program, which recomputes the forward inside.
 
         Args:
             mode: what the pass is for.
             given: the micro-batch.
-            exports: graded version → gradients of its floating leaves.
-            scales: per loss of the cell, the derivative of the update's loss by its sum.
-            accumulators: per weight, what its gradient is added to; None: nothing.
+            back: what comes from behind.
             phase: B for all gradients, I for those of the imports alone, W of the weights alone.
         """
-        after = ([exports[v] for v in self.graded_exports(mode)], list(scales))
-        added = list(accumulators) if accumulators is not None and phase != "I" else None
-        everything: Any = (given, after, added) if added is not None else (given, after)
+        # The program is the recomputation: tf.recompute_grad would copy every weight and make
+        # gathered rows' gradients dense (docs/decisions/0001).
+        everything = (given, back._replace(totals=()) if phase == "I" else back)
 
         def compute(*flat: tf.Tensor) -> Any:
-            own, behind, *sums = tf.nest.pack_sequence_as(everything, list(flat))
-            sources = self.sources(mode, own, phase)
+            own, behind = tf.nest.pack_sequence_as(everything, list(flat))
+            return self._differentiated(mode, own, behind, phase)[1]
 
-            # The program is the recomputation: tf.recompute_grad would copy every weight and make
-            # gathered rows' gradients dense (docs/decisions/0001).
-            with tf.GradientTape() as tape:
-                tape.watch(sources)
-                ends = self._targets(mode, self._run(mode, own), behind[1])
-            return self._gradients(tape, ends, sources, behind, sums, phase)
-
-        key = (phase, mode, added is not None)
+        key = (phase, mode, bool(everything[1].totals))
         program = self._program(key, "backward", compute, everything, given.imports)
-        return self._graded(mode, program, program.call(*tf.nest.flatten(everything)), phase)
+        return self.as_gradients(mode, program(everything), phase)
+
+    def keep(self, mode: Mode, given: Given) -> Kept:
+        """Call the forward program under a tape of its own, which keeps what is computed inside."""
+        wanted = self.wanted_imports(mode)
+        # Fresh tensors: one call's tape may not see another's use of the same weight.
+        own = given._replace(
+            weights=[tf.identity(weight) for weight in given.weights],
+            imports={
+                v: tf.nest.map_structure(tf.identity, value) if v in wanted else value
+                for v, value in given.imports.items()
+            },
+        )
+        sources = self.sources(mode, own)
+        with tf.GradientTape() as tape:
+            tape.watch(sources)
+            forward = self.forward(mode, own)
+        return Kept(self, mode, tape, sources, forward)
 
     def fused(
         self,
@@ -217,24 +242,16 @@ class Cell:
         accumulators: Sequence[tf.Tensor],
     ) -> tuple[Forward, Gradients]:
         """Call forward and backward as one program that recomputes nothing (last cell alone)."""
-        everything: Any = (given, ([], list(scales)), list(accumulators))
+        everything = (given, Back({}, scales, accumulators))
 
         def compute(*flat: tf.Tensor) -> Any:
-            own, behind, sums = tf.nest.pack_sequence_as(everything, list(flat))
-            sources = self.sources(mode, own, "B")
-            with tf.GradientTape() as tape:
-                tape.watch(sources)
-                forward = self._run(mode, own)
-                ends = self._targets(mode, forward, behind[1])
-            graded = self._gradients(tape, ends, sources, behind, [sums], "B")
+            own, behind = tf.nest.pack_sequence_as(everything, list(flat))
+            forward, graded = self._differentiated(mode, own, behind, "B")
             return (forward.exports, forward.collected.as_nest()), graded
 
         program = self._program(("FB", mode), "fused", compute, everything, given.imports)
-        flat = list(program.call(*tf.nest.flatten(everything)))
-        first, second = tf.nest.pack_sequence_as(program.outputs, flat)
-        collected = Collected()
-        collected.update(first[1])
-        return Forward(first[0], collected), self._as_gradients(mode, second, "B")
+        forward, graded = program(everything)
+        return _as_forward(forward), self.as_gradients(mode, graded, "B")
 
     def run(self, training: bool, given: Given) -> tuple[dict[int, Any], Collected]:
         """Compute the cell here and now, without a program.
@@ -298,45 +315,34 @@ class Cell:
         ]
         return ends + ([tf.add_n(parts)] if parts else [])
 
-    def _gradients(
-        self,
-        tape: tf.GradientTape,
-        ends: Sequence[tf.Tensor],
-        sources: Sequence[tf.Tensor],
-        behind: Any,
-        sums: Sequence[Any],
-        phase: str,
-    ) -> Any:
-        given, scales = behind
-        starts = [t for leaves in given for t in leaves]
-        starts += [tf.ones([], ends[-1].dtype)] if scales else []
+    def _differentiated(
+        self, mode: Mode, given: Given, back: Back, phase: str
+    ) -> tuple[Forward, tuple[list[tf.Tensor], list[tf.Tensor]]]:
+        """Compute forward and gradients: of weights, added to their totals, and of imports."""
+        sources = self.sources(mode, given, phase)
+        with tf.GradientTape() as tape:
+            tape.watch(sources)
+            forward = self._run(mode, given)
+            ends = self._targets(mode, forward, back.scales)
+        starts = [t for v in self.graded_exports(mode) for t in back.exports[v]]
+        starts += [tf.ones([], ends[-1].dtype)] if back.scales else []
         found = tape.gradient(ends, sources, starts, unconnected_gradients="zero")
         count = len(self.weights) if phase != "I" else 0
         weights = (
-            [dense(g) for g in found[:count]]
-            if not sums
-            else [added(total, g) for total, g in zip(sums[0], found[:count], strict=True)]
+            [added(total, g) for total, g in zip(back.totals, found[:count], strict=True)]
+            if back.totals
+            else [dense(g) for g in found[:count]]
         )
-        return weights, [dense(g) for g in found[count:]]
+        return forward, (weights, [dense(g) for g in found[count:]])
 
-    def _as_gradients(self, mode: Mode, packed: Any, phase: str) -> Gradients:
+    def as_gradients(self, mode: Mode, packed: Any, phase: str = "B") -> Gradients:
+        """Sort out the gradients (of the weights, of the imports' floating leaves) of a phase."""
         weights, flat = packed
         imports: dict[int, list[tf.Tensor]] = {}
         for v in self.wanted_imports(mode) if phase != "W" else []:
             count = len(floating(self._analysis.specs[v]))
             imports[v], flat = list(flat[:count]), flat[count:]
         return Gradients(imports, list(weights))
-
-    def _graded(self, mode: Mode, program: _Program, flat: Any, phase: str) -> Gradients:
-        return self._as_gradients(
-            mode, tf.nest.pack_sequence_as(program.outputs, list(flat)), phase
-        )
-
-    def _unpack(self, program: _Program, flat: Any) -> Forward:
-        exports, nest = tf.nest.pack_sequence_as(program.outputs, list(flat))
-        collected = Collected()
-        collected.update(nest)
-        return Forward(exports, collected)
 
     def _program(
         self,
@@ -419,6 +425,42 @@ def check_pure(graph: Any, cell: Cell) -> None:
             "the devices and break recomputation. Use stateless operations seeded by ctx.seed, and "
             "theta and ctx.state in place of variables"
         )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kept:
+    """A forward whose inside a tape keeps, for one backward.
+
+    Attributes:
+        cell: that was called.
+        mode: what the pass is for.
+        tape: watched it.
+        sources: what its gradients are by.
+        forward: what it gave.
+    """
+
+    cell: Cell
+    mode: Mode
+    tape: tf.GradientTape
+    sources: list[tf.Tensor]
+    forward: Forward
+
+    def gradients(self, back: Back) -> Gradients:
+        """Go back through it; see `Cell.backward`."""
+        graded = self.cell.graded_exports(self.mode)
+        ends = [t for v in graded for t in floating(self.forward.exports[v])]
+        starts = [t for v in graded for t in back.exports[v]]
+        for loss, scale in zip(self.cell.losses_in(self.mode), back.scales, strict=True):
+            ends.append(self.forward.collected.losses[loss.name])
+            starts.append(precision.cast(scale, ends[-1].dtype))
+        found = self.tape.gradient(ends, self.sources, starts, unconnected_gradients="zero")
+        count = len(self.cell.weights)
+        weights = (
+            [added(total, g) for total, g in zip(back.totals, found[:count], strict=True)]
+            if back.totals
+            else [dense(g) for g in found[:count]]
+        )
+        return self.cell.as_gradients(self.mode, (weights, [dense(g) for g in found[count:]]))
 
 
 def nested(

@@ -9,13 +9,12 @@ tape issues them.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from lingvo_gpipe import cells, executor
+from lingvo_gpipe import cells, executor, recompute
 from lingvo_gpipe.layers.context import Collected
 from lingvo_gpipe.schedule import table as table_lib
 
@@ -39,7 +38,7 @@ def forward(
         policies: per cell, its recompute policy.
     """
     walk = executor.Walk(runner, mode, table, feed)
-    kept = {k: executor.kept(table, k, policies[k]) for k in range(len(runner.cells))}
+    kept = recompute.reuse(table, policies, fuse=False).kept
     queues = {device: _Queue(device) for device in runner.devices}
     for device, slot in table.order():
         if slot.phase == "F":
@@ -87,36 +86,25 @@ def _differentiable(
         sources = [tf.stop_gradient(tensor) for tensor in watched]
         imports = _replace(given.imports, wanted, sources[count:])
         own = given._replace(weights=sources[:count], imports=imports)
-        tape = tf.GradientTape()
-        with tape if keep else contextlib.nullcontext():
-            if keep:
-                tape.watch(sources)
-            result = cell.forward(mode, own)
-        graded = [t for v in cell.graded_exports(mode) for t in cells.floating(result.exports[v])]
+        kept = cell.keep(mode, own) if keep else None
+        result = cell.forward(mode, own) if kept is None else kept.forward
+        graded = {v: cells.floating(result.exports[v]) for v in cell.graded_exports(mode)}
         sums = [result.collected.losses[loss.name] for loss in cell.losses_in(mode)]
         packed[:] = [(result.exports, result.collected.as_nest())]
         flat = tf.nest.flatten(packed[0])
         place = {id(t): i for i, t in enumerate(flat)}
 
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
-            starts = [upstream[place[id(t)]] for t in graded]
-            scales = [upstream[place[id(t)]] for t in sums]
+            back = cells.Back(
+                {v: [upstream[place[id(t)]] for t in leaves] for v, leaves in graded.items()},
+                [upstream[place[id(t)]] for t in sums],
+            )
 
-            def from_kept() -> list[tf.Tensor]:
-                found = tape.gradient(
-                    graded + sums, sources, starts + scales, unconnected_gradients="zero"
-                )
-                return [cells.dense(g) for g in found]
+            def call_back() -> list[tf.Tensor]:
+                found = cell.backward(mode, own, back) if kept is None else kept.gradients(back)
+                return found.weights + [t for v in wanted for t in found.imports[v]]
 
-            def recomputed() -> list[tf.Tensor]:
-                exports, rest = {}, starts
-                for v in cell.graded_exports(mode):
-                    size = len(cells.floating(result.exports[v]))
-                    exports[v], rest = rest[:size], rest[size:]
-                back = cell.backward(mode, own, exports=exports, scales=scales, accumulators=None)
-                return back.weights + [t for v in wanted for t in back.imports[v]]
-
-            return queue.put(from_kept if keep else recomputed)
+            return queue.put(call_back)
 
         return flat, gradient
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from lingvo_gpipe import cells, network, precision, stream
+from lingvo_gpipe import cells, network, precision, recompute, stream
 from lingvo_gpipe.layers.context import Collected
 from lingvo_gpipe.schedule import table as table_lib
 
@@ -107,17 +107,16 @@ class Executor:
         walk = Walk(self, mode, table, feed)
         walk.start(scales, accumulators)
         last = len(self.cells) - 1
-        fused = table.fused() if fuse and policies[last] == "full" else frozenset()
-        keeping = {k: kept(table, k, policies[k]) for k in range(len(self.cells))}
+        reuse = recompute.reuse(table, policies, fuse=fuse)
         for device, slot in table.order():
             cell, m = self.cells[slot.cell], slot.micro_batch
             back = cell.has_backward(mode)
-            joined = slot.cell == last and m in fused and back
+            joined = slot.cell == last and m in reuse.fused and back
             if slot.phase == "F":
                 with walk.at(device, slot) as run:
                     if joined:
                         run.fused()
-                    elif m in keeping[slot.cell] and back:
+                    elif m in reuse.kept[slot.cell] and back:
                         run.kept()
                     else:
                         run.forward(cell.forward(mode, walk.given(slot)))
@@ -125,23 +124,6 @@ class Executor:
                 with walk.at(device, slot) as run:
                     run.backward()
         return walk.outcome([], walk.gradients())
-
-
-def kept(table: table_lib.Table, cell: int, policy: str) -> frozenset[int]:
-    """Return the micro-batches whose forward a cell keeps for its backward."""
-    order = [s for _, s in table.order() if s.cell == cell and s.phase == "F"]
-    if policy == "never":
-        return frozenset(s.micro_batch for s in order)
-    return frozenset({order[-1].micro_batch}) if policy == "except_last" else frozenset()
-
-
-@dataclasses.dataclass(slots=True)
-class _Residual:
-    """A forward whose intermediate tensors are kept by its tape."""
-
-    tape: tf.GradientTape
-    sources: list[tf.Tensor]
-    forward: cells.Forward
 
 
 class Walk:
@@ -160,7 +142,7 @@ class Walk:
         self.collected: dict[tuple[int, int], Collected] = {}
         self.previous: dict[int, tf.Operation] = {}
         self.back: dict[tuple[int, int], list[list[tf.Tensor]]] = {}
-        self.residuals: dict[tuple[int, int], _Residual] = {}
+        self.kept: dict[tuple[int, int], cells.Kept] = {}
         self.totals: list[list[tf.Tensor]] = []
         self.scales: list[list[tf.Tensor]] = []
 
@@ -279,70 +261,21 @@ class _Slot:
 
     def kept(self) -> None:
         """Run the forward under a tape of its own, which keeps its intermediate tensors."""
-        mode = self.walk.mode
-        given = self.walk.given(self.slot)
-        wanted = self.cell.wanted_imports(mode)
-        # Fresh tensors: one tape per slot may not see another slot's use of the same weight.
-        given = given._replace(
-            weights=[tf.identity(weight) for weight in given.weights],
-            imports={
-                v: tf.nest.map_structure(tf.identity, value) if v in wanted else value
-                for v, value in given.imports.items()
-            },
-        )
-        sources = self.cell.sources(mode, given)
-        tape = tf.GradientTape()
-        with tape:
-            tape.watch(sources)
-            forward = self.cell.forward(mode, given)
-        self.walk.residuals[self.slot.cell, self.slot.micro_batch] = _Residual(
-            tape, sources, forward
-        )
-        self.forward(forward)
+        kept = self.cell.keep(self.walk.mode, self.walk.given(self.slot))
+        self.walk.kept[self.slot.cell, self.slot.micro_batch] = kept
+        self.forward(kept.forward)
 
     def backward(self) -> None:
         """Run a backward slot: from what its forward kept, else recomputing."""
-        k, m, phase = self.slot.cell, self.slot.micro_batch, str(self.slot.phase)
-        residual = self.walk.residuals.get((k, m))
-        if residual is not None:
-            if phase == "W":
-                return
-            self._take(self._from_residual(residual))
-            return
-        gradients = self.cell.backward(
-            self.walk.mode,
-            self.walk.given(self.slot),
-            exports=self.walk.exported(self.slot),
-            scales=self.walk.scales[k],
-            accumulators=self.walk.totals[k],
-            phase=phase,
-        )
-        self._take(gradients)
-
-    def _from_residual(self, residual: _Residual) -> cells.Gradients:
-        walk, cell = self.walk, self.cell
-        given = walk.exported(self.slot)
-        targets = [
-            t
-            for v in cell.graded_exports(walk.mode)
-            for t in cells.floating(residual.forward.exports[v])
-        ]
-        starts = [t for v in cell.graded_exports(walk.mode) for t in given[v]]
-        for loss, scale in zip(cell.losses, walk.scales[self.slot.cell], strict=True):
-            total = residual.forward.collected.losses[loss.name]
-            targets.append(total)
-            starts.append(precision.cast(scale, total.dtype))
-        found = residual.tape.gradient(
-            targets, residual.sources, starts, unconnected_gradients="zero"
-        )
-        count = len(cell.weights)
-        totals = self.walk.totals[self.slot.cell]
-        weights = [cells.added(t, g) for t, g in zip(totals, found[:count], strict=True)]
-        imports, rest = {}, [cells.dense(g) for g in found[count:]]
-        for v in cell.wanted_imports(walk.mode):
-            size = len(cells.floating(walk.values[v, self.slot.micro_batch]))
-            imports[v], rest = rest[:size], rest[size:]
-        return cells.Gradients(imports, weights)
+        walk, k, phase = self.walk, self.slot.cell, str(self.slot.phase)
+        kept = walk.kept.get((k, self.slot.micro_batch))
+        if kept is not None and phase == "W":
+            return  # I has done all
+        back = cells.Back(walk.exported(self.slot), walk.scales[k], walk.totals[k])
+        if kept is not None:
+            self._take(kept.gradients(back))
+        else:
+            self._take(self.cell.backward(walk.mode, walk.given(self.slot), back, phase))
 
     def _take(self, gradients: cells.Gradients) -> None:
         m = self.slot.micro_batch

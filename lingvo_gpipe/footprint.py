@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from lingvo_gpipe import cells, executor, microbatch, network, simulate, stream
+from lingvo_gpipe import cells, microbatch, network, recompute, simulate, stream
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.schedule import table as table_lib
 
@@ -73,6 +73,7 @@ class Network:
         cells: its cells, without programs.
         has_backward: per cell, whether its backward slots do anything.
         wanted: per cell, the imports whose gradient it sends back.
+        again: per cell, how often a forward is computed again; see `recompute.Reuse`.
         kept: per cell, the micro-batches whose forward it keeps.
         fused: the micro-batches that the last cell runs as one program.
     """
@@ -88,12 +89,13 @@ class Network:
             cell.wanted_imports(mode) if back else []
             for cell, back in zip(self.cells, self.has_backward, strict=True)
         ]
+        reuse = recompute.reuse(analysis.table, analysis.policies, fuse=params.fuse)
+        self.again = reuse.again
         self.kept = [
-            executor.kept(analysis.table, k, analysis.policies[k]) if back else frozenset()
-            for k, back in enumerate(self.has_backward)
+            own if back else frozenset[int]()
+            for own, back in zip(reuse.kept, self.has_backward, strict=True)
         ]
-        joined = params.fuse and analysis.policies[-1] == "full" and self.has_backward[-1]
-        self.fused = analysis.table.fused() if joined else frozenset()
+        self.fused = reuse.fused if self.has_backward[-1] else frozenset[int]()
         self._cell_of = [k for k, route in enumerate(analysis.routes) for _ in route.layers]
         self._specs = {size: _specs_for(params, analysis, size) for size in set(analysis.sizes)}
         self._sizes: dict[tuple[int, int, bool], int] = {}

@@ -42,12 +42,11 @@ class Learner:
         with tf.device("CPU:0"):
             self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._guarded = params.train.finite_guard
-        self._traces = 0
-        self._whole = runtime.outer_function(self._update_by_one)
-        self._weigh = runtime.outer_function(self._weights)
-        self._accumulate = runtime.outer_function(self._gradients)
-        self._add = runtime.outer_function(self._sum)
-        self._finish = runtime.outer_function(self._apply)
+        self._whole = runtime.OuterFunction(self._update_by_one)
+        self._weigh = runtime.OuterFunction(self._weights)
+        self._accumulate = runtime.OuterFunction(self._gradients)
+        self._add = runtime.OuterFunction(self._sum)
+        self._finish = runtime.OuterFunction(self._apply)
 
     @property
     def objects(self) -> dict[str, tf.Variable]:
@@ -58,8 +57,9 @@ class Learner:
     @property
     def num_traces(self) -> int:
         """Traces of graphs and of the programs in them so far."""
+        own = (self._whole, self._weigh, self._accumulate, self._add, self._finish)
         programs = self.pipe.trace_counts()["programs"] + self.updater.num_traces
-        return self._traces + programs
+        return programs + sum(function.traces for function in own)
 
     def update(self, batches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Do one update.
@@ -103,7 +103,6 @@ class Learner:
         return self._apply(result.gradients, _told(result))
 
     def _weights(self, batch: dict[str, Any]) -> dict[str, tf.Tensor]:
-        self._traces += 1
         return self.pipe.loss_weights(batch)
 
     def _gradients(
@@ -113,7 +112,6 @@ class Learner:
         weights: dict[str, tf.Tensor],
         first: tf.Tensor,
     ) -> tuple[dict[str, tf.Tensor], dict[str, Any], tf.Tensor]:
-        self._traces += 1
         result = self.pipe.value_and_gradients(
             batch,
             step=self.step.read_value(),
@@ -125,11 +123,9 @@ class Learner:
         return result.gradients, _told(result), first + result.num_micro_batches
 
     def _sum(self, one: Any, other: Any) -> Any:
-        self._traces += 1
         return tf.nest.map_structure(tf.add, one, other)
 
     def _apply(self, gradients: dict[str, tf.Tensor], told: dict[str, Any]) -> dict[str, Any]:
-        self._traces += 1
         statistics = self.pipe.merge_moments(told["moments"])
         done = self.updater.apply(
             gradients,

@@ -167,13 +167,15 @@ class _Runner:
         self.cell = cells.Cell(number, analysis, layers, jit)
         self.given = _values(analysis, self.cell)
         master = precision.policy(analysis.layers[number].params.dtype).variable
-        self.scales = [tf.ones([], master) for _ in self.cell.losses]
         specs = (analysis.variables[path] for path in self.cell.weights)
-        self.totals = [tf.zeros(spec.shape, spec.dtype) for spec in specs]
-        self.exports = {
-            v: [tf.ones(spec.shape, spec.dtype) for spec in cells.floating(analysis.specs[v])]
-            for v in self.cell.graded_exports(mode)
-        }
+        self.back = cells.Back(
+            exports={
+                v: [tf.ones(spec.shape, spec.dtype) for spec in cells.floating(analysis.specs[v])]
+                for v in self.cell.graded_exports(mode)
+            },
+            scales=[tf.ones([], master) for _ in self.cell.losses],
+            totals=[tf.zeros(spec.shape, spec.dtype) for spec in specs],
+        )
 
     def time(self, watch: _Stopwatch) -> LayerTime:
         forward_s = watch.median_s(lambda _: self.cell.forward(self.mode, self.given))
@@ -185,30 +187,14 @@ class _Runner:
             watch.median_s(lambda _: self._backward()),
         )
 
-    def _backward(self) -> Any:
-        return self.cell.backward(
-            self.mode,
-            self.given,
-            exports=self.exports,
-            scales=self.scales,
-            accumulators=self.totals,
-        )
+    def _backward(self) -> cells.Gradients:
+        return self.cell.backward(self.mode, self.given, self.back)
 
-    def _keep(self) -> tuple[tf.GradientTape, cells.Forward]:
-        with tf.GradientTape() as tape:
-            tape.watch(self.cell.sources(self.mode, self.given))
-            forward = self.cell.forward(self.mode, self.given)
-        return tape, forward
+    def _keep(self) -> cells.Kept:
+        return self.cell.keep(self.mode, self.given)
 
-    def _from_kept(self, kept: tuple[tf.GradientTape, cells.Forward]) -> Any:
-        tape, forward = kept
-        graded = self.cell.graded_exports(self.mode)
-        ends = [t for v in graded for t in cells.floating(forward.exports[v])]
-        starts = [t for v in graded for t in self.exports[v]]
-        for loss, scale in zip(self.cell.losses, self.scales, strict=True):
-            ends.append(forward.collected.losses[loss.name])
-            starts.append(precision.cast(scale, ends[-1].dtype))
-        return tape.gradient(ends, self.cell.sources(self.mode, self.given), starts)
+    def _from_kept(self, kept: cells.Kept) -> cells.Gradients:
+        return kept.gradients(self.back)
 
 
 def _values(analysis: network.Analysis, cell: cells.Cell) -> cells.Given:
@@ -266,29 +252,21 @@ def _traced(
     cell = cells.Cell(k, net.analysis, layers, jit=False)
     back, last = cell.has_backward(mode), k == len(net.cells) - 1
 
-    def programs(given: Any, exports: Any, scales: Any, totals: Any) -> Any:
+    def programs(given: cells.Given, behind: cells.Back) -> Any:
         """Call every program, so that it is traced."""
         called: list[Any] = [cell.forward(mode, given).exports]
-        rest = {"scales": scales, "accumulators": totals}
         if back:
-            called.append(cell.backward(mode, given, exports=exports, **rest).weights)
+            called.append(cell.backward(mode, given, behind).weights)
         if back and last:
-            called.append(cell.fused(mode, given, **rest)[1].weights)
+            scales, totals = behind.scales, behind.totals
+            graded = cell.fused(mode, given, scales=scales, accumulators=totals)[1]
+            called.append(graded.weights)
         return called
 
-    def kept(given: Any, exports: Any, scales: Any) -> Any:
-        """Keep a forward and differentiate it, as `executor` does."""
-        sources = cell.sources(mode, given)
-        with tf.GradientTape() as tape:
-            tape.watch(sources)
-            forward = cell.forward(mode, given)
-        graded = cell.graded_exports(mode)
-        ends = [t for v in graded for t in cells.floating(forward.exports[v])]
-        ends += [forward.collected.losses[loss.name] for loss in cell.losses]
-        starts = [t for v in graded for t in exports[v]]
-        starts += [tf.cast(s, e.dtype) for s, e in zip(scales, ends[len(starts) :], strict=True)]
-        found = tape.gradient(ends, sources, starts, unconnected_gradients="zero")
-        return [cells.dense(g) for g in found]
+    def kept(given: cells.Given, behind: cells.Back) -> Any:
+        """Keep a forward and go back through it."""
+        found = cell.keep(mode, given).gradients(behind._replace(totals=()))
+        return found.weights, found.imports
 
     specs = _program_specs(net, cell, mode)
     tf.function(programs, autograph=False).get_concrete_function(*specs)
@@ -298,7 +276,7 @@ def _traced(
     backward = graph_memory.peak_bytes(cell.graphs["B"], threads)
     fused = graph_memory.peak_bytes(cell.graphs["FB"], threads) if last else backward
     # Only now: the gradient adds outputs to the forward's graph.
-    outer = tf.function(kept, autograph=False).get_concrete_function(*specs[:3]).graph
+    outer = tf.function(kept, autograph=False).get_concrete_function(*specs).graph
     pair = graph_memory.split_call(outer)
     return footprint.CellBytes(
         forward=forward,
@@ -310,7 +288,9 @@ def _traced(
     )
 
 
-def _program_specs(net: footprint.Network, cell: cells.Cell, mode: cells.Mode) -> tuple[Any, ...]:
+def _program_specs(
+    net: footprint.Network, cell: cells.Cell, mode: cells.Mode
+) -> tuple[cells.Given, cells.Back]:
     """Return the specs of what all of a cell's programs share, then of what its backward takes."""
     analysis = net.analysis
 
@@ -324,10 +304,13 @@ def _program_specs(net: footprint.Network, cell: cells.Cell, mode: cells.Mode) -
         seed=tf.TensorSpec([2], tf.int32),
         step=tf.TensorSpec([], tf.int64),
     )
-    exports = {v: cells.floating(analysis.specs[v]) for v in cell.graded_exports(mode)}
     master = precision.policy(net.params.dtype).variable
-    totals = [
-        tf.TensorSpec(analysis.variables[path].shape, analysis.variables[path].dtype)
-        for path in cell.weights
-    ]
-    return given, exports, [tf.TensorSpec([], master) for _ in cell.losses], totals
+    back = cells.Back(
+        exports={v: cells.floating(analysis.specs[v]) for v in cell.graded_exports(mode)},
+        scales=[tf.TensorSpec([], master) for _ in cell.losses],
+        totals=[
+            tf.TensorSpec(analysis.variables[path].shape, analysis.variables[path].dtype)
+            for path in cell.weights
+        ],
+    )
+    return given, back

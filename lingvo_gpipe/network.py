@@ -24,13 +24,12 @@ from lingvo_gpipe import (
     partition,
     precision,
     readable,
+    recompute,
     schedule,
     stream,
 )
 from lingvo_gpipe.layers import base, composition
 from lingvo_gpipe.schedule import table as table_lib
-
-RECOMPUTE = ("full", "except_last", "never")
 
 
 class PipelineParams(hyperparams.Configurable.Params):
@@ -219,28 +218,6 @@ def layer_params(params: Any) -> list[Any]:
     return named
 
 
-def recompute_policies(text: str, num_cells: int) -> tuple[str, ...]:
-    """Return the recompute policy of each cell from its text form.
-
-    >>> recompute_policies("full,never", 2)
-    ('full', 'never')
-    """
-    parts = tuple(part.strip() for part in text.split(","))
-    for part in parts:
-        if part not in RECOMPUTE:
-            near = errors.nearest(part, RECOMPUTE) or RECOMPUTE
-            raise errors.LayerError(
-                f"recompute {part!r} is no policy; nearest {near[0]!r}. Use "
-                f"{', '.join(RECOMPUTE)}, or one for each cell separated by commas"
-            )
-    if len(parts) not in (1, num_cells):
-        raise errors.LayerError(
-            f"recompute names {len(parts)} policies for {num_cells} cells. Give one, or one for "
-            "each cell"
-        )
-    return parts if len(parts) == num_cells else parts * num_cells
-
-
 def make_table(params: Any, num_micro_batches: int) -> table_lib.Table:
     """Return the training schedule of the network for M micro-batches."""
     return schedule.make(params.schedule, params.num_partitions, num_micro_batches)
@@ -297,10 +274,11 @@ def analyze(
     _check_unique([metric.name for m in metas for metric in m.metrics], "metric")
     variables, owner, paths = _variables(params, named, metas)
     table = make_table(params, len(sizes))
-    policies = recompute_policies(params.recompute, table.num_cells)
+    policies = recompute.policies(params.recompute, table.num_cells)
+    again = recompute.reuse(table, policies, fuse=params.fuse).again
     trained = [any(variables[path].is_trained for path in own.values()) for own in paths]
     flowing = stream.flowing(wiring, trained)
-    costs = costs or _costs(params, named, metas, table, policies, flowing)
+    costs = costs or _costs(params, named, metas, again, flowing)
     cuts = tuple(len(cell) for cell in params.cells) if params.cells else params.cuts
     if cuts is not None:
         cuts = partition.check_cuts(cuts, len(named), table.num_cells)
@@ -442,7 +420,9 @@ def _variables(
                 variables[spec.tie] = _shared(here, spec, variables)
         paths.append(resolved)
     for pattern in params.frozen:
-        if not fnmatch.filter(variables, pattern):
+        fitting = fnmatch.filter(variables, pattern)
+        _check_statistics(pattern, fitting, variables)
+        if not fitting:
             near = errors.nearest(pattern, variables) or sorted(variables)[:3]
             raise errors.LayerError(
                 f"frozen pattern {pattern!r} fits no variable; nearest {', '.join(near)}"
@@ -450,10 +430,35 @@ def _variables(
     return variables, owner, paths
 
 
+def _check_statistics(
+    pattern: str, fitting: Sequence[str], variables: Mapping[str, base.VariableSpec]
+) -> None:
+    """Refuse a pattern of statistics alone whose layer moves them all the same."""
+    if not all(variables[path].is_state for path in fitting):
+        return
+    for path in fitting:
+        layer = path.rpartition("/")[0]
+        own = [
+            spec
+            for name, spec in variables.items()
+            if name.rpartition("/")[0] == layer and not spec.is_state
+        ]
+        if not own or any(spec.trainable for spec in own):
+            way = f"Freeze {layer}/*" if own else "Set trainable=False in its Params"
+            raise errors.LayerError(
+                f"frozen pattern {pattern!r} fits {path}, a statistic, which stands still only "
+                f"where its layer is frozen. {way}"
+            )
+
+
 def _shared(
     here: str, spec: base.VariableSpec, variables: Mapping[str, base.VariableSpec]
 ) -> base.VariableSpec:
     """Return the owner's spec of a tie; frozen where one of the two sides is."""
+    if spec.is_state:
+        raise errors.LayerError(
+            f"{here} is a statistic of its own micro-batches and cannot be tied. Tie weights alone"
+        )
     shared = variables.get(str(spec.tie))
     if shared is None:
         near = errors.nearest(str(spec.tie), variables) or sorted(variables)[:3]
@@ -477,29 +482,21 @@ def _costs(
     params: Any,
     named: Sequence[Any],
     metas: Sequence[base.Meta],
-    table: table_lib.Table,
-    policies: Sequence[str],
+    again: Sequence[float],
     flowing: Sequence[bool],
 ) -> tuple[tuple[float, ...], ...]:
     """Return per cell what each layer would cost in it; cells that are alike share one row.
 
-    A cell's policy, and in the last one the fused slots, decide how often a layer's forward is
-    computed again. Layers through which no gradient flows, a frozen beginning, have no backward. A
-    cost that is stated holds in every cell.
+    It depends on how often a layer's forward is computed again there (`recompute.Reuse`). Layers
+    through which no gradient flows, a frozen beginning, have no backward. A cost that is stated
+    holds in every cell.
     """
     if params.costs is not None:
         if len(params.costs) != len(named):
             raise errors.PartitionError(
                 f"costs has {len(params.costs)} numbers for {len(named)} layers. Give one for each"
             )
-        return (tuple(params.costs),) * table.num_cells
-    count = table.num_micro_batches
-    kept = {"full": 0.0, "except_last": 1.0 / count, "never": 1.0}
-    again = [1.0 - kept[policy] for policy in policies]
-    if params.fuse and policies[-1] == "full":
-        again[-1] = 1.0 - len(table.fused()) / count
-    # I and W compute the forward again, each for itself.
-    again = [share * (1.0 + split) for share, split in zip(again, table.split(), strict=True)]
+        return (tuple(params.costs),) * len(again)
     rows = {
         share: tuple(
             (

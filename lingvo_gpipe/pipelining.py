@@ -87,7 +87,10 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         self.params = params.copy().freeze()
         self._named = network.layer_params(params)
         self.layers: list[base.Layer] = [own.instantiate() for own in self._named]
-        self._functions: dict[Any, Callable[..., Any]] = {}
+        self._trained = runtime.OuterFunction(self._train)
+        self._evaluated = {
+            outputs: runtime.OuterFunction(self._evaluation(outputs)) for outputs in (False, True)
+        }
         self._built: network.Analysis | None = None
         self._executor: executor_lib.Executor | None = None
         self._variables: dict[str, tf.Variable] = {}
@@ -192,7 +195,8 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
     def trace_counts(self) -> dict[str, int]:
         """Return how many cell programs and outer functions were traced so far."""
         programs = sum(cell.traces for cell in self.executor.cells)
-        return {"programs": programs, "functions": len(self._functions)}
+        functions = sum(one.traces for one in (self._trained, *self._evaluated.values()))
+        return {"programs": programs, "functions": functions}
 
     # The door with the losses inside.
 
@@ -239,7 +243,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             given["accumulators"] = dict(accumulators)
         if loss_scale is not None:
             given["scale"] = tf.convert_to_tensor(loss_scale)
-        return self._call("train", self._train, given)
+        return self._call(self._trained, given)
 
     @_as_it_is
     def evaluate(
@@ -257,9 +261,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             "step": _step(step),
             "weights": self.loss_weights(batch),
         }
-        return self._call(
-            ("eval", outputs), lambda given: self._evaluate(given, outputs=outputs), given
-        )
+        return self._call(self._evaluated[outputs], given)
 
     @_as_it_is
     def merge_moments(self, moments: Mapping[str, Any]) -> dict[str, tf.Tensor]:
@@ -296,30 +298,21 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             )
         return {name: tf.nest.map_structure(tf.convert_to_tensor, v) for name, v in batch.items()}
 
-    def _call(self, kind: Any, function: Callable[[Any], Result], given: dict[str, Any]) -> Result:
+    def _call(self, function: runtime.OuterFunction, given: dict[str, Any]) -> Result:
         """Run inside the caller's function, or in an outer function of these shapes."""
-        if tf.inside_function():
-            return function(given)
-        shapes = tuple((tuple(t.shape), t.dtype) for t in tf.nest.flatten(given))
-        key = (kind, tuple(sorted(given)), tuple(sorted(given["batch"])), shapes)
-        if key not in self._functions:
-            counts: list[int] = []
+        sizes, wanted = self._sizes(given["batch"]), self.params.num_micro_batches
+        if self.params.micro_batch_size is None and len(sizes) < wanted:
+            logging.log_first_n(
+                logging.WARNING,
+                "a mini-batch of %d examples lowers the number of micro-batches from %d to %d",
+                10,  # times in all: the last mini-batch of every evaluation may be smaller
+                sum(sizes),
+                wanted,
+                len(sizes),
+            )
+        return Result(**function(given), num_micro_batches=len(sizes))
 
-            @runtime.outer_function
-            def outer(given: dict[str, Any]) -> dict[str, Any]:
-                result = function(given)
-                counts[:] = [result.num_micro_batches]
-                return {
-                    field.name: getattr(result, field.name)
-                    for field in dataclasses.fields(result)
-                    if field.name != "num_micro_batches"
-                }
-
-            self._functions[key] = lambda given: (outer(given), counts[0])
-        values, count = self._functions[key](given)
-        return Result(**values, num_micro_batches=count)
-
-    def _train(self, given: dict[str, Any]) -> Result:
+    def _train(self, given: dict[str, Any]) -> dict[str, Any]:
         if not self.analysis.losses:
             raise errors.LayerError(
                 "the network gives no loss, so that nothing would be trained. End it in a layer "
@@ -348,34 +341,32 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             fuse=self.params.fuse,
             accumulators=given.get("accumulators"),
         )
-        return self._result(outcome, weights, len(sizes), {})
+        return self._result(outcome, weights, {})
 
-    def _evaluate(self, given: dict[str, Any], outputs: bool) -> Result:
-        sizes = self._sizes(given["batch"])
-        leaving = dict(self.analysis.wiring.outputs) if outputs else {}
-        outcome = self.executor.forward(
-            cells.mode_for(self.analysis, training=False, leaving=leaving.values()),
-            network.forward_table(self.analysis.table, len(sizes)),
-            self._feed(given["batch"], sizes, given["step"], tf.constant(0)),
-            list(leaving.values()),
-        )
-        return self._result(outcome, given["weights"], len(sizes), leaving)
+    def _evaluation(self, outputs: bool) -> Callable[[dict[str, Any]], dict[str, Any]]:
+        """Return what runs a forward-only table, with the network's outputs or without."""
+
+        def evaluate(given: dict[str, Any]) -> dict[str, Any]:
+            sizes = self._sizes(given["batch"])
+            leaving = dict(self.analysis.wiring.outputs) if outputs else {}
+            outcome = self.executor.forward(
+                cells.mode_for(self.analysis, training=False, leaving=leaving.values()),
+                network.forward_table(self.analysis.table, len(sizes)),
+                self._feed(given["batch"], sizes, given["step"], tf.constant(0)),
+                list(leaving.values()),
+            )
+            return self._result(outcome, given["weights"], leaving)
+
+        return evaluate
 
     def _coefficients(self) -> dict[str, float]:
         return {loss.name: loss.coefficient for loss in self.analysis.losses}
 
     def _sizes(self, batch: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return the examples of each micro-batch."""
         params = self.params
         count = microbatch.batch_size(batch, params.batch_dim, params.unbatched)
-        sizes = microbatch.sizes(count, params.num_micro_batches, params.micro_batch_size)
-        if params.micro_batch_size is None and len(sizes) < params.num_micro_batches:
-            logging.warning(
-                "a mini-batch of %d examples lowers the number of micro-batches from %d to %d",
-                count,
-                params.num_micro_batches,
-                len(sizes),
-            )
-        return sizes
+        return microbatch.sizes(count, params.num_micro_batches, params.micro_batch_size)
 
     def _feed(
         self, batch: Mapping[str, Any], sizes: Sequence[int], step: tf.Tensor, first: tf.Tensor
@@ -395,9 +386,9 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         self,
         outcome: executor_lib.Outcome,
         weights: Mapping[str, tf.Tensor],
-        count: int,
         leaving: Mapping[str, int],
-    ) -> Result:
+    ) -> dict[str, Any]:
+        """Return the fields of a `Result` that are tensors."""
         master = precision.policy(self.params.dtype).variable
         means = {
             name: tf.math.divide_no_nan(
@@ -408,15 +399,14 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         }
         coefficients = self._coefficients()
         parts = [tf.constant(coefficients[name], master) * mean for name, mean in means.items()]
-        return Result(
-            loss=tf.add_n(parts) if parts else tf.zeros([], master),
-            losses=means,
-            sums=outcome.collected.sums,
-            gradients=outcome.gradients,
-            moments=outcome.collected.moments,
-            outputs=self._outputs(outcome, leaving),
-            num_micro_batches=count,
-        )
+        return {
+            "loss": tf.add_n(parts) if parts else tf.zeros([], master),
+            "losses": means,
+            "sums": outcome.collected.sums,
+            "gradients": outcome.gradients,
+            "moments": outcome.collected.moments,
+            "outputs": self._outputs(outcome, leaving),
+        }
 
     def _outputs(self, outcome: executor_lib.Outcome, leaving: Mapping[str, int]) -> dict[str, Any]:
         """Put the micro-batches' outputs together; what no batched field is in is one already."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import TextIO
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Self, TextIO, TypeVar
 
 import tqdm
+
+_Item = TypeVar("_Item")
+_WITHOUT_BAR = "{desc}: {percentage:3.0f}% {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
 
 
 class Progress:
@@ -83,3 +86,89 @@ class Progress:
         """Leave the bar as it stands."""
         if self._bar is not None:
             self._bar.close()
+
+
+class Count:
+    """Shows how many things are done of some work, on the standard error.
+
+    A terminal gets a bar; anything else gets a line every `interval_s` seconds, and none where the
+    work is done before.
+
+    >>> with Count("reading", "pair", total=2) as count:
+    ...     found = [item for item in count.over("ab")]
+    """
+
+    def __init__(
+        self,
+        what: str,
+        unit: str,
+        total: int | None = None,
+        *,
+        interval_s: float = 30.0,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Begin with none.
+
+        Args:
+            what: name of the work.
+            unit: of what is counted.
+            total: how many there will be; None: not known.
+            interval_s: seconds between two lines where there is no terminal.
+            stream: where to write; None: the standard error.
+            clock: seconds, rising.
+        """
+        self._stream = sys.stderr if stream is None else stream
+        self._what, self._unit, self._total = what, unit, total
+        self._interval_s = interval_s
+        self._clock = clock
+        self._started_s = clock()
+        self._next_s = self._started_s + interval_s
+        self._count = 0
+        self._bar: tqdm.tqdm[None] | None = None
+        if self._stream.isatty():
+            self._bar = tqdm.tqdm(
+                desc=what,
+                unit=unit,
+                total=total,
+                file=self._stream,
+                unit_scale=True,
+                dynamic_ncols=True,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def over(self, items: Iterable[_Item]) -> Iterator[_Item]:
+        """Yield the items, each of which is done when the next is asked for."""
+        for item in items:
+            yield item
+            self.update()
+
+    def update(self, count: int = 1) -> None:
+        """Tell that so many more are done."""
+        self._count += count
+        if self._bar is not None:
+            self._bar.update(count)
+            return
+        now = self._clock()
+        if now < self._next_s:
+            return
+        self._next_s = now + self._interval_s
+        line = tqdm.tqdm.format_meter(
+            self._count,
+            self._total,
+            now - self._started_s,
+            prefix=self._what,
+            unit=self._unit,
+            unit_scale=True,
+            bar_format=None if self._total is None else _WITHOUT_BAR,
+        )
+        # A log whose reader is gone, or whose disk is full, stops no work.
+        with contextlib.suppress(OSError):
+            self._stream.write(f"{line}\n")
+            self._stream.flush()

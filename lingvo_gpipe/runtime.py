@@ -33,24 +33,35 @@ def unoptimized() -> Iterator[None]:
         context.function_call_options = before
 
 
-def outer_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` as a tf.function that issues calls of programs, and is not optimised.
+class OuterFunction:
+    """A function that issues calls of programs, traced once for each shapes and never optimised.
 
-    Traced under the caller's options, so that the programs inside are.
+    Traced under the caller's options, so that the programs inside are. Inside another function it
+    is no function of its own: its calls are that one's.
+
+    Attributes:
+        traces: how often it was traced.
     """
-    traced = tf.function(function, autograph=False)
-    concretes: dict[Any, Any] = {}
 
-    def call(*arguments: Any) -> Any:
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._traced = tf.function(function, autograph=False)
+        self._concretes: dict[Any, Any] = {}
+
+    @property
+    def traces(self) -> int:
+        """How often it was traced."""
+        return len(self._concretes)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call it, traced where the shapes are new."""
         if tf.inside_function():
-            return function(*arguments)
+            return self._function(*arguments)
         key = (
             tuple((tuple(t.shape), t.dtype) for t in tf.nest.flatten(arguments)),
             repr(tf.nest.map_structure(lambda _: 0, arguments)),
         )
-        if key not in concretes:
-            concretes[key] = traced.get_concrete_function(*arguments)
+        if key not in self._concretes:
+            self._concretes[key] = self._traced.get_concrete_function(*arguments)
         with unoptimized():
-            return concretes[key](*arguments)
-
-    return call
+            return self._concretes[key](*arguments)

@@ -228,8 +228,11 @@ class Updater(hyperparams.Configurable):
 
         scalars = {"rate": rate, "step": step, "inverse": inverse, "clip": clip}
         scalars |= {"finite": guard, "keep": keep}
+        # On each device one after the other, or the new values of all would be there at once.
+        done: dict[str, list[tf.Operation]] = {}
         for row in self._rows:
-            self._update(row, theta, dense, scalars)
+            with tf.control_dependencies(done.get(row.device, [])):
+                done[row.device] = self._update(row, theta, dense, scalars)
         self._assign_state(state, guard, keep)
         told = {
             "learning_rate": rate,
@@ -311,7 +314,8 @@ class Updater(hyperparams.Configurable):
         theta: Mapping[str, tf.Tensor],
         gradients: Mapping[str, tf.Tensor],
         scalars: dict[str, tf.Tensor | None],
-    ) -> None:
+    ) -> list[tf.Operation]:
+        """Give a row its new values; return what does so, nothing eagerly."""
         targets = [self._weights[p] for p in row.paths]
         targets += [
             self.slots[path, slot]
@@ -328,8 +332,11 @@ class Updater(hyperparams.Configurable):
             values = [theta[p] for p in row.paths]
             values += [_read(v) for v in targets[len(row.paths) :]]
             new = program(values, [gradients[p] for p in row.paths], **scalars)
-            for target, value in zip(targets, new, strict=True):
+            assigned = [
                 target.assign(value, read_value=False)
+                for target, value in zip(targets, new, strict=True)
+            ]
+        return [] if tf.executing_eagerly() else assigned
 
     def _program(
         self, what: str, weights: tuple[_Weight, ...], build: Callable[..., Callable[..., Any]]

@@ -22,6 +22,7 @@ hyperparams+hyperparams_fields+hyperparams_text+hyperparams_types
 seeds precision readable runtime graph_memory command
 layers losses
 stream partition schedule
+recompute
 simulate placement workers microbatch capacity
 network
 cells
@@ -44,7 +45,7 @@ repeat
 """
 # Tasks and recipes build models: they neither run the loop nor read flags.
 FIRST_ROW_CLOSED_TO_MODELS = "evaluation"
-WITHOUT_TENSORFLOW = ("partition", "schedule", "simulate")
+WITHOUT_TENSORFLOW = ("partition", "schedule", "recompute", "simulate")
 TENSORFLOW = ("tensorflow", "keras", "tensorflow_datasets")
 
 ROW_OF: dict[str, int] = {}

@@ -174,8 +174,8 @@ def _stale_seed(patch: pytest.MonkeyPatch) -> None:
 def _fresh_seed_in_recomputation(patch: pytest.MonkeyPatch) -> None:
     true = cells.Cell.backward
 
-    def backward(self: Any, mode: Any, given: Any, **rest: Any) -> Any:
-        return true(self, mode, given._replace(seed=given.seed + 1), **rest)
+    def backward(self: Any, mode: Any, given: Any, *rest: Any) -> Any:
+        return true(self, mode, given._replace(seed=given.seed + 1), *rest)
 
     patch.setattr(cells.Cell, "backward", backward)
 

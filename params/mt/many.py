@@ -21,7 +21,7 @@ from lingvo_gpipe.tasks.mt import input as mt_input
 
 VOCABULARY = 8_000
 UNITS = 192
-MAX_STEPS = 3_000
+MAX_STEPS = 2_000
 
 
 class ShallowWide(registry.Model):

@@ -20,9 +20,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
-import tqdm
-
-from lingvo_gpipe import errors, registry
+from lingvo_gpipe import command, errors, registry
+from lingvo_gpipe import progress as progress_lib
 from lingvo_gpipe.tasks.mt import decoding
 from lingvo_gpipe.tasks.mt import vocabulary as vocabulary_lib
 
@@ -84,7 +83,7 @@ def run(job: registry.Job) -> None:
             "--mode=decode needs --logdir=FOLDER, of the run whose newest checkpoint translates, "
             "or --checkpoint"
         )
-    report = _to_standard_error if settings.output is None else job.report
+    report = command.note if settings.output is None else job.report
 
     def progress() -> None:
         if job.should_stop():
@@ -224,10 +223,6 @@ def _target(vocabulary: vocabulary_lib.Vocabulary, language: str | None, wanted:
     return [vocabulary.target_id(language)]
 
 
-def _to_standard_error(line: str) -> None:
-    tqdm.tqdm.write(line, file=sys.stderr)
-
-
 @contextlib.contextmanager
 def _opened(path: str | None) -> Iterator[BinaryIO]:
     """Open a file of lines, or the standard input.
@@ -308,11 +303,11 @@ def _to_standard_output(lines: bytes) -> None:
         ) from error
 
 
-def _bar(path: str | None) -> Any:
-    """Return a progress bar, for terminals alone."""
+def _bar(path: str | None) -> progress_lib.Count:
+    """Return what counts the lines; those of a file are known before."""
     total = None
     # A pipe is read once.
-    if path is not None and sys.stderr.isatty() and os.path.isfile(os.path.expanduser(path)):
+    if path is not None and os.path.isfile(os.path.expanduser(path)):
         with open(os.path.expanduser(path), "rb") as file:
             total = sum(1 for _ in file)
-    return tqdm.tqdm(desc="translating", unit="line", total=total, disable=None, dynamic_ncols=True)
+    return progress_lib.Count("translating", "line", total)

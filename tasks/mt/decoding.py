@@ -186,8 +186,8 @@ class Translator:
         halves = (-(-max_length // 2**n) for n in range(params.num_shapes))
         self._spans = sorted(set(halves))
         self.cut = 0
-        self._begin = runtime.outer_function(self._begun)
-        self._sweep = runtime.outer_function(self._swept)
+        self._begin = runtime.OuterFunction(self._begun)
+        self._sweep = runtime.OuterFunction(self._swept)
 
     def translate(
         self,

@@ -20,10 +20,9 @@ from typing import Any, Self
 
 import numpy as np
 import sentencepiece
-import tqdm
 from absl import logging
 
-from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe import errors, hyperparams, progress
 from lingvo_gpipe.tasks.mt import corpus as corpus_lib
 from lingvo_gpipe.tasks.mt import mixture, records
 from lingvo_gpipe.tasks.mt import vocabulary as vocabulary_lib
@@ -217,8 +216,7 @@ class Preparation(hyperparams.Configurable):
         """Write all text that is whole to scratch files; return them, and faults by corpus."""
         texts: dict[tuple[str, frozenset[str]], _Text] = {}
         all_faults = {}
-        bar = _bar("reading", "pair")
-        with bar:
+        with progress.Count("reading", "pair") as bar:
             for number, each in enumerate(self._corpora):
                 faults = corpus_lib.Faults(each.params.policy, self.params.train_split, tell)
                 name = self._name(number)
@@ -312,10 +310,11 @@ class Preparation(hyperparams.Configurable):
         training = self.params.vocabulary
         chosen = [text for text in texts if text.split == self.params.train_split]
         most = min(training.sentences, 2 * sum(text.count for text in chosen))
-        sample = _bar("sampling", "sentence", _sample(chosen, training, self.params.seed), most)
+        sample = _sample(chosen, training, self.params.seed)
 
         def drawn() -> Iterator[str]:
-            yield from sample
+            with progress.Count("sampling", "sentence", most) as bar:
+                yield from bar.over(sample)
             report(f"training a vocabulary of {training.size} pieces on {most} sentences")
 
         vocabulary = vocabulary_lib.train(drawn(), training, self._targets)
@@ -336,10 +335,7 @@ class Preparation(hyperparams.Configurable):
         entries = {}
         (folder / _TEXT).mkdir()
         total = sum(text.count for text, _, _ in self._directed(texts))
-        bar = tqdm.tqdm(
-            desc="tokenising", unit="pair", disable=None, dynamic_ncols=True, total=total
-        )
-        with bar:
+        with progress.Count("tokenising", "pair", total) as bar:
             for split in sorted({text.split for text in texts}):
                 with records.SplitWriter(folder, split, vocabulary) as writer:
                     for pair in self._pairs:
@@ -352,7 +348,7 @@ class Preparation(hyperparams.Configurable):
                             names = _keep_text(folder, text, source, target)
                         writer.add(
                             pair,
-                            _counted(text.directed(source), bar),
+                            bar.over(text.directed(source)),
                             corpora=text.corpora,
                             target_token=self._target_tokens,
                             text=names,
@@ -383,26 +379,13 @@ class _FaultLog:
         self._file.write(f"{kind}\t{where}\t{what}\n")
 
 
-def _bar(what: str, unit: str, items: Any = None, total: int | None = None) -> Any:
-    """Return a progress bar, for terminals alone."""
-    return tqdm.tqdm(
-        items, desc=what, unit=unit, total=total, disable=None, dynamic_ncols=True, unit_scale=True
-    )
-
-
 def _append(path: Path, pairs: Iterator[corpus_lib.Pair], bar: Any) -> int:
     count = 0
     with open(path, "a", encoding="utf-8", newline="\n") as file:
-        for pair in _counted(pairs, bar):
+        for pair in bar.over(pairs):
             file.write(f"{pair.source}\n{pair.target}\n")
             count += 1
     return count
-
-
-def _counted(items: Iterator[Any], bar: Any) -> Iterator[Any]:
-    for item in items:
-        yield item
-        bar.update()
 
 
 def _told(name: str, faults: corpus_lib.Faults) -> Iterator[str]:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import tqdm
 
 from lingvo_gpipe import errors, registry, restoring, summaries, task
 from lingvo_gpipe import logdir as logdir_lib
+from lingvo_gpipe import progress as progress_lib
 from lingvo_gpipe.tasks.mt import decoding, scores
 from lingvo_gpipe.tasks.mt import vocabulary as vocabulary_lib
 
@@ -113,7 +113,8 @@ def run(job: registry.Job) -> None:
     except _StoppedError:
         job.report("stopped: nothing is scored")
         return
-    with _bar("scoring", sum(len(text.references) for text in texts)) as bar:
+    count = sum(len(text.references) for text in texts)
+    with progress_lib.Count("scoring", "sentence", count) as bar:
         report = scores.score(texts, params.score, bar.update)
     for line in (*told(report, decoder.step, split), *decoding.notes(decoder.cut)):
         job.report(line)
@@ -137,7 +138,7 @@ def _translated(
 ) -> Iterator[scores.Text]:
     """Translate everything at once, so that few sentences wait for longer ones."""
     ids = [sentence for part in chosen for sentence in part.ids]
-    with _bar("translating", len(ids)) as bar:
+    with progress_lib.Count("translating", "sentence", len(ids)) as bar:
 
         def progress(count: int) -> None:
             bar.update(count)
@@ -150,13 +151,6 @@ def _translated(
     for part in chosen:
         hypotheses = [next(lines) for _ in part.ids]
         yield scores.Text(part.pair, part.examples, hypotheses, part.references, part.sources)
-
-
-def _bar(what: str, total: int) -> Any:
-    """Return a progress bar, for terminals alone."""
-    return tqdm.tqdm(
-        desc=what, unit="sentence", total=total, disable=None, dynamic_ncols=True, unit_scale=True
-    )
 
 
 def _show(writer: summaries.Writer, report: scores.Report, step: int, split: str) -> None:

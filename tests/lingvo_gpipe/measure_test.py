@@ -100,7 +100,7 @@ def test_a_backward_holds_what_the_allocator_counts(name: str) -> None:
     totals = [tf.zeros(analysis.variables[path].shape) for path in cell.weights]
 
     def backward() -> Any:
-        return cell.backward(mode, given, exports={}, scales=[tf.ones([])], accumulators=totals)
+        return cell.backward(mode, given, cells.Back({}, [tf.ones([])], totals))
 
     (told,) = measure.cell_bytes(net)
     # Which operations run beside each other is the machine's: a busy one may hold a tensor or two

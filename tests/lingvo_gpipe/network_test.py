@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, layers, network
+from lingvo_gpipe import errors, hyperparams, layers, network, recompute
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.schedule import Table
 
@@ -167,8 +167,8 @@ def test_cuts_follow_flops() -> None:
 
 def test_costs_are_forward_recomputation_and_backward() -> None:
     flops = 2 * N * D * D
-    for recompute, again in (("full", 1), ("never", 0)):
-        found = analyze(dense(D), dense(D), fuse=False, recompute=recompute)
+    for policy, again in (("full", 1), ("never", 0)):
+        found = analyze(dense(D), dense(D), fuse=False, recompute=policy)
         assert found.costs == ((flops * (1 + again + 2),) * 2,)
 
 
@@ -263,8 +263,8 @@ def test_too_little_memory_names_the_layer_or_the_need() -> None:
 
 
 def test_recompute_policies_are_for_all_cells_or_each() -> None:
-    assert network.recompute_policies("except_last", 3) == ("except_last",) * 3
-    assert network.recompute_policies("full, never", 2) == ("full", "never")
+    assert recompute.policies("except_last", 3) == ("except_last",) * 3
+    assert recompute.policies("full, never", 2) == ("full", "never")
 
 
 @pytest.mark.parametrize(
@@ -359,6 +359,27 @@ def test_frozen_layers_are_those_wholly_frozen_at_any_depth() -> None:
         "block/sequential",
         "block/sequential/dense",
     }
+
+
+def test_statistics_are_frozen_with_their_layer_alone() -> None:
+    norm = layers.BatchNorm.Params(name="norm")
+    whole = ("norm/gamma", "norm/beta", "norm/moving_*")
+    assert analyze(dense(4), norm, frozen=whole).frozen_layers == {"norm"}
+    text = text_of(errors.LayerError, dense(4), norm, frozen=("norm/moving_*",))
+    assert text == (
+        "frozen pattern 'norm/moving_*' fits norm/moving_mean, a statistic, which stands still "
+        "only where its layer is frozen. Freeze norm/*"
+    )
+    bare = layers.BatchNorm.Params(name="norm", center=False, scale=False)
+    text = text_of(errors.LayerError, dense(4), bare, frozen=("norm/*",))
+    assert text.endswith("its layer is frozen. Set trainable=False in its Params")
+
+
+def test_statistics_cannot_be_tied() -> None:
+    norms = [layers.BatchNorm.Params(name=name) for name in ("one", "two")]
+    norms[1].tie = {"moving_mean": "one/moving_mean"}
+    text = text_of(errors.LayerError, dense(4), *norms)
+    assert text.startswith("two/moving_mean is a statistic of its own micro-batches and cannot")
 
 
 def test_a_frozen_pattern_that_fits_nothing_is_refused() -> None:

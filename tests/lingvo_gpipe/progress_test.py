@@ -59,3 +59,41 @@ def test_a_terminal_gets_one_bar_that_begins_where_the_run_does() -> None:
     assert "70/100" in text
     assert "loss=0.25" in text
     assert "\nstep" not in text
+
+
+def test_work_that_is_counted_gets_a_line_every_so_often() -> None:
+    clock, log = Clock(), io.StringIO()
+    with progress.Count("reading", "pair", 4000, stream=log, clock=clock) as count:
+        for _ in range(4):
+            clock.now_s += 20.0
+            count.update(1000)
+    assert log.getvalue().splitlines() == [
+        "reading:  50% 2.00k/4.00k [00:40<00:40, 50.0pair/s]",
+        "reading: 100% 4.00k/4.00k [01:20<00:00, 50.0pair/s]",
+    ]
+
+
+def test_work_of_unknown_size_is_counted_too() -> None:
+    clock, log = Clock(), io.StringIO()
+    with progress.Count("reading", "pair", stream=log, clock=clock) as count:
+        for item in count.over(range(70)):
+            assert item < 70
+            clock.now_s += 1.0
+    assert log.getvalue().splitlines() == [
+        "reading: 30.0pair [00:30, 1.00pair/s]",
+        "reading: 60.0pair [01:00, 1.00pair/s]",
+    ]
+
+
+def test_counted_work_is_a_bar_on_a_terminal_and_stops_for_no_full_disk() -> None:
+    terminal = Terminal()
+    with progress.Count("reading", "pair", 3, stream=terminal) as count:
+        assert list(count.over("abc")) == ["a", "b", "c"]
+    assert "reading: 100%" in terminal.getvalue()
+
+    class Full(io.StringIO):
+        def write(self, _: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    with progress.Count("reading", "pair", interval_s=0.0, stream=Full()) as count:
+        count.update()

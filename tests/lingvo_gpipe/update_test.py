@@ -181,6 +181,27 @@ def test_a_layer_waits_for_others_only_where_a_norm_is_asked_for(
     assert all(len(layers) == (3 if waits else 1) for layers in touched)
 
 
+def test_a_devices_layers_are_updated_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(DEVICES, "two", DEVICES["one"])
+    graph = graph_of(make(variables()))
+    assigned: dict[Any, list[str]] = {}
+    for op in graph.get_operations():
+        if op.type == "AssignVariableOp":
+            call = op.inputs[1].op
+            assigned.setdefault(call, []).append(op.name)
+    by_device: dict[str, list[Any]] = {}
+    for call in assigned:
+        assert call.type == "PartitionedCall"
+        by_device.setdefault(call.device, []).append(call)
+    assert sorted(map(len, by_device.values())) == [1, 2]
+    (pair,) = (calls for calls in by_device.values() if len(calls) == 2)
+    assert set(assigned[pair[0]]) <= ancestors(pair[1])
+    (alone,) = (calls[0] for calls in by_device.values() if len(calls) == 1)
+    assert not ancestors(alone) & {name for call in pair for name in assigned[call]}
+
+
 def test_slots_and_averages_lie_beside_their_weights() -> None:
     own = make(variables(), average=update.Average.Params())
     for (path, _), slot in own.slots.items():

@@ -1,0 +1,88 @@
+"""What backwards make use of: which forwards are kept, fused, or computed again.
+
+The table and each cell's policy alone decide it. Executor, costs, cuts and plan ask here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from lingvo_gpipe import errors
+from lingvo_gpipe.schedule import table as table_lib
+
+POLICIES = ("full", "except_last", "never")
+
+
+def policies(text: str, num_cells: int) -> tuple[str, ...]:
+    """Return the recompute policy of each cell from its text form.
+
+    Raises:
+        LayerError: one is unknown, or there are neither one nor as many as cells.
+
+    >>> policies("full,never", 2)
+    ('full', 'never')
+    """
+    parts = tuple(part.strip() for part in text.split(","))
+    for part in parts:
+        if part not in POLICIES:
+            near = errors.nearest(part, POLICIES) or POLICIES
+            raise errors.LayerError(
+                f"recompute {part!r} is no policy; nearest {near[0]!r}. Use "
+                f"{', '.join(POLICIES)}, or one for each cell separated by commas"
+            )
+    if len(parts) not in (1, num_cells):
+        raise errors.LayerError(
+            f"recompute names {len(parts)} policies for {num_cells} cells. Give one, or one for "
+            "each cell"
+        )
+    return parts if len(parts) == num_cells else parts * num_cells
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reuse:
+    """How the backward slots of a table come by their forward, where cells have a backward.
+
+    Attributes:
+        kept: per cell, the micro-batches whose forward is kept for its backward.
+        fused: the micro-batches that the last cell runs forward and backward as one program.
+        again: per cell, how often the forward of a micro-batch is computed again, on average; I
+            and W, the halves of a split backward, do so each for itself.
+    """
+
+    kept: tuple[frozenset[int], ...]
+    fused: frozenset[int]
+    again: tuple[float, ...]
+
+
+def reuse(table: table_lib.Table, by_cell: Sequence[str], *, fuse: bool) -> Reuse:
+    """Tell what the backwards of a table make use of.
+
+    Args:
+        table: the schedule.
+        by_cell: per cell, its policy.
+        fuse: fuses the last cell's F and B where they meet; a cell that keeps is not fused.
+
+    >>> table = table_lib.Table.from_text("0F0,0F1,0B1,0B0")
+    >>> reuse(table, ["full"], fuse=True).again
+    (0.5,)
+    >>> reuse(table, ["except_last"], fuse=True).kept
+    (frozenset({1}),)
+    """
+    forwards: list[list[int]] = [[] for _ in by_cell]
+    for _, slot in table.order():
+        if slot.phase == "F":
+            forwards[slot.cell].append(slot.micro_batch)
+    count = {"full": 0, "except_last": 1, "never": table.num_micro_batches}
+    kept = tuple(
+        frozenset(order[len(order) - count[policy] :])
+        for order, policy in zip(forwards, by_cell, strict=True)
+    )
+    fused = table.fused() if fuse and by_cell[-1] == "full" else frozenset[int]()
+    spared = [len(own) for own in kept]
+    spared[-1] += len(fused)
+    again = tuple(
+        (1.0 - own / table.num_micro_batches) * (1.0 + split)
+        for own, split in zip(spared, table.split(), strict=True)
+    )
+    return Reuse(kept, fused, again)

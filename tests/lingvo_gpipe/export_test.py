@@ -298,7 +298,7 @@ def test_an_amoeba_net_serves_the_mean_of_its_crops_without_its_auxiliary_head(
     )
     params = digits_task(flat, num_partitions=2, num_micro_batches=2)
     params.input = CroppedDigits.Params(batch_size=8)
-    params.train.max_steps = 2
+    params.train.max_steps = 0
     train_loop.run(params, tmp_path)
     loaded = tf.saved_model.load(str(export.run(params, tmp_path)))
     reader = evaluation.Reader(params, str(tmp_path / "checkpoints"))

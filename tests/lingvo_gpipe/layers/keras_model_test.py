@@ -418,11 +418,10 @@ def test_a_small_model_in_a_pipeline_is_the_model(num_partitions: int, schedule:
 
 @pytest.mark.usefixtures("_float64")
 @pytest.mark.slow
-@pytest.mark.parametrize("num_partitions", [2, 3])
-def test_resnet50_in_a_pipeline_is_resnet50(num_partitions: int) -> None:
+def test_resnet50_in_a_pipeline_is_resnet50() -> None:
     # Smaller images leave a single position to the last batch norms, which amplifies rounding.
     model = keras.applications.ResNet50(weights=None, input_shape=(64, 64, 3), classes=4)
-    check_pipeline(model, (64, 64, 3), num_partitions, sizes=(3, 3))
+    check_pipeline(model, (64, 64, 3), 3, sizes=(3, 3))
 
 
 def check_pipeline(

@@ -28,8 +28,8 @@ class PartitionPlan:
             and new sums, where an update has several mini-batches.
         slot_bytes: of the optimizer's slots and of moving averages.
         copy_bytes: of weights in the compute dtype and of tied ones from other cells.
-        activation_bytes: the most it holds at once besides these.
-        live_micro_batches: the most micro-batches that are under way in it at once.
+        activation_bytes: the most its device holds at once besides these, all its cells together.
+        live_micro_batches: the most micro-batches that are under way on its device at once.
     """
 
     layers: tuple[str, ...]
@@ -45,7 +45,7 @@ class PartitionPlan:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of everything together."""
+        """Bytes of everything together; of its device, where no other cell lives there."""
         return (
             self.parameter_bytes
             + self.gradient_bytes

@@ -41,11 +41,13 @@ class ValueBytes:
         size: bytes in the largest micro-batch.
         producer: index of its layer; negative: a field of the mini-batch.
         consumers: indices of the layers that read it, ascending.
+        shared: a field that all micro-batches share.
     """
 
     size: int
     producer: int
     consumers: tuple[int, ...]
+    shared: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -98,14 +100,13 @@ class Capacity:
             layers: of the network, in order.
             values: of the stream.
             holdings: per cell.
-            num_micro_batches: M, of which fields are all there from the first slot on.
+            num_micro_batches: M; fields of all are there from the first slot on, in every cell.
             limit_bytes: of a device.
         """
         self._layers = layers
         self._holdings = holdings
-        self._count = num_micro_batches
         self._limit = limit_bytes
-        self._crossing = list(_crossing(values, len(layers)))
+        self._crossing = list(_crossing(values, len(layers), num_micro_batches))
         self._known: dict[tuple[Holding, int], int] = {}
 
     def reach(self, cell: int, start: int) -> int:
@@ -128,8 +129,9 @@ class Capacity:
     def _needs(self, holding: Holding, start: int) -> Iterator[int]:
         """Yield the bytes of one layer from `start` on, of two, and so on."""
         crossing = self._crossing[start]
-        read = [reader for reader, _ in crossing]
-        sums = list(itertools.accumulate((size for _, size in crossing), initial=0))
+        read = [reader for reader, _, _ in crossing]
+        fields = list(itertools.accumulate((size for _, size, _ in crossing), initial=0))
+        values = list(itertools.accumulate((size for _, _, size in crossing), initial=0))
         times = max(holding.kept, 1)
         fixed = kept = widest = gradients = 0
         for end, layer in enumerate(self._layers[start:], start=start + 1):
@@ -137,13 +139,18 @@ class Capacity:
             kept += layer.kept
             widest = max(widest, layer.widest)
             gradients += layer.gradients
-            imports = sums[bisect.bisect_left(read, end)]
-            live = self._count if start == 0 else holding.live
-            yield fixed + live * imports + times * kept + widest + gradients
+            place = bisect.bisect_left(read, end)
+            imports = fields[place] + holding.live * values[place]
+            yield fixed + imports + times * kept + widest + gradients
 
 
-def _crossing(values: Sequence[ValueBytes], num_layers: int) -> Iterator[list[tuple[int, int]]]:
-    """Yield for each layer what comes from before it: (next reader, bytes), by reader."""
+def _crossing(
+    values: Sequence[ValueBytes], num_layers: int, num_micro_batches: int
+) -> Iterator[list[tuple[int, int, int]]]:
+    """Yield for each layer what comes from before it, by reader.
+
+    As (next reader, bytes of a field in all micro-batches, bytes of another value in one).
+    """
     open_values: list[ValueBytes] = [value for value in values if value.producer < 0]
     made: dict[int, list[ValueBytes]] = {}
     for value in values:
@@ -151,7 +158,10 @@ def _crossing(values: Sequence[ValueBytes], num_layers: int) -> Iterator[list[tu
     for start in range(num_layers):
         open_values += made.get(start - 1, []) if start else []
         open_values = [v for v in open_values if v.consumers and v.consumers[-1] >= start]
-        yield sorted(
-            (value.consumers[bisect.bisect_left(value.consumers, start)], value.size)
-            for value in open_values
-        )
+        found = []
+        for value in open_values:
+            reader = value.consumers[bisect.bisect_left(value.consumers, start)]
+            times = 1 if value.shared else num_micro_batches
+            is_field = value.producer < 0
+            found.append((reader, times * value.size, 0) if is_field else (reader, 0, value.size))
+        yield sorted(found)

@@ -40,7 +40,7 @@ class PipelineParams(hyperparams.Configurable.Params):
     cells: list[list[base.Layer.Params]] = hyperparams.field(
         [], "Ready cells, each a list of layers, in place of `layers` and `cuts`."
     )
-    num_partitions: int = hyperparams.field(1, "K: cells, each on a device of its own.")
+    num_partitions: int = hyperparams.field(1, "K: devices, each with a cell, or as a table says.")
     num_micro_batches: int = hyperparams.field(1, "M: micro-batches per mini-batch.")
     micro_batch_size: int | None = hyperparams.field(
         None, "Examples per micro-batch, in place of their number; the last may be smaller."
@@ -68,7 +68,7 @@ class PipelineParams(hyperparams.Configurable.Params):
         "momentum 1, averages 1 more.",
     )
     devices: tuple[str, ...] | None = hyperparams.field(
-        None, "A device name per cell; None: as `placement` finds them."
+        None, "Names of the K devices; None: as `placement` finds them."
     )
     placement: str = hyperparams.field("auto", "auto, cpu, gpu or tpu.")
     batch_dim: int = hyperparams.field(0, "The dimension that counts examples.")
@@ -289,7 +289,12 @@ def analyze(
         within = capacity.Capacity(
             parts,
             [
-                capacity.ValueBytes(base.spec_bytes(specs[v.index]), v.producer, v.consumers)
+                capacity.ValueBytes(
+                    base.spec_bytes(specs[v.index]),
+                    v.producer,
+                    v.consumers,
+                    shared=v.producer == stream.FIELD and v.name in params.unbatched,
+                )
                 for v in wiring.versions
             ],
             capacity.holdings(table, policies),

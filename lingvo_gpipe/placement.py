@@ -41,7 +41,8 @@ def place(
 
     Args:
         num_devices: rows of the table.
-        kind: auto (TPU cores if there are any, else GPUs, else CPUs), cpu, gpu or tpu.
+        kind: cpu, gpu, tpu or auto: the cores of a TPU system that was initialised
+            (`initialize_tpu`), else GPUs, else CPUs.
         names: devices by name, one per row, in place of a choice.
         available: names of the devices that exist; None asks TensorFlow.
 

@@ -70,7 +70,10 @@ def _flags() -> command.Flags:
     known.number("max_steps", "Updates to train for.")
     known.number("save_interval_steps", "Updates between two checkpoints.")
     known.number("seed", "Seed of the weights, of the data's order and of every random number.")
-    known.number("num_partitions", "K: cells, each on a device of its own.")
+    known.number(
+        "num_partitions",
+        "K: devices, each with a cell, or as a table says.",
+    )
     known.number("num_micro_batches", "M: micro-batches per mini-batch.")
     known.text("schedule", "gpipe, 1f1b, or a table as text.")
     known.text("recompute", "full, except_last or never; or one for each cell: full,full,never.")

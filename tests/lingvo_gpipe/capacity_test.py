@@ -29,6 +29,7 @@ def networks(
             tuple(sorted(draw(st.sets(st.integers(producer + 1, count - 1)))))
             if producer < count - 1
             else (),
+            shared=producer < 0 and draw(st.booleans()),
         )
         for producer in range(-1, count)
         for _ in range(2)
@@ -51,13 +52,13 @@ def test_need_and_reach_are_those_of_the_definition(
         for end in range(start + 1, len(layers) + 1):
             own = layers[start:end]
             imports = sum(
-                value.size
+                value.size * (live if value.producer >= 0 else 1 if value.shared else 5)
                 for value in values
                 if value.producer < start and any(start <= c < end for c in value.consumers)
             )
             needs.append(
                 sum(layer.fixed + layer.gradients for layer in own)
-                + (5 if start == 0 else live) * imports
+                + imports
                 + max(holding.kept, 1) * sum(layer.kept for layer in own)
                 + max(layer.widest for layer in own)
             )

@@ -3,7 +3,8 @@
 Each call of a cell's forward program is given a gradient by `tf.custom_gradient`: the cell's
 backward program, on the cell's own device, which computes the forward again; or, where the policy
 keeps it, the tape that watched the forward. The user's tape sees the call alone and keeps nothing
-of what is inside. On each device backward calls follow one another, in the order in which the
+of what is inside; second derivatives go through what is computed again, and are refused where a
+forward was kept. On each device backward calls follow one another, in the order in which the
 tape issues them.
 """
 
@@ -14,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from lingvo_gpipe import cells, executor, recompute
+from lingvo_gpipe import cells, errors, executor, recompute
 from lingvo_gpipe.layers.context import Collected
 from lingvo_gpipe.schedule import table as table_lib
 
@@ -80,12 +81,14 @@ def _differentiable(
     count = len(given.weights)
     packed: list[Any] = []
 
+    def of(sources: Sequence[tf.Tensor]) -> cells.Given:
+        imports = _replace(given.imports, wanted, list(sources[count:]))
+        return given._replace(weights=list(sources[:count]), imports=imports)
+
     @tf.custom_gradient
     def call(*watched: tf.Tensor) -> Any:
         # Tensors that no tape of the user's watches: it would keep what is computed of them.
-        sources = [tf.stop_gradient(tensor) for tensor in watched]
-        imports = _replace(given.imports, wanted, sources[count:])
-        own = given._replace(weights=sources[:count], imports=imports)
+        own = of([tf.stop_gradient(tensor) for tensor in watched])
         kept = cell.keep(mode, own) if keep else None
         result = cell.forward(mode, own) if kept is None else kept.forward
         graded = {v: cells.floating(result.exports[v]) for v in cell.graded_exports(mode)}
@@ -101,10 +104,14 @@ def _differentiable(
             )
 
             def call_back() -> list[tf.Tensor]:
-                found = cell.backward(mode, own, back) if kept is None else kept.gradients(back)
+                # Of the tensors that are watched, so that second derivatives go through it.
+                found = (
+                    cell.backward(mode, of(watched), back) if kept is None else kept.gradients(back)
+                )
                 return found.weights + [t for v in wanted for t in found.imports[v]]
 
-            return queue.put(call_back)
+            found = queue.put(call_back)
+            return found if kept is None else _differentiated_once(found, watched)
 
         return flat, gradient
 
@@ -115,6 +122,25 @@ def _differentiable(
     collected = Collected()
     collected.update(nest)
     return cells.Forward(exports, collected)
+
+
+def _differentiated_once(
+    found: Sequence[tf.Tensor], sources: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Return gradients by `sources` which refuse to be differentiated in turn."""
+
+    @tf.custom_gradient
+    def once(*_: tf.Tensor) -> Any:
+        def refuse(*_: tf.Tensor) -> Any:
+            raise errors.LayerError(
+                "a forward that is kept is differentiated once. Use model.recompute='full' where "
+                "second derivatives are needed"
+            )
+
+        return list(found), refuse
+
+    given: list[tf.Tensor] = list(once(*sources))
+    return given
 
 
 def _replace(

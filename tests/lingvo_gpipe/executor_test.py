@@ -155,6 +155,34 @@ def test_ones_own_tape_keeps_nothing_of_what_is_inside(
     assert all(found is not None for found in tape.gradient(loss, weights))
 
 
+def test_second_derivatives_are_those_of_the_plain_network_or_refused() -> None:
+    fields = pipelines.batch()
+
+    def penalty(own: Any, loss: Any) -> Any:
+        weights = list(own.weights.values())
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                value = loss(own)
+            first = inner.gradient(value, weights)
+            total = tf.add_n([tf.reduce_sum(tf.square(g)) for g in first])
+        return outer.gradient(total, weights)
+
+    def pipelined(own: Any) -> Any:
+        ctx = own.context(training=True)
+        own(fields, ctx=ctx)
+        return ctx.collected.losses["loss"]
+
+    own = pipelines.three()
+    own.build(fields)
+    wanted = penalty(own, lambda one: pipelines.N * pipelines.plain_loss(one.by_path, fields))
+    for found, expected in zip(penalty(own, pipelined), wanted, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+    kept = pipelines.three(recompute="never")
+    kept.build(fields)
+    with pytest.raises(errors.LayerError, match="a forward that is kept is differentiated once"):
+        penalty(kept, pipelined)
+
+
 def test_gathered_rows_are_scattered_into_the_accumulator() -> None:
     own = pipelines.pipe(
         [

@@ -230,17 +230,24 @@ def _seconds(net: footprint.Network, cell: int, times: Sequence[measure.LayerTim
     ahead = sum(time.forward_s for time in own)
     if not net.has_backward[cell]:
         return _Seconds(ahead or _LEAST, *[_LEAST] * 5)
-    kept = len(net.kept[cell]) / table.num_micro_batches
     from_kept = sum(time.kept_backward_s for time in own)
     # A frozen layer has no backward, but is computed again with its cell.
-    again = (1 - kept) * sum(time.again_s or time.forward_s for time in own)
-    # From a kept forward, I does all and W nothing; else each does a half.
-    part = again + (1 - kept) * from_kept / 2
-    first, second = part + kept * from_kept, part
+    again = sum(time.again_s if time.backward_s else time.forward_s for time in own)
     split = table.split()[cell]
-    whole = (1 - split) * (again + from_kept) + split * (first + second)
-    found = (ahead, again + from_kept, ahead + from_kept, first, second, whole)
+    kept = _share(net.kept[cell], split)
+    # From a kept forward, I does all and W nothing; else each does a half.
+    part = (1 - kept) * (again + from_kept / 2)
+    first = part + kept * from_kept
+    whole_kept = _share(net.kept[cell], frozenset(range(table.num_micro_batches)) - split)
+    backward = (1 - whole_kept) * again + from_kept
+    share = len(split) / table.num_micro_batches
+    whole = (1 - share) * backward + share * (first + part)
+    found = (ahead, backward, ahead + from_kept, first, part, whole)
     return _Seconds(*(seconds or _LEAST for seconds in found))
+
+
+def _share(some: frozenset[int], of: frozenset[int]) -> float:
+    return len(some & of) / len(of) if of else 0.0
 
 
 def _slot_bytes(net: footprint.Network, optimizer_params: Any, averages: bool) -> list[int]:

@@ -108,10 +108,10 @@ def _differentiable(
                 found = (
                     cell.backward(mode, of(watched), back) if kept is None else kept.gradients(back)
                 )
-                return found.weights + [t for v in wanted for t in found.imports[v]]
+                gradients = found.weights + [t for v in wanted for t in found.imports[v]]
+                return gradients if kept is None else _differentiated_once(gradients, watched)
 
-            found = queue.put(call_back)
-            return found if kept is None else _differentiated_once(found, watched)
+            return queue.put(call_back)
 
         return flat, gradient
 

@@ -289,7 +289,8 @@ def _constant(name: str, values: tuple[str, ...]) -> Any:
     """Return a function without arguments that gives `values` under `name`."""
 
     def give() -> dict[str, tf.Tensor]:
-        return {name: tf.constant(values)}
+        # Names of folders may be any bytes.
+        return {name: tf.constant([text.encode(errors="surrogateescape") for text in values])}
 
     return tf.function(give, autograph=False).get_concrete_function()
 

@@ -139,7 +139,7 @@ def check_assets(folder: Path, assets: Mapping[str, bytes]) -> tuple[str, ...]:
         if not same:
             raise errors.TrainingError(
                 f"{folder / name} is not that of the data: the run was begun with another one. "
-                "Give the data it was begun with, or another --logdir"
+                "Give the data it was begun with, or another run"
             )
     return tuple(missing)
 

@@ -168,15 +168,20 @@ class Analysis:
     @functools.cached_property
     def frozen_layers(self) -> frozenset[str]:
         """Paths of layers, at any depth, all of whose weights are frozen."""
-        alive: dict[str, bool] = {}
-        for path, spec in self.variables.items():
-            if spec.is_state:
-                continue
-            parts = path.split("/")[:-1]
-            for depth in range(1, len(parts) + 1):
-                prefix = "/".join(parts[:depth])
-                alive[prefix] = alive.get(prefix, False) or spec.trainable
-        return frozenset(prefix for prefix, trained in alive.items() if not trained)
+        return _frozen(self.variables)
+
+
+def _frozen(variables: Mapping[str, base.VariableSpec]) -> frozenset[str]:
+    """Return the paths of layers, at any depth, all of whose weights are frozen."""
+    alive: dict[str, bool] = {}
+    for path, spec in variables.items():
+        if spec.is_state:
+            continue
+        parts = path.split("/")[:-1]
+        for depth in range(1, len(parts) + 1):
+            prefix = "/".join(parts[:depth])
+            alive[prefix] = alive.get(prefix, False) or spec.trainable
+    return frozenset(prefix for prefix, trained in alive.items() if not trained)
 
 
 def layer_params(params: Any) -> list[Any]:
@@ -438,21 +443,19 @@ def _variables(
 def _check_statistics(
     pattern: str, fitting: Sequence[str], variables: Mapping[str, base.VariableSpec]
 ) -> None:
-    """Refuse a pattern of statistics alone whose layer moves them all the same."""
-    if not all(variables[path].is_state for path in fitting):
+    """Refuse a pattern of statistics alone that no layer around them makes stand still."""
+    if not fitting or not all(variables[path].is_state for path in fitting):
         return
+    frozen = _frozen(variables)
     for path in fitting:
-        layer = path.rpartition("/")[0]
-        own = [
-            spec
-            for name, spec in variables.items()
-            if name.rpartition("/")[0] == layer and not spec.is_state
-        ]
-        if not own or any(spec.trainable for spec in own):
-            way = f"Freeze {layer}/*" if own else "Set trainable=False in its Params"
+        *parts, _ = path.split("/")
+        around = {"/".join(parts[:depth]) for depth in range(1, len(parts) + 1)}
+        if not around & frozen:
+            layer = "/".join(parts)
             raise errors.LayerError(
                 f"frozen pattern {pattern!r} fits {path}, a statistic, which stands still only "
-                f"where its layer is frozen. {way}"
+                f"where its layer is frozen. Freeze {layer}/*, or where it has no weights, leave "
+                "the pattern out and set trainable=False in its Params"
             )
 
 
@@ -478,6 +481,8 @@ def _shared(
         )
     return dataclasses.replace(
         shared,
+        # Who reads it as it is kept does so whoever owns it.
+        compute=shared.dtype if spec.read_dtype == spec.dtype else shared.compute,
         trainable=shared.trainable and spec.trainable,
         training_only=shared.training_only and spec.training_only,
     )
@@ -493,8 +498,9 @@ def _costs(
     """Return per cell what each layer would cost in it; cells that are alike share one row.
 
     It depends on how often a layer's forward is computed again there (`recompute.Reuse`). Layers
-    through which no gradient flows, a frozen beginning, have no backward. A cost that is stated
-    holds in every cell.
+    through which no gradient flows, a frozen beginning, have no backward; that one beside trained
+    layers is computed again with its cell is not counted. A cost that is stated holds in every
+    cell.
     """
     if params.costs is not None:
         if len(params.costs) != len(named):
@@ -538,6 +544,7 @@ def _layer_bytes(
             if owner[path] == number:
                 slots = params.slots_per_weight if spec.is_trained else 0.0
                 fixed += int(spec.size_bytes * (1 + slots))
+            # A copy, unless the owner of a tied weight turns out to lie in the same cell.
             if owner[path] != number or spec.read_dtype != spec.dtype:
                 fixed += spec.read_bytes
         outputs = base.spec_bytes(meta.outputs)

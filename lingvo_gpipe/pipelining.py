@@ -300,17 +300,8 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
 
     def _call(self, function: runtime.OuterFunction, given: dict[str, Any]) -> Result:
         """Run inside the caller's function, or in an outer function of these shapes."""
-        sizes, wanted = self._sizes(given["batch"]), self.params.num_micro_batches
-        if self.params.micro_batch_size is None and len(sizes) < wanted:
-            logging.log_first_n(
-                logging.WARNING,
-                "a mini-batch of %d examples lowers the number of micro-batches from %d to %d",
-                10,  # times in all: the last mini-batch of every evaluation may be smaller
-                sum(sizes),
-                wanted,
-                len(sizes),
-            )
-        return Result(**function(given), num_micro_batches=len(sizes))
+        count = len(self._told_sizes(given["batch"]))
+        return Result(**function(given), num_micro_batches=count)
 
     def _train(self, given: dict[str, Any]) -> dict[str, Any]:
         if not self.analysis.losses:
@@ -367,6 +358,20 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         params = self.params
         count = microbatch.batch_size(batch, params.batch_dim, params.unbatched)
         return microbatch.sizes(count, params.num_micro_batches, params.micro_batch_size)
+
+    def _told_sizes(self, batch: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return the same, and tell in the log where they are fewer than was asked for."""
+        sizes, wanted = self._sizes(batch), self.params.num_micro_batches
+        if self.params.micro_batch_size is None and len(sizes) < wanted:
+            logging.log_first_n(
+                logging.WARNING,
+                "a mini-batch of %d examples lowers the number of micro-batches from %d to %d",
+                10,  # times in all: the last mini-batch of every evaluation may be smaller
+                sum(sizes),
+                wanted,
+                len(sizes),
+            )
+        return sizes
 
     def _feed(
         self, batch: Mapping[str, Any], sizes: Sequence[int], step: tf.Tensor, first: tf.Tensor
@@ -438,7 +443,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             A dictionary by name where the network has several outputs, else the one.
         """
         batch = self._fields(inputs if isinstance(inputs, dict) else {"x": inputs})
-        sizes = self._sizes(batch)
+        sizes = self._told_sizes(batch)
         flat = {**_flatten(theta), **_flatten(ctx.state)}
         weights = {path: cells.computed(self.specs[path], value) for path, value in flat.items()}
         versions = executor_lib.field_versions(self.analysis.wiring)

@@ -79,10 +79,10 @@ def reuse(table: table_lib.Table, by_cell: Sequence[str], *, fuse: bool) -> Reus
         for order, policy in zip(forwards, by_cell, strict=True)
     )
     fused = table.fused() if fuse and by_cell[-1] == "full" else frozenset[int]()
-    spared = [len(own) for own in kept]
-    spared[-1] += len(fused)
+    spared = [*kept[:-1], kept[-1] | fused]
     again = tuple(
-        (1.0 - own / table.num_micro_batches) * (1.0 + split)
+        sum(1 + (m in split) for m in range(table.num_micro_batches) if m not in own)
+        / table.num_micro_batches
         for own, split in zip(spared, table.split(), strict=True)
     )
     return Reuse(kept, fused, again)

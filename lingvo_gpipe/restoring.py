@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -82,7 +83,7 @@ def folders(logdir: Path | None, which: str | None) -> list[Path]:
     places = [] if logdir is None else [logdir]
     if which is None:
         return places
-    path = Path(which).absolute()
+    path = Path(os.path.abspath(which))
     return [path.parent, *places] if path.is_dir() else [*path.parents[:2], *places]
 
 

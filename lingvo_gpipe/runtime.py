@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -57,11 +57,18 @@ class OuterFunction:
         """Call it, traced where the shapes are new."""
         if tf.inside_function():
             return self._function(*arguments)
-        key = (
-            tuple((tuple(t.shape), t.dtype) for t in tf.nest.flatten(arguments)),
-            repr(tf.nest.map_structure(lambda _: 0, arguments)),
-        )
+        shapes = tuple((tuple(t.shape), t.dtype) for t in tf.nest.flatten(arguments))
+        key = shapes, _structure(arguments)
         if key not in self._concretes:
             self._concretes[key] = self._traced.get_concrete_function(*arguments)
         with unoptimized():
             return self._concretes[key](*arguments)
+
+
+def _structure(nest: Any) -> Any:
+    """Return what two nests have in common that hold equal tensors, in whatever order of keys."""
+    if isinstance(nest, Mapping):
+        return tuple((key, _structure(nest[key])) for key in sorted(nest))
+    if isinstance(nest, list | tuple):
+        return tuple(map(_structure, nest))
+    return None

@@ -272,7 +272,8 @@ class Layer(tf.Module, hyperparams.Configurable):
         """Name what it reads to compare with, not to compute on: labels, targets, weights.
 
         A field of the mini-batch that layers read in no other way comes in the dtype of the
-        master weights, whatever the layers compute in.
+        master weights, whatever the layers compute in. A layer that hands such a name to a child
+        names it too.
 
         Args:
             params: of a layer of the network.

@@ -38,7 +38,8 @@ class Head(Layer):
     @classmethod
     def compared(cls, params: Any) -> tuple[str, ...]:
         """Name label and weights; see `Layer.compared`."""
-        return tuple(params.reads[1:])
+        first, *others = params.reads
+        return tuple(name for name in others if name != first)
 
     @classmethod
     def inference(cls, params: Any, available: Collection[str]) -> Any:

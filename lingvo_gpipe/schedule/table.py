@@ -10,7 +10,6 @@ order: a device takes its next slot as soon as what the slot needs is there.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import itertools
@@ -163,10 +162,13 @@ class Table:
             and backward == Slot(last, "B", forward.micro_batch)
         )
 
-    def split(self) -> tuple[float, ...]:
-        """Return per cell the share of its micro-batches whose backward is split into I and W."""
-        counts = collections.Counter(slot.cell for _, slot in self.order() if slot.phase == "I")
-        return tuple(counts[cell] / self.num_micro_batches for cell in range(self.num_cells))
+    def split(self) -> tuple[frozenset[int], ...]:
+        """Return per cell the micro-batches whose backward is split into I and W."""
+        found: list[set[int]] = [set() for _ in range(self.num_cells)]
+        for slot in self:
+            if slot.phase == "I":
+                found[slot.cell].add(slot.micro_batch)
+        return tuple(map(frozenset, found))
 
     @functools.cached_property
     def _homes(self) -> dict[int, int]:

@@ -64,9 +64,9 @@ class Tokens(input_lib.InMemory):
             for _, value, declared in task_params.model.iter_paths()
             if declared.name == "vocabulary"
         ]
-        for split, fields in self.arrays().items():
+        for split, fields in self.arrays().items() if sizes else ():
             # A label is the next target: the last one alone is new.
-            for ids in (fields["target"], fields["label"][-1:]) if sizes else ():
+            for ids in (fields["target"], fields["label"][-1:]):
                 least, most = int(ids.min(initial=0)), int(ids.max(initial=0))
                 if least < 0 or most >= min(sizes):
                     raise errors.InputError(

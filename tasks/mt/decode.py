@@ -253,7 +253,7 @@ def _written(path: str | None) -> Iterator[Callable[[bytes], None]]:
     if path is None:
         yield _to_standard_output
         return
-    name = os.path.expanduser(path)
+    name = os.path.realpath(os.path.expanduser(path))
     if os.path.isdir(name):
         raise errors.InputError(f"decode.output={path} is a folder. Name a file in it")
     # What is no file (a device, a pipe) is written to, and never replaced.

@@ -376,7 +376,8 @@ class _FaultLog:
 
     def tell(self, kind: str, where: str, what: str) -> None:
         """Add a fault."""
-        self._file.write(f"{kind}\t{where}\t{what}\n")
+        place = where.replace("\t", " ").replace("\n", " ")
+        self._file.write(f"{kind}\t{place}\t{what}\n")
 
 
 def _append(path: Path, pairs: Iterator[corpus_lib.Pair], bar: Any) -> int:

@@ -368,11 +368,15 @@ def test_statistics_are_frozen_with_their_layer_alone() -> None:
     text = text_of(errors.LayerError, dense(4), norm, frozen=("norm/moving_*",))
     assert text == (
         "frozen pattern 'norm/moving_*' fits norm/moving_mean, a statistic, which stands still "
-        "only where its layer is frozen. Freeze norm/*"
+        "only where its layer is frozen. Freeze norm/*, or where it has no weights, leave the "
+        "pattern out and set trainable=False in its Params"
     )
     bare = layers.BatchNorm.Params(name="norm", center=False, scale=False)
     text = text_of(errors.LayerError, dense(4), bare, frozen=("norm/*",))
-    assert text.endswith("its layer is frozen. Set trainable=False in its Params")
+    assert "fits norm/moving_mean, a statistic" in text
+    block = layers.Sequential.Params(name="block", layers=[dense(4, name="a"), bare])
+    still = analyze(block, dense(3), frozen=("block/a/*", "block/norm/*"))
+    assert "block" in still.frozen_layers
 
 
 def test_statistics_cannot_be_tied() -> None:

@@ -31,6 +31,9 @@ def test_the_last_cell_computes_nothing_again_where_it_is_fused(name: str, fused
 def test_both_halves_of_a_split_backward_compute_their_forward_again() -> None:
     assert recompute.reuse(SPLIT, ("full", "full"), fuse=False).again == (2.0, 1.5)
     assert recompute.reuse(SPLIT, ("never", "never"), fuse=False).again == (0.0, 0.0)
+    # The micro-batch that is fused, or kept, is not the one that is split.
+    assert recompute.reuse(SPLIT, ("full", "full"), fuse=True).again == (2.0, 1.0)
+    assert recompute.reuse(SPLIT, ("full", "except_last"), fuse=True).again == (2.0, 1.0)
 
 
 def test_an_unknown_policy_is_refused() -> None:

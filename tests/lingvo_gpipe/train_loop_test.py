@@ -418,7 +418,7 @@ def test_a_run_keeps_the_assets_of_its_data_and_refuses_others(tmp_path: Path) -
             refused(other, tmp_path)
         assert str(caught.value) == (
             f"{tmp_path}/letters.txt is not that of the data: the run was begun with another one. "
-            "Give the data it was begun with, or another --logdir"
+            "Give the data it was begun with, or another run"
         )
     assert (tmp_path / "letters.txt").read_bytes() == b"abc"
 

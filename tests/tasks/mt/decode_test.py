@@ -8,7 +8,6 @@ import io
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent import futures
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -225,11 +224,17 @@ def test_a_pipe_or_device_is_written_to_and_not_replaced(tmp_path: Path) -> None
     source, target = tmp_path / "in.de", tmp_path / "out.en"
     source.write_bytes(b"bado\nkeli\n")
     os.mkfifo(target)
-    with futures.ThreadPoolExecutor(1) as pool:
-        read = pool.submit(target.read_bytes)
-        decode.run(job(tmp_path, [], input=str(source), output=str(target)))
-        assert read.result() == b"bado\nkeli\n"
+    reader = os.open(target, os.O_RDONLY | os.O_NONBLOCK)
+    decode.run(job(tmp_path, [], input=str(source), output=str(target)))
+    assert os.read(reader, 100) == b"bado\nkeli\n"
+    os.close(reader)
     assert target.is_fifo()
+    other, link = tmp_path / "other.en", tmp_path / "link.en"
+    other.write_text("")
+    link.symlink_to(other)
+    decode.run(job(tmp_path, [], input=str(source), output=str(link)))
+    assert link.is_symlink()
+    assert other.read_text() == "bado\nkeli\n"
 
 
 def test_the_standard_output_holds_translations_alone(

@@ -147,7 +147,7 @@ def test_a_run_goes_on_by_its_own_vocabulary_alone(ran: Run, tmp_path: Path) -> 
         evaluation.run(other, own)
     assert str(caught.value) == (
         f"{own}/vocabulary.model is not that of the data: the run was begun with another one. "
-        "Give the data it was begun with, or another --logdir"
+        "Give the data it was begun with, or another run"
     )
 
 

@@ -98,8 +98,8 @@ def test_never_computes_nothing_again() -> None:
     assert found == {2: 12, 4: 12}  # per cell and micro-batch a forward and a backward
 
 
-def test_under_ones_own_tape_cells_recompute_on_their_devices() -> None:
-    own = pipelines.three()
+def _under_ones_own_tape(own: pipelining.PipeliningLayer) -> Any:
+    """Return the graph of a loss and its gradients under the caller's tape."""
     own.build(pipelines.batch())
 
     def step() -> Any:
@@ -107,30 +107,27 @@ def test_under_ones_own_tape_cells_recompute_on_their_devices() -> None:
             loss = tf.reduce_sum(own(pipelines.batch(), training=True))
         return tape.gradient(loss, own.weights)
 
-    found = pipelines.calls(pipelines.graph_of(step))
+    return pipelines.graph_of(step)
+
+
+def test_under_ones_own_tape_cells_recompute_on_their_devices_in_a_row() -> None:
+    own = pipelines.three()
+    found = pipelines.calls(_under_ones_own_tape(own))
     wanted = {(kind, f"/device:CPU:{k}"): 4 for kind in ("forward", "backward") for k in range(3)}
     assert collections.Counter((pipelines.called(op), op.device) for op in found) == wanted
     # The last cell's two layers: 2 forward, 2 by weights, 2 by inputs.
     assert pipelines.count(own.executor.cells[2].graphs["B"])["MatMul"] == 6
-
-
-def test_under_ones_own_tape_backward_calls_follow_one_another() -> None:
-    own = pipelines.three()
-    own.build(pipelines.batch())
-
-    def step() -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(own(pipelines.batch(), training=True))
-        return tape.gradient(loss, own.weights)
-
-    rows: dict[str, list[tf.Operation]] = {}
-    for op in pipelines.calls(pipelines.graph_of(step)):
-        if pipelines.called(op) == "backward":
-            rows.setdefault(op.device, []).append(op)
-    assert [len(row) for row in rows.values()] == [4, 4, 4]
-    for row in rows.values():
+    for k in range(3):
+        row = [op for op in found if pipelines.called(op) == "backward"]
+        row = [op for op in row if op.device == f"/device:CPU:{k}"]
         for before, after in itertools.pairwise(row):
             assert before in after.control_inputs
+
+
+def test_under_ones_own_tape_kept_forwards_and_their_gradients_stay_on_their_devices() -> None:
+    graph = _under_ones_own_tape(pipelines.three(recompute="never"))
+    handed = [op for op in graph.get_operations() if op.type in ("IdentityN", *pipelines.CALLS)]
+    assert {op.device for op in handed} == {f"/device:CPU:{k}" for k in range(3)}
 
 
 @pytest.mark.parametrize("recompute", ["full", "except_last", "never"])

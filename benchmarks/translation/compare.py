@@ -113,7 +113,7 @@ def _group_losses(
 
 
 def check(systems: Sequence[System]) -> None:
-    """Refuse systems that have not translated the same pairs of languages.
+    """Refuse systems that have not translated the same sentences, of the same groups.
 
     Raises:
         InputError: names the two.
@@ -124,6 +124,14 @@ def check(systems: Sequence[System]) -> None:
             raise errors.InputError(
                 f"{first.name!r} and {other.name!r} have not translated the same sentences. Score "
                 "both with the same score.split and score.max_sentences"
+            )
+        groups = [
+            {row.name: row.group for row in system.report.languages} for system in (first, other)
+        ]
+        if groups[0] != groups[1]:
+            raise errors.InputError(
+                f"{first.name!r} and {other.name!r} have not the same languages in each resource "
+                "group. Compare systems that were scored with the same training data"
             )
 
 

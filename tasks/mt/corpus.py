@@ -15,11 +15,12 @@ import dataclasses
 import functools
 import glob
 import gzip
+import itertools
 import os
 import re
 import unicodedata
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, Literal
 
 from absl import logging
@@ -64,7 +65,9 @@ class Policy(hyperparams.Params):
         "skip",
         "A sentence holds U+2028, U+2029, U+0085, \\n, \\r, \\v, \\f, \\x1c to \\x1e or NUL.",
     )
-    empty: Fate = hyperparams.field("skip", "A side has no text.")
+    empty: Fate = hyperparams.field(
+        "skip", "A side has no text, or none that the vocabulary's normaliser leaves."
+    )
     bom: Fate = hyperparams.field("skip", "A file begins with a byte order mark.")
     carriage_return: Fate = hyperparams.field("skip", "A line ends in \\r\\n.")
     max_characters: int | None = hyperparams.field(
@@ -95,6 +98,9 @@ class Faults:
         policy: Policy,
         train_split: str = "train",
         tell: Callable[[str, str, str], None] | None = None,
+        *,
+        normalise: Callable[[str], str] = str,
+        shown: Callable[[Iterable[bytes]], Iterable[bytes]] = iter,
     ) -> None:
         """Begin without any.
 
@@ -103,12 +109,18 @@ class Faults:
             train_split: the one that is trained on.
             tell: called for every fault, with its kind, its place and what is wrong there; None:
                 nothing is.
+            normalise: what the vocabulary makes of a sentence; one of which nothing is left is
+                empty.
+            shown: gives the lines that it is given, which are only counted, and shows how far
+                that is.
         """
         self.policy = policy
         self.counts: collections.Counter[str] = collections.Counter()
         self.examples: dict[str, list[str]] = {}
         self._train_split = train_split
         self._tell = tell
+        self._normalise = normalise
+        self.shown = shown
         self._of_pair: set[str] | None = None
 
     def found(self, kind: str, where: str, what: str) -> None:
@@ -165,7 +177,7 @@ class Faults:
             place = f"U+{ord(cut[0]):04X} at character {cut.start() + 1}"
             self.found("separator", where, f"{place} would end the line elsewhere")
             return None
-        if not is_text(text):
+        if not is_text(text) or not self._normalise(text):
             self.found("empty", where, "side is empty")
             return None
         return text
@@ -186,10 +198,7 @@ class Faults:
 
 
 def is_text(text: str) -> bool:
-    """Tell whether any character of a text is seen: no space, format or control character.
-
-    A vocabulary's normaliser leaves nothing of the others.
-    """
+    """Tell whether any character of a text is seen: no space, format or control character."""
     return any(unicodedata.category(character) not in _UNSEEN for character in text)
 
 
@@ -218,6 +227,14 @@ class Corpus(hyperparams.Configurable, abc.ABC):
     @abc.abstractmethod
     def sides(self, split: str, source: str, target: str, faults: Faults) -> Iterator[Pair]:
         """Yield the pairs of sentences of a split that are whole; the others are counted."""
+
+    def files(self) -> Iterable[str]:
+        """Return the paths of its text; none where it is no file of the user's.
+
+        Raises:
+            InputError: they are no corpus.
+        """
+        return ()
 
     def read(self, split: str, source: str, target: str, faults: Faults) -> Iterator[Pair]:
         """Yield the pairs of sentences of a split that are whole and keep the bounds of length.
@@ -259,11 +276,6 @@ def _open(path: str) -> BinaryIO:
     return gzip.open(path) if path.endswith(".gz") else open(path, "rb")  # type: ignore[return-value]
 
 
-def count_lines(path: str) -> int:
-    """Return the number of lines of a file, plain or gz."""
-    return sum(1 for _ in lines(path))
-
-
 def _without_bom(path: str, found: Iterator[bytes], faults: Faults) -> Iterator[bytes]:
     for number, raw in enumerate(found):
         if number == 0 and raw.startswith(_BOM):
@@ -302,6 +314,11 @@ class Files(Corpus):
             *(_both(tuple(group)) for group in self._paths.get(split, ()))
         )
 
+    def files(self) -> Iterable[str]:
+        """Return the paths of its text; see `Corpus.files`."""
+        groups = itertools.chain.from_iterable(self._paths.values())
+        return [path for group in groups for path in group.values()]
+
     def sides(self, split: str, source: str, target: str, faults: Faults) -> Iterator[Pair]:
         """Yield the pairs of sentences of a split; see `Corpus.sides`."""
         for group in self._paths.get(split, ()):
@@ -309,7 +326,7 @@ class Files(Corpus):
                 yield from self._aligned(group[source], group[target], faults)
 
     def _aligned(self, source: str, target: str, faults: Faults) -> Iterator[Pair]:
-        counts = [count_lines(path) for path in (source, target)]
+        counts = [sum(1 for _ in faults.shown(lines(path))) for path in (source, target)]
         if counts[0] != counts[1]:
             what = f"has {counts[0]} lines, but {target} has {counts[1]}"
             faults.found("misaligned", source, what)
@@ -325,7 +342,8 @@ class Files(Corpus):
 class TranslateFolder(Files):
     """The layout of `tfds.TranslateFolder`: folder/LANG.SPLIT.txt, or .txt.gz.
 
-    Other files are left out and told. A folder of such folders is taken whole.
+    Other files are left out and told. A folder of such folders is taken whole. What is hidden (its
+    name begins with a dot) is left out.
     """
 
     class Params(Files.Params):
@@ -344,7 +362,7 @@ class TranslateFolder(Files):
         if not os.path.isdir(root):
             what = "is not a folder" if os.path.exists(root) else "does not exist"
             raise errors.InputError(f"corpus folder {root} {what}. Give another")
-        folders = [root, *sorted(f.path for f in os.scandir(root) if f.is_dir())]
+        folders = [root, *_listed(root)[0]]
         splits: dict[str, list[dict[str, str]]] = {}
         for folder in folders:
             for split, group in self._group(folder).items():
@@ -359,16 +377,14 @@ class TranslateFolder(Files):
     def _group(self, folder: str) -> dict[str, dict[str, str]]:
         """Return split → language → path of one folder."""
         splits: dict[str, dict[str, str]] = {}
-        for entry in sorted(os.scandir(folder), key=lambda found: found.name):
-            if entry.is_dir() or entry.name.startswith("."):
-                continue
-            named = _FILE.fullmatch(entry.name)
+        for path in _listed(folder)[1]:
+            named = _FILE.fullmatch(os.path.basename(path))
             if named is None:
-                logging.warning("%s is left out: it is not named LANG.SPLIT.txt", entry.path)
+                logging.warning("%s is left out: it is not named LANG.SPLIT.txt", path)
                 continue
             group = splits.setdefault(named["split"], {})
-            if (other := group.setdefault(named["language"], entry.path)) != entry.path:
-                raise errors.InputError(f"{other} and {entry.path} are the same text: remove one")
+            if (other := group.setdefault(named["language"], path)) != path:
+                raise errors.InputError(f"{other} and {path} are the same text: remove one")
         for split, group in splits.items():
             if len(group) < 2:
                 raise errors.InputError(
@@ -376,6 +392,27 @@ class TranslateFolder(Files):
                     "language. Add its translation, or remove it"
                 )
         return splits
+
+
+def _listed(folder: str) -> tuple[list[str], list[str]]:
+    """Return the folders and the other files in a folder, sorted, hidden ones left out.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    folders: list[str] = []
+    files: list[str] = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if not entry.name.startswith("."):
+                    (folders if entry.is_dir() else files).append(entry.path)
+    except OSError as error:
+        raise errors.InputError(
+            f"corpus folder {folder} cannot be read: {error.strerror}. Make it readable, or give "
+            "another"
+        ) from error
+    return sorted(folders), sorted(files)
 
 
 class Aligned(Files):
@@ -438,12 +475,15 @@ class TSV(Corpus):
         del split
         return _both([language for language in self.params.languages if language])
 
+    def files(self) -> Iterable[str]:
+        """Return the paths of its text; see `Corpus.files`."""
+        return [path for pattern in self.params.files.values() for path in _matches(pattern)]
+
     def sides(self, split: str, source: str, target: str, faults: Faults) -> Iterator[Pair]:
         """Yield the pairs of sentences of a split; see `Corpus.sides`."""
         languages = self.params.languages
         columns = (languages.index(source), languages.index(target))
-        pattern = os.path.expanduser(self.params.files[split])
-        for path in sorted(glob.glob(pattern)) or [pattern]:
+        for path in _matches(self.params.files[split]):
             for number, line in enumerate(_without_bom(path, lines(path), faults), 1):
                 where = f"{path}:{number}"
                 cells = line.removesuffix(b"\r").split(b"\t")
@@ -456,3 +496,9 @@ class TSV(Corpus):
                 texts = faults.texts([cells[column] for column in columns], (where, where))
                 if texts is not None:
                     yield Pair(*texts, where)
+
+
+def _matches(pattern: str) -> list[str]:
+    """Return the files that a glob names, sorted; itself where there is none."""
+    pattern = os.path.expanduser(pattern)
+    return sorted(glob.glob(pattern)) or [pattern]

@@ -105,13 +105,16 @@ class Preparation(hyperparams.Configurable):
             InputError: text is faulty beyond what the policies bear, or the folder is in use.
         """
         target = Path(os.path.abspath(os.path.expanduser(folder)))
-        if (target / records.MANIFEST).exists():
+        if _is_made(target):
             self.check(found := records.Records(target))
             found.check_files()
             report(f"{target} is prepared already")
+            if (changed := self._changed(found)) is not None:
+                report(
+                    f"warning: {target} was prepared of other text: {changed}. Prepare into "
+                    "another folder, or remove this one"
+                )
             return found
-        if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise errors.InputError(f"{target} is in use, but holds no records. Give a new folder")
         self._check_vocabulary()  # now, not after all text was read
         report(f"preparing {len(self._pairs)} pairs of languages")
         with _building(target) as partial:
@@ -134,6 +137,31 @@ class Preparation(hyperparams.Configurable):
             f"{found.folder} was prepared otherwise. Give a new folder, or the same params:\n"
             + "\n".join(lines)
         )
+
+    def _changed(self, found: records.Records) -> str | None:
+        """Tell the first text file that records do not know as it is; None: they know all.
+
+        Records need no text: what is not there any more is no change.
+        """
+        before = found.manifest.get("files")
+        if before is None:  # made when it was not kept
+            return None
+        for path, size in sorted(self._sizes().items()):
+            if path not in before:
+                return f"{path} was not there"
+            if size != before[path]:
+                return f"{path} had {before[path]} bytes, not {size}"
+        return None
+
+    def _sizes(self) -> dict[str, int]:
+        """Return path → bytes of the text files that are there."""
+        sizes = {}
+        for each in self._corpora:
+            with contextlib.suppress(errors.InputError):
+                for path in each.files():
+                    with contextlib.suppress(OSError):
+                        sizes[path] = os.path.getsize(path)
+        return sizes
 
     @functools.cached_property
     def _pairs(self) -> tuple[str, ...]:
@@ -171,6 +199,7 @@ class Preparation(hyperparams.Configurable):
     def _make(self, folder: Path, report: Callable[[str], None], num_threads: int) -> None:
         scratch = folder / _SCRATCH
         scratch.mkdir()
+        files = self._sizes()
         with _FaultLog(folder / records.FAULTS) as log:
             texts, faults = self._clean(scratch, report, log.tell)
         seen = self._seen_targets(texts)
@@ -194,6 +223,7 @@ class Preparation(hyperparams.Configurable):
             },
             "splits": splits,
             "corpora": faults,
+            "files": files,
             "targets_seen_in_training": seen,
         }
         text = json.dumps(manifest, indent=1, ensure_ascii=False)
@@ -216,9 +246,19 @@ class Preparation(hyperparams.Configurable):
         """Write all text that is whole to scratch files; return them, and faults by corpus."""
         texts: dict[tuple[str, frozenset[str]], _Text] = {}
         all_faults = {}
-        with progress.Count("reading", "pair") as bar:
+        normalise = self._normaliser()
+        counting = None
+        if any(isinstance(each, corpus_lib.Files) for each in self._corpora):
+            counting = progress.Count("counting lines", "line")
+        with counting or contextlib.nullcontext(), progress.Count("reading", "pair") as bar:
             for number, each in enumerate(self._corpora):
-                faults = corpus_lib.Faults(each.params.policy, self.params.train_split, tell)
+                faults = corpus_lib.Faults(
+                    each.params.policy,
+                    self.params.train_split,
+                    tell,
+                    normalise=normalise,
+                    shown=iter if counting is None else counting.over,
+                )
                 name = self._name(number)
                 for split, one, other in self._parts(each):
                     text = texts.setdefault(
@@ -263,16 +303,22 @@ class Preparation(hyperparams.Configurable):
             (training if text.split == self.params.train_split else others).append(
                 (text, source, target)
             )
-        for text, source, target in others:
-            counts = held.setdefault((target, text.split), {})
-            for _, sentence in text.directed(source):
-                counts[sentence] = counts.get(sentence, 0) + 1
-        seen = {split: 0 for _, split in sorted(held)}
-        for text, source, target in training:
-            for _, sentence in text.directed(source):
-                for split in seen:
-                    # Each is counted once, however often it is trained on.
-                    seen[split] += held.get((target, split), {}).pop(sentence, 0)
+        if not others:
+            return {}
+        wanted = {target for _, _, target in others}
+        training = [each for each in training if each[2] in wanted]
+        total = sum(text.count for text, _, _ in (*others, *training))
+        with progress.Count("comparing targets", "pair", total) as bar:
+            for text, source, target in others:
+                counts = held.setdefault((target, text.split), {})
+                for _, sentence in bar.over(text.directed(source)):
+                    counts[sentence] = counts.get(sentence, 0) + 1
+            seen = {split: 0 for _, split in sorted(held)}
+            for text, source, target in training:
+                for _, sentence in bar.over(text.directed(source)):
+                    for split in seen:
+                        # Each is counted once, however often it is trained on.
+                        seen[split] += held.get((target, split), {}).pop(sentence, 0)
         return seen
 
     def _directed(self, texts: Sequence[_Text]) -> Iterator[tuple[_Text, str, str]]:
@@ -291,9 +337,15 @@ class Preparation(hyperparams.Configurable):
     def _check_vocabulary(self) -> None:
         """Refuse a vocabulary that cannot be made or taken."""
         if self.params.vocabulary_file is None:
-            vocabulary_lib.check_size(self.params.vocabulary, len(self._targets))
+            vocabulary_lib.check(self.params.vocabulary, len(self._targets))
         else:
             self._given_vocabulary()
+
+    def _normaliser(self) -> Callable[[str], str]:
+        """Return what the vocabulary does to a text before it is cut."""
+        if self.params.vocabulary_file is None:
+            return vocabulary_lib.normaliser(self.params.vocabulary.normalization)
+        return self._given_vocabulary().normalise
 
     def _given_vocabulary(self) -> vocabulary_lib.Vocabulary:
         vocabulary = vocabulary_lib.Vocabulary.load(os.path.expanduser(self.params.vocabulary_file))
@@ -430,6 +482,25 @@ def _keep_text(folder: Path, text: _Text, source: str, target: str) -> tuple[str
             for file, sentence in zip(files, sides, strict=True):
                 file.write(f"{sentence}\n")
     return names
+
+
+def _is_made(target: Path) -> bool:
+    """Tell whether a folder holds records; if not, it is free to take them.
+
+    Raises:
+        InputError: it holds something else, or cannot be looked into.
+    """
+    try:
+        if (target / records.MANIFEST).exists():
+            return True
+        used = target.exists() and (not target.is_dir() or any(target.iterdir()))
+    except OSError as error:
+        raise errors.InputError(
+            f"{target} cannot be looked into: {error.strerror}. Give another folder"
+        ) from error
+    if used:
+        raise errors.InputError(f"{target} is in use, but holds no records. Give a new folder")
+    return False
 
 
 @contextlib.contextmanager

@@ -11,9 +11,11 @@ Needs no TensorFlow.
 
 from __future__ import annotations
 
+import collections
 import csv
 import dataclasses
 import io
+import itertools
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -48,7 +50,7 @@ class Scoring(hyperparams.Params):
     thresholds: tuple[int, int] | None = hyperparams.field(
         None,
         "Pairs with fewer training examples than the first are low-resource, with more than the "
-        "second high-resource; None: thirds of the pairs.",
+        "second high-resource; None: thirds of the pairs, those with equally many together.",
     )
     resamples: int = hyperparams.field(1_000, "Bootstrap resamples that intervals come from.")
     seed: int = hyperparams.field(0, "Of the resamples.")
@@ -102,7 +104,7 @@ class Row:
 
     Attributes:
         name: such as `de:en`, or the group's.
-        group: that it belongs to.
+        group: that it belongs to; `all`: to no smaller one.
         examples: in the training data.
         sentences: that were scored.
         scores: metric → score.
@@ -155,19 +157,22 @@ def sacrebleu() -> Any:
 def resource_groups(
     examples: Mapping[str, int], thresholds: tuple[int, int] | None = None
 ) -> dict[str, str]:
-    """Return name → `high`, `mid` or `low`.
+    """Return name → `high`, `mid` or `low`; → `all` where nothing tells them apart.
 
     Args:
         examples: name → training examples.
         thresholds: fewer than the first are low, more than the second high; None: thirds of the
-            names.
+            names. Names with equally many are in one group, by the share of the others that have
+            more; where all have equally many, there are no thirds.
 
     >>> resource_groups({"de": 900, "sw": 40, "fr": 800})
     {'de': 'high', 'fr': 'mid', 'sw': 'low'}
+    >>> resource_groups({"de": 900, "sw": 40, "fr": 900})
+    {'de': 'high', 'fr': 'high', 'sw': 'low'}
     """
     names = sorted(examples, key=lambda name: (-examples[name], name))
     if thresholds is None:
-        return {name: GROUPS[3 * place // len(names)] for place, name in enumerate(names)}
+        return _thirds(names, examples)
     least, most = thresholds
     if least > most:
         raise errors.ParamsError(
@@ -178,6 +183,18 @@ def resource_groups(
         name: "low" if examples[name] < least else "high" if examples[name] > most else "mid"
         for name in names
     }
+
+
+def _thirds(names: Sequence[str], examples: Mapping[str, int]) -> dict[str, str]:
+    """Return name → group; `names` have most examples first."""
+    groups: dict[str, str] = {}
+    for _, tied in itertools.groupby(names, key=lambda name: examples[name]):
+        own, ahead, count = list(tied), len(groups), len(names)
+        others = count - len(own)
+        # The place of a name alone is `ahead`; of equal ones, where the others ahead would put it.
+        group = GROUPS[3 * ahead * (count - 1) // (others * count)] if others else ALL
+        groups |= dict.fromkeys(own, group)
+    return groups
 
 
 def check(params: Scoring) -> None:
@@ -307,14 +324,12 @@ def table(report: Report, languages: bool = True) -> str:
     for metric in METRICS:
         head += [metric, "95 %", "source"]
     rows = [head]
-    counted = dict.fromkeys((*GROUPS, ALL), 0)
-    for row in report.languages:
-        counted[row.group] += 1
-        counted[ALL] += 1
+    counted = collections.Counter(row.group for row in report.languages)
+    counted[ALL] = len(report.languages)
     for row in report.groups:
         rows.append(_cells(row, f"{row.name} ({counted[row.name]})"))
     for row in report.languages if languages else ():
-        rows.append(_cells(row, f"{row.name} {row.group}"))
+        rows.append(_cells(row, row.name if row.group == ALL else f"{row.name} {row.group}"))
     lines = readable.table(rows, "lrr" + "rrr" * len(METRICS))
     lines.append("")
     lines.append("source: the source sentence as its own translation; groups: means over pairs")

@@ -12,6 +12,8 @@ from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.tasks.mt import corpus
 
 _NAMES = {"validation": "valid"}  # as recipes call it
+# What TensorFlow puts around a message: the operation that it is from.
+_OPERATION = re.compile(r"\{\{.*?\}\} ?| ?\[Op:.*")
 
 
 class TFDS(corpus.Corpus):
@@ -54,6 +56,18 @@ class TFDS(corpus.Corpus):
     ) -> Iterator[corpus.Pair]:
         """Yield the pairs of sentences of a split; see `Corpus.sides`."""
         own = self._split_names.get(split, split)
+        for number, example in enumerate(self._examples(own)):
+            where = f"{self.name} {own}:{number}"
+            texts = self._texts(example)
+            if source in texts and target in texts:
+                sides = faults.texts((texts[source], texts[target]), (where, where))
+                if sides is not None:
+                    yield corpus.Pair(*sides, where)
+
+    def _examples(self, own: str) -> Iterator[dict[str, Any]]:
+        """Yield the examples of one of TFDS' splits."""
+        import tensorflow as tf  # takes seconds, and few corpora need it
+
         try:
             dataset = self._builder.as_dataset(split=own, shuffle_files=False)
         except ValueError:
@@ -61,30 +75,25 @@ class TFDS(corpus.Corpus):
             raise errors.InputError(
                 f"TFDS dataset {self.name!r} has no split {own!r}; there are {there}"
             ) from None
-        examples = self._tfds.as_numpy(dataset)
-        for number, example in enumerate(examples):
-            where = f"{self.name} {own}:{number}"
-            texts = self._texts(example, where, faults)
-            if source in texts and target in texts:
-                sides = faults.texts((texts[source], texts[target]), (where, where))
-                if sides is not None:
-                    yield corpus.Pair(*sides, where)
+        number = 0
+        try:
+            for number, example in enumerate(self._tfds.as_numpy(dataset), 1):  # noqa: B007
+                yield example
+        except tf.errors.OpError as error:
+            reason = _OPERATION.sub("", _first_line(error))
+            raise errors.InputError(
+                f"TFDS dataset {self.name!r} cannot be read after example {number} of split "
+                f"{own!r}: {reason}. Remove {self._builder.data_path} and prepare it again"
+            ) from error
 
-    def _texts(
-        self, example: dict[str, Any], where: str, faults: corpus.Faults
-    ) -> dict[str, bytes]:
-        """Return language → sentence of one example; none where they do not fit each other."""
+    def _texts(self, example: dict[str, Any]) -> dict[str, bytes]:
+        """Return language → sentence of one example."""
         key = self._nested
         if key is None:
             return {language: example[language] for language in self._languages}
         found = example[key]
         names = [language.decode() for language in found["language"]]
-        sentences = found["translation"]
-        if len(names) != len(sentences):
-            what = f"{len(names)} languages, but {len(sentences)} sentences"
-            faults.found("misaligned", where, what)
-            return {}
-        return dict(zip(names, sentences, strict=True))
+        return dict(zip(names, found["translation"], strict=True))
 
     @functools.cached_property
     def _split_names(self) -> dict[str, str]:
@@ -127,7 +136,7 @@ class TFDS(corpus.Corpus):
             near = errors.nearest(re.split("[/:]", name)[0], known)
             told = f"nearest {', '.join(near)}" if near else f"it knows {len(known)} others"
             raise errors.InputError(f"TFDS has no dataset {name!r}; {told}") from None
-        except (ValueError, AssertionError, RuntimeError) as error:
+        except (ValueError, AssertionError, RuntimeError, OSError) as error:
             raise errors.InputError(f"TFDS dataset {name!r}: {_first_line(error)}") from error
         if not builder.is_prepared():
             self._prepare(builder)

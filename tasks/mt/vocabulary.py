@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
+import math
 import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,6 +24,14 @@ from lingvo_gpipe import errors, hyperparams
 PAD, UNKNOWN, BEGIN, END = range(4)
 _RESERVED = ("<pad>", "<unk>", "<s>", "</s>")
 _NUM_BYTES = 256
+_RULES = ("nmt_nfkc", "nmt_nfkc_cf", "nfkc", "nfkc_cf", "identity")
+# What fields of Training may be: SentencePiece's own bounds, but for `sentences`.
+_BOUNDS = {
+    "sentences": (1, math.inf),
+    "character_coverage": (0.98, 1.0),
+    "num_threads": (1, 1024),
+    "max_bytes": (10, 2**30),
+}
 _PROTOS: Any = sentencepiece_model_pb2  # its classes are made when it is imported
 
 
@@ -37,7 +46,7 @@ class Vocabulary:
             where: its name in messages.
 
         Raises:
-            InputError: it is none, or its reserved ids are not ours.
+            InputError: it is none, its reserved ids are not ours, or it has no byte fallback.
         """
         self.proto = proto
         self._processor = sentencepiece.SentencePieceProcessor()
@@ -52,6 +61,11 @@ class Vocabulary:
             raise errors.InputError(
                 f"{where} begins with {', '.join(found)}, not with {', '.join(_RESERVED)}. Train "
                 "it by the prepare command"
+            )
+        if not self._model.trainer_spec.byte_fallback:
+            raise errors.InputError(
+                f"{where} has no byte fallback: characters without a piece would vanish. Train it "
+                "with byte_fallback=true, or by the prepare command"
             )
 
     @classmethod
@@ -127,6 +141,10 @@ class Vocabulary:
             raise errors.InputError(f"vocabulary has no <2{language}>; its target tokens: {told}")
         return int(self._processor.piece_to_id(f"<2{language}>"))
 
+    def normalise(self, text: str) -> str:
+        """Return what is cut into pieces; a text of which nothing is left has no ids."""
+        return str(self._processor.normalize(text))
+
     def encode(self, texts: Sequence[str], num_threads: int = 1) -> list[list[int]]:
         """Return the ids of each text, without <s> and </s>; in order at any number of threads."""
         return self._processor.encode(list(texts), out_type=int, num_threads=num_threads)
@@ -170,11 +188,29 @@ class Training(hyperparams.Params):
     max_bytes: int = hyperparams.field(4192, "Longer sentences are left out of its training.")
 
 
-def check_size(params: Training, num_targets: int) -> None:
-    """Refuse a size that has no room for what every vocabulary holds.
+def normaliser(rule: str) -> Callable[[str], str]:
+    """Return what a vocabulary does to a text first that is trained with a rule.
 
     Raises:
-        InputError: it is too small.
+        InputError: SentencePiece has no such rule.
+    """
+    try:
+        made = sentencepiece.SentencePieceNormalizer(rule_name=rule, remove_extra_whitespaces=True)
+    except (RuntimeError, OSError, ValueError) as error:
+        near = ", ".join(errors.nearest(rule, _RULES) or _RULES)
+        raise errors.InputError(
+            f"vocabulary.normalization={rule!r} is no rule of SentencePiece; nearest {near}"
+        ) from error
+    normalise: Callable[[str], str] = made.normalize
+    return normalise
+
+
+def check(params: Training, num_targets: int) -> None:
+    """Refuse params of which no text gives a vocabulary.
+
+    Raises:
+        InputError: the size has no room for what every vocabulary holds, or another field cannot
+            be.
     """
     smallest = len(_RESERVED) + num_targets + _NUM_BYTES + 1
     if params.size < smallest:
@@ -182,6 +218,17 @@ def check_size(params: Training, num_targets: int) -> None:
             f"vocabulary.size={params.size} is too small for {num_targets} target tokens and "
             f"{_NUM_BYTES} bytes. Use {smallest} or more"
         )
+    if not params.temperature > 0:
+        raise errors.InputError(
+            f"vocabulary.temperature={params.temperature} is not possible. Use 1 for proportional "
+            "shares, more for more equal ones"
+        )
+    for name, (least, most) in _BOUNDS.items():
+        value = getattr(params, name)
+        if not least <= value <= most:
+            told = f"{least} or more" if most == math.inf else f"{least} to {most}"
+            raise errors.InputError(f"vocabulary.{name}={value} is not possible. Use {told}")
+    normaliser(params.normalization)
 
 
 def train(texts: Iterable[str], params: Training, targets: Sequence[str] = ()) -> Vocabulary:
@@ -193,13 +240,15 @@ def train(texts: Iterable[str], params: Training, targets: Sequence[str] = ()) -
         targets: languages that get a target token.
 
     Raises:
-        InputError: the text gives no vocabulary of this size.
+        InputError: the params cannot be, or the text gives no vocabulary of this size.
+        BaseException: whatever `texts` raises.
     """
-    check_size(params, len(targets))
+    check(params, len(targets))
     written = io.BytesIO()
+    raised: list[BaseException] = []
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(texts),
+            sentence_iterator=_watched(texts, raised),
             model_writer=written,
             model_type="unigram",
             vocab_size=params.size,
@@ -219,9 +268,22 @@ def train(texts: Iterable[str], params: Training, targets: Sequence[str] = ()) -
             minloglevel=2,
         )
     except (RuntimeError, OSError, ValueError) as error:
+        if raised:
+            raise raised[0] from None
         reason = " ".join(str(error).split()).rpartition("] ")[2] or "there is no text"
         raise errors.InputError(
             f"no vocabulary of {params.size} pieces can be trained: {reason}. Give more text, or "
             "another vocabulary.size"
         ) from error
     return Vocabulary(written.getvalue())
+
+
+def _watched(texts: Iterable[str], raised: list[BaseException]) -> Iterator[str]:
+    """Yield the texts, and keep what they raise: SentencePiece makes a RuntimeError of it."""
+    try:
+        yield from texts
+    except GeneratorExit:  # SentencePiece asks for no more
+        raise
+    except BaseException as error:
+        raised.append(error)
+        raise

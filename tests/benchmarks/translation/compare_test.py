@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,11 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     one, other = f"a={runs}/all", f"b={runs}/de"
     refused(monkeypatch, capsys, "have not translated the same sentences", one, other)
+    texts = [scores_test.text(pair, share=0.3) for pair in PAIRS]
+    regrouped = [dataclasses.replace(t, examples=-t.examples) for t in texts]
+    report = scores.score(regrouped, scores.Scoring(resamples=10))
+    scores.write(tmp_path / "other/score", "test", regrouped, report, 9)
+    refused(monkeypatch, capsys, "the same languages in each", one, f"c={tmp_path}/other")
     refused(monkeypatch, capsys, "cannot be read: No such file", one, f"b={tmp_path}")
     refused(monkeypatch, capsys, "--against=c: there are a", "--against=c", one)
     message = "eval_test has no evaluation of de:en at step 9. Make it by --mode=eval --logdir="

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.tasks.mt import catalogues, corpus
+from lingvo_gpipe.tasks.mt import catalogues, corpus, vocabulary
 
 GOOD = "eins\nzwei\ndrei\n"
 ENGLISH = "one\ntwo\nthree\n"
@@ -61,7 +62,7 @@ def test_a_translate_folder_gives_its_splits_both_ways(tmp_path: Path, ending: s
 
 
 def test_a_folder_of_translate_folders_is_taken_whole(tmp_path: Path) -> None:
-    for language in ("de", "zh-Hans"):
+    for language in ("de", "zh-Hans", ".trash"):
         write(tmp_path / language / f"{language}.train.txt", f"{language}\n")
         write(tmp_path / language / "en.train.txt", "word\n")
     params = corpus.TranslateFolder.Params(folder=str(tmp_path))
@@ -70,11 +71,26 @@ def test_a_folder_of_translate_folders_is_taken_whole(tmp_path: Path) -> None:
     assert read(params, "zh-Hans")[0] == [("zh-Hans", "word")]
 
 
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_aligned_files_are_read_line_by_line(tmp_path: Path, ending: str) -> None:
+    files = {
+        "de": write(tmp_path / f"text.de{ending}", GOOD),
+        "en": write(tmp_path / f"text.en{ending}", ENGLISH),
+    }
+    params = corpus.Aligned.Params(files={"train": files})
+    found, faults = read(params)
+    assert found == PAIRS
+    assert not faults.counts
+    assert params.instantiate().files() == list(files.values())
+
+
 def test_a_folder_may_hold_many_languages_side_by_side(tmp_path: Path) -> None:
     for language in ("de", "en", "fr"):
         write(tmp_path / f"{language}.train.txt", f"{language}\n")
     params = corpus.TranslateFolder.Params(folder=str(tmp_path))
     assert len(params.instantiate().pairs("train")) == 6
+    names = [os.path.basename(path) for path in params.instantiate().files()]
+    assert names == ["de.train.txt", "en.train.txt", "fr.train.txt"]
     assert read(params, "fr", "de")[0] == [("fr", "de")]
 
 
@@ -85,6 +101,7 @@ def test_columns_of_a_table_are_languages(tmp_path: Path, ending: str) -> None:
     files = {"train": str(tmp_path / f"*.{ending}")}
     params = corpus.TSV.Params(languages=("en", "", "de"), files=files)
     assert params.instantiate().pairs("train") == {("de", "en"), ("en", "de")}
+    assert params.instantiate().files() == [str(tmp_path / f"{name}.{ending}") for name in "ab"]
     assert read(params)[0] == PAIRS
     assert read(params, "en", "de")[0] == [(target, source) for source, target in PAIRS]
 
@@ -163,6 +180,18 @@ def test_a_bad_line_is_named_and_left_out(
     assert faults.examples[kind] == [f"{tmp_path / 'text.de'}:2: {text}"]
     with pytest.raises(errors.InputError, match=rf"text.de:2: {text}. Mend it.*policy.{kind}=skip"):
         read(aligned(tmp_path, german, ENGLISH, **{kind: "fail"}))
+
+
+@pytest.mark.parametrize(
+    ("rule", "left"),
+    [("nmt_nfkc", ["\ufffdx"]), ("identity", ["\ufffdx", "\ufffd", " \u2581\ufffd"])],
+)
+def test_what_the_normaliser_takes_away_is_empty(rule: str, left: list[str]) -> None:
+    faults = corpus.Faults(corpus.Policy(), normalise=vocabulary.normaliser(rule))
+    texts = ["\ufffdx", "\ufffd", " \u2581\ufffd", "\u2581", "\u2581 \u2581"]
+    assert [text for text in texts if faults.sentence(text, f"file:{text}")] == left
+    assert faults.counts == {"empty": len(texts) - len(left)}
+    assert faults.examples["empty"][-1] == f"file:{texts[-1]}: side is empty"
 
 
 @pytest.mark.parametrize(
@@ -256,6 +285,26 @@ def test_folders_that_are_no_corpus_are_refused(tmp_path: Path) -> None:
     refused("de.train.txt and .*de.train.txt.gz are the same text", folder("twice"))
 
 
+@pytest.mark.parametrize("name", [".", "locked"])
+def test_a_folder_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    write(tmp_path / "locked" / "de.train.txt", GOOD)
+    write(tmp_path / "locked" / "en.train.txt", ENGLISH)
+    scandir = os.scandir
+
+    def guarded(path: str) -> Any:
+        if os.path.samefile(path, tmp_path / name):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", guarded)
+    refused(
+        "^corpus folder .* cannot be read: Permission denied. Make it readable, or give another$",
+        corpus.TranslateFolder.Params(folder=str(tmp_path)),
+    )
+
+
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     good = write(tmp_path / "en", ENGLISH)
 
@@ -293,6 +342,7 @@ def test_django_has_some_ninety_languages(django: corpus.Corpus) -> None:
     assert len(languages) > 90
     assert {"de", "zh-Hans", "sr-Latn", "pt-BR"} <= languages
     assert not {"en", "en-GB", "en-AU"} & languages
+    assert not django.files()
 
 
 def test_django_is_split_by_the_english_message(django: corpus.Corpus) -> None:

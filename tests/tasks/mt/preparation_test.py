@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from lingvo_gpipe import command, errors
-from lingvo_gpipe.tasks.mt import corpus, prepare, records, vocabulary
+from lingvo_gpipe.tasks.mt import corpus, preparation, prepare, records, vocabulary
 from tests.tasks.mt import toy_text
 
 SIZES = {"de": 300, "sw": 40}
@@ -98,8 +99,6 @@ def test_records_are_the_same_at_any_number_of_threads(
 
 
 def test_the_vocabulary_sees_languages_by_temperature(folder: Path, tmp_path: Path) -> None:
-    from lingvo_gpipe.tasks.mt import preparation
-
     lines: dict[float, list[str]] = {}
     texts = []
     for language in SIZES:
@@ -142,6 +141,45 @@ def test_test_targets_in_the_training_text_are_told(tmp_path: Path) -> None:
     assert f"test: {seen} targets are in the training text too" in told
 
 
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("held_out", [True, False])
+def test_every_stage_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held_out: bool
+) -> None:
+    folder = toy_text.write_folder(tmp_path / "text", {"de": 300})
+    if not held_out:
+        for name in ("de", "en"):
+            (folder / "de" / f"{name}.test.txt").unlink()
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    told: list[str] = []
+    toy_text.params(folder).instantiate().run(tmp_path / "out", report=told.append)
+    shown = terminal.getvalue()
+    for stage in ("counting lines: ", "reading: ", "sampling: 100%", "tokenising: 100%"):
+        assert stage in shown
+    assert f"{640 if held_out else 600}line" in shown.replace(".", "")
+    # Nothing is reread where no split is held out.
+    assert ("comparing targets: 100%" in shown) == held_out
+    stages = [line.partition(" ")[0] for line in told]
+    assert stages.index("training") == stages.index("vocabulary") - 1
+    assert "training a vocabulary of 330 pieces on 600 sentences" in told
+
+
+def test_languages_are_mixed_at_temperature_5_by_default() -> None:
+    from lingvo_gpipe.tasks.mt import input as input_lib  # imports TensorFlow
+
+    params = input_lib.Translation.Params()
+    assert params.temperature == 5.0
+    assert preparation.Preparation.Params().vocabulary.temperature == 5.0
+    assert preparation.Preparation.Params().vocabulary.size == 64_000
+
+
 # --- Faults ---
 
 
@@ -171,6 +209,15 @@ def test_faults_are_told_and_kept_in_the_manifest(tmp_path: Path) -> None:
     ("fields", "text"),
     [
         ({"vocabulary": vocabulary.Training(size=10)}, "vocabulary.size=10 is too small"),
+        ({"vocabulary": vocabulary.Training(temperature=0.0)}, "vocabulary.temperature=0.0 is not"),
+        (
+            {"vocabulary": vocabulary.Training(normalization="nmt_nfkcc")},
+            "'nmt_nfkcc' is no rule of SentencePiece; nearest nmt_nfkc",
+        ),
+        (
+            {"vocabulary": vocabulary.Training(character_coverage=0.5)},
+            "vocabulary.character_coverage=0.5 is not possible. Use 0.98 to",
+        ),
         ({"vocabulary_file": "nowhere.model"}, "vocabulary nowhere.model cannot be read"),
     ],
 )
@@ -181,6 +228,48 @@ def test_a_vocabulary_that_cannot_be_is_refused_before_text_is_read(
     monkeypatch.delattr(corpus.Corpus, "read")
     with pytest.raises(errors.InputError, match=text):
         toy_text.params(folder, **fields).instantiate().run(tmp_path / "out")
+
+
+@pytest.mark.parametrize(("rule", "empty"), [("nmt_nfkc", [3, 5]), ("identity", [5])])
+@pytest.mark.parametrize("given", [True, False])
+def test_text_without_tokens_is_empty(
+    tmp_path: Path, rule: str, empty: list[int], given: bool
+) -> None:
+    folder = toy_text.write_folder(tmp_path / "text", {"de": 300})
+    path = folder / "de" / "de.train.txt"
+    lines = path.read_text().splitlines()
+    lines[2], lines[4] = "\ufffd", "\u2581"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    training = vocabulary.Training(size=330, normalization=rule)
+    fields: dict[str, Any] = {"vocabulary": training}
+    if given:
+        vocabulary.train(lines, training).save(tmp_path / "given.model")
+        fields = {"vocabulary_file": str(tmp_path / "given.model")}
+    params = toy_text.params(folder, **fields)
+    found = params.instantiate().run(tmp_path / "out")
+    (told,) = found.manifest["corpora"].values()
+    assert told["examples"] == {"empty": [f"{path}:{line}: side is empty" for line in empty]}
+    assert len(found.split("train")) == 300 - len(empty)
+    assert found.split("train").lengths.min() > 0
+    params.set_path("corpora[0].policy.empty", "fail")
+    with pytest.raises(errors.InputError, match=rf"de.train.txt:{empty[0]}: side is empty"):
+        params.instantiate().run(tmp_path / "other")
+
+
+def test_an_interrupt_while_sampling_is_no_poor_text(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupted(*_: Any) -> Iterator[str]:
+        yield "bado keli"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(preparation, "_sample", interrupted)
+    assert prepare.run([f"--output={tmp_path / 'out'}", f"--translate_folder={folder}"]) == 130
+    assert not capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_reader_of_the_lines_that_is_gone_ends_no_preparation(
@@ -198,18 +287,6 @@ def test_a_reader_of_the_lines_that_is_gone_ends_no_preparation(
     assert prepare.run([*flags, "--vocabulary_size=330"]) == 0
     assert records.Records(tmp_path / "out").splits == ("test", "train")
     assert len(moved) > 3
-
-
-def test_kept_text_that_is_gone_or_cut_is_refused(tmp_path: Path) -> None:
-    folder = toy_text.write_folder(tmp_path / "text", {"de": 300})
-    found = toy_text.params(folder).instantiate().run(tmp_path / "out")
-    path = found.folder / "text" / "test.de.en.target"
-    path.write_text(path.read_text().partition("\n")[2])
-    with pytest.raises(errors.InputError, match=r"target has 19 lines, not 20 as the manifest"):
-        found.text("test", "de:en")
-    path.unlink()
-    with pytest.raises(errors.InputError, match=r"target cannot be read: No such file"):
-        found.text("test", "de:en")
 
 
 def test_a_fatal_fault_leaves_nothing(tmp_path: Path) -> None:
@@ -340,12 +417,46 @@ def test_the_same_params_open_what_is_there_and_others_refuse_it(
         params.instantiate().run(tmp_path / "own")
 
 
+def test_text_that_changed_behind_records_is_told(tmp_path: Path) -> None:
+    folder = toy_text.write_folder(tmp_path / "text", {"de": 300})
+    params = toy_text.params(folder)
+    params.instantiate().run(tmp_path / "out")
+
+    def warned() -> list[str]:
+        told: list[str] = []
+        params.instantiate().run(tmp_path / "out", report=told.append)
+        assert told[0] == f"{tmp_path / 'out'} is prepared already"
+        return told[1:]
+
+    def warning(change: str) -> list[str]:
+        start = f"warning: {tmp_path / 'out'} was prepared of other text: {folder}"
+        return [f"{start}/{change}. Prepare into another folder, or remove this one"]
+
+    assert not warned()
+    toy_text.write_folder(folder, {"sw": 5})
+    assert warned() == warning("sw/en.test.txt was not there")
+    shutil.rmtree(folder / "sw")
+    path = folder / "de" / "de.test.txt"
+    size = path.stat().st_size
+    path.write_text("ba")
+    assert warned() == warning(f"de/de.test.txt had {size} bytes, not 2")
+    # Records that were made when sizes were not kept are not compared.
+    manifest = tmp_path / "out" / records.MANIFEST
+    kept = json.loads(manifest.read_text())
+    del kept["files"]
+    manifest.write_text(json.dumps(kept))
+    assert not warned()
+
+
 def test_records_that_are_there_need_no_text(tmp_path: Path) -> None:
     folder = toy_text.write_folder(tmp_path / "text", {"de": 300})
     params = toy_text.params(folder)
     params.instantiate().run(tmp_path / "out")
     shutil.rmtree(folder)
-    assert params.instantiate().run(tmp_path / "out").pairs == ("de:en",)
+    told: list[str] = []
+    again = params.instantiate().run(tmp_path / "out", report=told.append)
+    assert again.pairs == ("de:en",)
+    assert told == [f"{tmp_path / 'out'} is prepared already"]
     with pytest.raises(errors.InputError, match="text does not exist"):
         params.instantiate().run(tmp_path / "other")
 
@@ -375,63 +486,6 @@ def test_a_given_vocabulary_is_taken(made: records.Records, folder: Path, tmp_pa
     params.set(pairs=("en:sw",), target_tokens=True)
     with pytest.raises(errors.InputError, match="vocabulary has no <2sw>"):
         params.instantiate().run(tmp_path / "other")
-
-
-def test_records_refuse_another_vocabulary(made: records.Records, tmp_path: Path) -> None:
-    with pytest.raises(errors.InputError, match=r"were made with vocabulary \w{12}…, not with abc"):
-        made.check_vocabulary("abc")
-    copy = Path(shutil.copytree(made.folder, tmp_path / "copy"))
-    vocabulary.train(toy_text.sentences(100, 8), vocabulary.Training(size=300), ["de", "en"]).save(
-        copy / records.VOCABULARY
-    )
-    with pytest.raises(errors.InputError, match="were made with vocabulary"):
-        records.Records(copy)
-
-
-@pytest.fixture
-def copy(made: records.Records, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made.folder, tmp_path / "copy"))
-
-
-@pytest.mark.parametrize("name", ["train.ids", "train.lengths"])
-def test_torn_records_are_named(copy: Path, name: str) -> None:
-    content = (copy / name).read_bytes()
-    (copy / name).write_bytes(content[:-4])
-    with pytest.raises(errors.InputError, match=rf"{name} has \d+ bytes, not {len(content)}"):
-        records.Records(copy).split("train")
-    (copy / name).unlink()
-    with pytest.raises(errors.InputError, match=rf"{name} cannot be read: No such"):
-        records.Records(copy).split("train")
-
-
-def test_lengths_that_do_not_fit_the_ids_are_refused(copy: Path) -> None:
-    lengths = np.fromfile(copy / "train.lengths", "<i4")
-    lengths[5] += 1
-    lengths.tofile(copy / "train.lengths")
-    with pytest.raises(
-        errors.InputError, match=r"train.ids holds \d+ ids .* Remove .* and prepare it"
-    ):
-        records.Records(copy).split("train")
-
-
-def test_torn_manifests_are_named(copy: Path, tmp_path: Path) -> None:
-    path = copy / records.MANIFEST
-    manifest = json.loads(path.read_text())
-    with pytest.raises(errors.InputError, match="has no split 'dev'; there are test, train"):
-        records.Records(copy).split("dev")
-    path.write_text(path.read_text()[:50])
-    with pytest.raises(errors.InputError, match=r"manifest.json is torn"):
-        records.Records(copy)
-    path.write_text(json.dumps(manifest | {"format": 99}))
-    with pytest.raises(errors.InputError, match="is not of format 1"):
-        records.Records(copy)
-    with pytest.raises(errors.InputError, match=r"nothing holds no prepared text .*--output="):
-        records.Records(tmp_path / "nothing")
-
-
-def test_ids_are_as_small_as_the_vocabulary_allows() -> None:
-    assert records.ids_dtype(2**16).itemsize == 2
-    assert records.ids_dtype(2**16 + 1).itemsize == 4
 
 
 # --- The command ---
@@ -494,6 +548,7 @@ def test_flags_name_corpora_of_every_kind() -> None:
         (["--output=x", "--tsv=a.tsv"], "ParamsError: --tsv=a.tsv is not of the form LANG,LANG"),
         (["--output=x", "--aligned=a,b:c=d"], "has 1 files for 2 languages"),
         (["--output=x", "--translate_folder=/none"], "InputError: corpus folder /none does not"),
+        ([f"--output={'x' * 300}", "--django"], "cannot be looked into: File name too long. Give"),
         (
             ["--output=x", "--django", "--override=vocabulry.size=3"],
             "has no field 'vocabulry.size'; nearest 'vocabulary.size'",

@@ -115,14 +115,48 @@ def test_groups_are_means_over_their_pairs(report: scores.Report) -> None:
     assert high - low < 0.7 * -np.mean(widths)
 
 
-def test_groups_are_thirds_or_by_thresholds() -> None:
-    assert scores.resource_groups({"a": 1}) == {"a": "high"}
-    assert scores.resource_groups({"b": 5, "a": 5, "c": 5, "d": 9}) == {
-        "d": "high",
-        "a": "high",
-        "b": "mid",
-        "c": "low",
-    }
+@pytest.mark.parametrize(
+    ("numbers", "groups"),
+    [
+        ([8, 7, 6, 5, 4], "high high mid mid low"),
+        ([8, 8, 7, 7, 5, 4], "high high mid mid low low"),
+        # Ties across a boundary of the thirds, or across both.
+        ([8, 7, 7, 5, 4, 4], "high high high mid low low"),
+        ([9, 9, 5], "high high low"),
+        ([9, 5, 5], "high low low"),
+        ([9, 5, 5, 5], "high low low low"),
+        ([9, 9, 5, 5], "high high low low"),
+        ([9, 8, 5, 5, 5, 2, 1], "high high mid mid mid low low"),
+        ([9, 8, 7, 6, 6, 6, 1], "high high high mid mid mid low"),
+        ([5], "all"),
+        ([29_000] * 3, "all all all"),
+        ([], ""),
+    ],
+    ids=str,
+)
+def test_groups_are_thirds_and_pairs_with_equally_many_are_in_one(
+    numbers: list[int], groups: str
+) -> None:
+    names = [chr(ord("a") + place) for place in range(len(numbers))]
+    examples = dict(zip(names, numbers, strict=True))
+    found = scores.resource_groups(dict(reversed(examples.items())))
+    assert [found[name] for name in names] == groups.split()
+
+
+def test_pairs_with_equally_many_have_no_group_but_all() -> None:
+    equal = [dataclasses.replace(text(pair), examples=29_000) for pair in ("de:en", "cs:en")]
+    found = scored(*equal)
+    assert [row.name for row in found.groups] == ["all"]
+    lines = scores.table(found).splitlines()
+    assert [line.split("  ")[0] for line in lines[1:4]] == ["all (2)", "cs:en", "de:en"]
+    rows = list(csv.DictReader(io.StringIO(scores.tsv(found, 1)), delimiter="\t"))
+    assert [(row["name"], row["kind"], row["group"]) for row in rows] == [
+        *(("all", "group", "all"), ("cs:en", "pair", "all"), ("de:en", "pair", "all")),
+    ]
+    assert scores.draw(found).startswith(b"\x89PNG")
+
+
+def test_groups_are_by_thresholds_where_they_are_given() -> None:
     by_number = scores.resource_groups(PAIRS, (50, 800))
     assert [by_number[pair] for pair in PAIRS] == ["high", "mid", "mid", "mid", "mid", "low"]
     found = scored(text("de:en"), text("ab:en"), thresholds=(100, 200))

@@ -7,9 +7,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import tensorflow_datasets as tfds
 
-from lingvo_gpipe.tasks.mt import prepare, records, tfds_corpus
+from lingvo_gpipe import errors
+from lingvo_gpipe.tasks.mt import corpus, prepare, records, tfds_corpus
 
 EXAMPLES = 30
 
@@ -66,6 +68,44 @@ def test_validation_is_valid() -> None:
     made.__dict__["_builder"] = SimpleNamespace(info=SimpleNamespace(splits=splits))
     assert made.splits == ("train", "valid", "test")
     assert made._split_names["valid"] == "validation"
+
+
+@pytest.mark.parametrize(
+    ("kept_bytes", "text"),
+    [(200, "after example 5 of split 'train': truncated record at 180"), (None, "No such file")],
+)
+def test_a_file_that_is_torn_or_lost_ends_in_one_line(
+    tmp_path: Path, kept_bytes: int | None, text: str
+) -> None:
+    path = tmp_path / "train.tfrecord"
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for number in range(9):
+            writer.write(f"sentence number {number}: tail".encode()[:20])
+    if kept_bytes is None:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:kept_bytes])
+    made = tfds_corpus.TFDS.Params(dataset="a/b").instantiate()
+    both = tf.data.TFRecordDataset(str(path)).map(lambda line: {"de": line, "en": line})
+    made.__dict__["_builder"] = SimpleNamespace(
+        as_dataset=lambda **_: both, data_path=tmp_path, info=SimpleNamespace(splits={"train": 9})
+    )
+    made.__dict__.update(_languages=("de", "en"), _nested=None)
+    read = []
+    with pytest.raises(errors.InputError) as caught:
+        read.extend(made.read("train", "de", "en", corpus.Faults(corpus.Policy())))
+    told = str(caught.value)
+    assert told.startswith("TFDS dataset 'a/b' cannot be read after example ")
+    assert text in told
+    assert told.endswith(f". Remove {tmp_path} and prepare it again")
+    assert not {"\n", "{", "["} & set(told)
+
+
+def test_an_example_of_some_of_many_languages_gives_those() -> None:
+    made = tfds_corpus.TFDS.Params(dataset="a/b").instantiate()
+    made.__dict__["_nested"] = "translations"
+    sides = {"language": np.array([b"de", b"en"]), "translation": np.array([b"eins", b"one"])}
+    assert made._texts({"translations": sides}) == {"de": b"eins", "en": b"one"}
 
 
 def test_a_name_that_tfds_does_not_have_leaves_nothing(

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +25,7 @@ from tests.tasks.mt import toy_text
 TEXTS = toy_text.sentences(400, 3)
 PROTOS: Any = sentencepiece_model_pb2
 SIZE = 320
+NORMALISE = vocabulary.normaliser("nmt_nfkc")
 
 
 def trained(*targets: str, texts: list[str] = TEXTS, **fields: Any) -> vocabulary.Vocabulary:
@@ -50,10 +57,21 @@ def test_no_text_gives_a_reserved_id(made: vocabulary.Vocabulary, text: str) -> 
     assert made.decode([ids]) == [text]
 
 
+def test_the_defaults_are_64_000_pieces_at_temperature_5() -> None:
+    params = vocabulary.Training()
+    assert (params.size, params.temperature) == (64_000, 5.0)
+
+
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
 def test_no_text_at_all_gives_a_reserved_id(made: vocabulary.Vocabulary, text: str) -> None:
     (ids,) = made.encode([text])
     assert all(number > 5 for number in ids)
+
+
+@given(text=st.text("\ufffd\u2581\u200b \u3000\tx", max_size=4))
+def test_what_has_no_ids_is_known_by_the_normaliser(made: vocabulary.Vocabulary, text: str) -> None:
+    (ids,) = made.encode([text])
+    assert bool(ids) == bool(made.normalise(text)) == bool(NORMALISE(text)) == ("x" in text)
 
 
 def test_characters_that_were_not_seen_are_bytes(made: vocabulary.Vocabulary) -> None:
@@ -83,6 +101,28 @@ def test_the_same_text_trains_the_same_vocabulary_bit_for_bit(made: vocabulary.V
     again = trained("de", "zh-Hans")
     assert again.proto == made.proto
     assert again.hash == made.hash
+
+
+_ELSEWHERE = """
+import hashlib, json, sys
+from lingvo_gpipe.tasks.mt import vocabulary
+texts, size, targets = json.load(sys.stdin)
+made = vocabulary.train(iter(texts), vocabulary.Training(size=size), targets)
+print(hashlib.sha256(made.proto).hexdigest(), "tensorflow" in sys.modules)
+"""
+
+
+def test_another_process_trains_the_same_vocabulary(made: vocabulary.Vocabulary) -> None:
+    env = {"PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(sys.path)}
+    told = subprocess.run(
+        [sys.executable, "-c", _ELSEWHERE],
+        input=json.dumps([TEXTS, SIZE, ["de", "zh-Hans"]]),
+        env={**os.environ, **env},
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    assert told.stdout.split() == [hashlib.sha256(made.proto).hexdigest(), "False"]
 
 
 def test_tokens_do_not_depend_on_threads(made: vocabulary.Vocabulary) -> None:
@@ -153,6 +193,31 @@ def test_what_is_no_vocabulary_is_refused(tmp_path: Path) -> None:
         errors.InputError, match=r"begins with <unk>, <s>, </s>, .*, not with <pad>"
     ):
         vocabulary.Vocabulary.load(tmp_path / "other.model")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS),
+        model_prefix=str(tmp_path / "bytes"),
+        vocab_size=60,
+        minloglevel=2,
+        pad_id=0,
+        unk_id=1,
+        bos_id=2,
+        eos_id=3,
+    )
+    with pytest.raises(errors.InputError, match=r"bytes.model has no byte fallback: .*vanish"):
+        vocabulary.Vocabulary.load(tmp_path / "bytes.model")
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, OSError, errors.InputError])
+def test_what_the_text_raises_is_not_blamed_on_the_text(kind: type[BaseException]) -> None:
+    error = kind("it itself")
+
+    def texts() -> Iterator[str]:
+        yield from TEXTS[:9]
+        raise error
+
+    with pytest.raises(kind) as caught:
+        vocabulary.train(texts(), vocabulary.Training(size=SIZE))
+    assert caught.value is error
 
 
 def test_sizes_that_cannot_be_are_refused() -> None:
@@ -165,3 +230,25 @@ def test_sizes_that_cannot_be_are_refused() -> None:
     ) as e:
         trained(texts=[])
     assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("temperature", 0.0, "=0.0 is not possible. Use 1 for proportional shares"),
+        ("temperature", float("nan"), "=nan is not possible"),
+        ("character_coverage", 0.9, "=0.9 is not possible. Use 0.98 to 1.0"),
+        ("character_coverage", 1.1, "=1.1 is not possible"),
+        ("num_threads", 0, "=0 is not possible. Use 1 to 1024"),
+        ("max_bytes", 9, "=9 is not possible. Use 10 to "),
+        ("sentences", 0, "=0 is not possible. Use 1 or more"),
+        ("normalization", "nfkcc", "='nfkcc' is no rule of SentencePiece; nearest nfkc"),
+        ("normalization", "", "='' is no rule of SentencePiece; nearest nmt_nfkc, "),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(field: str, value: Any, text: str) -> None:
+    with pytest.raises(errors.InputError) as caught:
+        vocabulary.check(vocabulary.Training(**{field: value}), 1)
+    assert str(caught.value).startswith(f"vocabulary.{field}{text}")
+    assert "\n" not in str(caught.value)
+    vocabulary.check(vocabulary.Training(character_coverage=1.0, temperature=float("inf")), 1)

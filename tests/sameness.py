@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from lingvo_gpipe import pipelining
+from lingvo_gpipe import network, pipelining
 from tests import amoeba_nets, mt_nets, sameness_nets
 
 SEED, STEP = 11, 5
@@ -47,6 +47,10 @@ NETS = {
     amoeba_nets.IMAGENET.name: amoeba_nets.IMAGENET,
     **mt_nets.NETS,
 }
+
+
+# Cuts of nets by K where automatic ones leave a place out: beside the target's embedding.
+CUTS = {(mt_nets.SHARED.name, 3): (5, 1, 5)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,8 +144,8 @@ class Answer:
     hits: float | None
 
 
-def build(case: Case, **changes: Any) -> Any:
-    """Return the pipeline of a case, built."""
+def params(case: Case, **changes: Any) -> Any:
+    """Return the params of a case's pipeline."""
     net = NETS[case.net]
     settings = {
         "layers": net.layers(),
@@ -149,14 +153,26 @@ def build(case: Case, **changes: Any) -> Any:
         "num_micro_batches": case.num_micro_batches,
         "schedule": case.schedule,
         "recompute": case.recompute,
+        "cuts": CUTS.get((case.net, case.num_partitions)),
         "dtype": "float64",
         "seed": SEED,
         **net.options,
         **changes,
     }
-    pipe = pipelining.PipeliningLayer.Params(**settings).instantiate()
-    pipe.build(net.fields())
+    return pipelining.PipeliningLayer.Params(**settings)
+
+
+def build(case: Case, **changes: Any) -> Any:
+    """Return the pipeline of a case, built."""
+    pipe = params(case, **changes).instantiate()
+    pipe.build(NETS[case.net].fields())
     return pipe
+
+
+def analyze(case: Case) -> network.Analysis:
+    """Return what is known of a case without running it."""
+    fields = tf.nest.map_structure(tf.TensorSpec.from_tensor, NETS[case.net].fields())
+    return network.analyze(params(case), fields)
 
 
 def pipelined(case: Case, **changes: Any) -> Answer:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import cells, executor, microbatch, pipelining, seeds
 from lingvo_gpipe.layers import base
-from tests import amoeba_nets, sameness, sameness_nets
+from tests import amoeba_nets, mt_nets, sameness, sameness_nets
 
 Case = sameness.Case
 
@@ -35,6 +37,20 @@ def test_covering_set_holds_every_pair(each: sameness.Grid) -> None:
     assert len(each.pairs()) > 30
     for i, a, j, b in each.pairs():
         assert any(point[i] == a and point[j] == b for point in cases), (a, b)
+
+
+@pytest.mark.parametrize("net", mt_nets.NETS)
+def test_cuts_lie_in_the_encoder_between_and_in_the_decoder(net: str) -> None:
+    """Between two layers of the encoder, of the decoder, and beside the target's embedding."""
+    found = set()
+    for case in COVERING:
+        if case.net == net:
+            analysis = sameness.analyze(case)
+            names = [layer.name for layer in analysis.layers]
+            for place in itertools.accumulate(analysis.cuts[:-1]):
+                sides = [re.sub(r"_\d+$", "", name) for name in names[place - 1 : place + 1]]
+                found.add("between" if "target_embedding" in sides else "|".join(sides))
+    assert found >= {"encoder|encoder", "between", "decoder|decoder"}
 
 
 @pytest.mark.parametrize("recompute", ["full,never,full", "never,full,except_last"])

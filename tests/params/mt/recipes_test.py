@@ -29,6 +29,12 @@ def test_parameters_and_partitions_are_the_paper_s(name: str) -> None:
     assert len(set(analysis.sizes)) == 1  # micro-batches are equal
 
 
+def test_logits_are_clipped_and_labels_smoothed() -> None:
+    for name in COUNTS:
+        *_, softmax = REGISTRY.model(name)().task().model.layers
+        assert (softmax.logit_clip, softmax.label_smoothing) == (50.0, 0.1), name
+
+
 @pytest.mark.parametrize("name", TOKENS)
 def test_an_update_has_the_tokens_of_table_5(name: str) -> None:
     params = REGISTRY.model(f"mt.bilingual.{name}")().task()

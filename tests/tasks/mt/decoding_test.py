@@ -23,7 +23,7 @@ from lingvo_gpipe.tasks.mt import (
 from lingvo_gpipe.tasks.mt import input as mt_input
 from tests.tasks.mt import toy_model, toy_text
 
-END = 3
+BEGIN, END = 2, 3
 LENGTH = 7
 
 
@@ -36,8 +36,8 @@ def sources(count: int) -> list[list[int]]:
     ]
 
 
-def plain(pipe: Any, given: list[list[int]], params: Any) -> list[list[int]]:
-    """Translate everything at once by `search.translate`."""
+def searched(pipe: Any, given: list[list[int]], params: Any) -> tuple[Any, Any, Any]:
+    """Translate everything at once by `search.translate`; return sources, ids and scores."""
     model = incremental.Incremental(pipe.analysis, params.max_length)
     padded = np.zeros([len(given), 10], np.int32)
     for row, ids in enumerate(given):
@@ -45,17 +45,25 @@ def plain(pipe: Any, given: list[list[int]], params: Any) -> list[list[int]]:
     run = tf.function(
         lambda ids: search.translate(model, pipe.by_path, ids, params), autograph=False
     )
-    return [decoding._trimmed(row) for row in run(tf.constant(padded))[0].numpy()]
+    ids, scores = run(tf.constant(padded))
+    return padded, ids.numpy(), scores.numpy()
 
 
-def cut(*cuts: int, **settings: Any) -> Any:
+def plain(pipe: Any, given: list[list[int]], params: Any) -> list[list[int]]:
+    """Return the translations of `searched`."""
+    return [decoding._trimmed(row) for row in searched(pipe, given, params)[1]]
+
+
+def cut(*cuts: int, dtype: str = "float64", **settings: Any) -> Any:
     """Return the toy model in cells of so many layers."""
-    params = toy_model.params(**settings).set(num_partitions=len(cuts) or 1, cuts=cuts or None)
+    params = toy_model.params(**settings)
+    params.set(num_partitions=len(cuts) or 1, cuts=cuts or None, dtype=dtype)
     pipe = toy_model.built_from(params)
     for path, variable in pipe.by_path.items():
         if "memory_attention/output" in path:  # the source decides more than the token before
             variable.assign(2.0 * variable)
-    pipe.by_path["softmax/bias"].assign(tf.zeros([toy_model.V], tf.float64))
+    bias = pipe.by_path["softmax/bias"]
+    bias.assign(tf.zeros_like(bias))
     return pipe
 
 
@@ -85,6 +93,29 @@ def test_cells_translate_as_the_plain_network(
     assert sum(told) == len(given)
     assert len({tuple(row) for row in wanted}) > 2
     check_programs(model, pipe, min(2, len(cuts)))
+
+
+def test_a_beam_in_bfloat16_is_full_recomputation_but_for_rounding() -> None:
+    """Cells find what the plain network does, but where two hypotheses are nearly equal."""
+    pipe = cut(2, 4, 2, dtype="mixed_bfloat16", transparent="per_layer", packed=True)
+    params = decoding.Decode(
+        search=search.Search(beam=3, max_length=LENGTH, max_extra=3), batch=4, num_shapes=2
+    )
+    given = sources(14)
+    source, ids, scores = searched(pipe, given, params.search)
+    wanted = [decoding._trimmed(row) for row in ids]
+    assert len({tuple(row) for row in wanted}) > 2
+    found = decoding.Translator(pipe, params, max_length=10).translate(given)
+    assert sum(one == other for one, other in zip(found, wanted, strict=True)) >= 12
+
+    target = np.concatenate([np.full([14, 1], BEGIN, np.int32), ids[:, :-1]], 1)
+    logits = pipe(toy_model.fields(target, source), training=False)
+    log_p = np.take_along_axis(tf.nn.log_softmax(logits).numpy(), ids[..., np.newaxis], -1)
+    counts = (ids != 0).sum(1)
+    whole = (log_p[..., 0] * (ids != 0)).sum(1)
+    whole /= ((5 + counts) / 6) ** params.search.length_penalty
+    largest = float(tf.reduce_max(tf.abs(logits)))
+    np.testing.assert_allclose(scores, whole, rtol=0.0, atol=2.0**-5 * largest)
 
 
 def check_programs(model: Any, pipe: Any, num_cells: int) -> None:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from lingvo_gpipe import errors, pipelining
 from lingvo_gpipe import layers as core
 from lingvo_gpipe.tasks.mt import incremental, transformer
-from tests.tasks.mt.toy_model import LENGTH, SOURCE, TARGET, V, built, fields
+from tests.tasks.mt.toy_model import LENGTH, SOURCE, TARGET, V, built_from, fields, params
 
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},
@@ -22,24 +22,44 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_token_by_token_is_full_recomputation(settings: Any) -> None:
-    pipe = built(**settings)
+ROUNDING = 2.0**-5  # of the largest logit: eight of bfloat16's
+
+
+def check(got: Any, wanted: Any, dtype: str) -> None:
+    """Compare logits that were computed in another order."""
+    relative, absolute = 1e-10, 1e-12
+    if dtype == "mixed_bfloat16":
+        relative, absolute = 0.0, ROUNDING * float(np.abs(wanted).max())
+    np.testing.assert_allclose(got, wanted, rtol=relative, atol=absolute)
+
+
+@pytest.mark.parametrize(
+    ("settings", "dtype"),
+    [
+        *((settings, "float64") for settings in SETTINGS),
+        ({"tie": "softmax", "transparent": "shared"}, "mixed_bfloat16"),
+        ({"tie": "all", "transparent": "per_layer", "packed": True}, "mixed_bfloat16"),
+    ],
+    ids=str,
+)
+def test_token_by_token_is_full_recomputation(settings: Any, dtype: str) -> None:
+    pipe = built_from(params(**settings).set(dtype=dtype))
     decoder = incremental.Incremental(pipe.analysis, LENGTH)
     state = decoder.begin(pipe.by_path, tf.constant(SOURCE))
     step = tf.function(lambda s, ids: decoder.extend(pipe.by_path, s, ids), autograph=False)
     whole = pipe(fields(TARGET), training=False)
     for t in range(LENGTH):
         logits, state = step(state, tf.constant(TARGET[:, t]))
-        np.testing.assert_allclose(logits, whole[:, t], rtol=1e-10, atol=1e-12)
+        check(logits, whole[:, t], dtype)
     # What the tokens behind are does not count, or a prefix would have other logits.
     prefix = pipe(fields(TARGET[:, :2]), training=False)
-    np.testing.assert_allclose(prefix, whole[:, :2], rtol=1e-10, atol=1e-12)
+    check(prefix, whole[:, :2], dtype)
 
 
-def test_a_cache_goes_with_its_hypotheses() -> None:
+@pytest.mark.parametrize("dtype", ["float64", "mixed_bfloat16"])
+def test_a_cache_goes_with_its_hypotheses(dtype: str) -> None:
     """Hypotheses put into another order, one of them twice, as a beam does after each token."""
-    pipe, beam = built(transparent="shared"), 2
+    pipe, beam = built_from(params(transparent="shared").set(dtype=dtype)), 2
     decoder = incremental.Incremental(pipe.analysis, LENGTH)
     state = decoder.begin(pipe.by_path, tf.constant(SOURCE), beam)
     assert state["decoder_0"]["memory_key"].shape[0] == len(SOURCE)  # once for a sentence
@@ -52,7 +72,7 @@ def test_a_cache_goes_with_its_hypotheses() -> None:
     logits, _ = decoder.extend(pipe.by_path, state, tf.constant(added))
     target = np.concatenate([prefixes[order], added[:, np.newaxis]], 1)
     whole = pipe(fields(target, SOURCE.repeat(beam, 0)), training=False)
-    np.testing.assert_allclose(logits, whole[:, 2], rtol=1e-10, atol=1e-12)
+    check(logits, whole[:, 2], dtype)
 
 
 def test_a_layer_that_keeps_no_cache_is_refused() -> None:

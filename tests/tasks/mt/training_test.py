@@ -27,10 +27,12 @@ from lingvo_gpipe import (
     train_loop,
 )
 from lingvo_gpipe.tasks.mt import (
+    adafactor,
     decode,
     decoding,
     incremental,
     records,
+    schedules,
     search,
     transformer,
     vocabulary,
@@ -60,9 +62,15 @@ def task_of(data: Path, **model: Any) -> Any:
             data_dir=str(data), batch_size=160, max_length=80, num_shapes=1, temperature=1.0
         ),
         train=task.Train(
-            optimizer=optimizer.Optimizer.Params(name="SGD", learning_rate=0.1),
+            optimizer=optimizer.Optimizer.Params(
+                rule=adafactor.Adafactor.Params(momentum=0.9, min_factored=4),
+                learning_rate=schedules.InverseSquareRoot.Params(
+                    factor=0.4, units=8, warmup_steps=2
+                ),
+            ),
             max_steps=3,
             log_interval_steps=1,
+            save_interval_steps=2,
         ),
         decode=decoding.Decode(search=search.Search(beam=3, max_length=12)),
     )
@@ -116,11 +124,13 @@ def test_each_language_has_curves_where_it_was_seen(ran: Run) -> None:
         for pair in PAIRS:
             count = sum(pair in each for each in seen)
             assert len(train.get(f"{name}/{pair}", [])) == count
-            assert len(held_out[f"{name}/{pair}"]) == 1
-    (line,) = [line for line in lines if line.startswith("eval ")]
-    assert [word.partition("=")[0] for word in line.split()[1:]] == [
-        *("step", "accuracy", "log_perplexity", "loss"),
-    ]
+            assert len(held_out[f"{name}/{pair}"]) == 2
+    told = [line.split()[1:] for line in lines if line.startswith("eval ")]
+    assert [words[0] for words in told] == ["step=2", "step=3"]
+    for words in told:
+        assert [word.partition("=")[0] for word in words] == [
+            *("step", "accuracy", "log_perplexity", "loss"),
+        ]
 
 
 def test_shares_are_told_and_the_vocabulary_is_kept(ran: Run) -> None:
@@ -133,13 +143,31 @@ def test_shares_are_told_and_the_vocabulary_is_kept(ran: Run) -> None:
     assert kept == f"{source.records.target_tokens}\n"
 
 
-def test_a_run_goes_on_by_its_own_vocabulary_alone(ran: Run, tmp_path: Path) -> None:
+def saved(folder: Path, step: int) -> dict[str, Any]:
+    """Return what a run's checkpoint holds, by key; not TensorFlow's counter."""
+    reader = tf.train.load_checkpoint(str(folder / "checkpoints" / f"ckpt-{step}"))
+    keys = reader.get_variable_to_shape_map()
+    own = [key for key in keys if not key.startswith(("_CHECKPOINTABLE", "save_counter"))]
+    return {key: np.asarray(reader.get_tensor(key)) for key in own}
+
+
+def test_a_run_goes_on_to_the_same_bits_by_its_own_vocabulary_alone(
+    ran: Run, tmp_path: Path
+) -> None:
+    """Row, column and momentum of the optimizer, and its rate, over a checkpoint between."""
     own = tmp_path / "run"
-    shutil.copytree(ran.folder, own)
+    shutil.copytree(ran.folder, own, ignore=shutil.ignore_patterns("ckpt-3.*", "export"))
     lines: list[str] = []
-    train_loop.run(ran.params, own, report=lines.append)
-    assert "restored step=3" in lines
+    train_loop.run(ran.params, own, evaluate=True, report=lines.append)
+    assert "restored step=2" in lines
     assert not any(line.startswith("params changed") for line in lines)
+    before, whole, resumed = saved(own, 2), saved(ran.folder, 3), saved(own, 3)
+    assert before.keys() == whole.keys() == resumed.keys()
+    assert {key for key in whole if whole[key].tobytes() != resumed[key].tobytes()} == set()
+    for part in ("row", "column", "second_moment", "momentum"):
+        slots = [key for key in whole if f"/{part}/" in key.replace(".S", "/")]
+        assert slots, sorted(whole)
+        assert any(before[key].tobytes() != whole[key].tobytes() for key in slots)
     other = task_of(prepared(tmp_path, vocabulary=vocabulary.Training(size=320)))
     with pytest.raises(errors.TrainingError, match="holds a run with other params"):
         train_loop.run(other, own)

@@ -6,11 +6,13 @@ Numbers alone, for tests and TensorBoard; `plan` makes the text.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lingvo_gpipe import describe, footprint, measure, network, optimizer, simulate
 
+# A slot of no time would hold nothing. So small a part of the longest is none in the result, and
+# yet no rounding error behind a million of them.
 _LEAST = 1e-9
 
 
@@ -29,6 +31,8 @@ class PartitionPlan:
         slot_bytes: of the optimizer's slots and of moving averages.
         copy_bytes: of weights in the compute dtype and of tied ones from other cells.
         activation_bytes: the most its device holds at once besides these, all its cells together.
+        update_bytes: the most its update holds in place of copies and activations, which are gone
+            by then: new values of one layer.
         live_micro_batches: the most micro-batches that are under way on its device at once.
     """
 
@@ -41,18 +45,21 @@ class PartitionPlan:
     slot_bytes: int
     copy_bytes: int
     activation_bytes: int
+    update_bytes: int
     live_micro_batches: int
 
     @property
     def total_bytes(self) -> int:
         """Bytes of everything together; of its device, where no other cell lives there."""
-        return (
-            self.parameter_bytes
-            + self.gradient_bytes
-            + self.slot_bytes
-            + self.copy_bytes
-            + self.activation_bytes
-        )
+        return _device_bytes([self])
+
+
+def _device_bytes(cells: Sequence[PartitionPlan]) -> int:
+    """Return what the cells of one device need together."""
+    kept = sum(cell.parameter_bytes + cell.gradient_bytes + cell.slot_bytes for cell in cells)
+    # Activations are the peak of the device, whichever of its cells holds them.
+    step = cells[0].activation_bytes + sum(cell.copy_bytes for cell in cells)
+    return kept + max(step, *(cell.update_bytes for cell in cells))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +71,7 @@ class Plan:
         links: what goes from cell to cell.
         timeline: the simulated step; its unit is a FLOP where nothing was measured.
         step_bytes: the most that a step holds at once on all devices together, besides variables
-            and slots: activations, gradients, copies of weights.
+            and slots: gradients, and activations and copies of weights or an update's new values.
         device_memory: as the params have it.
         parameters: elements of the trained weights that inference uses.
         profiled: whether times were measured and activations read from traced programs.
@@ -88,13 +95,10 @@ class Plan:
     @property
     def heaviest_bytes(self) -> int:
         """Bytes of the device that needs most, all its cells together."""
-        table = self.analysis.table
-        devices: dict[int, int] = {}
+        devices: dict[int, list[PartitionPlan]] = {}
         for k, cell in enumerate(self.partitions):
-            # Activations are the peak of the device, whichever of its cells holds them.
-            held = devices.setdefault(table.device_of(k), cell.activation_bytes)
-            devices[table.device_of(k)] = held + cell.total_bytes - cell.activation_bytes
-        return max(devices.values())
+            devices.setdefault(self.analysis.table.device_of(k), []).append(cell)
+        return max(map(_device_bytes, devices.values()))
 
     @property
     def together_bytes(self) -> int:
@@ -117,7 +121,7 @@ def make(
     Args:
         params: a `network.PipelineParams`.
         fields: the mini-batch's fields, name → nest of `tf.TensorSpec`.
-        optimizer_params: an `optimizer.Optimizer.Params`; None: no slots.
+        optimizer_params: an `optimizer.Optimizer.Params`; None: no slots, and no update.
         averages: whether moving averages of weights and statistics are kept.
         accumulate: mini-batches of an update.
         profile: runs each layer to cut by its time, and reads activations from traced programs;
@@ -134,14 +138,7 @@ def make(
             _stated(params, n, info, analysis.flowing[n]) for n, info in enumerate(analysis.layers)
         )
     seconds = [_seconds(net, k, times) for k in range(len(net.cells))]
-    line = simulate.simulate(
-        analysis.table,
-        [cell.forward for cell in seconds],
-        [cell.backward for cell in seconds],
-        fused_s=seconds[-1].fused if net.fused else None,
-        input_gradient_s=[cell.input_gradient for cell in seconds],
-        weight_gradient_s=[cell.weight_gradient for cell in seconds],
-    )
+    line = _timeline(net, seconds)
     cells = range(len(net.cells))
     needs = measure.cell_bytes(net) if profile else [footprint.estimate(net, k) for k in cells]
     table = analysis.table
@@ -151,6 +148,15 @@ def make(
     gradients = [sums * held for held in footprint.gradient_bytes(net)]
     copies = footprint.copy_bytes(net)
     slots = _slot_bytes(net, optimizer_params, averages)
+    slots_held = [0] * len(net.cells)
+    for path, held in slots.items():
+        slots_held[net.owner(path)] += held
+    updates = [0] * len(net.cells)
+    if optimizer_params is not None:
+        updates = footprint.update_bytes(net, slots)
+    at_once = [0] * table.num_devices
+    for k in cells:
+        at_once[table.device_of(k)] = max(at_once[table.device_of(k)], updates[k])
     costs = describe.cell_costs(analysis)
     return Plan(
         partitions=tuple(
@@ -161,16 +167,17 @@ def make(
                 backward_s=seconds[k].whole_backward,
                 parameter_bytes=owned[k],
                 gradient_bytes=gradients[k],
-                slot_bytes=slots[k],
+                slot_bytes=slots_held[k],
                 copy_bytes=copies[k],
                 activation_bytes=peaks.devices[table.device_of(k)],
+                update_bytes=updates[k],
                 live_micro_batches=line.peak_live[table.device_of(k)],
             )
             for k in cells
         ),
         links=footprint.links(net),
         timeline=line,
-        step_bytes=peaks.together + sum(gradients) + sum(copies),
+        step_bytes=sum(gradients) + max(peaks.together + sum(copies), sum(at_once)),
         device_memory=params.device_memory,
         parameters=describe.counts(analysis).parameters,
         profiled=profile,
@@ -195,16 +202,20 @@ def _costs(
     net: footprint.Network, times: Sequence[measure.LayerTime]
 ) -> tuple[tuple[float, ...], ...]:
     """Return per cell what each layer would cost in it, by measured times."""
+    shares = list(zip(net.again, net.halved, strict=True))
     rows = {
-        share: tuple(time.fused_s + share * time.again_s for time in times)
-        for share in set(net.again)
+        (again, halved): tuple(
+            time.fused_s + again * time.again_s + halved / 2 * time.kept_backward_s
+            for time in times
+        )
+        for again, halved in set(shares)
     }
-    return tuple(rows[share] for share in net.again)
+    return tuple(rows[share] for share in shares)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Seconds:
-    """What the slots of a cell take; more than 0, since a slot of no time would hold nothing.
+    """What the slots of a cell take.
 
     Attributes:
         forward: of F.
@@ -229,39 +240,85 @@ def _seconds(net: footprint.Network, cell: int, times: Sequence[measure.LayerTim
     own = [times[n] for n in net.analysis.routes[cell].layers]
     ahead = sum(time.forward_s for time in own)
     if not net.has_backward[cell]:
-        return _Seconds(ahead or _LEAST, *[_LEAST] * 5)
+        return _Seconds(ahead, 0.0, 0.0, 0.0, 0.0, 0.0)
     from_kept = sum(time.kept_backward_s for time in own)
     # A frozen layer has no backward, but is computed again with its cell.
     again = sum(time.again_s if time.backward_s else time.forward_s for time in own)
     split = table.split()[cell]
     kept = _share(net.kept[cell], split)
-    # From a kept forward, I does all and W nothing; else each does a half.
-    part = (1 - kept) * (again + from_kept / 2)
-    first = part + kept * from_kept
+    inputs, weights = _halves(net, cell, times, again)
+    # From a kept forward, I does all and W nothing.
+    inputs = (1 - kept) * inputs + kept * from_kept
+    weights = (1 - kept) * weights
     whole_kept = _share(net.kept[cell], frozenset(range(table.num_micro_batches)) - split)
     backward = (1 - whole_kept) * again + from_kept
     share = len(split) / table.num_micro_batches
-    whole = (1 - share) * backward + share * (first + part)
-    found = (ahead, backward, ahead + from_kept, first, part, whole)
-    return _Seconds(*(seconds or _LEAST for seconds in found))
+    whole = (1 - share) * backward + share * (inputs + weights)
+    return _Seconds(ahead, backward, ahead + from_kept, inputs, weights, whole)
+
+
+def _halves(
+    net: footprint.Network, cell: int, times: Sequence[measure.LayerTime], again: float
+) -> tuple[float, float]:
+    """Return what I and W of a cell take, each with its forward computed again.
+
+    A layer's backward is half the gradient of its inputs, half that of its weights, if it has any
+    that are trained. I wants the first halves. W wants the others, and those inputs' gradients on
+    which they depend: of all layers behind the first with such weights. Where there is but one of
+    the two to give, it takes the whole backward.
+    """
+    layers = net.analysis.routes[cell].layers
+    backs = [times[n].kept_backward_s for n in layers]
+    trained = [bool(net.analysis.trainable(n)) for n in layers]
+    whole = again + sum(backs)
+    if not net.wanted[cell]:
+        return 0.0, whole
+    if not any(trained):
+        return whole, 0.0
+    shares = [0.5 if own else 1.0 for own in trained]
+    inputs = again + sum(share * back for share, back in zip(shares, backs, strict=True))
+    first = trained.index(True)
+    return inputs, again + sum(backs[first:]) - backs[first] / 2
 
 
 def _share(some: frozenset[int], of: frozenset[int]) -> float:
     return len(some & of) / len(of) if of else 0.0
 
 
-def _slot_bytes(net: footprint.Network, optimizer_params: Any, averages: bool) -> list[int]:
-    totals = [0] * len(net.cells)
+def _timeline(net: footprint.Network, seconds: Sequence[_Seconds]) -> simulate.Timeline:
+    """Simulate the step; every slot takes some time, and cells wait for what they read alone."""
+    least = _LEAST * (max(max(dataclasses.astuple(cell)) for cell in seconds) or 1.0)
+
+    def lengths(times: Iterable[float]) -> list[float]:
+        return [max(time, least) for time in times]
+
+    forward = {(net.source(v), cell.index) for cell in net.cells for v in cell.route.imports}
+    back = {(net.source(v), k) for k, wanted in enumerate(net.wanted) for v in wanted}
+    return simulate.simulate(
+        net.analysis.table,
+        lengths(cell.forward for cell in seconds),
+        lengths(cell.backward for cell in seconds),
+        fused_s=max(seconds[-1].fused, least) if net.fused else None,
+        input_gradient_s=lengths(cell.input_gradient for cell in seconds),
+        weight_gradient_s=lengths(cell.weight_gradient for cell in seconds),
+        link_s={ends: 0.0 for ends in forward if ends[0] != footprint.INPUT},
+        no_gradient=forward - back,
+    )
+
+
+def _slot_bytes(net: footprint.Network, optimizer_params: Any, averages: bool) -> dict[str, int]:
+    """Return path → bytes of its optimizer slots and of its average."""
     variables = net.analysis.variables
+    held = dict.fromkeys(variables, 0)
     if optimizer_params is not None:
         rule: optimizer.Optimizer = optimizer_params.instantiate()
         for (path, _), slot in rule.slots(variables.values()).items():
-            totals[net.owner(path)] += slot.size_bytes
+            held[path] += slot.size_bytes
     if averages:
         for path, spec in variables.items():
             if spec.trainable or spec.is_state:
-                totals[net.owner(path)] += spec.size_bytes
-    return totals
+                held[path] += spec.size_bytes
+    return held
 
 
 def make_for(task: Any, *, profile: bool = False) -> Plan:

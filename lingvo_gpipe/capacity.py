@@ -2,7 +2,8 @@
 
 By the layers' formulas, before anything is cut: weights, gradients, optimizer slots, the imports
 and what is kept of the micro-batches under way, and on top the largest backward. Each only grows
-with the number of layers. `plan` tells what the cells that come out really need.
+with the number of layers, so that the last end is found by halving. `plan` tells what the cells
+that come out really need.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from lingvo_gpipe import recompute
+from lingvo_gpipe import errors, partition, readable, recompute
 from lingvo_gpipe.schedule import table as table_lib
 
 
@@ -23,7 +24,8 @@ class LayerBytes:
     Attributes:
         fixed: of weights, gradients, slots and copies of weights.
         kept: what its backward keeps of its forward.
-        widest: what is there besides while its own backward works.
+        widest: what is there besides while its own backward works; or its forward, computed again,
+            where no gradient flows through it.
         gradients: of its weights, new ones made while the old ones are there.
     """
 
@@ -56,31 +58,34 @@ class Holding:
 
     Attributes:
         live: under way between forward and backward.
-        kept: of them, those whose forward is kept.
+        inside: forwards whose inside is there: kept ones, and one that a backward computes again.
         share: of the device's memory that is the cell's: 1, or less where cells share a device.
     """
 
     live: int
-    kept: int
+    inside: int
     share: float
 
 
 def holdings(table: table_lib.Table, policies: Sequence[str]) -> list[Holding]:
     """Tell what each cell of a table holds at once, by the order of its slots alone."""
-    live = [0] * table.num_cells
-    most = [1] * table.num_cells
-    for slot in table:
-        if slot.phase == "F":
-            live[slot.cell] += 1
-            most[slot.cell] = max(most[slot.cell], live[slot.cell])
-        elif slot.phase in ("B", "W"):
-            live[slot.cell] -= 1
-    homes = [table.device_of(k) for k in range(table.num_cells)]
     kept = recompute.reuse(table, policies, fuse=False).kept
-    return [
-        Holding(most[k], min(most[k], len(kept[k])), 1 / homes.count(homes[k]))
-        for k in range(table.num_cells)
-    ]
+    live, held = [0] * table.num_cells, [0] * table.num_cells
+    most, inside = [1] * table.num_cells, [1] * table.num_cells
+    for slot in table:
+        k, own = slot.cell, slot.micro_batch in kept[slot.cell]
+        if slot.phase == "F":
+            live[k] += 1
+            held[k] += own
+            most[k] = max(most[k], live[k])
+        else:
+            inside[k] = max(inside[k], held[k] + (not own))
+            # From a kept forward, I does all.
+            if slot.phase == "B" or slot.phase == ("I" if own else "W"):
+                live[k] -= 1
+                held[k] -= own
+    homes = [table.device_of(k) for k in range(table.num_cells)]
+    return [Holding(most[k], inside[k], 1 / homes.count(homes[k])) for k in range(table.num_cells)]
 
 
 class Capacity:
@@ -103,9 +108,12 @@ class Capacity:
             num_micro_batches: M; fields of all are there from the first slot on, in every cell.
             limit_bytes: of a device.
         """
-        self._layers = layers
+        self._num_layers = len(layers)
         self._holdings = holdings
         self._limit = limit_bytes
+        self._fixed = _running(layer.fixed + layer.gradients for layer in layers)
+        self._kept = _running(layer.kept for layer in layers)
+        self._widest = _maxima([layer.widest for layer in layers])
         self._crossing = list(_crossing(values, len(layers), num_micro_batches))
         self._known: dict[tuple[Holding, int], int] = {}
 
@@ -118,39 +126,102 @@ class Capacity:
 
     def need_bytes(self, cell: int, start: int, end: int) -> int:
         """Return what the cell needs if it holds layers [start, end)."""
-        needs = self._needs(self._holdings[cell], start)
-        return next(itertools.islice(needs, end - start - 1, None))
+        return self._need(self._holdings[cell], start, end)
 
     def _reach(self, holding: Holding, start: int) -> int:
+        ends = range(start + 1, self._num_layers + 1)
         limit = self._limit * holding.share
-        fitting = itertools.takewhile(lambda need: need <= limit, self._needs(holding, start))
-        return start + sum(1 for _ in fitting)
+        fitting = bisect.bisect_right(ends, limit, key=lambda end: self._need(holding, start, end))
+        return start + fitting
 
-    def _needs(self, holding: Holding, start: int) -> Iterator[int]:
-        """Yield the bytes of one layer from `start` on, of two, and so on."""
+    def _need(self, holding: Holding, start: int, end: int) -> int:
+        fixed = self._fixed[end] - self._fixed[start]
+        kept = self._kept[end] - self._kept[start]
+        power = (end - start).bit_length() - 1
+        maxima = self._widest[power]
+        widest = max(maxima[start], maxima[end - 2**power])
         crossing = self._crossing[start]
-        read = [reader for reader, _, _ in crossing]
-        fields = list(itertools.accumulate((size for _, size, _ in crossing), initial=0))
-        values = list(itertools.accumulate((size for _, _, size in crossing), initial=0))
-        times = max(holding.kept, 1)
-        fixed = kept = widest = gradients = 0
-        for end, layer in enumerate(self._layers[start:], start=start + 1):
-            fixed += layer.fixed
-            kept += layer.kept
-            widest = max(widest, layer.widest)
-            gradients += layer.gradients
-            place = bisect.bisect_left(read, end)
-            imports = fields[place] + holding.live * values[place]
-            yield fixed + imports + times * kept + widest + gradients
+        read = bisect.bisect_left(crossing.readers, end)
+        imports = crossing.fields[read] + holding.live * crossing.values[read]
+        return fixed + imports + holding.inside * kept + widest
+
+
+def cuts_within(
+    limit: str, within: Capacity, costs: Sequence[Sequence[float]], names: Sequence[str]
+) -> tuple[int, ...]:
+    """Return the cuts whose every cell fits its device.
+
+    Args:
+        limit: bytes of a device, as they were given.
+        within: how far cells reach in it.
+        costs: per cell, what each layer costs in it.
+        names: of the layers.
+
+    Raises:
+        PartitionError: there are none; tells by how much, and the way out.
+    """
+    num_layers, num_cells = len(names), len(costs)
+    try:
+        return partition.partition(
+            costs[0], num_cells, own_costs=dict(enumerate(costs)), reach=within.reach
+        )
+    except errors.PartitionError as error:
+        if num_cells > num_layers:
+            raise
+        spare = num_layers - num_cells
+        alone = [
+            min(
+                within.need_bytes(k, n, n + 1)
+                for k in range(max(0, n - spare), min(n, num_cells - 1) + 1)
+            )
+            for n in range(num_layers)
+        ]
+        worst = max(range(num_layers), key=alone.__getitem__)
+        if alone[worst] > readable.parse_size(limit):
+            raise errors.PartitionError(
+                f"device_memory={limit}, but layer {names[worst]} alone needs "
+                f"{readable.size(alone[worst])}. Use fewer examples, more micro-batches, or "
+                "larger devices"
+            ) from error
+        whole = readable.size(within.need_bytes(0, 0, num_layers))
+        raise errors.PartitionError(
+            f"device_memory={limit}, but no cut into {num_cells} cells fits: in one cell, the "
+            f"layers need {whole}. Use more partitions, more micro-batches, or larger devices"
+        ) from error
+
+
+def _running(sizes: Iterable[int]) -> list[int]:
+    return list(itertools.accumulate(sizes, initial=0))
+
+
+def _maxima(sizes: Sequence[int]) -> list[list[int]]:
+    """Return the largest of every 1, 2, 4, 8 … neighbours: by power of 2, by the first of them."""
+    rows = [list(sizes)]
+    while 2 ** len(rows) <= len(sizes):
+        half = 2 ** (len(rows) - 1)
+        rows.append([max(pair) for pair in zip(rows[-1], rows[-1][half:], strict=False)])
+    return rows
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Crossing:
+    """What comes from before a layer, by its next reader.
+
+    Attributes:
+        readers: ascending.
+        fields: bytes of the first 0, 1, 2 … of them, if they are fields: in all micro-batches.
+        values: the same if they are others: in one.
+    """
+
+    readers: list[int]
+    fields: list[int]
+    values: list[int]
 
 
 def _crossing(
     values: Sequence[ValueBytes], num_layers: int, num_micro_batches: int
-) -> Iterator[list[tuple[int, int, int]]]:
-    """Yield for each layer what comes from before it, by reader.
-
-    As (next reader, bytes of a field in all micro-batches, bytes of another value in one).
-    """
+) -> Iterator[_Crossing]:
+    """Yield for each layer what comes from before it."""
     open_values: list[ValueBytes] = [value for value in values if value.producer < 0]
     made: dict[int, list[ValueBytes]] = {}
     for value in values:
@@ -164,4 +235,9 @@ def _crossing(
             times = 1 if value.shared else num_micro_batches
             is_field = value.producer < 0
             found.append((reader, times * value.size, 0) if is_field else (reader, 0, value.size))
-        yield sorted(found)
+        found.sort()
+        yield _Crossing(
+            [reader for reader, _, _ in found],
+            _running(size for _, size, _ in found),
+            _running(size for _, _, size in found),
+        )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -74,6 +74,7 @@ class Network:
         has_backward: per cell, whether its backward slots do anything.
         wanted: per cell, the imports whose gradient it sends back.
         again: per cell, how often a forward is computed again; see `recompute.Reuse`.
+        halved: per cell, the share of micro-batches whose I and W both work; see there.
         kept: per cell, the micro-batches whose forward it keeps.
         fused: the micro-batches that the last cell runs as one program.
     """
@@ -91,6 +92,7 @@ class Network:
         ]
         reuse = recompute.reuse(analysis.table, analysis.policies, fuse=params.fuse)
         self.again = reuse.again
+        self.halved = reuse.halved
         self.kept = [
             own if back else frozenset[int]()
             for own, back in zip(reuse.kept, self.has_backward, strict=True)
@@ -99,6 +101,15 @@ class Network:
         self._cell_of = [k for k, route in enumerate(analysis.routes) for _ in route.layers]
         self._specs = {size: _specs_for(params, analysis, size) for size in set(analysis.sizes)}
         self._sizes: dict[tuple[int, int, bool], int] = {}
+
+    def works(self, slot: table_lib.Slot) -> bool:
+        """Tell whether a slot does anything; from a kept forward, I does all and W nothing."""
+        k, phase = slot.cell, slot.phase
+        if phase == "F" or not self.has_backward[k]:
+            return phase == "F"
+        if phase == "B" or slot.micro_batch in self.kept[k]:
+            return phase != "W"
+        return bool(self.wanted[k] if phase == "I" else self.cells[k].weights)
 
     def value_bytes(self, version: int, micro_batch: int, *, floating: bool = False) -> int:
         """Return the bytes of a version of the stream in one micro-batch.
@@ -159,6 +170,26 @@ def copy_bytes(net: Network) -> list[int]:
     return totals
 
 
+def update_bytes(net: Network, slots: Mapping[str, int]) -> list[int]:
+    """Return per cell the most bytes that the update holds besides what is there before it.
+
+    They are the new values of one layer, since a device updates layer after layer, and its largest
+    weight once more, for what is computed on the way.
+
+    Args:
+        net: the network.
+        slots: path → bytes of its optimizer slots and of its average.
+    """
+    new: dict[int, int] = defaultdict(int)
+    largest: dict[int, int] = defaultdict(int)
+    for path, spec in net.analysis.variables.items():
+        if spec.is_trained:
+            layer, size = net.analysis.owner[path], spec.size_bytes
+            new[layer] += size + slots[path]
+            largest[layer] = max(largest[layer], size)
+    return [max(new[n] + largest[n] for n in cell.route.layers) for cell in net.cells]
+
+
 def links(net: Network) -> tuple[Link, ...]:
     """Tell every link's bytes per step; tensors that skip cells go straight.
 
@@ -193,19 +224,24 @@ def links(net: Network) -> tuple[Link, ...]:
 def estimate(net: Network, cell: int) -> CellBytes:
     """Tell a cell's bytes by the layers' formulas, for the largest micro-batch."""
     analysis = net.analysis
-    kept = working = widest = 0
+    left = kept = working = widest = 0
     for n in analysis.routes[cell].layers:
         info = analysis.layers[n]
         outputs = base.spec_bytes(info.meta.outputs)
         inputs = sum(base.spec_bytes(analysis.specs[v]) for v in analysis.wiring.reads[n])
         inside = info.meta.activation_bytes
         again = inside if info.params.recompute else 0
-        kept += outputs if info.params.recompute else inside
         working = max(working, inputs + max(inside, outputs))
         widest = max(widest, inputs + outputs + again)
+        own = outputs if info.params.recompute else inside
+        # TensorFlow differentiates a kept call by all that it is given, frozen weights too.
+        left += own
+        if not analysis.flowing[n]:
+            own = network.handed_bytes(analysis.wiring, analysis.specs, analysis.flowing, n)
+        kept += own
     gradients = sum(analysis.variables[path].size_bytes for path in net.cells[cell].weights)
-    backward = kept + widest + gradients
-    return CellBytes(working, backward, backward, max(working, kept), kept, widest + gradients)
+    backward = max(working, kept + widest + gradients)
+    return CellBytes(working, backward, backward, max(working, left), left, widest + gradients)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -263,7 +299,6 @@ def _most(held: Iterable[_Held]) -> int:
     return max(itertools.accumulate(size for _, size in changes), default=0)
 
 
-_FORWARD: tuple[table_lib.Phase, ...] = ("F",)
 _GRADIENT: tuple[table_lib.Phase, ...] = ("B", "I")
 _ALL: tuple[table_lib.Phase, ...] = ("F", "B", "I", "W")
 Spans = dict[table_lib.Slot, simulate.Span]
@@ -271,9 +306,8 @@ Spans = dict[table_lib.Slot, simulate.Span]
 
 def _last_use_s(net: Network, spans: Spans, cell: int, m: int) -> float:
     """Return when a cell needs a micro-batch's imports no more."""
-    phases = _ALL if net.has_backward[cell] else _FORWARD
-    slots = (table_lib.Slot(cell, phase, m) for phase in phases)
-    return max(spans[slot].end_s for slot in slots if slot in spans)
+    slots = (table_lib.Slot(cell, phase, m) for phase in _ALL)
+    return max(spans[slot].end_s for slot in slots if slot in spans and net.works(slot))
 
 
 def _gradient_s(spans: Spans, cell: int, m: int) -> float | None:
@@ -346,7 +380,7 @@ def _slot_bytes(net: Network, slot: table_lib.Slot, needs: CellBytes) -> int:
         return needs.fused
     if slot.phase == "F":
         return max(0, needs.kept_forward - needs.residual) if kept else needs.forward
-    if not net.has_backward[slot.cell]:
+    if not net.works(slot):
         return 0
     return needs.kept_backward if kept else needs.backward
 

@@ -231,18 +231,30 @@ def make_table(params: Any, num_micro_batches: int) -> table_lib.Table:
 def forward_table(table: table_lib.Table, num_micro_batches: int) -> table_lib.Table:
     """Return the forward-only table of the same cells on the same devices, for M micro-batches.
 
+    Devices of several cells take micro-batches one by one, or as many as there are devices at a
+    time, whichever ends sooner where all slots are equal.
+
     >>> forward_table(make_table(PipelineParams(schedule="1f1b"), 2), 3).to_text()
     '0F0,0F1,0F2'
     """
     homes: list[list[int]] = [[] for _ in range(table.num_devices)]
     for cell in range(table.num_cells):
         homes[table.device_of(cell)].append(cell)
-    return table_lib.Table.on_grid(
-        [
-            [table_lib.Slot(cell, "F", m) for m in range(num_micro_batches) for cell in home]
-            for home in homes
-        ]
-    )
+    tables = [
+        table_lib.Table.on_grid(
+            [
+                [
+                    table_lib.Slot(cell, "F", m)
+                    for first in range(0, num_micro_batches, size)
+                    for cell in home
+                    for m in range(first, min(first + size, num_micro_batches))
+                ]
+                for home in homes
+            ]
+        )
+        for size in (1, len(homes))
+    ]
+    return min(tables, key=lambda table: max(map(len, table.devices)))
 
 
 def analyze(
@@ -280,17 +292,19 @@ def analyze(
     variables, owner, paths = _variables(params, named, metas)
     table = make_table(params, len(sizes))
     policies = recompute.policies(params.recompute, table.num_cells)
-    again = recompute.reuse(table, policies, fuse=params.fuse).again
+    reuse = recompute.reuse(table, policies, fuse=params.fuse)
     trained = [any(variables[path].is_trained for path in own.values()) for own in paths]
     flowing = stream.flowing(wiring, trained)
-    costs = costs or _costs(params, named, metas, again, flowing)
+    costs = costs or _costs(params, named, metas, reuse, flowing)
     cuts = tuple(len(cell) for cell in params.cells) if params.cells else params.cuts
     if cuts is not None:
         cuts = partition.check_cuts(cuts, len(named), table.num_cells)
     elif params.device_memory is None:
         cuts = partition.partition(costs[0], table.num_cells, own_costs=dict(enumerate(costs)))
     else:
-        parts = _layer_bytes(params, named, metas, paths, variables, owner, wiring, specs)
+        # A kept forward leaves what frozen layers compute as well.
+        watched = flowing if set(policies) == {"full"} else (True,) * len(named)
+        parts = _layer_bytes(params, named, metas, paths, variables, owner, wiring, specs, watched)
         within = capacity.Capacity(
             parts,
             [
@@ -306,7 +320,8 @@ def analyze(
             table.num_micro_batches,
             readable.parse_size(params.device_memory),
         )
-        cuts = _cuts_within(params.device_memory, within, costs, named)
+        names = [own.name for own in named]
+        cuts = capacity.cuts_within(params.device_memory, within, costs, names)
     kept = wiring.outputs.values()
     return Analysis(
         layers=tuple(
@@ -492,12 +507,13 @@ def _costs(
     params: Any,
     named: Sequence[Any],
     metas: Sequence[base.Meta],
-    again: Sequence[float],
+    reuse: recompute.Reuse,
     flowing: Sequence[bool],
 ) -> tuple[tuple[float, ...], ...]:
     """Return per cell what each layer would cost in it; cells that are alike share one row.
 
-    It depends on how often a layer's forward is computed again there (`recompute.Reuse`). Layers
+    It depends on how often a layer's forward is computed again there (`recompute.Reuse`), and on
+    how many backwards are halved: both halves compute the gradient of the layer's inputs. Layers
     through which no gradient flows, a frozen beginning, have no backward; that one beside trained
     layers is computed again with its cell is not counted. A cost that is stated holds in every
     cell.
@@ -507,11 +523,12 @@ def _costs(
             raise errors.PartitionError(
                 f"costs has {len(params.costs)} numbers for {len(named)} layers. Give one for each"
             )
-        return (tuple(params.costs),) * len(again)
+        return (tuple(params.costs),) * len(reuse.again)
+    shares = list(zip(reuse.again, reuse.halved, strict=True))
     rows = {
-        share: tuple(
+        (again, halved): tuple(
             (
-                meta.flops_forward * (1.0 + share) + meta.flops_backward
+                meta.flops_forward * (1.0 + again) + meta.flops_backward * (1.0 + halved / 2)
                 if flows
                 else meta.flops_forward
             )
@@ -519,9 +536,9 @@ def _costs(
             else own.cost
             for own, meta, flows in zip(named, metas, flowing, strict=True)
         )
-        for share in set(again)
+        for again, halved in set(shares)
     }
-    return tuple(rows[share] for share in again)
+    return tuple(rows[share] for share in shares)
 
 
 def _layer_bytes(
@@ -533,6 +550,7 @@ def _layer_bytes(
     owner: Mapping[str, int],
     wiring: stream.Wiring,
     specs: Sequence[Any],
+    flowing: Sequence[bool],
 ) -> list[capacity.LayerBytes]:
     """Return what each layer would add to its cell, by formula."""
     parts = []
@@ -549,48 +567,26 @@ def _layer_bytes(
                 fixed += spec.read_bytes
         outputs = base.spec_bytes(meta.outputs)
         inputs = sum(base.spec_bytes(specs[v]) for v in wiring.reads[number])
-        again = meta.activation_bytes if own.recompute else 0
-        parts.append(
-            capacity.LayerBytes(
-                fixed=fixed + gradients,
-                kept=outputs if own.recompute else meta.activation_bytes,
-                widest=inputs + outputs + again,
-                gradients=gradients,
-            )
-        )
+        inside = meta.activation_bytes
+        if flowing[number]:
+            kept = outputs if own.recompute else inside
+            widest = inputs + outputs + (inside if own.recompute else 0)
+        else:
+            kept = handed_bytes(wiring, specs, flowing, number)
+            widest = inputs + max(inside, outputs)
+        parts.append(capacity.LayerBytes(fixed + gradients, kept, widest, gradients))
     return parts
 
 
-def _cuts_within(
-    limit: str,
-    within: capacity.Capacity,
-    costs: Sequence[tuple[float, ...]],
-    named: Sequence[Any],
-) -> tuple[int, ...]:
-    """Return the cuts whose every cell fits its device.
+def handed_bytes(
+    wiring: stream.Wiring, specs: Sequence[Any], flowing: Sequence[bool], layer: int
+) -> int:
+    """Return what a backward keeps of a layer through which no gradient flows.
 
-    Raises:
-        PartitionError: there are none; tells by how much, and the way out.
+    It is what layers read through which one flows; all else is let go at once.
     """
-    num_layers, num_cells = len(named), len(costs)
-    try:
-        return partition.partition(
-            costs[0], num_cells, own_costs=dict(enumerate(costs)), reach=within.reach
-        )
-    except errors.PartitionError as error:
-        if num_cells > num_layers:
-            raise
-        inner = min(1, num_cells - 1)
-        alone = [within.need_bytes(inner if n else 0, n, n + 1) for n in range(num_layers)]
-        worst = max(range(num_layers), key=alone.__getitem__)
-        if alone[worst] > readable.parse_size(limit):
-            raise errors.PartitionError(
-                f"device_memory={limit}, but layer {named[worst].name} alone needs "
-                f"{readable.size(alone[worst])}. Use fewer examples, more micro-batches, or "
-                "larger devices"
-            ) from error
-        whole = readable.size(within.need_bytes(0, 0, num_layers))
-        raise errors.PartitionError(
-            f"device_memory={limit}, but no cut into {num_cells} cells fits: in one cell, the "
-            f"layers need {whole}. Use more partitions, more micro-batches, or larger devices"
-        ) from error
+    return sum(
+        base.spec_bytes(specs[v])
+        for v in wiring.writes[layer]
+        if any(flowing[reader] for reader in wiring.versions[v].consumers)
+    )

@@ -266,16 +266,15 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
     @_as_it_is
     def merge_moments(self, moments: Mapping[str, Any]) -> dict[str, tf.Tensor]:
         """Return path → new value of every statistic, from an update's added-up moments."""
+        known: dict[str, dict[str, tf.Variable]] = {}
+        for path, variable in self.state.items():
+            owner, _, name = path.rpartition("/")
+            known.setdefault(owner, {})[name] = variable
+        numbers = {layer.name: number for number, layer in enumerate(self._named)}
         values = {}
         for path, added in moments.items():
             top, _, rest = path.partition("/")
-            number = next(i for i, own in enumerate(self._named) if own.name == top)
-            layer = self.layers[number].find(rest)
-            own = {
-                name.rsplit("/", 1)[1]: variable
-                for name, variable in self.state.items()
-                if name.rsplit("/", 1)[0] == path
-            }
+            layer, own = self.layers[numbers[top]].find(rest), known[path]
             with tf.device(self.device_of(f"{path}/{next(iter(own))}")):
                 read = {name: tf.convert_to_tensor(variable) for name, variable in own.items()}
                 for name, value in layer.merge_moments(read, added).items():

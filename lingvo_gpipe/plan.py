@@ -50,7 +50,15 @@ def plan(
         given = "--fit" if grow is None else "--grow"
         raise errors.ParamsError(f"{given} needs {missing}: which field grows, into which memory")
     if fit is None or grow is None:
-        return render(budget.make_for(fit_lib.cut(task, partitions), profile=profile))
+        own = fit_lib.cut(task, partitions)
+        planned = budget.make_for(own, profile=profile)
+        text = render(planned)
+        if profile and own.model.cuts is None:
+            text += (
+                "\ncuts are by measured time, those of training by FLOPs unless it is given these: "
+                f"--params_override='model.cuts={planned.analysis.cuts}'"
+            )
+        return text
     if profile:
         raise errors.ParamsError(
             "--profile runs one model and --fit looks at many. Leave one of the two out"
@@ -68,7 +76,8 @@ def render(given: budget.Plan) -> str:
     """Return a plan as lines of at most 100 columns."""
     lines = [*_head(given), "", *_partitions(given), *_memory(given), "", *_links(given), ""]
     waiting = readable.percent(given.bubble_share)
-    lines.append(f"bubble: devices wait {waiting} of the step, links taken as free")
+    step = f" of {given.timeline.makespan_s:.3g} s" if given.profiled else ""
+    lines.append(f"bubble: devices wait {waiting} of the step{step}, links taken as free")
     lines.append(timeline.grid(given.analysis.table, _WIDTH))
     return "\n".join(lines)
 
@@ -92,14 +101,24 @@ def _policies(policies: Sequence[str]) -> Sequence[str]:
 
 
 def _partitions(given: budget.Plan) -> list[str]:
-    copies = any(cell.copy_bytes for cell in given.partitions)
+    columns = {
+        "weights": [cell.parameter_bytes for cell in given.partitions],
+        "gradients": [cell.gradient_bytes for cell in given.partitions],
+        "optimizer": [cell.slot_bytes for cell in given.partitions],
+    }
+    if any(cell.copy_bytes for cell in given.partitions):
+        columns["copies"] = [cell.copy_bytes for cell in given.partitions]
     activations = "activations" if given.profiled else "~activations"
-    head = ["cell", "n", "cost", "weights", "gradients", "optimizer"]
-    rows = [[*head, *(["copies"] if copies else []), activations, "total", "live", "layers"]]
+    columns[activations] = [cell.activation_bytes for cell in given.partitions]
+    # In place of copies and activations, which are gone by then.
+    if any(
+        cell.update_bytes > cell.copy_bytes + cell.activation_bytes for cell in given.partitions
+    ):
+        columns["or update"] = [cell.update_bytes for cell in given.partitions]
+    columns["total"] = [cell.total_bytes for cell in given.partitions]
+    rows = [["cell", "n", "cost", *columns, "live", "layers"]]
     for k, cell in enumerate(given.partitions):
-        sizes = [cell.parameter_bytes, cell.gradient_bytes, cell.slot_bytes]
-        sizes += [cell.copy_bytes] if copies else []
-        sizes += [cell.activation_bytes, cell.total_bytes]
+        sizes = [sizes[k] for sizes in columns.values()]
         rows.append(
             [
                 str(k),

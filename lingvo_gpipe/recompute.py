@@ -47,12 +47,15 @@ class Reuse:
         kept: per cell, the micro-batches whose forward is kept for its backward.
         fused: the micro-batches that the last cell runs forward and backward as one program.
         again: per cell, how often the forward of a micro-batch is computed again, on average; I
-            and W, the halves of a split backward, do so each for itself.
+            and W, where both of them work, do so each for itself.
+        halved: per cell, the share of micro-batches whose I and W both work: from a kept forward,
+            I does all, and in cell 0, which reads fields alone, W.
     """
 
     kept: tuple[frozenset[int], ...]
     fused: frozenset[int]
     again: tuple[float, ...]
+    halved: tuple[float, ...]
 
 
 def reuse(table: table_lib.Table, by_cell: Sequence[str], *, fuse: bool) -> Reuse:
@@ -61,28 +64,30 @@ def reuse(table: table_lib.Table, by_cell: Sequence[str], *, fuse: bool) -> Reus
     Args:
         table: the schedule.
         by_cell: per cell, its policy.
-        fuse: fuses the last cell's F and B where they meet; a cell that keeps is not fused.
+        fuse: fuses the last cell's F and B where they meet, unless it keeps every forward.
 
     >>> table = table_lib.Table.from_text("0F0,0F1,0B1,0B0")
     >>> reuse(table, ["full"], fuse=True).again
     (0.5,)
-    >>> reuse(table, ["except_last"], fuse=True).kept
+    >>> reuse(table, ["except_last"], fuse=False).kept
     (frozenset({1}),)
     """
     forwards: list[list[int]] = [[] for _ in by_cell]
     for _, slot in table.order():
         if slot.phase == "F":
             forwards[slot.cell].append(slot.micro_batch)
-    count = {"full": 0, "except_last": 1, "never": table.num_micro_batches}
+    M = table.num_micro_batches
+    count = {"full": 0, "except_last": 1, "never": M}
     kept = tuple(
         frozenset(order[len(order) - count[policy] :])
         for order, policy in zip(forwards, by_cell, strict=True)
     )
-    fused = table.fused() if fuse and by_cell[-1] == "full" else frozenset[int]()
+    fused = table.fused() if fuse and by_cell[-1] != "never" else frozenset[int]()
+    kept = (*kept[:-1], kept[-1] - fused)
     spared = [*kept[:-1], kept[-1] | fused]
-    again = tuple(
-        sum(1 + (m in split) for m in range(table.num_micro_batches) if m not in own)
-        / table.num_micro_batches
-        for own, split in zip(spared, table.split(), strict=True)
-    )
-    return Reuse(kept, fused, again)
+    halves = [
+        split - own if cell else frozenset[int]()
+        for cell, (own, split) in enumerate(zip(spared, table.split(), strict=True))
+    ]
+    again = tuple((M - len(own) + len(both)) / M for own, both in zip(spared, halves, strict=True))
+    return Reuse(kept, fused, again, tuple(len(both) / M for both in halves))

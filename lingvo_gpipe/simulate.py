@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from lingvo_gpipe.errors import ScheduleError
@@ -87,6 +87,7 @@ def simulate(
     input_gradient_s: Sequence[float] | None = None,
     weight_gradient_s: Sequence[float] | None = None,
     link_s: Links | None = None,
+    no_gradient: Collection[tuple[int, int]] = (),
 ) -> Timeline:
     """Tell when every slot of `table` starts and ends.
 
@@ -101,9 +102,10 @@ def simulate(
         input_gradient_s: [K] seconds of I slots; needed where the table has any.
         weight_gradient_s: [K] seconds of W slots; needed where the table has any.
         link_s: [K-1] seconds, one boundary tensor from cell k to k+1 or its gradient back; or
-            {(from, to): seconds} with from < to, which can tell of skips as well: the later cell
-            waits for the earlier one's tensor, the earlier one for the gradient. None, or a link
-            not named: free.
+            {(from, to): seconds} with from < to, for all links that there are, which need be no
+            chain: the later cell waits for the earlier one's tensor, the earlier one for the
+            gradient. None: a chain whose links are free.
+        no_gradient: links over which no gradient comes back, such as those from a frozen cell.
 
     Returns:
         The timeline: every slot's span, the bubble share, the peak of live micro-batches.
@@ -120,7 +122,7 @@ def simulate(
     True
     """
     seconds = _lengths(table, forward_s, backward_s, input_gradient_s, weight_gradient_s)
-    links = _links(table.num_cells, link_s)
+    links = _links(table.num_cells, link_s, no_gradient)
     last = table.num_cells - 1
     fused: dict[Slot, float] = {}
     if fused_s is not None:
@@ -142,7 +144,7 @@ def simulate(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Neighbours:
-    """For each cell, those it reads from and those it sends to, with the link's seconds."""
+    """For each cell, those it reads from and those it gets gradients of, with seconds."""
 
     before: list[dict[int, float]]
     after: list[dict[int, float]]
@@ -188,11 +190,13 @@ def _lengths(
     return result
 
 
-def _links(num_cells: int, link_s: Links | None) -> _Neighbours:
+def _links(
+    num_cells: int, link_s: Links | None, no_gradient: Collection[tuple[int, int]]
+) -> _Neighbours:
     """Return the cells that each cell reads from and sends to, with each link's seconds."""
     if link_s is None:
-        named = {}
-    elif isinstance(link_s, Mapping):
+        link_s = [0.0] * (num_cells - 1)
+    if isinstance(link_s, Mapping):
         named = dict(link_s)
     else:
         if len(link_s) != num_cells - 1:
@@ -201,18 +205,18 @@ def _links(num_cells: int, link_s: Links | None) -> _Neighbours:
                 "between each cell and the next"
             )
         named = {(cell, cell + 1): seconds for cell, seconds in enumerate(link_s)}
-    for ends, seconds in named.items():
-        _check_time(f"link_s[{ends}]", seconds)
     before: list[dict[int, float]] = [{} for _ in range(num_cells)]
     after: list[dict[int, float]] = [{} for _ in range(num_cells)]
-    chain = {(cell, cell + 1): 0.0 for cell in range(num_cells - 1)}
-    for (source, target), seconds in (chain | named).items():
+    for (source, target), seconds in named.items():
+        _check_time(f"link_s[{source, target}]", seconds)
         if not 0 <= source < target < num_cells:
             raise ScheduleError(
                 f"link_s names a link from cell {source} to cell {target}. Name links from an "
                 f"earlier cell to a later one, among cells 0 to {num_cells - 1}"
             )
-        before[target][source] = after[source][target] = seconds
+        before[target][source] = seconds
+        if (source, target) not in no_gradient:
+            after[source][target] = seconds
     return _Neighbours(before, after)
 
 

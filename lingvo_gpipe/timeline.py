@@ -18,6 +18,7 @@ _PHASES: dict[Phase, tuple[str, str]] = {
 }
 _WAITING = "#F1F1EE"
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
 def grid(source: simulate.Timeline | Table, width: int = 100) -> str:
@@ -53,17 +54,21 @@ def grid(source: simulate.Timeline | Table, width: int = 100) -> str:
     return "\n".join(f"{label}: {row}" for label, row in zip(labels, rows, strict=True))
 
 
-def draw(timeline: simulate.Timeline) -> bytes:
+def draw(timeline: simulate.Timeline, *, unit: str | None = None) -> bytes:
     """Return a picture of the timeline: PNG, a row per device, a box per slot.
 
     Boxes are coloured by phase and bear the micro-batch where it fits; of the cells that share a
     device, later ones are lighter. The title tells how long it takes and how much is waiting.
+
+    Args:
+        timeline: simulated or measured.
+        unit: what its numbers are, where they are no seconds: "FLOPs".
     """
     table = timeline.table
     height = 1.5 + 0.42 * min(table.num_devices, 40)
     picture = figure.Figure(figsize=(12, height), dpi=120, layout="constrained")
     plot = picture.add_subplot()
-    unit_s, unit = _unit(timeline.makespan_s)
+    unit_s, name = _scale(timeline.makespan_s, unit)
     whole = timeline.makespan_s / unit_s
     for device in range(table.num_devices):
         plot.broken_barh([(0, whole)], (device - 0.42, 0.84), facecolors=_WAITING)
@@ -90,7 +95,9 @@ def draw(timeline: simulate.Timeline) -> bytes:
             edgecolors="white",
             linewidths=[min(0.8, 100 * length / whole) if whole else 0.0 for _, length in places],
         )
-    _dress(plot, timeline, whole, unit)
+    axis = f"time ({name})" if unit is None else f"work ({name})"
+    _dress(plot, timeline, f"{whole:.3g} {name}", axis)
+    plot.set_xlim(0, whole or 1.0)
     buffer = io.BytesIO()
     picture.savefig(buffer, format="png")
     return buffer.getvalue()
@@ -124,22 +131,21 @@ def chrome_trace(timeline: simulate.Timeline) -> str:
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
 
 
-def _dress(plot: axes.Axes, timeline: simulate.Timeline, whole: float, unit: str) -> None:
+def _dress(plot: axes.Axes, timeline: simulate.Timeline, length: str, axis: str) -> None:
     """Give the picture its title, axes and legend."""
     table = timeline.table
     plot.set_title(
         f"{_count(table.num_cells, 'cell', 's')}, "
         f"{_count(table.num_micro_batches, 'micro-batch', 'es')}: "
-        f"{whole:.3g} {unit}, {timeline.bubble_share:.1%} bubble",
+        f"{length}, {timeline.bubble_share:.1%} bubble",
         loc="left",
         fontsize=12,
         pad=10,
     )
-    plot.set_xlim(0, whole or 1.0)
     plot.set_ylim(table.num_devices - 0.5, -0.5)
     step = -(-table.num_devices // 40)
     plot.set_yticks(range(0, table.num_devices, step), _labels(table)[::step])
-    plot.set_xlabel(f"time ({unit})")
+    plot.set_xlabel(axis)
     plot.tick_params(length=0)
     plot.spines[:].set_visible(False)
     present = {span.slot.phase for span in timeline.spans}
@@ -194,8 +200,10 @@ def _count(number: int, what: str, plural: str) -> str:
     return f"{number} {what}{'' if number == 1 else plural}"
 
 
-def _unit(seconds: float) -> tuple[float, str]:
-    return next(((size, name) for size, name in _UNITS if seconds >= size), _UNITS[-1])
+def _scale(whole: float, unit: str | None) -> tuple[float, str]:
+    """Return the size and the name of the largest unit of which the whole has one."""
+    known = _UNITS if unit is None else [(size, prefix + unit) for size, prefix in _PREFIXES]
+    return next(((size, name) for size, name in known if whole >= size), known[-1])
 
 
 def _shades(table: Table) -> list[float]:

@@ -61,9 +61,9 @@ def make(spec: str, num_devices: int, num_micro_batches: int) -> Table:
         )
     if table.num_micro_batches != num_micro_batches:
         raise ScheduleError(
-            f"{source} has {_count(table.num_micro_batches, 'micro-batch', 'es')}, but "
-            f"num_micro_batches={num_micro_batches}. "
-            f"Set num_micro_batches={table.num_micro_batches}, or write slots for each"
+            f"{source} has {_count(table.num_micro_batches, 'micro-batch', 'es')}, but this "
+            f"mini-batch is cut into {num_micro_batches}. Cut it into as many (num_micro_batches, "
+            "micro_batch_size), or write slots for each"
         )
     return table
 

@@ -258,18 +258,125 @@ SPLIT = "0F0,0F1,,0I0,0W0,0I1,0W1\n,1F0,1I0,1W0,1F1,1I1,1W1"
 def test_a_split_backward_is_planned(recompute: str) -> None:
     fields = {"x": floats(8, 64), "target": floats(8, 64)}
     shape = {"num_partitions": 2, "num_micro_batches": 2, "cuts": (2, 3), "recompute": recompute}
+    kept = recompute == "never"
     whole, split = (
         budget.make(regression(4, schedule=schedule, **shape), fields)
         for schedule in ("gpipe", SPLIT)
     )
-    for one, two in zip(whole.partitions, split.partitions, strict=True):
-        # Each of the two slots computes the forward again.
-        again = one.forward_s if recompute == "full" else 0.0
-        assert two.backward_s == pytest.approx(one.backward_s + again)
-    for span in split.timeline.spans:
-        cell = split.partitions[span.slot.cell]
-        if span.slot.phase == "I" and recompute == "full":
-            assert span.end_s - span.start_s == pytest.approx(cell.backward_s / 2)
+    layer = 2 * 4 * 64 * 64
+    found = {
+        (span.slot.cell, str(span.slot.phase)): round((span.end_s - span.start_s) / layer, 6)
+        for span in split.timeline.spans
+    }
+    assert [cell.backward_s / layer for cell in whole.partitions] == [6 - 2 * kept] * 2
+    if kept:
+        # I does all, and W nothing.
+        wanted = {(0, "I"): 4, (0, "W"): 0, (1, "I"): 4, (1, "W"): 0}
+    else:
+        # Cell 0 has no gradient of inputs to give. In cell 1 both compute two forwards again; W
+        # goes back by all but the inputs of the first layer.
+        wanted = {(0, "I"): 0, (0, "W"): 6, (1, "I"): 2 + 2, (1, "W"): 2 + 3}
+    assert {key: found[key] for key in wanted} == wanted
+    for k, cell in enumerate(split.partitions):
+        assert cell.backward_s / layer == pytest.approx(wanted[k, "I"] + wanted[k, "W"])
+
+
+def test_a_cell_without_weights_has_nothing_behind_its_i() -> None:
+    params = pipe(
+        layers.Dense.Params(units=64),
+        layers.MultiHeadAttention.Params(name="mid", heads=2, units=64, trainable=False),
+        layers.Dense.Params(units=64),
+        layers.MeanSquaredError.Params(),
+        num_partitions=3,
+        cuts=(1, 1, 2),
+        schedule="0F0,,,,,0I0,0W0\n,1F0,,,1I0,1W0\n,,2F0,2I0,2W0",
+    )
+    fields = {"x": floats(2, 4, 64), "target": floats(2, 4, 64)}
+    plan = budget.make(params, fields)
+    times = {str(span.slot): span.end_s - span.start_s for span in plan.timeline.spans}
+    middle = plan.partitions[1]
+    assert times["1I0"] == pytest.approx(middle.backward_s)
+    assert times["1I0"] > middle.forward_s
+    assert 0 < times["1W0"] < 1e-6 * times["1I0"]
+
+
+def test_what_a_kept_forward_leaves_is_gone_when_i_has_used_it() -> None:
+    early, late = (
+        budget.make(
+            regression(4, recompute="never", num_micro_batches=2, schedule=schedule), points(64)
+        )
+        for schedule in ("0F0,0B0,0F1,0B1", "0F0,0I0,0F1,0I1,0W0,0W1")
+    )
+    assert late.partitions[0].activation_bytes == early.partitions[0].activation_bytes
+
+
+def test_a_slot_without_flops_holds_what_it_needs() -> None:
+    params = pipe(
+        layers.Embedding.Params(vocabulary=3000, units=512, reads=("ids",)),
+        *(layers.Dense.Params(units=512) for _ in range(3)),
+        layers.MeanSquaredError.Params(),
+        num_partitions=2,
+        num_micro_batches=2,
+        cuts=(1, 4),
+    )
+    fields = {"ids": tf.TensorSpec([8, 64], tf.int32), "target": floats(8, 64, 512)}
+    plan = budget.make(params, fields)
+    assert plan.partitions[0].forward_s == 0.0
+    assert all(span.end_s > span.start_s for span in plan.timeline.spans)
+    # Its backward makes a second gradient of the table.
+    assert plan.partitions[0].activation_bytes > 3000 * 512 * 4
+
+
+def test_cells_wait_for_what_they_read_alone() -> None:
+    spans = {
+        str(span.slot): span
+        for span in budget.make(skipping(num_micro_batches=2), SKIPPING).timeline.spans
+    }
+    # Cell 1 reads a field; cell 2 reads of both.
+    assert spans["1F0"].start_s == 0.0
+    assert spans["2F0"].start_s >= max(spans["0F0"].end_s, spans["1F0"].end_s) > 0.0
+
+
+def test_a_frozen_first_cell_runs_ahead() -> None:
+    params = regression(
+        4,
+        num_partitions=2,
+        num_micro_batches=4,
+        cuts=(1, 4),
+        schedule="1f1b",
+        frozen=("dense/*",),
+    )
+    plan = budget.make(params, points(64))
+    spans = {str(span.slot): span for span in plan.timeline.spans}
+    assert spans["0F3"].end_s == pytest.approx(4 * plan.partitions[0].forward_s)
+    assert spans["0F3"].end_s < spans["1B0"].end_s
+
+
+def test_the_update_of_a_large_layer_is_the_most_that_a_device_holds() -> None:
+    plans = [
+        budget.make(
+            regression(3, num_partitions=2, cuts=(1, 3)),
+            points(4),
+            optimizer_params=rule,
+            averages=averages,
+        )
+        for rule, averages in ((None, False), (ADAM, False), (ADAM, True))
+    ]
+    kernel, bias = 64 * 64 * 4, 64 * 4
+    for plan, copies in zip(plans, (0, 3, 4), strict=True):
+        # New weights, slots and averages of one layer, and its kernel once more at work.
+        update = copies * (kernel + bias) + (kernel if copies else 0)
+        totals = []
+        for cell in plan.partitions:
+            assert cell.update_bytes == update
+            kept = cell.parameter_bytes + cell.gradient_bytes + cell.slot_bytes
+            totals.append(kept + max(cell.activation_bytes, update))
+            assert cell.total_bytes == totals[-1]
+        assert plan.heaviest_bytes == max(totals)
+        gradients = sum(cell.gradient_bytes for cell in plan.partitions)
+        assert plan.step_bytes == max(plans[0].step_bytes, gradients + 2 * update)
+    assert plans[2].step_bytes > plans[0].step_bytes
+    assert plans[1].partitions[0].total_bytes > plans[1].partitions[0].activation_bytes
 
 
 def test_a_frozen_beginning_costs_its_forward_alone() -> None:

@@ -1,13 +1,14 @@
-"""How far a cell reaches: the sums of its parts, held against sums over the layers themselves."""
+"""How far a cell reaches: its parts by running sums, held against sums over the layers."""
 
 from __future__ import annotations
 
 import itertools
 
 import hypothesis
+import pytest
 from hypothesis import strategies as st
 
-from lingvo_gpipe import capacity, schedule
+from lingvo_gpipe import capacity, errors, schedule
 from lingvo_gpipe.schedule import Table
 
 sizes = st.integers(0, 9)
@@ -37,15 +38,15 @@ def networks(
     return layers, values
 
 
-@hypothesis.given(networks(), st.integers(1, 4), st.integers(0, 4), st.integers(0, 200))
+@hypothesis.given(networks(), st.integers(1, 4), st.integers(1, 4), st.integers(0, 200))
 def test_need_and_reach_are_those_of_the_definition(
     network: tuple[list[capacity.LayerBytes], list[capacity.ValueBytes]],
     live: int,
-    kept: int,
+    inside: int,
     limit: int,
 ) -> None:
     layers, values = network
-    holding = capacity.Holding(live, min(live, kept), 1.0)
+    holding = capacity.Holding(live, inside, 1.0)
     within = capacity.Capacity(layers, values, [holding], 5, limit)
     for start in range(len(layers)):
         needs = []
@@ -59,7 +60,7 @@ def test_need_and_reach_are_those_of_the_definition(
             needs.append(
                 sum(layer.fixed + layer.gradients for layer in own)
                 + imports
-                + max(holding.kept, 1) * sum(layer.kept for layer in own)
+                + inside * sum(layer.kept for layer in own)
                 + max(layer.widest for layer in own)
             )
             assert within.need_bytes(0, start, end) == needs[-1]
@@ -76,9 +77,40 @@ def test_a_schedule_decides_what_is_held() -> None:
     assert live("gpipe") == [8, 8, 8]
     assert live("1f1b") == [3, 2, 1]
     kept = capacity.holdings(schedule.make("1f1b", 3, 8), ("never", "except_last", "full"))
-    assert [held.kept for held in kept] == [3, 1, 0]
+    # Beside the last micro-batch, which is kept, the one before it is computed again.
+    assert [held.inside for held in kept] == [3, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "policy", "wanted"),
+    [
+        ("0F0,0F1,0B1,0B0", "full", (2, 1)),
+        ("0F0,0F1,0B1,0B0", "except_last", (2, 1)),
+        ("0F0,0F1,0B0,0B1", "except_last", (2, 2)),
+        ("0F0,0F1,0B0,0B1", "never", (2, 2)),
+        # From a kept forward, I does all and W nothing.
+        ("0F0,0I0,0F1,0I1,0W0,0W1", "full", (2, 1)),
+        ("0F0,0I0,0F1,0I1,0W0,0W1", "never", (1, 1)),
+        ("0F0,0I0,0F1,0W0,0I1,0W1", "except_last", (2, 2)),
+    ],
+)
+def test_order_and_policy_decide_what_is_held(
+    text: str, policy: str, wanted: tuple[int, int]
+) -> None:
+    (held,) = capacity.holdings(Table.from_text(text), (policy,))
+    assert (held.live, held.inside) == wanted
 
 
 def test_cells_of_one_device_share_its_memory() -> None:
     table = Table.from_text("0F0,1F0,1B0,0B0")
     assert [held.share for held in capacity.holdings(table, ("full", "full"))] == [0.5, 0.5]
+
+
+def test_a_layer_is_too_large_by_the_cell_that_holds_it_most_easily() -> None:
+    # Cells 2 and 3 layers deep hold fewer of what the last layer reads.
+    layers = [capacity.LayerBytes(fixed, 0, 0, 0) for fixed in (11, 1, 1)]
+    values = [capacity.ValueBytes(6, 1, (2,))]
+    table = schedule.make("1f1b", 3, 8)
+    within = capacity.Capacity(layers, values, capacity.holdings(table, ("full",) * 3), 8, 10)
+    with pytest.raises(errors.PartitionError, match=r"but layer a alone needs 11 B"):
+        capacity.cuts_within("10", within, [(1.0,) * 3] * 3, "abc")

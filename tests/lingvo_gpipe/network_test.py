@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, layers, network, recompute
 from lingvo_gpipe.layers import base
-from lingvo_gpipe.schedule import Table
+from lingvo_gpipe.schedule import Slot, Table
 
 N, D = 8, 6
 FIELDS = {"x": tf.TensorSpec([N, D]), "target": tf.TensorSpec([N, 3])}
@@ -186,6 +187,14 @@ def test_each_cells_policy_decides_what_layers_cost_in_it() -> None:
     assert found.cuts == (5, 3, 3)
 
 
+def test_both_halves_of_a_split_backward_cost_the_gradient_of_the_inputs() -> None:
+    flops = 2 * (N // 2) * D * D
+    split = "0F0,0F1,,0I0,0W0,0I1,0W1\n,1F0,1I0,1W0,1F1,1I1,1W1"
+    found = analyze(dense(D), dense(D), num_partitions=2, num_micro_batches=2, schedule=split)
+    # Cell 0 has none to give: 1 + 1 + 2. Cell 1: a forward, and 1 + 1 and 1 + 2 behind it.
+    assert [row[0] / flops for row in found.costs] == [4.0, 6.0]
+
+
 def test_a_stated_cost_holds_in_every_cell() -> None:
     given = [dense(D, cost=5.0), dense(D), dense(D)]
     found = analyze(*given, num_partitions=3, recompute="full,never,full")
@@ -238,6 +247,19 @@ def test_a_devices_memory_moves_the_cut() -> None:
     assert light_end(device_memory="42MiB").cuts == (3, 1)
     assert light_end(device_memory="38MiB").cuts == (2, 2)
     assert light_end(device_memory="38MiB", slots_per_weight=1).cuts == (3, 1)
+
+
+def test_frozen_layers_keep_no_activations() -> None:
+    fields = {"x": tf.TensorSpec([4096, D]), "target": tf.TensorSpec([4096, 3])}
+    given = params(*(dense(D) for _ in range(6)), dense(3), error_head(), device_memory="700KiB")
+    with pytest.raises(errors.PartitionError, match=r"but no cut into 1 cells fits"):
+        network.analyze(given, fields)
+    given.frozen = ("dense/*", *(f"dense_{n}/*" for n in range(1, 6)))
+    assert network.analyze(given, fields).cuts == (8,)
+    # A kept forward leaves theirs too.
+    given.recompute = "never"
+    with pytest.raises(errors.PartitionError, match=r"but no cut into 1 cells fits"):
+        network.analyze(given, fields)
 
 
 def test_stated_cuts_are_kept_whatever_the_memory() -> None:
@@ -294,6 +316,28 @@ def test_forward_table_keeps_cells_on_their_devices() -> None:
     assert table.is_forward_only
     assert (table.num_cells, table.num_micro_batches) == (4, 3)
     assert [table.device_of(k) for k in range(4)] == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("homes", [(0, 1, 0, 1), (0, 0, 1, 1), (0, 1, 1, 0), (0, 1, 2, 0, 1, 2)])
+def test_a_forward_table_waits_no_longer_than_one_micro_batch_at_a_time(
+    homes: tuple[int, ...],
+) -> None:
+    K, cells = max(homes) + 1, range(len(homes))
+    rows = [[k for k in cells if homes[k] == device] for device in range(K)]
+    for M in range(1, 12):
+        training = [
+            [Slot(k, "F", 0) for k in row] + [Slot(k, "B", 0) for k in reversed(row)]
+            for row in rows
+        ]
+        table = network.forward_table(Table.on_grid(training), M)
+        assert {str(slot) for slot in table} == {f"{k}F{m}" for k in cells for m in range(M)}
+        alone = Table.on_grid([[Slot(k, "F", m) for m in range(M) for k in row] for row in rows])
+        ticks, before = (max(map(len, one.devices)) for one in (table, alone))
+        assert ticks <= before
+        if homes == tuple(itertools.islice(itertools.cycle(range(K)), len(homes))) and M % K == 0:
+            # Devices wait for their first slot and behind their last one alone.
+            assert ticks == M * len(homes) // K + K - 1
+            assert ticks < before or M <= K
 
 
 # --- variables: ties, frozen ----------------------------------------------------------------------

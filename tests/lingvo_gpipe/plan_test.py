@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -98,6 +99,27 @@ def test_activations_by_formula_are_marked_as_an_estimate() -> None:
     assert "estimate" not in text
     assert "traced" in text
     assert "~" not in text
+
+
+def test_an_update_that_needs_more_than_the_step_is_a_column() -> None:
+    text = plan.plan(deep_task(2, units=512))
+    head, *rows = (re.split(r"  +", line.strip()) for line in text.splitlines()[4:6])
+    assert head[3:8] == ["weights", "gradients", "optimizer", "~activations", "or update"]
+    assert "or update" not in plan.plan(tiny_task.tiny_task())
+    cell = budget.make_for(deep_task(2, units=512)).partitions[0]
+    kept = cell.parameter_bytes + cell.gradient_bytes + cell.slot_bytes
+    assert cell.total_bytes == kept + cell.update_bytes
+    assert rows[0][7] == readable.size(cell.update_bytes)
+
+
+def test_what_was_measured_can_be_given_to_training() -> None:
+    task = tiny_task.tiny_task()
+    text = plan.plan(task, profile=True)
+    assert re.search(r"of the step of \S+ s, links", text)
+    (cuts,) = re.findall(r"--params_override='(model\.cuts=.*)'$", text, re.MULTILINE)
+    task.override(cuts)
+    assert task.model.cuts == budget.make_for(task).analysis.cuts
+    assert "params_override" not in plan.plan(task, profile=True)
 
 
 def test_another_number_of_partitions_forgets_cuts_made_for_the_old_one() -> None:

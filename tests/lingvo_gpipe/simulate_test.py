@@ -63,8 +63,25 @@ def test_links_delay_activations_and_gradients() -> None:
 
 def test_skip_links_delay_both_ends() -> None:
     table = schedule.make("1f1b", 3, 1)
-    found = ends(simulate.simulate(table, [1.0] * 3, [1.0] * 3, link_s={(0, 2): 50.0}))
+    links = {(0, 1): 0.0, (1, 2): 0.0, (0, 2): 50.0}
+    found = ends(simulate.simulate(table, [1.0] * 3, [1.0] * 3, link_s=links))
     assert found == {"0F0": 1, "1F0": 2, "2F0": 52, "2B0": 53, "1B0": 54, "0B0": 104}
+
+
+def test_a_cell_waits_for_no_other_than_it_reads() -> None:
+    table = schedule.make("1f1b", 3, 1)
+    found = ends(simulate.simulate(table, [1.0] * 3, [1.0] * 3, link_s={(0, 2): 0.0, (1, 2): 5.0}))
+    assert found == {"0F0": 1, "1F0": 1, "2F0": 7, "2B0": 8, "1B0": 14, "0B0": 9}
+
+
+def test_a_cell_whose_exports_have_no_gradient_runs_ahead() -> None:
+    table = schedule.make("1f1b", 2, 3)
+    timeline = simulate.simulate(
+        table, [1.0, 4.0], [0.0, 4.0], link_s={(0, 1): 0.0}, no_gradient=[(0, 1)]
+    )
+    found = ends(timeline)
+    assert [found[f"0F{m}"] for m in range(3)] == [1, 2, 3]
+    assert [found[f"1B{m}"] for m in range(3)] == [9, 17, 25]
 
 
 @hypothesis.given(st.integers(1, 5), st.integers(1, 6), st.data())

@@ -115,6 +115,23 @@ def test_picture_of_no_time_is_drawn() -> None:
     assert pixels(timeline.draw(found)).shape[1] == 1440
 
 
+@pytest.mark.parametrize(
+    ("whole", "unit", "scale"),
+    [
+        (0.0121, None, (1e-3, "ms")),
+        (3.0, None, (1.0, "s")),
+        (4.2e8, "FLOPs", (1e6, "MFLOPs")),
+        (0.5, "FLOPs", (1.0, "FLOPs")),
+    ],
+)
+def test_numbers_are_told_in_their_unit(
+    whole: float, unit: str | None, scale: tuple[float, str]
+) -> None:
+    assert timeline._scale(whole, unit) == scale
+    found = simulate.simulate(schedule.make("gpipe", 1, 1), [whole / 2], [whole / 2])
+    assert timeline.draw(found, unit=unit) != timeline.draw(found, unit="eggs")
+
+
 def test_trace_has_every_slot_in_microseconds() -> None:
     found = simulate.simulate(schedule.make("gpipe", 2, 1), [1.0, 2.0], [2.0, 5.0])
     events = json.loads(timeline.chrome_trace(found))["traceEvents"]

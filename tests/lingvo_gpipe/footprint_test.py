@@ -1,0 +1,45 @@
+"""Bytes by formula, held against hand and against traced programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import footprint, layers, measure, network, pipelining
+
+N, D = 512, 64
+
+
+def network_of(depth: int, **fields: Any) -> footprint.Network:
+    """Return `depth` dense layers and a head, in one cell."""
+    own = [layers.Dense.Params(name=f"d{n}", units=D, activation="relu") for n in range(depth)]
+    params = pipelining.PipeliningLayer.Params(
+        layers=[*own, layers.MeanSquaredError.Params()], **fields
+    )
+    specs = {name: tf.TensorSpec([N, D]) for name in ("x", "target")}
+    return footprint.Network(params, network.analyze(params, specs))
+
+
+@pytest.mark.parametrize("num_frozen", [0, 5, 7])
+def test_a_backward_keeps_of_frozen_layers_what_others_read_alone(num_frozen: int) -> None:
+    net = network_of(8, frozen=tuple(f"d{n}/*" for n in range(num_frozen)))
+    told = footprint.estimate(net, 0)
+    one = N * D * 4
+    (traced,) = measure.cell_bytes(net)
+    # Of each layer its output, of the frozen ones the last one's, and the error's difference.
+    kept = (8 - max(0, num_frozen - 1) + 1) * one
+    # Besides, a layer of three tensors works, or the error, and there are gradients.
+    gradients = (8 - num_frozen) * (D * D + D) * 4
+    assert told.backward == kept + 3 * one + gradients
+    assert 0 <= told.backward - traced.backward <= 3.1 * one
+    # A kept forward is differentiated by frozen weights as well.
+    assert told.residual == traced.residual == 9 * one
+
+
+def test_an_update_holds_a_layers_new_values_and_its_largest_weight_again() -> None:
+    net = network_of(2, frozen=("d0/*",))
+    slots = dict.fromkeys(net.analysis.variables, 0) | {"d1/kernel": 100, "d0/kernel": 10**9}
+    kernel, bias = D * D * 4, D * 4
+    assert footprint.update_bytes(net, slots) == [kernel + bias + 100 + kernel]

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
-from lingvo_gpipe import errors, registry, repeat, schedule, trainer
+from lingvo_gpipe import budget, errors, registry, repeat, schedule, trainer
 from lingvo_gpipe.params.image import digits
 from lingvo_gpipe.tasks.mt import prepare
 from tests import architecture_test
@@ -27,6 +28,7 @@ DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").
 NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
 # Lingvo's own flags, fields and classes stand in the first column of these tables.
 FOREIGN_FIRST_COLUMN = "docs/from_lingvo.md"
+ENDINGS = ("py", "md", "json", "txt", "model")  # of files that are named as modules are
 
 
 def read(name: str) -> str:
@@ -147,9 +149,10 @@ def test_named_code_exists(name: str) -> None:
     owned = owned_names()
     for span in code(name):
         for one, other in re.findall(r"(?<![\w./@{-])(\w+)\.(\w+)\b(?!\.\w)", span):
-            if one in owned and one not in OUTSIDE and other not in ("py", "md", "json"):
-                # `input` is a module, and the root of a task's fields.
-                known = owned[one] | (owned["Params"] if one == "input" else set())
+            if one in owned and one not in OUTSIDE and other not in ENDINGS:
+                # Some are modules, and roots of a task's fields.
+                fields = {"input": "Params", "decode": "Decode"}.get(one)
+                known = owned[one] | (owned[fields] if fields else set())
                 assert other in known, f"{name}: {span}"
             elif one[0].isupper():
                 assert one in OUTSIDE, f"{name}: {span}, of which no class is ours"
@@ -249,14 +252,38 @@ def test_own_loop_learns(tmp_path: Path, run_block: Runs) -> None:
 
 
 def test_own_tape_gives_gradients_by_path(tmp_path: Path, run_block: Runs) -> None:
-    out, _ = run_block(own_files(tmp_path)["own_tape.py"])
-    assert out == "['dense/bias', 'dense/kernel', 'dense_1/bias', 'dense_1/kernel']\n"
+    out, variables = run_block(own_files(tmp_path)["own_tape.py"])
+    pipe = variables["pipe"]
+    assert ast.literal_eval(out) == sorted(pipe.weights)
+    assert variables["ctx"].step == variables["step"] == 2
+    assert all(float(tf.reduce_max(tf.abs(mean))) > 0 for mean in pipe.state.values())
 
 
 def test_own_layer_runs(tmp_path: Path, run_block: Runs) -> None:
     out, _ = run_block(own_files(tmp_path)["own_layer.py"])
     assert out.splitlines()[1] == "(8,)"
     assert ast.literal_eval(out.splitlines()[0]).keys() == {"gate", "loss"}
+
+
+def test_own_statistic_is_of_the_whole_mini_batch(tmp_path: Path, run_block: Runs) -> None:
+    out, variables = run_block(own_files(tmp_path)["own_statistic.py"])
+    assert out == "{'centred_sum/mean': TensorShape([4])}\n"
+    moments = variables["result"].moments["centred_sum"]
+    assert float(moments["rows"]) == 10
+
+
+def test_own_data_is_a_function_of_its_position(tmp_path: Path, run_block: Runs) -> None:
+    out, variables = run_block(own_files(tmp_path)["own_data.py"])
+    assert out == "['label', 'x'] True\n"
+    sent = variables["lines"].serving()
+    assert sent.fields({"points": tf.ones([2, 2])}).keys() == {"x"}
+
+
+def test_own_family_has_members_of_any_size(tmp_path: Path, run_block: Runs) -> None:
+    _, variables = run_block(own_files(tmp_path)["mymodels/lab/wide.py"])
+    task = variables["Wide"]().resized("units", 64).task()
+    assert [layer.get("units") for layer in task.model.layers[1:2]] == [64]
+    assert budget.make_for(task).parameters == 64 * 64 + 64 + 64 * 10 + 10
 
 
 def test_keras_model_is_cut(tmp_path: Path, run_block: Runs) -> None:

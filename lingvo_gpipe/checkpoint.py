@@ -33,6 +33,7 @@ _TORN = ".torn.txt"
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 _SHARD = re.compile(r"\.data-\d{5}-of-(\d{5})")
 _OURS = re.compile(rf"({_NAME}-\d+)({re.escape(_PARAMS)}|{re.escape(_WRITING)}|{re.escape(_TORN)})")
+_PATTERN = re.compile(r"[*?\[\\]")
 # What TensorFlow raises for a file that is cut off, missing or not one of its own.
 _UNREADABLE = (tf.errors.OpError, RuntimeError, ValueError, IndexError)
 
@@ -95,6 +96,7 @@ class Checkpoints:
         Raises:
             CheckpointError: the directory cannot be written, or has another program's checkpoints.
         """
+        refuse_patterns(directory)
         self.directory = directory
         self._objects = dict(objects)
         self._params_text = params_text
@@ -233,6 +235,7 @@ class Checkpoints:
             return _marked(self.directory)[::-1]
         if isinstance(which, int):
             which = os.path.join(self.directory, f"{_NAME}-{which}")
+        refuse_patterns(which)
         if os.path.isdir(which):
             if found := find(which):
                 return found[:-2:-1]
@@ -311,6 +314,7 @@ class Best:
             params_text: as in `Checkpoints`.
             larger_is_better: False for losses.
         """
+        self._params_text = params_text
         self._sign = 1.0 if larger_is_better else -1.0
         with tf.device("CPU:0"):
             self._value = tf.Variable(-math.inf * self._sign, dtype=tf.float64)
@@ -335,8 +339,32 @@ class Best:
             return False
         self._value.assign(value)
         self._misses.assign(0)
-        self._checkpoints.save(step)
+        # Writing it anew would remove the only one first.
+        if not self._is_kept(step):
+            self._checkpoints.save(step)
         return True
+
+    def _is_kept(self, step: int) -> bool:
+        """Tell whether a run that was cut off after `step` has kept it, with the same value."""
+        whole = find(self._checkpoints.directory)[-1:]
+        if not whole or step_of(whole[0]) != step or params_text(whole[0]) != self._params_text:
+            return False
+        with contextlib.suppress(errors.CheckpointError):
+            return bool(read_value(whole[0], "best/value") == self.value)
+        return False
+
+
+def refuse_patterns(path: str) -> None:
+    """Refuse a path of checkpoints that TensorFlow would take for a pattern of paths.
+
+    Raises:
+        CheckpointError: one of its characters is a pattern's.
+    """
+    if found := _PATTERN.search(path):
+        raise errors.CheckpointError(
+            f"{path}: TensorFlow takes {found[0]} in a path of checkpoints for a pattern, and can "
+            "neither restore nor remove them. Use a path without * ? [ and \\"
+        )
 
 
 def find(directory: str) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -82,18 +84,50 @@ class Flags:
 
 
 def report(line: str) -> None:
-    """Print a line for the user, and leave a progress bar below it whole."""
+    """Print a line for the user, and leave a progress bar below it whole.
+
+    A full disk behind the output ends no work: the line is written later, or lost.
+
+    Raises:
+        BrokenPipeError: whoever read is gone.
+    """
     import tqdm
 
-    tqdm.tqdm.write(line, file=sys.stdout)
-    sys.stdout.flush()
+    try:
+        tqdm.tqdm.write(line, file=sys.stdout)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError:
+        return
 
 
 def note(line: str) -> None:
-    """Print a line beside the program's output, on the standard error; see `report`."""
+    """Print a line beside the program's output, on the standard error, or lose it."""
     import tqdm
 
-    tqdm.tqdm.write(line, file=sys.stderr)
+    with contextlib.suppress(OSError):
+        tqdm.tqdm.write(line, file=sys.stderr)
+
+
+def finish() -> None:
+    """Bring the output to its end; tell what cannot be written, such as to a full disk.
+
+    Raises:
+        BrokenPipeError: whoever read is gone.
+    """
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        drop_output()
+        note(f"the end of the output cannot be written: {error.strerror}")
+
+
+def drop_output() -> None:
+    """Let the rest of the output go nowhere: Python would fail again to write it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def mistake(error: errors.UserError) -> str:

@@ -45,6 +45,16 @@ class Evaluation:
     curves: dict[str, float] = dataclasses.field(default_factory=dict)
     unread: dict[str, int] = dataclasses.field(default_factory=dict)
 
+    def number(self, name: str) -> float:
+        """Return the number that `eval.best` names.
+
+        Raises:
+            ParamsError: it is none.
+        """
+        if name not in self.values:
+            raise _no_number(name, self.values)
+        return self.values[name]
+
     def line(self) -> str:
         """Return all numbers on one line, `eval step=100 accuracy=0.9861 loss=0.0543`."""
         numbers = [f"{name}={value:.4f}" for name, value in self.values.items()]
@@ -162,6 +172,25 @@ def check_names(pipe: pipelining.PipeliningLayer, params: task.Eval) -> None:
                 )
 
 
+def check_best(pipe: pipelining.PipeliningLayer, name: str, sums: Mapping[str, Any]) -> None:
+    """Refuse a best metric that is no number, as far as the sums of an update tell.
+
+    Raises:
+        ParamsError: names those that are.
+    """
+    found = {n: np.ndim(pipe.metrics[n].finish(total)) for n, total in sums.items()}
+    if found.get(name):
+        raise _no_number(name, [*(n for n, rank in found.items() if not rank), "loss"])
+
+
+def _no_number(name: str, numbers: Iterable[str]) -> errors.ParamsError:
+    told = ", ".join(numbers)
+    return errors.ParamsError(
+        f"eval.best names {name!r}, which is no single number, so that none is the best. Name one "
+        f"of {told}"
+    )
+
+
 class Reader:
     """A network that takes its weights from checkpoints, for evaluation alone."""
 
@@ -177,6 +206,7 @@ class Reader:
         self.pipe: pipelining.PipeliningLayer = params.model.instantiate()
         self.pipe.build(self._input.element_spec(training=True))
         check_names(self.pipe, params.eval)
+        self._writers: dict[Path, summaries.Writer] = {}
         keys = restoring.saved_keys(self.pipe.specs, params.train)
         objects = {keys[path]: variable for path, variable in self.pipe.by_path.items()}
         self._checkpoints = checkpoint.Checkpoints(directory, objects, read_only=True)
@@ -216,9 +246,9 @@ class Reader:
     def write(self, logdir: Path, found: Evaluation) -> None:
         """Put an evaluation into the folder of its run; see `folder_of`."""
         folder = folder_of(logdir, self._params)
-        writer = summaries.Writer(folder)
-        write(writer, folder, found, self._input.class_names)
-        writer.close()
+        if folder not in self._writers:
+            self._writers[folder] = summaries.Writer(folder)
+        write(self._writers[folder], folder, found, self._input.class_names)
 
 
 def folder_of(logdir: Path, params: Any) -> Path:
@@ -304,7 +334,7 @@ def follow(
         wait: sleeps for some seconds.
 
     Returns:
-        All evaluations.
+        All evaluations, without their vectors and matrices.
     """
     params = task.complete(params)
     task.check(params)
@@ -328,7 +358,7 @@ def follow(
                 continue  # a newer one has taken its place meanwhile
             if told is None:
                 break
-            found.append(told)
+            found.append(dataclasses.replace(told, others={}))
             report(told.line())
             reader.write(logdir, told)
             if best is not None:
@@ -344,32 +374,46 @@ class _Best:
     """Keeps the best checkpoint of a run that does not evaluate itself."""
 
     def __init__(self, directory: Path, params: task.Eval, reader: Reader) -> None:
-        """Find out what is the best so far, by evaluating it where an earlier follower left it."""
+        """Begin; the reader evaluates the best one that is there already, once it matters."""
         self._directory = str(directory)
         self._name = str(params.best)
         self._sign = 1.0 if task.highest_is_best(params) else -1.0
-        self._value = -math.inf
-        for present in checkpoint.find(self._directory)[-1:]:
-            told = None if _keeps_best(present) else reader.evaluate(present)
-            self._value = math.inf if told is None else self._sign * told.values[self._name]
+        self._reader = reader
+        self._value: float | None = None
 
     def consider(self, prefix: str, told: Evaluation, report: Callable[[str], None]) -> None:
         """Keep a checkpoint if it is better than all before."""
-        value = self._sign * told.values[self._name]
-        if not value > self._value:
-            return
+        value = self._sign * told.number(self._name)
         try:
-            if not _keeps_best(prefix):
-                checkpoint.keep_only(prefix, self._directory)
+            if _keeps_best(prefix):
+                return
+            if self._value is None:
+                self._value = self._present()
+            if not value > self._value:
+                return
+            checkpoint.keep_only(prefix, self._directory)
         except errors.CheckpointError as error:
             report(str(error))
             return
         self._value = value
 
+    def _present(self) -> float:
+        """Return the value of the one that is there, whoever has kept it."""
+        for prefix in checkpoint.find(self._directory)[-1:]:
+            if (told := self._reader.evaluate(prefix)) is not None:
+                return self._sign * told.number(self._name)
+        return -math.inf
+
 
 def _keeps_best(prefix: str) -> bool:
-    """Tell whether the run of a checkpoint evaluates, and so keeps its best one itself."""
-    return bool(np.isfinite(checkpoint.read_value(prefix, "best/value")))
+    """Tell whether the run of a checkpoint evaluates, and so keeps its best one itself.
+
+    One that does not says so (`eval/step` is -1), and hands on the value of a run that did.
+    """
+    return bool(
+        checkpoint.read_value(prefix, "eval/step") >= 0
+        and np.isfinite(checkpoint.read_value(prefix, "best/value"))
+    )
 
 
 def write(
@@ -383,6 +427,10 @@ def write(
         found: what is written.
         classes: their names; none: not known.
     """
+    # Names of folders may be no UTF-8; curves and pictures need text that is.
+    classes = tuple(
+        name.encode(errors="surrogateescape").decode(errors="replace") for name in classes
+    )
     writer.scalars(found.step, found.values | found.curves | found.unread)
     for name, matrix in found.others.items():
         if not name.endswith(heads.CONFUSION):

@@ -90,6 +90,8 @@ class Batches:
         dataset: tf.data.Dataset,
         explain: Callable[[int], str | None],
         mend: Mend | None = None,
+        *,
+        first: int = 0,
     ) -> None:
         """Wrap `dataset`.
 
@@ -97,11 +99,13 @@ class Batches:
             dataset: of mini-batches.
             explain: tells what is wrong with the batch of some number; None: not known.
             mend: makes mini-batches of what was read, and counts what it replaces or leaves out.
+            first: position of its first mini-batch; `explain` counts from there.
         """
         self.dataset = dataset
         self.counts: dict[str, int] = {}
         self._explain = explain
         self._mend = mend
+        self._first = first
 
     def __iter__(self) -> Iterator[Batch]:
         return self._read() if self._mend is None else self._mend(self._read(), self.counts)
@@ -116,7 +120,8 @@ class Batches:
                 return
             except tf.errors.OpError as error:
                 text = self._explain(number) or plain(error)
-                raise errors.InputError(f"mini-batch {number} cannot be read: {text}") from error
+                place = self._first + number
+                raise errors.InputError(f"mini-batch {place} cannot be read: {text}") from error
             yield batch
             number += 1
 
@@ -273,7 +278,7 @@ class Indexed(Input):
             return {"index": _permute(numbers % count, epoch, count, shuffle_seed), "epoch": epoch}
 
         rows = tf.data.Dataset.range(position, tf.int64.max).map(rows_of)
-        return self._batches(rows, split, size, seed)
+        return self._batches(rows, split, size, seed, position)
 
     def evaluation(self, split: str, batch_size: int | None = None) -> Batches:
         """Return mini-batches with every example of `split` once; the last may be smaller."""
@@ -288,7 +293,9 @@ class Indexed(Input):
             raise errors.InputError(f"{type(self).__name__}: split {split!r} has no examples")
         return count
 
-    def _batches(self, rows: tf.data.Dataset, split: str, size: int, seed: int | None) -> Batches:
+    def _batches(
+        self, rows: tf.data.Dataset, split: str, size: int, seed: int | None, first: int = 0
+    ) -> Batches:
         def explain(number: int) -> str | None:
             for row in rows.skip(number).take(1):
                 return self.explain(split, row["index"].numpy())
@@ -297,7 +304,7 @@ class Indexed(Input):
         options = tf.data.Options()
         options.deterministic = True
         dataset = self.read(rows, split, size, seed).prefetch(_PREFETCH).with_options(options)
-        return Batches(dataset, explain, self.mend(split, seed))
+        return Batches(dataset, explain, self.mend(split, seed), first=first)
 
 
 class InMemory(Indexed):

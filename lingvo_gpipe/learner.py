@@ -68,8 +68,9 @@ class Learner:
             batches: the mini-batches of the update, each name → nest of tensors.
 
         Returns:
-            Tensors: `loss`, `losses` and `sums` as of `pipelining.Result`, over all mini-batches,
-            and `update`, what `Updater.apply` tells.
+            Tensors: `loss`, `losses` and `sums` as of `pipelining.Result`, over all mini-batches;
+            `weights`, by which the losses were divided, by name; and `update`, what
+            `Updater.apply` tells.
         """
         if len(batches) == 1:
             return self._whole(dict(batches[0]))
@@ -82,7 +83,7 @@ class Learner:
         for batch in batches:
             gradients, told, first = self._accumulate(dict(batch), gradients, weights, first)
             total = told if total is None else self._add(total, told)
-        return self._finish(gradients, total)
+        return self._finish(gradients, total) | {"weights": weights}
 
     def begin_from_weights(self) -> None:
         """Let averages, and slots that begin as their weight, begin from the present weights."""
@@ -97,10 +98,14 @@ class Learner:
             return tf.zeros(variable.shape, variable.dtype)
 
     def _update_by_one(self, batch: dict[str, Any]) -> dict[str, Any]:
+        weights = self.pipe.loss_weights(batch)
         result = self.pipe.value_and_gradients(
-            batch, step=self.step.read_value(), loss_scale=self.updater.loss_scale
+            batch,
+            step=self.step.read_value(),
+            weights=weights,
+            loss_scale=self.updater.loss_scale,
         )
-        return self._apply(result.gradients, _told(result))
+        return self._apply(result.gradients, _told(result)) | {"weights": weights}
 
     def _weights(self, batch: dict[str, Any]) -> dict[str, tf.Tensor]:
         return self.pipe.loss_weights(batch)

@@ -26,7 +26,9 @@ def locked(folder: Path) -> Iterator[None]:
 
     Raises:
         TrainingError: it cannot be written, or another process trains in it.
+        CheckpointError: its path cannot be one of checkpoints.
     """
+    checkpoint.refuse_patterns(str(folder))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = open(folder / _LOCK, "a", encoding="utf-8")  # noqa: SIM115 (held for the block)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import shlex
 import signal
 import statistics
@@ -138,7 +139,7 @@ def _logdir(arguments: Sequence[str]) -> Path:
         raise errors.ParamsError(
             "--logdir=FOLDER is missing behind --. Each run has a folder in it, seed_1 and so on"
         )
-    return Path(values.logdir)
+    return Path(os.path.expanduser(values.logdir))
 
 
 def _metrics(folder: Path, seed: int) -> dict[str, float]:
@@ -169,12 +170,27 @@ def _is_done(folder: Path, arguments: Sequence[str]) -> bool:
         return False
 
 
-def _train(command: Sequence[str]) -> int:
+def _keep_flags(path: Path, arguments: Sequence[str]) -> None:
+    """Write by which flags a run was done.
+
+    Raises:
+        TrainingError: it cannot be written.
+    """
+    try:
+        path.write_text(json.dumps(list(arguments)))
+    except OSError as error:
+        raise errors.TrainingError(
+            f"{path} cannot be written: {error.strerror}. The run is done; free disk space, then "
+            "start the same command again"
+        ) from error
+
+
+def _train(program: Sequence[str]) -> int:
     """Run the trainer and wait; what ends us ends it first, so that it saves.
 
     Ctrl-C reaches it by itself, from the terminal; another signal is handed on.
     """
-    process = subprocess.Popen(command)
+    process = subprocess.Popen(program)
 
     def hand_on(number: int, frame: FrameType | None) -> None:
         del frame
@@ -212,10 +228,10 @@ def repeat(
     for seed in seeds:
         folder = logdir / f"seed_{seed}"
         if _is_done(folder, arguments):
-            print(f"seed {seed} is done: {folder}", flush=True)
+            command.report(f"seed {seed} is done: {folder}")
         else:
             own = [*arguments, f"--mode={_MODE}", f"--seed={seed}", f"--logdir={folder}"]
-            print(f"seed {seed}: {shlex.join(own)}", flush=True)
+            command.report(f"seed {seed}: {shlex.join(own)}")
             code = _train([*program, *own])
             code = 128 - code if code < 0 else code  # as a shell tells a signal
             if code in (128 + signal.SIGTERM, 128 + signal.SIGINT):
@@ -226,7 +242,7 @@ def repeat(
                     f"{len(seeds)} are done. The same command goes on with it"
                 )
             _metrics(folder, seed)
-            (folder / _FLAGS).write_text(json.dumps(list(arguments)))
+            _keep_flags(folder / _FLAGS, arguments)
         metrics[seed] = _metrics(folder, seed)
     return Summary(metrics)
 
@@ -242,12 +258,16 @@ def run(argv: Sequence[str], program: Sequence[str] = _PROGRAM) -> int:
         if place is None:
             raise errors.ParamsError(f"flags of the trainer stand behind --. Write {_USAGE}")
         found = repeat(_seeds(values.seeds), arguments[place + 1 :], program)
+        if isinstance(found, int):
+            return found
+        command.report(found.table())
+        command.finish()
+    except BrokenPipeError:
+        command.drop_output()  # whoever read has left (head, a pager)
+        return 128 + signal.SIGPIPE
     except errors.UserError as error:
         print(command.mistake(error), file=sys.stderr)
         return 1
-    if isinstance(found, int):
-        return found
-    print(found.table())
     return 0
 
 

@@ -114,10 +114,12 @@ _MAY_CHANGE = (
     "input.*data_dir",
     "input.*max_broken_share",
     "input.eval_batch_size",
+    "input.records",
     "train.max_steps",
     "train.save_interval_steps",
     "train.keep_checkpoints",
     "train.log_interval_steps",
+    "train.start.*",
     "train.clip_norm",
     "train.optimizer.learning_rate*",
     "train.optimizer.groups",
@@ -149,8 +151,13 @@ class Change:
 
 
 def change(old: str, new: str) -> Change:
-    """Compare two texts of `Task.Params` line by line; neither needs to be readable here."""
+    """Compare two texts of `Task.Params` line by line; neither needs to be readable here.
+
+    A field that `old` was written without has its default there, where `old` is readable.
+    """
     before, after = _by_path(old), _by_path(new)
+    if not after.keys() <= before.keys():
+        before = _by_path(_with_defaults(old))
     lines, refused = [], []
     for path in dict.fromkeys([*before, *after]):
         if before.get(path) == after.get(path):
@@ -168,6 +175,14 @@ def change(old: str, new: str) -> Change:
     names = before.get("name", _NO_NAME), after.get("name", _NO_NAME)
     models = names if names[0] != names[1] and _NO_NAME not in names else None
     return Change(tuple(lines), tuple(refused), models)
+
+
+def _with_defaults(text: str) -> str:
+    """Return a text with all fields that its classes have; as it is where it cannot be read."""
+    try:
+        return hyperparams.from_text(text).to_text()
+    except errors.ParamsError:
+        return text
 
 
 def _by_path(text: str) -> dict[str, str]:

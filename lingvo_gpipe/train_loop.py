@@ -47,6 +47,8 @@ from lingvo_gpipe import (
 )
 from lingvo_gpipe import logdir as logdir_lib
 
+_OF_BEST = ("eval.best", "eval.split")  # what a best value is the best of
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Result:
@@ -110,6 +112,7 @@ def dry_run(
     params: Any,
     logdir: str | os.PathLike[str] | None,
     *,
+    evaluate: bool = True,
     start: str | None = None,
     report: Callable[[str], None] = logging.info,
 ) -> None:
@@ -118,6 +121,7 @@ def dry_run(
     Args:
         params: a `Task.Params`.
         logdir: whether it could be used is tried, and nothing is left in it; None: not tried.
+        evaluate: as in `run`.
         start: as in `run`.
         report: as in `run`.
     """
@@ -129,10 +133,11 @@ def dry_run(
     short = params.copy()
     short.train.max_steps = min(1, params.train.max_steps)
     with tempfile.TemporaryDirectory(prefix="lingvo_gpipe_dry_run_") as temporary:
-        trial = _Run(short, Path(temporary), True, report, lambda: False, max_batches=1)
+        trial = _Run(short, Path(temporary), evaluate, report, lambda: False, max_batches=1)
         trial.restore(start, None)
         trial.checkpoints.restore(trial.run().step)
-    report("dry run: input, an update, an evaluation and a checkpoint went well; nothing is kept")
+    tried = ("input", "an update", *(("an evaluation",) if evaluate else ()))
+    report(f"dry run: {', '.join(tried)} and a checkpoint went well; nothing is kept")
 
 
 class _Run:
@@ -165,7 +170,8 @@ class _Run:
         with tf.device("CPU:0"):
             self._position = tf.Variable(0, dtype=tf.int64)
             self._threads = tf.Variable(threads, dtype=tf.int64)
-            self._evaluated = tf.Variable(0, dtype=tf.int64)
+            # The last step that was evaluated; -1: the run does not evaluate.
+            self._evaluated = tf.Variable(0 if evaluate else -1, dtype=tf.int64)
         objects = {
             **self._learner.objects,
             "input/position": self._position,
@@ -250,9 +256,11 @@ class _Run:
         self._report(f"restored step={found.step}")
         if start is not None:
             self._report(f"{start} is not read: the run goes on from its own checkpoint")
-        if change is not None and change.touches("eval.best", "eval.split"):
+        if change is not None and change.touches(*_OF_BEST):
             for key, value in fresh.items():
                 self._best_objects[key].assign(value)
+        self._recall_best(found.step)
+        self._evaluated.assign(max(int(self._evaluated), 0) if self._evaluates else -1)
         before = tuple(self._threads.numpy())
         if before != threads:
             self._report(
@@ -260,6 +268,21 @@ class _Run:
                 f"are {threads[0]}, {threads[1]}: the last bits of results may differ"
             )
             self._threads.assign(threads)
+
+    def _recall_best(self, step: int) -> None:
+        """Take the mark of `step` from the best one, if it was evaluated when it had been saved."""
+        best = checkpoint.find(str(self._logdir / logdir_lib.BEST))[-1:]
+        text = checkpoint.params_text(best[0]) if best else None
+        if text is None or checkpoint.step_of(best[0]) != step:
+            return
+        if task.change(text, self._params.to_text()).touches(*_OF_BEST):
+            return
+        with contextlib.suppress(errors.CheckpointError):
+            if checkpoint.read_value(best[0], "eval/step") == step:
+                found = {key: checkpoint.read_value(best[0], key) for key in self._best_objects}
+                for key, value in found.items():
+                    self._best_objects[key].assign(value)
+                self._evaluated.assign(step)
 
     def _start_from(self, start: str) -> None:
         """Take weights and statistics from a checkpoint of any network, as far as they fit."""
@@ -318,11 +341,15 @@ class _Run:
             if self._step == first:
                 writers.pictures(first, self._input.pictures(batches[0]))
             traces = self._learner.num_traces
+            step, scale = self._step, self._learner.updater.loss_scale
             told = self._learner.update(batches)
             finite = bool(told["update"]["finite"]) and math.isfinite(told["loss"])
             self._position.assign_add(train.accumulate)
-            if not finite and not self._lowered_scale(told):
-                self._stop_at_nonfinite(batches)
+            if not finite and not self._may_lower(scale):
+                self._stop_at_nonfinite(batches, step)
+            if step == first and self._evaluates and self._best is not None:
+                pipe, name = self._learner.pipe, str(self._params.eval.best)
+                evaluation.check_best(pipe, name, told["sums"])
             step_s = time.perf_counter() - drawn
             if self._step > first + 1 and self._learner.num_traces > traces:
                 self._report(f"step {self._step} took {step_s:.1f} s: another shape was traced")
@@ -334,17 +361,18 @@ class _Run:
                 step_s=step_s,
             )
 
-    def _lowered_scale(self, told: dict[str, Any]) -> bool:
-        """Tell whether a smaller loss scale may make the next update finite."""
+    def _may_lower(self, scale: tf.Tensor | None) -> bool:
+        """Tell whether the next update, of a smaller loss scale than this, may be finite."""
         params = self._params.train.loss_scale
-        return params is not None and params.dynamic and float(told["update"]["loss_scale"]) > 1.0
+        return scale is not None and params.dynamic and float(scale) > 1.0
 
-    def _stop_at_nonfinite(self, batches: Sequence[Any]) -> None:
-        step = self._step
+    def _stop_at_nonfinite(self, batches: Sequence[Any], step: int) -> None:
         places = (self._learner.pipe.first_nonfinite(batch, step=step) for batch in batches)
         place = next((place for place in places if place != "nowhere"), "the update itself")
         whole = checkpoint.find(self.checkpoints.directory)
         last = f"the last good checkpoint is {whole[-1]}" if whole else "there is no checkpoint yet"
+        if not self._params.train.finite_guard:  # its weights are not finite by now either
+            place += ", or before it (train.finite_guard=True tells the place)"
         raise errors.TrainingError(
             f"the update of step {step} is not finite: it began in {place}; {last}. Lower the "
             "rate (train.optimizer.learning_rate, or its fields), or set train.clip_norm"
@@ -364,21 +392,30 @@ class _Run:
     def _evaluate(self, writers: _Writers) -> None:
         params = self._params.eval
         batches = evaluation.batches(self._input, params, self._max_batches)
+        found: evaluation.Evaluation | None = None
+        failure: Exception | None = None
         with self._learner.updater.averaged():
-            found = evaluation.evaluate(
-                self._learner.pipe,
-                batches,
-                step=self._step,
-                metrics=params.metrics,
-                should_stop=self._should_stop,
-            )
+            try:
+                found = evaluation.evaluate(
+                    self._learner.pipe,
+                    batches,
+                    step=self._step,
+                    metrics=params.metrics,
+                    should_stop=self._should_stop,
+                )
+                value = 0.0 if found is None or params.best is None else found.number(params.best)
+            except Exception as error:  # noqa: BLE001 (raised below)
+                failure = error
+        if failure is not None:
+            self.checkpoints.save(self._step)  # the updates before it are not lost
+            raise failure
         if found is None:
             return
         self._last = found
         self._evaluated.assign(found.step)
         writers.evaluation(found)
         if self._best is not None:
-            self._best.consider(found.values[params.best], found.step)
+            self._best.consider(value, found.step)
         self._report(found.line())
 
     def _out_of_patience(self) -> bool:
@@ -468,10 +505,13 @@ class _Told:
         named = {f"loss/{name}": value for name, value in losses.items() if len(losses) > 1}
         told = {"loss": self._told["loss"], **named, **self._told["update"]}
         del told["finite"]
+        weights = map(float, self._told["weights"].values())
         return {
             **{name: float(value) for name, value in told.items()},
             **{name: float(count) for name, count in self._unread.items()},
             "examples_per_second": self._examples / whole_s,
+            # Examples that labels are of, or tokens: what fills a mini-batch weighs nothing.
+            "weight_per_second": max(weights, default=0.0) / whole_s,
             "input_wait_share": self._input_s / whole_s,
         }
 
@@ -493,7 +533,7 @@ class _Writers:
         self._planned_bubble = planned.bubble_share
         step = int(learned.step.numpy())
         self._train.text(step, "params", text)
-        self._train.png(step, "schedule", timeline.draw(planned))
+        self._train.png(step, "schedule", timeline.draw(planned, unit="FLOPs"))
 
     def update(self, step: int, told: _Told) -> None:
         scalars = told.scalars()
@@ -542,7 +582,8 @@ def prepare_devices(model: Any) -> tuple[int, int]:
             placement.prepare_logical_cpus(wanted)
         # Where TensorFlow has begun, its threads stay as they are.
         with contextlib.suppress(RuntimeError):
-            placement.prepare_threads(wanted, len(os.sched_getaffinity(0)))
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+            placement.prepare_threads(wanted, cores or os.cpu_count() or 1)
     return (
         tf.config.threading.get_inter_op_parallelism_threads(),
         tf.config.threading.get_intra_op_parallelism_threads(),

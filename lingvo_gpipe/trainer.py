@@ -184,11 +184,15 @@ class _Signals:
     """Turns the first SIGTERM or Ctrl-C into a wish to stop; the second ends the process.
 
     From when the wish is first asked for: a mode that never asks is ended by the first signal.
+
+    Attributes:
+        told: the signal that the mode was told of, and so cut off by; None: it went to its end.
     """
 
     def __init__(self) -> None:
-        self.received: int | None = None
+        self._received: int | None = None
         self._before: dict[int, Any] = {}
+        self.told: int | None = None
 
     def __enter__(self) -> _Signals:
         return self
@@ -197,11 +201,12 @@ class _Signals:
         if not self._before:
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._before[number] = signal.signal(number, self._receive)
-        return self.received is not None
+        self.told = self._received
+        return self.told is not None
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         del frame
-        self.received = number
+        self._received = number
         # Python's handler waits for the operation that runs; the system's own does not.
         for known in self._before:
             signal.signal(known, signal.SIG_DFL)
@@ -256,7 +261,13 @@ def _training(*, evaluate: bool) -> Callable[[registry.Job], None]:
         from lingvo_gpipe import train_loop
 
         if job.options["dry_run"]:
-            train_loop.dry_run(job.task, job.logdir, start=job.checkpoint, report=job.report)
+            train_loop.dry_run(
+                job.task,
+                job.logdir,
+                evaluate=evaluate,
+                start=job.checkpoint,
+                report=job.report,
+            )
             return
         train_loop.run(
             job.task,
@@ -378,15 +389,15 @@ def _run(values: flags.FlagValues) -> int:
             registry.Job(
                 model=values.model,
                 task=task,
-                logdir=None if values.logdir is None else Path(values.logdir),
-                checkpoint=values.checkpoint,
+                logdir=None if values.logdir is None else Path(os.path.expanduser(values.logdir)),
+                checkpoint=values.checkpoint and os.path.expanduser(values.checkpoint),
                 report=command.report,
                 should_stop=signals.should_stop,
                 rebuild=lambda size, value: _task(values, recipe.resized(size, value)),
                 options={name: values[name].value for name in (*_MODES_OF_FLAG, "num_partitions")},
             )
         )
-    return 0 if signals.received is None else 128 + signals.received
+    return 0 if signals.told is None else 128 + signals.told
 
 
 def run(argv: Sequence[str]) -> int:
@@ -396,14 +407,17 @@ def run(argv: Sequence[str]) -> int:
     try:
         values = read_flags(argv)
         code = 0 if values is None else _run(values)
-        sys.stdout.flush()
+        command.finish()
         return code
     except BrokenPipeError:
-        # Whoever read has left (head, a pager); Python would fail again to write the rest at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        command.drop_output()  # whoever read has left (head, a pager)
         return 128 + signal.SIGPIPE
     except errors.UserError as error:
         print(command.mistake(error), file=sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            command.drop_output()
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

@@ -128,10 +128,15 @@ class Updater(hyperparams.Configurable):
             state: statistics by path; they are assigned and averaged, and have no slots.
 
         Raises:
-            OptimizerError: params do not fit the weights.
+            OptimizerError: params do not fit the weights, or there is none.
         """
         super().__init__(params)
         _check(params)
+        if not variables:
+            raise errors.OptimizerError(
+                "there is nothing to train: every weight is frozen, or the network has none. Look "
+                "at model.frozen and the layers' trainable"
+            )
         self._weights = dict(variables)
         self._state = dict(state or {})
         self._device_of = device_of

@@ -6,16 +6,20 @@
 A file of translations is there when it is whole; to the standard output goes what is done, some
 lines at a time, and everything else that is told goes to the standard error. Lines end at line
 feeds alone, and there are as many translations as lines: an empty line gives an empty one; a line
-with more tokens than `decode.max_length` is split between words, and its parts' translations stand
-behind each other; bytes that are no UTF-8 become U+FFFD. The last two are told with their numbers.
+with more tokens than `decode.max_length` is split, between words where there are any, and its
+parts' translations stand behind each other; bytes that are no UTF-8 become U+FFFD. The last two are
+told with their numbers.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import itertools
 import os
+import select
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
@@ -27,7 +31,10 @@ from lingvo_gpipe.tasks.mt import vocabulary as vocabulary_lib
 
 _BOM = b"\xef\xbb\xbf"
 _WORD = "\u2581"  # SentencePiece's mark of a space, with which a word begins
+# SentencePiece's names of the bytes that go on with a character of UTF-8.
+_CONTINUATIONS = frozenset(f"<0x{byte:02X}>" for byte in range(0x80, 0xC0))
 _SHOWN = 10
+_PATIENCE_S = 1.0  # after which a reader that waits asks whether it shall stop
 
 
 class _StoppedError(Exception):
@@ -53,7 +60,10 @@ class Told:
     def notes(self, max_length: int) -> Iterator[str]:
         """Yield what is worth a line of its own."""
         for numbers, what in (
-            (self.split, f"longer than {max_length} tokens, split between words"),
+            (
+                self.split,
+                f"longer than {max_length} tokens, split, between words where there are any",
+            ),
             (self.replaced, "no UTF-8, bad bytes replaced by U+FFFD"),
         ):
             if numbers:
@@ -92,7 +102,7 @@ def run(job: registry.Job) -> None:
     told = Told()
     try:
         progress()  # from here on a signal is a wish, and leaves nothing half
-        with _opened(settings.input) as file, _written(settings.output) as write:
+        with _opened(settings.input, progress) as file, _written(settings.output) as write:
             decoder = decoding.Decoder(job.task, logdir=job.logdir, checkpoint=job.checkpoint)
             with _bar(settings.input) as bar:
                 lines = Lines(decoder, settings, told, bar.update)
@@ -135,7 +145,9 @@ class Lines:
         self._params = params
         self._vocabulary: vocabulary_lib.Vocabulary = decoder.vocabulary
         self._prefix = _target(self._vocabulary, params.target, decoder.target_tokens)
-        self._begins_word = [piece.startswith(_WORD) for piece in self._vocabulary.pieces]
+        pieces = self._vocabulary.pieces
+        self._begins_word = [piece.startswith(_WORD) for piece in pieces]
+        self._goes_on = [piece in _CONTINUATIONS for piece in pieces]
         self._told = told
         self._count = count or (lambda _: None)
 
@@ -195,7 +207,9 @@ class Lines:
             end = len(ids)
             if end > room:
                 words = (n for n in range(room, room // 2, -1) if self._begins_word[ids[n]])
-                end = next(words, room)
+                characters = (n for n in range(room, 0, -1) if not self._goes_on[ids[n]])
+                # A character of more bytes than there is room is torn.
+                end = next(itertools.chain(words, characters), room)
             yield [*self._prefix, *ids[:end], vocabulary_lib.END]
             ids = ids[end:]
 
@@ -223,24 +237,64 @@ def _target(vocabulary: vocabulary_lib.Vocabulary, language: str | None, wanted:
     return [vocabulary.target_id(language)]
 
 
+class _Patient(io.RawIOBase):
+    """What is read from a pipe or terminal; while nothing is there, `progress` is called."""
+
+    def __init__(self, descriptor: int, progress: Callable[[], None]) -> None:
+        """Take an open file's descriptor, which stays the caller's to close."""
+        self._descriptor = descriptor
+        self._progress = progress
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Wait for bytes and read them; what `progress` raises ends the wait."""
+        ready: list[int] = []
+        while not ready:
+            self._progress()
+            ready, _, _ = select.select([self._descriptor], [], [], _PATIENCE_S)
+        return os.readv(self._descriptor, [buffer])
+
+
 @contextlib.contextmanager
-def _opened(path: str | None) -> Iterator[BinaryIO]:
+def _opened(path: str | None, progress: Callable[[], None]) -> Iterator[BinaryIO]:
     """Open a file of lines, or the standard input.
+
+    Args:
+        path: of the file; None: the standard input.
+        progress: called while somebody has yet to write; what it raises ends the wait.
 
     Raises:
         InputError: it cannot be read.
     """
     if path is None:
-        yield sys.stdin.buffer
+        yield _patient(sys.stdin.buffer, progress)
         return
     try:
-        file = open(os.path.expanduser(path), "rb")  # noqa: SIM115 (closed below)
+        file = open(os.path.expanduser(path), "rb", opener=_at_once)  # noqa: SIM115 (closed below)
     except OSError as error:
         raise errors.InputError(
             f"decode.input={path} cannot be read: {error.strerror}. Name another file"
         ) from error
     with file:
-        yield file
+        os.set_blocking(file.fileno(), True)
+        yield _patient(file, progress)
+
+
+def _at_once(path: str, mode: int) -> int:
+    """Open a pipe before anybody writes to it: that is waited for when it is read."""
+    return os.open(path, mode | os.O_NONBLOCK)
+
+
+def _patient(file: BinaryIO, progress: Callable[[], None]) -> BinaryIO:
+    """Return what reads `file`: a regular one, or one in memory, keeps nobody waiting."""
+    try:
+        waits = not stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+    except io.UnsupportedOperation:
+        waits = False
+    return io.BufferedReader(_Patient(file.fileno(), progress)) if waits else file
 
 
 @contextlib.contextmanager
@@ -268,8 +322,12 @@ def _written(path: str | None) -> Iterator[Callable[[bytes], None]]:
             file.flush()
 
     try:
-        with file:
+        try:
             yield write
+        finally:
+            # Closing tries again to write what could not be written.
+            with _told(path):
+                file.close()
         if whole:
             with _told(path):
                 os.replace(partial, name)

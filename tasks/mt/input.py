@@ -16,7 +16,9 @@ A row that no example fills has </s> as its source and weighs nothing. </s> is c
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -87,6 +89,9 @@ class Translation(input_lib.Input):
         vocabulary_hash: str | None = hyperparams.field(
             None, "Records of any other vocabulary are refused; None: taken from the records."
         )
+        records: str | None = hyperparams.field(
+            None, "Mark of the records, taken from them; a run that goes on with others is told."
+        )
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
@@ -150,7 +155,7 @@ class Translation(input_lib.Input):
         def planned() -> Iterator[batches_lib.Planned]:
             return map(plan.batch, itertools.count(position))
 
-        return self._batches(split, plan.units, planned)
+        return self._batches(split, plan.units, planned, position)
 
     def evaluation(self, split: str, batch_size: int | None = None) -> input_lib.Batches:
         """Return mini-batches with every example of `split` once; none is too long here.
@@ -238,8 +243,9 @@ class Translation(input_lib.Input):
     def complete(self, task_params: Any) -> None:
         """Give the model the vocabulary's true size, and the languages that it counts apart.
 
-        Of which vocabulary the records are is remembered, or checked. One pair alone is not counted
-        apart: its numbers are those of the whole. A run that was recalled counts no languages.
+        Of which vocabulary the records are is remembered, or checked; their mark is remembered,
+        unless the run was recalled. One pair alone is not counted apart: its numbers are those of
+        the whole. A run that was recalled counts no languages.
         """
         layers = task_params.model.layers
         if self.params.packing and not transformer.is_packed(layers):
@@ -252,6 +258,8 @@ class Translation(input_lib.Input):
         transformer.set_vocabulary(layers, len(self.vocabulary))
         transformer.set_languages(layers, pairs if len(pairs) > 1 else ())
         task_params.set_path("input.vocabulary_hash", self.vocabulary.hash)
+        if self._recalled is None:
+            task_params.set_path("input.records", self._mark())
 
     def constants(self) -> dict[str, float]:
         """Return the shares of the pairs of languages in training."""
@@ -284,6 +292,11 @@ class Translation(input_lib.Input):
         """
         found = settings or search.Search()
         return serving.program(self.vocabulary, found, self.target_tokens)
+
+    def _mark(self) -> str:
+        """Return what tells the records from others: pairs, sentences and tokens of all splits."""
+        told = [self.records.manifest[name] for name in ("pairs", "splits")]
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
     @functools.cached_property
     def _trained(self) -> tuple[Array, Array]:
@@ -333,6 +346,7 @@ class Translation(input_lib.Input):
         split: records_lib.Split,
         units: batches_lib.Units,
         planned: Callable[[], Iterator[batches_lib.Planned]],
+        first: int = 0,
     ) -> input_lib.Batches:
         packing = self.params.packing
 
@@ -342,7 +356,7 @@ class Translation(input_lib.Input):
         dataset = tf.data.Dataset.from_generator(
             made, output_signature=_spec(None, None, packing)
         ).prefetch(_PREFETCH)
-        return input_lib.Batches(dataset, lambda _: None)
+        return input_lib.Batches(dataset, lambda _: None, first=first)
 
 
 def arrays(

@@ -271,6 +271,20 @@ def test_a_full_disk_leaves_the_older_ones_and_nothing_else(tmp_path: pathlib.Pa
     assert [checkpoint.step_of(p) for p in checkpoint.find(str(tmp_path))] == [1, 3]
 
 
+@pytest.mark.parametrize("mark", "*?[\\")
+def test_a_path_that_would_be_a_pattern_is_refused(tmp_path: pathlib.Path, mark: str) -> None:
+    path = tmp_path / f"run{mark}1]"
+    with pytest.raises(errors.CheckpointError) as caught:
+        checkpoint.Checkpoints(str(path), network())
+    assert str(caught.value) == (
+        f"{path}: TensorFlow takes {mark} in a path of checkpoints for a pattern, and can neither "
+        "restore nor remove them. Use a path without * ? [ and \\"
+    )
+    assert not path.exists()
+    with pytest.raises(errors.CheckpointError, match="in a path of checkpoints for a pattern"):
+        checkpoint.Checkpoints(str(tmp_path), network()).restore_matching(str(path / "ckpt-3"))
+
+
 def test_an_unwritable_directory_is_told(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(errors.CheckpointError, match="cannot be written here: Not a directory"):
@@ -308,6 +322,25 @@ def test_best_keeps_one_and_counts_misses(tmp_path: pathlib.Path) -> None:
     assert checkpoint.read_value(str(tmp_path / "ckpt-5"), "best/value") == 0.8
     loss = checkpoint.Best(str(tmp_path / "loss"), objects, larger_is_better=False)
     assert [loss.consider(v, n) for n, v in enumerate([2.0, 3.0, 1.0])] == [True, False, True]
+
+
+def test_a_best_that_is_there_is_not_written_again(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert checkpoint.Best(str(tmp_path), network(), "text").consider(0.8, 5)
+
+    def full(*_: object) -> str:
+        raise errors.CheckpointError("the disk is full")
+
+    monkeypatch.setattr(checkpoint.Checkpoints, "save", full)
+    # A run that was killed after it comes to the same step again.
+    again = checkpoint.Best(str(tmp_path), network(), "text")
+    assert again.consider(0.8, 5)
+    assert (again.value, again.misses) == (0.8, 0)
+    assert checkpoint.find(str(tmp_path)) == [str(tmp_path / "ckpt-5")]
+    for value, step, text in ((0.9, 5, "text"), (0.8, 6, "text"), (0.8, 5, "other")):
+        with pytest.raises(errors.CheckpointError, match="full"):
+            checkpoint.Best(str(tmp_path), network(), text).consider(value, step)
 
 
 KILLED_CHILD = """

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import pytest
 
 from lingvo_gpipe import command, errors, hyperparams
@@ -65,3 +68,31 @@ def test_a_mistake_is_told_by_the_kind_that_users_know(capsys: pytest.CaptureFix
     assert command.mistake(caught.value).startswith("ParamsError: ")
     command.report("a line")
     assert capsys.readouterr().out == "a line\n"
+
+
+def test_a_full_disk_behind_the_output_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        command.report("a line")
+        command.finish()
+    assert capsys.readouterr().err == (
+        "the end of the output cannot be written: No space left on device\n"
+    )
+    with open("/dev/full", "w", encoding="utf-8", buffering=1) as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        command.note("a line")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())
+
+
+def test_a_reader_that_is_gone_is_told_to_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", encoding="utf-8") as gone:
+        monkeypatch.setattr(sys, "stdout", gone)
+        with pytest.raises(BrokenPipeError):
+            command.report("a line")
+        with pytest.raises(BrokenPipeError):
+            command.finish()
+        command.drop_output()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,27 @@ def test_a_best_that_no_evaluation_tells_as_a_number_is_refused(
         evaluation.run(params, ran[1])
 
 
+class OddlyNamed(NamedPoints):
+    """Points of which a class is a folder whose name is no UTF-8."""
+
+    class Params(NamedPoints.Params):
+        """Params of OddlyNamed."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return ("red", b"gr\xfcn".decode(errors="surrogateescape"), "blue")
+
+
+def test_a_name_that_is_no_text_is_written_as_far_as_it_is(
+    ran: tuple[Any, Path], tmp_path: Path
+) -> None:
+    params = ran[0].copy()
+    params.input = OddlyNamed.Params(batch_size=8, eval_batch_size=5)
+    train_loop.run(params.set_path("train.max_steps", 1), tmp_path, evaluate=True)
+    lines = (tmp_path / "eval" / "per_class.txt").read_text(encoding="utf-8").splitlines()
+    assert lines[3].startswith("gr\ufffdn ")
+
+
 def test_examples_that_cannot_be_read_are_told() -> None:
     def mend(
         batches: Iterator[dict[str, tf.Tensor]], counts: dict[str, int]
@@ -187,6 +209,12 @@ def train_to(params: Any, folder: Path, step: int) -> Any:
     return params
 
 
+def stop_after(updates: int) -> Callable[[], bool]:
+    """Return a `should_stop` that is true once so many updates were done."""
+    asked = itertools.count()
+    return lambda: next(asked) >= updates
+
+
 def test_following_keeps_the_best_checkpoint(tmp_path: Path) -> None:
     params = confused_task(keep_checkpoints=1)
     values = {2: 0.4, 4: 0.9, 6: 0.8, 8: 0.95}
@@ -224,9 +252,40 @@ def test_the_lowest_is_the_best_where_it_is_said(tmp_path: Path) -> None:
 def test_a_run_that_keeps_its_best_itself_is_left_alone(tmp_path: Path) -> None:
     params = confused_task(max_steps=2)
     train_loop.run(params, tmp_path, evaluate=True)
+    params.train.max_steps = 4
+    params.eval.interval_steps = 2
+    train_loop.run(params, tmp_path, evaluate=True)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "best").iterdir()}
-    followed(train_to(params, tmp_path, 4), tmp_path, {2: 0.1, 4: 2.0})
+    followed(params, tmp_path, {2: 0.1, 4: 2.0})
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "best").iterdir()} == before
+
+
+@pytest.mark.parametrize(("value", "kept"), [(0.9, [4]), (0.1, [2])])
+def test_a_run_that_evaluates_no_more_has_its_best_kept_from_outside(
+    tmp_path: Path, value: float, kept: list[int]
+) -> None:
+    params = confused_task(max_steps=2)
+    train_loop.run(params, tmp_path, evaluate=True)
+    followed(train_to(params, tmp_path, 4), tmp_path, {2: 0.5, 4: value})
+    assert best_step(tmp_path) == kept
+    # One that evaluates again says so from its first checkpoint on.
+    params.train.max_steps = 5
+    params.eval.interval_steps = 9
+    told = train_loop.run(params, tmp_path, evaluate=True, should_stop=stop_after(1))
+    assert (told.step, checkpoint.read_value(told.checkpoint, "eval/step")) == (5, 0)
+
+
+def test_following_keeps_no_matrix_and_writes_one_file_of_curves(tmp_path: Path) -> None:
+    params = confused_task(max_steps=6, save_interval_steps=2)
+
+    def train_on(_: float) -> None:
+        train_loop.run(params, tmp_path, should_stop=stop_after(2))
+
+    found = evaluation.follow(params, tmp_path, wait=train_on)
+    assert [(each.step, each.others) for each in found] == [(2, {}), (4, {}), (6, {})]
+    # One of each of the three runs, and one of who follows them.
+    assert len(list((tmp_path / "eval").glob("events.out*"))) == 3 + 1
+    assert [event.step for event in events(tmp_path / "eval").Tensors("accuracy")] == [2, 4, 6]
 
 
 def test_a_run_that_evaluates_gets_no_best_from_outside(tmp_path: Path) -> None:

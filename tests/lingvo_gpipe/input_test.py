@@ -171,7 +171,7 @@ def test_what_cannot_be_read_is_told_with_its_batch() -> None:
     with pytest.raises(errors.InputError, match=r"mini-batch 2 cannot be read: .*five is torn"):
         next(batches)
     source = Explaining.Params(batch_size=2, shuffle=False).instantiate()
-    with pytest.raises(errors.InputError, match=r"mini-batch 0 cannot be read: train: \[4, 5\]"):
+    with pytest.raises(errors.InputError, match=r"mini-batch 2 cannot be read: train: \[4, 5\]"):
         next(iter(source.batches(0, position=2)))
 
 

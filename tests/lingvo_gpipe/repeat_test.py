@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import signal
 import subprocess
@@ -140,6 +141,34 @@ def test_a_signal_reaches_the_run_that_it_ends(run: Run, tmp_path: Path) -> None
     assert not (tmp_path / "runs" / "seed_2").exists()
     found = run("16,2")
     assert (found.code, found.err) == (128 + signal.SIGTERM, [])
+
+
+def test_a_home_folder_is_found(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert run("1", "--model=m", "--logdir=~/runs").code == 0
+    assert f"--logdir={tmp_path}/runs/seed_1" in calls(tmp_path, 1)[0]
+
+
+def test_flags_that_cannot_be_written_are_told(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "seed_1" / "repeat.json"
+    path.mkdir(parents=True)
+    found = run("1")
+    assert found.code == 1
+    assert found.err == [
+        f"TrainingError: {path} cannot be written: Is a directory. The run is done; free disk "
+        "space, then start the same command again"
+    ]
+
+
+def test_a_reader_that_leaves_is_no_fault(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", encoding="utf-8") as gone, monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", gone)
+        assert run("1").code == 128 + signal.SIGPIPE
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_run_without_a_result_is_told(run: Run) -> None:

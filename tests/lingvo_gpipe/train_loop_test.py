@@ -365,6 +365,7 @@ def test_tensorboard_gets_scalars_text_and_the_schedule(tmp_path: Path) -> None:
         "gradient_norm",
         "weight_decay_loss",
         "examples_per_second",
+        "weight_per_second",
         "input_wait_share",
         "bubble_share_planned",
         "traces",
@@ -464,6 +465,7 @@ def updated(num_micro_batches: int, batches: list[Any], accumulate: int) -> dict
     values = {path: variable.numpy() for path, variable in learned.pipe.by_path.items()}
     return values | {
         "loss": told["loss"].numpy(),
+        "weight": told["weights"]["loss"].numpy(),
         "hits": told["sums"]["accuracy"]["total"].numpy(),
     }
 
@@ -480,6 +482,7 @@ def test_accumulated_mini_batches_equal_one(tmp_path: Path) -> None:
     one = updated(6, [batch(slice(0, 12))], 1)
     several = updated(2, [batch(slice(a, a + 4)) for a in (0, 4, 8)], 3)
     assert one.keys() == several.keys()
+    assert one["weight"] == 12
     for key in one:
         np.testing.assert_allclose(several[key], one[key], rtol=1e-10, atol=1e-14, err_msg=key)
     other = updated(2, [batch(slice(a, a + 4)) for a in (0, 8, 4)], 3)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import registry, train_loop, trainer
+from lingvo_gpipe import errors, registry, train_loop, trainer
 
 PACKAGE = "models_of_trainer_test"
 MODELS = """
@@ -36,6 +36,7 @@ class Deeper(registry.Model):
         return task
 """
 MODES = """
+import os, signal
 from lingvo_gpipe import registry
 from models_of_trainer_test.lab import Tiny
 
@@ -47,7 +48,18 @@ def show(job):
 def fail(job):
     raise ZeroDivisionError("a bug")
 
+def end(job):
+    job.should_stop()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+def leave(job):
+    end(job)
+    while not job.should_stop():
+        pass
+
 registry.add_mode("show", show)
+registry.add_mode("end", end)
+registry.add_mode("leave", leave)
 registry.add_mode("fail", fail)
 
 class Moded(Tiny):
@@ -224,6 +236,20 @@ def test_a_reader_that_leaves_is_no_fault(arguments: list[str]) -> None:
     assert (found.returncode, found.stderr) == (128 + signal.SIGPIPE, "")
 
 
+def test_after_a_mistake_nothing_is_left_that_python_would_write_at_exit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_: object) -> int:
+        sys.stdout.write("more than the disk takes")
+        raise errors.InputError("the disk is full")
+
+    monkeypatch.setattr(trainer, "_run", fail)
+    full = open("/dev/full", "w", encoding="utf-8")  # noqa: SIM115 (closed below)
+    monkeypatch.setattr(sys, "stdout", full)
+    assert trainer.run([]) == 1
+    full.close()
+
+
 def test_a_recipe_without_a_task_is_named(run: Run) -> None:
     found = run("--mode=describe", model="moded.Wrong")
     assert found.err == [
@@ -267,6 +293,24 @@ def test_flags_set_fields_and_overrides_have_the_last_word(run: Run) -> None:
         "train.optimizer.name: 'SGD'",
         "logdir=there checkpoint=that",
     } <= set(found.out)
+
+
+def test_a_home_folder_is_found(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    found = run("--mode=show", "--logdir=~/a", "--checkpoint=~/b/ckpt-1", model="moded.Moded")
+    assert f"logdir={tmp_path}/a checkpoint={tmp_path}/b/ckpt-1" in found.out
+
+
+@pytest.mark.parametrize(("mode", "code"), [("end", 0), ("leave", 128 + signal.SIGTERM)])
+def test_a_signal_counts_if_the_mode_was_told_of_it(run: Run, mode: str, code: int) -> None:
+    assert run(f"--mode={mode}", model="moded.Moded").code == code
+
+
+def test_a_dry_run_tries_what_the_mode_does(run: Run) -> None:
+    arguments = ["--dry_run", "--params_override=eval.split=validation"]
+    found = run("--mode=train", *arguments)
+    assert found.out == ["dry run: input, an update and a checkpoint went well; nothing is kept"]
+    assert "has no split 'validation'" in run("--mode=train_eval", *arguments).err[0]
 
 
 def test_data_dir_reaches_the_input(run: Run) -> None:

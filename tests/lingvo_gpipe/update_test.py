@@ -406,6 +406,11 @@ def test_a_gradient_that_is_missing_or_unknown_is_named() -> None:
         run(own, gradients(1), {"two/mean": tf.zeros([2])}, step=0)
 
 
+def test_a_network_of_which_nothing_is_trained_is_refused() -> None:
+    with pytest.raises(errors.OptimizerError, match="nothing to train: every weight is frozen, or"):
+        make({}, statistics())
+
+
 @pytest.mark.parametrize(
     ("more", "text"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import io
+import itertools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -117,7 +118,33 @@ def test_a_long_line_is_split_between_words_and_told() -> None:
     assert told.split == [2, 4]
     assert max(map(len, model.asked)) <= MAX_LENGTH
     assert len(model.asked) > 6
-    assert list(told.notes(12)) == ["longer than 12 tokens, split between words: lines 2, 4"]
+    assert list(told.notes(12)) == [
+        "longer than 12 tokens, split, between words where there are any: lines 2, 4"
+    ]
+
+
+def test_a_long_line_without_words_is_split_between_characters() -> None:
+    text = "\u4e2d\u6587z\U0001f600" * 9  # which are bytes of no whole pieces but the z
+    model = Copier()
+    found, told = translated(text.encode(), model)
+    assert found[0].replace(" ", "") == text
+    assert told.split == [1]
+    assert max(map(len, model.asked)) <= MAX_LENGTH
+    parts = model.vocabulary.decode(model.asked)
+    assert len(parts) > 9
+    assert not any("\ufffd" in part for part in parts)
+
+
+def test_a_character_that_has_no_room_is_torn_and_no_byte_is_lost() -> None:
+    class Short(Copier):
+        max_length = 4
+
+    model = Short()
+    text = "z\U0001f600\U0001f600"
+    translated(text.encode(), model)
+    assert max(map(len, model.asked)) <= 4
+    ids = [number for source in model.asked for number in source[:-1]]
+    assert model.vocabulary.decode([ids]) == [text]
 
 
 def test_lines_are_counted_while_their_block_is_translated() -> None:
@@ -274,6 +301,62 @@ def test_a_pipe_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert target.read_bytes() == b"bado\nkeli\n"
 
 
+def test_lines_of_a_pipe_are_those_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [f"{text}\r" for text in toy_text.sentences(400, 5)]
+    lines += ["", "keli\x85muna\u2028riri", "bado"]
+    raw = b"\xef\xbb\xbf" + "\n".join(lines).encode()
+    assert io.DEFAULT_BUFFER_SIZE < len(raw) < 65536  # is read in pieces, and fits into a pipe
+    source, target = tmp_path / "in.de", tmp_path / "out.en"
+    source.write_bytes(raw)
+    decode.run(job(tmp_path, [], input=str(source), output=str(target)))
+    of_file = target.read_bytes()
+    reader, writer = os.pipe()
+    os.write(writer, raw)
+    os.close(writer)
+    with open(reader, encoding="utf-8") as piped:
+        monkeypatch.setattr("sys.stdin", piped)
+        decode.run(job(tmp_path, [], output=str(target), read_ahead=100))
+    assert target.read_bytes() == of_file
+    assert of_file.count(b"\n") == 403
+
+
+def test_a_stop_ends_the_wait_for_lines_and_for_who_writes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode, "_PATIENCE_S", 0.0)
+    reader, writer = os.pipe()
+    os.write(writer, b"bado\nke")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    def give_up() -> None:
+        os.close(writer)
+        pipe.write_bytes(b"")
+
+    late = threading.Timer(20, give_up)
+    late.daemon = True
+    late.start()
+    with open(reader, encoding="utf-8") as piped:
+        monkeypatch.setattr("sys.stdin", piped)
+        for source in (None, str(pipe)):
+            lines: list[str] = []
+            asked = itertools.count()
+            stopped = job(
+                tmp_path,
+                lines,
+                input=source,
+                output=str(tmp_path / "out.en"),
+                should_stop=lambda asked=asked: next(asked) > 5,
+            )
+            decode.run(stopped)
+            assert lines == [f"stopped after 0 lines: {tmp_path / 'out.en'} is not written"]
+    late.cancel()
+    os.close(writer)
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
 def test_a_full_disk_behind_the_standard_output_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,6 +415,30 @@ def test_what_cannot_be_read_or_written_is_told(tmp_path: Path) -> None:
         f"decode.output={target} cannot be written: No such file or directory. Name another file, "
         "or free disk space"
     )
+
+
+def test_an_output_that_takes_no_more_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = tmp_path / "in.de", tmp_path / "pipe"
+    source.write_text("bado\n" * 50)
+    with pytest.raises(errors.InputError) as caught:
+        decode.run(job(tmp_path, [], input=str(source), output="/dev/full"))
+    assert str(caught.value) == (
+        "decode.output=/dev/full cannot be written: No space left on device. Name another file, or "
+        "free disk space"
+    )
+    os.mkfifo(target)
+    reader = os.open(target, os.O_RDONLY | os.O_NONBLOCK)
+
+    class Lonely(Copier):
+        def translate(self, sources: Any, progress: Any) -> list[list[int]]:
+            os.close(reader)
+            return super().translate(sources, progress)
+
+    monkeypatch.setattr(decoding, "Decoder", Lonely)
+    with pytest.raises(errors.InputError, match=r"pipe cannot be written: Broken pipe\. Name"):
+        decode.run(job(tmp_path, [], input=str(source), output=str(target)))
 
 
 def test_a_folder_is_no_output(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -262,6 +264,40 @@ def test_the_task_takes_size_and_hash_from_the_data(folder: Path) -> None:
     other = params.copy().set_path("input.vocabulary_hash", "0" * 64)
     (line,) = task.change(params.to_text(), other.to_text()).refused
     assert line.startswith("input.vocabulary_hash: ")
+
+
+def completed(folder: Path, recalled: bool = False) -> Any:
+    """Return a task on records, as their input completes it."""
+    layers = transformer.translation_transformer(
+        num_layers=1, units=8, hidden=16, heads=1, vocabulary=64_000
+    )
+    params = task.Task.Params(
+        model=pipelining.PipeliningLayer.Params(layers=layers), input=params_of(folder)
+    )
+    made = params.input.instantiate()
+    if recalled:
+        made.recall(made.assets())
+    made.complete(params)
+    return params
+
+
+def test_a_run_that_goes_on_with_other_records_of_its_vocabulary_is_told(
+    folder: Path, tmp_path: Path
+) -> None:
+    other = shutil.copytree(folder, tmp_path / "other")
+    manifest = other / records.MANIFEST
+    told = json.loads(manifest.read_text())
+    old = completed(folder).to_text()
+    assert task.change(old, completed(folder).to_text()).lines == ()
+    moved = task.change(old, completed(other).to_text())
+    assert [line.partition(": ")[0] for line in moved.lines] == ["input.data_dir"]
+    told["splits"]["train"]["pairs"][0]["target_tokens"] += 1
+    manifest.write_text(json.dumps(told))
+    found = task.change(old, completed(other).to_text())
+    assert [line.partition(": ")[0] for line in found.lines] == ["input.data_dir", "input.records"]
+    assert found.refused == ()
+    # Serving needs no records.
+    assert completed(folder, recalled=True).get("input.records") is None
 
 
 # --- TFDS ---

@@ -27,12 +27,14 @@ class LayerBytes:
         widest: what is there besides while its own backward works; or its forward, computed again,
             where no gradient flows through it.
         gradients: of its weights, new ones made while the old ones are there.
+        update: what its update holds, when activations and the new gradients are gone.
     """
 
     fixed: int
     kept: int
     widest: int
     gradients: int
+    update: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,9 +113,11 @@ class Capacity:
         self._num_layers = len(layers)
         self._holdings = holdings
         self._limit = limit_bytes
-        self._fixed = _running(layer.fixed + layer.gradients for layer in layers)
+        self._fixed = _running(layer.fixed for layer in layers)
+        self._gradients = _running(layer.gradients for layer in layers)
         self._kept = _running(layer.kept for layer in layers)
         self._widest = _maxima([layer.widest for layer in layers])
+        self._update = _maxima([layer.update for layer in layers])
         self._crossing = list(_crossing(values, len(layers), num_micro_batches))
         self._known: dict[tuple[Holding, int], int] = {}
 
@@ -136,14 +140,14 @@ class Capacity:
 
     def _need(self, holding: Holding, start: int, end: int) -> int:
         fixed = self._fixed[end] - self._fixed[start]
+        gradients = self._gradients[end] - self._gradients[start]
         kept = self._kept[end] - self._kept[start]
-        power = (end - start).bit_length() - 1
-        maxima = self._widest[power]
-        widest = max(maxima[start], maxima[end - 2**power])
         crossing = self._crossing[start]
         read = bisect.bisect_left(crossing.readers, end)
         imports = crossing.fields[read] + holding.live * crossing.values[read]
-        return fixed + imports + holding.inside * kept + widest
+        widest = _largest(self._widest, start, end)
+        step = gradients + imports + holding.inside * kept + widest
+        return fixed + max(step, _largest(self._update, start, end))
 
 
 def cuts_within(
@@ -201,6 +205,12 @@ def _maxima(sizes: Sequence[int]) -> list[list[int]]:
         half = 2 ** (len(rows) - 1)
         rows.append([max(pair) for pair in zip(rows[-1], rows[-1][half:], strict=False)])
     return rows
+
+
+def _largest(maxima: Sequence[Sequence[int]], start: int, end: int) -> int:
+    """Return the largest of [start, end), of what `_maxima` gave."""
+    power = (end - start).bit_length() - 1
+    return max(maxima[power][start], maxima[power][end - 2**power])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

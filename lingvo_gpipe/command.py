@@ -110,8 +110,11 @@ def note(line: str) -> None:
         tqdm.tqdm.write(line, file=sys.stderr)
 
 
-def finish() -> None:
-    """Bring the output to its end; tell what cannot be written, such as to a full disk.
+def finish() -> bool:
+    """Bring the output to its end; tell if it cannot be written, such as to a full disk.
+
+    Returns:
+        Whether it was written.
 
     Raises:
         BrokenPipeError: whoever read is gone.
@@ -123,6 +126,8 @@ def finish() -> None:
     except OSError as error:
         drop_output()
         note(f"the end of the output cannot be written: {error.strerror}")
+        return False
+    return True
 
 
 def drop_output() -> None:

@@ -384,6 +384,8 @@ class _Best:
     def consider(self, prefix: str, told: Evaluation, report: Callable[[str], None]) -> None:
         """Keep a checkpoint if it is better than all before."""
         value = self._sign * told.number(self._name)
+        if self._value is not None and not value > self._value:
+            return
         try:
             if _keeps_best(prefix):
                 return
@@ -393,7 +395,8 @@ class _Best:
                 return
             checkpoint.keep_only(prefix, self._directory)
         except errors.CheckpointError as error:
-            report(str(error))
+            if os.path.exists(f"{prefix}.index"):  # or a newer one has taken its place meanwhile
+                report(str(error))
             return
         self._value = value
 

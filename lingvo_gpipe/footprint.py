@@ -230,7 +230,7 @@ def estimate(net: Network, cell: int) -> CellBytes:
         outputs = base.spec_bytes(info.meta.outputs)
         inputs = sum(base.spec_bytes(analysis.specs[v]) for v in analysis.wiring.reads[n])
         inside = info.meta.activation_bytes
-        again = inside if info.params.recompute else 0
+        again = inside if info.params.recompute and analysis.flowing[n] else 0
         working = max(working, inputs + max(inside, outputs))
         widest = max(widest, inputs + outputs + again)
         own = outputs if info.params.recompute else inside

@@ -555,13 +555,16 @@ def _layer_bytes(
     """Return what each layer would add to its cell, by formula."""
     parts = []
     for number, (own, meta) in enumerate(zip(named, metas, strict=True)):
-        fixed = gradients = 0
+        fixed = gradients = new = largest = 0
         for path in dict.fromkeys(paths[number].values()):
             spec = variables[path]
             gradients += spec.size_bytes if spec.is_trained else 0
             if owner[path] == number:
                 slots = params.slots_per_weight if spec.is_trained else 0.0
                 fixed += int(spec.size_bytes * (1 + slots))
+                if spec.is_trained:  # as footprint.update_bytes has it
+                    new += int(spec.size_bytes * (1 + slots))
+                    largest = max(largest, spec.size_bytes)
             # A copy, unless the owner of a tied weight turns out to lie in the same cell.
             if owner[path] != number or spec.read_dtype != spec.dtype:
                 fixed += spec.read_bytes
@@ -574,7 +577,8 @@ def _layer_bytes(
         else:
             kept = handed_bytes(wiring, specs, flowing, number)
             widest = inputs + max(inside, outputs)
-        parts.append(capacity.LayerBytes(fixed + gradients, kept, widest, gradients))
+        fixed += gradients
+        parts.append(capacity.LayerBytes(fixed, kept, widest, gradients, new + largest))
     return parts
 
 

@@ -53,7 +53,7 @@ def plan(
         own = fit_lib.cut(task, partitions)
         planned = budget.make_for(own, profile=profile)
         text = render(planned)
-        if profile and own.model.cuts is None:
+        if profile and own.model.cuts is None and not own.model.cells:
             text += (
                 "\ncuts are by measured time, those of training by FLOPs unless it is given these: "
                 f"--params_override='model.cuts={planned.analysis.cuts}'"

@@ -185,23 +185,27 @@ def _keep_flags(path: Path, arguments: Sequence[str]) -> None:
         ) from error
 
 
-def _train(program: Sequence[str]) -> int:
+def _train(program: Sequence[str]) -> tuple[int, int | None]:
     """Run the trainer and wait; what ends us ends it first, so that it saves.
 
     Ctrl-C reaches it by itself, from the terminal; another signal is handed on.
+
+    Returns:
+        Its exit code, and the signal that came meanwhile: a run that was at its end is done.
     """
     process = subprocess.Popen(program)
+    came: list[int] = []
 
     def hand_on(number: int, frame: FrameType | None) -> None:
         del frame
-        process.send_signal(number)
+        came.append(number)
+        if number != signal.SIGINT:
+            process.send_signal(number)
 
-    before: dict[int, Any] = {
-        signal.SIGTERM: signal.signal(signal.SIGTERM, hand_on),
-        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
-    }
+    wanted = (signal.SIGTERM, signal.SIGINT)
+    before: dict[int, Any] = {number: signal.signal(number, hand_on) for number in wanted}
     try:
-        return process.wait()
+        return process.wait(), came[0] if came else None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -218,7 +222,7 @@ def repeat(
         program: the trainer.
 
     Returns:
-        What they came to; or the exit code of the trainer where a signal ended it.
+        What they came to; or the exit code of a signal that came meanwhile.
 
     Raises:
         UserError: a flag is wrong, or a run failed.
@@ -232,7 +236,7 @@ def repeat(
         else:
             own = [*arguments, f"--mode={_MODE}", f"--seed={seed}", f"--logdir={folder}"]
             command.report(f"seed {seed}: {shlex.join(own)}")
-            code = _train([*program, *own])
+            code, came = _train([*program, *own])
             code = 128 - code if code < 0 else code  # as a shell tells a signal
             if code in (128 + signal.SIGTERM, 128 + signal.SIGINT):
                 return code
@@ -243,6 +247,8 @@ def repeat(
                 )
             _metrics(folder, seed)
             _keep_flags(folder / _FLAGS, arguments)
+            if came is not None:
+                return 128 + came
         metrics[seed] = _metrics(folder, seed)
     return Summary(metrics)
 
@@ -261,14 +267,13 @@ def run(argv: Sequence[str], program: Sequence[str] = _PROGRAM) -> int:
         if isinstance(found, int):
             return found
         command.report(found.table())
-        command.finish()
+        return 0 if command.finish() else 1
     except BrokenPipeError:
         command.drop_output()  # whoever read has left (head, a pager)
         return 128 + signal.SIGPIPE
     except errors.UserError as error:
         print(command.mistake(error), file=sys.stderr)
         return 1
-    return 0
 
 
 def main() -> None:

@@ -392,10 +392,8 @@ class _Run:
     def _evaluate(self, writers: _Writers) -> None:
         params = self._params.eval
         batches = evaluation.batches(self._input, params, self._max_batches)
-        found: evaluation.Evaluation | None = None
-        failure: Exception | None = None
-        with self._learner.updater.averaged():
-            try:
+        try:
+            with self._learner.updater.averaged():
                 found = evaluation.evaluate(
                     self._learner.pipe,
                     batches,
@@ -403,12 +401,10 @@ class _Run:
                     metrics=params.metrics,
                     should_stop=self._should_stop,
                 )
-                value = 0.0 if found is None or params.best is None else found.number(params.best)
-            except Exception as error:  # noqa: BLE001 (raised below)
-                failure = error
-        if failure is not None:
+            value = 0.0 if found is None or params.best is None else found.number(params.best)
+        except Exception:
             self.checkpoints.save(self._step)  # the updates before it are not lost
-            raise failure
+            raise
         if found is None:
             return
         self._last = found
@@ -533,7 +529,9 @@ class _Writers:
         self._planned_bubble = planned.bubble_share
         step = int(learned.step.numpy())
         self._train.text(step, "params", text)
-        self._train.png(step, "schedule", timeline.draw(planned, unit="FLOPs"))
+        stated = [pipe.params.costs, *(info.params.cost for info in pipe.analysis.layers)]
+        unit = "FLOPs" if all(cost is None for cost in stated) else "of stated cost"
+        self._train.png(step, "schedule", timeline.draw(planned, unit=unit))
 
     def update(self, step: int, told: _Told) -> None:
         scalars = told.scalars()

@@ -407,8 +407,9 @@ def run(argv: Sequence[str]) -> int:
     try:
         values = read_flags(argv)
         code = 0 if values is None else _run(values)
-        command.finish()
-        return code
+        # What training comes to is in its folder; of all else the output is the result.
+        lost = not command.finish() and (values is None or not values.mode.startswith("train"))
+        return code or int(lost)
     except BrokenPipeError:
         command.drop_output()  # whoever read has left (head, a pager)
         return 128 + signal.SIGPIPE

@@ -339,16 +339,23 @@ class Preparation(hyperparams.Configurable):
         if self.params.vocabulary_file is None:
             vocabulary_lib.check(self.params.vocabulary, len(self._targets))
         else:
-            self._given_vocabulary()
+            _ = self._given_vocabulary
 
     def _normaliser(self) -> Callable[[str], str]:
         """Return what the vocabulary does to a text before it is cut."""
         if self.params.vocabulary_file is None:
             return vocabulary_lib.normaliser(self.params.vocabulary.normalization)
-        return self._given_vocabulary().normalise
+        return self._given_vocabulary.normalise
 
+    @functools.cached_property
     def _given_vocabulary(self) -> vocabulary_lib.Vocabulary:
-        vocabulary = vocabulary_lib.Vocabulary.load(os.path.expanduser(self.params.vocabulary_file))
+        path = os.path.expanduser(self.params.vocabulary_file)
+        vocabulary = vocabulary_lib.Vocabulary.load(path)
+        if not vocabulary.byte_fallback:
+            raise errors.InputError(
+                f"vocabulary {path} has no byte fallback: characters without a piece would vanish. "
+                "Train it with byte_fallback=true, or by the prepare command"
+            )
         if self._target_tokens:
             for target in self._targets:
                 vocabulary.target_id(target)
@@ -358,7 +365,7 @@ class Preparation(hyperparams.Configurable):
         self, texts: Sequence[_Text], report: Callable[[str], None]
     ) -> vocabulary_lib.Vocabulary:
         if self.params.vocabulary_file is not None:
-            return self._given_vocabulary()
+            return self._given_vocabulary
         training = self.params.vocabulary
         chosen = [text for text in texts if text.split == self.params.train_split]
         most = min(training.sentences, 2 * sum(text.count for text in chosen))

@@ -46,7 +46,7 @@ class Vocabulary:
             where: its name in messages.
 
         Raises:
-            InputError: it is none, its reserved ids are not ours, or it has no byte fallback.
+            InputError: it is none, or its reserved ids are not ours.
         """
         self.proto = proto
         self._processor = sentencepiece.SentencePieceProcessor()
@@ -61,11 +61,6 @@ class Vocabulary:
             raise errors.InputError(
                 f"{where} begins with {', '.join(found)}, not with {', '.join(_RESERVED)}. Train "
                 "it by the prepare command"
-            )
-        if not self._model.trainer_spec.byte_fallback:
-            raise errors.InputError(
-                f"{where} has no byte fallback: characters without a piece would vanish. Train it "
-                "with byte_fallback=true, or by the prepare command"
             )
 
     @classmethod
@@ -88,6 +83,11 @@ class Vocabulary:
 
     def __len__(self) -> int:
         return len(self._model.pieces)
+
+    @property
+    def byte_fallback(self) -> bool:
+        """Whether a character without a piece becomes its bytes; else it vanishes."""
+        return bool(self._model.trainer_spec.byte_fallback)
 
     @property
     def pieces(self) -> tuple[str, ...]:

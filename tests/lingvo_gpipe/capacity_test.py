@@ -19,10 +19,8 @@ def networks(
     draw: st.DrawFn,
 ) -> tuple[list[capacity.LayerBytes], list[capacity.ValueBytes]]:
     count = draw(st.integers(1, 6))
-    layers = [capacity.LayerBytes(*draw(st.tuples(sizes, sizes, sizes, sizes)))]
-    layers += [
-        capacity.LayerBytes(*draw(st.tuples(sizes, sizes, sizes, sizes))) for _ in range(count - 1)
-    ]
+    own = st.builds(capacity.LayerBytes, sizes, sizes, sizes, sizes, st.integers(0, 60))
+    layers = draw(st.lists(own, min_size=count, max_size=count))
     values = [
         capacity.ValueBytes(
             draw(sizes),
@@ -57,12 +55,14 @@ def test_need_and_reach_are_those_of_the_definition(
                 for value in values
                 if value.producer < start and any(start <= c < end for c in value.consumers)
             )
-            needs.append(
-                sum(layer.fixed + layer.gradients for layer in own)
+            step = (
+                sum(layer.gradients for layer in own)
                 + imports
                 + inside * sum(layer.kept for layer in own)
                 + max(layer.widest for layer in own)
             )
+            update = max(layer.update for layer in own)
+            needs.append(sum(layer.fixed for layer in own) + max(step, update))
             assert within.need_bytes(0, start, end) == needs[-1]
         assert needs == sorted(needs)
         fitting = len(list(itertools.takewhile(lambda need: need <= limit, needs)))
@@ -108,7 +108,7 @@ def test_cells_of_one_device_share_its_memory() -> None:
 
 def test_a_layer_is_too_large_by_the_cell_that_holds_it_most_easily() -> None:
     # Cells 2 and 3 layers deep hold fewer of what the last layer reads.
-    layers = [capacity.LayerBytes(fixed, 0, 0, 0) for fixed in (11, 1, 1)]
+    layers = [capacity.LayerBytes(fixed, 0, 0, 0, 0) for fixed in (11, 1, 1)]
     values = [capacity.ValueBytes(6, 1, (2,))]
     table = schedule.make("1f1b", 3, 8)
     within = capacity.Capacity(layers, values, capacity.holdings(table, ("full",) * 3), 8, 10)

@@ -243,9 +243,11 @@ def light_end(**fields: Any) -> network.Analysis:
 
 def test_a_devices_memory_moves_the_cut() -> None:
     assert light_end().cuts == (3, 1)
-    # Weight, gradient and a new one beside it, two slots: 20 MiB for each of the two.
-    assert light_end(device_memory="42MiB").cuts == (3, 1)
-    assert light_end(device_memory="38MiB").cuts == (2, 2)
+    # Weight, gradient, two slots: 16 MiB for each of the two; new weight, slots and what they are
+    # computed by: 16 MiB for one at a time.
+    assert light_end(device_memory="50MiB").cuts == (3, 1)
+    assert light_end(device_memory="46MiB").cuts == (2, 2)
+    # 12 MiB for each, 12 MiB for one at a time.
     assert light_end(device_memory="38MiB", slots_per_weight=1).cuts == (3, 1)
 
 
@@ -269,13 +271,13 @@ def test_stated_cuts_are_kept_whatever_the_memory() -> None:
 def test_too_little_memory_names_the_layer_or_the_need() -> None:
     text = text_of(errors.PartitionError, dense(1024), dense(1024), device_memory="20MiB")
     assert text == (
-        "device_memory=20MiB, but layer dense_1 alone needs 20.1 MiB. Use fewer examples, more "
+        "device_memory=20MiB, but layer dense_1 alone needs 32.0 MiB. Use fewer examples, more "
         "micro-batches, or larger devices"
     )
     many = [dense(1024) for _ in range(6)]
-    text = text_of(errors.PartitionError, *many, num_partitions=3, device_memory="32MiB")
+    text = text_of(errors.PartitionError, *many, num_partitions=3, device_memory="40MiB")
     assert text == (
-        "device_memory=32MiB, but no cut into 3 cells fits: in one cell, the layers need 100 MiB. "
+        "device_memory=40MiB, but no cut into 3 cells fits: in one cell, the layers need 100 MiB. "
         "Use more partitions, more micro-batches, or larger devices"
     )
     assert "is no size" in text_of(errors.ParamsError, dense(4), device_memory="8 giraffes")

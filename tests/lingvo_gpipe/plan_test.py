@@ -120,6 +120,9 @@ def test_what_was_measured_can_be_given_to_training() -> None:
     task.override(cuts)
     assert task.model.cuts == budget.make_for(task).analysis.cuts
     assert "params_override" not in plan.plan(task, profile=True)
+    ready = tiny_task.tiny_task()
+    ready.model.set(cells=[ready.model.layers[:1], ready.model.layers[1:]], layers=[])
+    assert "params_override" not in plan.plan(ready, profile=True)
 
 
 def test_another_number_of_partitions_forgets_cuts_made_for_the_old_one() -> None:

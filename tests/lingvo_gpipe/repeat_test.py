@@ -37,6 +37,9 @@ if seed == 15 and first:
         signal.pause()
 if seed == 16:  # ended by a signal that it does not handle
     os.kill(os.getpid(), signal.SIGTERM)
+if seed == 17:  # a signal comes when it is as good as done
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.kill(os.getppid(), signal.SIGTERM)
 metrics = {"accuracy": 0.9 + seed / 100, "loss": 1.0 / seed, f"only_{seed}": 1.0}
 if seed != 14:
     (folder / "result.json").write_text(json.dumps({"step": 2, "metrics": metrics}))
@@ -141,6 +144,13 @@ def test_a_signal_reaches_the_run_that_it_ends(run: Run, tmp_path: Path) -> None
     assert not (tmp_path / "runs" / "seed_2").exists()
     found = run("16,2")
     assert (found.code, found.err) == (128 + signal.SIGTERM, [])
+
+
+def test_a_signal_that_a_run_outlives_still_ends_all(run: Run, tmp_path: Path) -> None:
+    assert run("17,2").code == 128 + signal.SIGTERM
+    assert not (tmp_path / "runs" / "seed_2").exists()
+    assert run("17,2").code == 0
+    assert [len(calls(tmp_path, seed)) for seed in (17, 2)] == [1, 1]
 
 
 def test_a_home_folder_is_found(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

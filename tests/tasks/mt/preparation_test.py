@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece
 
 from lingvo_gpipe import command, errors
 from lingvo_gpipe.tasks.mt import corpus, preparation, prepare, records, vocabulary
@@ -228,6 +229,24 @@ def test_a_vocabulary_that_cannot_be_is_refused_before_text_is_read(
     monkeypatch.delattr(corpus.Corpus, "read")
     with pytest.raises(errors.InputError, match=text):
         toy_text.params(folder, **fields).instantiate().run(tmp_path / "out")
+
+
+def test_a_given_vocabulary_without_byte_fallback_is_refused(tmp_path: Path, folder: Path) -> None:
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter((folder / "de" / "de.train.txt").read_text().splitlines()),
+        model_prefix=str(tmp_path / "bytes"),
+        vocab_size=60,
+        minloglevel=2,
+        pad_id=0,
+        unk_id=1,
+        bos_id=2,
+        eos_id=3,
+    )
+    made = toy_text.params(folder, vocabulary_file=f"{tmp_path}/bytes.model").instantiate()
+    with pytest.raises(errors.InputError, match=r"bytes.model has no byte fallback: .*vanish"):
+        made.run(tmp_path / "out")
+    # What has been made with one is still read.
+    assert not vocabulary.Vocabulary.load(tmp_path / "bytes.model").byte_fallback
 
 
 @pytest.mark.parametrize(("rule", "empty"), [("nmt_nfkc", [3, 5]), ("identity", [5])])

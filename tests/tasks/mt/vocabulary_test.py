@@ -193,18 +193,6 @@ def test_what_is_no_vocabulary_is_refused(tmp_path: Path) -> None:
         errors.InputError, match=r"begins with <unk>, <s>, </s>, .*, not with <pad>"
     ):
         vocabulary.Vocabulary.load(tmp_path / "other.model")
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXTS),
-        model_prefix=str(tmp_path / "bytes"),
-        vocab_size=60,
-        minloglevel=2,
-        pad_id=0,
-        unk_id=1,
-        bos_id=2,
-        eos_id=3,
-    )
-    with pytest.raises(errors.InputError, match=r"bytes.model has no byte fallback: .*vanish"):
-        vocabulary.Vocabulary.load(tmp_path / "bytes.model")
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, OSError, errors.InputError])

@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from lingvo_gpipe import cells, microbatch, network, recompute, simulate, stream
+from lingvo_gpipe import cells, layer_bytes, microbatch, network, recompute, simulate, stream
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.schedule import table as table_lib
 
@@ -173,21 +173,17 @@ def copy_bytes(net: Network) -> list[int]:
 def update_bytes(net: Network, slots: Mapping[str, int]) -> list[int]:
     """Return per cell the most bytes that the update holds besides what is there before it.
 
-    They are the new values of one layer, since a device updates layer after layer, and its largest
-    weight once more, for what is computed on the way.
+    It is that of one layer, since a device updates layer after layer.
 
     Args:
         net: the network.
         slots: path → bytes of its optimizer slots and of its average.
     """
-    new: dict[int, int] = defaultdict(int)
-    largest: dict[int, int] = defaultdict(int)
+    weights: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for path, spec in net.analysis.variables.items():
         if spec.is_trained:
-            layer, size = net.analysis.owner[path], spec.size_bytes
-            new[layer] += size + slots[path]
-            largest[layer] = max(largest[layer], size)
-    return [max(new[n] + largest[n] for n in cell.route.layers) for cell in net.cells]
+            weights[net.analysis.owner[path]].append((spec.size_bytes, slots[path]))
+    return [max(layer_bytes.update(weights[n]) for n in cell.route.layers) for cell in net.cells]
 
 
 def links(net: Network) -> tuple[Link, ...]:
@@ -227,18 +223,13 @@ def estimate(net: Network, cell: int) -> CellBytes:
     left = kept = working = widest = 0
     for n in analysis.routes[cell].layers:
         info = analysis.layers[n]
-        outputs = base.spec_bytes(info.meta.outputs)
-        inputs = sum(base.spec_bytes(analysis.specs[v]) for v in analysis.wiring.reads[n])
-        inside = info.meta.activation_bytes
-        again = inside if info.params.recompute and analysis.flowing[n] else 0
-        working = max(working, inputs + max(inside, outputs))
-        widest = max(widest, inputs + outputs + again)
-        own = outputs if info.params.recompute else inside
-        # TensorFlow differentiates a kept call by all that it is given, frozen weights too.
-        left += own
-        if not analysis.flowing[n]:
-            own = network.handed_bytes(analysis.wiring, analysis.specs, analysis.flowing, n)
-        kept += own
+        held = layer_bytes.activations(
+            info.params, info.meta, n, analysis.wiring, analysis.specs, analysis.flowing
+        )
+        working = max(working, held.forward)
+        widest = max(widest, held.beside)
+        left += held.residual
+        kept += held.kept
     gradients = sum(analysis.variables[path].size_bytes for path in net.cells[cell].weights)
     backward = max(working, kept + widest + gradients)
     return CellBytes(working, backward, backward, max(working, left), left, widest + gradients)

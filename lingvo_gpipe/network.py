@@ -20,6 +20,7 @@ from lingvo_gpipe import (
     capacity,
     errors,
     hyperparams,
+    layer_bytes,
     microbatch,
     partition,
     precision,
@@ -555,42 +556,27 @@ def _layer_bytes(
     """Return what each layer would add to its cell, by formula."""
     parts = []
     for number, (own, meta) in enumerate(zip(named, metas, strict=True)):
-        fixed = gradients = new = largest = 0
+        fixed = gradients = 0
+        updated = []
         for path in dict.fromkeys(paths[number].values()):
             spec = variables[path]
             gradients += spec.size_bytes if spec.is_trained else 0
             if owner[path] == number:
-                slots = params.slots_per_weight if spec.is_trained else 0.0
-                fixed += int(spec.size_bytes * (1 + slots))
-                if spec.is_trained:  # as footprint.update_bytes has it
-                    new += int(spec.size_bytes * (1 + slots))
-                    largest = max(largest, spec.size_bytes)
+                slots = int(params.slots_per_weight * spec.size_bytes) if spec.is_trained else 0
+                fixed += spec.size_bytes + slots
+                if spec.is_trained:
+                    updated.append((spec.size_bytes, slots))
             # A copy, unless the owner of a tied weight turns out to lie in the same cell.
             if owner[path] != number or spec.read_dtype != spec.dtype:
                 fixed += spec.read_bytes
-        outputs = base.spec_bytes(meta.outputs)
-        inputs = sum(base.spec_bytes(specs[v]) for v in wiring.reads[number])
-        inside = meta.activation_bytes
-        if flowing[number]:
-            kept = outputs if own.recompute else inside
-            widest = inputs + outputs + (inside if own.recompute else 0)
-        else:
-            kept = handed_bytes(wiring, specs, flowing, number)
-            widest = inputs + max(inside, outputs)
-        fixed += gradients
-        parts.append(capacity.LayerBytes(fixed, kept, widest, gradients, new + largest))
+        held = layer_bytes.activations(own, meta, number, wiring, specs, flowing)
+        parts.append(
+            capacity.LayerBytes(
+                fixed + gradients,
+                held.kept,
+                held.beside if flowing[number] else held.forward,
+                gradients,
+                layer_bytes.update(updated),
+            )
+        )
     return parts
-
-
-def handed_bytes(
-    wiring: stream.Wiring, specs: Sequence[Any], flowing: Sequence[bool], layer: int
-) -> int:
-    """Return what a backward keeps of a layer through which no gradient flows.
-
-    It is what layers read through which one flows; all else is let go at once.
-    """
-    return sum(
-        base.spec_bytes(specs[v])
-        for v in wiring.writes[layer]
-        if any(flowing[reader] for reader in wiring.versions[v].consumers)
-    )

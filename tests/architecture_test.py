@@ -23,7 +23,7 @@ seeds precision readable runtime graph_memory command
 layers losses
 stream partition schedule
 recompute
-simulate placement workers microbatch capacity
+simulate placement workers microbatch capacity layer_bytes
 network
 cells
 executor

@@ -8,10 +8,11 @@ Each system is NAME=LOGDIR of a run that `--mode=score` has scored, or several b
 pairs of languages are put together. All must have translated the same sentences: then resamples are
 the same, and the columns of differences are a paired bootstrap's.
 
-`--metric=loss` reads the loss per token instead, from each run's newest evaluation of the same
-split (`--mode=eval --params_override=eval.split=test`), which must be of the same checkpoint, and
-is of all its sentences. Its intervals are of the languages of a group, drawn anew; those of BLEU
-and chrF are of the sentences of each language.
+`--metric=loss` reads the loss per token instead, from each run's newest evaluation, which must be
+of the checkpoint that was scored, and is of all sentences of the run's `eval.split`;
+`--evaluations=eval_test` reads those by `--mode=eval --params_override=eval.split=test`. Its
+intervals are of the languages of a group, drawn anew; those of BLEU and chrF are of the sentences
+of each language.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class System:
     references: Mapping[str, Sequence[str]]
 
 
-def read(name: str, logdirs: Sequence[Path], split: str, metric: str) -> System:
-    """Read what `--mode=score` and `--mode=eval` left in log directories.
+def read(name: str, logdirs: Sequence[Path], split: str, metric: str, evaluations: str) -> System:
+    """Read what `--mode=score` and evaluations left in log directories.
 
     Raises:
         InputError: it is not there, or of different checkpoints.
@@ -66,8 +67,7 @@ def read(name: str, logdirs: Sequence[Path], split: str, metric: str) -> System:
         own, step = scores.read(logdir / "score", split)
         texts += own
         if metric == LOSS:
-            folder = logdir / f"{evaluation.EVALUATIONS}_{split}"
-            losses |= _losses(folder, [text.pair for text in own], step)
+            losses |= _losses(logdir / evaluations, [text.pair for text in own], step)
     report = scores.score(texts, scores.Scoring(resamples=RESAMPLES))
     rows = (*report.groups, *report.languages)
     references = {text.pair: text.references for text in texts}
@@ -91,7 +91,7 @@ def _losses(folder: Path, pairs: Sequence[str], step: int) -> dict[str, float]:
         if not points or points[-1].step != step:
             raise errors.InputError(
                 f"{folder} has no evaluation of {pair} at step {step}. Make it by --mode=eval "
-                f"--logdir={folder.parent} and eval.split overridden"
+                f"--logdir={folder.parent}"
             )
         losses[pair] = points[-1].value
     return losses
@@ -205,7 +205,7 @@ def compare(given: Any) -> None:
     for text in given.systems:
         name, _, logdirs = text.rpartition("=")
         folders = [Path(logdir) for logdir in logdirs.split(",")]
-        systems.append(read(name, folders, given.split, given.metric))
+        systems.append(read(name, folders, given.split, given.metric, given.evaluations))
     check(systems)
     known = [system.name for system in systems]
     if given.against is not None and given.against not in known:
@@ -228,6 +228,9 @@ def main() -> None:
     parser.add_argument("systems", nargs="+", metavar="NAME=LOGDIR[,LOGDIR]")
     parser.add_argument("--split", default="test", help="part of the data that was scored")
     parser.add_argument("--metric", default="BLEU", choices=[*scores.METRICS, LOSS])
+    parser.add_argument(
+        "--evaluations", default=evaluation.EVALUATIONS, help="folder of the losses in each LOGDIR"
+    )
     parser.add_argument("--rows", default="pairs", choices=["pairs", "groups", "both"])
     parser.add_argument("--against", help="system from which the others' differences are told")
     parser.add_argument("--picture", type=Path, help="PNG to write")

@@ -93,7 +93,10 @@ def test_losses_come_from_the_newest_evaluation(
 
     monkeypatch.setattr(curves, "read", read)
     head, _, *rows = told(
-        monkeypatch, capsys, "--metric=loss", "--against=bilingual", "--rows=both", *systems(runs)
+        monkeypatch,
+        capsys,
+        *("--metric=loss", "--evaluations=eval_test", "--against=bilingual", "--rows=both"),
+        *systems(runs),
     )
     assert head[:5] == ["", "training", "untrained", "bilingual", "multilingual"]
     by_name = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
@@ -135,7 +138,7 @@ def test_what_does_not_fit_is_refused(
     refused(monkeypatch, capsys, "the same languages in each", one, f"c={tmp_path}/other")
     refused(monkeypatch, capsys, "cannot be read: No such file", one, f"b={tmp_path}")
     refused(monkeypatch, capsys, "--against=c: there are a", "--against=c", one)
-    message = "eval_test has no evaluation of de:en at step 9. Make it by --mode=eval --logdir="
+    message = "eval has no evaluation of de:en at step 9. Make it by --mode=eval --logdir="
     refused(monkeypatch, capsys, message, "--metric=loss", one)
     monkeypatch.setattr(curves, "read", lambda _: {"log_perplexity": [curves.Point(8, 1.0, 3.0)]})
     for system in (one, other):

@@ -7,7 +7,8 @@ a row in Markdown. A row whose measured peak (VmHWM) is above 16 GiB is followed
 that is planned for so much less. All devices are CPUs that share the memory, so that what counts is
 all of them together.
 
-`python -m benchmarks.largest_step translation,6GiB` measures one family within another limit.
+`python -m benchmarks.largest_step translation` does so for one family;
+`python -m benchmarks.largest_step translation,6GiB` measures it once within another limit.
 """
 
 from __future__ import annotations
@@ -169,16 +170,20 @@ HEAD = (
 
 def main() -> None:
     """Measure every family, or one point in this process."""
-    if len(sys.argv) == 2:
-        print(json.dumps(measure(sys.argv[1])))
+    names = sys.argv[1:] or list(FAMILIES)
+    if "," in names[0]:
+        print(json.dumps(measure(names[0])))
         return
+    for name in names:
+        if name not in FAMILIES:
+            sys.exit(f"{name!r} is no family of models. Give {' or '.join(FAMILIES)}")
     from benchmarks import machine, processes
     from lingvo_gpipe import readable
 
     print(machine.describe())
     print(f"within {LIMIT}\n\n{HEAD}\n|{'---|' * HEAD.count(' | ')}---|")
     limit = readable.parse_size(LIMIT)
-    for name in FAMILIES:
+    for name in names:
         planned_for = limit
         for _ in range(TRIES):
             point = f"{name},{planned_for}B"

@@ -1,8 +1,9 @@
 """Django's message catalogues: 96 languages to English, with nothing to download.
 
-A smoke test, from text to scores in about five minutes on two cores: under a thousand English
-messages say nothing about how well a model translates. They are split by the English message, so
-that no English sentence that is evaluated was a target in training, in whatever language.
+A smoke test, from text to a trained model in about five minutes on two cores: under a thousand
+English messages say nothing about how well a model translates. They are split by the English
+message, so that no English sentence that is evaluated was a target in training, in whatever
+language.
 
 Needs the extra `mt`, which brings Django. The first run prepares the records in data/django, or in
 the folder that `--data_dir` names.

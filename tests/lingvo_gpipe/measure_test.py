@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import tensorflow as tf
 
+from benchmarks import activations
 from lingvo_gpipe import (
     budget,
     cells,
@@ -77,19 +77,8 @@ CASES = {
 }
 
 
-def peak_of(call: Callable[[], Any]) -> int:
-    """Return what TensorFlow's allocator says that a call holds at its peak."""
-    call()
-    tf.config.experimental.reset_memory_stats("CPU:0")
-    before = tf.config.experimental.get_memory_info("CPU:0")["current"]
-    result = call()
-    after = tf.config.experimental.get_memory_info("CPU:0")["peak"]
-    del result
-    return int(after - before)
-
-
 @pytest.mark.parametrize("name", CASES)
-def test_a_backward_holds_what_the_allocator_counts(name: str) -> None:
+def test_a_backward_holds_what_is_asked_of_the_allocator(name: str) -> None:
     params, fields = CASES[name]
     analysis = network.analyze(params, fields)
     net = footprint.Network(params, analysis)
@@ -103,9 +92,11 @@ def test_a_backward_holds_what_the_allocator_counts(name: str) -> None:
         return cell.backward(mode, given, cells.Back({}, [tf.ones([])], totals))
 
     (told,) = measure.cell_bytes(net)
+    backward()
     # Which operations run beside each other is the machine's: a busy one may hold a tensor or two
-    # more in most of its runs, none holds fewer.
-    held = min(peak_of(backward) for _ in range(5))
+    # more in most of its runs, none holds fewer. What is asked of the allocator counts, not what it
+    # gives: where memory lies in pieces, a piece of up to twice the size.
+    held = min(activations.traced_peak_bytes(backward) for _ in range(5))
     assert told.backward == pytest.approx(held, rel=0.1)
 
 

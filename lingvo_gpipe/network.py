@@ -427,29 +427,28 @@ def _variables(
     """Return path → spec, path → owner, and per layer its own path → network path."""
     variables: dict[str, base.VariableSpec] = {}
     owner: dict[str, int] = {}
+    borrowed: dict[str, base.VariableSpec] = {}
+    paths: list[dict[str, str]] = []
     for number, (own, meta) in enumerate(zip(named, metas, strict=True)):
-        for spec in meta.variables:
-            if spec.tie is None:
-                path = f"{own.name}/{spec.path}"
-                frozen = any(fnmatch.fnmatchcase(path, pattern) for pattern in params.frozen)
-                variables[path] = dataclasses.replace(
-                    spec, path=path, trainable=spec.trainable and not frozen
-                )
-                owner[path] = number
-    paths = []
-    for own, meta in zip(named, metas, strict=True):
         resolved = {}
         for spec in meta.variables:
             here = f"{own.name}/{spec.path}"
+            frozen = any(fnmatch.fnmatchcase(here, pattern) for pattern in params.frozen)
+            found = dataclasses.replace(spec, path=here, trainable=spec.trainable and not frozen)
             resolved[spec.path] = here if spec.tie is None else spec.tie
-            if spec.tie is not None:
-                variables[spec.tie] = _shared(here, spec, variables)
+            if spec.tie is None:
+                variables[here], owner[here] = found, number
+            else:
+                borrowed[here] = found
         paths.append(resolved)
+    for spec in borrowed.values():
+        variables[str(spec.tie)] = _shared(spec, variables)
     for pattern in params.frozen:
         fitting = fnmatch.filter(variables, pattern)
         _check_statistics(pattern, fitting, variables)
-        if not fitting:
-            near = errors.nearest(pattern, variables) or sorted(variables)[:3]
+        if not fitting and not fnmatch.filter(borrowed, pattern):
+            known = [*variables, *borrowed]
+            near = errors.nearest(pattern, known) or sorted(known)[:3]
             raise errors.LayerError(
                 f"frozen pattern {pattern!r} fits no variable; nearest {', '.join(near)}"
             )
@@ -476,23 +475,24 @@ def _check_statistics(
 
 
 def _shared(
-    here: str, spec: base.VariableSpec, variables: Mapping[str, base.VariableSpec]
+    spec: base.VariableSpec, variables: Mapping[str, base.VariableSpec]
 ) -> base.VariableSpec:
     """Return the owner's spec of a tie; frozen where one of the two sides is."""
     if spec.is_state:
         raise errors.LayerError(
-            f"{here} is a statistic of its own micro-batches and cannot be tied. Tie weights alone"
+            f"{spec.path} is a statistic of its own micro-batches and cannot be tied. Tie weights "
+            "alone"
         )
     shared = variables.get(str(spec.tie))
     if shared is None:
         near = errors.nearest(str(spec.tie), variables) or sorted(variables)[:3]
         raise errors.LayerError(
-            f"{here} is tied to {spec.tie!r}, which is no variable of its own in the network; "
+            f"{spec.path} is tied to {spec.tie!r}, which is no variable of its own in the network; "
             f"nearest {', '.join(map(repr, near))}"
         )
     if (shared.shape, shared.dtype) != (spec.shape, spec.dtype):
         raise errors.LayerError(
-            f"{here} is {spec.shape} {spec.dtype.name}, but tied to {spec.tie}, which is "
+            f"{spec.path} is {spec.shape} {spec.dtype.name}, but tied to {spec.tie}, which is "
             f"{shared.shape} {shared.dtype.name}. Make the two alike"
         )
     return dataclasses.replace(

@@ -393,6 +393,15 @@ def test_frozen_patterns_freeze_by_path() -> None:
     assert found.frozen_layers == {"stem"}
 
 
+@pytest.mark.parametrize("pattern", ["b/*", "b/kernel", "*/kernel"])
+def test_a_pattern_that_fits_a_borrower_freezes_what_it_shares(pattern: str) -> None:
+    tied = dense(D, name="b", tie={"kernel": "a/kernel"})
+    found = analyze(dense(D, name="a"), tied, frozen=(pattern,))
+    assert not found.variables["a/kernel"].trainable
+    assert found.variables["a/bias"].trainable
+    assert found.variables["b/bias"].trainable == (pattern != "b/*")
+
+
 def test_frozen_layers_are_those_wholly_frozen_at_any_depth() -> None:
     block = layers.Sequential.Params(
         name="block", layers=[dense(4, name="a"), layers.Sequential.Params(layers=[dense(4)])]

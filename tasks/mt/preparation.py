@@ -117,6 +117,8 @@ class Preparation(hyperparams.Configurable):
             return found
         self._check_vocabulary()  # now, not after all text was read
         report(f"preparing {len(self._pairs)} pairs of languages")
+        for line in self._left_told():
+            report(line)
         with _building(target) as partial:
             self._make(partial, report, num_threads or os.cpu_count() or 1)
         return records.Records(target)
@@ -223,6 +225,7 @@ class Preparation(hyperparams.Configurable):
             },
             "splits": splits,
             "corpora": faults,
+            "left_out": self._left_out,
             "files": files,
             "targets_seen_in_training": seen,
         }
@@ -293,6 +296,34 @@ class Preparation(hyperparams.Configurable):
                 if (one, other) in there and (other, one) not in done:
                     done.add((one, other))
                     yield split, one, other
+
+    @functools.cached_property
+    def _left_out(self) -> dict[str, dict[str, list[str]]]:
+        """Corpus → split → languages of which nothing is taken, though nobody chose that.
+
+        Where pairs are named, others are left out by choice, unless it is a whole split.
+        """
+        found: dict[str, dict[str, list[str]]] = {}
+        for number, each in enumerate(self._corpora):
+            taken: dict[str, set[str]] = {split: set() for split in each.splits}
+            for split, *both in self._parts(each):
+                taken[split].update(both)
+            for split, languages in taken.items():
+                left = set().union(*each.pairs(split)) - languages
+                if left and not (languages and self.params.pairs):
+                    found.setdefault(self._name(number), {})[split] = sorted(left)
+        return found
+
+    def _left_told(self) -> Iterator[str]:
+        why = f"split {self.params.train_split!r} has no such pair with English"
+        if self.params.pairs:
+            why = "no such pair is named"
+        for name, splits in self._left_out.items():
+            for split, languages in splits.items():
+                yield (
+                    f"warning: {name}: nothing is taken of {', '.join(languages)} in split "
+                    f"{split!r}: {why}. Correct the languages, or name their pairs as well"
+                )
 
     def _seen_targets(self, texts: Sequence[_Text]) -> dict[str, int]:
         """Return split → its examples whose target stands in the training text of its language."""

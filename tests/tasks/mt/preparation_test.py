@@ -181,6 +181,58 @@ def test_languages_are_mixed_at_temperature_5_by_default() -> None:
     assert preparation.Preparation.Params().vocabulary.size == 64_000
 
 
+# --- What is left out ---
+
+
+def tables(folder: Path, *names: str) -> list[Any]:
+    """Return a corpus for each SPLIT_LANGUAGE_LANGUAGE, a table of made sentences."""
+    lines = "".join(f"{line}\t{line[::-1]}\n" for line in toy_text.sentences(300, 1))
+    (folder / "text.tsv").write_text(lines)
+    parts = [name.split("_") for name in names]
+    return [
+        corpus.TSV.Params(languages=tuple(each), files={split: str(folder / "text.tsv")})
+        for split, *each in parts
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "pairs", "left"),
+    [
+        (("train_en_de", "valid_en_fr"), (), {"tsv#2": {"valid": ["en", "fr"]}}),
+        (("train_en_de", "valid_en_d_dee"), (), {"tsv#2": {"valid": ["d", "dee", "en"]}}),
+        (("train_en_de", "valid_en_de_fr"), (), {"tsv#2": {"valid": ["fr"]}}),
+        (("train_en_de", "train_fr_cs"), (), {"tsv#2": {"train": ["cs", "fr"]}}),
+        # Every language is there, if not with every other.
+        (("train_en_de", "train_en_fr_de", "test_en_fr"), (), {}),
+        # Others than the named pairs are left out by choice, but no whole split is.
+        (("train_en_de_fr", "valid_en_fr"), ("de:en",), {"tsv#2": {"valid": ["en", "fr"]}}),
+        (("train_en_de_fr", "valid_de_en_fr"), ("de:en",), {}),
+    ],
+)
+def test_languages_of_which_nothing_is_taken_are_known(
+    tmp_path: Path, names: tuple[str, ...], pairs: tuple[str, ...], left: dict[str, Any]
+) -> None:
+    corpora = tables(tmp_path, *names)
+    made = preparation.Preparation.Params(corpora=corpora, pairs=pairs).instantiate()
+    assert made._left_out == left
+
+
+def test_what_nothing_is_taken_of_is_told_and_kept_in_the_manifest(tmp_path: Path) -> None:
+    corpora = tables(tmp_path, "train_en_de", "valid_en_fr")
+    told: list[str] = []
+    params = toy_text.params(tmp_path, corpora=corpora)
+    found = params.instantiate().run(tmp_path / "out", report=told.append)
+    assert told[1] == (
+        "warning: tsv#2: nothing is taken of en, fr in split 'valid': split 'train' has no such "
+        "pair with English. Correct the languages, or name their pairs as well"
+    )
+    assert found.manifest["left_out"] == {"tsv#2": {"valid": ["en", "fr"]}}
+    params.pairs = ("de:en",)
+    told.clear()
+    params.instantiate().run(tmp_path / "named", report=told.append)
+    assert "in split 'valid': no such pair is named. Correct" in told[1]
+
+
 # --- Faults ---
 
 
@@ -505,89 +557,3 @@ def test_a_given_vocabulary_is_taken(made: records.Records, folder: Path, tmp_pa
     params.set(pairs=("en:sw",), target_tokens=True)
     with pytest.raises(errors.InputError, match="vocabulary has no <2sw>"):
         params.instantiate().run(tmp_path / "other")
-
-
-# --- The command ---
-
-
-def test_the_command_makes_records(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = [
-        f"--output={tmp_path / 'out'}",
-        "--vocabulary_size=330",
-        "--pairs=de:en,en:de",
-        "--override=policy.empty=fail",
-        "--override=seed=3",
-        "--threads=1",
-    ]
-    for split in ("train", "test"):
-        paths = ",".join(str(folder / "de" / f"{name}.{split}.txt") for name in ("en", "de"))
-        flags.append(f"--aligned=en,de:{split}={paths}")
-    assert prepare.run(flags) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert "read 300 training pairs of 2 pairs of languages" in told
-    assert told[-1] == f"{tmp_path / 'out'}: 2 pairs of languages, whole"
-    found = records.Records(tmp_path / "out")
-    assert found.splits == ("test", "train")
-    assert "policy.empty: 'fail'" in found.manifest["params"]
-    assert "seed: 3" in found.manifest["params"]
-
-
-def test_flags_name_corpora_of_every_kind() -> None:
-    values = prepare._read_flags(
-        [
-            "--output=x",
-            "--translate_folder=a",
-            "--tsv=en,de:train=b.tsv",
-            "--tsv=en,de:test=c.tsv.gz",
-            "--tsv=en,de:train=second.tsv",
-            "--tfds=wmt14_translate/de-en",
-            "--tfds_dir=d",
-            "--django",
-        ]
-    )
-    assert values is not None
-    kinds = [each.class_name().rpartition(".")[2] for each in prepare._corpora(values)]
-    assert kinds == ["TranslateFolder", "TSV", "TSV", "TFDS", "Django"]
-    first = prepare._corpora(values)[1]
-    assert first == corpus.TSV.Params(
-        languages=("en", "de"), files={"train": "b.tsv", "test": "c.tsv.gz"}
-    )
-
-
-@pytest.mark.parametrize(
-    ("flags", "text"),
-    [
-        ([], "ParamsError: --output=FOLDER is missing"),
-        (["--output=x"], "ParamsError: no corpus is given. Give --translate_folder"),
-        (["--output=x", "y"], "ParamsError: 'y' stands alone"),
-        (["--outpt=x"], "ParamsError: Unknown command line flag 'outpt'. Did you mean: output"),
-        (["--output=x", "--threads=many"], "ParamsError: flag --threads=many: "),
-        (["--output=x", "--tsv=a.tsv"], "ParamsError: --tsv=a.tsv is not of the form LANG,LANG"),
-        (["--output=x", "--aligned=a,b:c=d"], "has 1 files for 2 languages"),
-        (["--output=x", "--translate_folder=/none"], "InputError: corpus folder /none does not"),
-        ([f"--output={'x' * 300}", "--django"], "cannot be looked into: File name too long. Give"),
-        (
-            ["--output=x", "--django", "--override=vocabulry.size=3"],
-            "has no field 'vocabulry.size'; nearest 'vocabulary.size'",
-        ),
-        (["--output=x", "--django", "--override=policy.empty=5"], "must be 'skip' or 'fail', got"),
-        (["--output=x", "--django", "--pairs=de:enn"], "no corpus has the pair 'de:enn'"),
-    ],
-)
-def test_a_users_mistake_is_one_line(
-    flags: list[str], text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert prepare.run(flags) == 1
-    told = capsys.readouterr()
-    assert text in told.err
-    assert told.err.count("\n") == 1
-    assert not told.out
-
-
-def test_help_lists_the_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    assert prepare.run(["--help"]) == 0
-    told = capsys.readouterr().out
-    assert "--translate_folder" in told
-    assert "--output" in told

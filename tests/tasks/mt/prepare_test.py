@@ -1,0 +1,98 @@
+"""The command that prepares records: what its flags mean, what it tells, how it ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lingvo_gpipe.tasks.mt import corpus, prepare, records
+from tests.tasks.mt import toy_text
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy_text.write_folder(tmp_path_factory.mktemp("text"), {"de": 300, "sw": 40})
+
+
+def test_the_command_makes_records(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [
+        f"--output={tmp_path / 'out'}",
+        "--vocabulary_size=330",
+        "--pairs=de:en,en:de",
+        "--override=policy.empty=fail",
+        "--override=seed=3",
+        "--threads=1",
+    ]
+    for split in ("train", "test"):
+        paths = ",".join(str(folder / "de" / f"{name}.{split}.txt") for name in ("en", "de"))
+        flags.append(f"--aligned=en,de:{split}={paths}")
+    assert prepare.run(flags) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert "read 300 training pairs of 2 pairs of languages" in told
+    assert told[-1] == f"{tmp_path / 'out'}: 2 pairs of languages, whole"
+    found = records.Records(tmp_path / "out")
+    assert found.splits == ("test", "train")
+    assert "policy.empty: 'fail'" in found.manifest["params"]
+    assert "seed: 3" in found.manifest["params"]
+
+
+def test_flags_name_corpora_of_every_kind() -> None:
+    values = prepare._read_flags(
+        [
+            "--output=x",
+            "--translate_folder=a",
+            "--tsv=en,de:train=b.tsv",
+            "--tsv=en,de:test=c.tsv.gz",
+            "--tsv=en,de:train=second.tsv",
+            "--tfds=wmt14_translate/de-en",
+            "--tfds_dir=d",
+            "--django",
+        ]
+    )
+    assert values is not None
+    kinds = [each.class_name().rpartition(".")[2] for each in prepare._corpora(values)]
+    assert kinds == ["TranslateFolder", "TSV", "TSV", "TFDS", "Django"]
+    first = prepare._corpora(values)[1]
+    assert first == corpus.TSV.Params(
+        languages=("en", "de"), files={"train": "b.tsv", "test": "c.tsv.gz"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ([], "ParamsError: --output=FOLDER is missing"),
+        (["--output=x"], "ParamsError: no corpus is given. Give --translate_folder"),
+        (["--output=x", "y"], "ParamsError: 'y' stands alone"),
+        (["--outpt=x"], "ParamsError: Unknown command line flag 'outpt'. Did you mean: output"),
+        (["--output=x", "--threads=many"], "ParamsError: flag --threads=many: "),
+        (["--output=x", "--tsv=a.tsv"], "ParamsError: --tsv=a.tsv is not of the form LANG,LANG"),
+        (["--output=x", "--aligned=a,b:c=d"], "has 1 files for 2 languages"),
+        (["--output=x", "--translate_folder=/none"], "InputError: corpus folder /none does not"),
+        ([f"--output={'x' * 300}", "--django"], "cannot be looked into: File name too long. Give"),
+        (
+            ["--output=x", "--django", "--override=vocabulry.size=3"],
+            "has no field 'vocabulry.size'; nearest 'vocabulary.size'",
+        ),
+        (["--output=x", "--django", "--override=policy.empty=5"], "must be 'skip' or 'fail', got"),
+        (["--output=x", "--django", "--pairs=de:enn"], "no corpus has the pair 'de:enn'"),
+    ],
+)
+def test_a_users_mistake_is_one_line(
+    flags: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prepare.run(flags) == 1
+    told = capsys.readouterr()
+    assert text in told.err
+    assert told.err.count("\n") == 1
+    assert not told.out
+
+
+def test_help_lists_the_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    assert prepare.run(["--help"]) == 0
+    told = capsys.readouterr().out
+    assert "--translate_folder" in told
+    assert "--output" in told

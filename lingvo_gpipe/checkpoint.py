@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import filecmp
 import math
 import os
 import re
@@ -387,7 +388,9 @@ def keep_only(prefix: str, directory: str) -> None:
     try:
         os.makedirs(directory, exist_ok=True)
         if os.path.exists(target + _PARAMS):
-            return
+            if _is_whole(target) and filecmp.cmp(f"{prefix}.index", f"{target}.index", False):
+                return  # an index holds a checksum of each tensor
+            os.replace(target + _PARAMS, target + _WRITING)
         _sweep(directory)
         _write_synced(target + _WRITING, params_text(prefix) or "")
         for name in _names(os.path.dirname(prefix)):
@@ -396,9 +399,8 @@ def keep_only(prefix: str, directory: str) -> None:
         if not _is_whole(target):
             raise FileNotFoundError(2, "its files have been removed")
         _finish(target)
-        for other in find(directory):
-            if other != target:
-                os.replace(other + _PARAMS, other + _WRITING)
+        for other in {*find(directory)} - {target}:
+            os.replace(other + _PARAMS, other + _WRITING)
         _sweep(directory)
         _repair_state(directory)
     except OSError as error:

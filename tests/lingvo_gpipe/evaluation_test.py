@@ -323,6 +323,24 @@ def test_a_best_that_could_not_be_kept_is_no_mark_to_beat(
     assert best_step(tmp_path) == [4]
 
 
+def test_a_better_one_of_the_same_name_takes_the_place_of_an_older(tmp_path: Path) -> None:
+    params = train_to(confused_task(), tmp_path, 2)
+    followed(params, tmp_path, {2: 0.5})
+    shutil.rmtree(tmp_path / "checkpoints")
+    params.model.seed = 99
+    train_loop.run(params, tmp_path)
+    best, own = (str(tmp_path / folder / "ckpt-2") for folder in ("best", "checkpoints"))
+    values = iter((0.9, 0.5))  # of the new one, then of the one that is kept
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluation.Evaluation, "number", lambda *_: next(values))
+        evaluation.follow(params, tmp_path, wait=lambda _: None)
+    kernel = "variables/head/kernel"
+    np.testing.assert_array_equal(
+        checkpoint.read_value(best, kernel), checkpoint.read_value(own, kernel)
+    )
+    assert checkpoint.params_text(best) == checkpoint.params_text(own)
+
+
 def test_a_kept_checkpoint_outlives_a_new_one_of_its_name(tmp_path: Path) -> None:
     params = train_to(confused_task(), tmp_path, 2)
     source = checkpoint.find(str(tmp_path / "checkpoints"))[0]

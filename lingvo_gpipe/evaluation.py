@@ -340,7 +340,6 @@ def follow(
     task.check(params)
     directory = str(logdir / logdir_lib.CHECKPOINTS)
     reader = Reader(params, directory)
-    reader.check_assets(logdir)
     best = (
         None if params.eval.best is None else _Best(logdir / logdir_lib.BEST, params.eval, reader)
     )
@@ -350,6 +349,7 @@ def follow(
         newest = checkpoint.find(directory)[-1:]
         step = checkpoint.step_of(newest[0]) if newest else -1
         if newest and (not found or step > found[-1].step):
+            reader.check_assets(logdir)  # which a run keeps before its first checkpoint
             try:
                 told = reader.evaluate(newest[0], should_stop)
             except errors.CheckpointError:

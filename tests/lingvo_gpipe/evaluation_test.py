@@ -264,6 +264,19 @@ def test_a_run_that_evaluates_no_more_has_its_best_kept_from_outside(
     assert (told.step, checkpoint.read_value(told.checkpoint, "eval/step")) == (5, 0)
 
 
+def test_a_run_that_begins_later_is_followed_by_its_own_ids_alone(tmp_path: Path) -> None:
+    params = confused_task(max_steps=2)
+
+    def begin(_: float) -> None:
+        train_loop.run(params, tmp_path)
+        (tmp_path / "classes.txt").write_text("as the run knows them")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NamedPoints, "assets", lambda _: {"classes.txt": b"as they are here"})
+        with pytest.raises(errors.TrainingError, match=r"classes.txt is not that of the data"):
+            evaluation.follow(params, tmp_path, wait=begin)
+
+
 def test_following_keeps_no_matrix_and_writes_one_file_of_curves(tmp_path: Path) -> None:
     params = confused_task(max_steps=6, save_interval_steps=2)
 

@@ -31,6 +31,8 @@ _BOM = b"\xef\xbb\xbf"
 # Where `str.splitlines` cuts a line (a line feed stands in no line of a file, but may in what a
 # dataset gives); NUL ends strings in other tools.
 _SEPARATOR = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029\x00]")
+# What a split or language may be called: it names files.
+_NAME = re.compile(r"(?!\.)[\w.-]+")
 _KEPT_EXAMPLES = 5
 _UNSEEN = frozenset(("Cc", "Cf", "Zs", "Zl", "Zp"))
 _FILE = re.compile(r"(?P<language>[^.]+)\.(?P<split>[^.]+)\.txt(\.gz)?")
@@ -235,6 +237,21 @@ class Corpus(hyperparams.Configurable, abc.ABC):
             InputError: they are no corpus.
         """
         return ()
+
+    def check_names(self) -> None:
+        """Refuse names of splits and languages that cannot be part of a file's name.
+
+        Raises:
+            InputError: names the first.
+        """
+        for split in self.splits:
+            languages = sorted({name for pair in self.pairs(split) for name in pair})
+            for what, name in (("split", split), *(("language", name) for name in languages)):
+                if not _NAME.fullmatch(name):
+                    raise errors.InputError(
+                        f"{self.name}: {what} {name!r} can name no file. Call it by letters, "
+                        "digits, '-', '_' and '.', the last not first"
+                    )
 
     def read(self, split: str, source: str, target: str, faults: Faults) -> Iterator[Pair]:
         """Yield the pairs of sentences of a split that are whole and keep the bounds of length.

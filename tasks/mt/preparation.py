@@ -115,7 +115,9 @@ class Preparation(hyperparams.Configurable):
                     "another folder, or remove this one"
                 )
             return found
-        self._check_vocabulary()  # now, not after all text was read
+        for each in self._corpora:  # now, not after all text was read
+            each.check_names()
+        self._check_vocabulary()
         report(f"preparing {len(self._pairs)} pairs of languages")
         for line in self._left_told():
             report(line)

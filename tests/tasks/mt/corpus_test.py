@@ -329,6 +329,21 @@ def test_tables_and_files_that_make_no_pair_are_refused(tmp_path: Path) -> None:
     refused("tsv cannot be read", corpus.TSV.Params(languages=("en", "de"), files=lost))
 
 
+@pytest.mark.parametrize("name", [".", "..", ".de", "a/b", "a b", "", "a\n", "a:b", "\x00"])
+def test_names_that_can_name_no_file_are_refused(name: str) -> None:
+    for split, language in ((name, "de"), ("valid", name)):
+        params = corpus.Aligned.Params(files={split: {"en": "x", language: "x"}})
+        with pytest.raises(errors.InputError, match=r"^aligned: .* can name no file\. ") as caught:
+            params.instantiate().check_names()
+        assert "\n" not in str(caught.value)
+
+
+def test_names_of_any_script_are_taken() -> None:
+    for name in ("zh-Hans", "pt_BR", "русский", "语", "v1.2", "2016"):
+        files = {name: {"en": "x", name: "x"}}
+        corpus.Aligned.Params(files=files).instantiate().check_names()
+
+
 # --- Django's catalogues ---
 
 

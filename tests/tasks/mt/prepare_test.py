@@ -78,6 +78,11 @@ def test_flags_name_corpora_of_every_kind() -> None:
             "has no field 'vocabulry.size'; nearest 'vocabulary.size'",
         ),
         (["--output=x", "--django", "--override=policy.empty=5"], "must be 'skip' or 'fail', got"),
+        (
+            ["--output=x", "--tsv=en,de:train=a", "--tsv=en,de:../evil=a"],
+            "InputError: tsv: split '../evil' can name no file. Call it by letters, digits",
+        ),
+        (["--output=x", "--tsv=en,d/e:train=a"], "tsv: language 'd/e' can name no file. Call"),
         (["--output=x", "--django", "--pairs=de:enn"], "no corpus has the pair 'de:enn'"),
     ],
 )

@@ -389,6 +389,14 @@ class Preparation(hyperparams.Configurable):
                 f"vocabulary {path} has no byte fallback: characters without a piece would vanish. "
                 "Train it with byte_fallback=true, or by the prepare command"
             )
+        first = vocabulary_lib.END + 1
+        wanted = {n: f"<2{target}>" for n, target in enumerate(vocabulary.targets, first)}
+        if vocabulary.controls != wanted:
+            told = ", ".join(f"{symbol} ({n})" for n, symbol in vocabulary.controls.items())
+            raise errors.InputError(
+                f"vocabulary {path} has the control symbols {told}, but <2xx> alone may be, from "
+                f"id {first} on. Train it by the prepare command"
+            )
         if self._target_tokens:
             for target in self._targets:
                 vocabulary.target_id(target)

@@ -121,14 +121,18 @@ class Vocabulary:
         return digest.hexdigest()
 
     @functools.cached_property
+    def controls(self) -> dict[int, str]:
+        """Control symbols by their ids, but for the reserved ones."""
+        control = _PROTOS.ModelProto.SentencePiece.CONTROL
+        pieces = enumerate(self._model.pieces)
+        return {
+            number: each.piece for number, each in pieces if number > END and each.type == control
+        }
+
+    @functools.cached_property
     def targets(self) -> tuple[str, ...]:
         """Languages that have a target token."""
-        control = _PROTOS.ModelProto.SentencePiece.CONTROL
-        return tuple(
-            piece.piece[2:-1]
-            for piece in self._model.pieces
-            if piece.type == control and piece.piece.startswith("<2")
-        )
+        return tuple(name[2:-1] for name in self.controls.values() if name.startswith("<2"))
 
     def target_id(self, language: str) -> int:
         """Return the id of <2language>.

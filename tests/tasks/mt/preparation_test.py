@@ -7,6 +7,7 @@ import fcntl
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -299,6 +300,40 @@ def test_a_given_vocabulary_without_byte_fallback_is_refused(tmp_path: Path, fol
         made.run(tmp_path / "out")
     # What has been made with one is still read.
     assert not vocabulary.Vocabulary.load(tmp_path / "bytes.model").byte_fallback
+
+
+@pytest.mark.parametrize(
+    ("symbols", "fine"),
+    [
+        (["<2de>", "<2en>"], True),
+        (["<2en>", "<sep>"], False),
+        (["<sep>", "<2en>"], False),
+        (["<mask>"], False),
+    ],
+)
+def test_a_given_vocabulary_with_other_control_symbols_is_refused(
+    tmp_path: Path, folder: Path, symbols: list[str], fine: bool
+) -> None:
+    path = str(tmp_path / "own.model")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter((folder / "de" / "de.train.txt").read_text().splitlines()),
+        model_prefix=path.removesuffix(".model"),
+        vocab_size=330,
+        byte_fallback=True,
+        control_symbols=symbols,
+        minloglevel=2,
+        pad_id=0,
+        unk_id=1,
+        bos_id=2,
+        eos_id=3,
+    )
+    made = toy_text.params(folder, vocabulary_file=path).instantiate()
+    if fine:
+        assert list(made._given_vocabulary.controls.values()) == symbols
+        return
+    told = ", ".join(f"{symbol} ({number})" for number, symbol in enumerate(symbols, 4))
+    with pytest.raises(errors.InputError, match=re.escape(f"symbols {told}, but <2xx> alone")):
+        made.run(tmp_path / "out")
 
 
 @pytest.mark.parametrize(("rule", "empty"), [("nmt_nfkc", [3, 5]), ("identity", [5])])

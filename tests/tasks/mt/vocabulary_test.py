@@ -45,6 +45,7 @@ def test_ids_stand_in_their_order(made: vocabulary.Vocabulary) -> None:
     assert made.pieces[261] == "<0xFF>"
     assert len(made) == SIZE
     assert made.targets == ("de", "zh-Hans")
+    assert made.controls == {4: "<2de>", 5: "<2zh-Hans>"}
     assert made.target_id("zh-Hans") == 5
     with pytest.raises(errors.InputError, match="has no <2fr>; its target tokens: de, zh-Hans"):
         made.target_id("fr")

@@ -118,6 +118,8 @@ class Vocabulary:
             )
         trainer = self._model.trainer_spec
         digest.update(bytes((trainer.model_type, trainer.byte_fallback)))
+        if trainer.treat_whitespace_as_suffix:
+            digest.update(b"suffix")  # where it is set alone: all other hashes are as they were
         return digest.hexdigest()
 
     @functools.cached_property

@@ -147,19 +147,33 @@ def changed(made: vocabulary.Vocabulary, what: str) -> str:
             proto.normalizer_spec.precompiled_charsmap = b""
         case "spaces":
             proto.normalizer_spec.remove_extra_whitespaces = False
+        case "suffix":
+            proto.trainer_spec.treat_whitespace_as_suffix = True
         case "training":
             proto.trainer_spec.num_threads += 1
             proto.trainer_spec.model_prefix = "elsewhere"
     return vocabulary.Vocabulary(proto.SerializeToString()).hash
 
 
-@pytest.mark.parametrize("what", ["piece", "score", "order", "normaliser", "spaces"])
+@pytest.mark.parametrize("what", ["piece", "score", "order", "normaliser", "spaces", "suffix"])
 def test_the_hash_sees_what_changes_ids(made: vocabulary.Vocabulary, what: str) -> None:
     assert changed(made, what) != made.hash
 
 
 def test_the_hash_sees_no_settings_of_training(made: vocabulary.Vocabulary) -> None:
     assert changed(made, "training") == made.hash
+
+
+def test_a_hash_stays_as_it_was() -> None:
+    proto = PROTOS.ModelProto()
+    for number, text in enumerate(("<pad>", "<unk>", "<s>", "</s>", "a")):
+        kind = PROTOS.ModelProto.SentencePiece
+        kinds = (kind.CONTROL, kind.UNKNOWN, kind.CONTROL, kind.CONTROL, kind.NORMAL)
+        proto.pieces.add(piece=text, score=-number, type=kinds[number])
+    proto.trainer_spec.pad_id, proto.trainer_spec.unk_id = 0, 1
+    proto.trainer_spec.bos_id, proto.trainer_spec.eos_id = 2, 3
+    found = vocabulary.Vocabulary(proto.SerializeToString()).hash
+    assert found.startswith("6e8dbabfd8d656ae")
 
 
 def test_poor_text_gives_fewer_pieces() -> None:

@@ -126,21 +126,19 @@ class Preparation(hyperparams.Configurable):
         return records.Records(target)
 
     def check(self, found: records.Records) -> None:
-        """Refuse records that other params made.
+        """Refuse records that other params made; a field that is new since has its default in them.
 
         Raises:
             InputError: names what differs.
         """
+        from lingvo_gpipe import task  # imports TensorFlow, which takes seconds
+
         old, new = found.manifest["params"], self.params.to_text()
-        if old == new:
-            return
-        before, after = (set(text.splitlines()) for text in (old, new))
-        lines = [f"    - {line.strip()}" for line in old.splitlines() if line not in after]
-        lines += [f"    + {line.strip()}" for line in new.splitlines() if line not in before]
-        raise errors.InputError(
-            f"{found.folder} was prepared otherwise. Give a new folder, or the same params:\n"
-            + "\n".join(lines)
-        )
+        if old != new and (lines := task.change(old, new).lines):
+            raise errors.InputError(
+                f"{found.folder} was prepared otherwise. Give a new folder, or the same params:\n"
+                + "\n".join(f"    {line}" for line in lines)
+            )
 
     def _changed(self, found: records.Records) -> str | None:
         """Tell the first text file that records do not know as it is; None: they know all.

@@ -5,10 +5,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import io
-import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -284,6 +282,15 @@ def test_a_vocabulary_that_cannot_be_is_refused_before_text_is_read(
         toy_text.params(folder, **fields).instantiate().run(tmp_path / "out")
 
 
+def test_a_given_vocabulary_is_taken(made: records.Records, folder: Path, tmp_path: Path) -> None:
+    path = str(made.folder / records.VOCABULARY)
+    params = toy_text.params(folder, vocabulary_file=path, pairs=("sw:en",))
+    assert params.instantiate().run(tmp_path / "out").vocabulary_hash == made.vocabulary_hash
+    params.set(pairs=("en:sw",), target_tokens=True)
+    with pytest.raises(errors.InputError, match="vocabulary has no <2sw>"):
+        params.instantiate().run(tmp_path / "other")
+
+
 def test_a_given_vocabulary_without_byte_fallback_is_refused(tmp_path: Path, folder: Path) -> None:
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter((folder / "de" / "de.train.txt").read_text().splitlines()),
@@ -496,99 +503,3 @@ def test_text_of_which_nothing_is_left_is_refused(tmp_path: Path) -> None:
         (tmp_path / f"{name}.train.txt").write_text("\n\n")
     with pytest.raises(errors.InputError, match="no training pair is left"):
         toy_text.params(tmp_path).instantiate().run(tmp_path / "out")
-
-
-# --- What is there already ---
-
-
-def test_the_same_params_open_what_is_there_and_others_refuse_it(
-    folder: Path, tmp_path: Path
-) -> None:
-    params = toy_text.params(folder)
-    params.instantiate().run(tmp_path / "out")
-    before = (tmp_path / "out" / records.MANIFEST).stat().st_mtime_ns
-    told: list[str] = []
-    params.instantiate().run(tmp_path / "out", report=told.append)
-    assert told == [f"{tmp_path / 'out'} is prepared already"]
-    assert (tmp_path / "out" / records.MANIFEST).stat().st_mtime_ns == before
-    params.vocabulary.size = 331
-    with pytest.raises(errors.InputError) as caught:
-        params.instantiate().run(tmp_path / "out")
-    first, *lines = str(caught.value).splitlines()
-    assert "was prepared otherwise. Give a new folder" in first
-    assert lines == ["    - vocabulary.size: 330", "    + vocabulary.size: 331"]
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "thesis.txt").write_text("years of work")
-    with pytest.raises(errors.InputError, match="own is in use, but holds no records"):
-        params.instantiate().run(tmp_path / "own")
-
-
-def test_text_that_changed_behind_records_is_told(tmp_path: Path) -> None:
-    folder = toy_text.write_folder(tmp_path / "text", {"de": 300})
-    params = toy_text.params(folder)
-    params.instantiate().run(tmp_path / "out")
-
-    def warned() -> list[str]:
-        told: list[str] = []
-        params.instantiate().run(tmp_path / "out", report=told.append)
-        assert told[0] == f"{tmp_path / 'out'} is prepared already"
-        return told[1:]
-
-    def warning(change: str) -> list[str]:
-        start = f"warning: {tmp_path / 'out'} was prepared of other text: {folder}"
-        return [f"{start}/{change}. Prepare into another folder, or remove this one"]
-
-    assert not warned()
-    toy_text.write_folder(folder, {"sw": 5})
-    assert warned() == warning("sw/en.test.txt was not there")
-    shutil.rmtree(folder / "sw")
-    path = folder / "de" / "de.test.txt"
-    size = path.stat().st_size
-    path.write_text("ba")
-    assert warned() == warning(f"de/de.test.txt had {size} bytes, not 2")
-    # Records that were made when sizes were not kept are not compared.
-    manifest = tmp_path / "out" / records.MANIFEST
-    kept = json.loads(manifest.read_text())
-    del kept["files"]
-    manifest.write_text(json.dumps(kept))
-    assert not warned()
-
-
-def test_records_that_are_there_need_no_text(tmp_path: Path) -> None:
-    folder = toy_text.write_folder(tmp_path / "text", {"de": 300})
-    params = toy_text.params(folder)
-    params.instantiate().run(tmp_path / "out")
-    shutil.rmtree(folder)
-    told: list[str] = []
-    again = params.instantiate().run(tmp_path / "out", report=told.append)
-    assert again.pairs == ("de:en",)
-    assert told == [f"{tmp_path / 'out'} is prepared already"]
-    with pytest.raises(errors.InputError, match="text does not exist"):
-        params.instantiate().run(tmp_path / "other")
-
-
-def test_torn_records_are_told_before_they_are_used(folder: Path, tmp_path: Path) -> None:
-    params = toy_text.params(folder)
-    params.instantiate().run(tmp_path / "out")
-    (tmp_path / "out" / "test.ids").write_bytes(b"")
-    with pytest.raises(errors.InputError, match=r"test\.ids has 0 bytes.* Remove .*out and prep"):
-        params.instantiate().run(tmp_path / "out")
-
-
-def test_the_present_folder_may_be_the_output(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    found = toy_text.params(folder).instantiate().run(".")
-    assert found.folder == tmp_path / "here"
-    assert (tmp_path / "here" / records.MANIFEST).exists()
-
-
-def test_a_given_vocabulary_is_taken(made: records.Records, folder: Path, tmp_path: Path) -> None:
-    path = str(made.folder / records.VOCABULARY)
-    params = toy_text.params(folder, vocabulary_file=path, pairs=("sw:en",))
-    assert params.instantiate().run(tmp_path / "out").vocabulary_hash == made.vocabulary_hash
-    params.set(pairs=("en:sw",), target_tokens=True)
-    with pytest.raises(errors.InputError, match="vocabulary has no <2sw>"):
-        params.instantiate().run(tmp_path / "other")

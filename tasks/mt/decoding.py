@@ -10,7 +10,7 @@ done makes room for the next one.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,6 +78,18 @@ class _Group(NamedTuple):
     parents: tf.Tensor
 
 
+class _Weights(NamedTuple):
+    """The weights of all cells while sentences are translated, as their layers read them.
+
+    Attributes:
+        begin: per cell, of the layers that begin a sentence.
+        extend: per cell, of those that add a token.
+    """
+
+    begin: Sequence[incremental.Theta]
+    extend: Sequence[incremental.Theta]
+
+
 class _Cell:
     """A cell's programs while decoding; pure, never inlined, traced once per shapes."""
 
@@ -106,27 +118,23 @@ class _Cell:
         self.extend = _program(self._extend)
         self.choose = _program(self._choose)
 
-    def own(self, weights: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Return the weights that its layers have."""
-        return {path: weights[path] for path in self.part.paths}
-
-    def _begin(self, weights: Any, given: Any, rows: int, length: int) -> Any:
+    def _begin(self, theta: Any, given: Any, rows: int, length: int) -> Any:
         """Return the caches of `rows` hypotheses, and what later cells read of the sentences."""
-        caches, written = self.part.begin(weights, given, rows, length)
+        caches, written = self.part.begin(theta, given, rows, length)
         return caches, {name: written[name] for name in self._begin_exports}
 
-    def _extend(self, weights: Any, caches: Any, parents: tf.Tensor, given: Any) -> Any:
+    def _extend(self, theta: Any, caches: Any, parents: tf.Tensor, given: Any) -> Any:
         """Return the caches with a token more, and what later cells read of it."""
         if self._search.beam > 1:
             caches = self.part.reorder(caches, parents)
-        written, caches = self.part.extend(weights, caches, given)
+        written, caches = self.part.extend(theta, caches, given)
         return caches, {name: written[name] for name in self._extend_exports}
 
-    def _choose(self, weights: Any, caches: Any, parents: tf.Tensor, given: Any, state: Any) -> Any:
+    def _choose(self, theta: Any, caches: Any, parents: tf.Tensor, given: Any, state: Any) -> Any:
         """Extend, as the last cell does it: return the caches, and what the search makes of it."""
         if self._search.beam > 1:
             caches = self.part.reorder(caches, parents)
-        written, caches = self.part.extend(weights, caches, given)
+        written, caches = self.part.extend(theta, caches, given)
         logits = written[self.part.extend_writes[-1]][:, 0]
         state, tokens, parents = search_lib.advance(self._search, state, logits)
         return caches, (state, tokens, parents), search_lib.done(self._search, state)
@@ -186,6 +194,7 @@ class Translator:
         halves = (-(-max_length // 2**n) for n in range(params.num_shapes))
         self._spans = sorted(set(halves))
         self.cut = 0
+        self._read = runtime.OuterFunction(self._thetas)
         self._begin = runtime.OuterFunction(self._begun)
         self._sweep = runtime.OuterFunction(self._swept)
 
@@ -205,8 +214,12 @@ class Translator:
             The ids of each translation, in the order of `sources`, without <s> and </s>.
         """
         found: list[list[int]] = [[] for _ in sources]
+        # Once, and not for every token: in mixed precision reading is a copy.
+        weights = _Weights(*self._read())
         for span, chunks in self._planned(sources):
-            for numbers, ids in self._run(span, chunks, sources, progress or (lambda _: None)):
+            for numbers, ids in self._run(
+                weights, span, chunks, sources, progress or (lambda _: None)
+            ):
                 for number, row in zip(numbers, ids, strict=False):
                     found[number] = _trimmed(row)
                     self.cut += vocabulary_lib.END not in row
@@ -233,6 +246,7 @@ class Translator:
 
     def _run(
         self,
+        weights: _Weights,
         span: int,
         waiting: list[list[int]],
         sources: Sequence[Sequence[int]],
@@ -254,11 +268,12 @@ class Translator:
                 over = [False] * len(running)
             while waiting and len(running) < places:
                 numbers = waiting.pop(0)
-                running.append((numbers, self._begun_group(span, rows, numbers, sources)))
+                ids = _padded([sources[number] for number in numbers], rows, span)
+                running.append((numbers, self._begin(weights.begin, tf.constant(ids))))
                 over.append(False)
             if not running:
                 return
-            groups, done = self._sweep(*(group for _, group in running))
+            groups, done = self._sweep(weights.extend, *(group for _, group in running))
             running = [(n, group) for (n, _), group in zip(running, groups, strict=True)]
             finished = 0
             for place, ends in enumerate(done.numpy().tolist()):
@@ -270,28 +285,18 @@ class Translator:
                     finished += len(numbers)
             progress(finished)
 
-    def _begun_group(
-        self, span: int, rows: int, numbers: Sequence[int], sources: Sequence[Sequence[int]]
-    ) -> _Group:
-        ids = np.zeros((rows, span), np.int32)
-        for row, number in enumerate(numbers):
-            ids[row, : len(sources[number])] = sources[number]
-        begun: _Group = self._begin(tf.constant(ids))
-        return begun
-
-    def _begun(self, source: tf.Tensor) -> _Group:
+    def _begun(self, weights: Sequence[incremental.Theta], source: tf.Tensor) -> _Group:
         """Encode sources [rows, S]: the outer function of a group."""
         search, (rows, span) = self._search, source.shape
         length = search.max_length
         if search.max_extra is not None:
             length = min(length, span + search.max_extra)
-        weights = self._weights()
         stream: dict[str, Any] = {"source": source}
         caches = []
-        for cell in self._cells:
+        for cell, theta in zip(self._cells, weights, strict=True):
             with tf.device(cell.device):
                 given = {name: stream[name] for name in cell.part.begin_reads}
-                own, written = cell.begin(cell.own(weights), given, rows * search.beam, length)
+                own, written = cell.begin(theta, given, rows * search.beam, length)
             stream |= written
             caches.append(own)
         with tf.device(self._cells[self._last].device):
@@ -304,10 +309,11 @@ class Translator:
             )
         return _Group(tuple(caches), state, *search_lib.first_tokens(rows, search))
 
-    def _swept(self, *groups: _Group) -> tuple[tuple[_Group, ...], tf.Tensor]:
+    def _swept(
+        self, weights: Sequence[incremental.Theta], *groups: _Group
+    ) -> tuple[tuple[_Group, ...], tf.Tensor]:
         """Add a token to every hypothesis of all groups: the outer function of a token."""
         table = network.forward_table(self._analysis.table, len(groups))
-        weights = self._weights()
         streams = [{"target": group.tokens[:, tf.newaxis]} for group in groups]
         caches = [list(group.caches) for group in groups]
         chosen: dict[int, list[Any]] = {}
@@ -318,7 +324,7 @@ class Translator:
                 continue
             with tf.device(cell.device), tf.control_dependencies(previous.get(device, [])):
                 given = {name: streams[m][name] for name in cell.part.extend_reads}
-                common = (cell.own(weights), caches[m][slot.cell], groups[m].parents, given)
+                common = (weights[slot.cell], caches[m][slot.cell], groups[m].parents, given)
                 if slot.cell == self._last:
                     caches[m][slot.cell], *chosen[m] = cell.choose(*common, groups[m].state)
                     mark = chosen[m][1]
@@ -330,8 +336,24 @@ class Translator:
         moved = [_Group(tuple(own), *chosen[m][0]) for m, own in enumerate(caches)]
         return tuple(moved), tf.stack([chosen[m][1] for m in range(len(groups))])
 
-    def _weights(self) -> dict[str, tf.Tensor]:
-        return executor_lib.read_weights(self._analysis, self._pipe.by_path, self._pipe.executor)
+    def _thetas(self) -> tuple[list[incremental.Theta], list[incremental.Theta]]:
+        """Read the weights, on their devices: per cell those of `begin`, and of `extend`."""
+        weights = executor_lib.read_weights(self._analysis, self._pipe.by_path, self._pipe.executor)
+        begins, extends = [], []
+        for cell in self._cells:
+            with tf.device(cell.device):
+                theta = cell.part.read(weights)
+            begins.append({name: theta[name] for name in cell.part.begin_layers})
+            extends.append({name: theta[name] for name in cell.part.extend_layers})
+        return begins, extends
+
+
+def _padded(sources: Sequence[Sequence[int]], rows: int, span: int) -> Any:
+    """Return ids [rows, span] of sentences, 0 behind each and in further rows."""
+    ids = np.zeros((rows, span), np.int32)
+    for row, source in enumerate(sources):
+        ids[row, : len(source)] = source
+    return ids
 
 
 def notes(cut: int) -> Iterator[str]:

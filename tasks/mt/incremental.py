@@ -29,6 +29,7 @@ from lingvo_gpipe.layers import base
 _BY_POSITION = (core.LayerNorm, core.SequenceSoftmax, core.Dense, core.Dropout, core.Activation)
 
 State = dict[str, dict[str, tf.Tensor]]  # layer → its cache
+Theta = dict[str, dict[str, Any]]  # layer → its weights by its own names, nested by child
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Step:
         name: of the layer.
         layer: itself.
         paths: its own variable path → path in the network.
+        dtypes: its own variable path → dtype in which it reads it.
         reads: names that it reads.
         writes: names that it writes.
         by_token: those of `reads` that come token by token; none: it runs once for a sentence.
@@ -47,6 +49,7 @@ class Step:
     name: str
     layer: Any
     paths: dict[str, str]
+    dtypes: dict[str, tf.DType]
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     by_token: frozenset[str]
@@ -69,6 +72,7 @@ def steps(analysis: network.Analysis) -> dict[int, Step]:
             info.name,
             own.instantiate(),
             info.paths,
+            {spec.path: spec.read_dtype for spec in info.meta.variables},
             reads,
             writes,
             frozenset(by_token & set(reads)),
@@ -96,7 +100,8 @@ class Part:
         begin_writes: names that it gives.
         extend_reads: names that `extend` needs.
         extend_writes: names that it gives.
-        paths: of the weights that both need.
+        begin_layers: whose weights `begin` needs.
+        extend_layers: whose weights `extend` needs.
     """
 
     def __init__(self, own: Iterable[Step]) -> None:
@@ -111,15 +116,24 @@ class Part:
         )
         self.extend_writes = tuple(name for step in self._stepped for name in step.writes)
         self.extend_reads = _missing((step.by_token, step.writes) for step in self._stepped)
-        self.paths = tuple(dict.fromkeys(path for step in own for path in step.paths.values()))
+        self.begin_layers = tuple(step.name for step in (*self._before, *keeping))
+        self.extend_layers = tuple(step.name for step in self._stepped)
+
+    def read(self, weights: Mapping[str, tf.Tensor]) -> Theta:
+        """Return the weights of all layers, as these read them: once, not for every token.
+
+        Args:
+            weights: of the network by path, variables or tensors.
+        """
+        return {step.name: _theta(step, weights) for step in (*self._before, *self._stepped)}
 
     def begin(
-        self, weights: Mapping[str, tf.Tensor], given: Mapping[str, Any], rows: Any, length: int
+        self, theta: Theta, given: Mapping[str, Any], rows: Any, length: int
     ) -> tuple[State, dict[str, Any]]:
         """Run what runs once for a sentence.
 
         Args:
-            weights: of the network by path.
+            theta: of `begin_layers`.
             given: `begin_reads` by name, of the sentences.
             rows: hypotheses of all sentences, those of one behind each other.
             length: target tokens at most.
@@ -129,22 +143,23 @@ class Part:
         """
         stream = dict(given)
         for step in self._before:
-            value = step.layer.run(_theta(step, weights), _read(step, stream), _context(step))
+            value = step.layer.run(theta[step.name], _read(step, stream), _context(step))
             _write(step, value, stream)
         state = {}
         for step in self._stepped:
             if hasattr(step.layer, "begin"):
-                theta, read = _theta(step, weights), _read(step, stream)
-                state[step.name] = step.layer.begin(theta, read, rows, length, _context(step))
+                state[step.name] = step.layer.begin(
+                    theta[step.name], _read(step, stream), rows, length, _context(step)
+                )
         return state, {name: stream[name] for name in self.begin_writes}
 
     def extend(
-        self, weights: Mapping[str, tf.Tensor], state: State, given: Mapping[str, Any]
+        self, theta: Theta, state: State, given: Mapping[str, Any]
     ) -> tuple[dict[str, Any], State]:
         """Add a token to every hypothesis.
 
         Args:
-            weights: of the network by path.
+            theta: of `extend_layers`.
             state: what `begin`, `extend` or `reorder` gave.
             given: `extend_reads` by name, such as target [rows, 1].
 
@@ -154,13 +169,13 @@ class Part:
         stream = dict(given)
         caches = dict(state)
         for step in self._stepped:
-            theta, read = _theta(step, weights), _read(step, stream)
+            own, read = theta[step.name], _read(step, stream)
             if hasattr(step.layer, "extend"):
                 value, caches[step.name] = step.layer.extend(
-                    theta, state[step.name], read, _context(step)
+                    own, state[step.name], read, _context(step)
                 )
             else:
-                value = step.layer.run(theta, read, _context(step))
+                value = step.layer.run(own, read, _context(step))
             _write(step, value, stream)
         return {name: stream[name] for name in self.extend_writes}, caches
 
@@ -201,29 +216,31 @@ class Incremental:
         self.length = length
         self._part = Part(steps(analysis).values())
 
-    def begin(self, weights: Mapping[str, tf.Tensor], source: tf.Tensor, beam: int = 1) -> State:
+    def read(self, weights: Mapping[str, tf.Tensor]) -> Theta:
+        """See `Part.read`."""
+        return self._part.read(weights)
+
+    def begin(self, theta: Theta, source: tf.Tensor, beam: int = 1) -> State:
         """Encode source [B, S]; return the caches of B · beam hypotheses, before the first token.
 
         Args:
-            weights: of the network by path, variables or tensors.
+            theta: what `read` gave.
             source: ids, 0 is padding.
             beam: hypotheses of a sentence.
         """
         rows = tf.shape(source)[0] * beam
-        state, _ = self._part.begin(weights, {"source": source}, rows, self.length)
+        state, _ = self._part.begin(theta, {"source": source}, rows, self.length)
         return state
 
-    def extend(
-        self, weights: Mapping[str, tf.Tensor], state: State, target: tf.Tensor
-    ) -> tuple[tf.Tensor, State]:
+    def extend(self, theta: Theta, state: State, target: tf.Tensor) -> tuple[tf.Tensor, State]:
         """Return the logits [rows, V] behind target [rows], and the new caches.
 
         Args:
-            weights: of the network by path.
+            theta: what `read` gave.
             state: what `begin`, `extend` or `reorder` gave.
             target: ids of the tokens that are added, <s> first.
         """
-        written, caches = self._part.extend(weights, state, {"target": target[:, tf.newaxis]})
+        written, caches = self._part.extend(theta, state, {"target": target[:, tf.newaxis]})
         return written[self._part.extend_writes[-1]][:, 0], caches
 
     def reorder(self, state: State, parents: tf.Tensor) -> State:
@@ -244,15 +261,14 @@ def _missing(
 
 
 def _theta(step: Step, weights: Mapping[str, tf.Tensor]) -> dict[str, Any]:
-    """Return the layer's weights by its own names, nested by child, in its compute dtype."""
+    """Return the layer's weights by its own names, nested by child, in the dtypes it reads."""
     theta: dict[str, Any] = {}
     for own, path in step.paths.items():
         *parents, last = own.split("/")
         node = theta
         for parent in parents:
             node = node.setdefault(parent, {})
-        value = tf.convert_to_tensor(weights[path])
-        node[last] = precision.cast(value, step.layer.policy.compute)
+        node[last] = precision.cast(tf.convert_to_tensor(weights[path]), step.dtypes[own])
     return theta
 
 

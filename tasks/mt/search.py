@@ -252,17 +252,17 @@ def translate(
             f"search.max_length={search.max_length}, but the model's caches hold "
             f"{incremental.length} tokens. Make them equal"
         )
-    weights = {path: tf.convert_to_tensor(weight) for path, weight in weights.items()}
+    theta = incremental.read(weights)
     rows = tf.shape(source)[0]
     state = begin(rows, search, limits=limits_of(search, source), controls=controls)
-    caches = incremental.begin(weights, source, search.beam)
+    caches = incremental.begin(theta, source, search.beam)
     tokens, parents = first_tokens(rows, search)
 
     def step(state: State, caches: Any, tokens: Any, parents: Any) -> Any:
         before = (state, caches, tokens, parents)
         if search.beam > 1:
             caches = incremental.reorder(caches, parents)
-        logits, caches = incremental.extend(weights, caches, tokens)
+        logits, caches = incremental.extend(theta, caches, tokens)
         state, tokens, parents = advance(search, state, logits)
         after = (state, caches, tokens, parents)
         return tf.nest.map_structure(

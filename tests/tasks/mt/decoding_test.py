@@ -120,8 +120,11 @@ def test_a_beam_in_bfloat16_is_full_recomputation_but_for_rounding() -> None:
 
 def check_programs(model: Any, pipe: Any, num_cells: int) -> None:
     """A token is a pure call per group and cell that has to do with it, on the cell's device."""
-    groups = [model._begin(tf.ones([4, 10], tf.int32)) for _ in range(2)]
-    graph = tf.function(model._swept, autograph=False).get_concrete_function(*groups).graph
+    begins, extends = model._read()
+    groups = [model._begin(begins, tf.ones([4, 10], tf.int32)) for _ in range(2)]
+    traced = tf.function(model._swept, autograph=False).get_concrete_function(extends, *groups)
+    graph = traced.graph
+    assert not graph.captures  # no weight is read for a token: they are given
     calls = [op for op in graph.get_operations() if op.type.endswith("PartitionedCall")]
     assert {op.type for op in calls} == {"PartitionedCall"}  # not the stateful one
     places = [device for device in pipe.executor.devices for _ in groups]

@@ -45,8 +45,9 @@ def check(got: Any, wanted: Any, dtype: str) -> None:
 def test_token_by_token_is_full_recomputation(settings: Any, dtype: str) -> None:
     pipe = built_from(params(**settings).set(dtype=dtype))
     decoder = incremental.Incremental(pipe.analysis, LENGTH)
-    state = decoder.begin(pipe.by_path, tf.constant(SOURCE))
-    step = tf.function(lambda s, ids: decoder.extend(pipe.by_path, s, ids), autograph=False)
+    theta = decoder.read(pipe.by_path)
+    state = decoder.begin(theta, tf.constant(SOURCE))
+    step = tf.function(lambda s, ids: decoder.extend(theta, s, ids), autograph=False)
     whole = pipe(fields(TARGET), training=False)
     for t in range(LENGTH):
         logits, state = step(state, tf.constant(TARGET[:, t]))
@@ -56,20 +57,31 @@ def test_token_by_token_is_full_recomputation(settings: Any, dtype: str) -> None
     check(prefix, whole[:, :2], dtype)
 
 
+def test_weights_are_read_as_their_layers_read_them() -> None:
+    """A table's rows are looked up in float32; for products of bfloat16 it is cast."""
+    pipe = built_from(params(tie="all").set(dtype="mixed_bfloat16"))
+    theta = incremental.Incremental(pipe.analysis, LENGTH).read(pipe.by_path)
+    names = ("source_embedding", "target_embedding")
+    tables = [theta[name]["embedding"]["table"].dtype for name in names]
+    assert tables == [tf.float32, tf.float32]
+    assert theta["softmax"]["kernel"].dtype == tf.bfloat16
+
+
 @pytest.mark.parametrize("dtype", ["float64", "mixed_bfloat16"])
 def test_a_cache_goes_with_its_hypotheses(dtype: str) -> None:
     """Hypotheses put into another order, one of them twice, as a beam does after each token."""
     pipe, beam = built_from(params(transparent="shared").set(dtype=dtype)), 2
     decoder = incremental.Incremental(pipe.analysis, LENGTH)
-    state = decoder.begin(pipe.by_path, tf.constant(SOURCE), beam)
+    theta = decoder.read(pipe.by_path)
+    state = decoder.begin(theta, tf.constant(SOURCE), beam)
     assert state["decoder_0"]["memory_key"].shape[0] == len(SOURCE)  # once for a sentence
     prefixes = np.array([[2, 5], [2, 6], [2, 7], [2, 8], [2, 9], [2, 10]], np.int32)
     for t in range(2):
-        _, state = decoder.extend(pipe.by_path, state, tf.constant(prefixes[:, t]))
+        _, state = decoder.extend(theta, state, tf.constant(prefixes[:, t]))
     order = [1, 1, 3, 2, 4, 4]
     state = decoder.reorder(state, tf.constant(order))
     added = np.array([7, 8, 9, 4, 5, 6], np.int32)
-    logits, _ = decoder.extend(pipe.by_path, state, tf.constant(added))
+    logits, _ = decoder.extend(theta, state, tf.constant(added))
     target = np.concatenate([prefixes[order], added[:, np.newaxis]], 1)
     whole = pipe(fields(target, SOURCE.repeat(beam, 0)), training=False)
     check(logits, whole[:, 2], dtype)

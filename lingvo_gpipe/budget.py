@@ -34,6 +34,7 @@ class PartitionPlan:
         update_bytes: the most its update holds in place of copies and activations, which are gone
             by then: new values of one layer.
         live_micro_batches: the most micro-batches that are under way on its device at once.
+        is_estimate: whether activations are by formula, in part at least.
     """
 
     layers: tuple[str, ...]
@@ -47,6 +48,7 @@ class PartitionPlan:
     activation_bytes: int
     update_bytes: int
     live_micro_batches: int
+    is_estimate: bool
 
     @property
     def total_bytes(self) -> int:
@@ -74,7 +76,8 @@ class Plan:
             and slots: gradients, and activations and copies of weights or an update's new values.
         device_memory: as the params have it.
         parameters: elements of the trained weights that inference uses.
-        profiled: whether times were measured and activations read from traced programs.
+        profiled: whether times were measured and activations read from traced programs, as far
+            as these tell them (`PartitionPlan.is_estimate`).
         analysis: of the network.
     """
 
@@ -157,6 +160,7 @@ def make(
     at_once = [0] * table.num_devices
     for k in cells:
         at_once[table.device_of(k)] = max(at_once[table.device_of(k)], updates[k])
+    estimated = {table.device_of(k) for k in cells if needs[k].is_estimate}
     costs = describe.cell_costs(analysis)
     return Plan(
         partitions=tuple(
@@ -172,6 +176,7 @@ def make(
                 activation_bytes=peaks.devices[table.device_of(k)],
                 update_bytes=updates[k],
                 live_micro_batches=line.peak_live[table.device_of(k)],
+                is_estimate=table.device_of(k) in estimated,
             )
             for k in cells
         ),

@@ -35,6 +35,7 @@ class CellBytes:
         kept_forward: the most a forward holds that is kept, what it leaves included.
         residual: what a kept forward leaves for its backward.
         kept_backward: the most a backward from the residual holds besides it.
+        is_estimate: whether some of it is by formula.
     """
 
     forward: int
@@ -43,6 +44,7 @@ class CellBytes:
     kept_forward: int
     residual: int
     kept_backward: int
+    is_estimate: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -232,7 +234,21 @@ def estimate(net: Network, cell: int) -> CellBytes:
         kept += held.kept
     gradients = sum(analysis.variables[path].size_bytes for path in net.cells[cell].weights)
     backward = max(working, kept + widest + gradients)
-    return CellBytes(working, backward, backward, max(working, left), left, widest + gradients)
+    return CellBytes(
+        forward=working,
+        backward=backward,
+        fused=backward,
+        kept_forward=max(working, left),
+        residual=left,
+        kept_backward=widest + gradients,
+        is_estimate=True,
+    )
+
+
+def at_least(told: CellBytes, least: CellBytes) -> CellBytes:
+    """Return the larger of two tellings of a cell's bytes, number by number."""
+    pairs = zip(dataclasses.astuple(told), dataclasses.astuple(least), strict=True)
+    return CellBytes(*map(max, pairs))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 # Their output is their input: no bytes of its own.
 _VIEWS = frozenset(
     ("Identity", "IdentityN", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient")
@@ -106,6 +108,25 @@ def kept_bytes(graph: Any, outputs: Collection[int]) -> int:
         if tensor.op.type not in _GIVEN:
             held[tensor.ref()] = _bytes(tensor)
     return sum(held.values())
+
+
+def is_told(graph: Any) -> bool:
+    """Tell whether a graph tells all that its program holds.
+
+    Of loops, conditions and other calls it has the outputs alone, not what their bodies hold; nor
+    does it know the bytes of lists of tensors, and of floats of unknown shape. (Integers of
+    unknown shape are shapes themselves.)
+    """
+    return not any(
+        any(attr.type in ("func", "list(func)") for attr in op.op_def.attr)
+        or any(map(_is_hidden, op.outputs))
+        for op in _needed(graph)
+    )
+
+
+def _is_hidden(tensor: Any) -> bool:
+    unknown = tensor.dtype.is_floating and not tensor.shape.is_fully_defined()
+    return bool(tensor.dtype == tf.variant or unknown)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

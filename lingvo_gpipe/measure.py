@@ -231,7 +231,8 @@ def _wait() -> None:
 def cell_bytes(net: footprint.Network, threads: int | None = None) -> list[footprint.CellBytes]:
     """Trace every cell's programs and tell what they hold, for the largest micro-batch.
 
-    Nothing is run, and no variable is created.
+    Nothing is run, and no variable is created. A cell with loops or conditions, whose bodies are
+    not looked into, holds at least what the layers' formulas tell, and is marked as an estimate.
 
     Args:
         net: the network.
@@ -270,22 +271,27 @@ def _traced(
 
     specs = _program_specs(net, cell, mode)
     tf.function(programs, autograph=False).get_concrete_function(*specs)
-    forward = graph_memory.peak_bytes(cell.graphs["F"], threads)
+    graphs = dict(cell.graphs)
+    is_told = all(map(graph_memory.is_told, graphs.values()))
+    forward = graph_memory.peak_bytes(graphs["F"], threads)
     if not back:
-        return footprint.CellBytes(forward, 0, 0, 0, 0, 0)
-    backward = graph_memory.peak_bytes(cell.graphs["B"], threads)
-    fused = graph_memory.peak_bytes(cell.graphs["FB"], threads) if last else backward
+        found = footprint.CellBytes(forward, 0, 0, 0, 0, 0, is_estimate=False)
+        return found if is_told else footprint.at_least(found, footprint.estimate(net, k))
+    backward = graph_memory.peak_bytes(graphs["B"], threads)
+    fused = graph_memory.peak_bytes(graphs["FB"], threads) if last else backward
     # Only now: the gradient adds outputs to the forward's graph.
     outer = tf.function(kept, autograph=False).get_concrete_function(*specs).graph
     pair = graph_memory.split_call(outer)
-    return footprint.CellBytes(
+    found = footprint.CellBytes(
         forward=forward,
         backward=backward,
         fused=fused,
         kept_forward=graph_memory.peak_bytes(pair.forward, threads),
         residual=graph_memory.kept_bytes(pair.forward, pair.kept),
         kept_backward=graph_memory.peak_bytes(pair.backward, threads),
+        is_estimate=False,
     )
+    return found if is_told else footprint.at_least(found, footprint.estimate(net, k))
 
 
 def _program_specs(

@@ -90,7 +90,9 @@ def _head(given: budget.Plan) -> Iterator[str]:
         f"{describe.sizes_text(analysis.sizes)}, recompute {','.join(_policies(analysis.policies))}"
     )
     if given.profiled:
-        yield "costs: measured on this machine; peak activations: traced programs"
+        some = any(cell.is_estimate for cell in given.partitions)
+        least = ", ~ loops: by formula at least" if some else ""
+        yield f"costs: measured on this machine; peak activations: traced programs{least}"
     else:
         yield "costs: FLOPs, or as stated; peak activations: estimate by formula (--profile traces)"
     yield f"cuts: {analysis.cuts}" if len(analysis.cuts) <= 16 else f"cuts: {len(analysis.cuts)}"
@@ -118,13 +120,15 @@ def _partitions(given: budget.Plan) -> list[str]:
     columns["total"] = [cell.total_bytes for cell in given.partitions]
     rows = [["cell", "n", "cost", *columns, "live", "layers"]]
     for k, cell in enumerate(given.partitions):
-        sizes = [sizes[k] for sizes in columns.values()]
+        sizes = {name: readable.size(sizes[k]) for name, sizes in columns.items()}
+        if given.profiled and cell.is_estimate:
+            sizes[activations] = "~" + sizes[activations]
         rows.append(
             [
                 str(k),
                 str(len(cell.layers)),
                 readable.percent(cell.cost_share),
-                *map(readable.size, sizes),
+                *sizes.values(),
                 str(cell.live_micro_batches),
                 _layers_text(cell.layers),
             ]

@@ -131,3 +131,25 @@ def test_a_gradient_that_nobody_wants_keeps_its_tensors_too() -> None:
 def test_views_of_arguments_are_not_kept() -> None:
     pair = split(lambda x: tf.square(tf.reshape(x, [16, 16])))
     assert graph_memory.kept_bytes(pair.forward, pair.kept) == 0
+
+
+def test_bodies_of_calls_and_lists_of_tensors_are_not_told() -> None:
+    step = tf.function(tf.cumsum, autograph=False)
+    assert graph_memory.is_told(graph_of(lambda x: tf.cumsum(x) * 2.0, KIB))
+    assert not graph_memory.is_told(graph_of(lambda x: step(x) * 2.0, KIB))
+    assert not graph_memory.is_told(graph_of(lambda x: tf.unique(x)[0] * 2.0, KIB))
+
+    def unneeded(x: tf.Tensor) -> tf.Tensor:
+        step(x)
+        return tf.cumsum(x)
+
+    assert graph_memory.is_told(graph_of(unneeded, KIB))
+
+    def listed(x: tf.Tensor) -> tf.Tensor:
+        shape = tf.constant([], tf.int32)
+        rows = tf.raw_ops.TensorListFromTensor(tensor=x, element_shape=shape)
+        return tf.raw_ops.TensorListStack(
+            input_handle=rows, element_shape=shape, element_dtype=tf.float32, num_elements=256
+        )
+
+    assert not graph_memory.is_told(graph_of(listed, KIB))

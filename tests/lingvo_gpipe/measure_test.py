@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import keras
 import pytest
 import tensorflow as tf
 
@@ -16,6 +17,7 @@ from lingvo_gpipe import (
     network,
     pipelining,
 )
+from lingvo_gpipe.layers import keras_adapter
 
 
 def pipe(*own: Any, **fields: Any) -> Any:
@@ -92,6 +94,7 @@ def test_a_backward_holds_what_is_asked_of_the_allocator(name: str) -> None:
         return cell.backward(mode, given, cells.Back({}, [tf.ones([])], totals))
 
     (told,) = measure.cell_bytes(net)
+    assert not told.is_estimate
     backward()
     # Which operations run beside each other is the machine's: a busy one may hold a tensor or two
     # more in most of its runs, none holds fewer. What is asked of the allocator counts, not what it
@@ -126,6 +129,19 @@ def test_a_kept_forward_leaves_what_tensorflow_keeps_of_it() -> None:
     working = max(needs.kept_backward, needs.kept_forward - needs.residual)
     # x and target of all four, and what each keeps.
     assert cell.activation_bytes == 4 * (2 * one + needs.residual) + working
+
+
+def test_a_loop_holds_what_its_formula_tells_and_is_an_estimate() -> None:
+    lstm = keras_adapter.from_keras(keras.layers.LSTM(64))
+    params = pipe(lstm, layers.MeanSquaredError.Params(), num_partitions=2, cuts=(1, 1))
+    fields = {"x": floats(32, 50, 64), "target": floats(32, 64)}
+    net = footprint.Network(params, network.analyze(params, fields))
+    looped, plain = measure.cell_bytes(net)
+    told = footprint.estimate(net, 0)
+    assert looped.is_estimate
+    assert looped.forward >= told.forward > 50 * 32 * 64 * 4
+    assert (looped.backward, looped.residual) == (told.backward, told.residual)
+    assert not plain.is_estimate
 
 
 def test_more_threads_hold_more_at_once() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
@@ -101,6 +102,19 @@ def test_activations_by_formula_are_marked_as_an_estimate() -> None:
     assert "~" not in text
 
 
+def test_activations_of_loops_are_marked_where_others_are_traced() -> None:
+    given = budget.make_for(tiny_task.tiny_task(), profile=True)
+    one, other = given.partitions
+    looped = dataclasses.replace(
+        given, partitions=(one, dataclasses.replace(other, is_estimate=True))
+    )
+    text = plan.render(looped)
+    assert "traced programs, ~ loops: by formula at least" in text
+    assert f"~{readable.size(other.activation_bytes)}" in text
+    assert text.count("~") == 2
+    assert max(map(len, text.splitlines())) <= 100
+
+
 def test_an_update_that_needs_more_than_the_step_is_a_column() -> None:
     text = plan.plan(deep_task(2, units=512))
     head, *rows = (re.split(r"  +", line.strip()) for line in text.splitlines()[4:6])
@@ -171,9 +185,11 @@ def test_a_field_of_the_task_grows_by_its_path() -> None:
     text = plan.plan(deep_task(3), fit="64KiB", grow="model.layers[1].units")
     family = fit.Family(deep_task(3), "model.layers[1].units")
     assert "K=8: num_partitions=8, but there are 4 layers" in text
-    for k in (1, 2, 4):
-        value = family.largest(k, 2**16).value
-        assert any(line.split()[:2] == [str(k), str(value)] for line in text.splitlines())
+    found = {int(k): int(value) for k, value in re.findall(r"^ *(\d) +(\d+) ", text, re.MULTILINE)}
+    assert list(found) == [1, 2, 4]
+    for k, value in found.items():
+        fits, above = (budget.make_for(family.member(value + more, k)) for more in (0, 1))
+        assert fits.heaviest_bytes <= 2**16 < above.heaviest_bytes
 
 
 def test_values_that_the_model_refuses_are_passed_over() -> None:

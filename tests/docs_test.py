@@ -5,11 +5,9 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
-import os
 import re
 import runpy
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,12 +18,14 @@ import tensorflow as tf
 
 from lingvo_gpipe import budget, errors, registry, repeat, schedule, trainer
 from lingvo_gpipe.params.image import digits
+from lingvo_gpipe.params.mt import multi30k
 from lingvo_gpipe.tasks.mt import prepare
 from tests import architecture_test
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
+MEASURED = [str(p.relative_to(ROOT)) for p in sorted((ROOT / "benchmarks").rglob("README.md"))]
 # Lingvo's own flags, fields and classes stand in the first column of these tables.
 FOREIGN_FIRST_COLUMN = "docs/from_lingvo.md"
 ENDINGS = ("py", "md", "json", "txt", "model")  # of files that are named as modules are
@@ -59,7 +59,7 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *MEASURED])
 def test_links_lead_somewhere(name: str) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(name)):
         path, _, anchor = target.partition("#")
@@ -75,22 +75,25 @@ def test_named_make_targets_exist(name: str) -> None:
         assert named in targets, f"{name}: make {named}"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *MEASURED])
 def test_named_flags_exist(name: str) -> None:
     known = {*trainer._flags(), *prepare._flags(), *repeat._flags()}
+    if name in MEASURED:  # the commands beside it have flags of their own
+        sources = [path.read_text() for path in (ROOT / name).parent.glob("*.py")]
+        known.update(re.findall(r'"--([a-z_]+)"', "".join(sources)))
     text = read(name) if name != FOREIGN_FIRST_COLUMN else prose(name)
     for flag in re.findall(r"(?<![\w-])--([a-z_]+)", text):
         assert flag in known, f"{name}: --{flag}"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *MEASURED])
 def test_named_modes_exist(name: str) -> None:
     importlib.import_module("lingvo_gpipe.tasks.mt.task")  # which brings modes of its own
     for mode in re.findall(r"--mode=(\w+)", prose(name)):
         assert mode in {*trainer._CORE_MODES, *registry._MODES}, f"{name}: --mode={mode}"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *MEASURED])
 def test_named_models_exist(name: str) -> None:
     for model in re.findall(r"(?<![\w.])(?:image|lm|mt)\.\w+\.[A-Z]\w+", prose(name)):
         module, _, kind = f"lingvo_gpipe.params.{model}".rpartition(".")
@@ -102,6 +105,16 @@ def test_named_fields_of_a_task_exist(name: str) -> None:
     task = digits.ConvNet().task()
     for path in re.findall(r"\b((?:model|train|eval)\.[a-z_]+)\b(?!\()", prose(name)):
         task.get(path)  # raises with the nearest right ones
+
+
+@pytest.mark.parametrize("name", [*NAMES, *MEASURED])
+def test_named_overrides_are_fields_of_some_task(name: str) -> None:
+    tasks = (digits.ConvNet().task(), multi30k.De().task())
+    for path in re.findall(r"--params_override='?\s*([a-z_]+\.[\w.\[\]]+)=", prose(name)):
+        try:
+            tasks[0].get(path)
+        except errors.ParamsError:
+            tasks[1].get(path)  # raises with the nearest right ones
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -304,26 +317,26 @@ def test_the_readme_shows_what_describe_and_plan_print(capsys: pytest.CaptureFix
 
 
 @pytest.mark.slow
-def test_own_package_trains_by_name(tmp_path: Path) -> None:
-    files = own_files(tmp_path)
-    package = files["mymodels/lab/small.py"]
+def test_own_package_trains_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = own_files(tmp_path)["mymodels/lab/small.py"]
     assert len(package.read_text().splitlines()) <= 32
     (session,) = fenced("docs/first_model.md", "console")
     commands = re.findall(r"^\$ (.+)\n((?:[^$].*\n)*)", session, flags=re.MULTILINE)
     assert len(commands) == 3
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     for command, shown in commands:
         words = shlex.split(command)
-        assert words[0] == "python"
-        run = subprocess.run(
-            [sys.executable, *words[1:]],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
-        )
-        assert run.returncode == 0, run.stderr
-        told = run.stdout.splitlines()
+        assert words[:3] == ["python", "-m", "lingvo_gpipe.trainer"]
+        code = trainer.run(words[3:])
+        out, err = capsys.readouterr()
+        assert code == 0, err
         for line in shown.splitlines():
             wanted = re.escape(line).replace("…", r"\d+")
-            assert any(re.match(wanted, got) for got in told), f"{line!r} is not in:\n{run.stdout}"
+            assert any(re.match(wanted, told) for told in out.splitlines()), (
+                f"{line!r} not in:\n{out}"
+            )
+        for name in [name for name in sys.modules if name.split(".")[0] == "mymodels"]:
+            del sys.modules[name]  # as a process of its own would begin

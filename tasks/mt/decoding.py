@@ -228,16 +228,24 @@ class Translator:
     def _planned(self, sources: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[list[int]]]]:
         """Yield each length that sources are padded to, with the groups' numbers of sentences."""
         order = sorted(range(len(sources)), key=lambda n: -len(sources[n]))
-        size = self._rows(len(sources))
-        chunks = [order[start : start + size] for start in range(0, len(order), size)]
-        for span, own in itertools.groupby(
-            chunks, lambda chunk: self._span(len(sources[chunk[0]]))
-        ):
-            yield span, list(own)
+        chunks: list[tuple[int, list[int]]] = []
+        start = 0
+        while start < len(order):
+            span = self._span(len(sources[order[start]]))
+            end = start + self._rows(len(sources), span)
+            chunks.append((span, order[start:end]))
+            start = end
+        for span, own in itertools.groupby(chunks, lambda chunk: chunk[0]):
+            yield span, [numbers for _, numbers in own]
 
-    def _rows(self, count: int) -> int:
-        """Return the rows of every group: the batch; of a few sentences, a power of two."""
-        return min(self._params.batch, 1 << max(count - 1, 0).bit_length())
+    def _rows(self, count: int, span: int) -> int:
+        """Return the rows of a group: the batch; of a few sentences, a power of two.
+
+        Of sentences that are longer than planned as many as hold the tokens of a batch, since one
+        of them would make all its neighbours as long.
+        """
+        rows = min(self._params.batch, 1 << max(count - 1, 0).bit_length())
+        return max(1, min(rows, self._params.batch * self._spans[-1] // span))
 
     def _span(self, length: int) -> int:
         """Return the length that a source is padded to."""
@@ -253,7 +261,7 @@ class Translator:
         progress: Callable[[int], None],
     ) -> Iterator[tuple[list[int], Any]]:
         """Yield the numbers and the translated ids of each group, as they are done."""
-        rows = self._rows(len(sources))
+        rows = self._rows(len(sources), span)
         places = self._params.groups or len(self._cells)
         running: list[tuple[list[int], _Group]] = []
         over: list[bool] = []

@@ -132,12 +132,20 @@ def check_programs(model: Any, pipe: Any, num_cells: int) -> None:
 
 
 def test_what_is_planned_has_few_shapes() -> None:
-    """Alike in length go together, every sentence once, padded to one of the lengths."""
+    """Alike in length go together, every sentence once, padded to one of the lengths.
+
+    A group holds 40 tokens at most: few sentences that are longer than planned.
+    """
     pipe = cut()
     model = decoding.Translator(pipe, decoding.Decode(batch=4, num_shapes=3), max_length=10)
     given = [[END] * count for count in (3, 1, 10, 11, 2, 5, 6, 21, 4, 3)]
     planned = list(model._planned(given))
-    assert [span for span, _ in planned] == [30, 5, 3]
+    assert [(span, [len(chunk) for chunk in chunks]) for span, chunks in planned] == [
+        (30, [1]),
+        (20, [2]),
+        (10, [4]),
+        (3, [3]),
+    ]
     numbers = [n for _, chunks in planned for chunk in chunks for n in chunk]
     assert sorted(numbers) == list(range(10))
     lengths = [len(given[n]) for n in numbers]

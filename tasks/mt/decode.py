@@ -24,6 +24,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
+import tqdm
+
 from lingvo_gpipe import command, errors, registry
 from lingvo_gpipe import progress as progress_lib
 from lingvo_gpipe.tasks.mt import decoding
@@ -101,9 +103,9 @@ def run(job: registry.Job) -> None:
 
     told = Told()
     try:
-        progress()  # from here on a signal is a wish, and leaves nothing half
         with _opened(settings.input, progress) as file, _written(settings.output) as write:
             decoder = decoding.Decoder(job.task, logdir=job.logdir, checkpoint=job.checkpoint)
+            progress()  # from here on a signal is a wish; before, it ends the process at once
             with _bar(settings.input) as bar:
                 lines = Lines(decoder, settings, told, bar.update)
                 for translated in lines.translate(file, progress):
@@ -203,15 +205,17 @@ class Lines:
     def _parts(self, ids: list[int]) -> Iterator[list[int]]:
         """Yield the sources of a line, as long as they may be; none of an empty line."""
         room = max(1, self._decoder.max_length - len(self._prefix) - 1)
-        while ids:
+        start = 0
+        while start < len(ids):
+            full = start + room
             end = len(ids)
-            if end > room:
-                words = (n for n in range(room, room // 2, -1) if self._begins_word[ids[n]])
-                characters = (n for n in range(room, 0, -1) if not self._goes_on[ids[n]])
+            if end > full:
+                words = (n for n in range(full, start + room // 2, -1) if self._begins_word[ids[n]])
+                characters = (n for n in range(full, start, -1) if not self._goes_on[ids[n]])
                 # A character of more bytes than there is room is torn.
-                end = next(itertools.chain(words, characters), room)
-            yield [*self._prefix, *ids[:end], vocabulary_lib.END]
-            ids = ids[end:]
+                end = next(itertools.chain(words, characters), full)
+            yield [*self._prefix, *ids[start:end], vocabulary_lib.END]
+            start = end
 
 
 def _target(vocabulary: vocabulary_lib.Vocabulary, language: str | None, wanted: bool) -> list[int]:
@@ -270,6 +274,8 @@ def _opened(path: str | None, progress: Callable[[], None]) -> Iterator[BinaryIO
         InputError: it cannot be read.
     """
     if path is None:
+        if sys.stdin is None:
+            raise errors.InputError("the standard input is closed. Name a file by decode.input")
         yield _patient(sys.stdin.buffer, progress)
         return
     try:
@@ -351,8 +357,9 @@ def _told(path: str) -> Iterator[None]:
 
 def _to_standard_output(lines: bytes) -> None:
     try:
-        sys.stdout.buffer.write(lines)
-        sys.stdout.buffer.flush()
+        with tqdm.tqdm.external_write_mode(file=sys.stdout):  # above a progress bar
+            sys.stdout.buffer.write(lines)
+            sys.stdout.buffer.flush()
     except BrokenPipeError:
         raise  # the reader has seen enough
     except OSError as error:

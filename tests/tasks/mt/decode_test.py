@@ -7,6 +7,7 @@ import functools
 import io
 import itertools
 import os
+import termios
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -357,6 +358,45 @@ def test_a_stop_ends_the_wait_for_lines_and_for_who_writes_them(
     assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
 
 
+def test_nobody_asks_whether_to_stop_before_the_model_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the first question on, a signal is a wish, which nobody would hear while it loads."""
+    asked: list[int] = []
+
+    class Loading(Copier):
+        def __init__(self, *_: Any, **where: Any) -> None:
+            super().__init__(**where)
+            assert not asked
+
+    monkeypatch.setattr(decoding, "Decoder", Loading)
+    text = tmp_path / "text"
+    text.write_text("bado\n")
+    lines: list[str] = []
+    fields = {"input": str(text), "output": str(tmp_path / "out")}
+    decode.run(job(tmp_path, lines, should_stop=lambda: bool(asked.append(1)), **fields))
+    assert asked
+    assert (tmp_path / "out").read_text() == "bado\n"
+
+
+def test_a_translation_stands_above_the_bar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master, slave = os.openpty()
+    termios.tcsetwinsize(slave, (24, 80))
+    text = tmp_path / "text"
+    text.write_text("bado\nkeli\n")
+    with open(slave, "w", encoding="utf-8") as terminal:
+        monkeypatch.setattr("sys.stdout", terminal)
+        monkeypatch.setattr("sys.stderr", terminal)
+        decode.run(job(tmp_path, [], input=str(text), read_ahead=1))
+        shown = os.read(master, 1 << 16).decode()
+    os.close(master)
+    assert "translating:" in shown
+    for word in ("bado", "keli"):
+        assert shown[shown.index(word) - 1] in "\r\n"
+
+
 def test_a_full_disk_behind_the_standard_output_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -439,6 +479,12 @@ def test_an_output_that_takes_no_more_is_told(
     monkeypatch.setattr(decoding, "Decoder", Lonely)
     with pytest.raises(errors.InputError, match=r"pipe cannot be written: Broken pipe\. Name"):
         decode.run(job(tmp_path, [], input=str(source), output=str(target)))
+
+
+def test_a_closed_input_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(errors.InputError, match=r"input is closed. Name a file by decode\.input"):
+        decode.run(job(tmp_path, []))
 
 
 def test_a_folder_is_no_output(tmp_path: Path) -> None:

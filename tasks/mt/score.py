@@ -100,9 +100,9 @@ def run(job: registry.Job) -> None:
             "--checkpoint"
         )
     scores.check(job.task.score)
-    params = task.complete(job.task)
+    source = job.task.input.instantiate()
+    params = task.complete(job.task, source)
     split = params.score.split or params.eval.split
-    source = params.input.instantiate()
     chosen = parts(source, split, params.score.max_sentences)
     decoder = decoding.Decoder(params, logdir=job.logdir, checkpoint=job.checkpoint)
     source.records.check_vocabulary(decoder.vocabulary.hash)

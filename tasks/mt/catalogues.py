@@ -52,7 +52,7 @@ class Django(corpus.Corpus):
         """Names of its splits."""
         return ("train", "valid", "test")
 
-    def pairs(self, split: str) -> frozenset[tuple[str, str]]:
+    def pairs(self, split: str) -> frozenset[corpus.Languages]:
         """Return the pairs of languages of a split, each both ways round; one side is English."""
         del split
         return frozenset(
@@ -62,10 +62,20 @@ class Django(corpus.Corpus):
         )
 
     def sides(
-        self, split: str, source: str, target: str, faults: corpus.Faults
-    ) -> Iterator[corpus.Pair]:
+        self, split: str, wanted: Mapping[corpus.Languages, corpus.Faults]
+    ) -> Iterator[tuple[corpus.Languages, corpus.Pair]]:
         """Yield the pairs of sentences of a split; see `Corpus.sides`."""
-        foreign = source if target == _ENGLISH else target
+        for languages, faults in wanted.items():
+            source, target = languages
+            for texts, where in self._translated(
+                split, source if target == _ENGLISH else target, faults
+            ):
+                yield languages, corpus.Pair(*(texts if source == _ENGLISH else texts[::-1]), where)
+
+    def _translated(
+        self, split: str, foreign: str, faults: corpus.Faults
+    ) -> Iterator[tuple[tuple[str, str], str]]:
+        """Yield English and the other language of each message of a split, and its place."""
         done = set()
         for path in self._files[foreign]:
             for number, (message, translation) in enumerate(catalogue(path), 1):
@@ -79,8 +89,7 @@ class Django(corpus.Corpus):
                     continue
                 texts = faults.texts(pair, (where, where))
                 if texts is not None:
-                    one, other = texts if source == _ENGLISH else texts[::-1]
-                    yield corpus.Pair(one, other, where)
+                    yield texts, where
 
     def _split_of(self, english: str) -> str:
         """Return the split of an English sentence."""

@@ -4,7 +4,8 @@ A corpus has splits, each with some languages, and gives the sentences of two of
 Lines end at line feeds alone: the other characters at which Python's `str.splitlines` cuts are
 inside a sentence, where they are a fault. Text is UTF-8; a name that ends in `.gz` is unpacked.
 
-A pair of languages is written `de:en`, source first, since codes such as `zh-Hans` have hyphens.
+Several pairs of languages are read in one pass where each line or example holds them all. A pair is
+written `de:en`, source first, since codes such as `zh-Hans` have hyphens.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import os
 import re
 import unicodedata
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, Literal
 
 from absl import logging
@@ -38,6 +39,7 @@ _UNSEEN = frozenset(("Cc", "Cf", "Zs", "Zl", "Zp"))
 _FILE = re.compile(r"(?P<language>[^.]+)\.(?P<split>[^.]+)\.txt(\.gz)?")
 
 Fate = Literal["skip", "fail"]
+Languages = tuple[str, str]  # of sources and targets
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -146,6 +148,13 @@ class Faults:
         if len(kept) < _KEPT_EXAMPLES:
             kept.append(f"{where}: {what}")
 
+    def add(self, other: Faults) -> None:
+        """Take what another one counted, after one's own."""
+        self.counts.update(other.counts)
+        for kind, found in other.examples.items():
+            kept = self.examples.setdefault(kind, [])
+            kept.extend(found[: _KEPT_EXAMPLES - len(kept)])
+
     def texts(self, sides: Sequence[bytes | str], places: Sequence[str]) -> tuple[str, str] | None:
         """Return both sides of a pair as text; None: the pair is faulty, which was counted.
 
@@ -218,7 +227,7 @@ class Corpus(hyperparams.Configurable, abc.ABC):
         """What it is called in manifests and messages."""
 
     @abc.abstractmethod
-    def pairs(self, split: str) -> frozenset[tuple[str, str]]:
+    def pairs(self, split: str) -> frozenset[Languages]:
         """Return the pairs of languages of a split, each both ways round."""
 
     @property
@@ -227,7 +236,9 @@ class Corpus(hyperparams.Configurable, abc.ABC):
         """Names of its splits."""
 
     @abc.abstractmethod
-    def sides(self, split: str, source: str, target: str, faults: Faults) -> Iterator[Pair]:
+    def sides(
+        self, split: str, wanted: Mapping[Languages, Faults]
+    ) -> Iterator[tuple[Languages, Pair]]:
         """Yield the pairs of sentences of a split that are whole; the others are counted."""
 
     def files(self) -> Iterable[str]:
@@ -253,21 +264,23 @@ class Corpus(hyperparams.Configurable, abc.ABC):
                         "digits, '-', '_' and '.', the last not first"
                     )
 
-    def read(self, split: str, source: str, target: str, faults: Faults) -> Iterator[Pair]:
+    def read(
+        self, split: str, wanted: Mapping[Languages, Faults]
+    ) -> Iterator[tuple[Languages, Pair]]:
         """Yield the pairs of sentences of a split that are whole and keep the bounds of length.
+
+        Those of two languages come in their order, among those of others.
 
         Args:
             split: one of `splits`.
-            source: language, as in `pairs`.
-            target: language.
-            faults: counts the others.
+            wanted: languages, as in `pairs` → what counts their faults.
 
         Raises:
             InputError: a file cannot be read, or has a fault that the policy does not bear.
         """
-        for pair in self.sides(split, source, target, faults):
-            if faults.fits(pair, split):
-                yield pair
+        for languages, pair in self.sides(split, wanted):
+            if wanted[languages].fits(pair, split):
+                yield languages, pair
 
 
 def lines(path: str) -> Iterator[bytes]:
@@ -293,10 +306,11 @@ def _open(path: str) -> BinaryIO:
     return gzip.open(path) if path.endswith(".gz") else open(path, "rb")  # type: ignore[return-value]
 
 
-def _without_bom(path: str, found: Iterator[bytes], faults: Faults) -> Iterator[bytes]:
-    for number, raw in enumerate(found):
+def _without_bom(path: str, every: Collection[Faults]) -> Iterator[bytes]:
+    for number, raw in enumerate(lines(path)):
         if number == 0 and raw.startswith(_BOM):
-            faults.found("bom", f"{path}:1", "file begins with a byte order mark")
+            for faults in every:
+                faults.found("bom", f"{path}:1", "file begins with a byte order mark")
             yield raw[len(_BOM) :]
         else:
             yield raw
@@ -312,6 +326,10 @@ class Files(Corpus):
     class Params(Corpus.Params):
         """Fields of Files."""
 
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self._counts: dict[str, int] = {}  # path → lines
+
     @abc.abstractmethod
     def paths(self) -> Mapping[str, Sequence[Mapping[str, str]]]:
         """Return split → groups of files whose lines belong together, language → path."""
@@ -325,7 +343,7 @@ class Files(Corpus):
     def _paths(self) -> Mapping[str, Sequence[Mapping[str, str]]]:
         return self.paths()
 
-    def pairs(self, split: str) -> frozenset[tuple[str, str]]:
+    def pairs(self, split: str) -> frozenset[Languages]:
         """Return the pairs of languages of a split, each both ways round."""
         return frozenset[tuple[str, str]]().union(
             *(_both(tuple(group)) for group in self._paths.get(split, ()))
@@ -336,19 +354,28 @@ class Files(Corpus):
         groups = itertools.chain.from_iterable(self._paths.values())
         return [path for group in groups for path in group.values()]
 
-    def sides(self, split: str, source: str, target: str, faults: Faults) -> Iterator[Pair]:
+    def sides(
+        self, split: str, wanted: Mapping[Languages, Faults]
+    ) -> Iterator[tuple[Languages, Pair]]:
         """Yield the pairs of sentences of a split; see `Corpus.sides`."""
-        for group in self._paths.get(split, ()):
-            if source in group and target in group:
-                yield from self._aligned(group[source], group[target], faults)
+        for languages, faults in wanted.items():
+            for group in self._paths.get(split, ()):
+                if group.keys() >= set(languages):
+                    source, target = (group[language] for language in languages)
+                    for pair in self._aligned(source, target, faults):
+                        yield languages, pair
 
     def _aligned(self, source: str, target: str, faults: Faults) -> Iterator[Pair]:
-        counts = [sum(1 for _ in faults.shown(lines(path))) for path in (source, target)]
+        counts = []
+        for path in (source, target):
+            if path not in self._counts:  # one side may be aligned with many others
+                self._counts[path] = sum(1 for _ in faults.shown(lines(path)))
+            counts.append(self._counts[path])
         if counts[0] != counts[1]:
             what = f"has {counts[0]} lines, but {target} has {counts[1]}"
             faults.found("misaligned", source, what)
             return
-        files = [_without_bom(path, lines(path), faults) for path in (source, target)]
+        files = [_without_bom(path, (faults,)) for path in (source, target)]
         for number, sides in enumerate(zip(*files, strict=True), 1):
             places = [f"{path}:{number}" for path in (source, target)]
             texts = faults.texts(sides, places)
@@ -487,7 +514,7 @@ class TSV(Corpus):
         """Names of its splits."""
         return tuple(self.params.files)
 
-    def pairs(self, split: str) -> frozenset[tuple[str, str]]:
+    def pairs(self, split: str) -> frozenset[Languages]:
         """Return the pairs of languages of a split, each both ways round."""
         del split
         return _both([language for language in self.params.languages if language])
@@ -496,23 +523,28 @@ class TSV(Corpus):
         """Return the paths of its text; see `Corpus.files`."""
         return [path for pattern in self.params.files.values() for path in _matches(pattern)]
 
-    def sides(self, split: str, source: str, target: str, faults: Faults) -> Iterator[Pair]:
+    def sides(
+        self, split: str, wanted: Mapping[Languages, Faults]
+    ) -> Iterator[tuple[Languages, Pair]]:
         """Yield the pairs of sentences of a split; see `Corpus.sides`."""
-        languages = self.params.languages
-        columns = (languages.index(source), languages.index(target))
+        count = len(self.params.languages)
+        columns = {both: [*map(self.params.languages.index, both)] for both in wanted}
         for path in _matches(self.params.files[split]):
-            for number, line in enumerate(_without_bom(path, lines(path), faults), 1):
+            for number, line in enumerate(_without_bom(path, wanted.values()), 1):
                 where = f"{path}:{number}"
                 cells = line.removesuffix(b"\r").split(b"\t")
-                if line.endswith(b"\r"):
-                    faults.found("carriage_return", where, "line ends in a carriage return")
-                if len(cells) != len(languages):
-                    what = f"line has {len(cells)} columns, not {len(languages)}"
-                    faults.found("columns", where, what)
-                    continue
-                texts = faults.texts([cells[column] for column in columns], (where, where))
-                if texts is not None:
-                    yield Pair(*texts, where)
+                for languages, faults in wanted.items():
+                    if line.endswith(b"\r"):
+                        faults.found("carriage_return", where, "line ends in a carriage return")
+                    if len(cells) != count:
+                        faults.found(
+                            "columns", where, f"line has {len(cells)} columns, not {count}"
+                        )
+                        continue
+                    sides = [cells[column] for column in columns[languages]]
+                    texts = faults.texts(sides, (where, where))
+                    if texts is not None:
+                        yield languages, Pair(*texts, where)
 
 
 def _matches(pattern: str) -> list[str]:

@@ -8,7 +8,6 @@ true one, which gets the true name at the end.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import functools
 import json
@@ -18,45 +17,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import sentencepiece
 from absl import logging
 
 from lingvo_gpipe import errors, hyperparams, progress
+from lingvo_gpipe.tasks.mt import clean_text, records
 from lingvo_gpipe.tasks.mt import corpus as corpus_lib
-from lingvo_gpipe.tasks.mt import mixture, records
 from lingvo_gpipe.tasks.mt import vocabulary as vocabulary_lib
 
 _SCRATCH = "scratch"
-_TEXT = "text"
 _SHOWN_FAULTS = 3
-
-
-@dataclasses.dataclass(slots=True)
-class _Text:
-    """Clean text of a split in two languages: line 2i holds one's sentence, 2i + 1 the other's."""
-
-    split: str
-    one: str
-    other: str
-    path: Path
-    corpora: dict[str, int]
-
-    @property
-    def count(self) -> int:
-        return sum(self.corpora.values())
-
-    def sentences(self) -> Iterator[tuple[str, str]]:
-        """Yield (one's, the other's)."""
-        with open(self.path, encoding="utf-8", newline="\n") as file:
-            for line in file:
-                yield line[:-1], next(file)[:-1]
-
-    def directed(self, source: str) -> Iterator[tuple[str, str]]:
-        """Yield (source, target)."""
-        if source == self.one:
-            return self.sentences()
-        return ((target, source) for source, target in self.sentences())
 
 
 class Preparation(hyperparams.Configurable):
@@ -245,9 +215,9 @@ class Preparation(hyperparams.Configurable):
         scratch: Path,
         report: Callable[[str], None],
         tell: Callable[[str, str, str], None],
-    ) -> tuple[list[_Text], dict[str, Any]]:
+    ) -> tuple[list[clean_text.Text], dict[str, Any]]:
         """Write all text that is whole to scratch files; return them, and faults by corpus."""
-        texts: dict[tuple[str, frozenset[str]], _Text] = {}
+        texts: dict[tuple[str, frozenset[str]], clean_text.Text] = {}
         all_faults = {}
         normalise = self._normaliser()
         counting = None
@@ -255,21 +225,29 @@ class Preparation(hyperparams.Configurable):
             counting = progress.Count("counting lines", "line")
         with counting or contextlib.nullcontext(), progress.Count("reading", "pair") as bar:
             for number, each in enumerate(self._corpora):
-                faults = corpus_lib.Faults(
+                counted = functools.partial(
+                    corpus_lib.Faults,
                     each.params.policy,
                     self.params.train_split,
                     tell,
                     normalise=normalise,
                     shown=iter if counting is None else counting.over,
                 )
-                name = self._name(number)
-                for split, one, other in self._parts(each):
-                    text = texts.setdefault(
-                        (split, frozenset((one, other))),
-                        _Text(split, one, other, scratch / f"{len(texts)}.txt", {}),
-                    )
-                    found = each.read(split, text.one, text.other, faults)
-                    text.corpora[name] = text.corpora.get(name, 0) + _append(text.path, found, bar)
+                faults, name = counted(), self._name(number)
+                for split, pairs in self._parts(each).items():
+                    own = {}
+                    for one, other in pairs:
+                        path = scratch / f"{len(texts)}.txt"
+                        text = texts.setdefault(
+                            (split, frozenset((one, other))),
+                            clean_text.Text(split, one, other, path, {}),
+                        )
+                        own[text.one, text.other] = text
+                    wanted = {languages: counted() for languages in own}
+                    if wanted:
+                        clean_text.append(own, name, bar.over(each.read(split, wanted)))
+                    for each_faults in wanted.values():
+                        faults.add(each_faults)
                 all_faults[name] = {"faults": dict(faults.counts), "examples": faults.examples}
                 for line in _told(name, faults):
                     report(line)
@@ -286,16 +264,18 @@ class Preparation(hyperparams.Configurable):
         before = names[:number].count(names[number])
         return f"{names[number]}#{before + 1}" if before else names[number]
 
-    def _parts(self, corpus: corpus_lib.Corpus) -> Iterator[tuple[str, str, str]]:
-        """Yield (split, language, language) that are wanted of a corpus, each once."""
+    def _parts(self, corpus: corpus_lib.Corpus) -> dict[str, list[corpus_lib.Languages]]:
+        """Return split → pairs of languages that are wanted of a corpus, each once."""
+        parts = {}
         for split in corpus.splits:
             there = corpus.pairs(split)
-            done = set()
+            pairs: dict[frozenset[str], corpus_lib.Languages] = {}
             for pair in self._pairs:
                 one, _, other = pair.partition(":")
-                if (one, other) in there and (other, one) not in done:
-                    done.add((one, other))
-                    yield split, one, other
+                if (one, other) in there:
+                    pairs.setdefault(frozenset((one, other)), (one, other))
+            parts[split] = list(pairs.values())
+        return parts
 
     @functools.cached_property
     def _left_out(self) -> dict[str, dict[str, list[str]]]:
@@ -305,12 +285,9 @@ class Preparation(hyperparams.Configurable):
         """
         found: dict[str, dict[str, list[str]]] = {}
         for number, each in enumerate(self._corpora):
-            taken: dict[str, set[str]] = {split: set() for split in each.splits}
-            for split, *both in self._parts(each):
-                taken[split].update(both)
-            for split, languages in taken.items():
-                left = set().union(*each.pairs(split)) - languages
-                if left and not (languages and self.params.pairs):
+            for split, pairs in self._parts(each).items():
+                left = set().union(*each.pairs(split)).difference(*pairs)
+                if left and not (pairs and self.params.pairs):
                     found.setdefault(self._name(number), {})[split] = sorted(left)
         return found
 
@@ -325,11 +302,11 @@ class Preparation(hyperparams.Configurable):
                     f"{split!r}: {why}. Correct the languages, or name their pairs as well"
                 )
 
-    def _seen_targets(self, texts: Sequence[_Text]) -> dict[str, int]:
+    def _seen_targets(self, texts: Sequence[clean_text.Text]) -> dict[str, int]:
         """Return split → its examples whose target stands in the training text of its language."""
         held: dict[tuple[str, str], dict[str, int]] = {}
-        training: list[tuple[_Text, str, str]] = []
-        others: list[tuple[_Text, str, str]] = []
+        training: list[tuple[clean_text.Text, str, str]] = []
+        others: list[tuple[clean_text.Text, str, str]] = []
         for text, source, target in self._directed(texts):
             (training if text.split == self.params.train_split else others).append(
                 (text, source, target)
@@ -352,7 +329,9 @@ class Preparation(hyperparams.Configurable):
                         seen[split] += held.get((target, split), {}).pop(sentence, 0)
         return seen
 
-    def _directed(self, texts: Sequence[_Text]) -> Iterator[tuple[_Text, str, str]]:
+    def _directed(
+        self, texts: Sequence[clean_text.Text]
+    ) -> Iterator[tuple[clean_text.Text, str, str]]:
         """Yield (text, source, target) for each wanted pair of languages of each text."""
         for text in texts:
             for pair in self._pairs:
@@ -401,14 +380,14 @@ class Preparation(hyperparams.Configurable):
         return vocabulary
 
     def _vocabulary(
-        self, texts: Sequence[_Text], report: Callable[[str], None]
+        self, texts: Sequence[clean_text.Text], report: Callable[[str], None]
     ) -> vocabulary_lib.Vocabulary:
         if self.params.vocabulary_file is not None:
             return self._given_vocabulary
         training = self.params.vocabulary
         chosen = [text for text in texts if text.split == self.params.train_split]
         most = min(training.sentences, 2 * sum(text.count for text in chosen))
-        sample = _sample(chosen, training, self.params.seed)
+        sample = clean_text.sample(chosen, training, self.params.seed)
 
         def drawn() -> Iterator[str]:
             with progress.Count("sampling", "sentence", most) as bar:
@@ -423,7 +402,7 @@ class Preparation(hyperparams.Configurable):
     def _tokenise(
         self,
         folder: Path,
-        texts: Sequence[_Text],
+        texts: Sequence[clean_text.Text],
         vocabulary: vocabulary_lib.Vocabulary,
         report: Callable[[str], None],
         num_threads: int,
@@ -431,7 +410,7 @@ class Preparation(hyperparams.Configurable):
         """Write the ids of all splits; return their entries of the manifest."""
         found = {(text.split, frozenset((text.one, text.other))): text for text in texts}
         entries = {}
-        (folder / _TEXT).mkdir()
+        (folder / clean_text.KEPT).mkdir()
         total = sum(text.count for text, _, _ in self._directed(texts))
         with progress.Count("tokenising", "pair", total) as bar:
             for split in sorted({text.split for text in texts}):
@@ -443,7 +422,7 @@ class Preparation(hyperparams.Configurable):
                             continue
                         names = None
                         if split != self.params.train_split:
-                            names = _keep_text(folder, text, source, target)
+                            names = clean_text.keep(folder, text, source, target)
                         writer.add(
                             pair,
                             bar.over(text.directed(source)),
@@ -478,56 +457,10 @@ class _FaultLog:
         self._file.write(f"{kind}\t{place}\t{what}\n")
 
 
-def _append(path: Path, pairs: Iterator[corpus_lib.Pair], bar: Any) -> int:
-    count = 0
-    with open(path, "a", encoding="utf-8", newline="\n") as file:
-        for pair in bar.over(pairs):
-            file.write(f"{pair.source}\n{pair.target}\n")
-            count += 1
-    return count
-
-
 def _told(name: str, faults: corpus_lib.Faults) -> Iterator[str]:
     for kind, count in sorted(faults.counts.items()):
         first = "; ".join(faults.examples[kind][:_SHOWN_FAULTS])
         yield f"{name}: {count} times {kind}, such as {first} (all in {records.FAULTS})"
-
-
-def _sample(texts: Sequence[_Text], training: vocabulary_lib.Training, seed: int) -> Iterator[str]:
-    """Yield the sentences that the vocabulary is trained on, language shares by temperature."""
-    sizes: dict[str, int] = {}
-    for text in texts:
-        for language in (text.one, text.other):
-            sizes[language] = sizes.get(language, 0) + text.count
-    languages = sorted(sizes)
-    shares = mixture.probabilities([sizes[name] for name in languages], training.temperature)
-    quotas = mixture.apportion(min(training.sentences, sum(sizes.values())), shares)
-    picks = {}
-    for index, (name, quota) in enumerate(zip(languages, quotas, strict=True)):
-        drawn = mixture.draws(sizes[name], 0, int(quota), seed, index)
-        picks[name] = np.bincount(drawn, minlength=sizes[name])
-    done = dict.fromkeys(languages, 0)
-    for text in texts:
-        for sides in text.sentences():
-            for language, sentence in zip((text.one, text.other), sides, strict=True):
-                for _ in range(picks[language][done[language]]):
-                    yield sentence
-                done[language] += 1
-
-
-def _keep_text(folder: Path, text: _Text, source: str, target: str) -> tuple[str, str]:
-    """Write sources and targets as they are; return the files' names in the folder."""
-    stem = f"{_TEXT}/{text.split}.{source}.{target}"
-    names = (f"{stem}.source", f"{stem}.target")
-    with contextlib.ExitStack() as stack:
-        files = [
-            stack.enter_context(open(folder / name, "w", encoding="utf-8", newline="\n"))
-            for name in names
-        ]
-        for sides in text.directed(source):
-            for file, sentence in zip(files, sides, strict=True):
-                file.write(f"{sentence}\n")
-    return names
 
 
 def _is_made(target: Path) -> bool:

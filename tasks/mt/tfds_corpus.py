@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lingvo_gpipe import errors, hyperparams
@@ -45,24 +45,25 @@ class TFDS(corpus.Corpus):
         """Names of its splits."""
         return tuple(self._split_names)
 
-    def pairs(self, split: str) -> frozenset[tuple[str, str]]:
+    def pairs(self, split: str) -> frozenset[corpus.Languages]:
         """Return the pairs of languages of a split, each both ways round."""
         del split
         languages = self._languages
         return frozenset((one, other) for one in languages for other in languages if one != other)
 
     def sides(
-        self, split: str, source: str, target: str, faults: corpus.Faults
-    ) -> Iterator[corpus.Pair]:
+        self, split: str, wanted: Mapping[corpus.Languages, corpus.Faults]
+    ) -> Iterator[tuple[corpus.Languages, corpus.Pair]]:
         """Yield the pairs of sentences of a split; see `Corpus.sides`."""
         own = self._split_names.get(split, split)
         for number, example in enumerate(self._examples(own)):
             where = f"{self.name} {own}:{number}"
             texts = self._texts(example)
-            if source in texts and target in texts:
-                sides = faults.texts((texts[source], texts[target]), (where, where))
-                if sides is not None:
-                    yield corpus.Pair(*sides, where)
+            for languages, faults in wanted.items():
+                if texts.keys() >= set(languages):
+                    sides = faults.texts([texts[name] for name in languages], (where, where))
+                    if sides is not None:
+                        yield languages, corpus.Pair(*sides, where)
 
     def _examples(self, own: str) -> Iterator[dict[str, Any]]:
         """Yield the examples of one of TFDS' splits."""

@@ -30,8 +30,8 @@ def read(
     params: Any, source: str = "de", target: str = "en", split: str = "train"
 ) -> tuple[list[tuple[str, str]], corpus.Faults]:
     faults = corpus.Faults(params.policy)
-    found = params.instantiate().read(split, source, target, faults)
-    return [(pair.source, pair.target) for pair in found], faults
+    found = params.instantiate().read(split, {(source, target): faults})
+    return [(pair.source, pair.target) for _, pair in found], faults
 
 
 def aligned(folder: Path, german: str | bytes, english: str | bytes, **policy: Any) -> Any:
@@ -140,7 +140,7 @@ def test_a_pair_counts_once_whose_sides_have_the_same_fault(tmp_path: Path) -> N
     lines: list[tuple[str, str, str]] = []
     params = aligned(tmp_path, b"eins\n\ndrei\n", b"one\n\n\xff\n")
     faults = corpus.Faults(params.policy, tell=lambda *fault: lines.append(fault))
-    assert len(list(params.instantiate().read("train", "de", "en", faults))) == 1
+    assert len(list(params.instantiate().read("train", {("de", "en"): faults}))) == 1
     assert faults.counts == {"empty": 1, "encoding": 1}
     assert [(kind, where) for kind, where, _ in lines] == [
         ("empty", f"{tmp_path / 'text.de'}:2"),
@@ -254,6 +254,70 @@ def test_few_examples_of_many_faults_are_kept(tmp_path: Path) -> None:
     assert len(faults.examples["empty"]) == 5
 
 
+# --- Several pairs of languages in one pass ---
+
+
+def test_a_table_is_read_once_for_all_its_pairs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [
+        "\ufeffone\teins\tun",
+        "two\tzwei",
+        "\tdrei\ttrois",
+        "four\t\tquatre",
+        "five\tf\u2028nf\tcinq\r",
+        "six\tsechs\tsix sept huit neuf",
+        *["seven\t\tsept"] * 6,
+    ]
+    path = write(tmp_path / "a.tsv", "".join(f"{line}\n" for line in lines))
+    policy = corpus.Policy(max_characters=12)
+    params = corpus.TSV.Params(languages=("en", "de", "fr"), files={"train": path}, policy=policy)
+    opened: list[str] = []
+    read_lines = corpus.lines
+
+    def counted(path: str) -> Any:
+        opened.append(path)
+        return read_lines(path)
+
+    monkeypatch.setattr(corpus, "lines", counted)
+    wanted = {both: corpus.Faults(policy) for both in (("de", "en"), ("fr", "en"), ("fr", "de"))}
+    found = list(params.instantiate().read("train", wanted))
+    assert opened == [path]
+    total, apart = corpus.Faults(policy), corpus.Faults(policy)
+    for both, faults in wanted.items():
+        total.add(faults)
+        alone = list(params.instantiate().read("train", {both: apart}))
+        assert [pair for name, pair in found if name == both] == [pair for _, pair in alone]
+    assert (
+        total.counts
+        == apart.counts
+        == {
+            "bom": 3,
+            "columns": 3,
+            "empty": 2 + 1 + 1 + 12,
+            "separator": 2,
+            "carriage_return": 3,
+            "long": 2,
+        }
+    )
+    assert total.examples == apart.examples
+    assert len(opened) == 4
+
+
+def test_lines_of_a_file_are_counted_once(tmp_path: Path) -> None:
+    files = {name: write(tmp_path / name, ENGLISH) for name in ("en", "de", "fr")}
+    params = corpus.Aligned.Params(files={"train": files})
+    counted: list[bytes] = []
+    wanted = {
+        (name, "en"): corpus.Faults(
+            params.policy, shown=lambda found: (counted.append(line) or line for line in found)
+        )
+        for name in ("de", "fr")
+    }
+    assert len(list(params.instantiate().read("train", wanted))) == 6
+    assert len(counted) == 9
+
+
 # --- What is no corpus ---
 
 
@@ -261,8 +325,9 @@ def refused(text: str, params: Any) -> None:
     def read_all() -> None:
         made = params.instantiate()
         for split in made.splits:
-            for source, target in sorted(made.pairs(split)):
-                list(made.read(split, source, target, corpus.Faults(params.policy)))
+            list(
+                made.read(split, {both: corpus.Faults(params.policy) for both in made.pairs(split)})
+            )
 
     with pytest.raises(errors.InputError, match=text) as caught:
         read_all()
@@ -364,8 +429,9 @@ def test_django_is_split_by_the_english_message(django: corpus.Corpus) -> None:
     english: dict[str, set[str]] = {}
     for split, language in itertools.product(django.splits, ("de", "fr", "sw")):
         faults = corpus.Faults(corpus.Policy())
-        found = list(django.read(split, language, "en", faults))
-        back = list(django.read(split, "en", language, faults))
+        wanted = {(language, "en"): faults, ("en", language): faults}
+        read_both = list(django.read(split, wanted))
+        found, back = ([pair for name, pair in read_both if name == each] for each in wanted)
         assert [(p.target, p.source) for p in back] == [(p.source, p.target) for p in found]
         assert all("\n" not in pair.source + pair.target for pair in found)
         english.setdefault(split, set()).update(

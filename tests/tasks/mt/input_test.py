@@ -306,8 +306,8 @@ def test_a_run_that_goes_on_with_other_records_of_its_vocabulary_is_told(
 def read(params: Any, source: str, target: str) -> tuple[list[tuple[str, str]], corpus.Faults]:
     faults = corpus.Faults(params.policy)
     made = params.instantiate()
-    found = made.read("train", source, target, faults)
-    return [(pair.source, pair.target) for pair in found], faults
+    found = made.read("train", {(source, target): faults})
+    return [(pair.source, pair.target) for _, pair in found], faults
 
 
 def test_a_translate_folder_is_read_as_tfds_reads_it(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 import sentencepiece
 
 from lingvo_gpipe import command, errors
-from lingvo_gpipe.tasks.mt import corpus, preparation, prepare, records, vocabulary
+from lingvo_gpipe.tasks.mt import clean_text, corpus, preparation, prepare, records, vocabulary
 from tests.tasks.mt import toy_text
 
 SIZES = {"de": 300, "sw": 40}
@@ -98,36 +98,6 @@ def test_records_are_the_same_at_any_number_of_threads(
         assert (tmp_path / "out" / name).read_bytes() == (made.folder / name).read_bytes()
 
 
-def test_the_vocabulary_sees_languages_by_temperature(folder: Path, tmp_path: Path) -> None:
-    lines: dict[float, list[str]] = {}
-    texts = []
-    for language in SIZES:
-        pairs = zip(
-            text_of(folder, language, language, "train"),
-            text_of(folder, language, "en", "train"),
-            strict=True,
-        )
-        path = tmp_path / language
-        path.write_text("".join(f"{language} {a}\nen {b}\n" for a, b in pairs))
-        texts.append(preparation._Text("train", language, "en", path, {"x": SIZES[language]}))
-    for temperature in (1.0, 5.0):
-        training = vocabulary.Training(temperature=temperature, sentences=200)
-        lines[temperature] = list(preparation._sample(texts, training, 0))
-        assert len(lines[temperature]) == 200
-        assert list(preparation._sample(texts, training, 0)) == lines[temperature]
-        assert list(preparation._sample(texts, training, 1)) != lines[temperature]
-
-    def share(temperature: float, language: str) -> float:
-        return sum(line.startswith(f"{language} ") for line in lines[temperature]) / 200
-
-    sizes = {"de": 300, "en": 340, "sw": 40}
-    for temperature in (1.0, 5.0):
-        total = sum(size ** (1 / temperature) for size in sizes.values())
-        for language, size in sizes.items():
-            wanted = size ** (1 / temperature) / total
-            assert abs(share(temperature, language) - wanted) <= 1 / 200 + 1e-9
-
-
 def test_test_targets_in_the_training_text_are_told(tmp_path: Path) -> None:
     folder = toy_text.write_folder(tmp_path / "text", {"de": 300})
     for name in ("de", "en"):
@@ -178,6 +148,39 @@ def test_languages_are_mixed_at_temperature_5_by_default() -> None:
     assert params.temperature == 5.0
     assert preparation.Preparation.Params().vocabulary.temperature == 5.0
     assert preparation.Preparation.Params().vocabulary.size == 64_000
+
+
+def test_records_of_one_pass_are_those_of_a_pass_for_each_pair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [f"{line}\t{line[::-1]}\t{line.upper()}" for line in toy_text.sentences(300, 1)]
+    lines[7], lines[11], lines[200] = "bado\t\tKELI", "one column", "\u2028\tbado\tdoba"
+    path = tmp_path / "text.tsv"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    files = {"train": str(path), "test": str(path)}
+    tables = corpus.TSV.Params(languages=("en", "de", "fr"), files=files)
+    pairs = ("de:en", "fr:en", "en:de", "fr:de")
+    params = toy_text.params(tmp_path, corpora=[tables], pairs=pairs)
+    params.instantiate().run(tmp_path / "once")
+    sides = corpus.TSV.sides
+    passes: list[Any] = []
+
+    def one_by_one(made: Any, split: str, wanted: Any) -> Iterator[Any]:
+        for languages, faults in wanted.items():
+            passes.append((split, languages))
+            yield from sides(made, split, {languages: faults})
+
+    monkeypatch.setattr(corpus.TSV, "sides", one_by_one)
+    params.instantiate().run(tmp_path / "often")
+    assert len(passes) == 6
+    names = {p.relative_to(tmp_path / "once") for p in (tmp_path / "once").rglob("*")}
+    assert {str(name) for name in names} >= {"train.ids", "test.lengths", "faults.tsv"}
+    for name in names:
+        if (tmp_path / "once" / name).is_file():
+            once, often = ((tmp_path / of / name).read_bytes() for of in ("once", "often"))
+            if name.name == records.FAULTS:  # by place, not by pair
+                once, often = (b"\n".join(sorted(text.splitlines())) for text in (once, often))
+            assert once == often, name
 
 
 # --- What is left out ---
@@ -379,7 +382,7 @@ def test_an_interrupt_while_sampling_is_no_poor_text(
         yield "bado keli"
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(preparation, "_sample", interrupted)
+    monkeypatch.setattr(clean_text, "sample", interrupted)
     assert prepare.run([f"--output={tmp_path / 'out'}", f"--translate_folder={folder}"]) == 130
     assert not capsys.readouterr().err
     assert not list(tmp_path.iterdir())

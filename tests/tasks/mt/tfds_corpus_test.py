@@ -93,7 +93,7 @@ def test_a_file_that_is_torn_or_lost_ends_in_one_line(
     made.__dict__.update(_languages=("de", "en"), _nested=None)
     read = []
     with pytest.raises(errors.InputError) as caught:
-        read.extend(made.read("train", "de", "en", corpus.Faults(corpus.Policy())))
+        read.extend(made.read("train", {("de", "en"): corpus.Faults(corpus.Policy())}))
     told = str(caught.value)
     assert told.startswith("TFDS dataset 'a/b' cannot be read after example ")
     assert text in told

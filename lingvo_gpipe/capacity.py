@@ -56,38 +56,57 @@ class ValueBytes:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Holding:
-    """How many micro-batches a cell holds at once.
+    """How many micro-batches a cell holds at once, at most.
 
     Attributes:
-        live: under way between forward and backward.
+        near: of what the cell right before it makes, from there on to its own last use.
+        far: of what any cell before it makes.
         inside: forwards whose inside is there: kept ones, and one that a backward computes again.
         share: of the device's memory that is the cell's: 1, or less where cells share a device.
     """
 
-    live: int
+    near: int
+    far: int
     inside: int
     share: float
 
 
 def holdings(table: table_lib.Table, policies: Sequence[str]) -> list[Holding]:
-    """Tell what each cell of a table holds at once, by the order of its slots alone."""
+    """Tell what each cell of a table holds at once, by the order of its slots alone.
+
+    A value waits from its producer's F on. Of those micro-batches whose gradient the producer's
+    cell has not got, no more wait than have gone forward there; others wait for W alone.
+    """
     kept = recompute.reuse(table, policies, fuse=False).kept
-    live, held = [0] * table.num_cells, [0] * table.num_cells
-    most, inside = [1] * table.num_cells, [1] * table.num_cells
+    open_, held, late = ([0] * table.num_cells for _ in range(3))
+    ahead, inside, latest = [1] * table.num_cells, [1] * table.num_cells, [0] * table.num_cells
     for slot in table:
         k, own = slot.cell, slot.micro_batch in kept[slot.cell]
         if slot.phase == "F":
-            live[k] += 1
+            open_[k] += 1
             held[k] += own
-            most[k] = max(most[k], live[k])
+            ahead[k] = max(ahead[k], open_[k])
+            continue
+        inside[k] = max(inside[k], held[k] + (not own))
+        if slot.phase == "W":
+            late[k] -= not own
         else:
-            inside[k] = max(inside[k], held[k] + (not own))
             # From a kept forward, I does all.
-            if slot.phase == "B" or slot.phase == ("I" if own else "W"):
-                live[k] -= 1
-                held[k] -= own
+            open_[k] -= 1
+            held[k] -= own
+            late[k] += slot.phase == "I" and not own
+            latest[k] = max(latest[k], late[k])
     homes = [table.device_of(k) for k in range(table.num_cells)]
-    return [Holding(most[k], inside[k], 1 / homes.count(homes[k])) for k in range(table.num_cells)]
+    M = table.num_micro_batches
+    return [
+        Holding(
+            near=min(M, max(ahead[max(0, k - 1) : k], default=0) + latest[k]),
+            far=min(M, max(ahead[:k], default=0) + latest[k]),
+            inside=inside[k],
+            share=1 / homes.count(homes[k]),
+        )
+        for k in range(table.num_cells)
+    ]
 
 
 class Capacity:
@@ -144,7 +163,8 @@ class Capacity:
         kept = self._kept[end] - self._kept[start]
         crossing = self._crossing[start]
         read = bisect.bisect_left(crossing.readers, end)
-        imports = crossing.fields[read] + holding.live * crossing.values[read]
+        imports = crossing.fields[read]
+        imports += holding.near * crossing.near[read] + holding.far * crossing.far[read]
         widest = _largest(self._widest, start, end)
         step = gradients + imports + holding.inside * kept + widest
         return fixed + max(step, _largest(self._update, start, end))
@@ -220,12 +240,14 @@ class _Crossing:
     Attributes:
         readers: ascending.
         fields: bytes of the first 0, 1, 2 … of them, if they are fields: in all micro-batches.
-        values: the same if they are others: in one.
+        near: the same if they are what the layer right before it makes: in one.
+        far: the same if they are others: in one.
     """
 
     readers: list[int]
     fields: list[int]
-    values: list[int]
+    near: list[int]
+    far: list[int]
 
 
 def _crossing(
@@ -242,12 +264,13 @@ def _crossing(
         found = []
         for value in open_values:
             reader = value.consumers[bisect.bisect_left(value.consumers, start)]
-            times = 1 if value.shared else num_micro_batches
-            is_field = value.producer < 0
-            found.append((reader, times * value.size, 0) if is_field else (reader, 0, value.size))
+            if value.producer < 0:
+                sizes = (value.size * (1 if value.shared else num_micro_batches), 0, 0)
+            else:
+                is_near = value.producer == start - 1
+                sizes = (0, value.size, 0) if is_near else (0, 0, value.size)
+            found.append((reader, *sizes))
         found.sort()
-        yield _Crossing(
-            [reader for reader, _, _ in found],
-            _running(size for _, size, _ in found),
-            _running(size for _, _, size in found),
-        )
+        readers, *columns = zip(*found, strict=True) if found else ((), (), (), ())
+        fields, near, far = map(_running, columns)
+        yield _Crossing(list(readers), fields, near, far)

@@ -66,7 +66,7 @@ class PipelineParams(hyperparams.Configurable.Params):
     slots_per_weight: float = hyperparams.field(
         2.0,
         "Optimizer slots and averages per weight that device_memory reckons with: Adam 2, "
-        "momentum 1, averages 1 more.",
+        "momentum 1; averages 1 more, updates of several mini-batches 1 more.",
     )
     devices: tuple[str, ...] | None = hyperparams.field(
         None, "Names of the K devices; None: as `placement` finds them."

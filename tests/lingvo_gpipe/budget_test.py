@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import budget, footprint, layers, optimizer, pipelining
+from lingvo_gpipe import budget, errors, footprint, layers, optimizer, pipelining
 from tests import sameness_nets
 from tests.tiny_task import tiny_task
 
@@ -405,3 +405,24 @@ def test_a_field_that_all_micro_batches_share_is_sent_and_held_once() -> None:
         links.append(budget.make(given, fields).links)
         assert any("gain" in link.names for link in links[-1])
     assert links[0] == links[1] == links[2]
+
+
+def test_a_cut_by_memory_counts_how_long_a_skip_waits() -> None:
+    params = pipe(
+        layers.Dense.Params(name="first", units=512, writes=("skip",)),
+        *(layers.Dense.Params(units=16, reads=("skip",) if n == 0 else ("x",)) for n in range(6)),
+        layers.Dense.Params(name="late", units=16, reads=("skip",), writes=("y",)),
+        layers.Concat.Params(name="both", reads=("x", "y")),
+        layers.MeanSquaredError.Params(name="loss"),
+        num_partitions=4,
+        num_micro_batches=16,
+        schedule="1f1b",
+    )
+    fields = {"x": floats(4096, 16), "target": floats(4096, 32)}
+    assert budget.make(params, fields, optimizer_params=ADAM).heaviest_bytes > 3 * 2**20
+    # In the last cell four micro-batches of it wait, though but one is under way there.
+    params.device_memory = "3MiB"
+    assert budget.make(params, fields, optimizer_params=ADAM).heaviest_bytes <= 3 * 2**20
+    params.device_memory = "2MiB"
+    with pytest.raises(errors.PartitionError, match="but layer late alone needs"):
+        budget.make(params, fields, optimizer_params=ADAM)

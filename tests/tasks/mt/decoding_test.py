@@ -95,6 +95,17 @@ def test_cells_translate_as_the_plain_network(
     check_programs(model, pipe, min(2, len(cuts)))
 
 
+def test_a_beam_finds_what_the_model_scores_no_lower_than_greedy_search() -> None:
+    """On average over sentences; of a single one, a beam may lose what greed finds."""
+    pipe = cut(tie="all")
+    given = sources(32)
+    mean = {
+        beam: float(searched(pipe, given, search.Search(beam=beam, max_length=LENGTH))[2].mean())
+        for beam in (1, 4)
+    }
+    assert mean[4] > mean[1] + 0.01
+
+
 def test_a_beam_in_bfloat16_is_full_recomputation_but_for_rounding() -> None:
     """Cells find what the plain network does, but where two hypotheses are nearly equal."""
     pipe = cut(2, 4, 2, dtype="mixed_bfloat16", transparent="per_layer", packed=True)

@@ -327,6 +327,17 @@ def test_packing_changes_nothing(settings: Any) -> None:
         starts[row] += len(own)
 
 
+def test_packing_changes_neither_loss_nor_gradients() -> None:
+    first, second, third, fourth = SENTENCES
+    rows = [[first, second], [third], [fourth]]
+    together = network(dropout=0.0, packed=True).value_and_gradients(batch(rows, 6, 9))
+    alone = network(dropout=0.0).value_and_gradients(batch([[pair] for pair in SENTENCES], 6, 7))
+    np.testing.assert_allclose(together.loss, alone.loss, rtol=1e-12)
+    assert set(together.gradients) == set(alone.gradients)
+    for path, gradient in alone.gradients.items():
+        np.testing.assert_allclose(together.gradients[path], gradient, rtol=1e-9, atol=1e-12)
+
+
 def test_loss_and_gradients_do_not_see_padding() -> None:
     """However many columns and rows of padding: the same loss and gradients of every weight."""
     pipe = network(dropout=0.0)

@@ -33,6 +33,8 @@ from lingvo_gpipe.tasks.mt import (
     incremental,
     records,
     schedules,
+    score,
+    scores,
     search,
     transformer,
     vocabulary,
@@ -329,6 +331,58 @@ def test_a_checkpoint_is_evaluated_by_its_own_vocabulary_alone(ran: Run, tmp_pat
     assert lines.count(told) == 1
 
 
+def job(params: Any, folder: Path, told: list[str]) -> registry.Job:
+    """Return a job whose lines are added to `told`."""
+    return registry.Job(
+        model="toy",
+        task=params,
+        logdir=folder,
+        checkpoint=None,
+        report=told.append,
+        should_stop=lambda: False,
+        rebuild=lambda *_: None,
+    )
+
+
+def test_a_run_of_both_directions_is_evaluated_decoded_scored_and_exported(tmp_path: Path) -> None:
+    """Sources begin with the token of their target language, everywhere."""
+    data = prepared(tmp_path, pairs=("de:en", "en:de"))
+    params = task_of(data)
+    params.train.max_steps = 1
+    params.decode.search.set(beam=1, max_length=4)
+    params.score = scores.Scoring(resamples=20)
+    folder = tmp_path / "run"
+    train_loop.run(params, folder, evaluate=True, report=lambda _: None)
+    evaluated = curves(folder / "eval")
+    assert {f"{name}/{pair}" for name in COUNTED for pair in ("de:en", "en:de")} <= set(evaluated)
+
+    text, found = tmp_path / "in", tmp_path / "out"
+    text.write_text("bado keli\n")
+    params.decode.set(input=str(text), output=str(found))
+    with pytest.raises(errors.ParamsError, match=r"decode\.target is missing: .* de, en\. Try"):
+        decode.run(job(params, folder, []))
+    told: list[str] = []
+    of_target = {}
+    for target in ("de", "en"):
+        params.decode.target = target
+        decode.run(job(params, folder, told))
+        of_target[target] = found.read_text()
+    assert all(line.strip() for line in of_target.values())
+
+    score.run(job(params, folder, told))
+    table = (folder / "score" / "test.tsv").read_text()
+    assert "de:en" in table
+    assert "en:de" in table
+
+    params.decode.set(input=None, output=None, target=None)
+    export.run(params, folder, report=told.append)
+    made = tf.saved_model.load(str(folder / "export" / "text" / "1"))
+    serve = made.signatures["serving_default"]
+    for target, line in of_target.items():
+        served = serve(text=tf.constant(["bado keli"]), target_language=tf.constant([target]))
+        assert served["translation"].numpy()[0].decode() == line.removesuffix("\n")
+
+
 def test_lines_are_decoded_by_the_run_itself(ran: Run, tmp_path: Path) -> None:
     text, found = tmp_path / "in.de", tmp_path / "out.en"
     lines = ["bado keli", "", "munapo ri bado"]
@@ -336,17 +390,7 @@ def test_lines_are_decoded_by_the_run_itself(ran: Run, tmp_path: Path) -> None:
     params = ran.params.copy()
     params.decode.set(input=str(text), output=str(found))
     told: list[str] = []
-    decode.run(
-        registry.Job(
-            model="toy",
-            task=params,
-            logdir=ran.folder,
-            checkpoint=None,
-            report=told.append,
-            should_stop=lambda: False,
-            rebuild=lambda *_: None,
-        )
-    )
+    decode.run(job(params, ran.folder, told))
     translator = decoding.Decoder(params, logdir=ran.folder)
     ids = [[*own, vocabulary.END] for own in ran.words.encode([lines[0], lines[2]])]
     first, third = (

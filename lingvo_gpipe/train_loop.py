@@ -47,7 +47,8 @@ from lingvo_gpipe import (
 )
 from lingvo_gpipe import logdir as logdir_lib
 
-_OF_BEST = ("eval.best", "eval.split")  # what a best value is the best of
+# What a best value is the best of: a metric of a part of some data.
+_OF_BEST = ("eval.best", "eval.split", "input.records")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

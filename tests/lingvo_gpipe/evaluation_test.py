@@ -13,7 +13,15 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 
-from lingvo_gpipe import checkpoint, errors, evaluation, layers, summaries, train_loop
+from lingvo_gpipe import (
+    checkpoint,
+    errors,
+    evaluation,
+    hyperparams,
+    layers,
+    summaries,
+    train_loop,
+)
 from lingvo_gpipe import input as input_lib
 from lingvo_gpipe.layers import base
 from tests.tiny_task import Points, tiny_task
@@ -164,6 +172,31 @@ def test_examples_that_cannot_be_read_are_told() -> None:
     assert found is not None
     assert (found.num_examples, found.unread) == (HELD_OUT - 3, {"left_out": 3})
     assert found.line().endswith(" left_out=3")
+
+
+class RecordedPoints(NamedPoints):
+    """Points with a mark that tells them from others."""
+
+    class Params(NamedPoints.Params):
+        """Params of RecordedPoints."""
+
+        records: str | None = hyperparams.field(None, "The mark.")
+
+
+@pytest.mark.parametrize(("records", "mark"), [("one", 0.9), ("other", 0.5)])
+def test_a_best_mark_ends_with_the_data_it_was_measured_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: str, mark: float
+) -> None:
+    params = confused_task(max_steps=2)
+    params.input = RecordedPoints.Params(batch_size=8, records="one")
+    values = iter((0.9, 0.5))
+    monkeypatch.setattr(evaluation.Evaluation, "number", lambda *_: next(values))
+    train_loop.run(params, tmp_path, evaluate=True)
+    params.train.max_steps = 3
+    params.input.records = records
+    result = train_loop.run(params, tmp_path, evaluate=True)
+    assert checkpoint.read_value(result.checkpoint, "best/value") == mark
+    assert best_step(tmp_path) == [2 if mark == 0.9 else 3]
 
 
 # --- the best of a run that is followed -----------------------------------------------------------

@@ -492,6 +492,15 @@ def _check(params: Any) -> None:
             "loss_scale.dynamic needs finite_guard: set finite_guard=True or loss_scale.dynamic="
             "False"
         )
+    if scale is not None and not scale.initial > 0:
+        raise errors.OptimizerError(
+            f"loss_scale.initial={scale.initial} must be above 0; loss_scale=None turns scaling off"
+        )
+    if scale is not None and scale.growth_steps < 1:
+        raise errors.OptimizerError(
+            f"loss_scale.growth_steps={scale.growth_steps} must be 1 or more; loss_scale.dynamic="
+            "False keeps the scale as it is"
+        )
     if params.clip_norm is not None and params.clip_norm <= 0:
         raise errors.OptimizerError(
             f"clip_norm={params.clip_norm} must be above 0; None turns clipping off"

@@ -420,6 +420,18 @@ def test_a_network_of_which_nothing_is_trained_is_refused() -> None:
             {"finite_guard": False, "loss_scale": update.LossScale.Params()},
             "loss_scale.dynamic needs finite_guard",
         ),
+        (
+            {"loss_scale": update.LossScale.Params(initial=0.0)},
+            "loss_scale.initial=0.0 must be above 0; loss_scale=None turns",
+        ),
+        (
+            {"loss_scale": update.LossScale.Params(initial=float("nan"), dynamic=False)},
+            "loss_scale.initial=nan must be above 0",
+        ),
+        (
+            {"loss_scale": update.LossScale.Params(growth_steps=0)},
+            "loss_scale.growth_steps=0 must be 1 or more; loss_scale.dynamic=False keeps",
+        ),
     ],
 )
 def test_params_that_do_not_fit_are_refused(more: dict[str, Any], text: str) -> None:

@@ -61,7 +61,11 @@ class TFDS(corpus.Corpus):
             texts = self._texts(example)
             for languages, faults in wanted.items():
                 if texts.keys() >= set(languages):
-                    sides = faults.texts([texts[name] for name in languages], (where, where))
+                    more = [name for name in languages if len(texts[name]) > 1]
+                    if more:
+                        what = f"all but the first sentence in {' and '.join(more)} is left out"
+                        faults.found("repeated", where, what)
+                    sides = faults.texts([texts[name][0] for name in languages], (where, where))
                     if sides is not None:
                         yield languages, corpus.Pair(*sides, where)
 
@@ -87,14 +91,15 @@ class TFDS(corpus.Corpus):
                 f"{own!r}: {reason}. Remove {self._builder.data_path} and prepare it again"
             ) from error
 
-    def _texts(self, example: dict[str, Any]) -> dict[str, bytes]:
-        """Return language → sentence of one example."""
+    def _texts(self, example: dict[str, Any]) -> dict[str, list[bytes]]:
+        """Return language → its sentences of one example."""
         key = self._nested
         if key is None:
-            return {language: example[language] for language in self._languages}
-        found = example[key]
-        names = [language.decode() for language in found["language"]]
-        return dict(zip(names, found["translation"], strict=True))
+            return {language: [example[language]] for language in self._languages}
+        found, texts = example[key], dict[str, list[bytes]]()
+        for language, text in zip(found["language"], found["translation"], strict=True):
+            texts.setdefault(language.decode(), []).append(text)
+        return texts
 
     @functools.cached_property
     def _split_names(self) -> dict[str, str]:

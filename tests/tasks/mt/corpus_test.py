@@ -6,6 +6,7 @@ import gzip
 import itertools
 import os
 import struct
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -308,12 +309,13 @@ def test_lines_of_a_file_are_counted_once(tmp_path: Path) -> None:
     files = {name: write(tmp_path / name, ENGLISH) for name in ("en", "de", "fr")}
     params = corpus.Aligned.Params(files={"train": files})
     counted: list[bytes] = []
-    wanted = {
-        (name, "en"): corpus.Faults(
-            params.policy, shown=lambda found: (counted.append(line) or line for line in found)
-        )
-        for name in ("de", "fr")
-    }
+
+    def shown(found: Iterable[bytes]) -> Iterator[bytes]:
+        for line in found:
+            counted.append(line)
+            yield line
+
+    wanted = {(name, "en"): corpus.Faults(params.policy, shown=shown) for name in ("de", "fr")}
     assert len(list(params.instantiate().read("train", wanted))) == 6
     assert len(counted) == 9
 

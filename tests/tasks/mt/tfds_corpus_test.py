@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,11 +103,52 @@ def test_a_file_that_is_torn_or_lost_ends_in_one_line(
     assert not {"\n", "{", "["} & set(told)
 
 
-def test_an_example_of_some_of_many_languages_gives_those() -> None:
+def nested(*texts: tuple[str, str]) -> dict[str, Any]:
+    """Return an example of some of many languages, as TFDS gives it."""
+    names, sentences = (
+        np.array([side.encode() for side in sides]) for sides in zip(*texts, strict=True)
+    )
+    return {"translations": {"language": names, "translation": sentences}}
+
+
+def test_examples_of_many_languages_are_decoded_once_for_all_pairs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    examples = [
+        nested(("de", "eins"), ("en", "one"), ("fr", "un")),
+        nested(("en", "two"), ("fr", "deux")),
+        nested(("de", ""), ("en", "three"), ("fr", "trois")),
+        nested(("de", "vier"), ("en", "four"), ("de", "viere"), ("en", "fore"), ("fr", "quatre")),
+    ]
     made = tfds_corpus.TFDS.Params(dataset="a/b").instantiate()
-    made.__dict__["_nested"] = "translations"
-    sides = {"language": np.array([b"de", b"en"]), "translation": np.array([b"eins", b"one"])}
-    assert made._texts({"translations": sides}) == {"de": b"eins", "en": b"one"}
+    made.__dict__.update(_nested="translations", _split_names={"train": "train"})
+    passes: list[str] = []
+
+    def read_all(own: str) -> Iterator[dict[str, Any]]:
+        passes.append(own)
+        return iter(examples)
+
+    monkeypatch.setattr(made, "_examples", read_all)
+    policy = corpus.Policy()
+    wanted = {both: corpus.Faults(policy) for both in (("de", "en"), ("fr", "en"), ("fr", "de"))}
+    found = list(made.read("train", wanted))
+    assert passes == ["train"]
+    for both, faults in wanted.items():
+        apart = corpus.Faults(policy)
+        alone = [pair for _, pair in made.read("train", {both: apart})]
+        assert [pair for name, pair in found if name == both] == alone
+        assert (faults.counts, faults.examples) == (apart.counts, apart.examples)
+    # The first of two sentences of a language is taken, and the other counted.
+    texts = [(pair.source, pair.target) for name, pair in found if name == ("de", "en")]
+    assert texts == [("eins", "one"), ("vier", "four")]
+    assert [faults.counts for faults in wanted.values()] == [
+        {"empty": 1, "repeated": 1},
+        {"repeated": 1},
+        {"empty": 1, "repeated": 1},
+    ]
+    assert wanted["de", "en"].examples["repeated"] == [
+        "a/b train:3: all but the first sentence in de and en is left out"
+    ]
 
 
 def test_a_name_that_tfds_does_not_have_leaves_nothing(

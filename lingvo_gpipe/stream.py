@@ -96,7 +96,8 @@ def wire(nodes: Sequence[Node], fields: Iterable[str], outputs: Sequence[str] = 
             last layer writes.
 
     Raises:
-        StreamError: a name is read before it is written, or written and never read.
+        StreamError: a name is read before it is written, or written and never read; or a layer
+            writes none.
 
     >>> nodes = [Node("a"), Node("b", reads=("x", "label"), writes=("y",))]
     >>> wire(nodes, ["x", "label"]).reads
@@ -122,7 +123,15 @@ def wire(nodes: Sequence[Node], fields: Iterable[str], outputs: Sequence[str] = 
             consumers[current[name]].append(number)
         reads.append(tuple(current[name] for name in node.reads))
         if len(set(node.writes)) != len(node.writes):
-            raise errors.StreamError(f"{node.name} writes a name twice: {', '.join(node.writes)}")
+            raise errors.StreamError(
+                f"{node.name} writes a name twice: {', '.join(node.writes)}. Give each of its "
+                "outputs a name of its own"
+            )
+        if not node.writes:
+            raise errors.StreamError(
+                f"{node.name} writes no name. Give its output one of its own, and where no layer "
+                "reads it, name that in the network's outputs"
+            )
         writes.append(tuple(write(name, number) for name in node.writes))
     leaving = _leaving(outputs or (nodes[-1].writes if nodes else ()), current)
     for index, (name, producer) in enumerate(found):
@@ -140,7 +149,8 @@ def _leaving(wanted: Sequence[str], current: dict[str, int]) -> dict[str, int]:
         if name not in current:
             near = errors.nearest(name, current) or sorted(current)
             raise errors.StreamError(
-                f"output {name!r} is written by no layer; nearest {', '.join(map(repr, near))}"
+                f"output {name!r} is no field, nor written by any layer; nearest "
+                f"{', '.join(map(repr, near))}. Correct the network's outputs"
             )
     return {name: current[name] for name in wanted}
 

@@ -130,9 +130,20 @@ def test_a_field_may_leave_the_network() -> None:
         (
             [Node("d0", ("image",), ("logits",))],
             ("logit",),
-            "output 'logit' is written by no layer; nearest 'logits'",
+            "output 'logit' is no field, nor written by any layer; nearest 'logits'. Correct the "
+            "network's outputs",
         ),
-        ([Node("d0", ("image",), ("y", "y"))], (), "d0 writes a name twice: y, y"),
+        (
+            [Node("d0", ("image",), ("y", "y"))],
+            (),
+            "d0 writes a name twice: y, y. Give each of its outputs a name of its own",
+        ),
+        (
+            [Node("d0", ("image",)), Node("head", ("x", "label"), ()), Node("d1")],
+            (),
+            "head writes no name. Give its output one of its own, and where no layer reads it, "
+            "name that in the network's outputs",
+        ),
     ],
 )
 def test_wrong_names_are_told_with_the_nearest(

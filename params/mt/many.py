@@ -25,7 +25,7 @@ MAX_STEPS = 2_000
 
 
 class ShallowWide(registry.Model):
-    """T(3, 768, 4) of 192 units: 6.7M parameters in 6 layers."""
+    """T(3, 768, 4) of 192 units: 6.6M parameters in 6 layers."""
 
     num_layers = 3
     hidden = 768
@@ -64,7 +64,7 @@ class ShallowWide(registry.Model):
 
 
 class DeepNarrow(ShallowWide):
-    """T(6, 384, 2) of 192 units: 6.7M parameters in 12 layers."""
+    """T(6, 384, 2) of 192 units: 6.6M parameters in 12 layers."""
 
     num_layers = 6
     hidden = 384

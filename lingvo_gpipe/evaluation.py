@@ -198,11 +198,11 @@ class Reader:
         """Make the network; its averages stand for its weights where training keeps them.
 
         Args:
-            params: a `Task.Params`.
+            params: a `Task.Params`, complete or not.
             directory: of checkpoints.
         """
-        self._params = params
         self._input = params.input.instantiate()
+        params = self._params = task.complete(params, self._input)
         self.pipe: pipelining.PipeliningLayer = params.model.instantiate()
         self.pipe.build(self._input.element_spec(training=True))
         check_names(self.pipe, params.eval)
@@ -300,7 +300,6 @@ def run(
     Returns:
         The evaluation; None where it was stopped.
     """
-    params = task.complete(params)
     task.check(params)
     reader = Reader(params, str(which if logdir is None else logdir / logdir_lib.CHECKPOINTS))
     for folder in restoring.folders(logdir, which):
@@ -336,7 +335,6 @@ def follow(
     Returns:
         All evaluations, without their vectors and matrices.
     """
-    params = task.complete(params)
     task.check(params)
     directory = str(logdir / logdir_lib.CHECKPOINTS)
     reader = Reader(params, directory)

@@ -45,6 +45,7 @@ from lingvo_gpipe import (
     task,
     timeline,
 )
+from lingvo_gpipe import input as input_lib
 from lingvo_gpipe import logdir as logdir_lib
 
 # What a best value is the best of: a metric of a part of some data.
@@ -93,11 +94,12 @@ def run(
     """
     task.check(params)
     prepare_devices(params.model)  # before an input begins TensorFlow
-    params = task.complete(params)
+    source = params.input.instantiate()
+    params = task.complete(params, source)
     folder = Path(logdir)
     with logdir_lib.locked(folder):
         change = logdir_lib.check_params(folder, params, report)
-        running = _Run(params, folder, evaluate, report, should_stop)
+        running = _Run(params, source, folder, evaluate, report, should_stop)
         running.restore(start, change)
         running.keep_assets()
         logdir_lib.remove_result(folder)
@@ -128,13 +130,14 @@ def dry_run(
     """
     task.check(params)
     prepare_devices(params.model)  # before an input begins TensorFlow
-    params = task.complete(params)
+    source = params.input.instantiate()
+    params = task.complete(params, source)
     if logdir is not None:
-        logdir_lib.try_out(Path(logdir), params, params.input.instantiate().assets())
+        logdir_lib.try_out(Path(logdir), params, source.assets())
     short = params.copy()
     short.train.max_steps = min(1, params.train.max_steps)
     with tempfile.TemporaryDirectory(prefix="lingvo_gpipe_dry_run_") as temporary:
-        trial = _Run(short, Path(temporary), evaluate, report, lambda: False, max_batches=1)
+        trial = _Run(short, source, Path(temporary), evaluate, report, lambda: False, max_batches=1)
         trial.restore(start, None)
         trial.checkpoints.restore(trial.run().step)
     tried = ("input", "an update", *(("an evaluation",) if evaluate else ()))
@@ -147,6 +150,7 @@ class _Run:
     def __init__(
         self,
         params: Any,
+        source: input_lib.Input,
         logdir: Path,
         evaluate: bool,
         report: Callable[[str], None],
@@ -163,7 +167,7 @@ class _Run:
         if params.eval.patience is not None and not evaluate:
             report("eval.patience does nothing in this run, which does not evaluate")
         threads = prepare_devices(params.model)
-        self._input = params.input.instantiate()
+        self._input = source
         self._learner = learner.Learner(params, self._input.element_spec(training=True))
         evaluation.check_names(self._learner.pipe, params.eval)
         if evaluate:

@@ -199,6 +199,29 @@ def test_a_best_mark_ends_with_the_data_it_was_measured_on(
     assert best_step(tmp_path) == [2 if mark == 0.9 else 3]
 
 
+def test_data_are_opened_once_at_each_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+    begin = NamedPoints.__init__
+
+    def count(self: NamedPoints, params: Any) -> None:
+        opened.append(params)
+        begin(self, params)
+
+    monkeypatch.setattr(NamedPoints, "__init__", count)
+    params = confused_task(max_steps=1)
+    for start in (
+        lambda: train_loop.dry_run(params, tmp_path),
+        lambda: train_loop.run(params, tmp_path),
+        lambda: evaluation.run(params, tmp_path),
+        lambda: evaluation.follow(params, tmp_path),
+    ):
+        opened.clear()
+        start()
+        assert len(opened) == 1
+
+
 # --- the best of a run that is followed -----------------------------------------------------------
 
 

@@ -34,14 +34,14 @@ class Evaluation:
         values: name → number: metrics, then `loss`, then each loss of several as `loss/name`.
         others: name → vector or matrix, of metrics that are none.
         curves: `name/label` → number, of vectors whose elements have names.
-        num_examples: how many were evaluated.
+        num_rows: of all mini-batches: examples, or the rows that translation makes of them.
         unread: how many could not be, by what became of them (`left_out`).
     """
 
     step: int
     values: dict[str, float]
     others: dict[str, Any]
-    num_examples: int
+    num_rows: int
     curves: dict[str, float] = dataclasses.field(default_factory=dict)
     unread: dict[str, int] = dataclasses.field(default_factory=dict)
 
@@ -101,7 +101,7 @@ def evaluate(
             totals[name] = totals.get(name, np.float64(0)) + wide * np.float64(mean)
         own = tf.nest.map_structure(_wide, result.sums)
         sums = own if sums is None else tf.nest.map_structure(np.add, sums, own)
-        count += num_examples(pipe, batch)
+        count += num_rows(pipe, batch)
     if count == 0:
         raise errors.InputError("there is no example to evaluate. Look at eval.split")
     means = {n: float(totals[n] / weights[n]) if weights[n] else 0.0 for n in totals}
@@ -117,8 +117,8 @@ def _wide(tensor: tf.Tensor) -> Any:
     return np.asarray(tensor).astype(np.float64 if tensor.dtype.is_floating else np.int64)
 
 
-def num_examples(pipe: pipelining.PipeliningLayer, batch: Mapping[str, Any]) -> int:
-    """Return how many examples a mini-batch holds."""
+def num_rows(pipe: pipelining.PipeliningLayer, batch: Mapping[str, Any]) -> int:
+    """Return how many rows a mini-batch holds: examples, unless some are packed or only fill it."""
     params = pipe.params
     name = next(name for name in batch if name not in params.unbatched)
     return int(tf.nest.flatten(batch[name])[0].shape[params.batch_dim])

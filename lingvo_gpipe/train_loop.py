@@ -360,7 +360,7 @@ class _Run:
                 self._report(f"step {self._step} took {step_s:.1f} s: another shape was traced")
             yield _Told(
                 told,
-                examples=sum(evaluation.num_examples(self._learner.pipe, b) for b in batches),
+                rows=sum(evaluation.num_rows(self._learner.pipe, b) for b in batches),
                 unread=dict(data.counts),
                 input_s=drawn - begun,
                 step_s=step_s,
@@ -480,13 +480,13 @@ class _Told:
         self,
         told: dict[str, Any],
         *,
-        examples: int,
+        rows: int,
         unread: dict[str, int],
         input_s: float,
         step_s: float,
     ) -> None:
         self._told = told
-        self._examples = examples
+        self._rows = rows
         self._unread = unread
         self._input_s = input_s
         self._step_s = step_s
@@ -510,7 +510,8 @@ class _Told:
         return {
             **{name: float(value) for name, value in told.items()},
             **{name: float(count) for name, count in self._unread.items()},
-            "examples_per_second": self._examples / whole_s,
+            # Of a translation's mini-batches rows, those included that only fill them.
+            "examples_per_second": self._rows / whole_s,
             # Examples that labels are of, or tokens: what fills a mini-batch weighs nothing.
             "weight_per_second": max(weights, default=0.0) / whole_s,
             "input_wait_share": self._input_s / whole_s,

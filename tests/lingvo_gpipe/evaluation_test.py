@@ -79,7 +79,7 @@ def test_the_matrix_counts_every_example_once(ran: tuple[Any, Path], size: int) 
     assert found is not None
     matrix = found.others["confusion"]
     labels = Points.Params(batch_size=1).instantiate().arrays()["test"]["label"]
-    assert matrix.sum() == found.num_examples == HELD_OUT
+    assert matrix.sum() == found.num_rows == HELD_OUT
     assert matrix.sum(1).tolist() == np.bincount(labels, minlength=3).tolist()
     assert matrix.trace() / HELD_OUT == pytest.approx(found.values["accuracy"])
     assert found.values["accuracy"] <= found.values["top2"] <= 1.0
@@ -170,7 +170,7 @@ def test_examples_that_cannot_be_read_are_told() -> None:
         pipe, input_lib.Batches(given.dataset, lambda _: None, mend), step=3
     )
     assert found is not None
-    assert (found.num_examples, found.unread) == (HELD_OUT - 3, {"left_out": 3})
+    assert (found.num_rows, found.unread) == (HELD_OUT - 3, {"left_out": 3})
     assert found.line().endswith(" left_out=3")
 
 

@@ -511,7 +511,7 @@ def test_evaluation_counts_every_example_once_whatever_the_batches() -> None:
     found = [
         evaluation.evaluate(pipe, source.evaluation("test", size), step=7) for size in (13, 5, 1)
     ]
-    assert all(each is not None and each.num_examples == 13 for each in found)
+    assert all(each is not None and each.num_rows == 13 for each in found)
     values = [each.values for each in found if each is not None]
     for other in values[1:]:
         assert other == pytest.approx(values[0], rel=1e-6)

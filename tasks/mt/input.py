@@ -387,9 +387,12 @@ def arrays(
             source, target = split.example(int(number))
             ends = (read + len(source) + 1, written + len(target) + 1)
             sides = (slice(read, ends[0]), slice(written, ends[1]))
-            fields["source"][row, sides[0]] = [*source, vocabulary_lib.END]
-            fields["target"][row, sides[1]] = [vocabulary_lib.BEGIN, *target]
-            fields["label"][row, sides[1]] = [*target, vocabulary_lib.END]
+            own = fields["source"][row, sides[0]]
+            own[:-1], own[-1] = source, vocabulary_lib.END
+            own = fields["target"][row, sides[1]]
+            own[0], own[1:] = vocabulary_lib.BEGIN, target
+            own = fields["label"][row, sides[1]]
+            own[:-1], own[-1] = target, vocabulary_lib.END
             fields["weight"][row, sides[1]] = 1.0
             if packing:
                 for side, where in zip(("source", "target"), sides, strict=True):

@@ -181,7 +181,8 @@ def _file(path: Path, size: int, dtype: np.dtype[Any]) -> Array:
         raise errors.InputError(
             f"{path} has {found} bytes, not {size} as the manifest says. {_anew(path.parent)}"
         )
-    return np.memmap(path, dtype, "r") if size else np.zeros(0, dtype)
+    # A plain array over the map: each slice of a `memmap` would be another object in Python.
+    return np.asarray(np.memmap(path, dtype, "r")) if size else np.zeros(0, dtype)
 
 
 def _lines(path: Path, count: int) -> list[str]:

@@ -69,6 +69,13 @@ def test_lengths_that_do_not_fit_the_ids_are_refused(copy: Path) -> None:
         records.Records(copy).split("train")
 
 
+def test_examples_are_plain_arrays_over_mapped_files(made: records.Records) -> None:
+    split = made.split("train")
+    arrays = (split.lengths, *split.example(7))
+    assert {type(array) for array in arrays} == {np.ndarray}
+    assert not any(array.flags.owndata or array.flags.writeable for array in arrays)
+
+
 def test_torn_manifests_are_named(copy: Path, tmp_path: Path) -> None:
     path = copy / records.MANIFEST
     manifest = json.loads(path.read_text())

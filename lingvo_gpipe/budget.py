@@ -134,7 +134,8 @@ def make(
     net = footprint.Network(params, analysis)
     if profile:
         times = measure.layer_times(params, fields)
-        analysis = network.analyze(params, fields, costs=_costs(net, times))
+        costs = net.reuse.costs([time.work for time in times])
+        analysis = network.analyze(params, fields, costs=costs)
         net = footprint.Network(params, analysis)
     else:
         times = tuple(
@@ -161,12 +162,12 @@ def make(
     for k in cells:
         at_once[table.device_of(k)] = max(at_once[table.device_of(k)], updates[k])
     estimated = {table.device_of(k) for k in cells if needs[k].is_estimate}
-    costs = describe.cell_costs(analysis)
+    loads = describe.cell_costs(analysis)
     return Plan(
         partitions=tuple(
             PartitionPlan(
                 layers=tuple(analysis.layers[n].name for n in analysis.routes[k].layers),
-                cost_share=costs[k] / (sum(costs) or 1.0),
+                cost_share=loads[k] / (sum(loads) or 1.0),
                 forward_s=seconds[k].forward,
                 backward_s=seconds[k].whole_backward,
                 parameter_bytes=owned[k],
@@ -201,21 +202,6 @@ def _stated(params: Any, number: int, info: network.LayerInfo, flows: bool) -> m
         shares = (ahead / whole, back / whole) if whole else (0.25, 0.5)
         ahead, back = stated * shares[0], stated * shares[1]
     return measure.LayerTime(ahead, back, ahead + back)
-
-
-def _costs(
-    net: footprint.Network, times: Sequence[measure.LayerTime]
-) -> tuple[tuple[float, ...], ...]:
-    """Return per cell what each layer would cost in it, by measured times."""
-    shares = list(zip(net.again, net.halved, strict=True))
-    rows = {
-        (again, halved): tuple(
-            time.fused_s + again * time.again_s + halved / 2 * time.kept_backward_s
-            for time in times
-        )
-        for again, halved in set(shares)
-    }
-    return tuple(rows[share] for share in shares)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -75,8 +75,7 @@ class Network:
         cells: its cells, without programs.
         has_backward: per cell, whether its backward slots do anything.
         wanted: per cell, the imports whose gradient it sends back.
-        again: per cell, how often a forward is computed again; see `recompute.Reuse`.
-        halved: per cell, the share of micro-batches whose I and W both work; see there.
+        reuse: what its backwards make use of, where cells have one.
         kept: per cell, the micro-batches whose forward it keeps.
         fused: the micro-batches that the last cell runs as one program.
     """
@@ -92,14 +91,12 @@ class Network:
             cell.wanted_imports(mode) if back else []
             for cell, back in zip(self.cells, self.has_backward, strict=True)
         ]
-        reuse = recompute.reuse(analysis.table, analysis.policies, fuse=params.fuse)
-        self.again = reuse.again
-        self.halved = reuse.halved
+        self.reuse = recompute.reuse(analysis.table, analysis.policies, fuse=params.fuse)
         self.kept = [
             own if back else frozenset[int]()
-            for own, back in zip(reuse.kept, self.has_backward, strict=True)
+            for own, back in zip(self.reuse.kept, self.has_backward, strict=True)
         ]
-        self.fused = reuse.fused if self.has_backward[-1] else frozenset[int]()
+        self.fused = self.reuse.fused if self.has_backward[-1] else frozenset[int]()
         self._cell_of = [k for k, route in enumerate(analysis.routes) for _ in route.layers]
         self._specs = {size: _specs_for(params, analysis, size) for size in set(analysis.sizes)}
         self._sizes: dict[tuple[int, int, bool], int] = {}

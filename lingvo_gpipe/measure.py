@@ -15,7 +15,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from lingvo_gpipe import cells, footprint, graph_memory, microbatch, network, precision, seeds
+from lingvo_gpipe import (
+    cells,
+    footprint,
+    graph_memory,
+    microbatch,
+    network,
+    precision,
+    recompute,
+    seeds,
+)
 
 Clock = Callable[[], float]
 
@@ -45,9 +54,9 @@ class LayerTime:
         return max(0.0, self.backward_s - self.kept_backward_s)
 
     @property
-    def fused_s(self) -> float:
-        """Seconds of a step without recomputation."""
-        return self.forward_s + self.kept_backward_s
+    def work(self) -> recompute.Work:
+        """What costs are made of."""
+        return recompute.Work(self.forward_s, self.kept_backward_s, self.again_s)
 
 
 def balance_by_time(
@@ -60,20 +69,28 @@ def balance_by_time(
 ) -> tuple[float, ...]:
     """Measure each layer's cost on this machine, for `PipeliningLayer.Params.costs`.
 
+    One number for a layer, in whichever cell it may lie: what it would cost in the mean of all
+    cells. Where they differ in how often they compute a forward again, by a policy for each or a
+    last cell that is fused, `plan --profile` cuts by what it costs in each.
+
     Args:
-        params: a `network.PipelineParams`; its recompute policy decides what counts.
+        params: a `network.PipelineParams`; table and recompute policies decide what counts.
         fields: the mini-batch, name → nest of tensors or `tf.TensorSpec`.
         runs: runs of each program, of which the median counts.
         warm_up: runs before them.
         clock: tells seconds.
 
     Returns:
-        Seconds per layer of forward and backward of one micro-batch; with the recomputation,
-        unless the policy is `never`.
+        Seconds per layer of forward, recomputation and backward of one micro-batch.
     """
     times = layer_times(params, fields, runs=runs, warm_up=warm_up, clock=clock)
-    kept = params.recompute == "never"
-    return tuple(one.fused_s if kept else one.inner_s for one in times)
+    batch = microbatch.batch_size(fields, params.batch_dim, params.unbatched)
+    sizes = microbatch.sizes(batch, params.num_micro_batches, params.micro_batch_size)
+    table = network.make_table(params, len(sizes))
+    policies = recompute.policies(params.recompute, table.num_cells)
+    reuse = recompute.reuse(table, policies, fuse=params.fuse)
+    rows = reuse.costs([one.work for one in times])
+    return tuple(map(statistics.fmean, zip(*rows, strict=True)))
 
 
 def layer_times(

@@ -511,13 +511,11 @@ def _costs(
     reuse: recompute.Reuse,
     flowing: Sequence[bool],
 ) -> tuple[tuple[float, ...], ...]:
-    """Return per cell what each layer would cost in it; cells that are alike share one row.
+    """Return per cell what each layer would cost in it, by FLOPs, or as it is stated.
 
-    It depends on how often a layer's forward is computed again there (`recompute.Reuse`), and on
-    how many backwards are halved: both halves compute the gradient of the layer's inputs. Layers
-    through which no gradient flows, a frozen beginning, have no backward; that one beside trained
-    layers is computed again with its cell is not counted. A cost that is stated holds in every
-    cell.
+    Layers through which no gradient flows, a frozen beginning, have no backward; that one beside
+    trained layers is computed again with its cell is not counted. A cost that is stated holds in
+    every cell.
     """
     if params.costs is not None:
         if len(params.costs) != len(named):
@@ -525,21 +523,16 @@ def _costs(
                 f"costs has {len(params.costs)} numbers for {len(named)} layers. Give one for each"
             )
         return (tuple(params.costs),) * len(reuse.again)
-    shares = list(zip(reuse.again, reuse.halved, strict=True))
-    rows = {
-        (again, halved): tuple(
-            (
-                meta.flops_forward * (1.0 + again) + meta.flops_backward * (1.0 + halved / 2)
-                if flows
-                else meta.flops_forward
-            )
-            if own.cost is None
-            else own.cost
-            for own, meta, flows in zip(named, metas, flowing, strict=True)
-        )
-        for again, halved in set(shares)
-    }
-    return tuple(rows[share] for share in shares)
+    rows = reuse.costs(
+        [
+            recompute.Work(meta.flops_forward, meta.flops_backward, meta.flops_forward)
+            if flows
+            else recompute.Work(meta.flops_forward, 0.0, 0.0)
+            for meta, flows in zip(metas, flowing, strict=True)
+        ]
+    )
+    stated = {n: own.cost for n, own in enumerate(named) if own.cost is not None}
+    return tuple(tuple(stated.get(n, cost) for n, cost in enumerate(row)) for row in rows)
 
 
 def _layer_bytes(

@@ -40,6 +40,21 @@ def policies(text: str, num_cells: int) -> tuple[str, ...]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Work:
+    """What a layer does for one micro-batch, in FLOPs, seconds or any unit.
+
+    Attributes:
+        forward: its forward.
+        backward: its backward from a forward that was kept.
+        again: its forward where a backward computes it again.
+    """
+
+    forward: float
+    backward: float
+    again: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Reuse:
     """How the backward slots of a table come by their forward, where cells have a backward.
 
@@ -56,6 +71,26 @@ class Reuse:
     fused: frozenset[int]
     again: tuple[float, ...]
     halved: tuple[float, ...]
+
+    def costs(self, layers: Sequence[Work]) -> tuple[tuple[float, ...], ...]:
+        """Return per cell what each layer would cost in it; cells that are alike share one row.
+
+        A backward that is halved counts once and a half: both halves compute the gradient of the
+        layer's inputs.
+
+        >>> none = frozenset()
+        >>> Reuse((none, none), none, (1.0, 0.0), (0.0, 0.5)).costs([Work(1.0, 2.0, 1.5)])
+        ((4.5,), (3.5,))
+        """
+        shares = list(zip(self.again, self.halved, strict=True))
+        rows = {
+            (again, halved): tuple(
+                work.forward + again * work.again + (1 + halved / 2) * work.backward
+                for work in layers
+            )
+            for again, halved in set(shares)
+        }
+        return tuple(rows[share] for share in shares)
 
 
 def reuse(table: table_lib.Table, by_cell: Sequence[str], *, fuse: bool) -> Reuse:

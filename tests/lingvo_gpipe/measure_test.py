@@ -159,7 +159,7 @@ def test_a_layer_is_timed_by_forward_kept_and_recomputing_backward() -> None:
         params, {"x": floats(4, 2), "target": floats(4, 3)}, runs=2, warm_up=1, clock=clock
     )
     assert times == (measure.LayerTime(1.0, 3.0, 5.0),) * 2
-    assert (times[0].inner_s, times[0].fused_s) == (6.0, 4.0)
+    assert (times[0].inner_s, times[0].again_s) == (6.0, 2.0)
 
 
 def test_the_median_of_the_runs_counts_and_none_of_the_warm_up() -> None:
@@ -199,9 +199,30 @@ def test_skips_ties_and_integers_are_timed_like_any_layer() -> None:
     assert network.analyze(cut, fields).cuts == (2, 3)
 
 
-def test_without_recomputation_its_time_does_not_count() -> None:
+@pytest.mark.parametrize(
+    ("fields", "cost"),
+    [
+        ({"recompute": "full", "fuse": False}, 6.0),
+        ({"recompute": "never"}, 4.0),
+        ({"recompute": "never,never"}, 4.0),
+        ({"recompute": "full,never"}, 5.0),
+        # One micro-batch of the four is kept.
+        ({"recompute": "except_last", "fuse": False}, 5.5),
+        # The last cell is fused with every backward.
+        ({"recompute": "full", "schedule": "1f1b"}, 5.0),
+    ],
+)
+def test_recomputation_counts_as_often_as_the_mean_cell_does_it(
+    fields: dict[str, Any], cost: float
+) -> None:
+    params = pipe(
+        layers.Dense.Params(units=3),
+        layers.MeanSquaredError.Params(),
+        num_partitions=2,
+        num_micro_batches=4,
+        **fields,
+    )
+    batch = {"x": tf.ones([4, 2]), "target": tf.ones([4, 3])}
     clock = FakeClock(1.0, 3.0, 5.0)
-    params = pipe(layers.Dense.Params(units=3), layers.MeanSquaredError.Params(), recompute="never")
-    fields = {"x": tf.ones([4, 2]), "target": tf.ones([4, 3])}
-    costs = measure.balance_by_time(params, fields, runs=1, warm_up=0, clock=clock)
-    assert costs == (4.0, 4.0)
+    costs = measure.balance_by_time(params, batch, runs=1, warm_up=0, clock=clock)
+    assert costs == (cost, cost)

@@ -74,7 +74,7 @@ class Job:
         report: prints one line for the user.
         should_stop: tells whether the user asked the run to save and leave.
         rebuild: (size, value) → the task with another size of its recipe, flags applied.
-        options: flags that belong to single modes, by name.
+        options: flags that belong to single modes, by name; see `add_mode`.
     """
 
     model: str
@@ -88,16 +88,31 @@ class Job:
 
 
 Mode = Callable[[Job], None]
-_MODES: dict[str, Mode] = {}
 
 
-def add_mode(name: str, function: Mode) -> None:
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Entry:
+    """A mode, and which of the job's options it reads."""
+
+    function: Mode
+    options: tuple[str, ...]
+
+
+_MODES: dict[str, _Entry] = {}
+
+
+def add_mode(name: str, function: Mode, options: Iterable[str] = ()) -> None:
     """Make `--mode=name` call `function`.
+
+    Args:
+        name: of the mode.
+        function: what it does.
+        options: names of the job's options that it reads; the trainer refuses the others.
 
     Raises:
         RegistryError: the name is taken by another function.
     """
-    known = _MODES.setdefault(name, function)
+    known = _MODES.setdefault(name, _Entry(function, tuple(options))).function
     if known is not function:
         raise errors.RegistryError(
             f"mode {name!r} of {function.__module__} is already that of {known.__module__}; "
@@ -115,7 +130,12 @@ def mode(name: str) -> Mode:
         near = errors.nearest(name, _MODES)
         hint = f"nearest {', '.join(map(repr, near))}; " if near else ""
         raise errors.RegistryError(f"no mode {name!r}; {hint}use one of {', '.join(_MODES)}")
-    return _MODES[name]
+    return _MODES[name].function
+
+
+def modes_that_read(option: str) -> tuple[str, ...]:
+    """Return the modes that read an option of the job."""
+    return tuple(name for name, entry in _MODES.items() if option in entry.options)
 
 
 class Registry:

@@ -43,7 +43,7 @@ _FIELD_OF_FLAG = {
     "schedule": "model.schedule",
     "recompute": "model.recompute",
 }
-# Flags that belong to single modes, and to which.
+# Flags that belong to single modes, and to which of the trainer's own.
 _MODES_OF_FLAG = {
     "follow": ("eval",),
     "dry_run": ("train", "train_eval"),
@@ -172,9 +172,10 @@ def _check_partitions(values: flags.FlagValues, task: Any) -> None:
 
 
 def _check_mode(values: flags.FlagValues) -> None:
-    """Refuse a flag that the mode would not read; modes that tasks bring may read any."""
-    for flag, modes in _MODES_OF_FLAG.items():
-        if values[flag].value and values.mode in _CORE_MODES and values.mode not in modes:
+    """Refuse a flag that the mode would not read."""
+    for flag in _MODES_OF_FLAG:
+        modes = registry.modes_that_read(flag)
+        if values[flag].value and values.mode not in modes:
             raise errors.ParamsError(
                 f"--{flag} goes with --mode={' or '.join(modes)}, not with --mode={values.mode}"
             )
@@ -368,7 +369,8 @@ def _list_models(found: registry.Registry, pattern: str) -> None:
 
 def _run(values: flags.FlagValues) -> int:
     for name, function in _CORE_MODES.items():
-        registry.add_mode(name, function)
+        options = [flag for flag, modes in _MODES_OF_FLAG.items() if name in modes]
+        registry.add_mode(name, function, options)
     found = registry.Registry(values.params_package)
     _load_tensorflow()
     if values.list_models is not None:

@@ -197,9 +197,11 @@ def test_modes_are_found_by_name_and_taken_once(monkeypatch: pytest.MonkeyPatch)
     def other(job: registry.Job) -> None:
         del job
 
-    registry.add_mode("export", export)
-    registry.add_mode("export", export)
+    registry.add_mode("export", export, ["follow"])
+    registry.add_mode("export", export, ["follow"])
     assert registry.mode("export") is export
+    assert registry.modes_that_read("follow") == ("export",)
+    assert registry.modes_that_read("fit") == ()
     with pytest.raises(errors.RegistryError, match=r"mode 'export' of .* is already that of"):
         registry.add_mode("export", other)
     with pytest.raises(errors.RegistryError, match="no mode 'exprt'; nearest 'export'; use one of"):

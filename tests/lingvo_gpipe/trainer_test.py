@@ -57,7 +57,11 @@ def leave(job):
     while not job.should_stop():
         pass
 
+def watch(job):
+    job.report(f"follow={job.options['follow']}")
+
 registry.add_mode("show", show)
+registry.add_mode("watch", watch, options=["follow"])
 registry.add_mode("end", end)
 registry.add_mode("leave", leave)
 registry.add_mode("fail", fail)
@@ -293,6 +297,21 @@ def test_flags_set_fields_and_overrides_have_the_last_word(run: Run) -> None:
         "train.optimizer.name: 'SGD'",
         "logdir=there checkpoint=that",
     } <= set(found.out)
+
+
+def test_a_mode_of_a_task_reads_the_options_that_it_names_alone(run: Run) -> None:
+    assert run("--mode=watch", "--follow", model="moded.Moded").out == ["follow=True"]
+    for mode, flag, modes in (
+        ("show", "dry_run", "train or train_eval"),
+        ("watch", "profile", "plan"),
+        ("show", "follow", "watch or eval"),
+    ):
+        found = run(f"--mode={mode}", f"--{flag}", model="moded.Moded")
+        assert (found.code, found.out) == (1, [])
+        (told,) = found.err
+        assert told.startswith(f"ParamsError: --{flag} goes with --mode=")
+        assert {*told.split("--mode=")[1].split(",")[0].split(" or ")} == {*modes.split(" or ")}
+        assert told.endswith(f", not with --mode={mode}")
 
 
 def test_a_home_folder_is_found(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ class Flags:
         """
         if any(argument in _HELP for argument in arguments):
             help_text = self._values.get_help(include_special_flags=False)
-            sys.stdout.write(f"{self._usage}{help_text}\n")
+            report(f"{self._usage}{help_text}")
             return None
         try:
             rest = self._values([self._program, *arguments])[1:]
@@ -84,17 +84,19 @@ class Flags:
 
 
 def report(line: str) -> None:
-    """Print a line for the user, and leave a progress bar below it whole.
+    r"""Print a line for the user, and leave a progress bar below it whole.
 
-    A full disk behind the output ends no work: the line is written later, or lost.
+    A full disk behind the output ends no work: the line is written later, or lost. A character
+    that the output's encoding lacks, such as a path's byte that is no UTF-8, is told as `\udcff`.
 
     Raises:
         BrokenPipeError: whoever read is gone.
     """
     import tqdm
 
+    encoding = sys.stdout.encoding or "utf-8"
     try:
-        tqdm.tqdm.write(line, file=sys.stdout)
+        tqdm.tqdm.write(line.encode(encoding, "backslashreplace").decode(encoding), file=sys.stdout)
         sys.stdout.flush()
     except BrokenPipeError:
         raise

@@ -364,7 +364,7 @@ def _list_models(found: registry.Registry, pattern: str) -> None:
         print(f"{where} is left out: {why}", file=sys.stderr)
     if not names:
         raise errors.RegistryError(f"no model matches {pattern!r}. --list_models shows all")
-    print("\n".join(names))
+    command.report("\n".join(names))
 
 
 def _run(values: flags.FlagValues) -> int:

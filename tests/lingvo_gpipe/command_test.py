@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +69,24 @@ def test_a_mistake_is_told_by_the_kind_that_users_know(capsys: pytest.CaptureFix
     assert command.mistake(caught.value).startswith("ParamsError: ")
     command.report("a line")
     assert capsys.readouterr().out == "a line\n"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "told"),
+    [
+        ("utf-8", "runs/gr\\udcfcn → ü"),
+        ("latin-1", "runs/gr\\udcfcn \\u2192 ü"),
+        ("ascii", "runs/gr\\udcfcn \\u2192 \\xfc"),
+    ],
+)
+def test_what_the_outputs_encoding_lacks_is_told_with_backslashes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str, told: str
+) -> None:
+    path = os.fsdecode(b"runs/gr\xfcn")
+    with open(tmp_path / "out", "w", encoding=encoding) as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        command.report(f"{path} → ü")
+    assert (tmp_path / "out").read_text(encoding=encoding) == f"{told}\n"
 
 
 def test_a_full_disk_behind_the_output_ends_nothing(

@@ -406,22 +406,20 @@ def run(argv: Sequence[str]) -> int:
     """Do what the arguments `argv` (without the program's name) ask; return the exit code."""
     # TensorFlow reads it when it is first imported, and speaks of its own affairs otherwise.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    values = None
     try:
-        values = read_flags(argv)
-        code = 0 if values is None else _run(values)
+        try:
+            values = read_flags(argv)
+            code = 0 if values is None else _run(values)
+        except errors.UserError as error:
+            print(command.mistake(error), file=sys.stderr)
+            code = 1
         # What training comes to is in its folder; of all else the output is the result.
         lost = not command.finish() and (values is None or not values.mode.startswith("train"))
         return code or int(lost)
     except BrokenPipeError:
         command.drop_output()  # whoever read has left (head, a pager)
         return 128 + signal.SIGPIPE
-    except errors.UserError as error:
-        print(command.mistake(error), file=sys.stderr)
-        try:
-            sys.stdout.flush()
-        except OSError:
-            command.drop_output()
-        return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 

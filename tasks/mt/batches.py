@@ -13,13 +13,12 @@ each is traced once. The last mini-batch of a shape in an epoch may lack rows.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from lingvo_gpipe import errors
+from lingvo_gpipe import errors, progress
 from lingvo_gpipe.tasks.mt import mixture
 
 Array = np.ndarray[Any, Any]
@@ -158,15 +157,16 @@ def packed(
     """
     members, ends, of_language = [], [], []
     done = 0
-    for language in range(num_languages):
-        own = np.flatnonzero(languages == language)
-        own = own[mixture.permutation(len(own), seed, _PACK, language)]
-        rows = _first_fit(lengths[own], length)
-        members.append(numbers[own[np.argsort(rows, kind="stable")]])
-        stops = np.cumsum(np.bincount(rows)) if len(rows) else rows
-        ends.append(stops + done)
-        of_language.append(np.full(len(stops), language))
-        done += len(own)
+    with progress.Count("packing", "example", len(numbers)) as bar:
+        for language in range(num_languages):
+            own = np.flatnonzero(languages == language)
+            own = own[mixture.permutation(len(own), seed, _PACK, language)]
+            rows = _first_fit(lengths[own], length, bar)
+            members.append(numbers[own[np.argsort(rows, kind="stable")]])
+            stops = np.cumsum(np.bincount(rows)) if len(rows) else rows
+            ends.append(stops + done)
+            of_language.append(np.full(len(stops), language))
+            done += len(own)
     where = np.concatenate(of_language)
     return Units(
         members=np.concatenate(members),
@@ -178,25 +178,28 @@ def packed(
     )
 
 
-def _first_fit(lengths: Array, capacity: int) -> Array:
+def _first_fit(lengths: Array, capacity: int, bar: progress.Count) -> Array:
     """Return the row of each example: the first that it fits into, of those not closed yet.
 
     At most `_OPEN_ROWS` are open; where none takes an example, the fullest is closed.
     """
-    free = np.zeros((2, _OPEN_ROWS), np.int64)
-    names = np.arange(-_OPEN_ROWS, 0)  # of the open rows; those below 0 were never begun
+    # Lists: on so few rows NumPy's calls would take several times as long.
+    sources, targets, both, names = ([0] * _OPEN_ROWS for _ in range(4))
     found = np.empty(len(lengths), np.int64)
     count = 0
-    for number, (source, target) in enumerate(lengths.tolist()):
-        fits = (free[0] >= source) & (free[1] >= target)
-        place = int(fits.argmax())
-        if not fits[place]:
-            place = int(free.sum(0).argmin())
-            free[:, place] = capacity
+    sides = bar.over(zip(*lengths.T.tolist(), strict=True))
+    for number, (source, target) in enumerate(sides):
+        for place, free in enumerate(sources):
+            if free >= source and targets[place] >= target:
+                break
+        else:
+            place = both.index(min(both))
+            sources[place], targets[place], both[place] = capacity, capacity, 2 * capacity
             names[place] = count
             count += 1
-        free[0, place] -= source
-        free[1, place] -= target
+        sources[place] -= source
+        targets[place] -= target
+        both[place] -= source + target
         found[number] = names[place]
     return found
 
@@ -336,9 +339,8 @@ def fill(lengths: Array, units: Units, planned: Sequence[Planned]) -> float:
         units: that were planned.
         planned: mini-batches.
     """
-    numbers = itertools.chain.from_iterable(
-        units.of(int(unit)) for batch in planned for unit in batch.units
-    )
-    held = int(lengths[np.fromiter(numbers, np.int64)].sum())
+    sums = np.cumsum(lengths[units.members].sum(1))
+    of_units = np.diff(sums[units.ends - 1], prepend=0)
+    held = sum(int(of_units[batch.units].sum()) for batch in planned)
     places = sum(2 * batch.shape.rows * batch.shape.length for batch in planned)
     return held / places if places else 1.0

@@ -151,6 +151,15 @@ class Translation(input_lib.Input):
         """Return the endless mini-batches of training from number `position` on."""
         plan = self.plan(seed)
         split = self.records.split(self.params.train_split)
+        epoch, _ = plan.locate(position)
+        planned_first = plan.epoch(epoch)  # what the run begins with
+        full = batches_lib.fill(split.lengths + 1, plan.units, planned_first)
+        shapes = plan.units.shapes
+        told = ", ".join(f"{shape.rows} x {shape.length}" for shape in shapes)
+        command.note(
+            f"{len(planned_first)} mini-batches in epoch {epoch}, {1 - full:.1%} of them padding, "
+            f"of {len(shapes)} shapes, each traced once: {told}"
+        )
 
         def planned() -> Iterator[batches_lib.Planned]:
             return map(plan.batch, itertools.count(position))
@@ -219,19 +228,12 @@ class Translation(input_lib.Input):
                 num_shapes=params.num_shapes,
                 **common,
             )
-        plan = batches_lib.Plan(
+        return batches_lib.Plan(
             units,
             temperature=params.temperature,
             seed=seed,
             epoch_examples=params.epoch_examples,
         )
-        full = batches_lib.fill(split.lengths + 1, units, plan.epoch(0))
-        told = ", ".join(f"{shape.rows} x {shape.length}" for shape in units.shapes)
-        command.note(
-            f"{len(plan.epoch(0))} mini-batches in the first epoch, {1 - full:.1%} of them "
-            f"padding, of {len(units.shapes)} shapes, each traced once: {told}"
-        )
-        return plan
 
     def shares(self) -> dict[str, float]:
         """Return the share of each pair of languages in training, by the temperature's formula."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import itertools
+import sys
 from typing import Any
 
 import numpy as np
@@ -203,6 +205,49 @@ def test_packed_rows_are_full_and_end_where_nothing_fits() -> None:
     assert few.ends.tolist() == [2, 4, 6]
 
 
+def first_fit(lengths: list[list[int]], capacity: int) -> list[int]:
+    """Return the row of each example: the first open one that takes it; the fullest is closed."""
+    free: dict[int, tuple[int, list[int]]] = {place: (-1, [0, 0]) for place in range(64)}
+    found = []
+    begun = 0
+    for sides in lengths:
+        fits = [p for p, (_, left) in free.items() if left[0] >= sides[0] and left[1] >= sides[1]]
+        if not fits:
+            fits = [min(free, key=lambda p: sum(free[p][1]))]
+            free[fits[0]] = (begun, [capacity, capacity])
+            begun += 1
+        row, left = free[fits[0]]
+        left[0] -= sides[0]
+        left[1] -= sides[1]
+        found.append(row)
+    return found
+
+
+@pytest.mark.parametrize(("longest", "capacity"), [(30, 40), (60, 256), (12, 128), (40, 40)])
+def test_packing_is_first_fit_over_few_open_rows(longest: int, capacity: int) -> None:
+    lengths = lengths_of((3000,), longest)
+    made = {"tokens": 1000, "length": capacity, "seed": 5}
+    units = batches.packed(np.arange(3000), lengths, np.zeros(3000, int), 1, **made)
+    order = mixture.permutation(3000, 5, batches._PACK, 0)
+    rows = np.array(first_fit(lengths[order].tolist(), capacity))
+    for unit in range(len(units.ends)):
+        assert units.of(unit).tolist() == order[rows == unit].tolist()
+    assert len(units.ends) == rows.max() + 1
+
+
+def test_a_long_packing_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    units_of(True)
+    assert f"packing: 100%|##########| {sum(SIZES)}/{sum(SIZES)}" in terminal.getvalue()
+
+
 def test_an_evaluation_has_every_sentence_once() -> None:
     units = units_of(False)
     planned = batches.once(units)
@@ -217,6 +262,14 @@ def test_fill_counts_tokens_and_padding() -> None:
     )
     assert units.shapes == (batches.Shape(3, 4),)
     assert batches.fill(lengths, units, batches.once(units)) == 10 / 24
+    # Of an example that is drawn twice, the tokens count twice; of packed rows, all members'.
+    whole = units_of(True)
+    planned = [batches.Planned(whole.shapes[0], np.array(units), 0) for units in ([7, 3], [3])]
+    members = np.concatenate([whole.of(unit) for unit in (7, 3, 3)]) - 1000
+    every = np.zeros((1000 + sum(SIZES), 2), int)
+    every[1000:] = lengths_of()
+    places = 2 * 2 * whole.shapes[0].rows * 40
+    assert batches.fill(every, whole, planned) == lengths_of()[members].sum() / places
     assert batches.fill(lengths, units, []) == 1  # an epoch of so few that none is drawn
 
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from lingvo_gpipe import errors, pipelining, task
+from lingvo_gpipe.tasks.mt import batches as batches_lib
 from lingvo_gpipe.tasks.mt import corpus, records, tfds_corpus, transformer
 from lingvo_gpipe.tasks.mt import input as mt_input
 from tests.tasks.mt import toy_text
@@ -190,7 +191,31 @@ def test_what_is_too_long_or_uneven_is_left_out_and_told(
     assert long.any()
     assert uneven.any()
     assert f"{long.sum()} longer than 9 tokens, {uneven.sum()} of uneven sides" in caplog.text
-    assert "of 3 shapes, each traced once: " in capsys.readouterr().err
+    assert not capsys.readouterr().err
+    made.batches(1)
+    count = len(plan.epoch(0))
+    told = capsys.readouterr().err
+    assert f"{count} mini-batches in epoch 0, " in told
+    assert "of 3 shapes, each traced once: " in told
+    made.batches(1, count)
+    assert f"{plan.epoch_sizes(1, 2)[0]} mini-batches in epoch 1, " in capsys.readouterr().err
+
+
+def test_going_on_plans_no_epoch_that_is_over(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = params_of(folder).instantiate()
+    start = int(made.plan(1).epoch_sizes(0, 3).sum())
+    planned: list[int] = []
+    plan = batches_lib.Plan._plan
+
+    def watched(own: Any, epoch: int) -> Any:
+        planned.append(epoch)
+        return plan(own, epoch)
+
+    monkeypatch.setattr(batches_lib.Plan, "_plan", watched)
+    taken(made.batches(1, start), 1)
+    assert planned == [3]
 
 
 def test_chosen_pairs_alone_are_trained_on(folder: Path) -> None:

@@ -80,7 +80,7 @@ class Translation(input_lib.Input):
             False, "Puts several examples into a row, which never see each other: one shape."
         )
         multiple_of: int = hyperparams.field(
-            1, "Divides the rows of a mini-batch: micro-batches times replicas makes them equal."
+            1, "Divides the rows of a mini-batch: as many as micro-batches make those equal."
         )
         epoch_examples: int | None = hyperparams.field(
             None, "Examples drawn in an epoch; None: as many as there are."

@@ -46,7 +46,8 @@ class Translation(input_lib.Input):
 
     Training goes on from any number of mini-batches as if it had never stopped. `batch_size` and
     `eval_batch_size` count the tokens of a mini-batch on either side, padding included, so that
-    the number of rows goes with their length.
+    the number of rows goes with their length. Training keeps to it; in an evaluation, where no
+    sentence is too long, `multiple_of` rows may have more.
     """
 
     asset_names = (records_lib.VOCABULARY, records_lib.TARGET_TOKENS)
@@ -202,7 +203,7 @@ class Translation(input_lib.Input):
         """Return the plan of training's mini-batches; what is left out is told in the log.
 
         Raises:
-            InputError: nothing is left to train on.
+            InputError: nothing is left to train on, or the least mini-batch is over `batch_size`.
         """
         params = self.params
         split = self.records.split(params.train_split)
@@ -227,6 +228,13 @@ class Translation(input_lib.Input):
                 len(self.pairs),
                 num_shapes=params.num_shapes,
                 **common,
+            )
+        longest = max(shape.length for shape in units.shapes)
+        if params.batch_size < (least := params.multiple_of * longest):
+            raise errors.InputError(
+                f"input.batch_size={params.batch_size} is too small for mini-batches of "
+                f"{params.multiple_of} rows (input.multiple_of) of {longest} tokens. Use {least} "
+                "or more, or a smaller input.max_length"
             )
         return batches_lib.Plan(
             units,

@@ -248,6 +248,25 @@ def test_params_that_cannot_be_are_refused(folder: Path, tmp_path: Path) -> None
     refused("were made with vocabulary", params_of(folder, vocabulary_hash="0" * 64))
 
 
+@pytest.mark.parametrize("packing", [False, True])
+def test_a_mini_batch_that_would_have_more_tokens_than_told_is_refused(
+    folder: Path, packing: bool
+) -> None:
+    fields = {"packing": packing, "multiple_of": 4}
+    lengths = records.Records(folder).split("train").lengths
+    least = 4 * (80 if packing else int(lengths.max()) + 1)
+    (batch,) = taken(params_of(folder, batch_size=least, **fields).instantiate().batches(1), 1)
+    assert batch["source"].size <= least
+    small = params_of(folder, batch_size=least - 1, **fields)
+    refused(
+        rf"^input.batch_size={least - 1} is too small for mini-batches of 4 rows "
+        rf"\(input.multiple_of\) of {least // 4} tokens. Use {least} or more, or a smaller",
+        small,
+    )
+    # An evaluation has every sentence, however long.
+    assert taken(small.instantiate().evaluation("test", 70))
+
+
 def test_records_are_prepared_where_params_say_how(tmp_path: Path) -> None:
     text = toy_text.write_folder(tmp_path / "text", {"de": 200})
     params = params_of(tmp_path / "out", preparation=toy_text.params(text))

@@ -175,6 +175,13 @@ class Input(hyperparams.Configurable, abc.ABC):
         """
         del task_params
 
+    def is_there(self) -> bool:
+        """Tell whether `complete` finds what it needs on the disk; nothing is made or read for it.
+
+        Where it does, describe and plan tell the sizes of the data in place of those declared.
+        """
+        return False
+
     def constants(self) -> Mapping[str, float]:
         """Return numbers of the data that TensorBoard is told once each time a run starts."""
         return {}

@@ -229,14 +229,28 @@ def _logdir(job: registry.Job, mode: str) -> Path:
 def _describe(job: registry.Job) -> None:
     from lingvo_gpipe import describe
 
-    job.report(describe.describe(_known(job.task)))
+    job.report(describe.describe(_known(job)(job.task)))
 
 
-def _known(given: Any) -> Any:
-    """Return a task whose layers know their sizes; its data is read only where they do not."""
-    from lingvo_gpipe import task
+def _known(job: registry.Job) -> Callable[[Any], Any]:
+    """Return what gives a task, or another member of its family, the sizes of its data.
 
-    return given if task.is_complete(given) else task.complete(given)
+    They are those that the run keeps, or of the data that is there already. Data is read or made
+    for them only where a layer does not know its size without.
+    """
+    from lingvo_gpipe import logdir, task
+
+    source = job.task.input.instantiate()
+    kept = None if job.logdir is None else logdir.kept_assets(job.logdir, source.asset_names)
+    if kept:
+        source.recall(kept)
+    is_there = bool(kept) or source.is_there()
+
+    def known(given: Any) -> Any:
+        needed = is_there or not task.is_complete(given)
+        return task.complete(given, source) if needed else given
+
+    return known
 
 
 def _plan(job: registry.Job) -> None:
@@ -245,14 +259,15 @@ def _plan(job: registry.Job) -> None:
     options = job.options
     if options["profile"]:
         train_loop.prepare_devices(job.task.model)
+    known = _known(job)
     job.report(
         plan.plan(
-            _known(job.task),
+            known(job.task),
             fit=options["fit"],
             grow=options["grow"],
             profile=options["profile"],
             partitions=options["num_partitions"],
-            rebuild=lambda size, value: _known(job.rebuild(size, value)),
+            rebuild=lambda size, value: known(job.rebuild(size, value)),
         )
     )
 

@@ -368,6 +368,19 @@ class Translation(input_lib.Input):
         ).prefetch(_PREFETCH)
         return input_lib.Batches(dataset, lambda _: None, first=first)
 
+    def is_there(self) -> bool:
+        """Tell whether the records are there, made as params say; see `Input.is_there`."""
+        recipe, wanted = self.params.preparation, self.params.vocabulary_hash
+        try:
+            found = records_lib.Records(os.path.expanduser(self.params.data_dir))
+            if recipe is not None:
+                recipe.instantiate().check(found)
+            if wanted is not None:
+                found.check_vocabulary(wanted)
+        except errors.InputError:
+            return False
+        return True
+
 
 def arrays(
     split: records_lib.Split,

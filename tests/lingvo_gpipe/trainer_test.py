@@ -37,8 +37,9 @@ class Deeper(registry.Model):
 """
 MODES = """
 import os, signal
-from lingvo_gpipe import registry
-from models_of_trainer_test.lab import Tiny
+from lingvo_gpipe import hyperparams, registry
+from models_of_trainer_test.lab import Deeper, Tiny
+from tests import tiny_task
 
 def show(job):
     job.report(job.task.to_text())
@@ -68,6 +69,28 @@ registry.add_mode("fail", fail)
 
 class Moded(Tiny):
     pass
+
+class Widths(tiny_task.Points):
+    asset_names = ("width",)
+    width = 5
+
+    class Params(tiny_task.Points.Params):
+        there: bool = hyperparams.field(False, "Whether.")
+
+    def is_there(self):
+        return self.params.there
+
+    def recall(self, assets):
+        self.width = int(assets["width"])
+
+    def complete(self, task_params):
+        task_params.model.layers[0].units = self.width
+
+class Wide(Deeper):
+    def task(self):
+        task = super().task()
+        task.input = Widths.Params(batch_size=8)
+        return task
 
 class Wrong(registry.Model):
     def task(self):
@@ -330,6 +353,26 @@ def test_a_dry_run_tries_what_the_mode_does(run: Run) -> None:
     found = run("--mode=train", *arguments)
     assert found.out == ["dry run: input, an update and a checkpoint went well; nothing is kept"]
     assert "has no split 'validation'" in run("--mode=train_eval", *arguments).err[0]
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [["describe"], ["plan"], ["plan", "--fit=16KiB", "--grow=depth", "--num_partitions=1"]],
+)
+def test_sizes_are_those_of_data_that_are_there_or_kept(
+    run: Run, tmp_path: Path, mode: list[str]
+) -> None:
+    def shown(*arguments: str) -> list[str]:
+        found = run(f"--mode={mode[0]}", *mode[1:], *arguments, model="moded.Wide")
+        assert found.code == 0, found.err
+        return found.out
+
+    units = {n: shown(f"--params_override=model.layers[0].units={n}") for n in (8, 5, 6)}
+    assert len({*map("".join, units.values())}) == 3
+    assert shown() == shown(f"--logdir={tmp_path}") == units[8]
+    assert shown("--params_override=input.there=True") == units[5]
+    (tmp_path / "width").write_text("6")
+    assert shown(f"--logdir={tmp_path}") == units[6]
 
 
 def test_data_dir_reaches_the_input(run: Run) -> None:

@@ -278,6 +278,21 @@ def test_records_are_prepared_where_params_say_how(tmp_path: Path) -> None:
         params.instantiate().batches(1)
 
 
+def test_records_are_there_where_params_would_not_prepare_them(tmp_path: Path) -> None:
+    text = toy_text.write_folder(tmp_path / "text", {"de": 200})
+    params = params_of(tmp_path / "out", preparation=toy_text.params(text))
+    assert not params.instantiate().is_there()
+    assert not (tmp_path / "out").exists()
+    own = params.instantiate().vocabulary.hash
+    for changed, there in (
+        ({}, True),
+        ({"preparation": None, "vocabulary_hash": own}, True),
+        ({"vocabulary_hash": "another"}, False),
+        ({"preparation.seed": 9}, False),
+    ):
+        assert params.copy().set(changed).instantiate().is_there() == there
+
+
 def test_the_task_takes_size_and_hash_from_the_data(folder: Path) -> None:
     from lingvo_gpipe import pipelining
     from lingvo_gpipe.tasks.mt import transformer

@@ -151,6 +151,15 @@ class Capacity:
         """Return what the cell needs if it holds layers [start, end)."""
         return self._need(self._holdings[cell], start, end)
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether a device has several cells."""
+        return any(holding.share < 1 for holding in self._holdings)
+
+    def device_bytes(self, cell: int, start: int, end: int) -> int:
+        """Return the same of its whole device, whose other cells have as much each."""
+        return round(self.need_bytes(cell, start, end) / self._holdings[cell].share)
+
     def _reach(self, holding: Holding, start: int) -> int:
         ends = range(start + 1, self._num_layers + 1)
         limit = self._limit * holding.share
@@ -189,23 +198,23 @@ def cuts_within(
         return partition.partition(
             costs[0], num_cells, own_costs=dict(enumerate(costs)), reach=within.reach
         )
-    except errors.PartitionError as error:
-        if num_cells > num_layers:
-            raise
+    except partition.NoCutFitsError as error:
         spare = num_layers - num_cells
         alone = [
             min(
-                within.need_bytes(k, n, n + 1)
+                within.device_bytes(k, n, n + 1)
                 for k in range(max(0, n - spare), min(n, num_cells - 1) + 1)
             )
             for n in range(num_layers)
         ]
         worst = max(range(num_layers), key=alone.__getitem__)
         if alone[worst] > readable.parse_size(limit):
+            needed = readable.size(alone[worst])
+            if within.is_shared:
+                needed = f"a device of {needed}, which cells share"
             raise errors.PartitionError(
                 f"device_memory={limit}, but layer {names[worst]} alone needs "
-                f"{readable.size(alone[worst])}. Use fewer examples, more micro-batches, or "
-                "larger devices"
+                f"{needed}. Use fewer examples, more micro-batches, or larger devices"
             ) from error
         whole = readable.size(within.need_bytes(0, 0, num_layers))
         raise errors.PartitionError(

@@ -18,23 +18,24 @@ from fractions import Fraction
 from lingvo_gpipe.errors import PartitionError
 
 
+class NoCutFitsError(PartitionError):
+    """Every cut has a cell whose layers do not fit its device."""
+
+
 def partition(
     costs: Sequence[float],
     num_partitions: int,
     *,
     own_costs: Mapping[int, Sequence[float]] | None = None,
-    memory: Sequence[float] | None = None,
-    memory_limit: float | Sequence[float] | None = None,
     reach: Callable[[int, int], int] | None = None,
     speeds: Sequence[float] | None = None,
-    link_costs: Sequence[float] | None = None,
 ) -> tuple[int, ...]:
     """Cut L layers into K cells of consecutive layers, none empty.
 
     The heaviest cell is as light as possible. Among the cuts that reach this, the sum of squared
     cell costs is least: this is the least variance, the paper's criterion, since the sum of all
-    cells is the same for every cut (where it is not, with `own_costs`, `speeds` or `link_costs`,
-    cells are light first and even second). Among equals, the first cells are the shortest.
+    cells is the same for every cut (where it is not, with `own_costs` or `speeds`, cells are light
+    first and even second). Among equals, the first cells are the shortest.
 
     Args:
         costs: [L] any unit, what each layer costs.
@@ -42,23 +43,20 @@ def partition(
         own_costs: cell → [L] what each layer costs if it lies in that cell, where that differs: in
             one that recomputes nothing, or in the last one, whose forward and backward may be
             fused.
-        memory: [L] bytes that each layer keeps on its device.
-        memory_limit: bytes that a device has, or [K] of them.
-        reach: (cell, start) → the last end so that the cell can hold layers [start, end), where
-            bytes do not simply add up; `start` where it can hold none. Fewer layers always fit.
+        reach: (cell, start) → the last end so that the cell can hold layers [start, end); `start`
+            where it can hold none. Fewer layers always fit.
         speeds: [K] how fast each device is; a cell's cost is divided by it. None: all equal.
-        link_costs: [L-1] what a cut after layer l costs, added to the cell before it and to the
-            one behind it.
 
     Returns:
         [K] the number of layers in each cell.
 
     Raises:
-        PartitionError: K is not in 1 to L, a length does not fit, a number is negative or not
-            finite, or no cut fits the memory.
+        PartitionError: K is not in 1 to L, a length does not fit, or a number is negative or not
+            finite.
+        NoCutFitsError: there is no cut within `reach`.
 
     Source: Huang et al. 2019, section 2.2 (variance of the cells' estimated costs). Takes
-    O(K L log L) operations on whole numbers; with link costs, O(K L^2) at worst.
+    O(K L log L) operations on whole numbers.
 
     >>> partition([1, 1, 1, 1, 4], 3)
     (2, 2, 1)
@@ -68,26 +66,26 @@ def partition(
     num_layers = len(costs)
     if not 1 <= num_partitions <= num_layers:
         raise PartitionError(_wrong_number(num_partitions, num_layers))
-    rows, links = _rows(costs, num_partitions, own_costs or {}, link_costs)
-    bytes_, limits = _memory(memory, memory_limit, num_layers, num_partitions)
-    kept = _running(bytes_)
+    rows = _rows(costs, num_partitions, own_costs or {})
     cells = [
-        _Cell.of(row, [0, *links, 0], factor, _reaches(index, kept, limit, reach))
-        for index, (row, factor, limit) in enumerate(
-            zip(rows, _slowness(speeds, num_partitions), limits, strict=True)
+        _Cell(_running([cost * factor for cost in row]), _reaches(index, num_layers, reach))
+        for index, (row, factor) in enumerate(
+            zip(rows, _slowness(speeds, num_partitions), strict=True)
         )
     ]
-    ordered = not any(links)
-    heaviest = _lightest_heaviest(cells, ordered)
+    heaviest = _lightest_heaviest(cells)
     if heaviest is None:
-        raise PartitionError(_too_little_memory(bytes_, limits, reach is not None))
+        raise NoCutFitsError(
+            f"no cut of {num_layers} layers into {num_partitions} cells fits the devices' memory. "
+            "Use more partitions, or larger devices"
+        )
     # A later start reaches at least as far, unless `reach` says otherwise.
     rising = all(
         before <= after
         for index, cell in enumerate(cells[1:], start=1)
         for before, after in itertools.pairwise(cell.reaches[index:])
     )
-    cuts = _most_even(cells, heaviest, ordered and rising)
+    cuts = _most_even(cells, heaviest, rising)
     return tuple(after - before for before, after in itertools.pairwise(cuts))
 
 
@@ -119,6 +117,29 @@ def check_cuts(cuts: Sequence[int], num_layers: int, num_partitions: int) -> tup
     return tuple(int(count) for count in cuts)
 
 
+def check_cells(
+    cuts: Sequence[int] | None, num_layers: int, num_cells: int, num_devices: int
+) -> None:
+    """Refuse a table of several cells per device that the cuts or the layers do not fit.
+
+    Raises:
+        PartitionError: they are not as many as the table's cells, or there are too few layers.
+    """
+    if num_cells == num_devices:
+        return
+    given = f"the schedule's table has {num_cells} cells on num_partitions={num_devices}"
+    if cuts is not None and len(cuts) != num_cells:
+        raise PartitionError(
+            f"cuts={list(cuts)} has {len(cuts)} cells, but {given}. Give each cell's number of "
+            f"layers, or a table of {len(cuts)} cells"
+        )
+    if num_layers < num_cells:
+        raise PartitionError(
+            f"{given}, but there are {num_layers} layers. Give a table of at most {num_layers} "
+            "cells"
+        )
+
+
 def heaviest_share(costs: Sequence[float], cuts: Sequence[int]) -> float:
     """Return the heaviest cell's share of all costs: 1/K where the cut is even.
 
@@ -139,44 +160,33 @@ class _Cell:
     """What one cell would cost if it held layers [start, end), for any start and end.
 
     Attributes:
-        inner: [L+1] running sums of its layers' costs; never falling.
-        ahead, behind: [L+1] the same with the links' costs: the cell costs
-            `behind[end] - ahead[start]`.
+        sums: [L+1] running sums of its layers' costs; never falling.
         reaches: [L] the last end up to which its layers fit, for each start it can have.
     """
 
-    inner: list[int]
-    ahead: list[int]
-    behind: list[int]
+    sums: list[int]
     reaches: list[int]
-
-    @classmethod
-    def of(cls, costs: list[int], links: list[int], factor: int, reaches: list[int]) -> _Cell:
-        inner = _running([cost * factor for cost in costs])
-        ahead = [cost - link * factor for cost, link in zip(inner, links, strict=True)]
-        behind = [cost + link * factor for cost, link in zip(inner, links, strict=True)]
-        return cls(inner, ahead, behind, reaches)
 
     def reach(self, start: int, most: int | None = None) -> int:
         """Return the last end of a cell whose layers fit and, `most` given, cost no more."""
         end = self.reaches[start]
         if most is not None:
-            end = min(end, bisect.bisect_right(self.inner, self.inner[start] + most) - 1)
+            end = min(end, bisect.bisect_right(self.sums, self.sums[start] + most) - 1)
         return end
 
 
-def _lightest_heaviest(cells: list[_Cell], ordered: bool) -> int | None:
+def _lightest_heaviest(cells: list[_Cell]) -> int | None:
     """Return the least possible cost of the heaviest cell; None where memory allows no cut."""
-    num_layers = len(cells[0].inner) - 1
+    num_layers = len(cells[0].sums) - 1
     # The heaviest of the cells behind the one in hand, if they hold layers [position, L).
     after: dict[int, int] = {num_layers: 0}
     for index in reversed(range(len(cells))):
         starts = range(index, num_layers) if index else range(1)
-        after = (_lightest_ordered if ordered else _lightest_by_scan)(cells[index], starts, after)
+        after = _lightest(cells[index], starts, after)
     return after.get(0)
 
 
-def _lightest_ordered(cell: _Cell, starts: range, after: dict[int, int]) -> dict[int, int]:
+def _lightest(cell: _Cell, starts: range, after: dict[int, int]) -> dict[int, int]:
     """Return the lightest heaviest for each start, by halving: the cell only grows with its end.
 
     `records` holds, from the far to the near, the ends behind which less remains than behind
@@ -192,43 +202,26 @@ def _lightest_ordered(cell: _Cell, starts: range, after: dict[int, int]) -> dict
             records.append(start + 1)
         if start not in starts:
             continue
-        before, reach = cell.inner[start], cell.reach(start)
+        before, reach = cell.sums[start], cell.reach(start)
         change = bisect.bisect_left(
             records,
             True,
-            key=lambda end: end <= reach and cell.inner[end] - before < after[end],
+            key=lambda end: end <= reach and cell.sums[end] - before < after[end],
         )
         around = [end for end in records[max(0, change - 1) : change + 1] if end <= reach]
         if around:
-            result[start] = min(max(cell.inner[end] - before, after[end]) for end in around)
-    return result
-
-
-def _lightest_by_scan(cell: _Cell, starts: range, after: dict[int, int]) -> dict[int, int]:
-    """Return the lightest heaviest for each start, whatever links add to the cells."""
-    result: dict[int, int] = {}
-    candidates = sorted(after)
-    for start in starts:
-        best: int | None = None
-        before, ahead, reach = cell.inner[start], cell.ahead[start], cell.reach(start)
-        for end in candidates[bisect.bisect_right(candidates, start) :]:
-            if end > reach or (best is not None and cell.inner[end] - before >= best):
-                break
-            cost = max(cell.behind[end] - ahead, after[end])
-            best = cost if best is None else min(best, cost)
-        if best is not None:
-            result[start] = best
+            result[start] = min(max(cell.sums[end] - before, after[end]) for end in around)
     return result
 
 
 def _most_even(cells: list[_Cell], heaviest: int, ordered: bool) -> list[int]:
     """Return the K+1 borders with the least sum of squares, no cell above `heaviest`.
 
-    Without link costs the best end of a cell never moves back when its start moves on (`ordered`):
-    a square of a sum has the quadrangle inequality, and bounds on cost and bytes keep it. Then the
-    middle start halves the ends that the others need to look at.
+    Where a later start reaches at least as far (`ordered`), the best end of a cell never moves
+    back when its start moves on: a square of a sum has the quadrangle inequality, and bounds on
+    cost and bytes keep it. Then the middle start halves the ends that the others need to look at.
     """
-    num_layers = len(cells[0].inner) - 1
+    num_layers = len(cells[0].sums) - 1
     after: dict[int, int] = {num_layers: 0}
     ends: list[dict[int, int]] = []
     for index in reversed(range(len(cells))):
@@ -281,11 +274,11 @@ class _Search:
 
     def _scan(self, start: int, first: int, stop: int) -> int:
         """Store the best end for `start` among the candidates; ties go to the first of them."""
-        behind, ahead = self._cell.behind, self._cell.ahead[start]
+        sums, before = self._cell.sums, self._cell.sums[start]
         best, best_sum = first, None
         for position in range(first, stop):
             end = self._candidates[position]
-            cost = behind[end] - ahead
+            cost = sums[end] - before
             total = cost * cost + self._after[end]
             if cost <= self._heaviest and (best_sum is None or total < best_sum):
                 best, best_sum = position, total
@@ -295,12 +288,9 @@ class _Search:
 
 
 def _rows(
-    costs: Sequence[float],
-    num_partitions: int,
-    own_costs: Mapping[int, Sequence[float]],
-    link_costs: Sequence[float] | None,
-) -> tuple[list[list[int]], list[int]]:
-    """Return per cell what each layer costs in it, and what links cost, in whole numbers."""
+    costs: Sequence[float], num_partitions: int, own_costs: Mapping[int, Sequence[float]]
+) -> list[list[int]]:
+    """Return per cell what each layer costs in it, in whole numbers."""
     num_layers = len(costs)
     exact = [_numbers("costs", costs, num_layers)]
     numbered = {id(costs): 0}
@@ -314,23 +304,18 @@ def _rows(
             numbered[id(own)] = len(exact)
             exact.append(_numbers(f"own_costs[{cell}]", own, num_layers))
         row_of[cell] = numbered[id(own)]
-    *rows, links = _whole(*exact, _numbers("link_costs", link_costs, num_layers - 1))
-    return [rows[number] for number in row_of], links
+    rows = _whole(*exact)
+    return [rows[number] for number in row_of]
 
 
-def _reaches(
-    cell: int, kept: list[int], limit: int | None, reach: Callable[[int, int], int] | None
-) -> list[int]:
+def _reaches(cell: int, num_layers: int, reach: Callable[[int, int], int] | None) -> list[int]:
     """Return for each start of a cell the last end up to which its layers fit."""
-    num_layers = len(kept) - 1
     reaches = [num_layers] * num_layers
-    if limit is not None:
-        reaches = [bisect.bisect_right(kept, have + limit) - 1 for have in kept[:-1]]
     if reach is not None:
         # A cell begins at its own number at the earliest, the first one nowhere else.
         starts = range(cell, num_layers) if cell else range(1)
         for start in starts:
-            reaches[start] = min(reaches[start], reach(cell, start))
+            reaches[start] = min(num_layers, reach(cell, start))
     return reaches
 
 
@@ -338,10 +323,8 @@ def _running(values: Sequence[int]) -> list[int]:
     return list(itertools.accumulate(values, initial=0))
 
 
-def _numbers(what: str, values: Sequence[float] | None, count: int) -> list[Fraction]:
-    """Return `values` without rounding; None stands for zeros."""
-    if values is None:
-        return [Fraction(0)] * count
+def _numbers(what: str, values: Sequence[float], count: int) -> list[Fraction]:
+    """Return `values` without rounding."""
     if len(values) != count:
         raise PartitionError(f"{what} has {len(values)} numbers. Give {count}")
     for index, value in enumerate(values):
@@ -370,51 +353,6 @@ def _slowness(speeds: Sequence[float] | None, num_partitions: int) -> list[int]:
             if not speed:
                 raise PartitionError(f"speeds[{cell}]=0, so that cell never ends. Use more than 0")
     return _whole([1 / speed for speed in exact])[0]
-
-
-def _memory(
-    memory: Sequence[float] | None,
-    memory_limit: float | Sequence[float] | None,
-    num_layers: int,
-    num_partitions: int,
-) -> tuple[list[int], list[int | None]]:
-    """Return whole bytes of each layer, and the limit of each cell."""
-    if memory is None and memory_limit is None:
-        return [0] * num_layers, [None] * num_partitions
-    if memory is None or memory_limit is None:
-        raise PartitionError("memory and memory_limit need each other. Give both, or neither")
-    if not isinstance(memory_limit, Sequence):
-        memory_limit = [memory_limit] * num_partitions
-    # A layer's bytes are rounded up and a limit down: what fits then really fits.
-    layers = [math.ceil(size) for size in _numbers("memory", memory, num_layers)]
-    limits = [math.floor(size) for size in _numbers("memory_limit", memory_limit, num_partitions)]
-    return layers, list(limits)
-
-
-def _too_little_memory(layers: list[int], limits: list[int | None], by_reach: bool) -> str:
-    if by_reach:
-        return f"no cut of {len(layers)} layers into {len(limits)} cells fits the devices' memory"
-    largest = max(limit for limit in limits if limit is not None)
-    for index, size in enumerate(layers):
-        if size > largest:
-            return (
-                f"layer {index} needs {size:,} bytes, more than the memory_limit of {largest:,}. "
-                "Make that layer smaller, or its device larger"
-            )
-    if len(set(limits)) > 1:
-        return (
-            f"no cut into {len(limits)} cells fits memory_limit={limits}: the layers need "
-            f"{sum(layers):,} bytes in all. Use more partitions, or larger devices"
-        )
-    needed, free = 0, 0
-    for size in layers:
-        needed, free = (
-            (needed, free - size) if size <= free and needed else (needed + 1, largest - size)
-        )
-    return (
-        f"no cut into {len(limits)} cells fits the memory_limit of {largest:,} bytes. "
-        f"Use num_partitions={needed} or more"
-    )
 
 
 def _wrong_number(num_partitions: int, num_layers: int) -> str:

@@ -131,3 +131,19 @@ def test_a_layer_is_too_large_by_the_cell_that_holds_it_most_easily() -> None:
     within = capacity.Capacity(layers, values, capacity.holdings(table, ("full",) * 3), 8, 10)
     with pytest.raises(errors.PartitionError, match=r"but layer a alone needs 11 B"):
         capacity.cuts_within("10", within, [(1.0,) * 3] * 3, "abc")
+
+
+def test_a_layer_is_too_large_for_its_share_of_a_device() -> None:
+    layers = [capacity.LayerBytes(fixed, 0, 0, 0, 0) for fixed in (6, 2)]
+    table = Table.from_text("0F0,1F0,1B0,0B0")
+    within = capacity.Capacity(layers, [], capacity.holdings(table, ("full",) * 2), 1, 10)
+    with pytest.raises(errors.PartitionError, match=r"alone needs a device of 12 B, which cells"):
+        capacity.cuts_within("10", within, [(1.0,) * 2] * 2, "ab")
+
+
+def test_other_mistakes_are_not_told_as_too_little_memory() -> None:
+    layers = [capacity.LayerBytes(1, 0, 0, 0, 0)] * 2
+    held = capacity.holdings(schedule.make("gpipe", 1, 1), ("full",))
+    within = capacity.Capacity(layers, [], held, 1, 10)
+    with pytest.raises(errors.PartitionError, match=r"costs\[1\]=-1.0 is no cost"):
+        capacity.cuts_within("10", within, [(1.0, -1.0)], "ab")

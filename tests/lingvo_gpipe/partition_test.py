@@ -28,11 +28,8 @@ def brute_force(
     num_partitions: int,
     *,
     own_costs: Mapping[int, Sequence[float]] | None = None,
-    memory: Sequence[float] | None = None,
-    memory_limit: Sequence[float] | None = None,
     reach: Callable[[int, int], int] | None = None,
     speeds: Sequence[float] | None = None,
-    link_costs: Sequence[float] | None = None,
 ) -> tuple[int, ...] | None:
     """The best of all cuts by the definition alone, None where none fits."""
     best: tuple[Fraction, Fraction, tuple[int, ...]] | None = None
@@ -42,15 +39,9 @@ def brute_force(
         end = 0
         for cell, count in enumerate(cuts):
             start, end = end, end + count
-            last = cell == num_partitions - 1
-            parts = list((own_costs or {}).get(cell, costs)[start:end])
-            if link_costs is not None:
-                parts += [link_costs[start - 1]] if start else []
-                parts += [link_costs[end - 1]] if not last else []
+            parts = (own_costs or {}).get(cell, costs)[start:end]
             load = sum(map(Fraction, parts), Fraction(0))
             loads.append(load / Fraction(speeds[cell] if speeds else 1))
-            if memory is not None and memory_limit is not None:
-                fits = fits and sum(memory[start:end]) <= memory_limit[cell]
             if reach is not None:
                 fits = fits and end <= reach(cell, start)
         candidate = (max(loads), sum((load * load for load in loads), Fraction(0)), cuts)
@@ -82,13 +73,7 @@ def test_partition_equals_brute_force_with_any_options(
 
     rows = st.lists(any_cost, min_size=len(costs), max_size=len(costs))
     own_costs = data.draw(st.dictionaries(st.integers(0, num_partitions - 1), rows))
-    link_costs = data.draw(some(any_cost, len(costs) - 1))
     speeds = data.draw(some(st.sampled_from([0.5, 1.0, 1.1, 3.0]), num_partitions))
-    memory = data.draw(some(st.integers(0, 5), len(costs)))
-    limit = data.draw(
-        st.lists(st.integers(0, 12), min_size=num_partitions, max_size=num_partitions)
-    )
-    memory_limit = None if memory is None else limit
     reaches = data.draw(
         st.none()
         | st.lists(
@@ -104,15 +89,12 @@ def test_partition_equals_brute_force_with_any_options(
 
     options: dict[str, Any] = {
         "own_costs": own_costs,
-        "memory": memory,
-        "memory_limit": memory_limit,
         "reach": None if reaches is None else reach,
         "speeds": speeds,
-        "link_costs": link_costs,
     }
     expected = brute_force(costs, num_partitions, **options)
     if expected is None:
-        with pytest.raises(errors.PartitionError, match="memory"):
+        with pytest.raises(partition.NoCutFitsError, match="memory"):
             partition.partition(costs, num_partitions, **options)
     else:
         assert partition.partition(costs, num_partitions, **options) == expected
@@ -174,15 +156,10 @@ def test_faster_devices_get_more_layers() -> None:
     assert partition.partition([1] * 8, 3, speeds=[1, 2, 1]) == (2, 4, 2)
 
 
-def test_links_move_the_cut_to_where_little_is_sent() -> None:
-    assert partition.partition([2, 2, 2, 2], 2) == (2, 2)
-    assert partition.partition([2, 2, 2, 2], 2, link_costs=[1, 9, 1]) == (1, 3)
-
-
-def test_memory_moves_the_cut() -> None:
+def test_what_cells_can_hold_moves_the_cut() -> None:
     assert partition.partition([1, 1, 1, 1], 2) == (2, 2)
-    assert partition.partition([1, 1, 1, 1], 2, memory=[6, 3, 2, 2], memory_limit=8) == (1, 3)
-    assert partition.partition([1] * 4, 2, memory=[1] * 4, memory_limit=[3, 1]) == (3, 1)
+    ends = {(0, 0): 3, (1, 1): 3, (1, 2): 3, (1, 3): 4}
+    assert partition.partition([1] * 4, 2, reach=lambda cell, start: ends[cell, start]) == (3, 1)
 
 
 @pytest.mark.parametrize(
@@ -205,39 +182,13 @@ def test_memory_moves_the_cut() -> None:
         (
             3,
             {"num_partitions": 2, "reach": lambda _, start: start + 1},
-            "no cut of 3 layers into 2 cells fits the devices' memory",
-        ),
-        (
-            3,
-            {"num_partitions": 2, "link_costs": [1, -2]},
-            "link_costs[1]=-2 is no cost. Use 0 or more",
+            "no cut of 3 layers into 2 cells fits the devices' memory. Use more partitions, or "
+            "larger devices",
         ),
         (
             3,
             {"num_partitions": 2, "speeds": [1, 0]},
             "speeds[1]=0, so that cell never ends. Use more than 0",
-        ),
-        (
-            3,
-            {"num_partitions": 2, "memory": [1, 2, 3]},
-            "memory and memory_limit need each other. Give both, or neither",
-        ),
-        (
-            3,
-            {"num_partitions": 2, "memory": [1, 2000, 3], "memory_limit": 1999},
-            "layer 1 needs 2,000 bytes, more than the memory_limit of 1,999. "
-            "Make that layer smaller, or its device larger",
-        ),
-        (
-            4,
-            {"num_partitions": 2, "memory": [5, 5, 5, 1], "memory_limit": 7},
-            "no cut into 2 cells fits the memory_limit of 7 bytes. Use num_partitions=3 or more",
-        ),
-        (
-            4,
-            {"num_partitions": 2, "memory": [5, 5, 5, 5], "memory_limit": [5, 10]},
-            "no cut into 2 cells fits memory_limit=[5, 10]: the layers need 20 bytes in all. "
-            "Use more partitions, or larger devices",
         ),
     ],
 )
@@ -252,10 +203,6 @@ def test_impossible_tasks_say_the_way_out(
 def test_costs_that_are_no_costs_are_refused(bad: float) -> None:
     with pytest.raises(errors.PartitionError, match=rf"^costs\[1\]={bad} is no cost\. Use 0 or"):
         partition.partition([1.0, bad], 1)
-
-
-def test_more_partitions_as_advised_fit_the_memory() -> None:
-    assert partition.partition([1] * 4, 3, memory=[5, 5, 5, 1], memory_limit=7) == (1, 1, 2)
 
 
 def test_check_cuts_returns_cuts_that_fit() -> None:
@@ -284,6 +231,32 @@ def test_check_cuts_returns_cuts_that_fit() -> None:
 def test_check_cuts_refuses_cuts_that_do_not_fit(cuts: list[int], text: str) -> None:
     with pytest.raises(errors.PartitionError, match=f"^{re.escape(text)}$"):
         partition.check_cuts(cuts, 6, 3)
+
+
+@pytest.mark.parametrize(
+    ("cuts", "num_layers", "text"),
+    [
+        (
+            (2, 2),
+            4,
+            "cuts=[2, 2] has 2 cells, but the schedule's table has 4 cells on num_partitions=2. "
+            "Give each cell's number of layers, or a table of 2 cells",
+        ),
+        (
+            None,
+            3,
+            "the schedule's table has 4 cells on num_partitions=2, but there are 3 layers. Give a "
+            "table of at most 3 cells",
+        ),
+    ],
+)
+def test_a_table_of_several_cells_per_device_is_told_as_the_way_out(
+    cuts: tuple[int, ...] | None, num_layers: int, text: str
+) -> None:
+    with pytest.raises(errors.PartitionError, match=f"^{re.escape(text)}$"):
+        partition.check_cells(cuts, num_layers, 4, 2)
+    partition.check_cells((1, 1, 1, 1), 4, 4, 2)
+    partition.check_cells(cuts, num_layers, 4, 4)
 
 
 def test_heaviest_share_is_that_of_the_heaviest_cell() -> None:

@@ -42,8 +42,15 @@ def batch_size(fields: Mapping[str, Any], batch_dim: int, unbatched: Collection[
         unbatched: names of fields without a batch dimension.
 
     Raises:
-        InputError: shapes are not static, or do not agree.
+        InputError: shapes are not static, or do not agree; or `unbatched` names no field.
     """
+    for name in unbatched:
+        if name not in fields:
+            near = errors.nearest(name, fields) or sorted(fields)
+            raise errors.InputError(
+                f"unbatched names {name!r}, which is no field of the mini-batch; nearest "
+                f"{', '.join(map(repr, near))}. Correct it, or leave it out"
+            )
     found: dict[int, str] = {}
     for name, value in fields.items():
         if name in unbatched:

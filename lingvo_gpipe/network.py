@@ -11,6 +11,7 @@ import dataclasses
 import fnmatch
 import functools
 import itertools
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -196,6 +197,8 @@ def layer_params(params: Any) -> list[Any]:
         raise errors.LayerError(f"{params.name or 'the network'} has no layers. Fill `layers`")
     if params.cells and params.layers:
         raise errors.LayerError("give `layers` or ready `cells`, not both")
+    if params.cells and params.cuts is not None:
+        raise errors.LayerError("ready `cells` are cut already: give `cuts` with `layers` alone")
     taken = {layer.name for layer in given if layer.name}
     seen: set[str] = set()
     numbers: dict[str, itertools.count[int]] = {}  # stem → numbers not tried yet
@@ -298,6 +301,7 @@ def analyze(
     flowing = stream.flowing(wiring, trained)
     costs = costs or _costs(params, named, metas, reuse, flowing)
     cuts = tuple(len(cell) for cell in params.cells) if params.cells else params.cuts
+    partition.check_cells(cuts, len(named), table.num_cells, table.num_devices)
     if cuts is not None:
         cuts = partition.check_cuts(cuts, len(named), table.num_cells)
     elif params.device_memory is None:
@@ -414,10 +418,13 @@ def _layer_meta(own: Any, inputs: Sequence[Any]) -> base.Meta:
     except errors.LayerError as error:
         text = str(error)
         raise errors.LayerError(text if own.name in text else f"{own.name}: {text}") from error
-    if len(own.writes) > 1 and (
-        not isinstance(meta.outputs, tuple) or len(meta.outputs) != len(own.writes)
-    ):
-        raise errors.LayerError(f"{own.name} writes {len(own.writes)} names, but gives one output")
+    if len(own.writes) > 1:
+        count = len(meta.outputs) if isinstance(meta.outputs, tuple) else 1
+        if count != len(own.writes):
+            raise errors.LayerError(
+                f"{own.name} writes {len(own.writes)} names ({', '.join(own.writes)}), but gives "
+                f"{count} output{'s' if count > 1 else ''}. Write as many names as it gives"
+            )
     return meta
 
 
@@ -532,6 +539,9 @@ def _costs(
         ]
     )
     stated = {n: own.cost for n, own in enumerate(named) if own.cost is not None}
+    for n, cost in stated.items():
+        if not 0 <= cost < math.inf:
+            raise errors.PartitionError(f"{named[n].name} has cost={cost}. Use 0 or more")
     return tuple(tuple(stated.get(n, cost) for n, cost in enumerate(row)) for row in rows)
 
 

@@ -56,6 +56,19 @@ class Named(base.Layer):
         return inputs
 
 
+class Tripled(base.Layer):
+    """x → x three times."""
+
+    @classmethod
+    def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
+        del params
+        return base.Meta((inputs[0],) * 3)
+
+    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: base.Context) -> Any:
+        del theta, ctx
+        return (inputs,) * 3
+
+
 # --- names ----------------------------------------------------------------------------------------
 
 
@@ -149,6 +162,26 @@ def test_layers_and_cells_together_are_refused() -> None:
     own = network.PipelineParams(layers=[dense(3)], cells=[[dense(3)]])
     with pytest.raises(errors.LayerError, match=r"^give `layers` or ready `cells`, not both$"):
         network.analyze(own, FIELDS)
+
+
+def test_cuts_beside_ready_cells_are_refused() -> None:
+    own = network.PipelineParams(cells=[[dense(3)]], cuts=(1,))
+    with pytest.raises(errors.LayerError, match=r"^ready `cells` are cut already: give `cuts` "):
+        network.analyze(own, FIELDS)
+
+
+def test_a_table_of_several_cells_per_device_is_named_where_cuts_do_not_fit() -> None:
+    own = {"num_partitions": 2, "schedule": "0F0,2F0,2B0,0B0\n1F0,3F0,3B0,1B0"}
+    given = [dense(4) for _ in range(4)]
+    text = text_of(errors.PartitionError, *given, cuts=(2, 2), **own)
+    assert text.endswith("Give each cell's number of layers, or a table of 2 cells")
+    assert text_of(errors.PartitionError, *given[1:], **own).endswith("of at most 3 cells")
+
+
+def test_a_negative_cost_is_told_with_its_layer() -> None:
+    for limit in (None, "8GiB"):
+        text = text_of(errors.PartitionError, dense(4, name="d", cost=-1.0), device_memory=limit)
+        assert text == "d has cost=-1.0. Use 0 or more"
 
 
 def test_explicit_cuts_are_taken() -> None:
@@ -486,7 +519,21 @@ def test_a_layers_error_names_the_layer() -> None:
 
 def test_a_layer_with_too_few_outputs_for_its_names_is_refused() -> None:
     text = text_of(errors.LayerError, dense(4, name="d", writes=("x", "y")), outputs=("x", "y"))
-    assert text == "d writes 2 names, but gives one output"
+    assert text == ("d writes 2 names (x, y), but gives 1 output. Write as many names as it gives")
+
+
+def test_a_layer_with_too_many_outputs_for_its_names_is_refused() -> None:
+    three = Tripled.Params(name="t", writes=("x", "y"))
+    assert text_of(errors.LayerError, three, outputs=("x", "y")) == (
+        "t writes 2 names (x, y), but gives 3 outputs. Write as many names as it gives"
+    )
+
+
+def test_names_without_a_batch_side_are_those_of_fields() -> None:
+    assert text_of(errors.InputError, dense(4), unbatched=("tarket",)) == (
+        "unbatched names 'tarket', which is no field of the mini-batch; nearest 'target'. Correct "
+        "it, or leave it out"
+    )
 
 
 def test_two_thousand_layers_need_no_device_and_no_variable(

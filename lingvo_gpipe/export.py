@@ -91,10 +91,12 @@ def plain(model: Any, available: Collection[str]) -> Plain:
                 f"{model.name or 'the network'} cannot be exported: it gives {name!r}, but {why}. "
                 "Let the layer's `inference` do without, or name other outputs in model.outputs"
             )
-    return _needed(model, kept, outputs)
+    return _needed(model, kept, outputs, available)
 
 
-def _needed(model: Any, kept: list[Any], outputs: tuple[str, ...]) -> Plain:
+def _needed(
+    model: Any, kept: list[Any], outputs: tuple[str, ...], available: Collection[str]
+) -> Plain:
     """Leave out the layers that no output needs."""
     needed, unread = set(outputs), list[str]()
     chain: list[Any] = []
@@ -108,7 +110,8 @@ def _needed(model: Any, kept: list[Any], outputs: tuple[str, ...]) -> Plain:
         own.writes = tuple(spare.get(name, name) for name in own.writes)
         chain.append(own)
     params = footprint.uncut(model)
-    params.set(layers=chain[::-1], outputs=(*outputs, *unread), frozen=())
+    unbatched = tuple(name for name in model.unbatched if name in available)
+    params.set(layers=chain[::-1], outputs=(*outputs, *unread), unbatched=unbatched, frozen=())
     return Plain(params, outputs)
 
 

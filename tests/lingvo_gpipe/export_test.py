@@ -463,6 +463,16 @@ def test_layers_out_of_training_keep_frozen_patterns_out_of_the_way() -> None:
     assert plain_names(flat, outputs=("x",), frozen=("aside/*",)) == ["flat", "head"]
 
 
+def test_fields_without_a_batch_side_that_training_alone_has_are_no_fault() -> None:
+    flat = [
+        layers.Flatten.Params(name="flat", reads=("image",)),
+        layers.Softmax.Params(name="head", classes=10),
+    ]
+    model = pipelining.PipeliningLayer.Params(layers=flat, unbatched=("gain",))
+    served = export.Network(model, {"image": tf.TensorSpec([None, 8, 8, 1])})
+    assert [info.name for info in served.analysis.layers] == ["flat", "head"]
+
+
 def test_an_input_serves_what_its_own_preprocessing_takes(tmp_path: Path) -> None:
     params = digits_task(conv_net())
     params.input = image_input.SklearnDigits.Params(batch_size=16)

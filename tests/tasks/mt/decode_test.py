@@ -373,8 +373,13 @@ def test_nobody_asks_whether_to_stop_before_the_model_is_there(
     text = tmp_path / "text"
     text.write_text("bado\n")
     lines: list[str] = []
+
+    def should_stop() -> bool:
+        asked.append(1)
+        return False
+
     fields = {"input": str(text), "output": str(tmp_path / "out")}
-    decode.run(job(tmp_path, lines, should_stop=lambda: bool(asked.append(1)), **fields))
+    decode.run(job(tmp_path, lines, should_stop=should_stop, **fields))
     assert asked
     assert (tmp_path / "out").read_text() == "bado\n"
 

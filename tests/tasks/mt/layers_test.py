@@ -329,8 +329,8 @@ def test_packing_changes_nothing(settings: Any) -> None:
 
 def test_packing_changes_neither_loss_nor_gradients() -> None:
     first, second, third, fourth = SENTENCES
-    rows = [[first, second], [third], [fourth]]
-    together = network(dropout=0.0, packed=True).value_and_gradients(batch(rows, 6, 9))
+    packed = batch([[first, second], [third], [fourth]], 6, 9)
+    together = network(dropout=0.0, packed=True).value_and_gradients(packed)
     alone = network(dropout=0.0).value_and_gradients(batch([[pair] for pair in SENTENCES], 6, 7))
     np.testing.assert_allclose(together.loss, alone.loss, rtol=1e-12)
     assert set(together.gradients) == set(alone.gradients)

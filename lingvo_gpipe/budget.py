@@ -23,7 +23,8 @@ class PartitionPlan:
     Attributes:
         layers: names, in order.
         cost_share: its share of all cells' cost, as the partition saw it.
-        forward_s: seconds (FLOPs, where nothing was measured) of one micro-batch's forward.
+        forward_s: seconds (FLOPs, where nothing was measured) of one micro-batch's forward, by
+            its device's relative speed.
         backward_s: of its backward, recomputation included.
         parameter_bytes: of its own variables, frozen ones and statistics too.
         gradient_bytes: of the gradients of its weights, tied ones of other cells too; twice, old
@@ -141,7 +142,7 @@ def make(
         times = tuple(
             _stated(params, n, info, analysis.flowing[n]) for n, info in enumerate(analysis.layers)
         )
-    seconds = [_seconds(net, k, times) for k in range(len(net.cells))]
+    seconds = [_seconds(net, k, times).on(speed) for k, speed in enumerate(analysis.speeds)]
     line = _timeline(net, seconds)
     cells = range(len(net.cells))
     needs = measure.cell_bytes(net) if profile else [footprint.estimate(net, k) for k in cells]
@@ -223,6 +224,10 @@ class _Seconds:
     input_gradient: float
     weight_gradient: float
     whole_backward: float
+
+    def on(self, speed: float) -> _Seconds:
+        """Return the same on a device that is so many times as fast."""
+        return _Seconds(*(seconds / speed for seconds in dataclasses.astuple(self)))
 
 
 def _seconds(net: footprint.Network, cell: int, times: Sequence[measure.LayerTime]) -> _Seconds:

@@ -180,7 +180,11 @@ class Capacity:
 
 
 def cuts_within(
-    limit: str, within: Capacity, costs: Sequence[Sequence[float]], names: Sequence[str]
+    limit: str,
+    within: Capacity,
+    costs: Sequence[Sequence[float]],
+    names: Sequence[str],
+    speeds: Sequence[float] | None = None,
 ) -> tuple[int, ...]:
     """Return the cuts whose every cell fits its device.
 
@@ -189,6 +193,7 @@ def cuts_within(
         within: how far cells reach in it.
         costs: per cell, what each layer costs in it.
         names: of the layers.
+        speeds: per cell, how fast its device is; None: all alike.
 
     Raises:
         PartitionError: there are none; tells by how much, and the way out.
@@ -196,7 +201,11 @@ def cuts_within(
     num_layers, num_cells = len(names), len(costs)
     try:
         return partition.partition(
-            costs[0], num_cells, own_costs=dict(enumerate(costs)), reach=within.reach
+            costs[0],
+            num_cells,
+            own_costs=dict(enumerate(costs)),
+            reach=within.reach,
+            speeds=speeds,
         )
     except partition.NoCutFitsError as error:
         spare = num_layers - num_cells

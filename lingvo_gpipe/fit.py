@@ -22,7 +22,7 @@ def cut(task: Any, partitions: int | None) -> Any:
     if partitions is None or partitions == task.model.num_partitions:
         return task
     copy = task.copy()
-    copy.model.set(num_partitions=partitions, cuts=None, devices=None)
+    copy.model.set(num_partitions=partitions, cuts=None, devices=None, device_speeds=())
     if "," in copy.model.recompute:
         raise errors.ParamsError(
             f"model.recompute={copy.model.recompute!r} is for {task.model.num_partitions} cells, "

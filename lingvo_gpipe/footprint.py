@@ -412,6 +412,7 @@ def uncut(params: Any) -> Any:
         cuts=None,
         costs=None,
         devices=None,
+        device_speeds=(),
         device_memory=None,
     )
     return whole

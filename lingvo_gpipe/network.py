@@ -59,6 +59,9 @@ class PipelineParams(hyperparams.Configurable.Params):
     costs: tuple[float, ...] | None = hyperparams.field(
         None, "Cost per layer, measured for example; None: FLOPs, or what a layer states."
     )
+    device_speeds: tuple[float, ...] = hyperparams.field(
+        (), "How fast each device is beside the others, for an automatic cut; none: all alike."
+    )
     device_memory: str | None = hyperparams.field(
         None,
         "Bytes of each device, such as 8GiB, that no cell of an automatic cut may exceed, "
@@ -125,6 +128,7 @@ class Analysis:
         policies: per cell, its recompute policy.
         costs: per cell, what each layer of the network costs if it lies in that cell: seconds or
             FLOPs of forward, recomputation and backward of one micro-batch.
+        speeds: per cell, how fast its device is.
         flowing: per layer, whether any gradient of training flows into or through it.
         fields: the mini-batch's specs.
     """
@@ -140,6 +144,7 @@ class Analysis:
     sizes: tuple[int, ...]
     policies: tuple[str, ...]
     costs: tuple[tuple[float, ...], ...]
+    speeds: tuple[float, ...]
     flowing: tuple[bool, ...]
     fields: dict[str, Any]
 
@@ -300,12 +305,15 @@ def analyze(
     trained = [any(variables[path].is_trained for path in own.values()) for own in paths]
     flowing = stream.flowing(wiring, trained)
     costs = costs or _costs(params, named, metas, reuse, flowing)
+    homes = [table.device_of(k) for k in range(table.num_cells)]
+    speeds = partition.cell_speeds(params.device_speeds, homes)
     cuts = tuple(len(cell) for cell in params.cells) if params.cells else params.cuts
     partition.check_cells(cuts, len(named), table.num_cells, table.num_devices)
     if cuts is not None:
         cuts = partition.check_cuts(cuts, len(named), table.num_cells)
     elif params.device_memory is None:
-        cuts = partition.partition(costs[0], table.num_cells, own_costs=dict(enumerate(costs)))
+        by_cell = dict(enumerate(costs))
+        cuts = partition.partition(costs[0], table.num_cells, own_costs=by_cell, speeds=speeds)
     else:
         # A kept forward leaves what frozen layers compute as well.
         watched = flowing if set(policies) == {"full"} else (True,) * len(named)
@@ -326,7 +334,7 @@ def analyze(
             readable.parse_size(params.device_memory),
         )
         names = [own.name for own in named]
-        cuts = capacity.cuts_within(params.device_memory, within, costs, names)
+        cuts = capacity.cuts_within(params.device_memory, within, costs, names, speeds)
     kept = wiring.outputs.values()
     return Analysis(
         layers=tuple(
@@ -343,6 +351,7 @@ def analyze(
         sizes=sizes,
         policies=policies,
         costs=costs,
+        speeds=tuple(speeds),
         flowing=flowing,
         fields=dict(fields),
     )

@@ -117,6 +117,30 @@ def check_cuts(cuts: Sequence[int], num_layers: int, num_partitions: int) -> tup
     return tuple(int(count) for count in cuts)
 
 
+def cell_speeds(given: Sequence[float], homes: Sequence[int]) -> list[float]:
+    """Return how fast the device of each cell is.
+
+    Args:
+        given: speed of each device; none: all alike.
+        homes: per cell, the number of its device.
+
+    Raises:
+        PartitionError: they are not one number above 0 for each device.
+
+    >>> cell_speeds((1.0, 2.0), homes=[0, 1, 0])
+    [1.0, 2.0, 1.0]
+    """
+    num_devices = 1 + max(homes)
+    if not given:
+        return [1.0] * len(homes)
+    if len(given) != num_devices or not all(0 < speed < math.inf for speed in given):
+        raise PartitionError(
+            f"device_speeds={list(given)}, but there are num_partitions={num_devices}. Give a "
+            "number above 0 for each, or none where all are alike"
+        )
+    return [given[home] for home in homes]
+
+
 def check_cells(
     cuts: Sequence[int] | None, num_layers: int, num_cells: int, num_devices: int
 ) -> None:

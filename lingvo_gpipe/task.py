@@ -106,6 +106,7 @@ _MAY_CHANGE = (
     "model.cuts",
     "model.costs",
     "model.devices",
+    "model.device_speeds",
     "model.device_memory",
     "model.slots_per_weight",
     "model.placement",

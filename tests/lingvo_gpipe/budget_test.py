@@ -426,3 +426,16 @@ def test_a_cut_by_memory_counts_how_long_a_skip_waits() -> None:
     params.device_memory = "2MiB"
     with pytest.raises(errors.PartitionError, match="but layer late alone needs"):
         budget.make(params, fields, optimizer_params=ADAM)
+
+
+def test_a_faster_device_takes_less_time() -> None:
+    params = regression(9, num_partitions=3, num_micro_batches=4, cuts=(3, 3, 4))
+    alike = budget.make(params, points(8))
+    params.device_speeds = (1.0, 2.0, 1.0)
+    faster = budget.make(params, points(8))
+    for k, factor in enumerate((1, 2, 1)):
+        assert faster.partitions[k].forward_s == alike.partitions[k].forward_s / factor
+        assert faster.partitions[k].backward_s == alike.partitions[k].backward_s / factor
+    assert faster.timeline.makespan_s < alike.timeline.makespan_s
+    params.cuts = None
+    assert budget.make(params, points(8)).bubble_share < faster.bubble_share

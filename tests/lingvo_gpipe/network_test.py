@@ -199,6 +199,30 @@ def test_cuts_follow_flops() -> None:
     assert analyze(*equal, num_partitions=2, schedule="1f1b", fuse=False).cuts == (3, 3)
 
 
+@pytest.mark.parametrize("limit", [None, "1GiB"])
+def test_faster_devices_get_more_layers(limit: str | None) -> None:
+    equal = [dense(D) for _ in range(8)]
+    own = {"num_partitions": 3, "fuse": False, "device_memory": limit}
+    assert analyze(*equal, device_speeds=(1.0, 2.0, 1.0), **own).cuts == (2, 4, 2)
+    assert analyze(*equal, device_speeds=(3.0, 3.0, 3.0), **own).cuts == analyze(*equal, **own).cuts
+
+
+def test_all_cells_of_a_device_are_as_fast_as_it() -> None:
+    rows = "0F0,2F0,2B0,0B0\n1F0,3F0,3B0,1B0"
+    own = {"num_partitions": 2, "schedule": rows, "device_speeds": (1.0, 2.0), "fuse": False}
+    found = analyze(*(dense(D) for _ in range(12)), **own)
+    assert (found.cuts, found.speeds) == ((2, 4, 2, 4), (1.0, 2.0, 1.0, 2.0))
+
+
+@pytest.mark.parametrize("speeds", [(1.0,), (1.0, 0.0), (1.0, -2.0), (1.0, 1.0, 1.0)])
+def test_speeds_that_are_none_are_refused(speeds: tuple[float, ...]) -> None:
+    own = {"num_partitions": 2, "device_speeds": speeds}
+    assert text_of(errors.PartitionError, dense(4), dense(4), **own) == (
+        f"device_speeds={list(speeds)}, but there are num_partitions=2. Give a number above 0 for "
+        "each, or none where all are alike"
+    )
+
+
 def test_costs_are_forward_recomputation_and_backward() -> None:
     flops = 2 * N * D * D
     for policy, again in (("full", 1), ("never", 0)):

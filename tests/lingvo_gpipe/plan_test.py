@@ -141,7 +141,7 @@ def test_what_was_measured_can_be_given_to_training() -> None:
 
 def test_another_number_of_partitions_forgets_cuts_made_for_the_old_one() -> None:
     task = tiny_task.tiny_task()
-    task.model.cuts = (1, 3)
+    task.model.set(cuts=(1, 3), device_speeds=(1.0, 2.0))
     assert "cuts: (1, 3)" in plan.plan(task)
     assert "K=4" in plan.plan(task, partitions=4)
     task.model.recompute = "full,never"

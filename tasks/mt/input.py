@@ -188,7 +188,7 @@ class Translation(input_lib.Input):
         numbers, languages = self._chosen(found)
         if not len(numbers):
             raise errors.InputError(f"{self.records.folder}: split {split!r} has no examples")
-        return batches_lib.by_length(
+        units = batches_lib.by_length(
             numbers,
             found.lengths[numbers].max(1) + 1,
             languages,
@@ -197,6 +197,14 @@ class Translation(input_lib.Input):
             num_shapes=self.params.num_shapes,
             multiple_of=self.params.multiple_of,
         )
+        largest = max(units.shapes, key=lambda shape: shape.rows * shape.length)
+        if largest.rows * largest.length > tokens:
+            command.note(
+                f"split {split!r} has an example of {largest.length} tokens: a mini-batch of "
+                f"{largest.rows} rows takes {largest.rows * largest.length}, not {tokens}, and "
+                "the memory for them"
+            )
+        return units
 
     @functools.lru_cache(maxsize=2)  # noqa: B019 (an input lives as long as its run)
     def plan(self, seed: int) -> batches_lib.Plan:

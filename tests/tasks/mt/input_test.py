@@ -250,7 +250,7 @@ def test_params_that_cannot_be_are_refused(folder: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("packing", [False, True])
 def test_a_mini_batch_that_would_have_more_tokens_than_told_is_refused(
-    folder: Path, packing: bool
+    folder: Path, packing: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fields = {"packing": packing, "multiple_of": 4}
     lengths = records.Records(folder).split("train").lengths
@@ -263,8 +263,15 @@ def test_a_mini_batch_that_would_have_more_tokens_than_told_is_refused(
         rf"\(input.multiple_of\) of {least // 4} tokens. Use {least} or more, or a smaller",
         small,
     )
-    # An evaluation has every sentence, however long.
-    assert taken(small.instantiate().evaluation("test", 70))
+    # An evaluation has every sentence, however long, and tells what it takes.
+    capsys.readouterr()
+    batches = taken(small.instantiate().evaluation("test", 70))
+    rows, length = max((batch["source"].shape for batch in batches), key=np.prod)
+    assert rows * length > 70
+    assert capsys.readouterr().err == (
+        f"split 'test' has an example of {length} tokens: a mini-batch of {rows} rows takes "
+        f"{rows * length}, not 70, and the memory for them\n"
+    )
 
 
 def test_records_are_prepared_where_params_say_how(tmp_path: Path) -> None:

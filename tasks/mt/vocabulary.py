@@ -12,6 +12,7 @@ import io
 import math
 import os
 import struct
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +20,7 @@ from typing import Any, Self
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
-from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe import errors, hyperparams, progress
 
 PAD, UNKNOWN, BEGIN, END = range(4)
 _RESERVED = ("<pad>", "<unk>", "<s>", "</s>")
@@ -252,9 +253,22 @@ def train(texts: Iterable[str], params: Training, targets: Sequence[str] = ()) -
     check(params, len(targets))
     written = io.BytesIO()
     raised: list[BaseException] = []
+    read, done = threading.Event(), threading.Event()
+
+    def show() -> None:
+        read.wait()
+        if not raised:
+            with progress.Count("training the vocabulary", "s") as clock:
+                while not done.wait(1.0):
+                    clock.update()
+
+    # SentencePiece tells nothing while it trains, but lets other threads run. It trains in this
+    # one: a process that ends before another one comes back from it is aborted.
+    clock = threading.Thread(target=show, daemon=True)
+    clock.start()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_watched(texts, raised),
+            sentence_iterator=_watched(texts, raised, read),
             model_writer=written,
             model_type="unigram",
             vocab_size=params.size,
@@ -281,13 +295,20 @@ def train(texts: Iterable[str], params: Training, targets: Sequence[str] = ()) -
             f"no vocabulary of {params.size} pieces can be trained: {reason}. Give more text, or "
             "another vocabulary.size"
         ) from error
+    finally:
+        done.set()
+        read.set()
+        clock.join()
     return Vocabulary(written.getvalue())
 
 
-def _watched(texts: Iterable[str], raised: list[BaseException]) -> Iterator[str]:
-    """Yield the texts, and keep what they raise: SentencePiece makes a RuntimeError of it."""
+def _watched(
+    texts: Iterable[str], raised: list[BaseException], read: threading.Event
+) -> Iterator[str]:
+    """Yield the texts, set `read`, and keep what they raise: SentencePiece makes a RuntimeError."""
     try:
         yield from texts
+        read.set()
     except GeneratorExit:  # SentencePiece asks for no more
         raise
     except BaseException as error:

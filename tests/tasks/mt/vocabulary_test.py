@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
 
-from lingvo_gpipe import errors
+from lingvo_gpipe import errors, progress
 from lingvo_gpipe.tasks.mt import vocabulary
 from tests.tasks.mt import toy_text
 
@@ -221,6 +222,37 @@ def test_what_the_text_raises_is_not_blamed_on_the_text(kind: type[BaseException
     with pytest.raises(kind) as caught:
         vocabulary.train(texts(), vocabulary.Training(size=SIZE))
     assert caught.value is error
+
+
+def test_a_clock_runs_while_sentencepiece_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    ticked = threading.Event()
+    train = sentencepiece.SentencePieceTrainer.train
+
+    class Clock(progress.Count):
+        def __init__(self, what: str, unit: str) -> None:
+            told.append(f"{what} in {unit}")
+            super().__init__(what, unit)
+
+        def update(self, count: int = 1) -> None:
+            super().update(count)
+            ticked.set()
+
+    def slow(**settings: Any) -> None:
+        train(**settings)
+        assert ticked.wait(60)
+
+    monkeypatch.setattr(progress, "Count", Clock)
+    monkeypatch.setattr(sentencepiece.SentencePieceTrainer, "train", slow)
+    before = threading.active_count()
+    assert trained().hash == trained().hash
+    assert told == ["training the vocabulary in s"] * 2
+    assert threading.active_count() == before
+    # None where the text cannot be read.
+    with pytest.raises(ZeroDivisionError):
+        vocabulary.train((text * (1 // 0) for text in TEXTS), vocabulary.Training(size=SIZE))
+    assert len(told) == 2
+    assert threading.active_count() == before
 
 
 def test_sizes_that_cannot_be_are_refused() -> None:

@@ -47,6 +47,34 @@ class Tokens(input_lib.InMemory):
         Raises:
             InputError: the folder holds no such file, or one that is no array of ids.
         """
+        length = self.params.length
+        splits = {}
+        for split, ids in self._texts.items():
+            target, label = (side.reshape(-1, length) for side in (ids[:-1], ids[1:]))
+            weight = np.broadcast_to(np.float32(1.0), target.shape)
+            splits[split] = {"target": target, "label": label, "weight": weight}
+        return splits
+
+    def read(
+        self, rows: tf.data.Dataset, split: str, batch_size: int, seed: int | None
+    ) -> tf.data.Dataset:
+        """Return mini-batches for `rows`; see `Indexed.read`. Memory holds a split's ids once."""
+        del batch_size, seed
+        length = self.params.length
+        with tf.device("CPU:0"):
+            ids = tf.convert_to_tensor(self._texts[split], tf.int32)
+
+        def fields(row: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            places = row["index"][:, None] * length + tf.range(length + 1, dtype=tf.int64)
+            found = tf.gather(ids, places)
+            target, label = found[:, :-1], found[:, 1:]
+            return {"target": target, "label": label, "weight": tf.ones_like(label, tf.float32)}
+
+        return rows.map(fields)
+
+    @functools.cached_property
+    def _texts(self) -> dict[str, Array]:
+        """Split → the ids of its rows, one after another, and the last one's last label."""
         folder = os.path.expanduser(self.params.data_dir)
         names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
         files = [name for name in names if name.endswith(".npy")]
@@ -55,7 +83,7 @@ class Tokens(input_lib.InMemory):
                 f"input.data_dir={folder!r} holds no .npy file. Write each split's ids there, as "
                 "numpy.save('train.npy', ids)"
             )
-        return {name.removesuffix(".npy"): self._rows(os.path.join(folder, name)) for name in files}
+        return {name.removesuffix(".npy"): self._ids(os.path.join(folder, name)) for name in files}
 
     def complete(self, task_params: Any) -> None:
         """Refuse ids that the model has no row for; see `Input.complete`."""
@@ -64,34 +92,25 @@ class Tokens(input_lib.InMemory):
             for _, value, declared in task_params.model.iter_paths()
             if declared.name == "vocabulary"
         ]
-        for split, fields in self.arrays().items() if sizes else ():
-            # A label is the next target: the last one alone is new.
-            for ids in (fields["target"], fields["label"][-1:]):
-                least, most = int(ids.min(initial=0)), int(ids.max(initial=0))
-                if least < 0 or most >= min(sizes):
-                    raise errors.InputError(
-                        f"{split}.npy in {self.params.data_dir} holds the id "
-                        f"{least if least < 0 else most}, but the model has ids 0 to "
-                        f"{min(sizes) - 1}. Give it a larger vocabulary, or other ids"
-                    )
+        for split, ids in self._texts.items() if sizes else ():
+            least, most = int(ids.min(initial=0)), int(ids.max(initial=0))
+            if least < 0 or most >= min(sizes):
+                raise errors.InputError(
+                    f"{split}.npy in {self.params.data_dir} holds the id "
+                    f"{least if least < 0 else most}, but the model has ids 0 to "
+                    f"{min(sizes) - 1}. Give it a larger vocabulary, or other ids"
+                )
 
-    def _rows(self, path: str) -> dict[str, Array]:
+    def _ids(self, path: str) -> Array:
         try:
-            ids = np.load(path, mmap_mode="r", allow_pickle=False)
+            ids = np.lib.format.open_memmap(path, mode="r")
         except (OSError, ValueError) as error:
-            raise errors.InputError(f"{path} cannot be read: {error}") from error
+            raise errors.InputError(
+                f"{path} cannot be read: {error}. Write it anew by numpy.save"
+            ) from error
         if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
             raise errors.InputError(
                 f"{path} holds {ids.dtype} {list(ids.shape)}, expected integers [n]. Save the ids "
                 "of the whole text in one row"
             )
-        length = self.params.length
-        count = max(0, (len(ids) - 1) // length)
-        target, label = (
-            ids[start : start + count * length].reshape(count, length) for start in (0, 1)
-        )
-        return {
-            "target": target,
-            "label": label,
-            "weight": np.broadcast_to(np.float32(1.0), target.shape),
-        }
+        return ids[: max(0, len(ids) - 1) // self.params.length * self.params.length + 1]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from lingvo_gpipe import errors, pipelining, task
 from lingvo_gpipe.tasks.lm import input as lm_input
@@ -63,6 +65,54 @@ def test_a_folder_or_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None
         source(tmp_path).batches(seed=0)
     with pytest.raises(errors.InputError, match=r"input.length=0 is too small. Use 1 or more"):
         source(tmp_path, length=0)
+
+
+def test_files_of_no_one_array_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "train.npy"
+
+    def refused(text: str) -> None:
+        with pytest.raises(errors.InputError, match=text) as caught:
+            source(tmp_path).batches(seed=0)
+        assert "\n" not in str(caught.value)
+
+    path.write_bytes(b"")
+    refused(r"train.npy cannot be read: EOF: .* Write it anew by numpy.save")
+    np.savez(tmp_path / "ids.npz", ids=np.arange(9))
+    (tmp_path / "ids.npz").rename(path)
+    refused(r"train.npy cannot be read: the magic string is not correct; .* Write it anew by")
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.int64])
+def test_batches_are_rows_of_the_arrays(tmp_path: Path, dtype: Any) -> None:
+    np.save(tmp_path / "train.npy", np.random.RandomState(0).randint(0, 99, 43).astype(dtype))
+    own = source(tmp_path, batch_size=3, shuffle=True)
+    fields = own.arrays()["train"]
+    assert len(fields["label"]) == 10
+    rows = {tuple(row) for row in np.stack([fields["target"], fields["label"]], 1).reshape(10, -1)}
+    found = set()
+    for batch in itertools.islice(own.batches(seed=1), 10):
+        assert {name: (v.shape, v.dtype) for name, v in batch.items()} == {
+            name: (spec.shape, spec.dtype) for name, spec in own.element_spec().items()
+        }
+        sides = (batch[name].numpy() for name in ("target", "label"))
+        found |= {tuple(row) for row in np.stack(list(sides), 1).reshape(3, -1)}
+        np.testing.assert_array_equal(batch["weight"], np.ones((3, 4)))
+    assert found == rows
+
+
+def test_memory_holds_the_ids_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "train.npy", np.arange(43))
+    held: list[Any] = []
+    convert = tf.convert_to_tensor
+
+    def counted(value: Any, *args: Any, **named: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            held.append(value.shape)
+        return convert(value, *args, **named)
+
+    monkeypatch.setattr(tf, "convert_to_tensor", counted)
+    next(iter(source(tmp_path).batches(seed=0)))
+    assert held == [(41,)]
 
 
 @pytest.mark.parametrize(("bad", "split"), [(11, "train"), (-1, "train"), (12, "test")])

@@ -188,29 +188,40 @@ def update_bytes(net: Network, slots: Mapping[str, int]) -> list[int]:
 def links(net: Network) -> tuple[Link, ...]:
     """Tell every link's bytes per step; tensors that skip cells go straight.
 
-    Scalars (losses, seeds, sums of metrics) are left out.
+    What several cells of one device read is sent to the first of them, and nothing is sent between
+    cells of one device. Scalars (losses, seeds, sums of metrics) are left out.
     """
+    analysis = net.analysis
     forward: dict[tuple[int, int], int] = defaultdict(int)
     backward: dict[tuple[int, int], int] = defaultdict(int)
     names: dict[tuple[int, int], list[str]] = defaultdict(list)
+    received: dict[tuple[int, int | str], int] = {}  # device, what → the cell that it is sent to
+
+    def send(what: int | str, name: str, source: int, target: int, size: int, back: int) -> None:
+        device = analysis.table.device_of(target)
+        if source != INPUT and analysis.table.device_of(source) == device:
+            return
+        is_first = received.setdefault((device, what), target) == target
+        # Each cell's gradient comes back by itself, and is added where the value was made.
+        if is_first or back:
+            names[source, target].append(name)
+            forward[source, target] += size if is_first else 0
+            backward[source, target] += back
+
     for cell in net.cells:
         wanted = net.wanted[cell.index]
         for v in cell.route.imports:
-            ends = net.source(v), cell.index
-            names[ends].append(net.analysis.wiring.versions[v].name)
             # A field without a batch side is sent once for all micro-batches.
-            counted = range(1 if net.is_whole(v) else len(net.analysis.sizes))
-            forward[ends] += sum(net.value_bytes(v, m) for m in counted)
-            if v in wanted:
-                backward[ends] += sum(net.value_bytes(v, m, floating=True) for m in counted)
+            counted = range(1 if net.is_whole(v) else len(analysis.sizes))
+            size = sum(net.value_bytes(v, m) for m in counted)
+            back = sum(net.value_bytes(v, m, floating=True) for m in counted) if v in wanted else 0
+            name = analysis.wiring.versions[v].name
+            send(v, name, net.source(v), cell.index, size, back)
         for path in [*cell.weights, *cell.state]:
-            owner = net.owner(path)
+            owner, spec = net.owner(path), analysis.variables[path]
             if owner != cell.index:
-                ends = owner, cell.index
-                names[ends].append(path)
-                forward[ends] += net.analysis.variables[path].read_bytes
-                if path in cell.weights:
-                    backward[ends] += net.analysis.variables[path].size_bytes
+                back = spec.size_bytes if path in cell.weights else 0
+                send(path, path, owner, cell.index, spec.read_bytes, back)
     return tuple(
         Link(*ends, forward[ends], backward[ends], tuple(names[ends])) for ends in sorted(names)
     )

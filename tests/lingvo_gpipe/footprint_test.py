@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -43,3 +44,30 @@ def test_an_update_holds_a_layers_new_values_and_its_largest_weight_again() -> N
     slots = dict.fromkeys(net.analysis.variables, 0) | {"d1/kernel": 100, "d0/kernel": 10**9}
     kernel, bias = D * D * 4, D * 4
     assert footprint.update_bytes(net, slots) == [kernel + bias + 100 + kernel]
+
+
+def test_cells_of_one_device_send_each_other_nothing_and_receive_once() -> None:
+    # The first layer's output is read by the other three, of which two share a device.
+    first = layers.Dense.Params(name="first", units=D, writes=("skip",))
+    others = [
+        layers.Dense.Params(name=f"d{n}", units=D, reads=("skip",), writes=(f"y{n}",))
+        for n in range(3)
+    ]
+    end = layers.Concat.Params(name="end", reads=("y0", "y1", "y2"))
+    params = pipelining.PipeliningLayer.Params(
+        layers=[first, *others, end, layers.MeanSquaredError.Params()],
+        num_partitions=2,
+        cuts=(1, 1, 1, 3),
+        schedule="0F0,2F0,2B0,0B0\n1F0,3F0,3B0,1B0",
+    )
+    fields = {"x": tf.TensorSpec([N, D]), "target": tf.TensorSpec([N, 3 * D])}
+    found = footprint.links(footprint.Network(params, network.analyze(params, fields)))
+    one = N * D * 4
+    assert [dataclasses.astuple(link) for link in found] == [
+        (footprint.INPUT, 0, one, 0, ("x",)),
+        (footprint.INPUT, 3, 3 * one, 0, ("target",)),
+        (0, 1, one, one, ("skip",)),
+        # Its value is there; the gradient of each cell comes back by itself.
+        (0, 3, 0, one, ("skip",)),
+        (2, 3, one, one, ("y1",)),
+    ]

@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Callable
 
 from lingvo_gpipe.errors import ScheduleError, nearest
-from lingvo_gpipe.schedule import forward_only, gpipe, one_f_one_b
+from lingvo_gpipe.schedule import gpipe, one_f_one_b
 from lingvo_gpipe.schedule.table import Slot, Table
 
 __all__ = ["SCHEDULES", "Slot", "Table", "make"]
@@ -18,7 +18,6 @@ __all__ = ["SCHEDULES", "Slot", "Table", "make"]
 SCHEDULES: dict[str, Callable[..., Table]] = {
     "gpipe": gpipe.gpipe,
     "1f1b": one_f_one_b.one_f_one_b,
-    "forward_only": forward_only.forward_only,
 }
 
 

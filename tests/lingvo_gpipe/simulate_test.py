@@ -30,12 +30,13 @@ def test_bubble_of_equal_cells_is_the_closed_form(name: str, K: int, M: int) -> 
 
 @pytest.mark.parametrize(("K", "M"), SIZES)
 def test_peak_live_is_what_the_schedules_promise(K: int, M: int) -> None:
-    def peak_live(name: str) -> tuple[int, ...]:
-        return simulate.simulate(schedule.make(name, K, M), [1.0] * K, [2.0] * K).peak_live
+    def peak_live(spec: str) -> tuple[int, ...]:
+        return simulate.simulate(schedule.make(spec, K, M), [1.0] * K, [2.0] * K).peak_live
 
     assert peak_live("gpipe") == (M,) * K
     assert peak_live("1f1b") == tuple(min(K - k, M) for k in range(K))
-    assert peak_live("forward_only") == (1,) * K
+    forward = "\n".join(",".join(f"{k}F{m}" for m in range(M)) for k in range(K))
+    assert peak_live(forward) == (1,) * K
 
 
 def test_unequal_cells_wait_for_their_neighbours() -> None:

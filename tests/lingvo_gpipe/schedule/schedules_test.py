@@ -8,7 +8,7 @@ import re
 import pytest
 
 from lingvo_gpipe import errors, schedule
-from lingvo_gpipe.schedule import forward_only, gpipe, one_f_one_b
+from lingvo_gpipe.schedule import gpipe, one_f_one_b
 from lingvo_gpipe.schedule.table import Slot, Table
 
 SIZES = list(itertools.product(range(1, 9), range(1, 9)))
@@ -19,11 +19,10 @@ SIZES = list(itertools.product(range(1, 9), range(1, 9)))
 def test_schedule_is_legal_and_whole(name: str, num_devices: int, num_micro_batches: int) -> None:
     table = schedule.make(name, num_devices, num_micro_batches)
     table.validate()
-    phases = "F" if table.is_forward_only else "FB"
     assert sorted(map(str, table)) == sorted(
         f"{cell}{phase}{m}"
         for cell in range(num_devices)
-        for phase in phases
+        for phase in "FB"
         for m in range(num_micro_batches)
     )
     assert [table.device_of(cell) for cell in range(num_devices)] == list(range(num_devices))
@@ -46,8 +45,7 @@ def test_waiting_is_drawn_as_equal_slots_would_wait(
         assert all(before < tick for before in held_back_by_data)
         if tick and row[tick - 1] is None:
             assert tick - 1 in held_back_by_data
-    rounds = 1 if table.is_forward_only else 2
-    assert max(column.values()) + 1 == rounds * (num_micro_batches + num_devices - 1)
+    assert max(column.values()) + 1 == 2 * (num_micro_batches + num_devices - 1)
 
 
 @pytest.mark.parametrize(("num_devices", "num_micro_batches"), SIZES)
@@ -59,7 +57,6 @@ def test_last_cell_is_fused_as_the_schedule_allows(
 
     assert fused("gpipe") == {num_micro_batches - 1}
     assert fused("1f1b") == set(range(num_micro_batches))
-    assert fused("forward_only") == frozenset()
 
 
 def test_gpipe_text_is_the_known_one() -> None:
@@ -120,13 +117,13 @@ def test_make_reads_a_file(tmp_path: pathlib.Path) -> None:
     [
         (
             "1f1",
-            "no schedule is named '1f1'; nearest '1f1b'. Use gpipe, 1f1b, forward_only, "
-            "a table's text such as '0F0,0B0', or @FILE with one",
+            "no schedule is named '1f1'; nearest '1f1b'. Use gpipe, 1f1b, a "
+            "table's text such as '0F0,0B0', or @FILE with one",
         ),
         (
             "zigzag",
-            "no schedule is named 'zigzag'. Use gpipe, 1f1b, forward_only, "
-            "a table's text such as '0F0,0B0', or @FILE with one",
+            "no schedule is named 'zigzag'. Use gpipe, 1f1b, a "
+            "table's text such as '0F0,0B0', or @FILE with one",
         ),
         (
             "0F0,0B0",
@@ -154,7 +151,7 @@ def test_make_names_a_file_that_cannot_be_read(tmp_path: pathlib.Path) -> None:
             schedule.make(f"@{path}", 1, 1)
 
 
-@pytest.mark.parametrize("module", [schedule, gpipe, one_f_one_b, forward_only])
+@pytest.mark.parametrize("module", [schedule, gpipe, one_f_one_b])
 def test_docstring_examples_run(module: object) -> None:
     result = doctest.testmod(module)  # type: ignore[arg-type]
     assert result.attempted > 0

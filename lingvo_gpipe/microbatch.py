@@ -104,7 +104,8 @@ def split(
 def merge(values: Sequence[Any], batch_dim: int) -> Any:
     """Put the micro-batches' outputs together along the batch dimension.
 
-    Values without one (rank at most `batch_dim`) are stacked, one row per micro-batch.
+    Values without one (rank at most `batch_dim`) are stacked, one row per micro-batch, where there
+    are several; a single micro-batch's values are given as they are.
     """
     if len(values) == 1:
         return values[0]
@@ -116,6 +117,29 @@ def merge(values: Sequence[Any], batch_dim: int) -> Any:
         for leaves in zip(*flat, strict=True)
     ]
     return tf.nest.pack_sequence_as(values[0], merged)
+
+
+def check_batched(name: str, nest: Any, size: int, batch_dim: int) -> None:
+    """Refuse an output that has dimensions, but none that counts a micro-batch's examples.
+
+    Args:
+        name: of the output.
+        nest: its specs, for a micro-batch of `size` examples.
+        size: examples.
+        batch_dim: which dimension counts them.
+
+    Raises:
+        LayerError: joined along that dimension, it would mean nothing.
+    """
+    for spec in tf.nest.flatten(nest):
+        shape = spec.shape
+        if shape.rank is None or shape.rank <= batch_dim or shape[batch_dim] in (size, None):
+            continue
+        raise errors.LayerError(
+            f"output {name!r} is {shape} in a micro-batch of {size} examples, so that "
+            f"micro-batches cannot be joined along dimension {batch_dim}. Give it a batch side, "
+            "or leave it out of the network's outputs"
+        )
 
 
 def with_batch(spec: Any, size: int, batch_dim: int) -> Any:

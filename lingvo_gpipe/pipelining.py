@@ -30,6 +30,7 @@ from lingvo_gpipe import (
 from lingvo_gpipe import executor as executor_lib
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.context import Collected, Context
+from lingvo_gpipe.schedule import table as table_lib
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -94,6 +95,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         self._built: network.Analysis | None = None
         self._executor: executor_lib.Executor | None = None
         self._variables: dict[str, tf.Variable] = {}
+        self._tables: dict[tuple[int, bool], table_lib.Table] = {}
 
     # What it is made of.
 
@@ -121,6 +123,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         devices = [where.devices[table.device_of(k)] for k in range(table.num_cells)]
         self._executor = executor_lib.Executor(analysis, the_cells, devices)
         self._built = analysis
+        self._tables[table.num_micro_batches, False] = table
         for path, spec in analysis.variables.items():
             with tf.device(self._executor.device_of(path)):
                 value = spec.initializer(
@@ -309,7 +312,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
                 "that gives one (Softmax, MeanSquaredError), or use fprop under your own tape"
             )
         sizes = self._sizes(given["batch"])
-        table = network.make_table(self.params, len(sizes))
+        table = self._table(len(sizes))
         if table.is_forward_only:
             raise errors.ScheduleError(
                 "the schedule has forward slots alone, so that nothing would be trained. Use "
@@ -341,7 +344,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             leaving = dict(self.analysis.wiring.outputs) if outputs else {}
             outcome = self.executor.forward(
                 cells.mode_for(self.analysis, training=False, leaving=leaving.values()),
-                network.forward_table(self.analysis.table, len(sizes)),
+                self._table(len(sizes), forward=True),
                 self._feed(given["batch"], sizes, given["step"], tf.constant(0)),
                 list(leaving.values()),
             )
@@ -351,6 +354,17 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
 
     def _coefficients(self) -> dict[str, float]:
         return {loss.name: loss.coefficient for loss in self.analysis.losses}
+
+    def _table(self, num_micro_batches: int, *, forward: bool = False) -> table_lib.Table:
+        """Return the table of training or of going forward alone; a file is read but once."""
+        key = num_micro_batches, forward
+        if key not in self._tables:
+            self._tables[key] = (
+                network.forward_table(self.analysis.table, num_micro_batches)
+                if forward
+                else network.make_table(self.params, num_micro_batches)
+            )
+        return self._tables[key]
 
     def _sizes(self, batch: Mapping[str, Any]) -> tuple[int, ...]:
         """Return the examples of each micro-batch."""
@@ -413,14 +427,23 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         }
 
     def _outputs(self, outcome: executor_lib.Outcome, leaving: Mapping[str, int]) -> dict[str, Any]:
-        """Put the micro-batches' outputs together; what no batched field is in is one already."""
-        whole = self.analysis.wiring.made_of(self.params.unbatched)
-        return {
-            name: outcome.outputs[v][0]
-            if v in whole
-            else microbatch.merge(outcome.outputs[v], self.params.batch_dim)
-            for name, v in leaving.items()
-        }
+        """Put the micro-batches' outputs together; what no batched field is in is one already.
+
+        Raises:
+            LayerError: one has no batch side along which they could be.
+        """
+        analysis, batch_dim = self.analysis, self.params.batch_dim
+        whole = analysis.wiring.made_of(self.params.unbatched)
+        outputs = {}
+        for name, v in leaving.items():
+            parts = outcome.outputs[v]
+            if v in whole:
+                outputs[name] = parts[0]
+                continue
+            if len(parts) > 1:
+                microbatch.check_batched(name, analysis.specs[v], max(analysis.sizes), batch_dim)
+            outputs[name] = microbatch.merge(parts, batch_dim)
+        return outputs
 
     # The door under the user's own tape.
 
@@ -462,11 +485,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             input_gradients=True,
             output_gradients=True,
         )
-        table = (
-            network.make_table(self.params, len(sizes))
-            if ctx.training
-            else network.forward_table(self.analysis.table, len(sizes))
-        )
+        table = self._table(len(sizes), forward=not ctx.training)
         outcome = door.forward(
             self.executor, mode, table, feed, list(leaving.values()), self.analysis.policies
         )

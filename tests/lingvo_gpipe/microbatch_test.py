@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import hypothesis
 import numpy as np
 import pytest
@@ -9,6 +11,21 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 from lingvo_gpipe import errors, microbatch
+from lingvo_gpipe.layers import base
+from tests import pipelines
+
+
+class MeanOfAll(base.Layer):
+    """x: [B, C] → [C], the mean of the examples."""
+
+    @classmethod
+    def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
+        del params
+        return base.Meta(tf.TensorSpec(inputs[0].shape[1:], inputs[0].dtype))
+
+    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: base.Context) -> Any:
+        del theta, ctx
+        return tf.reduce_mean(inputs, 0)
 
 
 @pytest.mark.parametrize(
@@ -147,3 +164,22 @@ def test_with_batch_sets_one_side_of_every_leaf() -> None:
         {"a": tf.TensorSpec([5, 1], tf.int32)},
     )
     assert microbatch.with_batch(tf.TensorSpec([2, 8, 3]), 5, 1) == tf.TensorSpec([2, 5, 3])
+
+
+def test_an_output_without_a_batch_side_is_refused() -> None:
+    spec = (tf.TensorSpec([3, 5]), tf.TensorSpec([]), tf.TensorSpec([None, 2]))
+    microbatch.check_batched("x", spec, 3, 0)
+    with pytest.raises(errors.LayerError) as error:
+        microbatch.check_batched("mean", {"of": tf.TensorSpec([5])}, 3, 0)
+    assert str(error.value) == (
+        "output 'mean' is (5,) in a micro-batch of 3 examples, so that micro-batches cannot be "
+        "joined along dimension 0. Give it a batch side, or leave it out of the network's outputs"
+    )
+
+
+def test_an_output_without_a_batch_side_is_not_joined() -> None:
+    own = pipelines.pipe([MeanOfAll.Params(name="m")], num_micro_batches=3)
+    with pytest.raises(errors.LayerError, match=r"^output 'x' is \(5,\) in a micro-batch of 3 "):
+        own.evaluate({"x": pipelines.batch()["x"]}, outputs=True)
+    whole = pipelines.pipe([MeanOfAll.Params(name="m")])
+    assert whole({"x": pipelines.batch()["x"]}).shape == [5]

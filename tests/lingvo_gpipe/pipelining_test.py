@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -105,6 +106,16 @@ def test_evaluation_of_several_cells_on_a_device() -> None:
 
 
 # --- traces ---------------------------------------------------------------------------------------
+
+
+def test_a_tables_file_is_read_once(tmp_path: Path) -> None:
+    file = tmp_path / "table.csv"
+    file.write_text("0F0,0F1,0B1,0B0")
+    own = pipelines.pipe(num_micro_batches=2, schedule=f"@{file}")
+    own.build(pipelines.batch())
+    file.unlink()
+    for examples in (8, 6):
+        own.value_and_gradients(pipelines.batch(examples))
 
 
 def test_equal_shapes_are_traced_once_and_new_ones_once_each() -> None:
@@ -455,7 +466,8 @@ def test_training_without_a_loss_is_refused() -> None:
 
 
 def test_training_by_a_forward_only_table_is_refused() -> None:
-    own = pipelines.three(schedule="forward_only")
+    rows = (",".join(f"{k}F{m}" for m in range(4)) for k in range(3))
+    own = pipelines.three(schedule="\n".join(rows))
     with pytest.raises(errors.ScheduleError) as error:
         own.value_and_gradients(pipelines.batch())
     assert str(error.value) == (

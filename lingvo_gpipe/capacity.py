@@ -185,6 +185,7 @@ def cuts_within(
     costs: Sequence[Sequence[float]],
     names: Sequence[str],
     speeds: Sequence[float] | None = None,
+    links: Sequence[float] | None = None,
 ) -> tuple[int, ...]:
     """Return the cuts whose every cell fits its device.
 
@@ -194,6 +195,7 @@ def cuts_within(
         costs: per cell, what each layer costs in it.
         names: of the layers.
         speeds: per cell, how fast its device is; None: all alike.
+        links: per layer but the last, what a cut behind it costs; None: nothing.
 
     Raises:
         PartitionError: there are none; tells by how much, and the way out.
@@ -206,6 +208,7 @@ def cuts_within(
             own_costs=dict(enumerate(costs)),
             reach=within.reach,
             speeds=speeds,
+            link_costs=links,
         )
     except partition.NoCutFitsError as error:
         spare = num_layers - num_cells

@@ -1,4 +1,4 @@
-"""What one layer holds, by formula: cuts by memory and the plan reckon with the same numbers.
+"""What one layer holds, or sends, by formula: cuts and the plan reckon with the same numbers.
 
 A layer tells what its backward keeps (`Meta.activation_bytes`); its inputs and outputs are known
 from their specs.
@@ -7,10 +7,13 @@ from their specs.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from lingvo_gpipe import stream
+import tensorflow as tf
+
+from lingvo_gpipe import errors, stream
 from lingvo_gpipe.layers import base
 
 
@@ -67,6 +70,39 @@ def activations(
         kept=residual if flowing[number] else handed,
         beside=inputs + outputs + again,
     )
+
+
+def link_costs(
+    per_byte: float, wiring: stream.Wiring, specs: Sequence[Any], flowing: Sequence[bool]
+) -> list[float] | None:
+    """Return what a cut behind each layer but the last costs by what it sends; None: nothing.
+
+    It sends what layers before it make and others behind it read, in one micro-batch, and the
+    gradient back. Fields go straight to their readers, whatever the cut.
+
+    Args:
+        per_byte: cost of a byte.
+        wiring: of the stream.
+        specs: per version of the stream, a nest of specs.
+        flowing: per layer, whether a gradient flows through it.
+
+    Raises:
+        PartitionError: `per_byte` is no cost.
+    """
+    if not 0 <= per_byte < math.inf:
+        raise errors.PartitionError(f"link_cost_per_byte={per_byte} is no cost. Use 0 or more")
+    if per_byte == 0:
+        return None
+    sent = [0] * len(flowing)
+    for version in wiring.versions:
+        if version.producer >= 0 and version.consumers:
+            leaves = tf.nest.flatten(specs[version.index])
+            size = base.spec_bytes(leaves)
+            if flowing[version.producer]:
+                size += base.spec_bytes([leaf for leaf in leaves if leaf.dtype.is_floating])
+            for place in range(version.producer, version.consumers[-1]):
+                sent[place] += size
+    return [per_byte * size for size in sent[:-1]]
 
 
 def update(weights: Collection[tuple[int, int]]) -> int:

@@ -62,6 +62,9 @@ class PipelineParams(hyperparams.Configurable.Params):
     device_speeds: tuple[float, ...] = hyperparams.field(
         (), "How fast each device is beside the others, for an automatic cut; none: all alike."
     )
+    link_cost_per_byte: float = hyperparams.field(
+        0.0, "What an automatic cut takes a byte that it sends to cost both cells, in costs' unit."
+    )
     device_memory: str | None = hyperparams.field(
         None,
         "Bytes of each device, such as 8GiB, that no cell of an automatic cut may exceed, "
@@ -307,13 +310,16 @@ def analyze(
     costs = costs or _costs(params, named, metas, reuse, flowing)
     homes = [table.device_of(k) for k in range(table.num_cells)]
     speeds = partition.cell_speeds(params.device_speeds, homes)
+    links = layer_bytes.link_costs(params.link_cost_per_byte, wiring, specs, flowing)
     cuts = tuple(len(cell) for cell in params.cells) if params.cells else params.cuts
     partition.check_cells(cuts, len(named), table.num_cells, table.num_devices)
     if cuts is not None:
         cuts = partition.check_cuts(cuts, len(named), table.num_cells)
     elif params.device_memory is None:
         by_cell = dict(enumerate(costs))
-        cuts = partition.partition(costs[0], table.num_cells, own_costs=by_cell, speeds=speeds)
+        cuts = partition.partition(
+            costs[0], table.num_cells, own_costs=by_cell, speeds=speeds, link_costs=links
+        )
     else:
         # A kept forward leaves what frozen layers compute as well.
         watched = flowing if set(policies) == {"full"} else (True,) * len(named)
@@ -334,8 +340,7 @@ def analyze(
             readable.parse_size(params.device_memory),
         )
         names = [own.name for own in named]
-        cuts = capacity.cuts_within(params.device_memory, within, costs, names, speeds)
-    kept = wiring.outputs.values()
+        cuts = capacity.cuts_within(params.device_memory, within, costs, names, speeds, links)
     return Analysis(
         layers=tuple(
             LayerInfo(own.name, own, meta, path)
@@ -345,7 +350,7 @@ def analyze(
         owner=owner,
         wiring=wiring,
         cuts=cuts,
-        routes=stream.route(wiring, cuts, set(kept)),
+        routes=stream.route(wiring, cuts, set(wiring.outputs.values())),
         specs=tuple(specs),
         table=table,
         sizes=sizes,

@@ -29,13 +29,14 @@ def partition(
     own_costs: Mapping[int, Sequence[float]] | None = None,
     reach: Callable[[int, int], int] | None = None,
     speeds: Sequence[float] | None = None,
+    link_costs: Sequence[float] | None = None,
 ) -> tuple[int, ...]:
     """Cut L layers into K cells of consecutive layers, none empty.
 
     The heaviest cell is as light as possible. Among the cuts that reach this, the sum of squared
     cell costs is least: this is the least variance, the paper's criterion, since the sum of all
-    cells is the same for every cut (where it is not, with `own_costs` or `speeds`, cells are light
-    first and even second). Among equals, the first cells are the shortest.
+    cells is the same for every cut (where it is not, with `own_costs`, `speeds` or `link_costs`,
+    cells are light first and even second). Among equals, the first cells are the shortest.
 
     Args:
         costs: [L] any unit, what each layer costs.
@@ -46,6 +47,8 @@ def partition(
         reach: (cell, start) → the last end so that the cell can hold layers [start, end); `start`
             where it can hold none. Fewer layers always fit.
         speeds: [K] how fast each device is; a cell's cost is divided by it. None: all equal.
+        link_costs: [L-1] what a cut after layer l costs, added to the cell before it and to the
+            one behind it. None: nothing.
 
     Returns:
         [K] the number of layers in each cell.
@@ -56,7 +59,7 @@ def partition(
         NoCutFitsError: there is no cut within `reach`.
 
     Source: Huang et al. 2019, section 2.2 (variance of the cells' estimated costs). Takes
-    O(K L log L) operations on whole numbers.
+    O(K L log L) operations on whole numbers; with link costs, O(K L^2) at worst.
 
     >>> partition([1, 1, 1, 1, 4], 3)
     (2, 2, 1)
@@ -66,14 +69,15 @@ def partition(
     num_layers = len(costs)
     if not 1 <= num_partitions <= num_layers:
         raise PartitionError(_wrong_number(num_partitions, num_layers))
-    rows = _rows(costs, num_partitions, own_costs or {})
+    rows, links = _rows(costs, num_partitions, own_costs or {}, link_costs)
     cells = [
-        _Cell(_running([cost * factor for cost in row]), _reaches(index, num_layers, reach))
+        _Cell.of(row, [0, *links, 0], factor, _reaches(index, num_layers, reach))
         for index, (row, factor) in enumerate(
             zip(rows, _slowness(speeds, num_partitions), strict=True)
         )
     ]
-    heaviest = _lightest_heaviest(cells)
+    ordered = not any(links)
+    heaviest = _lightest_heaviest(cells, ordered)
     if heaviest is None:
         raise NoCutFitsError(
             f"no cut of {num_layers} layers into {num_partitions} cells fits the devices' memory. "
@@ -85,7 +89,7 @@ def partition(
         for index, cell in enumerate(cells[1:], start=1)
         for before, after in itertools.pairwise(cell.reaches[index:])
     )
-    cuts = _most_even(cells, heaviest, rising)
+    cuts = _most_even(cells, heaviest, ordered and rising)
     return tuple(after - before for before, after in itertools.pairwise(cuts))
 
 
@@ -185,11 +189,22 @@ class _Cell:
 
     Attributes:
         sums: [L+1] running sums of its layers' costs; never falling.
+        ahead, behind: [L+1] the same with the links' costs: the cell costs
+            `behind[end] - ahead[start]`.
         reaches: [L] the last end up to which its layers fit, for each start it can have.
     """
 
     sums: list[int]
+    ahead: list[int]
+    behind: list[int]
     reaches: list[int]
+
+    @classmethod
+    def of(cls, costs: list[int], links: list[int], factor: int, reaches: list[int]) -> _Cell:
+        sums = _running([cost * factor for cost in costs])
+        ahead = [cost - link * factor for cost, link in zip(sums, links, strict=True)]
+        behind = [cost + link * factor for cost, link in zip(sums, links, strict=True)]
+        return cls(sums, ahead, behind, reaches)
 
     def reach(self, start: int, most: int | None = None) -> int:
         """Return the last end of a cell whose layers fit and, `most` given, cost no more."""
@@ -199,18 +214,18 @@ class _Cell:
         return end
 
 
-def _lightest_heaviest(cells: list[_Cell]) -> int | None:
+def _lightest_heaviest(cells: list[_Cell], ordered: bool) -> int | None:
     """Return the least possible cost of the heaviest cell; None where memory allows no cut."""
     num_layers = len(cells[0].sums) - 1
     # The heaviest of the cells behind the one in hand, if they hold layers [position, L).
     after: dict[int, int] = {num_layers: 0}
     for index in reversed(range(len(cells))):
         starts = range(index, num_layers) if index else range(1)
-        after = _lightest(cells[index], starts, after)
+        after = (_lightest_ordered if ordered else _lightest_by_scan)(cells[index], starts, after)
     return after.get(0)
 
 
-def _lightest(cell: _Cell, starts: range, after: dict[int, int]) -> dict[int, int]:
+def _lightest_ordered(cell: _Cell, starts: range, after: dict[int, int]) -> dict[int, int]:
     """Return the lightest heaviest for each start, by halving: the cell only grows with its end.
 
     `records` holds, from the far to the near, the ends behind which less remains than behind
@@ -238,12 +253,30 @@ def _lightest(cell: _Cell, starts: range, after: dict[int, int]) -> dict[int, in
     return result
 
 
+def _lightest_by_scan(cell: _Cell, starts: range, after: dict[int, int]) -> dict[int, int]:
+    """Return the lightest heaviest for each start, whatever links add to the cells."""
+    result: dict[int, int] = {}
+    candidates = sorted(after)
+    for start in starts:
+        best: int | None = None
+        before, ahead, reach = cell.sums[start], cell.ahead[start], cell.reach(start)
+        for end in candidates[bisect.bisect_right(candidates, start) :]:
+            if end > reach or (best is not None and cell.sums[end] - before >= best):
+                break
+            cost = max(cell.behind[end] - ahead, after[end])
+            best = cost if best is None else min(best, cost)
+        if best is not None:
+            result[start] = best
+    return result
+
+
 def _most_even(cells: list[_Cell], heaviest: int, ordered: bool) -> list[int]:
     """Return the K+1 borders with the least sum of squares, no cell above `heaviest`.
 
-    Where a later start reaches at least as far (`ordered`), the best end of a cell never moves
-    back when its start moves on: a square of a sum has the quadrangle inequality, and bounds on
-    cost and bytes keep it. Then the middle start halves the ends that the others need to look at.
+    Where a later start reaches at least as far and links cost nothing (`ordered`), the best end of
+    a cell never moves back when its start moves on: a square of a sum has the quadrangle
+    inequality, and bounds on cost and bytes keep it. Then the middle start halves the ends that the
+    others need to look at.
     """
     num_layers = len(cells[0].sums) - 1
     after: dict[int, int] = {num_layers: 0}
@@ -298,11 +331,11 @@ class _Search:
 
     def _scan(self, start: int, first: int, stop: int) -> int:
         """Store the best end for `start` among the candidates; ties go to the first of them."""
-        sums, before = self._cell.sums, self._cell.sums[start]
+        behind, ahead = self._cell.behind, self._cell.ahead[start]
         best, best_sum = first, None
         for position in range(first, stop):
             end = self._candidates[position]
-            cost = sums[end] - before
+            cost = behind[end] - ahead
             total = cost * cost + self._after[end]
             if cost <= self._heaviest and (best_sum is None or total < best_sum):
                 best, best_sum = position, total
@@ -312,9 +345,12 @@ class _Search:
 
 
 def _rows(
-    costs: Sequence[float], num_partitions: int, own_costs: Mapping[int, Sequence[float]]
-) -> list[list[int]]:
-    """Return per cell what each layer costs in it, in whole numbers."""
+    costs: Sequence[float],
+    num_partitions: int,
+    own_costs: Mapping[int, Sequence[float]],
+    link_costs: Sequence[float] | None,
+) -> tuple[list[list[int]], list[int]]:
+    """Return per cell what each layer costs in it, and what links cost, in whole numbers."""
     num_layers = len(costs)
     exact = [_numbers("costs", costs, num_layers)]
     numbered = {id(costs): 0}
@@ -328,8 +364,9 @@ def _rows(
             numbered[id(own)] = len(exact)
             exact.append(_numbers(f"own_costs[{cell}]", own, num_layers))
         row_of[cell] = numbered[id(own)]
-    rows = _whole(*exact)
-    return [rows[number] for number in row_of]
+    links = [0.0] * (num_layers - 1) if link_costs is None else link_costs
+    *rows, whole_links = _whole(*exact, _numbers("link_costs", links, num_layers - 1))
+    return [rows[number] for number in row_of], whole_links
 
 
 def _reaches(cell: int, num_layers: int, reach: Callable[[int, int], int] | None) -> list[int]:

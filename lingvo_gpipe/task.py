@@ -107,6 +107,7 @@ _MAY_CHANGE = (
     "model.costs",
     "model.devices",
     "model.device_speeds",
+    "model.link_cost_per_byte",
     "model.device_memory",
     "model.slots_per_weight",
     "model.placement",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, layers, network, recompute
+from lingvo_gpipe import errors, hyperparams, layers, network, partition, recompute
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.schedule import Slot, Table
 
@@ -212,6 +212,24 @@ def test_all_cells_of_a_device_are_as_fast_as_it() -> None:
     own = {"num_partitions": 2, "schedule": rows, "device_speeds": (1.0, 2.0), "fuse": False}
     found = analyze(*(dense(D) for _ in range(12)), **own)
     assert (found.cuts, found.speeds) == ((2, 4, 2, 4), (1.0, 2.0, 1.0, 2.0))
+
+
+def test_a_link_that_costs_moves_the_cut_to_where_little_is_sent() -> None:
+    """Behind each layer what it makes is sent, of one micro-batch, and its gradient back."""
+    units = (16, 16, 16, 2, 16)
+    fields = {"x": tf.TensorSpec((1, 16), tf.float32)}
+    params = network.PipelineParams(
+        layers=[layers.Dense.Params(units=n) for n in units], num_partitions=2, fuse=False
+    )
+    free = network.analyze(params, fields)
+    found = network.analyze(params.set(link_cost_per_byte=30.0), fields)
+    assert (free.cuts, found.cuts) == ((2, 3), (4, 1))
+    sent = [30.0 * 2 * 4 * n for n in units[:-1]]
+    rows = dict(enumerate(found.costs))
+    assert partition.partition(rows[0], 2, own_costs=rows, link_costs=sent) == found.cuts
+    assert network.analyze(params.set(device_memory="1MiB"), fields).cuts == found.cuts
+    with pytest.raises(errors.PartitionError, match=r"^link_cost_per_byte=-1.0 is no cost. Use 0"):
+        network.analyze(params.set(link_cost_per_byte=-1.0), fields)
 
 
 @pytest.mark.parametrize("speeds", [(1.0,), (1.0, 0.0), (1.0, -2.0), (1.0, 1.0, 1.0)])

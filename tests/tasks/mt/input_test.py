@@ -204,8 +204,7 @@ def test_what_is_too_long_or_uneven_is_left_out_and_told(
 def test_going_on_plans_no_epoch_that_is_over(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = params_of(folder).instantiate()
-    start = int(made.plan(1).epoch_sizes(0, 3).sum())
+    start = int(params_of(folder).instantiate().plan(1).epoch_sizes(0, 3).sum())
     planned: list[int] = []
     plan = batches_lib.Plan._plan
 
@@ -214,7 +213,7 @@ def test_going_on_plans_no_epoch_that_is_over(
         return plan(own, epoch)
 
     monkeypatch.setattr(batches_lib.Plan, "_plan", watched)
-    taken(made.batches(1, start), 1)
+    taken(params_of(folder).instantiate().batches(1, start), 1)
     assert planned == [3]
 
 

@@ -134,12 +134,14 @@ def _too_few(wanted: int, kind: str, there: int) -> str:
 
 
 def prepare_logical_cpus(count: int) -> None:
-    """Make TensorFlow show `count` logical CPU devices.
+    """Make TensorFlow show `count` logical CPU devices, or more where more were asked for before.
 
     Raises:
         PlacementError: TensorFlow has begun with fewer, which cannot be changed any more.
     """
     physical = tf.config.list_physical_devices("CPU")[0]
+    if len(tf.config.get_logical_device_configuration(physical) or ()) >= count:
+        return
     try:
         tf.config.set_logical_device_configuration(
             physical, [tf.config.LogicalDeviceConfiguration()] * count

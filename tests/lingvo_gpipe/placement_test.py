@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import tensorflow as tf
 
@@ -139,6 +141,21 @@ def test_strings_are_refused_by_compiled_cells() -> None:
         "'text' holds strings, which no compiled cell can receive (TPU cores compile all). Make "
         "numbers of them in the input, or use placement='cpu' without jit_compile"
     )
+
+
+def test_devices_that_were_asked_for_before_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process in which TensorFlow has not begun: it could still have fewer."""
+    asked: list[Any] = []
+    config = tf.config
+    monkeypatch.setattr(
+        config, "get_logical_device_configuration", lambda _: asked[-1] if asked else None
+    )
+    monkeypatch.setattr(
+        config, "set_logical_device_configuration", lambda _, devices: asked.append(devices)
+    )
+    for count in (3, 2, 4, 1):
+        placement.prepare_logical_cpus(count)
+    assert list(map(len, asked)) == [3, 4]
 
 
 def test_logical_cpus_cannot_grow_once_tensorflow_has_begun() -> None:

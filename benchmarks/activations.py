@@ -67,7 +67,9 @@ def measure(point: str) -> dict[str, Any]:
     import tensorflow as tf
 
     from benchmarks import memory
-    from lingvo_gpipe import budget, layers, pipelining, placement
+    from lingvo_gpipe import layers, pipelining
+    from lingvo_gpipe.execution import placement
+    from lingvo_gpipe.plan import step_plan
 
     placement.prepare_logical_cpus(int(partitions))
     own, shape = network(kind)
@@ -96,7 +98,7 @@ def measure(point: str) -> dict[str, Any]:
         "mib": (before + tensors) / MIB,
         "allocator_mib": (held_bytes("peak") - held) / MIB,
         "resident_mib": (memory.status("VmHWM") - resident) / MIB,
-        "planned_mib": budget.make(params, fields, profile=True).step_bytes / MIB,
+        "planned_mib": step_plan.make(params, fields, profile=True).step_bytes / MIB,
     }
 
 

@@ -29,16 +29,17 @@ def network(filters: int) -> Any:
 
 def layer_costs(params: Any, fields: dict[str, Any]) -> tuple[list[float], list[float]]:
     """Return per layer (FLOPs, measured seconds) of forward, recomputation and backward."""
-    from lingvo_gpipe import measure, network
+    from lingvo_gpipe import network
+    from lingvo_gpipe.plan import profiling
 
     layers = network.analyze(params, fields).layers
     flops = [2.0 * info.meta.flops_forward + info.meta.flops_backward for info in layers]
-    return flops, [one.inner_s for one in measure.layer_times(params, fields)]
+    return flops, [one.inner_s for one in profiling.layer_times(params, fields)]
 
 
 def rows(flops: Sequence[float], seconds: Sequence[float]) -> list[str]:
     """Return the table's rows: for each K three cuts, and their heaviest cells' shares."""
-    from lingvo_gpipe import partition
+    from lingvo_gpipe.network import partition
 
     found = []
     for count, by_hand in BY_HAND.items():

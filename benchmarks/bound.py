@@ -29,8 +29,10 @@ def measure(configuration: str) -> dict[str, Any]:
     import tensorflow as tf
 
     from benchmarks import blocks
-    from lingvo_gpipe import network, pipelining, placement, simulate
+    from lingvo_gpipe import network, pipelining
+    from lingvo_gpipe.execution import placement
     from lingvo_gpipe.layers import base
+    from lingvo_gpipe.schedule import simulate
 
     forward_s, backward_s = float(pair) / 3e3, float(pair) / 1.5e3
     spent: dict[tuple[str, str], list[float]] = {}

@@ -23,7 +23,9 @@ def measure(num_layers: int, optimized: bool) -> dict[str, float]:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
 
-    from lingvo_gpipe import layers, optimizer, pipelining, placement, update
+    from lingvo_gpipe import layers, pipelining
+    from lingvo_gpipe.execution import placement
+    from lingvo_gpipe.optim import optimizer, update
 
     placement.prepare_logical_cpus(K)
     placement.prepare_threads(K, os.cpu_count() or 1)

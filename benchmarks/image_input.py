@@ -52,10 +52,10 @@ def write_files(folder: pathlib.Path, height: int, width: int, broken: int) -> N
 
 def source(folder: pathlib.Path, side: int, batch: int, more: dict[str, Any]) -> Iterator[Any]:
     """Return endless mini-batches."""
-    from lingvo_gpipe.tasks.image import input as image_input
+    from lingvo_gpipe.tasks.image.input import ImageFolder
 
     given = {"height": side, "width": side, "resize": True, "max_broken_share": 0.1, **more}
-    params = image_input.ImageFolder.Params(data_dir=str(folder), batch_size=batch, **given)
+    params = ImageFolder.Params(data_dir=str(folder), batch_size=batch, **given)
     return iter(params.instantiate().batches(seed=1))
 
 

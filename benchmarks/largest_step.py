@@ -89,14 +89,16 @@ def measure(point: str) -> dict[str, Any]:
     name, limit = point.split(",")
     family = FAMILIES[name]
     from benchmarks import memory
-    from lingvo_gpipe import fit, learner, readable, train_loop
+    from lingvo_gpipe.console import units
+    from lingvo_gpipe.plan import largest
+    from lingvo_gpipe.run import learner, loop
 
     one = family.member()
-    train_loop.prepare_devices(one.model)
+    loop.prepare_devices(one.model)
     program = memory.status("VmRSS")
     partitions = one.model.num_partitions
-    found = fit.Family(one, family.grow, lambda _, value: family.member(value)).largest(
-        partitions, readable.parse_size(limit) - program, together=True
+    found = largest.Family(one, family.grow, lambda _, value: family.member(value)).largest(
+        partitions, units.parse_size(limit) - program, together=True
     )
     if found.value is None or found.plan is None:
         sys.exit(f"no {family.title.format('…')} fits {limit}")
@@ -178,11 +180,11 @@ def main() -> None:
         if name not in FAMILIES:
             sys.exit(f"{name!r} is no family of models. Give {' or '.join(FAMILIES)}")
     from benchmarks import machine, processes
-    from lingvo_gpipe import readable
+    from lingvo_gpipe.console import units
 
     print(machine.describe())
     print(f"within {LIMIT}\n\n{HEAD}\n|{'---|' * HEAD.count(' | ')}---|")
-    limit = readable.parse_size(LIMIT)
+    limit = units.parse_size(LIMIT)
     for name in names:
         planned_for = limit
         for _ in range(TRIES):

@@ -32,7 +32,8 @@ def measure(configuration: str) -> dict[str, Any]:
     num_partitions, num_micro_batches, schedule, recompute = CONFIGURATIONS[configuration]
     import tensorflow as tf
 
-    from lingvo_gpipe import layers, pipelining, placement
+    from lingvo_gpipe import layers, pipelining
+    from lingvo_gpipe.execution import placement
 
     placement.prepare_logical_cpus(num_partitions)
     block = layers.Residual.Params(

@@ -23,7 +23,8 @@ def measure(configuration: str) -> dict[str, Any]:
     import tensorflow as tf
 
     from benchmarks import blocks
-    from lingvo_gpipe import pipelining, placement
+    from lingvo_gpipe import pipelining
+    from lingvo_gpipe.execution import placement
 
     placement.prepare_logical_cpus(blocks.K)
     tf.config.threading.set_inter_op_parallelism_threads(1 if devices == "one" else 2)

@@ -14,23 +14,26 @@ from typing import Any, TypeVar, cast
 import tensorflow as tf
 from absl import logging
 
-from lingvo_gpipe import (
-    cells,
-    diagnose,
-    door,
-    errors,
-    hyperparams,
-    microbatch,
-    network,
+from lingvo_gpipe import errors, hyperparams, network, precision, seeds
+from lingvo_gpipe.execution import (
+    cell_programs,
+    custom_gradient,
+    nonfinite,
+    outer_function,
     placement,
-    precision,
-    runtime,
-    seeds,
 )
-from lingvo_gpipe import executor as executor_lib
+from lingvo_gpipe.execution.executor import (
+    Executor,
+    Feed,
+    Outcome,
+    field_versions,
+    read_fields,
+    read_weights,
+)
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.context import Collected, Context
-from lingvo_gpipe.schedule import table as table_lib
+from lingvo_gpipe.network import micro_batches
+from lingvo_gpipe.schedule import table
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -88,14 +91,15 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         self.params = params.copy().freeze()
         self._named = network.layer_params(params)
         self.layers: list[base.Layer] = [own.instantiate() for own in self._named]
-        self._trained = runtime.OuterFunction(self._train)
+        self._trained = outer_function.OuterFunction(self._train)
         self._evaluated = {
-            outputs: runtime.OuterFunction(self._evaluation(outputs)) for outputs in (False, True)
+            outputs: outer_function.OuterFunction(self._evaluation(outputs))
+            for outputs in (False, True)
         }
         self._built: network.Analysis | None = None
-        self._executor: executor_lib.Executor | None = None
+        self._executor: Executor | None = None
         self._variables: dict[str, tf.Variable] = {}
-        self._tables: dict[tuple[int, bool], table_lib.Table] = {}
+        self._tables: dict[tuple[int, bool], table.Table] = {}
 
     # What it is made of.
 
@@ -119,9 +123,11 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             placement.refuse_strings(
                 {analysis.wiring.versions[v].name: analysis.specs[v] for v in sorted(received)}
             )
-        the_cells = [cells.Cell(k, analysis, self.layers, jit) for k in range(table.num_cells)]
+        the_cells = [
+            cell_programs.Cell(k, analysis, self.layers, jit) for k in range(table.num_cells)
+        ]
         devices = [where.devices[table.device_of(k)] for k in range(table.num_cells)]
-        self._executor = executor_lib.Executor(analysis, the_cells, devices)
+        self._executor = Executor(analysis, the_cells, devices)
         self._built = analysis
         self._tables[table.num_micro_batches, False] = table
         for path, spec in analysis.variables.items():
@@ -147,7 +153,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         return self._built
 
     @property
-    def executor(self) -> executor_lib.Executor:
+    def executor(self) -> Executor:
         """What runs its tables."""
         if self._executor is None:
             raise errors.LayerError(_UNBUILT)
@@ -291,7 +297,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             InputError: a field is missing.
         """
         self.build(batch)
-        fields = executor_lib.field_versions(self.analysis.wiring)
+        fields = field_versions(self.analysis.wiring)
         missing = sorted(set(fields) - set(batch))
         if missing:
             raise errors.InputError(
@@ -300,7 +306,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             )
         return {name: tf.nest.map_structure(tf.convert_to_tensor, v) for name, v in batch.items()}
 
-    def _call(self, function: runtime.OuterFunction, given: dict[str, Any]) -> Result:
+    def _call(self, function: outer_function.OuterFunction, given: dict[str, Any]) -> Result:
         """Run inside the caller's function, or in an outer function of these shapes."""
         count = len(self._told_sizes(given["batch"]))
         return Result(**function(given), num_micro_batches=count)
@@ -326,7 +332,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         if "scale" in given:
             scales = {k: v * tf.cast(given["scale"], v.dtype) for k, v in scales.items()}
         outcome = self.executor.train(
-            cells.mode_for(self.analysis, training=True),
+            cell_programs.mode_for(self.analysis, training=True),
             table,
             self._feed(given["batch"], sizes, given["step"], given["first"]),
             scales=scales,
@@ -343,7 +349,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             sizes = self._sizes(given["batch"])
             leaving = dict(self.analysis.wiring.outputs) if outputs else {}
             outcome = self.executor.forward(
-                cells.mode_for(self.analysis, training=False, leaving=leaving.values()),
+                cell_programs.mode_for(self.analysis, training=False, leaving=leaving.values()),
                 self._table(len(sizes), forward=True),
                 self._feed(given["batch"], sizes, given["step"], tf.constant(0)),
                 list(leaving.values()),
@@ -355,7 +361,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
     def _coefficients(self) -> dict[str, float]:
         return {loss.name: loss.coefficient for loss in self.analysis.losses}
 
-    def _table(self, num_micro_batches: int, *, forward: bool = False) -> table_lib.Table:
+    def _table(self, num_micro_batches: int, *, forward: bool = False) -> table.Table:
         """Return the table of training or of going forward alone; a file is read but once."""
         key = num_micro_batches, forward
         if key not in self._tables:
@@ -369,8 +375,8 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
     def _sizes(self, batch: Mapping[str, Any]) -> tuple[int, ...]:
         """Return the examples of each micro-batch."""
         params = self.params
-        count = microbatch.batch_size(batch, params.batch_dim, params.unbatched)
-        return microbatch.sizes(count, params.num_micro_batches, params.micro_batch_size)
+        count = micro_batches.batch_size(batch, params.batch_dim, params.unbatched)
+        return micro_batches.sizes(count, params.num_micro_batches, params.micro_batch_size)
 
     def _told_sizes(self, batch: Mapping[str, Any]) -> tuple[int, ...]:
         """Return the same, and tell in the log where they are fewer than was asked for."""
@@ -388,13 +394,13 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
 
     def _feed(
         self, batch: Mapping[str, Any], sizes: Sequence[int], step: tf.Tensor, first: tf.Tensor
-    ) -> executor_lib.Feed:
-        versions = executor_lib.field_versions(self.analysis.wiring)
-        fields = executor_lib.read_fields(self.analysis, batch)
-        parts = microbatch.split(fields, sizes, self.params.batch_dim, self.params.unbatched)
+    ) -> Feed:
+        versions = field_versions(self.analysis.wiring)
+        fields = read_fields(self.analysis, batch)
+        parts = micro_batches.split(fields, sizes, self.params.batch_dim, self.params.unbatched)
         base_seed = seeds.base_seed(self.params.seed)
-        return executor_lib.Feed(
-            weights=executor_lib.read_weights(self.analysis, self._variables, self.executor),
+        return Feed(
+            weights=read_weights(self.analysis, self._variables, self.executor),
             fields={versions[name]: values for name, values in parts.items()},
             seeds=[seeds.micro_batch_seed(base_seed, step, first + m) for m in range(len(sizes))],
             step=step,
@@ -402,7 +408,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
 
     def _result(
         self,
-        outcome: executor_lib.Outcome,
+        outcome: Outcome,
         weights: Mapping[str, tf.Tensor],
         leaving: Mapping[str, int],
     ) -> dict[str, Any]:
@@ -426,7 +432,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             "outputs": self._outputs(outcome, leaving),
         }
 
-    def _outputs(self, outcome: executor_lib.Outcome, leaving: Mapping[str, int]) -> dict[str, Any]:
+    def _outputs(self, outcome: Outcome, leaving: Mapping[str, int]) -> dict[str, Any]:
         """Put the micro-batches' outputs together; what no batched field is in is one already.
 
         Raises:
@@ -441,8 +447,8 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
                 outputs[name] = parts[0]
                 continue
             if len(parts) > 1:
-                microbatch.check_batched(name, analysis.specs[v], max(analysis.sizes), batch_dim)
-            outputs[name] = microbatch.merge(parts, batch_dim)
+                micro_batches.check_batched(name, analysis.specs[v], max(analysis.sizes), batch_dim)
+            outputs[name] = micro_batches.merge(parts, batch_dim)
         return outputs
 
     # The door under the user's own tape.
@@ -467,18 +473,20 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         batch = self._fields(inputs if isinstance(inputs, dict) else {"x": inputs})
         sizes = self._told_sizes(batch)
         flat = {**_flatten(theta), **_flatten(ctx.state)}
-        weights = {path: cells.computed(self.specs[path], value) for path, value in flat.items()}
-        versions = executor_lib.field_versions(self.analysis.wiring)
-        fields = executor_lib.read_fields(self.analysis, batch)
-        parts = microbatch.split(fields, sizes, self.params.batch_dim, self.params.unbatched)
-        feed = executor_lib.Feed(
+        weights = {
+            path: cell_programs.computed(self.specs[path], value) for path, value in flat.items()
+        }
+        versions = field_versions(self.analysis.wiring)
+        fields = read_fields(self.analysis, batch)
+        parts = micro_batches.split(fields, sizes, self.params.batch_dim, self.params.unbatched)
+        feed = Feed(
             weights,
             {versions[name]: values for name, values in parts.items()},
             [seeds.micro_batch_seed(ctx.root_seed, ctx.step, m) for m in range(len(sizes))],
             ctx.step,
         )
         leaving = self.analysis.wiring.outputs
-        mode = cells.mode_for(
+        mode = cell_programs.mode_for(
             self.analysis,
             training=ctx.training,
             leaving=leaving.values(),
@@ -486,7 +494,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             output_gradients=True,
         )
         table = self._table(len(sizes), forward=not ctx.training)
-        outcome = door.forward(
+        outcome = custom_gradient.forward(
             self.executor, mode, table, feed, list(leaving.values()), self.analysis.policies
         )
         again = sorted(_names(ctx.collected) & _names(outcome.collected))
@@ -553,11 +561,11 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             _step(step),
             tf.constant(0),
         )
-        found = diagnose.first_nonfinite(self.analysis, self.executor, feed)
-        if found != diagnose.NOWHERE:
+        found = nonfinite.first_nonfinite(self.analysis, self.executor, feed)
+        if found != nonfinite.NOWHERE:
             return found
         gradients = self.value_and_gradients(batch, step=step).gradients
-        return diagnose.first_gradient(self.analysis, gradients)
+        return nonfinite.first_gradient(self.analysis, gradients)
 
 
 def _step(step: int | tf.Tensor) -> tf.Tensor:

@@ -23,7 +23,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from lingvo_gpipe import command, errors, trainer
+from lingvo_gpipe import errors, trainer
+from lingvo_gpipe.console import command
 
 _PROGRAM = (sys.executable, "-m", "lingvo_gpipe.trainer")
 _MODE = "train_eval"

@@ -10,8 +10,9 @@ import dataclasses
 import fnmatch
 from typing import Any, Literal
 
-from lingvo_gpipe import errors, hyperparams, pipelining, update
-from lingvo_gpipe import input as input_lib
+from lingvo_gpipe import errors, hyperparams, pipelining
+from lingvo_gpipe.input import Input, Program, Serving
+from lingvo_gpipe.optim import update
 
 
 class Start(hyperparams.Params):
@@ -70,18 +71,18 @@ def highest_is_best(params: Eval) -> bool:
 
 
 class Task(hyperparams.Configurable):
-    """What `lingvo_gpipe.train_loop.run` takes; a field's task may subclass it and add fields."""
+    """What `lingvo_gpipe.run.loop.run` takes; a field's task may subclass it and add fields."""
 
     class Params(hyperparams.Configurable.Params):
         """Root of a task's tree."""
 
         name: str = hyperparams.field("", "Registered name of the model; the trainer fills it in.")
         model: pipelining.PipeliningLayer.Params = hyperparams.required("The network.")
-        input: input_lib.Input.Params = hyperparams.required("The data.")
+        input: Input.Params = hyperparams.required("The data.")
         train: Train = hyperparams.required("How it is trained.")
         eval: Eval = hyperparams.field(Eval(), "How it is measured.")
 
-    def serving(self, source: input_lib.Input) -> input_lib.Serving | input_lib.Program:
+    def serving(self, source: Input) -> Serving | Program:
         """Return how the exported model is called; a task with fields of its own may override it.
 
         Args:
@@ -201,7 +202,7 @@ def is_complete(params: Any) -> bool:
     )
 
 
-def complete(params: Any, source: input_lib.Input | None = None) -> Any:
+def complete(params: Any, source: Input | None = None) -> Any:
     """Return a copy of a task in which is filled in what only its data knows.
 
     Args:

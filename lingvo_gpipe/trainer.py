@@ -23,7 +23,8 @@ from typing import Any
 
 from absl import flags
 
-from lingvo_gpipe import command, errors, hyperparams, registry
+from lingvo_gpipe import errors, hyperparams, registry
+from lingvo_gpipe.console import command
 
 _USAGE = """\
 Trains, evaluates, describes and plans pipelined models.
@@ -227,7 +228,7 @@ def _logdir(job: registry.Job, mode: str) -> Path:
 
 
 def _describe(job: registry.Job) -> None:
-    from lingvo_gpipe import describe
+    from lingvo_gpipe.plan import describe
 
     job.report(describe.describe(_known(job)(job.task)))
 
@@ -238,10 +239,11 @@ def _known(job: registry.Job) -> Callable[[Any], Any]:
     They are those that the run keeps, or of the data that is there already. Data is read or made
     for them only where a layer does not know its size without.
     """
-    from lingvo_gpipe import logdir, task
+    from lingvo_gpipe import task
+    from lingvo_gpipe.run import log_directory
 
     source = job.task.input.instantiate()
-    kept = None if job.logdir is None else logdir.kept_assets(job.logdir, source.asset_names)
+    kept = None if job.logdir is None else log_directory.kept_assets(job.logdir, source.asset_names)
     if kept:
         source.recall(kept)
     is_there = bool(kept) or source.is_there()
@@ -254,14 +256,15 @@ def _known(job: registry.Job) -> Callable[[Any], Any]:
 
 
 def _plan(job: registry.Job) -> None:
-    from lingvo_gpipe import plan, train_loop
+    from lingvo_gpipe.plan import report
+    from lingvo_gpipe.run import loop
 
     options = job.options
     if options["profile"]:
-        train_loop.prepare_devices(job.task.model)
+        loop.prepare_devices(job.task.model)
     known = _known(job)
     job.report(
-        plan.plan(
+        report.plan(
             known(job.task),
             fit=options["fit"],
             grow=options["grow"],
@@ -274,10 +277,10 @@ def _plan(job: registry.Job) -> None:
 
 def _training(*, evaluate: bool) -> Callable[[registry.Job], None]:
     def train(job: registry.Job) -> None:
-        from lingvo_gpipe import train_loop
+        from lingvo_gpipe.run import loop
 
         if job.options["dry_run"]:
-            train_loop.dry_run(
+            loop.dry_run(
                 job.task,
                 job.logdir,
                 evaluate=evaluate,
@@ -285,7 +288,7 @@ def _training(*, evaluate: bool) -> Callable[[registry.Job], None]:
                 report=job.report,
             )
             return
-        train_loop.run(
+        loop.run(
             job.task,
             _logdir(job, "train_eval" if evaluate else "train"),
             evaluate=evaluate,
@@ -298,10 +301,10 @@ def _training(*, evaluate: bool) -> Callable[[registry.Job], None]:
 
 
 def _evaluate(job: registry.Job) -> None:
-    from lingvo_gpipe import evaluation, train_loop
+    from lingvo_gpipe.run import evaluation, loop
 
     logdir = job.logdir if job.checkpoint is not None else _logdir(job, "eval")
-    train_loop.prepare_devices(job.task.model)
+    loop.prepare_devices(job.task.model)
     if job.options["follow"]:
         if job.checkpoint is not None:
             raise errors.ParamsError(
@@ -322,7 +325,7 @@ def _evaluate(job: registry.Job) -> None:
 
 
 def _export(job: registry.Job) -> None:
-    from lingvo_gpipe import export
+    from lingvo_gpipe.run import export
 
     export.run(job.task, _logdir(job, "export"), which=job.checkpoint, report=job.report)
 
@@ -339,9 +342,9 @@ _CORE_MODES: dict[str, registry.Mode] = {
 
 def _prepare_devices(task: Any) -> None:
     """Make the devices of the model before the mode of a task has TensorFlow begin."""
-    from lingvo_gpipe import train_loop
+    from lingvo_gpipe.run import loop
 
-    train_loop.prepare_devices(task.model)
+    loop.prepare_devices(task.model)
 
 
 def _load_tensorflow() -> None:

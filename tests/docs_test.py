@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import budget, errors, registry, repeat, schedule, trainer
+from lingvo_gpipe import errors, registry, repeat, schedule, trainer
 from lingvo_gpipe.params.image import digits
 from lingvo_gpipe.params.mt import multi30k
+from lingvo_gpipe.plan import step_plan
 from lingvo_gpipe.tasks.mt import prepare
 from tests import architecture_test
 
@@ -296,7 +297,7 @@ def test_own_family_has_members_of_any_size(tmp_path: Path, run_block: Runs) -> 
     _, variables = run_block(own_files(tmp_path)["mymodels/lab/wide.py"])
     task = variables["Wide"]().resized("units", 64).task()
     assert [layer.get("units") for layer in task.model.layers[1:2]] == [64]
-    assert budget.make_for(task).parameters == 64 * 64 + 64 + 64 * 10 + 10
+    assert step_plan.make_for(task).parameters == 64 * 64 + 64 + 64 * 10 + 10
 
 
 def test_keras_model_is_cut(tmp_path: Path, run_block: Runs) -> None:

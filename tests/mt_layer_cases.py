@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from lingvo_gpipe.tasks.mt import layers
+from lingvo_gpipe.tasks.mt.model import layers
 from tests.layer_cases import Case
 
 SOURCE = tf.TensorSpec((3, 5), tf.int32)  # ids or sentences, 0 to 2

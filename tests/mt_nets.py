@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from lingvo_gpipe.tasks.mt import transformer
+from lingvo_gpipe.tasks.mt.model import transformer
 from tests import sameness_nets
 from tests.sameness_nets import N, Net, Sums, dropped
 

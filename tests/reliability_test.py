@@ -26,7 +26,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import checkpoint, errors, logdir, train_loop, update
+from lingvo_gpipe import errors
+from lingvo_gpipe.optim import update
+from lingvo_gpipe.run import checkpoint, log_directory, loop
 from tests.tiny_task import tiny_task
 
 STEPS = 30
@@ -58,9 +60,7 @@ def train(folder: str, told: Connection) -> None:
         told.send("asked")
         return False
 
-    result = train_loop.run(
-        params(), folder, evaluate=True, report=told.send, should_stop=should_stop
-    )
+    result = loop.run(params(), folder, evaluate=True, report=told.send, should_stop=should_stop)
     told.send(result)
 
 
@@ -68,7 +68,7 @@ def train(folder: str, told: Connection) -> None:
 def context() -> ForkServerContext:
     """Give a server of processes that have imported everything and begun nothing."""
     found = multiprocessing.get_context("forkserver")
-    found.set_forkserver_preload(["lingvo_gpipe.train_loop", "tests.tiny_task"])
+    found.set_forkserver_preload(["lingvo_gpipe.run.loop", "tests.tiny_task"])
     return found
 
 
@@ -112,10 +112,10 @@ class Life:
 @pytest.fixture(scope="module")
 def undisturbed(
     context: ForkServerContext, tmp_path_factory: pytest.TempPathFactory
-) -> train_loop.Result:
+) -> loop.Result:
     """Give the result of a run that was left alone."""
     found = list(Life.begin(context, tmp_path_factory.mktemp("whole")).lines())[-1]
-    assert isinstance(found, train_loop.Result)
+    assert isinstance(found, loop.Result)
     return found
 
 
@@ -129,7 +129,7 @@ def values(prefix: str) -> dict[str, bytes]:
 
 def killed_and_resumed(
     context: ForkServerContext, folder: Path, instants: list[tuple[int, float]]
-) -> train_loop.Result:
+) -> loop.Result:
     """Kill a run at each instant (questions, seconds after), let it end; check each restart."""
     whole_before = 0
     restored = []
@@ -140,18 +140,18 @@ def killed_and_resumed(
             (line,) = starts
             restored.append(int(line.removeprefix("restored step=")))
             assert restored[-1] == whole_before
-        whole = checkpoint.find(str(folder / logdir.CHECKPOINTS))
+        whole = checkpoint.find(str(folder / log_directory.CHECKPOINTS))
         now = checkpoint.step_of(whole[-1]) if whole else 0
         assert now >= whole_before
         whole_before = now
     assert restored, "no run was killed behind its first checkpoint"
     told = list(Life.begin(context, folder).lines())
-    assert isinstance(told[-1], train_loop.Result)
+    assert isinstance(told[-1], loop.Result)
     return told[-1]
 
 
 def test_a_run_killed_three_times_ends_with_the_same_bits(
-    context: ForkServerContext, undisturbed: train_loop.Result, tmp_path: Path
+    context: ForkServerContext, undisturbed: loop.Result, tmp_path: Path
 ) -> None:
     instants = [(5, 0.0), (4, 0.02), (3, 0.15)]
     result = killed_and_resumed(context, tmp_path, instants)
@@ -163,7 +163,7 @@ def test_a_run_killed_three_times_ends_with_the_same_bits(
 @pytest.mark.reliability_full
 @pytest.mark.parametrize("seed", range(3))
 def test_a_run_killed_eight_times_at_random_instants_ends_with_the_same_bits(
-    context: ForkServerContext, undisturbed: train_loop.Result, tmp_path: Path, seed: int
+    context: ForkServerContext, undisturbed: loop.Result, tmp_path: Path, seed: int
 ) -> None:
     draw = random.Random(seed)
     # Some before the first question of their life: while the process builds and restores.
@@ -189,10 +189,10 @@ def fail_to_write(folder: str, told: Connection) -> None:
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_older_ones_and_the_run_goes_on(
-    context: ForkServerContext, undisturbed: train_loop.Result, tmp_path: Path
+    context: ForkServerContext, undisturbed: loop.Result, tmp_path: Path
 ) -> None:
     Life.begin(context, tmp_path).kill(SAVED_EVERY + 1, 0.0)
-    whole = checkpoint.find(str(tmp_path / logdir.CHECKPOINTS))
+    whole = checkpoint.find(str(tmp_path / log_directory.CHECKPOINTS))
     assert whole
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=fail_to_write, args=(str(tmp_path), there))
@@ -201,7 +201,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_older_ones_and_the_run_g
     told = list(Life(process, here).lines())
     assert told[0] == f"restored step={checkpoint.step_of(whole[-1])}"
     assert "checkpoint cannot be written" in told[-1]
-    assert checkpoint.find(str(tmp_path / logdir.CHECKPOINTS)) == whole
+    assert checkpoint.find(str(tmp_path / log_directory.CHECKPOINTS)) == whole
     *_, result = Life.begin(context, tmp_path).lines()
     assert values(result.checkpoint) == values(undisturbed.checkpoint)
 
@@ -209,15 +209,16 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_older_ones_and_the_run_g
 FULL_DISK = """
 import os, shutil, sys
 from tests import reliability_test
-from lingvo_gpipe import checkpoint, errors, logdir, train_loop
+from lingvo_gpipe import errors
+from lingvo_gpipe.run import checkpoint, log_directory, loop
 
 disk, kept = sys.argv[1:]
 params = reliability_test.params()
 try:
-    train_loop.run(params, disk, evaluate=True)
+    loop.run(params, disk, evaluate=True)
 except errors.CheckpointError as error:
     print("full:", error)
-print("whole:", *checkpoint.find(os.path.join(disk, logdir.CHECKPOINTS)))
+print("whole:", *checkpoint.find(os.path.join(disk, log_directory.CHECKPOINTS)))
 shutil.copytree(disk, kept)
 """
 
@@ -225,7 +226,7 @@ shutil.copytree(disk, kept)
 @pytest.mark.reliability_full
 @pytest.mark.parametrize("size_kib", [80, 96, 104, 112])
 def test_a_disk_that_fills_up_keeps_its_whole_checkpoints(
-    context: ForkServerContext, undisturbed: train_loop.Result, tmp_path: Path, size_kib: int
+    context: ForkServerContext, undisturbed: loop.Result, tmp_path: Path, size_kib: int
 ) -> None:
     """A small disk of its own, in a mount namespace that falls with the process."""
     disk, kept = tmp_path / "disk", tmp_path / "kept"
@@ -244,7 +245,7 @@ def test_a_disk_that_fills_up_keeps_its_whole_checkpoints(
     assert "No space left on device" in out["full"]
     assert "the last whole one is" in out["full"]
     assert "start the same command again" in out["full"]
-    whole = checkpoint.find(str(kept / logdir.CHECKPOINTS))
+    whole = checkpoint.find(str(kept / log_directory.CHECKPOINTS))
     assert [Path(p).name for p in whole] == [Path(p).name for p in out["whole"].split()]
     assert whole
     told = list(Life.begin(context, kept).lines())

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import cells, executor, microbatch, pipelining, seeds
+from lingvo_gpipe import pipelining, seeds
+from lingvo_gpipe.execution import cell_programs, executor
 from lingvo_gpipe.layers import base
+from lingvo_gpipe.network import micro_batches
 from tests import amoeba_nets, mt_nets, sameness, sameness_nets
 
 Case = sameness.Case
@@ -161,7 +163,7 @@ def _drop_micro_batch(patch: pytest.MonkeyPatch) -> None:
 
     def take(self: Any, gradients: Any) -> None:
         if self.slot.micro_batch == 1:
-            gradients = cells.Gradients(gradients.imports, self.walk.totals[self.slot.cell])
+            gradients = cell_programs.Gradients(gradients.imports, self.walk.totals[self.slot.cell])
         true(self, gradients)
 
     patch.setattr(executor._Slot, "_take", take)
@@ -188,12 +190,12 @@ def _stale_seed(patch: pytest.MonkeyPatch) -> None:
 
 
 def _fresh_seed_in_recomputation(patch: pytest.MonkeyPatch) -> None:
-    true = cells.Cell.backward
+    true = cell_programs.Cell.backward
 
     def backward(self: Any, mode: Any, given: Any, *rest: Any) -> Any:
         return true(self, mode, given._replace(seed=given.seed + 1), *rest)
 
-    patch.setattr(cells.Cell, "backward", backward)
+    patch.setattr(cell_programs.Cell, "backward", backward)
 
 
 def _double_batch_norm(patch: pytest.MonkeyPatch) -> None:
@@ -220,7 +222,7 @@ def _unrouted_consumer(patch: pytest.MonkeyPatch) -> None:
 def _weight_by_micro_batch(patch: pytest.MonkeyPatch) -> None:
     true = executor.Walk.given
     sizes: list[int] = []
-    original = microbatch.sizes
+    original = micro_batches.sizes
 
     def remember(*args: Any) -> Any:
         sizes[:] = original(*args)
@@ -232,7 +234,7 @@ def _weight_by_micro_batch(patch: pytest.MonkeyPatch) -> None:
         self.scales = [[scale * share for scale in cell] for cell in whole]
         return true(self, slot)
 
-    patch.setattr(microbatch, "sizes", remember)
+    patch.setattr(micro_batches, "sizes", remember)
     patch.setattr(executor.Walk, "given", given)
 
 

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from lingvo_gpipe import input as input_lib
-from lingvo_gpipe import layers, optimizer, pipelining, registry, task
+from lingvo_gpipe import layers, pipelining, registry, task
+from lingvo_gpipe.input import InMemory
+from lingvo_gpipe.optim import optimizer
 
 
-class Points(input_lib.InMemory):
+class Points(InMemory):
     """Points around three centres; 42 to train on, 13 held out."""
 
-    class Params(input_lib.InMemory.Params):
+    class Params(InMemory.Params):
         """Params of Points."""
 
     def example_spec(self) -> dict[str, tf.TensorSpec]:

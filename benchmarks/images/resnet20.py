@@ -135,8 +135,9 @@ def main() -> None:
     given = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from benchmarks import machine
-    from lingvo_gpipe import describe, network
+    from lingvo_gpipe import network
     from lingvo_gpipe.params.image import cifar10
+    from lingvo_gpipe.plan import describe
 
     task = cifar10.AmoebaNetSmallFolder().task()
     task.input.data_dir = given.data_dir

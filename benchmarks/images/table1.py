@@ -56,7 +56,9 @@ WHAT_DIFFERS = """
 
 def rows() -> Iterator[tuple[str, ...]]:
     """Yield the table's rows, the head first."""
-    from lingvo_gpipe import budget, describe, readable, registry
+    from lingvo_gpipe import registry
+    from lingvo_gpipe.console import units
+    from lingvo_gpipe.plan import describe, step_plan
 
     yield (
         "",
@@ -74,7 +76,7 @@ def rows() -> Iterator[tuple[str, ...]]:
     )
     for one in TABLE:
         recipe = registry.Registry().model(one.model)()
-        plan = budget.make_for(recipe.task())
+        plan = step_plan.make_for(recipe.task())
         counts = describe.counts(plan.analysis)
         size_gb = counts.parameters * BYTES_A_PARAMETER / GB
         activation_gb = sum(cell.activation_bytes for cell in plan.partitions) / GB
@@ -89,7 +91,7 @@ def rows() -> Iterator[tuple[str, ...]]:
             f"{counts.parameters + counts.auxiliary:,}",
             f"{one.parameter_gb:.2f}",
             f"{size_gb:.2f}",
-            readable.percent(size_gb / one.parameter_gb - 1.0),
+            units.percent(size_gb / one.parameter_gb - 1.0),
             f"{one.activation_gb:.2f}",
             f"{activation_gb:.2f}",
         )

@@ -27,8 +27,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.translation import curves
-from lingvo_gpipe import errors, evaluation
-from lingvo_gpipe.tasks.mt import scores
+from lingvo_gpipe import errors
+from lingvo_gpipe.run import evaluation
+from lingvo_gpipe.tasks.mt.decoding import scores
 
 LOSS = "loss"
 RESAMPLES = 1_000

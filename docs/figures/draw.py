@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lingvo_gpipe import schedule, simulate, timeline
+from lingvo_gpipe import schedule
+from lingvo_gpipe.schedule import drawing, simulate
 
 FOLDER = Path(__file__).parent
 
@@ -31,7 +32,7 @@ def timelines() -> dict[str, simulate.Timeline]:
 def main() -> None:
     """Write every picture."""
     for name, planned in timelines().items():
-        (FOLDER / f"{name}.png").write_bytes(timeline.draw(planned))
+        (FOLDER / f"{name}.png").write_bytes(drawing.draw(planned))
 
 
 if __name__ == "__main__":

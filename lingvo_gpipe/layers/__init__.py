@@ -1,8 +1,18 @@
-"""The layers: each a pure function made from Params. `base` says what a layer is."""
+"""Layers of our own: each a pure function made from Params; `base` says what a layer is.
+
+Keras layers are adapted in `lingvo_gpipe.keras_layers`; layers of one field only live in its task.
+"""
 
 from lingvo_gpipe.layers.activation import Activation
 from lingvo_gpipe.layers.attention import MultiHeadAttention, TransformerLayer
-from lingvo_gpipe.layers.base import Layer, LossSpec, Meta, MetricSpec, VariableSpec
+from lingvo_gpipe.layers.base import (
+    Layer,
+    LossSpec,
+    Meta,
+    MetricSpec,
+    VariableSpec,
+    initializer,
+)
 from lingvo_gpipe.layers.composition import Parallel, Residual, Sequential
 from lingvo_gpipe.layers.context import Collected, Context
 from lingvo_gpipe.layers.convolution import Conv2D, DepthwiseConv2D, SeparableConv2D
@@ -54,4 +64,5 @@ __all__ = [
     "Softmax",
     "TransformerLayer",
     "VariableSpec",
+    "initializer",
 ]

@@ -1,4 +1,6 @@
-"""Schedules by name, by text, or from a file.
+"""Schedule tables: which slot runs when on which device; by name, by text, or from a file.
+
+Plain Python: what a slot computes, and on which device, belongs to `lingvo_gpipe.execution`.
 
 A schedule is a function (num_devices K, num_micro_batches M, cells_per_device V) → `Table` in a
 file of its own, named here.

@@ -1,0 +1,1 @@
+"""Recipes of image classification, a module for each dataset."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from lingvo_gpipe import registry
 from lingvo_gpipe.params.image import reference
-from lingvo_gpipe.tasks.image import input as image_input
+from lingvo_gpipe.tasks.image.input import ImageFolder
 
 
 class AmoebaNetB18x512(registry.Model):
@@ -21,7 +21,5 @@ class AmoebaNetB18x512(registry.Model):
     def task(self) -> Any:
         """Return the task."""
         # UNKNOWN: cutout's side; a quarter of the image's.
-        source = image_input.ImageFolder.Params(
-            data_dir="data/birdsnap", **reference.resized(cutout=120)
-        )
+        source = ImageFolder.Params(data_dir="data/birdsnap", **reference.resized(cutout=120))
         return reference.fine_tuning(self, source, classes=500)

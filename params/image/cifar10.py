@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from lingvo_gpipe import optimizer, pipelining, registry, task
+from lingvo_gpipe import pipelining, registry, task
+from lingvo_gpipe.optim import optimizer
 from lingvo_gpipe.params.image import reference, small
 from lingvo_gpipe.tasks.image import convnet
-from lingvo_gpipe.tasks.image import input as image_input
+from lingvo_gpipe.tasks.image.input import TFDS, ImageFolder
 
 
 class ConvNet(registry.Model):
@@ -16,9 +17,7 @@ class ConvNet(registry.Model):
     def task(self) -> Any:
         """Return the task."""
         return _task(
-            image_input.TFDS.Params(
-                name="cifar10", batch_size=128, height=32, width=32, flip=True, pad=4
-            )
+            TFDS.Params(name="cifar10", batch_size=128, height=32, width=32, flip=True, pad=4)
         )
 
 
@@ -28,7 +27,7 @@ class ConvNetFolder(registry.Model):
     def task(self) -> Any:
         """Return the task."""
         return _task(
-            image_input.ImageFolder.Params(
+            ImageFolder.Params(
                 data_dir="data/cifar10", batch_size=128, height=32, width=32, flip=True, pad=4
             )
         )
@@ -43,7 +42,7 @@ class AmoebaNetB18x512(registry.Model):
     def task(self) -> Any:
         """Return the task."""
         # UNKNOWN: cutout's side; half of the image's, as 16 of 32 pixels in its paper.
-        source = image_input.TFDS.Params(name="cifar10", **reference.resized(cutout=240))
+        source = TFDS.Params(name="cifar10", **reference.resized(cutout=240))
         return reference.fine_tuning(self, source, classes=10)
 
 
@@ -55,7 +54,7 @@ class AmoebaNetSmall(registry.Model):
 
     def task(self) -> Any:
         """Return the task."""
-        source = image_input.TFDS.Params(name="cifar10", **small.augmented(32))
+        source = TFDS.Params(name="cifar10", **small.augmented(32))
         return small.classifier(self, source, classes=10, steps=40 * 390)
 
 
@@ -67,7 +66,7 @@ class AmoebaNetSmallFolder(registry.Model):
 
     def task(self) -> Any:
         """Return the task."""
-        source = image_input.ImageFolder.Params(data_dir="data/cifar10", **small.augmented(32))
+        source = ImageFolder.Params(data_dir="data/cifar10", **small.augmented(32))
         return small.classifier(self, source, classes=10, steps=32 * 78)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from lingvo_gpipe import optimizer, pipelining, registry, task
+from lingvo_gpipe import pipelining, registry, task
+from lingvo_gpipe.optim import optimizer
 from lingvo_gpipe.tasks.image import amoebanet, convnet
-from lingvo_gpipe.tasks.image import input as image_input
+from lingvo_gpipe.tasks.image.input import SklearnDigits
 
 BATCH_SIZE = 128
 
@@ -25,7 +26,7 @@ class ConvNet(registry.Model):
                 num_partitions=2,
                 num_micro_batches=4,
             ),
-            input=image_input.SklearnDigits.Params(batch_size=BATCH_SIZE),
+            input=SklearnDigits.Params(batch_size=BATCH_SIZE),
             train=task.Train(
                 optimizer=optimizer.Optimizer.Params(
                     name="Adam", learning_rate=cosine(2e-3, steps)
@@ -48,7 +49,7 @@ class MLP(registry.Model):
             model=pipelining.PipeliningLayer.Params(
                 layers=convnet.mlp([128, 128], classes=10, dropout=0.2)
             ),
-            input=image_input.SklearnDigits.Params(batch_size=BATCH_SIZE),
+            input=SklearnDigits.Params(batch_size=BATCH_SIZE),
             train=task.Train(
                 optimizer=optimizer.Optimizer.Params(
                     name="Adam", learning_rate=cosine(2e-3, steps)
@@ -83,7 +84,7 @@ class AmoebaNet(registry.Model):
                 num_micro_batches=4,
                 recompute="never",
             ),
-            input=image_input.SklearnDigits.Params(batch_size=BATCH_SIZE),
+            input=SklearnDigits.Params(batch_size=BATCH_SIZE),
             train=task.Train(
                 optimizer=optimizer.Optimizer.Params(
                     name="AdamW", config={"weight_decay": 0.05}, learning_rate=cosine(3e-3, steps)

@@ -6,7 +6,7 @@ from typing import Any
 
 from lingvo_gpipe import registry
 from lingvo_gpipe.params.image import reference, small
-from lingvo_gpipe.tasks.image import input as image_input
+from lingvo_gpipe.tasks.image.input import ImageFolder
 
 
 class AmoebaNetSmall(registry.Model):
@@ -22,7 +22,7 @@ class AmoebaNetSmall(registry.Model):
 
     def task(self) -> Any:
         """Return the task."""
-        source = image_input.ImageFolder.Params(
+        source = ImageFolder.Params(
             data_dir="data/images", resize=True, **small.augmented(self.image_size)
         )
         own = small.classifier(self, source, classes=None, steps=240)

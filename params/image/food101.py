@@ -6,7 +6,7 @@ from typing import Any
 
 from lingvo_gpipe import registry
 from lingvo_gpipe.params.image import reference
-from lingvo_gpipe.tasks.image import input as image_input
+from lingvo_gpipe.tasks.image.input import TFDS
 
 
 class AmoebaNetB18x512(registry.Model):
@@ -18,5 +18,5 @@ class AmoebaNetB18x512(registry.Model):
     def task(self) -> Any:
         """Return the task."""
         # UNKNOWN: cutout's side; a quarter of the image's.
-        source = image_input.TFDS.Params(name="food101", **reference.resized(cutout=120))
+        source = TFDS.Params(name="food101", **reference.resized(cutout=120))
         return reference.fine_tuning(self, source, classes=101, split="validation")

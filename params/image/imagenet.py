@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_gpipe import pipelining, registry, task
+from lingvo_gpipe.optim import image_schedules
 from lingvo_gpipe.params.image import reference
-from lingvo_gpipe.tasks.image import input as image_input
-from lingvo_gpipe.tasks.image import schedules
+from lingvo_gpipe.tasks.image.input import TFDS
 
 CLASSES = 1001
 # TFDS has no labels of `test`; the 50,000 of `validation` are what papers report.
@@ -37,7 +37,7 @@ class AmoebaNetB18x512(registry.Model):
         """Return the task."""
         epoch = 10_009  # updates: 1,281,167 // 128
         steps = 100 * epoch
-        rate = schedules.WarmupStaircase.Params(
+        rate = image_schedules.WarmupStaircase.Params(
             peak=0.06, warmup_steps=3 * epoch, decay=0.97, decay_steps=2.4 * epoch, floor=1e-4
         )
         return task.Task.Params(
@@ -72,7 +72,7 @@ class _AmoebaNetD(registry.Model):
     def task(self) -> Any:
         """Return the task."""
         epoch = 10_009  # updates: 1,281,167 // 128
-        rate = schedules.WarmupStaircase.Params(
+        rate = image_schedules.WarmupStaircase.Params(
             peak=0.32, warmup_steps=3 * epoch, decay=0.9, decay_steps=float(epoch), floor=1e-4
         )
         return task.Task.Params(
@@ -155,7 +155,7 @@ class AmoebaNetD6x256(registry.Model):
     def task(self) -> Any:
         """Return the task."""
         epoch = 1_251  # updates: 1,281,167 // 1,024
-        rate = schedules.WarmupStaircase.Params(
+        rate = image_schedules.WarmupStaircase.Params(
             peak=2.56, warmup_steps=437, decay=0.88, decay_steps=float(epoch), floor=1e-4
         )
         return task.Task.Params(
@@ -173,7 +173,7 @@ class AmoebaNetD6x256(registry.Model):
 
 def _source(image_size: int, batch_size: int) -> Any:
     """Return REF's input: `inception_preprocessing.py`, at its defaults."""
-    return image_input.TFDS.Params(
+    return TFDS.Params(
         name="imagenet2012",
         batch_size=batch_size,
         height=image_size,

@@ -13,17 +13,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from lingvo_gpipe import optimizer, pipelining, task, update
-from lingvo_gpipe.tasks.image import amoebanet, optimizers, schedules
+from lingvo_gpipe import pipelining, task
+from lingvo_gpipe.optim import image_schedules, optimizer, rmsprop, update
+from lingvo_gpipe.tasks.image import amoebanet
 
 # REF, both defaults. REAL: decay 0.9, ε 0.1.
-RMS_PROP = optimizers.RMSProp.Params(decay=0.9, momentum=0.9, epsilon=1.0)
+RMS_PROP = rmsprop.RMSProp.Params(decay=0.9, momentum=0.9, epsilon=1.0)
 # Patterns of weights that do not fit another number of classes, or another image size.
 HEADS = ("classifier/*", "*/auxiliary/*")
 
 
 def train(
-    rate: schedules.WarmupStaircase.Params,
+    rate: image_schedules.WarmupStaircase.Params,
     *,
     max_steps: int,
     save_interval_steps: int,
@@ -115,7 +116,7 @@ def fine_tuning(recipe: Any, source: Any, *, classes: int, split: str = "test") 
         split: that is evaluated.
     """
     steps = 20_000
-    rate = schedules.WarmupStaircase.Params(
+    rate = image_schedules.WarmupStaircase.Params(
         peak=0.06, warmup_steps=500, decay=0.97, decay_steps=132.0, floor=1e-4
     )
     how = train(rate, max_steps=steps, save_interval_steps=1_000, clip_norm=10.0)

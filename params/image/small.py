@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from lingvo_gpipe import optimizer, pipelining, task
+from lingvo_gpipe import pipelining, task
+from lingvo_gpipe.optim import optimizer
 from lingvo_gpipe.tasks.image import amoebanet
 
 GENOTYPE = "D"

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from lingvo_gpipe import optimizer, pipelining, registry, task
-from lingvo_gpipe.tasks.lm import input as lm_input
+from lingvo_gpipe import pipelining, registry, task
+from lingvo_gpipe.optim import inverse_sqrt, optimizer
 from lingvo_gpipe.tasks.lm import transformer
-from lingvo_gpipe.tasks.mt import schedules
+from lingvo_gpipe.tasks.lm.input import Tokens
 
 LENGTH = 1024
 ROWS = 32
@@ -28,7 +28,7 @@ class _Transformer(registry.Model):
 
     def task(self) -> Any:
         """Return the task."""
-        rate = schedules.InverseSquareRoot.Params(factor=0.3, units=2048, warmup_steps=10_000)
+        rate = inverse_sqrt.InverseSquareRoot.Params(factor=0.3, units=2048, warmup_steps=10_000)
         return task.Task.Params(
             model=pipelining.PipeliningLayer.Params(
                 layers=transformer.language_model(self.num_layers),
@@ -36,7 +36,7 @@ class _Transformer(registry.Model):
                 num_micro_batches=self.num_micro_batches,
                 recompute=self._recompute,
             ),
-            input=lm_input.Tokens.Params(batch_size=ROWS, data_dir="data/lm", length=LENGTH),
+            input=Tokens.Params(batch_size=ROWS, data_dir="data/lm", length=LENGTH),
             train=task.Train(
                 # Weight and two slots, 12 bytes a parameter: the paper's memory column.
                 optimizer=optimizer.Optimizer.Params(

@@ -13,9 +13,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from lingvo_gpipe import optimizer, pipelining, registry, task
-from lingvo_gpipe.tasks.mt import bilingual, schedules, scores, transformer
+from lingvo_gpipe import pipelining, registry, task
+from lingvo_gpipe.optim import inverse_sqrt, optimizer
+from lingvo_gpipe.tasks.mt import bilingual
 from lingvo_gpipe.tasks.mt import task as mt_task
+from lingvo_gpipe.tasks.mt.decoding import scores
+from lingvo_gpipe.tasks.mt.model import transformer
 
 VOCABULARY = 32_000
 
@@ -48,7 +51,7 @@ class _Big(registry.Model):
                 optimizer=optimizer.Optimizer.Params(
                     name="Adam",
                     config={"beta_1": 0.9, "beta_2": 0.98, "epsilon": 1e-9},
-                    learning_rate=schedules.InverseSquareRoot.Params(
+                    learning_rate=inverse_sqrt.InverseSquareRoot.Params(
                         factor=3.0, units=1024, warmup_steps=40_000
                     ),
                 ),

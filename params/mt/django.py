@@ -15,8 +15,9 @@ from typing import Any
 
 from lingvo_gpipe import registry
 from lingvo_gpipe.params.mt import small
-from lingvo_gpipe.tasks.mt import catalogues, preparation, transformer, vocabulary
-from lingvo_gpipe.tasks.mt import input as mt_input
+from lingvo_gpipe.tasks.mt.input import Translation
+from lingvo_gpipe.tasks.mt.model import transformer
+from lingvo_gpipe.tasks.mt.text import catalogues, preparation, vocabulary
 
 VOCABULARY = 4_000
 UNITS = 128
@@ -32,7 +33,7 @@ class Tiny(registry.Model):
             transformer.translation_transformer(
                 2, 512, 2, VOCABULARY, units=UNITS, tie="all", packed=True
             ),
-            mt_input.Translation.Params(
+            Translation.Params(
                 data_dir="data/django",
                 preparation=preparation.Preparation.Params(
                     corpora=[catalogues.Django.Params()],

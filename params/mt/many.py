@@ -16,8 +16,9 @@ from typing import Any
 
 from lingvo_gpipe import registry
 from lingvo_gpipe.params.mt import small
-from lingvo_gpipe.tasks.mt import corpus, preparation, transformer, vocabulary
-from lingvo_gpipe.tasks.mt import input as mt_input
+from lingvo_gpipe.tasks.mt.input import Translation
+from lingvo_gpipe.tasks.mt.model import transformer
+from lingvo_gpipe.tasks.mt.text import corpus, preparation, vocabulary
 
 VOCABULARY = 8_000
 UNITS = 192
@@ -43,7 +44,7 @@ class ShallowWide(registry.Model):
                 tie="softmax",
                 packed=True,
             ),
-            mt_input.Translation.Params(
+            Translation.Params(
                 data_dir="data/many",
                 preparation=preparation.Preparation.Params(
                     corpora=[corpus.TranslateFolder.Params(folder="data/many_text")],

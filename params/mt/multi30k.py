@@ -16,8 +16,9 @@ from typing import Any
 
 from lingvo_gpipe import registry
 from lingvo_gpipe.params.mt import small
-from lingvo_gpipe.tasks.mt import corpus, preparation, transformer, vocabulary
-from lingvo_gpipe.tasks.mt import input as mt_input
+from lingvo_gpipe.tasks.mt.input import Translation
+from lingvo_gpipe.tasks.mt.model import transformer
+from lingvo_gpipe.tasks.mt.text import corpus, preparation, vocabulary
 
 VOCABULARY = 8_000
 UNITS = 256
@@ -32,7 +33,7 @@ def _task(pairs: tuple[str, ...], accumulate: int = 1) -> Any:
         transformer.translation_transformer(
             3, 512, 4, VOCABULARY, units=UNITS, tie="all", dropout=0.3
         ),
-        mt_input.Translation.Params(
+        Translation.Params(
             data_dir="data/multi30k",
             preparation=preparation.Preparation.Params(
                 corpora=[corpus.TranslateFolder.Params(folder="data/multi30k_text")],

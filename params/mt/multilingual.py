@@ -14,10 +14,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from lingvo_gpipe import optimizer, pipelining, registry, task
-from lingvo_gpipe.tasks.mt import adafactor, schedules, scores, transformer
-from lingvo_gpipe.tasks.mt import input as mt_input
+from lingvo_gpipe import pipelining, registry, task
+from lingvo_gpipe.optim import adafactor, inverse_sqrt, optimizer
 from lingvo_gpipe.tasks.mt import task as mt_task
+from lingvo_gpipe.tasks.mt.decoding import scores
+from lingvo_gpipe.tasks.mt.input import Translation
+from lingvo_gpipe.tasks.mt.model import transformer
 
 VOCABULARY = 64_000
 
@@ -42,7 +44,7 @@ class _Multilingual(registry.Model):
                 num_micro_batches=self.num_micro_batches,
                 schedule="1f1b",
             ),
-            input=mt_input.Translation.Params(
+            input=Translation.Params(
                 data_dir="data/multilingual",
                 batch_size=262_144,
                 max_length=256,
@@ -52,7 +54,7 @@ class _Multilingual(registry.Model):
             train=task.Train(
                 optimizer=optimizer.Optimizer.Params(
                     rule=adafactor.Adafactor.Params(momentum=0.9),
-                    learning_rate=schedules.InverseSquareRoot.Params(
+                    learning_rate=inverse_sqrt.InverseSquareRoot.Params(
                         factor=3.0, units=1024, warmup_steps=40_000
                     ),
                 ),

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lingvo_gpipe import optimizer, pipelining, task, update
-from lingvo_gpipe.tasks.mt import input as mt_input
-from lingvo_gpipe.tasks.mt import schedules, scores
+from lingvo_gpipe import pipelining, task
+from lingvo_gpipe.optim import inverse_sqrt, optimizer, update
 from lingvo_gpipe.tasks.mt import task as mt_task
+from lingvo_gpipe.tasks.mt.decoding import scores
+from lingvo_gpipe.tasks.mt.input import Translation
 
 NUM_PARTITIONS = 2
 NUM_MICRO_BATCHES = 4
@@ -16,7 +17,7 @@ NUM_MICRO_BATCHES = 4
 
 def translation(
     layers: Sequence[Any],
-    data: mt_input.Translation.Params,
+    data: Translation.Params,
     *,
     max_steps: int,
     units: int,
@@ -52,7 +53,7 @@ def translation(
             optimizer=optimizer.Optimizer.Params(
                 name="Adam",
                 config={"beta_1": 0.9, "beta_2": 0.98, "epsilon": 1e-9},
-                learning_rate=schedules.InverseSquareRoot.Params(
+                learning_rate=inverse_sqrt.InverseSquareRoot.Params(
                     factor=round(peak * (units * warmup_steps) ** 0.5, 6),
                     units=units,
                     warmup_steps=warmup_steps,

@@ -15,7 +15,7 @@ import tensorflow as tf
 from absl import logging
 
 from lingvo_gpipe import errors
-from lingvo_gpipe import input as input_lib
+from lingvo_gpipe.input import Batch
 
 REPLACED, LEFT_OUT = "replaced", "left_out"
 _NAMED = 5
@@ -71,12 +71,12 @@ class Broken:
 
 
 def replaced(
-    batches: Iterator[input_lib.Batch],
+    batches: Iterator[Batch],
     counts: dict[str, int],
     broken: Broken,
     careful: Careful,
     count: int,
-) -> Iterator[input_lib.Batch]:
+) -> Iterator[Batch]:
     """Put the next readable index in the place of each that is broken.
 
     Args:
@@ -123,12 +123,12 @@ def _next_readable(
 
 
 def left_out(
-    batches: Iterator[input_lib.Batch],
+    batches: Iterator[Batch],
     counts: dict[str, int],
     broken: Broken,
     careful: Careful,
     count: int,
-) -> Iterator[input_lib.Batch]:
+) -> Iterator[Batch]:
     """Name and count what is missing between the examples of an evaluation.
 
     Args:

@@ -13,19 +13,19 @@ import numpy as np
 import sklearn.datasets
 import tensorflow as tf
 
-from lingvo_gpipe import input as input_lib
+from lingvo_gpipe.input import Batch, InMemory, Serving
 from lingvo_gpipe.tasks.image import classes
 
 _SAMPLES = 16
 
 
-class SklearnDigits(input_lib.InMemory):
+class SklearnDigits(InMemory):
     """scikit-learn's 1,797 handwritten digits of 8 × 8 pixels in [0, 1]; no download.
 
     A fixed fifth of each class is the split `test`, the rest is `train`.
     """
 
-    class Params(input_lib.InMemory.Params):
+    class Params(InMemory.Params):
         """Params of SklearnDigits."""
 
     def example_spec(self) -> dict[str, tf.TensorSpec]:
@@ -41,13 +41,13 @@ class SklearnDigits(input_lib.InMemory):
         """Fill in or check the model's number of classes; see `Input.complete`."""
         classes.complete(task_params, len(self.class_names), "the set of digits")
 
-    def serving(self) -> input_lib.Serving:
+    def serving(self) -> Serving:
         """Return how digits are served: as pixels in [0, 1]."""
         image = self.example_spec()["image"]
         signature = {"image": tf.TensorSpec([None, *image.shape], image.dtype)}
-        return input_lib.Serving(signature, dict)
+        return Serving(signature, dict)
 
-    def pictures(self, batch: input_lib.Batch) -> dict[str, tf.Tensor]:
+    def pictures(self, batch: Batch) -> dict[str, tf.Tensor]:
         """Return the first images of a mini-batch; see `Input.pictures`."""
         shown = tf.image.convert_image_dtype(batch["image"][:_SAMPLES], tf.uint8, saturate=True)
         return {"samples": shown}

@@ -9,7 +9,7 @@ import tensorflow as tf
 from absl import logging
 
 from lingvo_gpipe import errors
-from lingvo_gpipe import input as input_lib
+from lingvo_gpipe.input import check_split
 from lingvo_gpipe.tasks.image import images
 
 _EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".gif")
@@ -103,7 +103,7 @@ class ImageFolder(images.Images):
     @functools.cache  # noqa: B019 (an input lives as long as its run)
     def _files(self, split: str) -> tuple[list[str], list[int]]:
         """Return paths and labels of a split."""
-        input_lib.check_split(self.where, split, self._splits)
+        check_split(self.where, split, self._splits)
         place = {name: label for label, name in enumerate(self.own_names)}
         pairs = [(p, place[name]) for name, own in self._splits[split].items() for p in own]
         return [path for path, _ in pairs], [label for _, label in pairs]

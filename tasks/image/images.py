@@ -18,7 +18,7 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, seeds
-from lingvo_gpipe import input as input_lib
+from lingvo_gpipe.input import Batch, Indexed, Mend, Serving, plain
 from lingvo_gpipe.tasks.image import augment, broken, classes
 
 _PARALLEL_CALLS = max(4, os.cpu_count() or 1)
@@ -28,12 +28,12 @@ _SAMPLES = 16
 _CLASSES = "classes.txt"
 
 
-class Images(input_lib.Indexed):
+class Images(Indexed):
     """Base of inputs whose images are encoded one by one; subclasses define where they are."""
 
     asset_names = (_CLASSES,)
 
-    class Params(input_lib.Indexed.Params):
+    class Params(Indexed.Params):
         """Fields of Images."""
 
         height: int = hyperparams.required("H, of the images that the network sees.")
@@ -196,7 +196,7 @@ class Images(input_lib.Indexed):
             deterministic=True,
         )
 
-    def mend(self, split: str, seed: int | None) -> input_lib.Mend:
+    def mend(self, split: str, seed: int | None) -> Mend:
         """Return what sees to broken images; see `broken`."""
         see_to = broken.left_out if seed is None else broken.replaced
         count = self.num_examples(split)
@@ -205,9 +205,7 @@ class Images(input_lib.Indexed):
             name = functools.partial(self.name, split)
             self._broken[split] = broken.Broken(where, count, self.params.max_broken_share, name)
 
-        def mended(
-            batches: Iterator[input_lib.Batch], counts: dict[str, int]
-        ) -> Iterator[input_lib.Batch]:
+        def mended(batches: Iterator[Batch], counts: dict[str, int]) -> Iterator[Batch]:
             return see_to(batches, counts, self._broken[split], self._careful(split, seed), count)
 
         return mended
@@ -237,7 +235,7 @@ class Images(input_lib.Indexed):
                 try:
                     pixels, label = find(row["index"])
                 except tf.errors.OpError as error:
-                    return input_lib.plain(error)
+                    return plain(error)
                 if not (self.params.resize or (self.params.random_crop and seed is not None)):
                     self._check_size(split, index, pixels.shape)
                 example = finish(row, pixels, label)
@@ -253,20 +251,20 @@ class Images(input_lib.Indexed):
                 f"{width}. Set input.resize=True, or input.height and input.width to the true size"
             )
 
-    def serving(self) -> input_lib.Serving:
+    def serving(self) -> Serving:
         """Return how images are served: files as strings, in evaluation's preprocessing."""
         spec = self.element_spec(training=False)["image"]
 
-        def fields(given: Mapping[str, tf.Tensor]) -> input_lib.Batch:
+        def fields(given: Mapping[str, tf.Tensor]) -> Batch:
             def one(content: tf.Tensor) -> tf.Tensor:
                 return self._evaluated(self._decoded(content))
 
             shown = tf.TensorSpec(spec.shape[1:], spec.dtype)
             return {"image": tf.map_fn(one, given["image_bytes"], fn_output_signature=shown)}
 
-        return input_lib.Serving({"image_bytes": tf.TensorSpec([None], tf.string)}, fields)
+        return Serving({"image_bytes": tf.TensorSpec([None], tf.string)}, fields)
 
-    def pictures(self, batch: input_lib.Batch) -> dict[str, tf.Tensor]:
+    def pictures(self, batch: Batch) -> dict[str, tf.Tensor]:
         """Return the first images of a mini-batch; see `Input.pictures`."""
         image = batch["image"][:_SAMPLES]
         if self.params.std:

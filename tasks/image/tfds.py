@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams
-from lingvo_gpipe import input as input_lib
+from lingvo_gpipe.input import check_split
 from lingvo_gpipe.tasks.image import images
 
 _BUFFER_BYTES = 1 << 16
@@ -147,7 +147,7 @@ class TFDS(images.Images):
         """Return where each record of a split is: file, offset and length; and the files."""
         self._prepare()
         info = self._builder.info
-        input_lib.check_split(self.where, re.split(r"[\[+]", split)[0], info.splits)
+        check_split(self.where, re.split(r"[\[+]", split)[0], info.splits)
         if info.file_format.value != "tfrecord":
             raise errors.InputError(
                 f"{self.where} is prepared as {info.file_format.value}, which "

@@ -11,19 +11,19 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams
-from lingvo_gpipe import input as input_lib
+from lingvo_gpipe.input import InMemory
 
 Array = np.ndarray[Any, Any]
 
 
-class Tokens(input_lib.InMemory):
+class Tokens(InMemory):
     """Rows of `length` ids each, cut from data_dir/SPLIT.npy, an array [n] of integers.
 
     Fields: target, label: [B, T] int32, label one id further; weight: [B, T] float32, all 1. What
     is left at the end of the text, less than a row, is not used.
     """
 
-    class Params(input_lib.InMemory.Params):
+    class Params(InMemory.Params):
         """Fields of Tokens."""
 
         data_dir: str = hyperparams.required("Folder with train.npy, test.npy and so on.")

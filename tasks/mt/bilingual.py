@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_gpipe import errors, hyperparams
-from lingvo_gpipe.tasks.mt import input as mt_input
+from lingvo_gpipe.tasks.mt.input import Translation
 
 _ENGLISH = "en"
 
 
-class Bilingual(mt_input.Translation):
+class Bilingual(Translation):
     """Pairs of sentences in one language and English, whatever else the records hold."""
 
-    class Params(mt_input.Translation.Params):
+    class Params(Translation.Params):
         """Fields of Bilingual."""
 
         language: str = hyperparams.field("de", "Language that is translated to English.")

@@ -27,12 +27,14 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from lingvo_gpipe import command, errors, hyperparams
-from lingvo_gpipe import input as input_lib
-from lingvo_gpipe.tasks.mt import batches as batches_lib
-from lingvo_gpipe.tasks.mt import mixture, preparation, search, serving, transformer
-from lingvo_gpipe.tasks.mt import records as records_lib
-from lingvo_gpipe.tasks.mt import vocabulary as vocabulary_lib
+from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe.console import command
+from lingvo_gpipe.input import Batches, Input, Program
+from lingvo_gpipe.tasks.mt.decoding import search, serving
+from lingvo_gpipe.tasks.mt.model import transformer
+from lingvo_gpipe.tasks.mt.text import batches, mixture, preparation, records, vocabulary
+from lingvo_gpipe.tasks.mt.text.batches import Plan, Planned, Units
+from lingvo_gpipe.tasks.mt.text.records import Split
 
 Array = np.ndarray[Any, Any]
 
@@ -41,7 +43,7 @@ _TOKEN_FIELDS = ("source", "target", "label")
 _PACKED_FIELDS = ("source_segment", "source_position", "target_segment", "target_position")
 
 
-class Translation(input_lib.Input):
+class Translation(Input):
     """Pairs of sentences from a folder of records.
 
     Training goes on from any number of mini-batches as if it had never stopped. `batch_size` and
@@ -50,9 +52,9 @@ class Translation(input_lib.Input):
     sentence is too long, `multiple_of` rows may have more.
     """
 
-    asset_names = (records_lib.VOCABULARY, records_lib.TARGET_TOKENS)
+    asset_names = (records.VOCABULARY, records.TARGET_TOKENS)
 
-    class Params(input_lib.Input.Params):
+    class Params(Input.Params):
         """Fields of Translation."""
 
         batch_size = 4096
@@ -96,7 +98,7 @@ class Translation(input_lib.Input):
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
-        self._recalled: tuple[vocabulary_lib.Vocabulary, bool] | None = None
+        self._recalled: tuple[vocabulary.Vocabulary, bool] | None = None
         for name, least in (("max_length", 2), ("num_shapes", 1), ("multiple_of", 1)):
             value = getattr(params, name)
             if value < least:
@@ -106,11 +108,11 @@ class Translation(input_lib.Input):
         """Tell the fields of the longest mini-batch, from params alone."""
         params = self.params
         tokens = params.batch_size if training else params.eval_batch_size or params.batch_size
-        rows = batches_lib.rows_of(tokens, params.max_length, params.multiple_of)
+        rows = batches.rows_of(tokens, params.max_length, params.multiple_of)
         return _spec(rows, params.max_length, params.packing)
 
     @functools.cached_property
-    def records(self) -> records_lib.Records:
+    def records(self) -> records.Records:
         """The records, prepared where they are not there yet and params say how.
 
         Raises:
@@ -119,7 +121,7 @@ class Translation(input_lib.Input):
         folder = os.path.expanduser(self.params.data_dir)
         recipe = self.params.preparation
         if recipe is None:
-            found = records_lib.Records(folder)
+            found = records.Records(folder)
         else:
             found = recipe.instantiate().run(folder, report=command.note)
         if self.params.vocabulary_hash is not None:
@@ -127,7 +129,7 @@ class Translation(input_lib.Input):
         return found
 
     @property
-    def vocabulary(self) -> vocabulary_lib.Vocabulary:
+    def vocabulary(self) -> vocabulary.Vocabulary:
         """The run's vocabulary where it was recalled, else the records'."""
         return self.records.vocabulary if self._recalled is None else self._recalled[0]
 
@@ -148,13 +150,13 @@ class Translation(input_lib.Input):
                 )
         return tuple(self.params.pairs) or there
 
-    def batches(self, seed: int, position: int = 0) -> input_lib.Batches:
+    def batches(self, seed: int, position: int = 0) -> Batches:
         """Return the endless mini-batches of training from number `position` on."""
         plan = self.plan(seed)
         split = self.records.split(self.params.train_split)
         epoch, _ = plan.locate(position)
         planned_first = plan.epoch(epoch)  # what the run begins with
-        full = batches_lib.fill(split.lengths + 1, plan.units, planned_first)
+        full = batches.fill(split.lengths + 1, plan.units, planned_first)
         shapes = plan.units.shapes
         told = ", ".join(f"{shape.rows} x {shape.length}" for shape in shapes)
         command.note(
@@ -162,12 +164,12 @@ class Translation(input_lib.Input):
             f"of {len(shapes)} shapes, each traced once: {told}"
         )
 
-        def planned() -> Iterator[batches_lib.Planned]:
+        def planned() -> Iterator[Planned]:
             return map(plan.batch, itertools.count(position))
 
         return self._batches(split, plan.units, planned, position)
 
-    def evaluation(self, split: str, batch_size: int | None = None) -> input_lib.Batches:
+    def evaluation(self, split: str, batch_size: int | None = None) -> Batches:
         """Return mini-batches with every example of `split` once; none is too long here.
 
         Args:
@@ -177,18 +179,16 @@ class Translation(input_lib.Input):
         params = self.params
         tokens = batch_size or params.eval_batch_size or params.batch_size
         units = self._evaluated(split, tokens)
-        return self._batches(
-            self.records.split(split), units, lambda: iter(batches_lib.once(units))
-        )
+        return self._batches(self.records.split(split), units, lambda: iter(batches.once(units)))
 
     @functools.lru_cache(maxsize=4)  # noqa: B019 (TensorFlow keeps what a generator holds)
-    def _evaluated(self, split: str, tokens: int) -> batches_lib.Units:
+    def _evaluated(self, split: str, tokens: int) -> Units:
         """Return what an evaluation is planned of."""
         found = self.records.split(split)
         numbers, languages = self._chosen(found)
         if not len(numbers):
             raise errors.InputError(f"{self.records.folder}: split {split!r} has no examples")
-        units = batches_lib.by_length(
+        units = batches.by_length(
             numbers,
             found.lengths[numbers].max(1) + 1,
             languages,
@@ -207,7 +207,7 @@ class Translation(input_lib.Input):
         return units
 
     @functools.lru_cache(maxsize=2)  # noqa: B019 (an input lives as long as its run)
-    def plan(self, seed: int) -> batches_lib.Plan:
+    def plan(self, seed: int) -> Plan:
         """Return the plan of training's mini-batches; what is left out is told in the log.
 
         Raises:
@@ -219,7 +219,7 @@ class Translation(input_lib.Input):
         common = {"tokens": params.batch_size, "multiple_of": params.multiple_of}
         lengths = split.lengths[numbers] + 1
         if params.packing:
-            units = batches_lib.packed(
+            units = batches.packed(
                 numbers,
                 lengths,
                 languages,
@@ -229,7 +229,7 @@ class Translation(input_lib.Input):
                 **common,
             )
         else:
-            units = batches_lib.by_length(
+            units = batches.by_length(
                 numbers,
                 lengths.max(1),
                 languages,
@@ -244,7 +244,7 @@ class Translation(input_lib.Input):
                 f"{params.multiple_of} rows (input.multiple_of) of {longest} tokens. Use {least} "
                 "or more, or a smaller input.max_length"
             )
-        return batches_lib.Plan(
+        return Plan(
             units,
             temperature=params.temperature,
             seed=seed,
@@ -286,8 +286,8 @@ class Translation(input_lib.Input):
     def assets(self) -> dict[str, bytes]:
         """Return the vocabulary, a SentencePiece model, and whether sources begin with <2xx>."""
         return {
-            records_lib.VOCABULARY: self.vocabulary.proto,
-            records_lib.TARGET_TOKENS: f"{self.target_tokens}\n".encode(),
+            records.VOCABULARY: self.vocabulary.proto,
+            records.TARGET_TOKENS: f"{self.target_tokens}\n".encode(),
         }
 
     def recall(self, assets: Mapping[str, bytes]) -> None:
@@ -298,11 +298,11 @@ class Translation(input_lib.Input):
         """
         proto, told = (assets[name] for name in self.asset_names)
         self._recalled = (
-            vocabulary_lib.Vocabulary(proto, "the kept vocabulary"),
+            vocabulary.Vocabulary(proto, "the kept vocabulary"),
             told.startswith(b"True"),
         )
 
-    def serving(self, settings: search.Search | None = None) -> input_lib.Program:
+    def serving(self, settings: search.Search | None = None) -> Program:
         """Return how an exported model translates: see `serving.program`.
 
         Args:
@@ -324,7 +324,7 @@ class Translation(input_lib.Input):
         kept = self._kept(split.lengths[numbers])
         return numbers[kept], languages[kept]
 
-    def _chosen(self, split: records_lib.Split) -> tuple[Array, Array]:
+    def _chosen(self, split: Split) -> tuple[Array, Array]:
         """Return the numbers of the chosen pairs' examples, and the index of the pair of each."""
         index = {pair: number for number, pair in enumerate(self.pairs)}
         spans = [span for span in split.spans if span.pair in index]
@@ -361,11 +361,11 @@ class Translation(input_lib.Input):
 
     def _batches(
         self,
-        split: records_lib.Split,
-        units: batches_lib.Units,
-        planned: Callable[[], Iterator[batches_lib.Planned]],
+        split: Split,
+        units: Units,
+        planned: Callable[[], Iterator[Planned]],
         first: int = 0,
-    ) -> input_lib.Batches:
+    ) -> Batches:
         packing = self.params.packing
 
         def made() -> Iterator[dict[str, Array]]:
@@ -374,13 +374,13 @@ class Translation(input_lib.Input):
         dataset = tf.data.Dataset.from_generator(
             made, output_signature=_spec(None, None, packing)
         ).prefetch(_PREFETCH)
-        return input_lib.Batches(dataset, lambda _: None, first=first)
+        return Batches(dataset, lambda _: None, first=first)
 
     def is_there(self) -> bool:
         """Tell whether the records are there, made as params say; see `Input.is_there`."""
         recipe, wanted = self.params.preparation, self.params.vocabulary_hash
         try:
-            found = records_lib.Records(os.path.expanduser(self.params.data_dir))
+            found = records.Records(os.path.expanduser(self.params.data_dir))
             if recipe is not None:
                 recipe.instantiate().check(found)
             if wanted is not None:
@@ -391,9 +391,9 @@ class Translation(input_lib.Input):
 
 
 def arrays(
-    split: records_lib.Split,
-    units: batches_lib.Units,
-    planned: batches_lib.Planned,
+    split: Split,
+    units: Units,
+    planned: Planned,
     packing: bool,
 ) -> dict[str, Array]:
     """Return the fields of a mini-batch.
@@ -410,8 +410,8 @@ def arrays(
     fields["weight"] = np.zeros((rows, length), np.float32)
     fields["language"] = np.zeros(rows, np.int32)
     fields["language"][: len(planned.units)] = units.languages[planned.units]
-    fields["source"][len(planned.units) :, 0] = vocabulary_lib.END
-    fields["target"][len(planned.units) :, 0] = vocabulary_lib.BEGIN
+    fields["source"][len(planned.units) :, 0] = vocabulary.END
+    fields["target"][len(planned.units) :, 0] = vocabulary.BEGIN
     for row, unit in enumerate(planned.units):
         read = written = 0
         for segment, number in enumerate(units.of(int(unit)), 1):
@@ -419,11 +419,11 @@ def arrays(
             ends = (read + len(source) + 1, written + len(target) + 1)
             sides = (slice(read, ends[0]), slice(written, ends[1]))
             own = fields["source"][row, sides[0]]
-            own[:-1], own[-1] = source, vocabulary_lib.END
+            own[:-1], own[-1] = source, vocabulary.END
             own = fields["target"][row, sides[1]]
-            own[0], own[1:] = vocabulary_lib.BEGIN, target
+            own[0], own[1:] = vocabulary.BEGIN, target
             own = fields["label"][row, sides[1]]
-            own[:-1], own[-1] = target, vocabulary_lib.END
+            own[:-1], own[-1] = target, vocabulary.END
             fields["weight"][row, sides[1]] = 1.0
             if packing:
                 for side, where in zip(("source", "target"), sides, strict=True):

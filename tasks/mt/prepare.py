@@ -17,8 +17,9 @@ from typing import Any
 
 from absl import flags
 
-from lingvo_gpipe import command, errors
-from lingvo_gpipe.tasks.mt import catalogues, corpus, preparation, tfds_corpus
+from lingvo_gpipe import errors
+from lingvo_gpipe.console import command
+from lingvo_gpipe.tasks.mt.text import catalogues, corpus, preparation, tfds_corpus
 
 _USAGE = """\
 Makes a folder of records, from which translation models are trained, of corpora.

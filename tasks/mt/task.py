@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_gpipe import hyperparams, registry, task
-from lingvo_gpipe import input as input_lib
-from lingvo_gpipe.tasks.mt import decoding, scores
+from lingvo_gpipe.input import Program
+from lingvo_gpipe.tasks.mt.decoding import scores, translator
 
 
 class TranslationTask(task.Task):
@@ -15,25 +15,25 @@ class TranslationTask(task.Task):
     class Params(task.Task.Params):
         """Root of a translation task's tree."""
 
-        decode: decoding.Decode = hyperparams.field(decoding.Decode(), "How it translates.")
+        decode: translator.Decode = hyperparams.field(translator.Decode(), "How it translates.")
         score: scores.Scoring = hyperparams.field(
             scores.Scoring(), "What --mode=score translates, and how it is scored."
         )
 
-    def serving(self, source: Any) -> input_lib.Program:
+    def serving(self, source: Any) -> Program:
         """Have the exported model search as this task decodes; see `Task.serving`."""
-        found: input_lib.Program = source.serving(self.params.decode.search)
+        found: Program = source.serving(self.params.decode.search)
         return found
 
 
 def _decode(job: registry.Job) -> None:
-    from lingvo_gpipe.tasks.mt import decode
+    from lingvo_gpipe.tasks.mt.decoding import decode
 
     decode.run(job)
 
 
 def _score(job: registry.Job) -> None:
-    from lingvo_gpipe.tasks.mt import score
+    from lingvo_gpipe.tasks.mt.decoding import score
 
     score.run(job)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import largest_step
-from lingvo_gpipe import budget, task
+from lingvo_gpipe import task
+from lingvo_gpipe.plan import step_plan
 
 
 @pytest.mark.parametrize(("name", "sizes"), [("images", (8, 16)), ("translation", (1, 2))])
@@ -13,7 +14,7 @@ def test_a_family_grows_and_its_mini_batch_is_made(name: str, sizes: tuple[int, 
     family = largest_step.FAMILIES[name]
     one = family.member()
     task.check(one)
-    plans = [budget.make_for(family.member(size)) for size in sizes]
+    plans = [step_plan.make_for(family.member(size)) for size in sizes]
     assert plans[0].together_bytes < plans[1].together_bytes
     assert [len(plan.partitions) for plan in plans] == [one.model.num_partitions] * 2
     assert len(plans[0].analysis.sizes) == 4

@@ -13,12 +13,12 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams
-from lingvo_gpipe import input as input_lib
+from lingvo_gpipe.input import Batch, Batches, InMemory, Mend, plain
 
 SIZES = {"train": 10, "test": 7}
 
 
-class Numbers(input_lib.InMemory):
+class Numbers(InMemory):
     """Example i holds i and [i, -i]."""
 
     def example_spec(self) -> dict[str, tf.TensorSpec]:
@@ -39,7 +39,7 @@ def make(batch_size: int = 4, **more: Any) -> Numbers:
     return made
 
 
-def ids(batches: input_lib.Batches, count: int | None = None) -> list[list[int]]:
+def ids(batches: Batches, count: int | None = None) -> list[list[int]]:
     found = []
     for batch in itertools.islice(batches, count):
         number = batch["id"].numpy()
@@ -176,17 +176,15 @@ def test_what_cannot_be_read_is_told_with_its_batch() -> None:
 
 
 def test_params_go_to_text_and_back() -> None:
-    params = input_lib.InMemory.Params(batch_size=3, shuffle=False)
+    params = InMemory.Params(batch_size=3, shuffle=False)
     assert hyperparams.from_text(params.to_text()) == params
 
 
 class Mending(Numbers):
     """Leaves odd numbers out and counts them."""
 
-    def mend(self, split: str, seed: int | None) -> input_lib.Mend:
-        def even(
-            batches: Iterator[input_lib.Batch], counts: dict[str, int]
-        ) -> Iterator[input_lib.Batch]:
+    def mend(self, split: str, seed: int | None) -> Mend:
+        def even(batches: Iterator[Batch], counts: dict[str, int]) -> Iterator[Batch]:
             for batch in batches:
                 kept = batch["id"] % 2 == 0
                 counts[f"odd {split} {seed}"] = counts.get(f"odd {split} {seed}", 0) + int(
@@ -242,4 +240,4 @@ def test_an_input_knows_no_classes_pictures_or_serving_unless_it_says_so() -> No
 )
 def test_a_message_is_told_without_what_it_says_of_graphs(message: str, expected: str) -> None:
     error = tf.errors.InvalidArgumentError(None, None, message)
-    assert input_lib.plain(error) == expected
+    assert plain(error) == expected

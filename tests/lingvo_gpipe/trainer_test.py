@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, registry, train_loop, trainer
+from lingvo_gpipe import errors, registry, trainer
+from lingvo_gpipe.run import loop
 
 PACKAGE = "models_of_trainer_test"
 MODELS = """
@@ -98,9 +99,9 @@ class Wrong(registry.Model):
 
 class Foldered(registry.Model):
     def task(self):
-        from lingvo_gpipe.tasks.image import input as image_input
+        from lingvo_gpipe.tasks.image.input import ImageFolder
         task = Tiny().task()
-        task.input = image_input.ImageFolder.Params(batch_size=4, height=8, width=8)
+        task.input = ImageFolder.Params(batch_size=4, height=8, width=8)
         return task
 """
 
@@ -386,7 +387,7 @@ def test_a_mode_of_a_task_finds_the_devices_of_its_model(
 ) -> None:
     prepared: list[int] = []
     monkeypatch.setattr(
-        train_loop, "prepare_devices", lambda model: prepared.append(model.num_partitions)
+        loop, "prepare_devices", lambda model: prepared.append(model.num_partitions)
     )
     run("--mode=show", "--num_partitions=3", model="moded.Moded")
     assert prepared == [3]

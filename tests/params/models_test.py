@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lingvo_gpipe import describe, hyperparams, registry, task
+from lingvo_gpipe import hyperparams, registry, task
+from lingvo_gpipe.plan import describe
 from tests.tasks.image import image_files
 
 REGISTRY = registry.Registry()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.translation import curves
-from lingvo_gpipe import summaries
+from lingvo_gpipe.run import summaries
 
 
 def written(folder: Path, *points: tuple[int, float]) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from lingvo_gpipe import train_loop
 from lingvo_gpipe.params.image import cifar10
+from lingvo_gpipe.run import loop
 
 
 def test_a_folder_of_images_is_trained_on(tmp_path: Path) -> None:
@@ -26,6 +26,6 @@ def test_a_folder_of_images_is_trained_on(tmp_path: Path) -> None:
     params.train.max_steps = 2
     # Small: what is tried is the way of the images, not what is learned from them.
     params.model.layers = [params.model.layers[0], *params.model.layers[-6:]]
-    result = train_loop.run(params, tmp_path / "run", evaluate=True)
+    result = loop.run(params, tmp_path / "run", evaluate=True)
     assert result.step == 2
     assert 0.0 <= result.metrics["accuracy"] <= 1.0

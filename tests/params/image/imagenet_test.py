@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from lingvo_gpipe import describe, errors, network, registry
+from lingvo_gpipe import errors, network, registry
+from lingvo_gpipe.plan import describe
 
 # Parameters used by inference, for 1,001 classes: those of the reference's own graph (but for
 # D (18, 128), which follows from the closed form), and K.

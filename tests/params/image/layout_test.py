@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe.tasks.image import input as image_input
+from lingvo_gpipe.tasks.image.input import ImageFolder
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "image_models.md"
 
@@ -33,7 +33,7 @@ def jpeg(path: Path, height: int = 40) -> None:
 
 
 def count(folder: Path) -> tuple[tuple[str, ...], int, int]:
-    source = image_input.ImageFolder.Params(
+    source = ImageFolder.Params(
         data_dir=str(folder), batch_size=2, height=8, width=8, resize=True
     ).instantiate()
     return source.class_names, source.num_examples("train"), source.num_examples("test")

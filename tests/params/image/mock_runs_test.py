@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lingvo_gpipe import registry, train_loop
+from lingvo_gpipe import registry
 from lingvo_gpipe import task as tasks
-from lingvo_gpipe.tasks.image import input as image_input
+from lingvo_gpipe.run import loop
+from lingvo_gpipe.tasks.image.input import TFDS
 from tests.tasks.image import mock_tfds
 
 REGISTRY = registry.Registry()
@@ -27,7 +28,7 @@ SMALLER = {"num_cells": 2, "filters": 8}
 
 
 def of_tfds(name: str) -> bool:
-    return isinstance(REGISTRY.model(name)().task().input, image_input.TFDS.Params)
+    return isinstance(REGISTRY.model(name)().task().input, TFDS.Params)
 
 
 NAMES = [name for name in REGISTRY.names("image.*") if of_tfds(name)]
@@ -89,7 +90,7 @@ def test_a_recipe_reads_its_dataset(name: str, data_dir: Path) -> None:
 def test_a_recipe_trains_and_evaluates(name: str, data_dir: Path, tmp_path: Path) -> None:
     task = small(name)
     task.input.data_dir = str(data_dir)
-    result = train_loop.run(task, tmp_path, evaluate=True)
+    result = loop.run(task, tmp_path, evaluate=True)
     assert result.step == 2
     assert 0.0 <= result.metrics["accuracy"] <= result.metrics.get("top5", 1.0) <= 1.0
     assert np.isfinite(result.metrics["loss"])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lingvo_gpipe import budget, registry
+from lingvo_gpipe import registry
+from lingvo_gpipe.plan import step_plan
 
 GIB = 2**30
 # Parameters, partitions, "parameter memory" in GiB: the paper prints 11.7 for the first, which is
@@ -23,7 +24,7 @@ REGISTRY = registry.Registry()
 @pytest.mark.parametrize("name", TABLE)
 def test_weights_and_slots_have_the_bytes_of_table_1(name: str) -> None:
     parameters, partitions, memory, activations = TABLE[name]
-    told = budget.make_for(REGISTRY.model(f"lm.transformer.{name}")().task())
+    told = step_plan.make_for(REGISTRY.model(f"lm.transformer.{name}")().task())
     assert told.parameters == parameters
     assert len(told.partitions) == partitions
     held = sum(cell.parameter_bytes + cell.slot_bytes for cell in told.partitions)

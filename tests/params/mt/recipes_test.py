@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lingvo_gpipe import budget, describe, network, registry
+from lingvo_gpipe import network, registry
+from lingvo_gpipe.plan import describe, step_plan
 
 COUNTS = {
     "mt.multilingual.T6x8192x16": (473_745_920, 1),
@@ -44,7 +45,7 @@ def test_an_update_has_the_tokens_of_table_5(name: str) -> None:
 
 def test_the_heaviest_cell_of_the_largest_model_is_near_the_mean() -> None:
     params = REGISTRY.model("mt.multilingual.T64x16384x32")().task()
-    told = budget.make_for(params)
+    told = step_plan.make_for(params)
     held = [cell.parameter_bytes for cell in told.partitions]
     assert sum(held) == 4 * 6_106_515_968
     shares = [cell.cost_share for cell in told.partitions]

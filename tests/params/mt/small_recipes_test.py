@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lingvo_gpipe import describe, errors, network, registry, train_loop
+from lingvo_gpipe import errors, network, registry
 from lingvo_gpipe import task as tasks
+from lingvo_gpipe.plan import describe
+from lingvo_gpipe.run import loop
 from lingvo_gpipe.tasks.mt import bilingual
 from tests.tasks.mt import toy_text
 
@@ -140,6 +142,6 @@ def test_django_trains_and_evaluates_with_nothing_but_its_wheel(tmp_path: Path) 
     params.input.preparation.vocabulary.size = 600
     params.model.num_micro_batches = 2
     params.train.max_steps = 2
-    result = train_loop.run(params, tmp_path / "run", evaluate=True)
+    result = loop.run(params, tmp_path / "run", evaluate=True)
     assert result.step == 2
     assert np.isfinite(result.metrics["log_perplexity"])

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import describe, network, pipelining
+from lingvo_gpipe import network, pipelining
+from lingvo_gpipe.plan import describe
 from lingvo_gpipe.tasks.image import amoebanet
 
 STEM = 32

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import describe, errors, layers, network, pipelining
+from lingvo_gpipe import errors, layers, network, pipelining
+from lingvo_gpipe.plan import describe
 from lingvo_gpipe.tasks.image import amoebanet, genotypes, operations
 from tests import amoeba_reference, layer_cases
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from lingvo_gpipe.tasks.image import input as image_input
+from lingvo_gpipe.tasks.image.input import SklearnDigits
 from tests.tasks.image.image_files import values
 
 
 def test_digits_hold_a_fixed_fifth_of_each_class_out() -> None:
-    source = image_input.SklearnDigits.Params(batch_size=100).instantiate()
+    source = SklearnDigits.Params(batch_size=100).instantiate()
     assert (source.num_examples("train"), source.num_examples("test")) == (1438, 359)
     images: dict[str, list[bytes]] = {}
     for split in ("train", "test"):
@@ -29,13 +29,13 @@ def test_digits_hold_a_fixed_fifth_of_each_class_out() -> None:
 
 
 def test_digits_tell_their_spec() -> None:
-    source = image_input.SklearnDigits.Params(batch_size=3).instantiate()
+    source = SklearnDigits.Params(batch_size=3).instantiate()
     batch = next(iter(source.batches(1)))
     assert {k: tf.TensorSpec.from_tensor(v) for k, v in batch.items()} == source.element_spec()
 
 
 def test_digits_are_shown_and_served_as_they_are() -> None:
-    source = image_input.SklearnDigits.Params(batch_size=30).instantiate()
+    source = SklearnDigits.Params(batch_size=30).instantiate()
     batch = next(iter(source.batches(1)))
     (shown,) = source.pictures(batch).values()
     np.testing.assert_array_equal(

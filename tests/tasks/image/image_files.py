@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from lingvo_gpipe.tasks.image import input as image_input
+from lingvo_gpipe.tasks.image.input import ImageFolder
 
 
 def pixels(seed: int, height: int = 6, width: int = 5, channels: int = 3) -> Any:
@@ -35,12 +35,10 @@ def write_folder(root: pathlib.Path) -> pathlib.Path:
     return root
 
 
-def folder_input(folder: pathlib.Path, **more: Any) -> image_input.ImageFolder:
+def folder_input(folder: pathlib.Path, **more: Any) -> ImageFolder:
     """Return the input of such a folder."""
     more = {"batch_size": 4, "height": 6, "width": 5, **more}
-    made: image_input.ImageFolder = image_input.ImageFolder.Params(
-        data_dir=str(folder), **more
-    ).instantiate()
+    made: ImageFolder = ImageFolder.Params(data_dir=str(folder), **more).instantiate()
     return made
 
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, layers, optimizer, pipelining, task
-from lingvo_gpipe.tasks.image import input as image_input
+from lingvo_gpipe import errors, hyperparams, layers, pipelining, task
+from lingvo_gpipe.optim import optimizer
+from lingvo_gpipe.tasks.image.input import TFDS
 from tests.tasks.image import image_files
 from tests.tasks.image.image_files import drawn, folder_input, pixels, values
 
@@ -275,5 +276,5 @@ def test_wrong_params_are_refused(folder: pathlib.Path, more: dict[str, Any], te
 
 
 def test_params_go_to_text_and_back() -> None:
-    params = image_input.TFDS.Params(batch_size=3, name="cifar10", height=3, width=3, mean=(0.5,))
+    params = TFDS.Params(batch_size=3, name="cifar10", height=3, width=3, mean=(0.5,))
     assert hyperparams.from_text(params.to_text()) == params

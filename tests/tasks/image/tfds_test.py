@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.tasks.image import input as image_input
+from lingvo_gpipe.tasks.image.input import TFDS
 from tests.tasks.image import mock_tfds
 from tests.tasks.image.image_files import drawn, pixels
 
@@ -58,7 +58,7 @@ def make_dataset(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 def tfds_input(folder: pathlib.Path, name: str = "tiny_shapes", **more: Any) -> Any:
     more = {"batch_size": 4, "height": 6, "width": 5, "download": False, **more}
-    return image_input.TFDS.Params(data_dir=str(folder), name=name, **more).instantiate()
+    return TFDS.Params(data_dir=str(folder), name=name, **more).instantiate()
 
 
 def seeds_of(batches: Any, count: int | None = None) -> list[int]:

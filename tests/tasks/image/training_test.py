@@ -10,7 +10,9 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 
-from lingvo_gpipe import errors, layers, optimizer, pipelining, task, train_loop, trainer
+from lingvo_gpipe import errors, layers, pipelining, task, trainer
+from lingvo_gpipe.optim import optimizer
+from lingvo_gpipe.run import loop
 from tests.tasks.image import image_files
 from tests.tasks.image.image_files import folder_input
 
@@ -67,7 +69,7 @@ def test_broken_images_are_told_and_change_no_number(
     folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     lines: list[str] = []
-    whole = train_loop.run(task_of(folder), tmp_path / "whole", evaluate=True, report=lines.append)
+    whole = loop.run(task_of(folder), tmp_path / "whole", evaluate=True, report=lines.append)
     # 24 places of nine images have five or six of two broken ones.
     replaced = numbers(curves(tmp_path / "whole" / "train"), "replaced")
     assert len(replaced) == 6
@@ -80,16 +82,16 @@ def test_broken_images_are_told_and_change_no_number(
 
     parted = task_of(folder)
     parted.train.max_steps = 3
-    train_loop.run(parted, tmp_path / "parted", report=lines.append)
+    loop.run(parted, tmp_path / "parted", report=lines.append)
     parted.train.max_steps = 6
-    resumed = train_loop.run(parted, tmp_path / "parted", report=lines.append)
+    resumed = loop.run(parted, tmp_path / "parted", report=lines.append)
     np.testing.assert_equal(weights(resumed.checkpoint), weights(whole.checkpoint))
 
 
 def test_samples_and_the_wait_for_the_input_are_on_tensorboard(
     folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    train_loop.run(task_of(folder, mean=(0.5,) * 3), tmp_path / "run")
+    loop.run(task_of(folder, mean=(0.5,) * 3), tmp_path / "run")
     found = curves(tmp_path / "run" / "train")
     (event,) = found.Tensors("samples")
     assert event.step == 0
@@ -107,16 +109,16 @@ def test_samples_and_the_wait_for_the_input_are_on_tensorboard(
 def test_a_model_takes_its_number_of_classes_from_the_folder(
     folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    done = train_loop.run(task_of(folder), tmp_path / "run")
+    done = loop.run(task_of(folder), tmp_path / "run")
     shapes = {value.shape for name, value in weights(done.checkpoint).items() if "kernel" in name}
     assert (4, 3) in shapes
     wrong = task_of(folder)
     wrong.model.layers[2].classes = 4
     with pytest.raises(errors.InputError, match=r"has 3 classes, but model.layers\[2\].classes=4"):
-        train_loop.run(wrong, tmp_path / "other")
+        loop.run(wrong, tmp_path / "other")
     assert not (tmp_path / "other").exists()
     with pytest.raises(errors.InputError, match=r"has 3 classes, but model.layers\[2\].classes=4"):
-        train_loop.dry_run(wrong, None)
+        loop.dry_run(wrong, None)
 
 
 def test_a_model_of_the_folders_classes_is_described_and_planned(
@@ -142,8 +144,8 @@ def test_a_run_that_met_too_many_goes_on_once_more_are_allowed(
     (folder / "train" / "cat" / "1.png").write_bytes((folder / "train/cat/0.png").read_bytes())
     # Mini-batches of 0 to 3, 4 to 7, 8 and on: the last image is the broken one that is left.
     with pytest.raises(errors.InputError, match=r"input.max_broken_share=0 allows"):
-        train_loop.run(strict, tmp_path / "run")
+        loop.run(strict, tmp_path / "run")
     lines: list[str] = []
-    done = train_loop.run(task_of(folder, shuffle=False), tmp_path / "run", report=lines.append)
+    done = loop.run(task_of(folder, shuffle=False), tmp_path / "run", report=lines.append)
     assert done.step == 6
     assert "restored step=2" in lines

@@ -11,18 +11,18 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, pipelining, task
-from lingvo_gpipe.tasks.lm import input as lm_input
 from lingvo_gpipe.tasks.lm import transformer
+from lingvo_gpipe.tasks.lm.input import Tokens
 
 
-def source(folder: Path, **fields: Any) -> lm_input.Tokens:
+def source(folder: Path, **fields: Any) -> Tokens:
     settings: dict[str, Any] = {
         "data_dir": str(folder),
         "batch_size": 2,
         "length": 4,
         "shuffle": False,
     } | fields
-    made: lm_input.Tokens = lm_input.Tokens.Params(**settings).instantiate()
+    made: Tokens = Tokens.Params(**settings).instantiate()
     return made
 
 

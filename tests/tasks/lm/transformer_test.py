@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import describe, errors, network, pipelining
+from lingvo_gpipe import errors, network, pipelining
+from lingvo_gpipe.plan import describe
 from lingvo_gpipe.tasks.lm import transformer
 
 COUNTS = {

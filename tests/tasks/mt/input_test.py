@@ -14,9 +14,9 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from lingvo_gpipe import errors, pipelining, task
-from lingvo_gpipe.tasks.mt import batches as batches_lib
-from lingvo_gpipe.tasks.mt import corpus, records, tfds_corpus, transformer
-from lingvo_gpipe.tasks.mt import input as mt_input
+from lingvo_gpipe.tasks.mt.input import Translation
+from lingvo_gpipe.tasks.mt.model import transformer
+from lingvo_gpipe.tasks.mt.text import batches, corpus, records, tfds_corpus
 from tests.tasks.mt import toy_text
 
 SIZES = {"de": 300, "sw": 40}
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def params_of(folder: Path, **fields: Any) -> Any:
     made = {"batch_size": 800, "max_length": 80, "num_shapes": 3} | fields
-    return mt_input.Translation.Params(data_dir=str(folder), **made)
+    return Translation.Params(data_dir=str(folder), **made)
 
 
 def taken(batches: Any, count: int | None = None) -> list[dict[str, np.ndarray[Any, Any]]]:
@@ -93,8 +93,8 @@ def test_resumed_training_is_uninterrupted(folder: Path, packing: bool) -> None:
 
 def test_the_same_batches_can_be_read_again(folder: Path) -> None:
     made = params_of(folder).instantiate()
-    for batches in (made.batches(1, 5), made.evaluation("test")):
-        first, again = taken(batches, 4), taken(batches, 4)
+    for stream in (made.batches(1, 5), made.evaluation("test")):
+        first, again = taken(stream, 4), taken(stream, 4)
         for one, other in zip(first, again, strict=True):
             np.testing.assert_array_equal(one["source"], other["source"])
 
@@ -206,13 +206,13 @@ def test_going_on_plans_no_epoch_that_is_over(
 ) -> None:
     start = int(params_of(folder).instantiate().plan(1).epoch_sizes(0, 3).sum())
     planned: list[int] = []
-    plan = batches_lib.Plan._plan
+    plan = batches.Plan._plan
 
     def watched(own: Any, epoch: int) -> Any:
         planned.append(epoch)
         return plan(own, epoch)
 
-    monkeypatch.setattr(batches_lib.Plan, "_plan", watched)
+    monkeypatch.setattr(batches.Plan, "_plan", watched)
     taken(params_of(folder).instantiate().batches(1, start), 1)
     assert planned == [3]
 
@@ -301,7 +301,6 @@ def test_records_are_there_where_params_would_not_prepare_them(tmp_path: Path) -
 
 def test_the_task_takes_size_and_hash_from_the_data(folder: Path) -> None:
     from lingvo_gpipe import pipelining
-    from lingvo_gpipe.tasks.mt import transformer
 
     layers = transformer.translation_transformer(
         num_layers=1, units=8, hidden=16, heads=1, vocabulary=64_000

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lingvo_gpipe.tasks.mt import corpus, prepare, records
+from lingvo_gpipe.tasks.mt import prepare
+from lingvo_gpipe.tasks.mt.text import corpus, records
 from tests.tasks.mt import toy_text
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.tasks.mt import records
+from lingvo_gpipe.tasks.mt.text import records
 from tests.tasks.mt import toy_text
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe import pipelining
-from lingvo_gpipe.tasks.mt import transformer
+from lingvo_gpipe.tasks.mt.model import transformer
 
 V, LENGTH = 11, 6
 SOURCE = np.array([[5, 7, 3, 9, 0], [4, 0, 0, 0, 0], [2, 2, 8, 0, 0]], np.int32)

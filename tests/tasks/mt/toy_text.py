@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gpipe.tasks.mt import corpus, preparation, vocabulary
+from lingvo_gpipe.tasks.mt.text import corpus, preparation, vocabulary
 
 SYLLABLES = ("ba", "do", "ke", "li", "mu", "na", "po", "ri", "su", "te")
 WORDS = [one + other for one in SYLLABLES for other in SYLLABLES]

@@ -16,31 +16,21 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 
-from lingvo_gpipe import (
-    errors,
-    evaluation,
-    export,
-    optimizer,
-    pipelining,
-    registry,
-    task,
-    train_loop,
-)
-from lingvo_gpipe.tasks.mt import (
-    adafactor,
+from lingvo_gpipe import errors, pipelining, registry, task
+from lingvo_gpipe.optim import adafactor, inverse_sqrt, optimizer
+from lingvo_gpipe.run import evaluation, export, loop
+from lingvo_gpipe.tasks.mt import task as mt_task
+from lingvo_gpipe.tasks.mt.decoding import (
     decode,
-    decoding,
     incremental,
-    records,
-    schedules,
     score,
     scores,
     search,
-    transformer,
-    vocabulary,
 )
-from lingvo_gpipe.tasks.mt import input as mt_input
-from lingvo_gpipe.tasks.mt import task as mt_task
+from lingvo_gpipe.tasks.mt.decoding.translator import Decode, Decoder
+from lingvo_gpipe.tasks.mt.input import Translation
+from lingvo_gpipe.tasks.mt.model import transformer
+from lingvo_gpipe.tasks.mt.text import records, vocabulary
 from tests.tasks.mt import toy_text
 
 PAIRS = ("de:en", "sw:en")
@@ -60,13 +50,13 @@ def task_of(data: Path, **model: Any) -> Any:
     layers = transformer.translation_transformer(1, 8, 1, 64_000, units=8, head_dim=4, dropout=0.0)
     return mt_task.TranslationTask.Params(
         model=pipelining.PipeliningLayer.Params(layers=layers, **model),
-        input=mt_input.Translation.Params(
+        input=Translation.Params(
             data_dir=str(data), batch_size=160, max_length=80, num_shapes=1, temperature=1.0
         ),
         train=task.Train(
             optimizer=optimizer.Optimizer.Params(
                 rule=adafactor.Adafactor.Params(momentum=0.9, min_factored=4),
-                learning_rate=schedules.InverseSquareRoot.Params(
+                learning_rate=inverse_sqrt.InverseSquareRoot.Params(
                     factor=0.4, units=8, warmup_steps=2
                 ),
             ),
@@ -74,7 +64,7 @@ def task_of(data: Path, **model: Any) -> Any:
             log_interval_steps=1,
             save_interval_steps=2,
         ),
-        decode=decoding.Decode(search=search.Search(beam=3, max_length=12)),
+        decode=Decode(search=search.Search(beam=3, max_length=12)),
     )
 
 
@@ -107,7 +97,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Run:
     devices = ("/device:CPU:1", "/device:CPU:0")
     params = task_of(data, num_partitions=2, num_micro_batches=2, devices=devices)
     made = Run(params, tmp_path_factory.mktemp("run"), [], [])
-    train_loop.run(params, made.folder, evaluate=True, report=made.lines.append)
+    loop.run(params, made.folder, evaluate=True, report=made.lines.append)
     own = export.run(params, made.folder, report=made.exported.append)
     assert own == made.folder / "export" / "3"
     return made
@@ -160,7 +150,7 @@ def test_a_run_goes_on_to_the_same_bits_by_its_own_vocabulary_alone(
     own = tmp_path / "run"
     shutil.copytree(ran.folder, own, ignore=shutil.ignore_patterns("ckpt-3.*", "export"))
     lines: list[str] = []
-    train_loop.run(ran.params, own, evaluate=True, report=lines.append)
+    loop.run(ran.params, own, evaluate=True, report=lines.append)
     assert "restored step=2" in lines
     assert not any(line.startswith("params changed") for line in lines)
     before, whole, resumed = saved(own, 2), saved(ran.folder, 3), saved(own, 3)
@@ -172,7 +162,7 @@ def test_a_run_goes_on_to_the_same_bits_by_its_own_vocabulary_alone(
         assert any(before[key].tobytes() != whole[key].tobytes() for key in slots)
     other = task_of(prepared(tmp_path, vocabulary=vocabulary.Training(size=320)))
     with pytest.raises(errors.TrainingError, match="holds a run with other params"):
-        train_loop.run(other, own)
+        loop.run(other, own)
     with pytest.raises(errors.TrainingError) as caught:
         evaluation.run(other, own)
     assert str(caught.value) == (
@@ -293,7 +283,7 @@ def test_a_run_is_exported_and_decoded_without_its_data(ran: Run, tmp_path: Path
     )
     for name, value in wanted.items():
         np.testing.assert_array_equal(told[name], value)
-    decoder = decoding.Decoder(params, logdir=own)
+    decoder = Decoder(params, logdir=own)
     assert decoder.vocabulary.hash == ran.words.hash
 
     (own / records.TARGET_TOKENS).unlink()
@@ -322,12 +312,12 @@ def test_a_checkpoint_is_evaluated_by_its_own_vocabulary_alone(ran: Run, tmp_pat
 
     lines: list[str] = []
     other.train.max_steps = 0
-    train_loop.run(other, tmp_path / "run", start=which, report=lines.append)
+    loop.run(other, tmp_path / "run", start=which, report=lines.append)
     told = "    another vocabulary.model there: what was learned of its ids does not hold here"
     assert told in lines
     ran_again = ran.params.copy()
     ran_again.train.max_steps = 0
-    train_loop.run(ran_again, tmp_path / "same", start=which, report=lines.append)
+    loop.run(ran_again, tmp_path / "same", start=which, report=lines.append)
     assert lines.count(told) == 1
 
 
@@ -352,7 +342,7 @@ def test_a_run_of_both_directions_is_evaluated_decoded_scored_and_exported(tmp_p
     params.decode.search.set(beam=1, max_length=4)
     params.score = scores.Scoring(resamples=20)
     folder = tmp_path / "run"
-    train_loop.run(params, folder, evaluate=True, report=lambda _: None)
+    loop.run(params, folder, evaluate=True, report=lambda _: None)
     evaluated = curves(folder / "eval")
     assert {f"{name}/{pair}" for name in COUNTED for pair in ("de:en", "en:de")} <= set(evaluated)
 
@@ -391,7 +381,7 @@ def test_lines_are_decoded_by_the_run_itself(ran: Run, tmp_path: Path) -> None:
     params.decode.set(input=str(text), output=str(found))
     told: list[str] = []
     decode.run(job(params, ran.folder, told))
-    translator = decoding.Decoder(params, logdir=ran.folder)
+    translator = Decoder(params, logdir=ran.folder)
     ids = [[*own, vocabulary.END] for own in ran.words.encode([lines[0], lines[2]])]
     first, third = (
         " ".join(text.splitlines()) for text in ran.words.decode(translator.translate(ids))
@@ -409,7 +399,7 @@ def test_every_further_shape_is_told_with_its_time(ran: Run, tmp_path: Path) -> 
         batch["source"].shape for batch in itertools.islice(source.batches(params.model.seed), 3)
     ]
     lines: list[str] = []
-    train_loop.run(params, tmp_path, report=lines.append)
+    loop.run(params, tmp_path, report=lines.append)
     told = [int(line.split()[1]) for line in lines if line.endswith("another shape was traced")]
     assert len(set(shapes)) > 1
     assert told == [n + 1 for n in range(1, 3) if shapes[n] not in shapes[:n]]

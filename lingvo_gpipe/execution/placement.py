@@ -1,0 +1,193 @@
+"""Which device each cell lives on, from a list of device names.
+
+Everything here works on names, so that placements on accelerators are tested without them.
+Logical CPU devices are names, not cores: only the table's edges make one of them run one slot at a
+time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from lingvo_gpipe import errors
+
+KINDS = ("auto", "cpu", "gpu", "tpu")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Placement:
+    """Where cells live.
+
+    Attributes:
+        devices: per row of the table, the name of its device.
+        compile_all: every program must be compiled (TPU cores).
+    """
+
+    devices: tuple[str, ...]
+    compile_all: bool = False
+
+
+def place(
+    num_devices: int,
+    kind: str = "auto",
+    names: Sequence[str] | None = None,
+    available: Sequence[str] | None = None,
+) -> Placement:
+    """Choose a device for each row of the table.
+
+    Args:
+        num_devices: rows of the table.
+        kind: cpu, gpu, tpu or auto: the cores of a TPU system that was initialised
+            (`initialize_tpu`), else GPUs, else CPUs.
+        names: devices by name, one per row, in place of a choice.
+        available: names of the devices that exist; None asks TensorFlow.
+
+    Raises:
+        PlacementError: a kind or name is unknown, or there are too few devices.
+
+    >>> place(2, available=["/device:CPU:0", "/device:GPU:0", "/device:GPU:1"]).devices
+    ('/device:GPU:0', '/device:GPU:1')
+    """
+    found = (
+        [short(d.name) for d in tf.config.list_logical_devices()]
+        if available is None
+        else [short(name) for name in available]
+    )
+    if kind not in KINDS:
+        near = errors.nearest(kind, KINDS) or KINDS
+        raise errors.PlacementError(
+            f"placement {kind!r} is none; nearest {near[0]!r}. Use one of {', '.join(KINDS)}"
+        )
+    if names is not None:
+        return _named(num_devices, names, found)
+    groups = {k: [n for n in found if f":{k.upper()}:" in n] for k in KINDS[1:]}
+    if kind == "auto":
+        kind = next((k for k in ("tpu", "gpu") if groups[k]), "cpu")
+    chosen = sorted(groups[kind], key=lambda name: int(name.rsplit(":", 1)[1]))
+    if len(chosen) < num_devices:
+        raise errors.PlacementError(_too_few(num_devices, kind, len(chosen)))
+    return Placement(tuple(chosen[:num_devices]), compile_all=kind == "tpu")
+
+
+def refuse_strings(received: Mapping[str, Any]) -> None:
+    """Refuse values that a compiled cell (on a TPU core: every one) cannot be sent.
+
+    Args:
+        received: name in the stream → nest of `tf.TensorSpec`, of all that cells import.
+
+    Raises:
+        PlacementError: naming the first that holds strings.
+    """
+    for name, nest in received.items():
+        if any(leaf.dtype == tf.string for leaf in tf.nest.flatten(nest)):
+            raise errors.PlacementError(
+                f"{name!r} holds strings, which no compiled cell can receive (TPU cores compile "
+                "all). Make numbers of them in the input, or use placement='cpu' without "
+                "jit_compile"
+            )
+
+
+def short(name: str) -> str:
+    """Return a device's name without job, replica and task where those are the local ones.
+
+    >>> short("/job:localhost/replica:0/task:0/device:CPU:1")
+    '/device:CPU:1'
+    """
+    local = "/job:localhost/replica:0/task:0"
+    return name.removeprefix(local)
+
+
+def _named(num_devices: int, names: Sequence[str], found: Sequence[str]) -> Placement:
+    if len(names) != num_devices:
+        raise errors.PlacementError(
+            f"{len(names)} devices are named for {num_devices} partitions. Name one for each"
+        )
+    for name in names:
+        if short(name) not in found:
+            near = errors.nearest(name, found) or list(found)[:3]
+            raise errors.PlacementError(
+                f"there is no device {name!r}; nearest {', '.join(near)}. "
+                "tf.config.list_logical_devices() lists them"
+            )
+    chosen = tuple(short(name) for name in names)
+    return Placement(chosen, compile_all=any(":TPU:" in name for name in chosen))
+
+
+def _too_few(wanted: int, kind: str, there: int) -> str:
+    text = f"{wanted} partitions need {wanted} {kind.upper()} devices, but there "
+    text += f"{'is' if there == 1 else 'are'} {there}. "
+    if kind == "cpu":
+        return text + (
+            f"Call lingvo_gpipe.prepare_logical_cpus({wanted}) before TensorFlow's first operation"
+        )
+    if kind == "gpu":
+        return text + (
+            "Lower num_partitions, or split a GPU into virtual ones by "
+            "tf.config.set_logical_device_configuration, or use placement='cpu'"
+        )
+    return text + "Lower num_partitions, or use placement='cpu'"
+
+
+def prepare_logical_cpus(count: int) -> None:
+    """Make TensorFlow show `count` logical CPU devices, or more where more were asked for before.
+
+    Raises:
+        PlacementError: TensorFlow has begun with fewer, which cannot be changed any more.
+    """
+    physical = tf.config.list_physical_devices("CPU")[0]
+    if len(tf.config.get_logical_device_configuration(physical) or ()) >= count:
+        return
+    try:
+        tf.config.set_logical_device_configuration(
+            physical, [tf.config.LogicalDeviceConfiguration()] * count
+        )
+    except (RuntimeError, ValueError) as error:
+        there = len(tf.config.list_logical_devices("CPU"))
+        if there < count:
+            raise errors.PlacementError(
+                f"{count} logical CPU devices are wanted, but TensorFlow has begun with {there}. "
+                "Prepare them before its first operation"
+            ) from error
+
+
+def prepare_threads(num_devices: int, cores: int) -> tuple[int, int]:
+    """Set TensorFlow's thread counts so that cells on logical CPUs share the cores fairly.
+
+    One thread inside an operation where there are as many devices as cores, since devices run at
+    the same time; at least two threads between operations, so that a cell waiting for another
+    never holds the only one.
+
+    Returns:
+        (inter-op, intra-op) thread counts; some kernels' sums depend on them.
+    """
+    inter = max(2, min(num_devices, cores))
+    intra = max(1, cores // num_devices)
+    tf.config.threading.set_inter_op_parallelism_threads(inter)
+    tf.config.threading.set_intra_op_parallelism_threads(intra)
+    return inter, intra
+
+
+def initialize_tpu(address: str = "local") -> None:
+    """Connect to a TPU system and initialise it, before cells are placed on its cores.
+
+    The trainer does so for `placement='tpu'`; a program of one's own calls it first.
+
+    Args:
+        address: of the system; local: that of this machine.
+
+    Raises:
+        PlacementError: no TPU answers at the address.
+    """
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=address)
+        tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+    except (ValueError, tf.errors.OpError) as error:
+        raise errors.PlacementError(
+            f"no TPU system answers at {address!r}: {str(error).splitlines()[0]}. Check its name, "
+            "or use placement='gpu' or 'cpu'"
+        ) from error

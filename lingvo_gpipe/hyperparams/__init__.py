@@ -1,0 +1,21 @@
+"""Params: trees of declared, typed fields, their text form, and classes that are made from them.
+
+What the fields of a class mean belongs to that class. Nothing here knows layers or imports
+TensorFlow.
+"""
+
+from lingvo_gpipe.hyperparams.fields import REQUIRED, Field, field, required
+from lingvo_gpipe.hyperparams.params import Configurable, Params, UnknownFieldError, from_text
+from lingvo_gpipe.hyperparams.text import register_package
+
+__all__ = [
+    "REQUIRED",
+    "Configurable",
+    "Field",
+    "Params",
+    "UnknownFieldError",
+    "field",
+    "from_text",
+    "register_package",
+    "required",
+]

@@ -1,0 +1,9 @@
+"""Any Keras layer or model as layers of a pipeline.
+
+Layers of our own are in `lingvo_gpipe.layers`; nothing here is needed to use them.
+"""
+
+from lingvo_gpipe.keras_layers.adapter import KerasLayer, from_keras
+from lingvo_gpipe.keras_layers.model import from_keras_model
+
+__all__ = ["KerasLayer", "from_keras", "from_keras_model"]

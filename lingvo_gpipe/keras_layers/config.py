@@ -1,0 +1,228 @@
+"""Keras objects as data: what Params hold of them, and how they are made again.
+
+Keras' own classes are kept as Keras serialises them. Classes and functions from elsewhere are kept
+as references, which a text writes by their qualified name and reads from registered packages
+alone; what has no name (a lambda, a class made inside a function) works until a text is asked for.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from typing import Any
+
+import keras
+
+from lingvo_gpipe import errors, precision
+from lingvo_gpipe.hyperparams import text
+
+_REFERENCE = "reference"
+_NOT_KEPT = ("build_config", "compile_config")
+
+
+def to_config(live: keras.Operation) -> dict[str, Any]:
+    """Return a Keras layer or operation as the value of a Params field.
+
+    Raises:
+        LayerError: it does not tell how it was made.
+    """
+    try:
+        settings = live.get_config()
+    except NotImplementedError as error:
+        raise errors.LayerError(
+            f"{live.name} ({type(live).__name__}) does not tell how it was made, so it cannot be "
+            "made again for a pipeline. Define its get_config"
+        ) from error
+    kept: dict[str, Any] = _kept({"config": settings, **_named(type(live))}, live)
+    return kept
+
+
+def from_config(config: dict[str, Any], policy: precision.Policy) -> keras.Operation:
+    """Make the Keras layer or operation that `to_config` described.
+
+    Args:
+        config: as `to_config` gave it.
+        policy: takes the place of the layer's own dtype policy, in its sublayers too where theirs
+            is the same.
+
+    Raises:
+        LayerError: the configuration is not one of a Keras layer or operation.
+    """
+    references: dict[str, Any] = {}
+    renamed = {_policy_name(config): policy.name}
+    plain = _plain(config, renamed, references)
+    try:
+        with keras.saving.custom_object_scope(references):
+            made = keras.saving.deserialize_keras_object(plain, safe_mode=True)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise errors.LayerError(
+            f"no Keras layer can be made of the configuration of {class_name(config)}: "
+            f"{first_line(error)}"
+        ) from error
+    if not isinstance(made, keras.Operation):
+        raise errors.LayerError(
+            f"the configuration of {class_name(config)} makes no Keras layer or operation. "
+            "Make it by keras_adapter.from_keras"
+        )
+    return made
+
+
+def from_constant(value: Any) -> Any:
+    """Return a constant argument of a call (slice, Ellipsis, array, dtype) as Params hold it."""
+    return _kept(value)
+
+
+def to_constant(value: dict[str, Any]) -> Any:
+    """Return the constant that `from_constant` described."""
+    return keras.saving.deserialize_keras_object(_plain(value, {}, {}), safe_mode=True)
+
+
+def class_name(config: dict[str, Any]) -> str:
+    """Return the name of the class that a configuration describes."""
+    kind = config.get(_REFERENCE)
+    return kind.__name__ if isinstance(kind, type) else str(config.get("class_name"))
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of what went wrong at first, before Keras wrapped it."""
+    cause: BaseException = error
+    while cause.__context__ is not None:
+        cause = cause.__context__
+    return (str(cause).strip() or type(cause).__name__).splitlines()[0]
+
+
+def policy_name(live: keras.Operation) -> str | None:
+    """Return the dtype policy that a live layer insists on; None: it has Keras' plain default."""
+    policy = getattr(live, "dtype_policy", None)
+    if policy is None or policy.name not in precision.POLICIES:
+        return None
+    return None if policy.name == "float32" == keras.config.dtype_policy().name else policy.name
+
+
+def automatic_stem(live: keras.Operation) -> str | None:
+    """Return `dense` for a layer that Keras itself named `dense_3`; None: somebody named it.
+
+    Keras counts such names over the process, so they are not the same in another one.
+
+    >>> automatic_stem(keras.layers.Dense(4)), automatic_stem(keras.layers.Dense(4, name="ffn"))
+    ('dense', None)
+    """
+    words = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", type(live).__name__.replace("_", ""))
+    stem = re.sub(r"([a-z])([A-Z])", r"\1_\2", words).lower()
+    return stem if re.fullmatch(rf"{re.escape(stem)}(_\d+)?", live.name) else None
+
+
+def _policy_name(config: dict[str, Any]) -> str | None:
+    policy = config["config"].get("dtype") if isinstance(config.get("config"), dict) else None
+    if not isinstance(policy, dict) or policy.get("class_name") != "DTypePolicy":
+        return None
+    name = str(policy["config"]["name"])
+    return name if name in precision.POLICIES else None
+
+
+# --- Live objects → values of Params ----------------------------------------------------------
+
+
+def _named(kind: type) -> dict[str, Any]:
+    """Return how an object of class `kind` is marked."""
+    if not kind.__module__.startswith("keras."):
+        return {_REFERENCE: kind}
+    module, _, name = text.qualified_name(kind).rpartition(".")
+    return {"module": module, "class_name": name}
+
+
+def _kept(value: Any, live: Any = None) -> Any:
+    """Return a part of a configuration as Params hold it; `live` is the object it came from."""
+    if isinstance(live, types.FunctionType) and _is_function(value):
+        return live
+    if isinstance(value, keras.Operation):
+        return to_config(value)
+    if isinstance(value, dict):
+        return _kept_dict(value, live)
+    if isinstance(value, list | tuple):
+        lives = live if isinstance(live, list | tuple) and len(live) == len(value) else ()
+        items = [_kept(v, lives[n] if lives else None) for n, v in enumerate(value)]
+        return tuple(items) if isinstance(value, tuple) else items
+    if isinstance(value, bool | int | float | str | type | types.FunctionType) or value is None:
+        return value
+    return _kept(keras.saving.serialize_keras_object(value), value)
+
+
+def _kept_dict(value: dict[str, Any], live: Any) -> dict[str, Any]:
+    if _REFERENCE in value or ("class_name" in value and "config" in value):
+        settings = value["config"]
+        inner = (
+            {k: _kept(v, getattr(live, k, None)) for k, v in settings.items()}
+            if isinstance(settings, dict)
+            else _kept(settings)
+        )
+        marks = {k: v for k, v in value.items() if k not in ("config", *_NOT_KEPT)}
+        found = _foreign(value, live)
+        if isinstance(found, types.FunctionType):
+            return found  # type: ignore[return-value]
+        if found is not None:
+            marks = {_REFERENCE: found}
+        return {**marks, "config": inner}
+    return {str(k): _kept(v) for k, v in value.items()}
+
+
+def _is_function(value: Any) -> bool:
+    kind = value.get("class_name") if isinstance(value, dict) else None
+    return isinstance(value, types.FunctionType) or kind in ("function", "__lambda__")
+
+
+def _foreign(value: dict[str, Any], live: Any) -> Any:
+    """Return the class or function outside Keras that a serialised object is of, or None."""
+    name = value.get("class_name")
+    if "module" not in value or name is None:
+        return None
+    module = value["module"] or "__main__"
+    if module == "keras" or module.startswith("keras.") or module == "builtins":
+        return None
+    if name != "function" and live is not None and type(live).__name__ == name:
+        return type(live)
+    wanted = str(value["config"] if name == "function" else name).rpartition(">")[2]
+    found = vars(sys.modules.get(module, types)).get(wanted)
+    if not isinstance(found, type | types.FunctionType):
+        raise errors.LayerError(
+            f"{module}.{wanted}, part of a Keras layer, is not found by its name. Define it at "
+            "the top of its module"
+        )
+    return found
+
+
+# --- Values of Params → what Keras reads ------------------------------------------------------
+
+
+def _plain(value: Any, renamed: dict[str | None, str], references: dict[str, Any]) -> Any:
+    """Return a configuration as Keras reads it; fills `references` by the names given there."""
+    if isinstance(value, types.FunctionType):
+        token = _token(value, references)
+        return {"module": None, "class_name": "function", "config": token, "registered_name": token}
+    if isinstance(value, list | tuple):
+        items = [_plain(item, renamed, references) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items
+    if not isinstance(value, dict):
+        return value
+    made = {key: _plain(v, renamed, references) for key, v in value.items() if key != _REFERENCE}
+    if isinstance(value.get(_REFERENCE), type):
+        token = _token(value[_REFERENCE], references)
+        made |= {"module": None, "class_name": token, "registered_name": token}
+    elif value.get("class_name") == "DTypePolicy":
+        own = made["config"]["name"]
+        made["config"] = {**made["config"], "name": renamed.get(own, own)}
+    elif value.get("class_name") == "InputLayer":
+        own = made["config"].get("dtype")
+        compute = precision.POLICIES[renamed[own]].compute.name if own in renamed else own
+        made["config"] = {**made["config"], "dtype": compute}
+    return made
+
+
+def _token(referenced: Any, references: dict[str, Any]) -> str:
+    for token, known in references.items():
+        if known is referenced:
+            return token
+    token = f"lingvo_gpipe>{referenced.__name__}_{len(references)}"
+    references[token] = referenced
+    return token

@@ -1,0 +1,377 @@
+"""A Keras layer or operation as a pure function of tensors, or the reason why it is none.
+
+Keras calls it under a stateless scope, by `__call__` rather than `stateless_call`: only so do
+dtype policies, masks and activity regularizers take part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from lingvo_gpipe import errors, precision
+from lingvo_gpipe.keras_layers import variables
+from lingvo_gpipe.keras_layers.config import first_line, from_config
+
+_SEED = "seed_generator_state"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Statistics:
+    """What a batch norm saw: how many positions, their mean and biased variance per channel."""
+
+    count: tf.Tensor
+    mean: tf.Tensor
+    variance: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Called:
+    """What one call gave.
+
+    Attributes:
+        outputs: nest of tensors.
+        masks: per flat output, its Keras mask or None.
+        statistics: path of a batch norm that used its batch → what it saw.
+        losses: of `add_loss` and activity regularizers, each a mean over examples.
+    """
+
+    outputs: Any
+    masks: list[tf.Tensor | None]
+    statistics: dict[str, Statistics]
+    losses: list[tf.Tensor]
+
+
+class _Scope(keras.StatelessScope):
+    """A stateless scope that remembers which variables were written."""
+
+    def __init__(self, values: Sequence[tuple[Any, Any]]) -> None:
+        super().__init__(state_mapping=values, collect_losses=True, initialize_variables=False)
+        self.written: dict[int, Any] = {}
+
+    def add_update(self, update: Any) -> None:
+        self.written[id(update[0])] = update[0]
+        super().add_update(update)
+
+
+class KerasFunction:
+    """A Keras layer or operation, made from its configuration and built without values.
+
+    Attributes:
+        name: what errors call it.
+        made: the Keras object.
+        variables: of it.
+        momenta: path of a batch norm → its momentum, which is 0 in the object itself.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: dict[str, Any],
+        policy: precision.Policy,
+        arguments: Callable[[Callable[[tf.TensorSpec], Any]], tuple[list[Any], dict[str, Any]]],
+    ) -> None:
+        """Make and build it.
+
+        Args:
+            name: see the class.
+            config: as `config.to_config` gives it.
+            policy: precision policy.
+            arguments: gives the call's arguments, with what it is handed in place of each spec.
+
+        Raises:
+            LayerError: it cannot be made or called so, or it hides state.
+        """
+        self.name = name
+        with self._explained("be called on its inputs"):
+            self.made = self._build(config, policy, arguments)
+        self.variables = variables.find(self.made)
+        self._check_kind()
+        self.momenta: dict[str, float] = {}
+        self._seen: dict[str, list[tuple[Any, Any]]] = {}
+        self._is_frozen: Callable[[str], bool] = lambda _: False
+        for path, norm in self.variables.norms.items():
+            self._watch(path, norm)
+
+    def call(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        weights: Mapping[str, tf.Tensor],
+        seed: Callable[[int], tf.Tensor],
+        *,
+        training: bool,
+        is_frozen: Callable[[str], bool],
+    ) -> Called:
+        """Call it on tensors.
+
+        Args:
+            args: of the Keras call; a mask travels on its tensor.
+            kwargs: of the Keras call.
+            weights: path → value.
+            seed: number of a seed generator → its int32 [2] seed in this call.
+            training: of the Keras call.
+            is_frozen: tells of a batch norm's path whether it keeps to its moving statistics.
+
+        Raises:
+            LayerError: it wrote or kept state other than batch norms' and seed generators'.
+        """
+        found = self.variables
+        values = [(variable, weights[path]) for path, variable in found.weights.items()]
+        values += [(v, tf.cast(seed(n), v.dtype)) for n, v in enumerate(found.seeds)]
+        if isinstance(self.made, keras.layers.Layer):
+            kwargs = {**kwargs, "training": training}
+        self._seen, self._is_frozen = {}, is_frozen
+        with self._explained("be traced"), _Scope(values) as scope:
+            outputs = self.made(*args, **kwargs)
+        self._check_written(scope)
+        masks = [getattr(t, "_keras_mask", None) for t in tf.nest.flatten(outputs)]
+        # The outputs themselves go on without: a mask that hangs on a tensor ends at a cut.
+        outputs = (
+            tf.nest.map_structure(tf.identity, outputs)
+            if any(mask is not None for mask in masks)
+            else outputs
+        )
+        return Called(outputs, masks, self._statistics(scope), self._losses(scope))
+
+    def freeze(self, paths: Sequence[str]) -> None:
+        """Freeze sublayers by path.
+
+        Raises:
+            LayerError: there is no such sublayer.
+        """
+        if not paths:
+            return
+        known = variables.sublayers(self.made)
+        for path in paths:
+            if path not in known:
+                near = errors.nearest(path, known) or sorted(known)
+                raise self._refused(f"no sublayer {path!r} to freeze; nearest {', '.join(near)}")
+            known[path].trainable = False
+
+    def regularization(self, weights: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:
+        """Return the penalty of every regularized weight among those given."""
+        return [
+            tf.reduce_sum(v.regularizer(tf.cast(weights[path], v.dtype)))
+            for path, v in self.variables.weights.items()
+            if path in weights and v.trainable and v.regularizer is not None
+        ]
+
+    def attributes(self) -> dict[tuple[str, str], Any]:
+        """Return what the layer and its sublayers hold, for `check_attributes`."""
+        if not isinstance(self.made, keras.layers.Layer):
+            return {}
+        return {
+            (path, name): _shallow(value)
+            for path, layer in variables.sublayers(self.made).items()
+            for name, value in variables.own_attributes(layer).items()
+        }
+
+    def check_attributes(self, before: dict[tuple[str, str], Any]) -> None:
+        """Refuse a layer whose call changed its attributes, or left a tensor of the call in one.
+
+        Raises:
+            LayerError: naming the attribute.
+        """
+        for (path, name), value in self.attributes().items():
+            known = before.get((path, name), _shallow(None))
+            if _alike(known, value) and not any(map(tf.is_symbolic_tensor, value)):
+                continue
+            where = f" of {path}" if path else ""
+            raise self._refused(
+                f"its call keeps something in the attribute {name!r}{where}, which a pipeline "
+                "would lose. Return it as an output"
+            )
+
+    def check_graph(self, graph: Any) -> None:
+        """Refuse a layer whose traced call reads variables or has stateful operations.
+
+        Raises:
+            LayerError: naming the variable or operation.
+        """
+        variables = [v.name for v in graph.variables]
+        if variables:
+            raise self._refused(
+                f"its call reads the variable {variables[0].partition(':')[0]!r}, which Keras does "
+                "not know as the layer's own. Make it by self.add_weight in build"
+            )
+        for op in graph.get_operations():
+            if op.type == "Placeholder" and op.outputs[0].dtype == tf.resource:
+                raise self._refused(
+                    "its call reads a table or another resource. Do that in the input pipeline"
+                )
+        for op in graph.get_operations():
+            if op.op_def is not None and op.op_def.is_stateful and op.type != "Placeholder":
+                advice = (
+                    "Draw by keras.random, with a keras.random.SeedGenerator that the layer holds"
+                    if "andom" in op.type or "Normal" in op.type
+                    else "Use pure operations"
+                )
+                raise self._refused(f"its call has the stateful operation {op.type}. {advice}")
+
+    def _refused(self, reason: str) -> errors.LayerError:
+        return errors.LayerError(f"{self.name} ({type(self.made).__name__}): {reason}")
+
+    @contextlib.contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        """Turn what a Keras layer raises into an error that names the layer."""
+        try:
+            with warnings.catch_warnings():
+                # Its caller cuts a model at its layers: the plain model has warned before.
+                warnings.filterwarnings("ignore", message=".*does not support masking")
+                yield
+        except errors.UserError:
+            raise
+        except Exception as error:  # whatever a Keras layer raises
+            raise errors.LayerError(
+                f"{self.name}: the Keras layer cannot {what}: {first_line(error)}"
+            ) from error
+
+    def _build(
+        self, config: dict[str, Any], policy: precision.Policy, arguments: Callable[..., Any]
+    ) -> keras.Operation:
+        args, kwargs = arguments(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name))
+        try:
+            with variables.without_values():
+                made = from_config(config, policy)
+                made(*args, **kwargs)
+        except (ValueError, errors.LayerError) as error:
+            if "stateless scope" not in str(error):
+                raise
+            # A variable made from an array has its value from the beginning.
+            with tf.init_scope():
+                made = from_config(config, policy)
+                made(*args, **kwargs)
+        return made
+
+    def _check_kind(self) -> None:
+        """Refuse what is known to hide state before it is called."""
+        if not isinstance(self.made, keras.layers.Layer):
+            return
+        if self.made.metrics_variables:
+            raise self._refused(
+                "it counts a metric inside its call. Give the metric by a layer of its own"
+            )
+        for path, layer in variables.sublayers(self.made).items():
+            where = f"its sublayer {path} " if path else "it "
+            if getattr(layer, "stateful", False):
+                raise self._refused(
+                    f"{where}is stateful: it carries its state from batch to batch, and "
+                    "micro-batches have no such order. Make it with stateful=False"
+                )
+            if getattr(layer, "quantization_mode", None):
+                raise self._refused(f"{where}is quantized, which cannot be trained")
+            if getattr(layer, "synchronized", False) or getattr(layer, "renorm", False):
+                raise self._refused(
+                    f"{where}is a batch norm with synchronized or renorm, whose statistics do not "
+                    "add up over micro-batches. Make it without"
+                )
+            given = {"Normalization": "input_mean", "Discretization": "bin_boundaries"}
+            field = given.get(type(layer).__name__)
+            if field is not None and getattr(layer, field, None) is None:
+                raise self._refused(
+                    f"{where}must adapt to data before it can be called. Make it with the "
+                    f"statistics that it learned ({field.removeprefix('input_')}=…)"
+                )
+        for path, variable in self.variables.weights.items():
+            if getattr(variable, "constraint", None) is not None:
+                raise self._refused(
+                    f"its variable {path} has the constraint "
+                    f"{type(variable.constraint).__name__}, which Keras' own optimizers apply "
+                    "after an update. Make it without"
+                )
+
+    def _watch(self, path: str, norm: Any) -> None:
+        """Make a batch norm tell what it sees, and return its batch's own mean and variance."""
+        self.momenta[path] = float(norm.momentum)
+        norm.momentum = 0.0
+        original = norm.call
+
+        @functools.wraps(original)
+        def call(inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+            own = bool(training) and norm.trainable and not self._is_frozen(path)
+            if own:
+                self._seen.setdefault(path, []).append((inputs, mask))
+            return original(inputs, training=own, mask=mask)
+
+        norm.call = call
+
+    def _statistics(self, scope: _Scope) -> dict[str, Statistics]:
+        """Return what each batch norm saw; its momentum of 0 left the batch's own values."""
+        found = {}
+        for path, calls in self._seen.items():
+            norm = self.variables.norms[path]
+            if len(calls) > 1:
+                raise self._refused(
+                    f"its batch norm {path or self.made.name} is called twice in one call, so its "
+                    "moving statistics would move twice. Use two"
+                )
+            inputs, mask = calls[0]
+            found[path] = Statistics(
+                _count(inputs, mask, norm.axis),
+                scope.get_current_value(norm.moving_mean),
+                scope.get_current_value(norm.moving_variance),
+            )
+        self._seen = {}
+        return found
+
+    def _losses(self, scope: _Scope) -> list[tf.Tensor]:
+        graph = tf.compat.v1.get_default_graph()
+        for loss in scope.losses:
+            if tf.is_symbolic_tensor(loss) and loss.graph is not graph:
+                raise self._refused(
+                    "it adds a loss inside a loop or branch, where it cannot be collected. Add it "
+                    "outside"
+                )
+        return [tf.reduce_sum(loss) for loss in scope.losses]
+
+    def _check_written(self, scope: _Scope) -> None:
+        expected = {id(v) for v in self.variables.seeds}
+        for path in self._seen:
+            norm = self.variables.norms[path]
+            expected |= {id(norm.moving_mean), id(norm.moving_variance)}
+        names = {id(v): path for path, v in self.variables.weights.items()}
+        for key, variable in scope.written.items():
+            if key in expected:
+                continue
+            if key not in names and _SEED in variable.name:
+                raise self._refused(
+                    "its call draws by keras.random without a seed of its own, so every step would "
+                    "draw the same numbers. Give the layer a keras.random.SeedGenerator attribute "
+                    "and pass it as seed="
+                )
+            raise self._refused(
+                f"its call writes its variable {names.get(key, variable.path)!r}. Only moving "
+                "statistics of batch norms are merged over micro-batches"
+            )
+
+
+def _count(inputs: tf.Tensor, mask: tf.Tensor | None, axis: int) -> tf.Tensor:
+    """Return how many positions a batch norm averaged over, float64."""
+    positions = tf.size(inputs, tf.int64) // tf.shape(inputs, tf.int64)[axis]
+    if mask is None:
+        return tf.cast(positions, tf.float64)
+    present = tf.broadcast_to(mask, tf.shape(inputs)[:-1])
+    return tf.reduce_sum(tf.cast(present, tf.float64))
+
+
+def _shallow(value: Any) -> tuple[Any, ...]:
+    """Return what an attribute holds, one container deep."""
+    if isinstance(value, dict):
+        return tuple(value.values())
+    return tuple(value) if isinstance(value, list | tuple | set) else (value,)
+
+
+def _alike(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:
+    plain = (bool, int, float, str, type(None))
+    return len(before) == len(after) and all(
+        a is b or (isinstance(a, plain) and type(a) is type(b) and a == b)
+        for a, b in zip(before, after, strict=True)
+    )

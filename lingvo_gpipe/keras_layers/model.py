@@ -1,0 +1,380 @@
+"""A Keras Sequential or functional model as layers of a pipeline.
+
+    network = keras_model.from_keras_model(keras.applications.ResNet50(weights=None))
+    params = pipelining.PipeliningLayer.Params(
+        layers=network.layers, outputs=network.outputs, num_partitions=4)
+
+One layer for each node of the model's graph, in its topological order; one name of the stream for
+each symbolic tensor, so that skips are what the graph says. Functional models inside are cut too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import keras
+from keras.src.models.functional import Functional
+
+from lingvo_gpipe import errors
+from lingvo_gpipe.keras_layers import adapter, config, variables
+from lingvo_gpipe.keras_layers.trace import READ
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Network:
+    """A Keras model as layers.
+
+    Attributes:
+        layers: params of its layers, in order.
+        inputs: fields of the mini-batch that it reads, in the model's order of inputs.
+        outputs: names of the stream that are its outputs, in the model's order.
+        names: name of a layer in Keras (`inner/dense_3` in an inner model) → its name here.
+    """
+
+    layers: list[Any]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    names: dict[str, str]
+
+
+def from_keras_model(
+    model: keras.Model,
+    *,
+    keep_weights: bool = True,
+    inputs: Mapping[str, str] | None = None,
+) -> Network:
+    """Cut a Sequential or functional model into layers.
+
+    Layers called at several nodes own their variables at the first and borrow them at the others
+    (ties). A frozen layer stays frozen. Names that Keras numbered by itself (`dense_7`) are
+    numbered anew from the first of the model, so that they do not depend on what else the process
+    has made. Of layers in an inner model the name is `inner.layer`.
+
+    Args:
+        model: built or not; it is left as it is. A subclassed model is one layer
+            (`from_keras`).
+        keep_weights: start from the model's present weights; False: from its initializers, seeded
+            by our rules. A recipe that makes its model anew in every process wants False, or
+            weights that are loaded: else its text names other weights each time.
+        inputs: the model's input name → field of the mini-batch; a name left out is the field's.
+
+    Raises:
+        LayerError: the model has no graph, or one of its layers cannot be made again.
+    """
+    graph = _graph_of(model)
+    if graph is None and isinstance(model, keras.Sequential):
+        return _chain(model, keep_weights, dict(inputs or {}).get("x", "x"))
+    if graph is None:
+        raise errors.LayerError(
+            f"{model.name} ({type(model).__name__}) is neither Sequential nor functional, so it "
+            "has no graph to cut. Take it whole, or its layers one by one, by "
+            "keras_adapter.from_keras"
+        )
+    cutter = _Cutter(keep_weights)
+    cutter.find(graph)
+    own_inputs = dict(inputs or {})
+    fields = {}
+    for tensor in graph.inputs:
+        name = cutter.names[id(tensor._keras_history.operation)]
+        fields[id(tensor)] = own_inputs.pop(name, own_inputs.pop(tensor.name, name))
+    if own_inputs:
+        wanted = next(iter(own_inputs))
+        near = errors.nearest(wanted, fields.values()) or list(fields.values())
+        raise errors.LayerError(f"{model.name} has no input {wanted!r}; nearest {', '.join(near)}")
+    streams = dict(fields)
+    cutter.taken.update(fields.values())
+    cutter.cut(graph, streams)
+    outputs = tuple(streams[id(tensor)] for tensor in graph.outputs)
+    layers = cutter.finished(next(iter(fields.values())), outputs)
+    return Network(layers, tuple(fields.values()), outputs, cutter.keras_names)
+
+
+def _chain(model: keras.Sequential, keep_weights: bool, field: str) -> Network:
+    """Cut a Sequential model that does not know its input's shape yet: one name after another."""
+    cutter = _Cutter(keep_weights, [field])
+    cutter.rank(model.layers)
+    layers = []
+    read = field
+    for layer in model.layers:
+        if getattr(layer, "mask_zero", False) or isinstance(layer, keras.layers.Masking):
+            raise errors.LayerError(
+                f"{model.name}: {layer.name} gives a Keras mask, whose way is known from the "
+                "model's graph alone. Add a keras.Input before its first layer"
+            )
+        name = cutter.names[id(layer)]
+        params = adapter.from_keras(
+            layer, name=name, reads=(read,), writes=(name,), keep_weights=keep_weights
+        )
+        params.examples = field
+        layers.append(params)
+        read = name
+    return Network(layers, (field,), (read,), cutter.keras_names)
+
+
+@dataclasses.dataclass(slots=True)
+class _Call:
+    """A node of the graph on its way to a layer."""
+
+    operation: keras.Operation
+    name: str
+    args: list[Any]
+    kwargs: dict[str, Any]
+    reads: list[str]
+    writes: list[str]
+    masks: dict[str, str]
+    picks: tuple[int, ...]
+
+
+class _Cutter:
+    """Walks a model's graph, and the graphs inside it, in topological order."""
+
+    def __init__(self, keep_weights: bool, fields: Iterable[str] = ()) -> None:
+        self.names: dict[int, str] = {}
+        self.keras_names: dict[str, str] = {}
+        self.taken: set[str] = set(fields)
+        self._keep_weights = keep_weights
+        self._calls: list[_Call] = []
+        self._masks: dict[str, str] = {}
+
+    def find(self, graph: Any, prefix: str = "", keras_prefix: str = "") -> None:
+        """Give every operation of a graph, and of those inside, its name."""
+        fresh = [op for op in graph.operations if id(op) not in self.names]
+        self.rank(fresh, prefix, keras_prefix)
+        for operation in fresh:
+            inner = _graph_of(operation)
+            if inner is not None:
+                name = self.names[id(operation)]
+                self.find(inner, f"{name}.", f"{keras_prefix}{operation.name}/")
+
+    def rank(self, operations: Sequence[Any], prefix: str = "", keras_prefix: str = "") -> None:
+        """Name operations; those that Keras numbered are numbered anew in the same order."""
+        numbered: dict[str, list[Any]] = {}
+        for operation in operations:
+            stem = config.automatic_stem(operation)
+            if stem is None:
+                self.names[id(operation)] = prefix + _clean(operation.name)
+            else:
+                numbered.setdefault(prefix + stem, []).append(operation)
+        for stem, same in numbered.items():
+            for number, operation in enumerate(sorted(same, key=_number)):
+                name = f"{stem}_{number}" if number else stem
+                while name in self.names.values():
+                    name += "_"
+                self.names[id(operation)] = name
+        for operation in operations:
+            self.keras_names[keras_prefix + operation.name] = self.names[id(operation)]
+
+    def cut(self, graph: Any, streams: dict[int, str]) -> None:
+        """Turn every node of a graph into a call.
+
+        Args:
+            graph: a functional model.
+            streams: symbolic tensor's id → its name of the stream; filled.
+        """
+        for node in _nodes(graph):
+            operation = node.operation
+            inner = _graph_of(operation)
+            explicit = _explicit_masks(node)
+            if inner is None or explicit:
+                self._call(node, streams, explicit)
+                continue
+            given = [streams[id(t)] for t in keras.tree.flatten(node.arguments.args[0])]
+            inside = {
+                id(tensor): stream for tensor, stream in zip(inner.inputs, given, strict=True)
+            }
+            self.cut(inner, inside)
+            for outer, own in zip(node.outputs, inner.outputs, strict=True):
+                streams[id(outer)] = inside[id(own)]
+
+    def finished(self, field: str, outputs: Iterable[str]) -> list[Any]:
+        """Return the layers' params; `field` counts the examples of a mini-batch."""
+        self._drop_unread(outputs)
+        owners: dict[int, str] = {}
+        layers = []
+        for call in self._calls:
+            params = adapter.from_keras(
+                call.operation,
+                name=call.name,
+                reads=call.reads,
+                writes=call.writes,
+                masks=call.masks,
+                keep_weights=self._keep_weights,
+                args=call.args,
+                kwargs=call.kwargs,
+            )
+            params.set(examples=field, tie=_ties(call, owners), picks=call.picks)
+            layers.append(params)
+        return layers
+
+    def _call(self, node: Any, streams: dict[int, str], explicit: dict[str, Any]) -> None:
+        operation = node.operation
+        name = self._free(self.names[id(operation)])
+        reads: list[str] = []
+        args = [self._argument(arg, streams, reads) for arg in node.arguments.args]
+        # The model's own call decides on training, whatever the node said.
+        kwargs = {
+            key: self._argument(arg, streams, reads)
+            for key, arg in node.arguments.kwargs.items()
+            if key != "training" and arg is not None and (key in explicit or not _is_mask(key))
+        }
+        masks = {}
+        if _takes_masks(operation):
+            masks = {read: self._masks[read] for read in reads if read in self._masks}
+        several = len(node.outputs) > 1
+        writes = [f"{name}:{n}" if several else name for n in range(len(node.outputs))]
+        for tensor, write, has in zip(
+            node.outputs, writes, self._gives_masks(node, streams), strict=True
+        ):
+            streams[id(tensor)] = write
+            if has:
+                self._masks[write] = masks[write] = f"{write}.mask"
+        wanted = [masks[read] for read in reads if read in masks]
+        written = [masks[write] for write in writes if write in masks]
+        self._calls.append(
+            _Call(
+                operation,
+                name,
+                args,
+                kwargs,
+                reads=[*dict.fromkeys([*reads, *wanted])],
+                writes=writes + written,
+                masks=masks,
+                picks=tuple(range(len(writes))) if several else (),
+            )
+        )
+
+    def _gives_masks(self, node: Any, streams: Mapping[int, str]) -> list[bool]:
+        """Tell which tensors of a node carry a mask; an inner graph does not know outer ones."""
+        found = [getattr(tensor, "_keras_mask", None) is not None for tensor in node.outputs]
+        if any(found) or not getattr(node.operation, "supports_masking", False):
+            return found
+
+        def mask_of(tensor: Any) -> Any:
+            has = isinstance(tensor, keras.KerasTensor) and streams[id(tensor)] in self._masks
+            return keras.KerasTensor(tensor.shape[:2], "bool") if has else None
+
+        first = node.arguments.args[0] if node.arguments.args else None
+        masks = keras.tree.map_structure(mask_of, first)
+        if all(mask is None for mask in keras.tree.flatten(masks)):
+            return found
+        given = keras.tree.flatten(node.operation.compute_mask(first, masks))
+        return [n < len(given) and given[n] is not None for n in range(len(found))]
+
+    def _argument(self, value: Any, streams: dict[int, str], reads: list[str]) -> Any:
+        """Return an argument of a node as Params hold it; adds the names that it reads."""
+        if isinstance(value, keras.KerasTensor):
+            if id(value) not in streams:
+                raise errors.LayerError(
+                    f"the model's graph needs the tensor {value.name!r}, which is not computed "
+                    "from its inputs"
+                )
+            reads.append(streams[id(value)])
+            return {READ: streams[id(value)]}
+        if isinstance(value, list | tuple):
+            items = [self._argument(item, streams, reads) for item in value]
+            return tuple(items) if isinstance(value, tuple) else items
+        if isinstance(value, dict):
+            return {str(k): self._argument(v, streams, reads) for k, v in value.items()}
+        return config.from_constant(value)
+
+    def _drop_unread(self, outputs: Iterable[str]) -> None:
+        """Leave out what nobody reads, masks and tensors, the last layers first."""
+        read = set(outputs)
+        for call in list(reversed(self._calls)):
+            if read.isdisjoint(call.writes):
+                self._calls.remove(call)  # it computed a mask that travels with its tensor
+                continue
+            masks = set(call.masks.values())
+            tensors = [write for write in call.writes if write not in masks]
+            if call.picks:
+                call.picks = tuple(n for n in call.picks if tensors[n] in read)
+            call.writes = [write for write in call.writes if write in read]
+            known = {*call.reads, *call.writes}
+            call.masks = {t: m for t, m in call.masks.items() if t in known and m in known}
+            read.update(call.reads)
+
+    def _free(self, name: str) -> str:
+        number, free = 1, name
+        while free in self.taken:
+            number += 1
+            free = f"{name}.{number}"
+        self.taken.add(free)
+        return free
+
+
+def _nodes(graph: Any) -> list[Any]:
+    """Return the graph's nodes in topological order, inputs left out."""
+    by_depth = graph._nodes_by_depth
+    return [
+        node
+        for depth in sorted(by_depth, reverse=True)
+        for node in by_depth[depth]
+        if not node.is_input
+    ]
+
+
+def _graph_of(operation: Any) -> Any | None:
+    """Return the graph of a functional or Sequential model that is called as a layer."""
+    if isinstance(operation, keras.Sequential):
+        own = type(operation).call is keras.Sequential.call
+        return getattr(operation, "_functional", None) if own else None
+    own = isinstance(operation, Functional) and type(operation).call is Functional.call
+    return operation if own else None
+
+
+def _is_mask(argument: str) -> bool:
+    return argument == "mask" or argument.endswith("_mask")
+
+
+def _explicit_masks(node: Any) -> dict[str, Any]:
+    """Return a node's mask arguments that Keras did not take from its tensors by itself."""
+    own = {id(getattr(t, "_keras_mask", None)) for t in node.arguments.keras_tensors}
+    return {
+        key: value
+        for key, value in node.arguments.kwargs.items()
+        if _is_mask(key) and any(id(t) not in own | {id(None)} for t in keras.tree.flatten(value))
+    }
+
+
+def _takes_masks(operation: Any) -> bool:
+    if not isinstance(operation, keras.layers.Layer):
+        return False
+    arguments = operation.call_signature_parameters
+    return operation.supports_masking or any(map(_is_mask, arguments))
+
+
+def _ties(call: _Call, owners: dict[int, str]) -> dict[str, str]:
+    """Return own path → network path for variables that an earlier layer owns.
+
+    Raises:
+        LayerError: a trained batch norm is shared.
+    """
+    ties = {}
+    found = variables.find(call.operation)
+    for path, variable in found.weights.items():
+        owner = owners.setdefault(id(variable), f"{call.name}/{path}")
+        if owner != f"{call.name}/{path}":
+            ties[path] = owner
+    for path, norm in found.norms.items():
+        shared = ties.get(f"{path}/moving_mean" if path else "moving_mean")
+        if norm.trainable and shared is not None:
+            raise errors.LayerError(
+                f"{call.name}: its batch norm is called at an earlier node too ({shared}), so its "
+                "moving statistics would move twice in an update. Use one for each node, or freeze "
+                "it"
+            )
+    return ties
+
+
+def _number(operation: Any) -> int:
+    found = re.search(r"_(\d+)$", operation.name)
+    return int(found.group(1)) if found else 0
+
+
+def _clean(name: str) -> str:
+    """Return a Keras name as a name of a layer, which TensorFlow takes as a scope."""
+    clean = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)
+    return clean if clean[0].isalnum() else f"layer{clean}"

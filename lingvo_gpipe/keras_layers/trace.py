@@ -1,0 +1,299 @@
+"""What one trace tells of a Keras layer: its outputs, losses and cost, and that it is pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from lingvo_gpipe import errors, hyperparams, precision
+from lingvo_gpipe.graphs import traced_flops
+from lingvo_gpipe.keras_layers import config
+from lingvo_gpipe.keras_layers.function import Called, KerasFunction
+from lingvo_gpipe.layers import base
+
+READ = "read"
+REGULARIZATION, ACTIVITY = "regularization", "activity"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Traced:
+    """A Keras layer for inputs of certain shapes.
+
+    Attributes:
+        function: to call.
+        outputs: specs of what the layer writes.
+        losses: kinds of losses that it gives.
+        flops_forward: see `base.Meta`.
+        flops_backward: see `base.Meta`.
+        activation_bytes: see `base.Meta`.
+    """
+
+    function: KerasFunction
+    outputs: Any
+    losses: tuple[str, ...]
+    flops_forward: int
+    flops_backward: int
+    activation_bytes: int
+
+
+def trace(params: Any, inputs: Sequence[Any]) -> Traced:
+    """Build and trace the Keras layer of `KerasLayer.Params`, on no device.
+
+    Args:
+        params: the layer's.
+        inputs: a nest of `tf.TensorSpec` for each name it reads.
+
+    Raises:
+        LayerError: it cannot be called on them, or hides state.
+    """
+    if len(inputs) != len(params.reads):
+        raise errors.LayerError(
+            f"{base.describe(params)}: got {len(inputs)} inputs for the names {params.reads!r}"
+        )
+    for spec in tf.nest.flatten(tuple(inputs)):
+        if not spec.shape.is_fully_defined():
+            raise errors.LayerError(
+                f"{base.describe(params)}: an input of shape {spec.shape}, expected known sides. "
+                "Give the mini-batch's fields static shapes"
+            )
+    return _traced(_Key(params, params), _Key(tuple(inputs), tuple(inputs)))
+
+
+def known(params: Any, inputs: Sequence[Any]) -> Traced:
+    """Return what `trace` gave for these inputs, or for ones that differ in their batch alone."""
+    examples = tf.nest.map_structure(lambda s: (tuple(s.shape[1:]), s.dtype.name), tuple(inputs))
+    return _of_any_batch(_Key(params, params), _Key(examples, tuple(inputs)))
+
+
+class _Key:
+    """Carries what has no hash through a cache; equal where what it is named by is."""
+
+    def __init__(self, named_by: Any, value: Any) -> None:
+        self._key = _frozen(named_by)
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+def _frozen(value: Any) -> Any:
+    """Return a nest of plain values as one that has a hash and tells 1 from True and 1.0."""
+    if isinstance(value, hyperparams.Params):
+        return _frozen({name: value.get(name) for name in value.fields()})
+    if isinstance(value, Mapping):
+        return tuple((key, _frozen(item)) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return isinstance(value, tuple), tuple(map(_frozen, value))
+    if isinstance(value, tf.TensorSpec):
+        return tuple(value.shape), value.dtype.name
+    return type(value), repr(value) if isinstance(value, float) else value
+
+
+@functools.lru_cache(maxsize=4096)
+def _of_any_batch(own: _Key, given: _Key) -> Traced:
+    return trace(own.value, given.value)
+
+
+@functools.lru_cache(maxsize=4096)
+def _traced(own: _Key, given: _Key) -> Traced:
+    params, inputs = own.value, given.value
+    policy = precision.policy(params.dtype)
+    function = KerasFunction(
+        base.describe(params), params.config, policy, lambda make: _symbolic(params, inputs, make)
+    )
+    function.freeze(params.frozen)
+    training = _run(params, function, inputs, training=True)
+    before = function.attributes()
+    if isinstance(function.made, keras.layers.Layer):
+        _run(params, function, inputs, training=False)
+    function.check_attributes(before)
+    return training
+
+
+def _run(params: Any, function: KerasFunction, inputs: Any, *, training: bool) -> Traced:
+    """Trace one call and its gradient, check that it is pure, and count its cost."""
+    weights = {
+        path: tf.TensorSpec(v.shape, v.dtype) for path, v in function.variables.weights.items()
+    }
+    everything = (inputs, weights)
+    found: list[Traced] = []
+
+    def compute(*flat: tf.Tensor) -> list[tf.Tensor]:
+        values, own = tf.nest.pack_sequence_as(everything, list(flat))
+        sources = [t for t in flat if t.dtype.is_floating]
+        with tf.GradientTape() as tape:
+            tape.watch(sources)
+            called = call(
+                params,
+                function,
+                values,
+                own,
+                seed=lambda n: tf.constant([0, n], tf.int32),
+                training=training,
+                is_frozen=lambda _: not params.trainable,
+            )
+            outputs = written(params, called)
+            kinds = tuple(k for k, v in losses(params, function, called, own).items() if v)
+        ends = [t for t in tf.nest.flatten(outputs) if t.dtype.is_floating] + called.losses
+        graph = ends[0].graph if ends else None
+        forward = graph.get_operations() if graph is not None else []
+        gradients = _gradients(tape, ends, sources) if training else []
+        backward = graph.get_operations()[len(forward) :] if graph is not None else []
+        found.append(
+            Traced(
+                function,
+                tf.nest.map_structure(functools.partial(_output_spec, params), outputs),
+                kinds,
+                traced_flops.flops(forward, graph),
+                traced_flops.flops(backward, graph),
+                traced_flops.kept_bytes(forward, backward, graph),
+            )
+        )
+        return [*tf.nest.flatten(outputs), *gradients]
+
+    traced = tf.function(compute, autograph=False)
+    concrete = traced.get_concrete_function(
+        *[tf.TensorSpec(s.shape, s.dtype) for s in tf.nest.flatten(everything)]
+    )
+    function.check_graph(concrete.graph)
+    return found[-1]
+
+
+def call(
+    params: Any,
+    function: KerasFunction,
+    inputs: Sequence[Any],
+    weights: Mapping[str, tf.Tensor],
+    *,
+    seed: Callable[[int], tf.Tensor],
+    training: bool,
+    is_frozen: Callable[[str], bool],
+) -> Called:
+    """Call the function on the values of the names that the layer reads."""
+    values = dict(zip(params.reads, inputs, strict=True))
+    for read, mask in params.masks.items():
+        if read in values and mask in values:
+            values[read] = _masked(values[read], values[mask])
+    return function.call(
+        [_filled(arg, values) for arg in params.args],
+        {key: _filled(arg, values) for key, arg in params.kwargs.items()},
+        weights,
+        seed,
+        training=training,
+        is_frozen=is_frozen,
+    )
+
+
+def written(params: Any, called: Called) -> Any:
+    """Return the values of the names that the layer writes.
+
+    Raises:
+        LayerError: it gives another number of tensors, or no mask where one is named.
+    """
+    flat = tf.nest.flatten(called.outputs)
+    picks = params.picks or range(len(flat))
+    if max(picks) >= len(flat):
+        raise errors.LayerError(
+            f"{base.describe(params)}: picks tensor {max(picks)}, but its call gives {len(flat)}"
+        )
+    mask_names = set(params.masks.values())
+    tensors = [name for name in params.writes if name not in mask_names]
+    whole = len(tensors) == 1 and not params.picks
+    if whole:
+        picks = (0,)
+    if len(tensors) != len(picks):
+        raise errors.LayerError(
+            f"{base.describe(params)}: gives {len(picks)} tensors, but writes {len(tensors)} names "
+            f"({', '.join(tensors)}). Name one for each, or a single one for all"
+        )
+    values = {n: flat[pick] for n, pick in zip(tensors, picks, strict=not whole)}
+    if whole:
+        values = {tensors[0]: called.outputs}
+    for name, pick in zip(tensors, picks, strict=not whole):
+        mask_name = params.masks.get(name)
+        if mask_name in params.writes:
+            if called.masks[pick] is None:
+                raise errors.LayerError(
+                    f"{base.describe(params)}: gives no Keras mask with {name!r}, but writes it "
+                    f"as {mask_name!r}. Take it out of masks and writes"
+                )
+            values[mask_name] = called.masks[pick]
+    given = tuple(values[name] for name in params.writes)
+    return given if len(given) > 1 else given[0]
+
+
+def losses(
+    params: Any, function: KerasFunction, called: Called, weights: Mapping[str, tf.Tensor]
+) -> dict[str, list[tf.Tensor]]:
+    """Return the losses of a call by kind; a tied weight's penalty is its owner's."""
+    own = {path: w for path, w in weights.items() if path not in params.tie}
+    penalties = function.regularization(own) if params.trainable else []
+    return {REGULARIZATION: penalties, ACTIVITY: called.losses}
+
+
+def _symbolic(
+    params: Any, inputs: Sequence[Any], make: Callable[[tf.TensorSpec], Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    values = {
+        name: tf.nest.map_structure(make, spec)
+        for name, spec in zip(params.reads, inputs, strict=True)
+    }
+    for read, mask in params.masks.items():
+        if read in values and mask in values:
+            values[read]._keras_mask = values[mask]
+    return (
+        [_filled(arg, values) for arg in params.args],
+        {key: _filled(arg, values) for key, arg in params.kwargs.items()},
+    )
+
+
+def _filled(argument: Any, values: Mapping[str, Any]) -> Any:
+    """Return an argument of the call, with values in place of the names it reads."""
+    if isinstance(argument, dict):
+        if set(argument) == {READ}:
+            if argument[READ] not in values:
+                near = errors.nearest(argument[READ], values) or sorted(values)
+                raise errors.LayerError(
+                    f"an argument reads {argument[READ]!r}, which is not in reads; nearest "
+                    f"{', '.join(near)}"
+                )
+            return values[argument[READ]]
+        if "class_name" in argument:
+            return config.to_constant(argument)
+        return {key: _filled(item, values) for key, item in argument.items()}
+    if isinstance(argument, list | tuple):
+        items = [_filled(item, values) for item in argument]
+        return tuple(items) if isinstance(argument, tuple) else items
+    return argument
+
+
+def _masked(value: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    """Return the tensor with its mask as Keras carries it; the given one stays without."""
+    own = tf.identity(value)
+    own._keras_mask = mask
+    return own
+
+
+def _gradients(tape: Any, ends: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
+    try:
+        found = tape.gradient(ends, sources) if ends and sources else []
+    except LookupError:  # an operation without a gradient costs none
+        found = []
+    return [tf.convert_to_tensor(g) for g in found if g is not None]
+
+
+def _output_spec(params: Any, tensor: tf.Tensor) -> tf.TensorSpec:
+    if not tensor.shape.is_fully_defined():
+        raise errors.LayerError(
+            f"{base.describe(params)}: gives shape {tensor.shape}, which depends on its data. A "
+            "pipeline needs known sides"
+        )
+    return tf.TensorSpec(tensor.shape, tensor.dtype)

@@ -1,0 +1,33 @@
+"""A network as it is known from its Params alone: wiring, costs, cuts, cells, memory by formula.
+
+Nothing here creates a variable, traces a function or names a device.
+"""
+
+from typing import TYPE_CHECKING
+
+from lingvo_gpipe import lazy
+
+if TYPE_CHECKING:
+    from lingvo_gpipe.network.analysis import Analysis as Analysis
+    from lingvo_gpipe.network.analysis import LayerInfo as LayerInfo
+    from lingvo_gpipe.network.analysis import PipelineParams as PipelineParams
+    from lingvo_gpipe.network.analysis import analyze as analyze
+    from lingvo_gpipe.network.analysis import forward_table as forward_table
+    from lingvo_gpipe.network.analysis import layer_params as layer_params
+    from lingvo_gpipe.network.analysis import make_table as make_table
+
+# Lazily: `network.partition` needs no TensorFlow, `network.analysis` does.
+__getattr__, __dir__, __all__ = lazy.exports(
+    __name__,
+    {
+        "analysis": [
+            "Analysis",
+            "LayerInfo",
+            "PipelineParams",
+            "analyze",
+            "forward_table",
+            "layer_params",
+            "make_table",
+        ]
+    },
+)

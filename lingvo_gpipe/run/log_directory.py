@@ -1,0 +1,216 @@
+"""What a run keeps in its folder: a lock, its params, its checkpoints, its result."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from absl import logging
+
+from lingvo_gpipe import errors, task
+from lingvo_gpipe.run import checkpoint
+
+CHECKPOINTS = "checkpoints"
+BEST = "best"
+_RESULT = "result.json"
+_LOCK = "run.lock"
+_SHOWN_CHANGES = 20
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a log directory for this process alone; the lock falls with the process.
+
+    Raises:
+        TrainingError: it cannot be written, or another process trains in it.
+        CheckpointError: its path cannot be one of checkpoints.
+    """
+    checkpoint.refuse_patterns(str(folder))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / _LOCK, "a", encoding="utf-8")  # noqa: SIM115 (held for the block)
+    except OSError as error:
+        raise errors.TrainingError(
+            f"--logdir={folder} cannot be written: {error.strerror}. Name a folder of your own"
+        ) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise errors.TrainingError(
+                f"another process trains in {folder}. Wait for its end, or give another --logdir; "
+                "--mode=eval --follow evaluates beside it"
+            ) from error
+        except OSError as error:
+            logging.warning("%s is not locked: its file system says %s", folder, error.strerror)
+        yield
+
+
+def check_params(
+    folder: Path, params: Any, report: Callable[[str], None] | None
+) -> task.Change | None:
+    """Compare params with those of the run that began in `folder`.
+
+    Args:
+        folder: of the run.
+        params: a `Task.Params`.
+        report: takes the lines that differ where they may; None: they are not told.
+
+    Returns:
+        How they differ; None where no run began there.
+
+    Raises:
+        TrainingError: they make it another run.
+    """
+    whole = checkpoint.find(str(folder / CHECKPOINTS))
+    old = checkpoint.params_text(whole[-1]) if whole else None
+    if old is None:
+        return None
+    found = task.change(old, params.to_text())
+    if found.refused or found.models is not None:
+        raise errors.TrainingError(_refusal(found, whole[-1], folder))
+    if found.lines and report is not None:
+        report("params changed since the last checkpoint:")
+        for line in found.lines:
+            report(f"    {line}")
+    return found
+
+
+def _refusal(found: task.Change, newest: str, folder: Path) -> str:
+    """Return why params are of another run than that of `logdir`, and the ways out."""
+    ways = f"Give another --logdir; there, --checkpoint={newest} starts from these weights"
+    if found.models is not None:
+        there, here = found.models
+        return f"{folder} holds a run of {there}, not of {here}. {ways}"
+    lines = found.refused
+    first = lines[0] if len(lines) == 1 else f"{lines[0]} and {len(lines) - 1} more"
+    shown = [*lines[:_SHOWN_CHANGES], *(["…"] if len(lines) > _SHOWN_CHANGES else [])]
+    detail = "".join(f"\n    {line}" for line in shown)
+    return f"{folder} holds a run with other params ({first}). {ways}{detail}"
+
+
+def try_out(folder: Path, params: Any, assets: Mapping[str, bytes]) -> None:
+    """Find out whether a run could begin or go on in `folder`; leave nothing there.
+
+    Args:
+        folder: of the run.
+        params: a `Task.Params`.
+        assets: of its input, name → content.
+
+    Raises:
+        TrainingError: it could not.
+    """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    lock_is_new = not (folder / _LOCK).exists()
+    with locked(folder):
+        if check_params(folder, params, report=None) is not None:
+            check_assets(folder, assets)
+    if lock_is_new:
+        (folder / _LOCK).unlink()
+    for path in made:
+        path.rmdir()
+
+
+def check_assets(folder: Path, assets: Mapping[str, bytes]) -> tuple[str, ...]:
+    """Refuse data whose assets are not those that the run began with.
+
+    Args:
+        folder: of the run.
+        assets: name → content, of the data that are there now.
+
+    Returns:
+        Names of those that the run does not have yet.
+
+    Raises:
+        TrainingError: one differs, or cannot be read.
+    """
+    missing = []
+    for name, content in assets.items():
+        try:
+            same = (folder / name).read_bytes() == content
+        except FileNotFoundError:
+            missing.append(name)
+            continue
+        except OSError as error:
+            raise errors.TrainingError(
+                f"{folder / name} cannot be read: {error.strerror}. Make it readable"
+            ) from error
+        if not same:
+            raise errors.TrainingError(
+                f"{folder / name} is not that of the data: the run was begun with another one. "
+                "Give the data it was begun with, or another run"
+            )
+    return tuple(missing)
+
+
+def kept_assets(folder: Path, names: Iterable[str]) -> dict[str, bytes] | None:
+    """Return the content of the files of these names that a run keeps; None: not all are there.
+
+    Raises:
+        TrainingError: one cannot be read.
+    """
+    found = {}
+    for name in names:
+        try:
+            found[name] = (folder / name).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise errors.TrainingError(
+                f"{folder / name} cannot be read: {error.strerror}. Make it readable"
+            ) from error
+    return found
+
+
+def keep_assets(folder: Path, assets: Mapping[str, bytes]) -> None:
+    """Keep what the run's ids mean in its folder; each file whole or not at all.
+
+    A run that has no checkpoint has learned nothing of the files there: they are replaced.
+
+    Raises:
+        TrainingError: the run has others, or they cannot be written.
+    """
+    begun = checkpoint.find(str(folder / CHECKPOINTS))
+    for name in check_assets(folder, assets) if begun else assets:
+        _replace(folder / name, assets[name], "Free disk space, or give another --logdir")
+
+
+def write_result(folder: Path, values: Mapping[str, Any]) -> None:
+    """Say that the run is done, and what it came to; whole or not at all.
+
+    Raises:
+        TrainingError: it cannot be written.
+    """
+    content = f"{json.dumps(dict(values), indent=1)}\n".encode()
+    _replace(
+        folder / _RESULT,
+        content,
+        "The run is done and its last checkpoint whole; the same command writes it once there is "
+        "room",
+    )
+
+
+def _replace(path: Path, content: bytes, advice: str) -> None:
+    """Write a file whole or not at all; `advice` ends the message where it cannot be."""
+    partial = path.with_name(f"{path.name}.writing")
+    try:
+        partial.write_bytes(content)
+        partial.replace(path)
+    except OSError as error:
+        raise errors.TrainingError(
+            f"{path} cannot be written: {error.strerror}. {advice}"
+        ) from error
+
+
+def remove_result(folder: Path) -> None:
+    """Take back that the run is done."""
+    (folder / _RESULT).unlink(missing_ok=True)
+
+
+def is_over(folder: Path) -> bool:
+    """Tell whether the run has said that it is done; its last checkpoint is there by then."""
+    return (folder / _RESULT).exists()

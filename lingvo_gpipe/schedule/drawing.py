@@ -1,0 +1,228 @@
+"""A timeline for people: a grid for terminals, a picture, a trace for a browser."""
+
+from __future__ import annotations
+
+import io
+import json
+
+from matplotlib import axes, figure, patches
+
+from lingvo_gpipe.schedule import simulate
+from lingvo_gpipe.schedule.table import Phase, Slot, Table
+
+_PHASES: dict[Phase, tuple[str, str]] = {
+    "F": ("forward", "#4C78A8"),
+    "B": ("backward", "#E08E45"),
+    "I": ("input gradient", "#D9B23D"),
+    "W": ("weight gradient", "#72A776"),
+}
+_WAITING = "#F1F1EE"
+_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+
+
+def grid(source: simulate.Timeline | Table, width: int = 100) -> str:
+    """Return a table or timeline as text of at most `width` columns.
+
+    A table has a column per slot; of one that is too wide, the middle is left out. A timeline is
+    drawn to scale: a slot is its phase and number, or its phase alone where there is no room,
+    filled up with `-`; dots are waiting.
+
+    >>> from lingvo_gpipe import schedule
+    >>> table = schedule.make("1f1b", 2, 3)
+    >>> print(grid(table))
+    cell 0: F0 F1 .  B0 F2 B1 .  B2
+    cell 1: .  F0 B0 F1 B1 F2 B2
+    >>> print(grid(simulate.simulate(table, [1.0, 1.0], [2.0, 2.0]), width=56))
+    cell 0: F0--F1--........B0------F2--B1------....B2------
+    cell 1: ....F0--B0------F1--B1------F2--B2------........
+    """
+    if isinstance(source, Table):
+        return _fold(source.grid(), width)
+    table = source.table
+    labels = _labels(table)
+    room = max(1, width - max(map(len, labels)) - 2)
+    scale = room / source.makespan_s if source.makespan_s > 0 else 0.0
+    rows = ["." * room] * table.num_devices
+    for span in source.spans:
+        start, stop = int(span.start_s * scale + 0.5), int(span.end_s * scale + 0.5)
+        name = _name(span.slot, table)
+        if len(name) > stop - start:
+            name = span.slot.phase
+        filled = name.ljust(stop - start, "-")[: stop - start]
+        rows[span.device] = rows[span.device][:start] + filled + rows[span.device][stop:]
+    return "\n".join(f"{label}: {row}" for label, row in zip(labels, rows, strict=True))
+
+
+def draw(timeline: simulate.Timeline, *, unit: str | None = None) -> bytes:
+    """Return a picture of the timeline: PNG, a row per device, a box per slot.
+
+    Boxes are coloured by phase and bear the micro-batch where it fits; of the cells that share a
+    device, later ones are lighter. The title tells how long it takes and how much is waiting.
+
+    Args:
+        timeline: simulated or measured.
+        unit: what its numbers are, where they are no seconds: "FLOPs".
+    """
+    table = timeline.table
+    height = 1.5 + 0.42 * min(table.num_devices, 40)
+    picture = figure.Figure(figsize=(12, height), dpi=120, layout="constrained")
+    plot = picture.add_subplot()
+    unit_s, name = _scale(timeline.makespan_s, unit)
+    whole = timeline.makespan_s / unit_s
+    for device in range(table.num_devices):
+        plot.broken_barh([(0, whole)], (device - 0.42, 0.84), facecolors=_WAITING)
+    shades = _shades(table)
+    boxes: dict[tuple[Phase, int], list[tuple[float, float]]] = {}
+    for span in timeline.spans:
+        start, length = span.start_s / unit_s, (span.end_s - span.start_s) / unit_s
+        boxes.setdefault((span.slot.phase, span.slot.cell), []).append((start, length))
+        if length >= whole / (95 if table.is_plain else 60):
+            plot.text(
+                start + length / 2,
+                span.device,
+                _number(span.slot, table),
+                ha="center",
+                va="center_baseline",
+                color=_ink(_PHASES[span.slot.phase][1], shades[span.slot.cell]),
+                fontsize=8.5,
+            )
+    for (phase, cell), places in boxes.items():
+        plot.broken_barh(
+            places,
+            (table.device_of(cell) - 0.42, 0.84),
+            facecolors=_lighter(_PHASES[phase][1], shades[cell]),
+            edgecolors="white",
+            linewidths=[min(0.8, 100 * length / whole) if whole else 0.0 for _, length in places],
+        )
+    axis = f"time ({name})" if unit is None else f"work ({name})"
+    _dress(plot, timeline, f"{whole:.3g} {name}", axis)
+    plot.set_xlim(0, whole or 1.0)
+    buffer = io.BytesIO()
+    picture.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def chrome_trace(timeline: simulate.Timeline) -> str:
+    """Return the timeline as JSON for chrome://tracing and ui.perfetto.dev, a row per device."""
+    events: list[dict[str, object]] = [
+        {
+            "name": "thread_name",
+            "ph": "M",
+            "pid": 0,
+            "tid": device,
+            "args": {"name": label},
+        }
+        for device, label in enumerate(_labels(timeline.table))
+    ]
+    events += [
+        {
+            "name": str(span.slot),
+            "cat": _PHASES[span.slot.phase][0],
+            "ph": "X",
+            "pid": 0,
+            "tid": span.device,
+            "ts": span.start_s * 1e6,
+            "dur": (span.end_s - span.start_s) * 1e6,
+            "args": {"cell": span.slot.cell, "micro_batch": span.slot.micro_batch},
+        }
+        for span in timeline.spans
+    ]
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+
+
+def _dress(plot: axes.Axes, timeline: simulate.Timeline, length: str, axis: str) -> None:
+    """Give the picture its title, axes and legend."""
+    table = timeline.table
+    plot.set_title(
+        f"{_count(table.num_cells, 'cell', 's')}, "
+        f"{_count(table.num_micro_batches, 'micro-batch', 'es')}: "
+        f"{length}, {timeline.bubble_share:.1%} bubble",
+        loc="left",
+        fontsize=12,
+        pad=10,
+    )
+    plot.set_ylim(table.num_devices - 0.5, -0.5)
+    step = -(-table.num_devices // 40)
+    plot.set_yticks(range(0, table.num_devices, step), _labels(table)[::step])
+    plot.set_xlabel(axis)
+    plot.tick_params(length=0)
+    plot.spines[:].set_visible(False)
+    present = {span.slot.phase for span in timeline.spans}
+    handles = [
+        patches.Patch(facecolor=colour, label=label)
+        for phase, (label, colour) in _PHASES.items()
+        if phase in present
+    ]
+    handles.append(patches.Patch(facecolor=_WAITING, edgecolor="#CCCCCC", label="waiting"))
+    plot.legend(
+        handles=handles,
+        loc="lower right",
+        bbox_to_anchor=(1.0, 1.0),
+        ncols=len(handles),
+        frameon=False,
+        handlelength=1.2,
+        columnspacing=1.4,
+    )
+
+
+def _fold(text: str, width: int) -> str:
+    """Leave out whole columns in the middle of a grid, so that its lines have `width` or less."""
+    lines = text.splitlines()
+    full = max(map(len, lines))
+    if full <= width:
+        return text
+    lines = [line.ljust(full) for line in lines]
+    label = lines[0].index(":") + 1
+    gaps = [i for i in range(label, full) if all(line[i] == " " for line in lines)]
+    dots = " ..."
+    room = width - len(dots)
+    head = max((gap for gap in gaps if gap <= (room + 1) // 2), default=label)
+    tail = min((gap for gap in gaps if full - gap <= room - head), default=full)
+    return "\n".join(f"{line[:head]}{dots}{line[tail:]}".rstrip() for line in lines)
+
+
+def _labels(table: Table) -> list[str]:
+    what = "cell" if table.is_plain else "device"
+    digits = len(str(table.num_devices - 1))
+    return [f"{what} {device:>{digits}}" for device in range(table.num_devices)]
+
+
+def _name(slot: Slot, table: Table) -> str:
+    return f"{slot.phase}{slot.micro_batch}" if table.is_plain else str(slot)
+
+
+def _number(slot: Slot, table: Table) -> str:
+    return str(slot.micro_batch) if table.is_plain else f"{slot.cell}:{slot.micro_batch}"
+
+
+def _count(number: int, what: str, plural: str) -> str:
+    return f"{number} {what}{'' if number == 1 else plural}"
+
+
+def _scale(whole: float, unit: str | None) -> tuple[float, str]:
+    """Return the size and the name of the largest unit of which the whole has one."""
+    known = _UNITS if unit is None else [(size, prefix + unit) for size, prefix in _PREFIXES]
+    return next(((size, name) for size, name in known if whole >= size), known[-1])
+
+
+def _shades(table: Table) -> list[float]:
+    """Return for each cell how far to lighten its colour: 0 for a device's first, then up."""
+    seen = [0] * table.num_devices
+    result = []
+    for cell in range(table.num_cells):
+        device = table.device_of(cell)
+        result.append(1 - 0.65 ** seen[device])
+        seen[device] += 1
+    return result
+
+
+def _lighter(colour: str, share: float) -> tuple[float, float, float]:
+    red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    return (red + (1 - red) * share, green + (1 - green) * share, blue + (1 - blue) * share)
+
+
+def _ink(colour: str, share: float) -> str:
+    """Return the text colour that is readable on a box of that colour."""
+    red, green, blue = _lighter(colour, share)
+    return "#222222" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.65 else "white"

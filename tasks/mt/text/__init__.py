@@ -1,0 +1,4 @@
+"""From parallel text to mini-batches: corpora, vocabulary, prepared records, mixing, packing.
+
+Nothing here knows the network.
+"""

@@ -1,0 +1,447 @@
+"""Cells and their executor: what the graphs hold, where and in which order, what is refused."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import errors, hyperparams, layers, pipelining
+from lingvo_gpipe.execution import cell_programs, placement
+from lingvo_gpipe.layers import base
+from tests import pipelines
+
+# --- what the graphs hold -------------------------------------------------------------------------
+
+
+def test_outer_graph_is_calls_of_programs_alone() -> None:
+    graph = pipelines.step_graph(pipelines.three())
+    assert (
+        len(pipelines.calls(graph)) == 2 * 3 * 4 - 1
+    )  # the last cell's last F and first B are one
+    assert collections.Counter(map(pipelines.called, pipelines.calls(graph))) == {
+        "forward": 11,
+        "backward": 11,
+        "fused": 1,
+    }
+    assert not {"MatMul", "Tanh", "TanhGrad", "BiasAdd"} & set(pipelines.count(graph))
+
+
+def test_calls_do_not_grow_with_layers() -> None:
+    stack = [pipelines.dense(f"d{n}", 5) for n in range(24)]
+    deep = [*stack, layers.MeanSquaredError.Params(name="error")]
+    fields = {
+        "x": pipelines.data(pipelines.N, 5, seed=1),
+        "target": pipelines.data(pipelines.N, 5, seed=2),
+    }
+    own = pipelines.pipe(deep, num_partitions=3, num_micro_batches=4)
+    assert len(pipelines.calls(pipelines.step_graph(own, fields))) == 23
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"schedule": "1f1b"}, 2 * 3 * 4 - 4),
+        ({"schedule": "1f1b", "fuse": False}, 2 * 3 * 4),
+        ({"recompute": "full,full,never"}, 2 * 3 * 4),
+    ],
+)
+def test_fused_slots_are_one_call(fields: dict[str, Any], expected: int) -> None:
+    assert len(pipelines.calls(pipelines.step_graph(pipelines.three(**fields)))) == expected
+
+
+@pytest.mark.parametrize("recompute", ["full", "except_last", "never"])
+def test_no_program_is_ever_inlined_or_stateful(recompute: str) -> None:
+    own = pipelines.three(
+        layers=pipelines.mlp(layers.BatchNorm.Params(), layers.Dropout.Params(rate=0.5)),
+        cuts=None,
+        recompute=recompute,
+    )
+    graph = pipelines.step_graph(own)
+    library = {f.signature.name: f for f in graph.as_graph_def().library.function}
+    functions = {op.get_attr("f").name for op in pipelines.calls(graph)}
+    assert len(functions) >= 5
+    for name in functions:
+        assert library[name].attr["_noinline"].b, name
+        assert not library[name].signature.is_stateful, name
+    assert {op.type for op in pipelines.calls(graph)} == {"PartitionedCall"}
+    for cell in own.executor.cells:
+        for program in cell.graphs.values():
+            assert not [op.name for op in program.get_operations() if op.op_def.is_stateful]
+
+
+def test_backward_programs_compute_their_forward_again() -> None:
+    own = pipelines.three()
+    pipelines.step_graph(own)
+    matmuls = [
+        {phase: pipelines.count(program)["MatMul"] for phase, program in cell.graphs.items()}
+        for cell in own.executor.cells
+    ]
+    # Two layers: 2 forward, 2 by weights, 2 by inputs (not by the mini-batch's own field).
+    assert matmuls[0] == {"F": 2, "B": 5}
+    assert matmuls[1] == {"F": 2, "B": 6}
+    assert matmuls[2] == {"F": 2, "B": 6, "FB": 6}
+
+
+def test_never_computes_nothing_again() -> None:
+    graph = pipelines.step_graph(pipelines.three(recompute="never"))
+    library = {f.signature.name: f for f in graph.as_graph_def().library.function}
+
+    def matmuls(op: tf.Operation) -> int:
+        return sum(node.op == "MatMul" for node in library[op.get_attr("f").name].node_def)
+
+    found = collections.Counter(matmuls(op) for op in pipelines.calls(graph))
+    assert found == {2: 12, 4: 12}  # per cell and micro-batch a forward and a backward
+
+
+def _under_ones_own_tape(own: pipelining.PipeliningLayer) -> Any:
+    """Return the graph of a loss and its gradients under the caller's tape."""
+    own.build(pipelines.batch())
+
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(own(pipelines.batch(), training=True))
+        return tape.gradient(loss, own.weights)
+
+    return pipelines.graph_of(step)
+
+
+def test_under_ones_own_tape_cells_recompute_on_their_devices_in_a_row() -> None:
+    own = pipelines.three()
+    found = pipelines.calls(_under_ones_own_tape(own))
+    wanted = {(kind, f"/device:CPU:{k}"): 4 for kind in ("forward", "backward") for k in range(3)}
+    assert collections.Counter((pipelines.called(op), op.device) for op in found) == wanted
+    # The last cell's two layers: 2 forward, 2 by weights, 2 by inputs.
+    assert pipelines.count(own.executor.cells[2].graphs["B"])["MatMul"] == 6
+    for k in range(3):
+        row = [op for op in found if pipelines.called(op) == "backward"]
+        row = [op for op in row if op.device == f"/device:CPU:{k}"]
+        for before, after in itertools.pairwise(row):
+            assert before in after.control_inputs
+
+
+def test_under_ones_own_tape_kept_forwards_and_their_gradients_stay_on_their_devices() -> None:
+    graph = _under_ones_own_tape(pipelines.three(recompute="never"))
+    handed = [op for op in graph.get_operations() if op.type in ("IdentityN", *pipelines.CALLS)]
+    assert {op.device for op in handed} == {f"/device:CPU:{k}" for k in range(3)}
+
+
+@pytest.mark.parametrize("recompute", ["full", "except_last", "never"])
+def test_ones_own_tape_keeps_nothing_of_what_is_inside(
+    recompute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = pipelines.three(recompute=recompute)
+    own.build(pipelines.batch())
+    inside: list[tf.Tensor] = []
+    plain = cell_programs.Cell.forward
+
+    def spied(
+        cell: cell_programs.Cell, mode: cell_programs.Mode, given: cell_programs.Given
+    ) -> cell_programs.Forward:
+        sums = [tf.reduce_sum(weight) for weight in given.weights]
+        sums += [
+            tf.reduce_sum(value)
+            for version, value in given.imports.items()
+            if version in cell.wanted_imports(mode)
+        ]
+        inside.append(tf.add_n(sums))
+        return plain(cell, mode, given)
+
+    monkeypatch.setattr(cell_programs.Cell, "forward", spied)
+    with tf.GradientTape(persistent=True) as tape:
+        loss = tf.reduce_sum(own(pipelines.batch(), training=True))
+    weights = list(own.weights.values())
+    assert len(inside) == 12
+    assert all(found is None for each in inside for found in tape.gradient(each, weights))
+    assert all(found is not None for found in tape.gradient(loss, weights))
+
+
+def test_second_derivatives_are_those_of_the_plain_network_or_refused() -> None:
+    fields = pipelines.batch()
+
+    def penalty(own: Any, loss: Any) -> Any:
+        weights = list(own.weights.values())
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                value = loss(own)
+            first = inner.gradient(value, weights)
+            total = tf.add_n([tf.reduce_sum(tf.square(g)) for g in first])
+        return outer.gradient(total, weights)
+
+    def pipelined(own: Any) -> Any:
+        ctx = own.context(training=True)
+        own(fields, ctx=ctx)
+        return ctx.collected.losses["loss"]
+
+    own = pipelines.three()
+    own.build(fields)
+    wanted = penalty(own, lambda one: pipelines.N * pipelines.plain_loss(one.by_path, fields))
+    for found, expected in zip(penalty(own, pipelined), wanted, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+    kept = pipelines.three(recompute="never")
+    kept.build(fields)
+    with pytest.raises(errors.LayerError, match="a forward that is kept is differentiated once"):
+        penalty(kept, pipelined)
+
+
+def test_gathered_rows_are_scattered_into_the_accumulator() -> None:
+    own = pipelines.pipe(
+        [
+            layers.Embedding.Params(name="emb", vocabulary=50, units=4, reads=("ids",)),
+            pipelines.dense("d", 3),
+            layers.MeanSquaredError.Params(),
+        ],
+        num_partitions=2,
+        cuts=(1, 2),
+    )
+    fields = {
+        "ids": tf.constant([[1, 2], [2, 2], [0, 49]]),
+        "target": pipelines.data(3, 2, 3, seed=2),
+    }
+    result = own.value_and_gradients(fields)
+    found = pipelines.count(own.executor.cells[0].graphs["B"])
+    assert found["TensorScatterAdd"] == 1
+    assert not {"UnsortedSegmentSum", "IndexedSlicesToDense"} & set(found)
+    with tf.GradientTape() as tape:
+        rows = tf.gather(own.by_path["emb/table"], fields["ids"])
+        y = tf.tanh(tf.einsum("btd,du->btu", rows, own.by_path["d/kernel"]))
+        loss = tf.reduce_mean(tf.square(y - fields["target"]))
+    wanted = tf.convert_to_tensor(tape.gradient(loss, own.by_path["emb/table"]))
+    np.testing.assert_allclose(result.gradients["emb/table"], wanted, atol=1e-14)
+
+
+# --- order and place ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_the_tables_order_is_the_only_one(schedule: str) -> None:
+    own = pipelines.three(schedule=schedule, fuse=False)
+    graph = pipelines.step_graph(own)
+    by_device: dict[str, list[tf.Operation]] = collections.defaultdict(list)
+    for op in pipelines.calls(graph):
+        by_device[op.device].append(op)
+    assert len(by_device) == 3
+    table = own.analysis.table
+    seeds = {name: m for m, name in enumerate(_seeds(graph))}
+    for k, row in enumerate(table.devices):
+        ops = by_device[f"/device:CPU:{k}"]
+        wanted = [(slot.phase, slot.micro_batch) for slot in row if slot is not None]
+        assert [
+            ("FB"[pipelines.called(op) == "backward"], _micro_batch(op, seeds)) for op in ops
+        ] == wanted
+        assert not ops[0].control_inputs
+        for before, op in itertools.pairwise(ops):
+            # TensorFlow leaves out an edge that an input of the call implies.
+            near = {*op.control_inputs, *(t.op for t in op.inputs)}
+            assert before in near | {c for other in near for c in other.control_inputs}
+            assert set(op.control_inputs) <= {before}
+
+
+def _seeds(graph: Any) -> list[str]:
+    """Return the names of the micro-batches' seeds, in the order in which they were made."""
+    own = {t.name for op in pipelines.calls(graph) for t in op.inputs if t.dtype == tf.int32}
+    return [
+        t.name
+        for op in graph.get_operations()
+        for t in op.outputs
+        if t.name in own and t.shape == [2]
+    ]
+
+
+def _micro_batch(op: tf.Operation, seeds: dict[str, int]) -> int:
+    return next(seeds[t.name] for t in op.inputs if t.name in seeds)
+
+
+def test_a_wholly_frozen_first_cell_has_empty_backward_slots() -> None:
+    own = pipelines.three(frozen=("d0/*", "d1/*"))
+    graph = pipelines.step_graph(own)
+    assert len(pipelines.calls(graph)) == 2 * 3 * 4 - 1 - 4
+    assert not [
+        op
+        for op in pipelines.calls(graph)
+        if pipelines.called(op) == "backward" and "CPU:0" in op.device
+    ]
+    assert set(own.frozen_weights) == {"d0/kernel", "d0/bias", "d1/kernel", "d1/bias"}
+    assert set(own.value_and_gradients(pipelines.batch()).gradients) == set(own.weights)
+    assert "B" not in own.executor.cells[0].graphs
+
+
+def test_variables_and_calls_live_on_their_cells_devices() -> None:
+    own = pipelines.three(devices=("/device:CPU:5", "/device:CPU:1", "/device:CPU:3"))
+    graph = pipelines.step_graph(own)
+    for n in range(6):
+        device = ("/device:CPU:5", "/device:CPU:1", "/device:CPU:3")[n // 2]
+        assert own.device_of(f"d{n}/kernel") == device
+        assert own.by_path[f"d{n}/kernel"].device.endswith(device)
+    assert [op.device[-1] for op in pipelines.calls(graph)][:1] == ["5"]
+    assert {op.device for op in pipelines.calls(graph)} == set(own.executor.devices)
+    placed: dict[str, str] = {}
+
+    def gradients() -> None:
+        for path, gradient in own.value_and_gradients(pipelines.batch()).gradients.items():
+            placed[path] = gradient.device
+
+    pipelines.graph_of(gradients)
+    assert placed == {path: own.device_of(path) for path in own.weights}
+
+
+# --- what a cell refuses --------------------------------------------------------------------------
+
+
+class Odd(base.Layer):
+    """x → x; does what no layer of a pipeline may, or gives other losses than it declares."""
+
+    class Params(base.Layer.Params):
+        kind: str = hyperparams.field("", "What it does.")
+        declares: tuple[str, ...] = hyperparams.field((), "Names of losses in its Meta.")
+        gives: tuple[str, ...] = hyperparams.field((), "Names of losses that it adds.")
+        metrics: tuple[str, ...] = hyperparams.field((), "Names of metrics in its Meta.")
+
+    variable: tf.Variable | None = None
+
+    @classmethod
+    def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
+        def weight(fields: dict[str, Any]) -> tf.Tensor:
+            return tf.cast(tf.shape(fields["x"])[0], tf.float64)
+
+        return base.Meta(
+            inputs[0],
+            losses=tuple(base.LossSpec(name, 1.0, weight) for name in params.declares),
+            metrics=tuple(base.MetricSpec(name, lambda sums: sums) for name in params.metrics),
+        )
+
+    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: base.Context) -> Any:
+        del theta
+        for name in self.params.gives:
+            ctx.add_loss(name, tf.reduce_sum(tf.square(inputs)))
+        if self.params.kind == "random":
+            return inputs + tf.random.normal([1], dtype=inputs.dtype)
+        if self.params.kind == "assign":
+            if Odd.variable is None:
+                with tf.init_scope():
+                    Odd.variable = tf.Variable(0.0)
+            Odd.variable.assign_add(1.0)
+        if self.params.kind == "print":
+            tf.print(inputs)
+        if self.params.kind == "print inside a condition":
+            tf.cond(ctx.step > 3, lambda: tf.print(inputs), tf.no_op)
+        return inputs
+
+
+class Tag(base.Layer):
+    """Strings → strings."""
+
+    @classmethod
+    def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
+        del params
+        return base.Meta(inputs[0])
+
+    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: base.Context) -> Any:
+        del theta, ctx
+        return tf.strings.join([inputs, "!"])
+
+
+STATEFUL = (
+    "is stateful, which would serialise the devices and break recomputation. Use stateless "
+    "operations seeded by ctx.seed, and theta and ctx.state in place of variables"
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "operation"),
+    [
+        ("random", "odd/random_normal/RandomStandardNormal (RandomStandardNormal)"),
+        ("assign", "odd/AssignAddVariableOp (AssignAddVariableOp)"),
+        ("print", "odd/PrintV2 (PrintV2)"),
+        ("print inside a condition", "odd/cond (If)"),
+    ],
+)
+def test_an_impure_layer_is_refused(kind: str, operation: str) -> None:
+    own = pipelines.three(layers=pipelines.mlp(Odd.Params(name="odd", kind=kind)), cuts=(3, 1, 4))
+    for call in (own.value_and_gradients, own.evaluate, own):
+        with pytest.raises(errors.LayerError) as error:
+            call(pipelines.batch())
+        assert str(error.value) == f"cell 1: {operation} {STATEFUL}"
+
+
+@pytest.mark.parametrize("recompute", ["full", "never"])
+@pytest.mark.parametrize("cuts", [(8,), (3, 5)])
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        (
+            {"declares": ("lost",)},
+            "odd: its Meta declares the loss 'lost', but its fprop gave none. Call ctx.add_loss",
+        ),
+        (
+            {"metrics": ("hits",)},
+            "odd: its Meta declares the metric 'hits', but its fprop gave none. Call ctx.add_sum",
+        ),
+        (
+            {"declares": ("right",), "gives": ("right", "rigth")},
+            "odd: its fprop gave the loss 'rigth', which its Meta does not declare; nearest right. "
+            "Declare it, or it would count nowhere",
+        ),
+        (  # the last layer's: given twice, whether in one cell or in two
+            {"gives": ("loss",)},
+            "odd: its fprop gave the loss 'loss', which its Meta does not declare; nearest none. "
+            "Declare it, or it would count nowhere",
+        ),
+    ],
+)
+def test_other_losses_than_declared_are_refused(
+    recompute: str, cuts: tuple[int, ...], fields: dict[str, Any], text: str
+) -> None:
+    own = pipelines.pipe(
+        pipelines.mlp(Odd.Params(name="odd", **fields)),
+        num_partitions=len(cuts),
+        cuts=cuts,
+        recompute=recompute,
+    )
+    for call in (own.value_and_gradients, own.evaluate, functools.partial(own, training=True)):
+        with pytest.raises(errors.LayerError) as error:
+            call(pipelines.batch())
+        assert str(error.value) == text
+
+
+def test_one_layer_giving_a_loss_twice_is_refused() -> None:
+    own = pipelines.pipe(pipelines.mlp(Odd.Params(name="odd", declares=("l",), gives=("l", "l"))))
+    with pytest.raises(errors.LayerError, match=r"^odd: loss 'l' is given twice in one micro-batc"):
+        own.value_and_gradients(pipelines.batch())
+
+
+def test_strings_travel_between_cells_that_are_not_compiled() -> None:
+    fields = {**pipelines.batch(), "name": tf.constant(list("abcdefgh"))}
+    assert _tagged().evaluate(fields, outputs=True).outputs["name"].numpy()[1:3].tolist() == [
+        b"b!!",
+        b"c!!",
+    ]
+    np.testing.assert_allclose(
+        _tagged().value_and_gradients(fields).loss,
+        pipelines.three().value_and_gradients(pipelines.batch()).loss,
+    )
+
+
+def test_strings_are_refused_where_cells_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = {**pipelines.batch(), "name": tf.constant(list("abcdefgh"))}
+    wanted = r"^'name' holds strings, which no compiled cell can receive"
+    with pytest.raises(errors.PlacementError, match=wanted):
+        _tagged(jit_compile=True).build(fields)
+    tpu = placement.Placement(tuple(f"/device:CPU:{k}" for k in range(3)), compile_all=True)
+    monkeypatch.setattr(placement, "place", lambda *_: tpu)
+    with pytest.raises(errors.PlacementError, match=wanted):
+        _tagged().build(fields)
+    own = pipelines.three()
+    own.build(pipelines.batch())
+    assert own.value_and_gradients(pipelines.batch()).num_micro_batches == 4
+
+
+def _tagged(**fields: Any) -> pipelining.PipeliningLayer:
+    tags = [Tag.Params(reads=("name",), writes=("name",)) for _ in range(2)]
+    given = [*pipelines.mlp(tags[0])[:-1], tags[1], layers.MeanSquaredError.Params(name="error")]
+    return pipelines.three(layers=given, cuts=(2, 3, 4), outputs=("x", "name"), **fields)

@@ -1,0 +1,170 @@
+"""Placement by device names: no accelerator is needed, none was met."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import errors
+from lingvo_gpipe.execution import placement
+
+CPUS = [f"/device:CPU:{n}" for n in range(3)]
+GPUS = [f"/device:GPU:{n}" for n in (1, 0, 2)]  # as TensorFlow may list them
+TPUS = [f"/device:TPU:{n}" for n in (0, 10, 2, 1)]
+SYSTEM = "/device:TPU_SYSTEM:0"
+
+
+@pytest.mark.parametrize(
+    ("available", "chosen", "compiled"),
+    [
+        (CPUS, ("/device:CPU:0", "/device:CPU:1"), False),
+        (CPUS + GPUS, ("/device:GPU:0", "/device:GPU:1"), False),
+        ([*CPUS, *GPUS, SYSTEM, *TPUS], ("/device:TPU:0", "/device:TPU:1"), True),
+        ([*CPUS, SYSTEM], ("/device:CPU:0", "/device:CPU:1"), False),
+    ],
+)
+def test_auto_takes_tpu_cores_then_gpus_then_cpus(
+    available: list[str], chosen: tuple[str, ...], compiled: bool
+) -> None:
+    found = placement.place(2, available=available)
+    assert found == placement.Placement(chosen, compile_all=compiled)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu", "tpu"])
+def test_a_kind_asked_for_is_taken(kind: str) -> None:
+    found = placement.place(3, kind, available=CPUS + GPUS + TPUS)
+    numbers = (0, 1, 2)
+    assert found.devices == tuple(f"/device:{kind.upper()}:{n}" for n in numbers)
+    assert found.compile_all == (kind == "tpu")
+
+
+def test_devices_are_ordered_by_number_not_by_text() -> None:
+    found = placement.place(4, "tpu", available=TPUS)
+    assert [name.rsplit(":", 1)[1] for name in found.devices] == ["0", "1", "2", "10"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kind", "available", "text"),
+    [
+        (
+            4,
+            "auto",
+            CPUS,
+            "4 partitions need 4 CPU devices, but there are 3. Call lingvo_gpipe."
+            "prepare_logical_cpus(4) before TensorFlow's first operation",
+        ),
+        (
+            2,
+            "auto",
+            CPUS[:1],
+            "2 partitions need 2 CPU devices, but there is 1. Call lingvo_gpipe."
+            "prepare_logical_cpus(2) before TensorFlow's first operation",
+        ),
+        (
+            4,
+            "auto",
+            CPUS + GPUS,
+            "4 partitions need 4 GPU devices, but there are 3. Lower num_partitions, or split a "
+            "GPU into virtual ones by tf.config.set_logical_device_configuration, or use "
+            "placement='cpu'",
+        ),
+        (
+            2,
+            "gpu",
+            CPUS,
+            "2 partitions need 2 GPU devices, but there are 0. Lower num_partitions, or split a "
+            "GPU into virtual ones by tf.config.set_logical_device_configuration, or use "
+            "placement='cpu'",
+        ),
+        (
+            5,
+            "tpu",
+            CPUS + TPUS,
+            "5 partitions need 5 TPU devices, but there are 4. Lower num_partitions, or use "
+            "placement='cpu'",
+        ),
+        (
+            1,
+            "gpus",
+            CPUS,
+            "placement 'gpus' is none; nearest 'gpu'. Use one of auto, cpu, gpu, tpu",
+        ),
+    ],
+)
+def test_too_few_devices_are_told(wanted: int, kind: str, available: list[str], text: str) -> None:
+    with pytest.raises(errors.PlacementError) as error:
+        placement.place(wanted, kind, available=available)
+    assert str(error.value) == text
+
+
+def test_devices_by_name_are_taken_as_they_stand() -> None:
+    names = ["/job:localhost/replica:0/task:0/device:GPU:2", "/device:CPU:1", "/device:GPU:2"]
+    found = placement.place(3, names=names, available=CPUS + GPUS)
+    assert found.devices == ("/device:GPU:2", "/device:CPU:1", "/device:GPU:2")
+    assert not found.compile_all
+
+
+def test_one_named_tpu_core_compiles_all() -> None:
+    names = ["/device:CPU:0", "/device:TPU:2"]
+    assert placement.place(2, names=names, available=CPUS + TPUS).compile_all
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (
+            ["/device:GPU:0", "/device:GPU:7"],
+            "there is no device '/device:GPU:7'; nearest /device:GPU:0, /device:GPU:1, "
+            "/device:GPU:2. tf.config.list_logical_devices() lists them",
+        ),
+        (["/device:GPU:0"], "1 devices are named for 2 partitions. Name one for each"),
+    ],
+)
+def test_wrong_device_names_are_told(names: list[str], text: str) -> None:
+    with pytest.raises(errors.PlacementError) as error:
+        placement.place(2, names=names, available=GPUS)
+    assert str(error.value) == text
+
+
+def test_names_of_other_tasks_keep_them() -> None:
+    remote = "/job:worker/replica:0/task:1/device:CPU:0"
+    assert placement.short(remote) == remote
+
+
+def test_strings_are_refused_by_compiled_cells() -> None:
+    numbers = {"x": tf.TensorSpec([2]), "deep": {"ids": (tf.TensorSpec([2], tf.int32),)}}
+    placement.refuse_strings(numbers)
+    with pytest.raises(errors.PlacementError) as error:
+        placement.refuse_strings({**numbers, "text": {"raw": [tf.TensorSpec([2], tf.string)]}})
+    assert str(error.value) == (
+        "'text' holds strings, which no compiled cell can receive (TPU cores compile all). Make "
+        "numbers of them in the input, or use placement='cpu' without jit_compile"
+    )
+
+
+def test_devices_that_were_asked_for_before_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process in which TensorFlow has not begun: it could still have fewer."""
+    asked: list[Any] = []
+    config = tf.config
+    monkeypatch.setattr(
+        config, "get_logical_device_configuration", lambda _: asked[-1] if asked else None
+    )
+    monkeypatch.setattr(
+        config, "set_logical_device_configuration", lambda _, devices: asked.append(devices)
+    )
+    for count in (3, 2, 4, 1):
+        placement.prepare_logical_cpus(count)
+    assert list(map(len, asked)) == [3, 4]
+
+
+def test_logical_cpus_cannot_grow_once_tensorflow_has_begun() -> None:
+    there = len(tf.config.list_logical_devices("CPU"))
+    placement.prepare_logical_cpus(there)
+    with pytest.raises(errors.PlacementError) as error:
+        placement.prepare_logical_cpus(there + 1)
+    assert str(error.value) == (
+        f"{there + 1} logical CPU devices are wanted, but TensorFlow has begun with {there}. "
+        "Prepare them before its first operation"
+    )

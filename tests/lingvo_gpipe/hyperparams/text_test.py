@@ -1,0 +1,274 @@
+"""Params as text, and set by text: what round-trips, what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import hyperparams
+from lingvo_gpipe.hyperparams import from_text
+from tests.lingvo_gpipe.hyperparams import cases
+from tests.lingvo_gpipe.hyperparams.cases import (
+    Color,
+    Dense,
+    Everything,
+    Layer,
+    Other,
+    Wide,
+    double,
+    everything,
+    here,
+    message,
+    tree,
+)
+
+# --- Text ---
+
+
+def test_to_text_is_a_line_per_field() -> None:
+    assert tree().to_text() == "\n".join(
+        [
+            f"class: {here('Section')}",
+            f"model.class: {here('Stack')}",
+            "model.name: 'layer'",
+            "model.layers.class: list",
+            f"model.layers[0].class: {here('Dense')}",
+            "model.layers[0].name: 'layer'",
+            "model.layers[0].units: 2",
+            "model.layers[0].rate: 0.5",
+            "model.layers[0].use_bias: True",
+            f"model.layers[1].class: {here('Other')}",
+            "model.layers[1].name: 'other'",
+            "model.layers[1].choice: 'gpipe'",
+            f"model.layers[2].class: {here('Dense')}",
+            "model.layers[2].name: 'layer'",
+            "model.layers[2].units: 4",
+            "model.layers[2].rate: 0.5",
+            "model.layers[2].use_bias: True",
+            "model.head: None",
+            "model.tie: {'a': 'b'}",
+            "num_micro_batches: 1",
+            "",
+        ]
+    )
+
+
+@pytest.mark.parametrize("made", [tree, everything, Everything.Params, Dense.Params])
+def test_text_round_trips(made: Callable[[], hyperparams.Params]) -> None:
+    one = made()
+    text = one.to_text()
+    found = from_text(text)
+    assert found == one
+    assert one.diff(found) == ""
+    assert found.to_text() == text
+
+
+def test_texts_name_keras_classes_publicly() -> None:
+    lines = everything().to_text().splitlines()
+    assert "keras_layer: keras.layers.Dense" in lines
+    assert "function: keras.activations.relu" in lines
+    assert "dtype: tf.bfloat16" in lines
+    assert f"color: {here('Color')}.BLUE" in lines
+
+
+def test_from_text_of_a_class_refuses_another() -> None:
+    assert Dense.Params.from_text(Wide.Params(units=1).to_text()) == Wide.Params(units=1)
+    assert message(lambda: Dense.Params.from_text(Other.Params().to_text())) == (
+        f"the text is of {here('Other')}, not {here('Dense')}"
+    )
+
+
+def test_a_field_without_a_line_keeps_its_default() -> None:
+    text = f"# An older text.\n\nclass: {here('Dense')}\r\nunits: 3\n"
+    assert from_text(text) == Dense.Params(units=3)
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("", "the text is empty; it begins with 'class: name'"),
+        ("units: 3", "line 1: a text begins with 'class: name', not 'units: 3'"),
+        ("class: os.system", "line 1: 'os.system' is not in a registered package ("),
+        ("class: {here}Color", "line 1: '{here}Color' is not a class with Params"),
+        (
+            "class: {here}Nobody",
+            "line 1: '{here}Nobody' is not a class or function of a registered",
+        ),
+        (
+            "class: {here}Dense\nunits 3",
+            "line 2: 'units 3' is not of the form 'dotted.path: value'",
+        ),
+        ("class: {here}Dense\nunits: 3\nunits: 4", "line 3: a second line of 'units'"),
+        ("class: {here}Dense\nclass: {here}Dense", "line 2: a second 'class: name' of the root"),
+        (
+            "class: {here}Dense\nunits: 3\nunits.x: 4",
+            "line 3: 'units' is a value and has no 'units.x'",
+        ),
+        (
+            "class: {here}Stack\nhead.units: 4",
+            "line 2: 'head.units' stands before its parent's line",
+        ),
+        (
+            "class: {here}Dense\nname: 'x'\nunit: 3",
+            "line 3: {here}Dense has no field 'unit'; nearest 'units'",
+        ),
+        (
+            "class: {here}Dense\n\nunits: 'x'",
+            "line 3: {here}Dense: 'units' must be int, got 'x' (str)",
+        ),
+        (
+            "class: {here}Stack\nlayers.class: list\nlayers[1].class: {here}Dense",
+            "line 2: the elements of 'layers' are not those of a list",
+        ),
+        (
+            "class: {here}Stack\nhead.class: {here}Other",
+            "line 2: {here}Stack: 'head' must be Dense.Params or None, got Other() (Params)",
+        ),
+        (
+            "class: {here}Stack\nhead.class: {here}Dense\nhead.units: x(3)",
+            "line 3: {here}Stack: 'head.units': cannot read 'x(3)' as a literal: '(' is too much",
+        ),
+        (
+            "class: {here}Dense\nrate: REQUIRED",
+            "line 2: {here}Dense: 'rate' must be float, got REQ",
+        ),
+    ],
+)
+def test_a_wrong_text_names_its_line(lines: str, expected: str) -> None:
+    text = message(lambda: from_text(lines.replace("{here}", here(""))))
+    assert text.startswith(expected.replace("{here}", here("")))
+
+
+def test_values_without_a_name_have_no_text() -> None:
+    class Local(Layer):
+        pass
+
+    name = here("Everything")
+    where = "test_values_without_a_name_have_no_text.<locals>"
+    changes: list[tuple[dict[str, Any], str, str]] = [
+        ({"kind": Local}, "kind", f"{Local!r}"),
+        ({"anything": [{"a": Local}]}, "anything", f"{Local!r}"),
+        ({"children": {"a": Local.Params()}}, "children.a", f"{Local!r}"),
+    ]
+    for change, path, local in changes:
+        text = message(Everything.Params().set(change).to_text)
+        assert where in local
+        assert text.startswith(f"{name}: '{path}': {local[:40]}")
+        assert text.endswith("has no name that a text could hold; define it at the top of a module")
+    assert "has no name" in message(Everything.Params(function=lambda x: x).to_text)
+
+
+def test_a_text_too_long_is_not_written() -> None:
+    assert "is too long for a text (more than 200000 characters)" in message(
+        Everything.Params(word="x" * 200_000).to_text
+    )
+    long = Everything.Params(word="x" * 199_000)
+    assert from_text(long.to_text()) == long
+
+
+def test_a_tree_too_deep_is_not_written() -> None:
+    one = Everything.Params()
+    for _ in range(60):
+        one = Everything.Params(anything=one)
+    assert "is not a dotted path (at most 50 deep)" in message(one.to_text)
+    assert one.copy() == one
+
+
+# --- Overrides ---
+
+
+@pytest.mark.parametrize(
+    ("assignment", "value"),
+    [
+        ("number=-4", -4),
+        ("number = 0x10", 16),
+        ("number=1_000", 1000),
+        ("real=3", 3.0),
+        ("real=1e-3", 1e-3),
+        ("real=-inf", float("-inf")),
+        ("flag=True", True),
+        ("word=some/path:0.1-b", "some/path:0.1-b"),
+        ("word=3", "3"),
+        ("word=None", "None"),
+        ("word=-1e5", "-1e5"),
+        ("word='a b'", "a b"),
+        ('word="=\\x41\\n"', "=A\n"),
+        ("maybe=None", None),
+        ("either=3", 3),
+        ("either=x3", "x3"),
+        ("either=None", None),
+        ("color=BLUE", Color.BLUE),
+        (f"color={cases.__name__}.Color.BLUE", Color.BLUE),
+        ("literal=gpipe", "gpipe"),
+        ("literal=2", 2),
+        ("dtype=float16", tf.float16),
+        ("dtype=tf.float16", tf.float16),
+        ("pair=[1, 2]", (1, 2.0)),
+        ("pair[1]=7", 7.0),
+        ("pair[-2]=7", 7),
+        ("many=(1,)", (1,)),
+        ("many=()", ()),
+        ("words=['a', \"b\",]", ["a", "b"]),
+        ("table={'a': [1], 'b': []}", {"a": [1], "b": []}),
+        ("table.new=[3]", [3]),
+        (f"kind={cases.__name__}.Wide", Wide),
+        ("keras_layer=keras.layers.Dense", keras.layers.Dense),
+        (f"function={cases.__name__}.double", double),
+        ("child.name=x", "x"),
+        ("anything=[(1, 2.5), {'a': None}, 'x']", [(1, 2.5), {"a": None}, "x"]),
+    ],
+)
+def test_override_sets_one_field(assignment: str, value: Any) -> None:
+    path = assignment.partition("=")[0].strip()
+    one = Everything.Params()
+    assert one.override(assignment) is one
+    assert one.get(path) == value
+    assert isinstance(one.get(path), type(value))
+
+
+def test_none_takes_the_place_of_params_that_need_not_be_there() -> None:
+    one = tree().set({"model.head": Dense.Params(units=3)})
+    assert one.override("model.head=None") == tree()
+    assert message(lambda: one.override("model=None")).endswith(
+        f"'model' holds Params ({here('Stack')}), which no text replaces; override its fields"
+    )
+
+
+@pytest.mark.parametrize(
+    ("assignment", "expected"),
+    [
+        ("number", "'number' is not an override; write path=value"),
+        ("number=", "{name}: 'number': cannot read '' as a literal: it ends too early"),
+        ("number=four", "{name}: 'number' must be int, got four"),
+        ("number='4'", "{name}: 'number' must be int, got '4' (str)"),
+        ("number=1+1", "{name}: 'number': cannot read '1+1' as a literal: it stops making sense"),
+        ("number=9**9**9", "{name}: 'number': cannot read '9**9**9' as a literal: it stops"),
+        ("flag=true", "{name}: 'flag' must be bool, got true"),
+        ("word=a b", "{name}: 'word': cannot read 'a b' as a literal: 'b' is too much"),
+        ("word='a", "{name}: 'word': cannot read \"'a\" as a literal: it stops making sense"),
+        ("words=[a]", "{name}: 'words[0]' must be str, got a"),
+        ("color=GREEN", "{name}: 'color' must be Color (RED, BLUE), got GREEN"),
+        ("literal=pipe", "{name}: 'literal' must be 'gpipe' or 2 or None, got pipe"),
+        ("dtype=float17", "{name}: 'dtype' must be tf.DType, got float17"),
+        ("kind=Wide", "{name}: 'kind': 'Wide' is not in a registered package ("),
+        ("kind={name}", "{name}: 'kind' must be type[Layer], got {name}"),
+        ("anything=x", "{name}: 'anything': 'x' is not in a registered package ("),
+        ("child=3", "{name}: 'child' holds Params (OTHER), which no text replaces; override its f"),
+        ("pairs=()", "{name}: 'pairs' holds Params, which no text replaces; override its fields"),
+        (
+            "table={'a': [1], 'a': [2]}",
+            "{name}: 'table': cannot read \"{'a': [1], 'a': [2]}\" as a",
+        ),
+    ],
+)
+def test_a_wrong_override_is_told(assignment: str, expected: str) -> None:
+    name = here("Everything")
+    one = Everything.Params(pairs=((Dense.Params(), 1),))
+    before = one.copy()
+    text = message(lambda: one.override(assignment.replace("{name}", name)))
+    assert text.startswith(expected.replace("{name}", name).replace("OTHER", here("Other")))
+    assert one == before

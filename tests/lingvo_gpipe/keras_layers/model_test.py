@@ -1,0 +1,492 @@
+"""Keras models as layers: the same numbers layer by layer, and through a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+
+from lingvo_gpipe import errors, hyperparams, network, pipelining, seeds
+from lingvo_gpipe.keras_layers.model import Network, from_keras_model
+from lingvo_gpipe.layers import base, heads
+from lingvo_gpipe.layers.context import Context
+
+hyperparams.register_package(__name__)
+
+
+@pytest.fixture
+def _float64() -> Iterator[None]:
+    """Keras models made inside compute in float64."""
+    before = keras.config.dtype_policy()
+    keras.config.set_floatx("float64")  # a model's Input casts to it
+    keras.config.set_dtype_policy("float64")
+    yield
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy(before)
+
+
+def random(*shape: int, seed: int = 0, dtype: str = "float32") -> Any:
+    return np.random.default_rng(seed).normal(0.2, 1.0, shape).astype(dtype)
+
+
+def warm(model: keras.Model) -> None:
+    """Give every variable a value of its own, so that a swap shows."""
+    for number, variable in enumerate(model.weights):
+        if variable.name in ("moving_variance", "gamma"):
+            variable.assign(1.0 + 0.1 * np.abs(random(*variable.shape, seed=number)))
+        elif "bias" in variable.name or variable.name in ("beta", "moving_mean"):
+            variable.assign(0.1 * random(*variable.shape, seed=number))
+
+
+class Chain:
+    """The layers of a network one after the other: a loop, without our pipeline."""
+
+    def __init__(self, cut: Network, fields: dict[str, Any]) -> None:
+        self.cut = cut
+        self.layers: list[base.Layer] = [own.instantiate() for own in cut.layers]
+        self.values: dict[str, tf.Tensor] = {}
+        self.metas: list[base.Meta] = []
+        specs = {name: tf.TensorSpec(x.shape, x.dtype) for name, x in fields.items()}
+        for own in cut.layers:
+            meta: base.Meta = own.owner.fprop_meta(own, *[specs[name] for name in own.reads])
+            self.metas.append(meta)
+            written = meta.outputs if len(own.writes) > 1 else (meta.outputs,)
+            specs.update(zip(own.writes, written, strict=True))
+            for v in meta.variables:
+                if v.tie is None:
+                    path = f"{own.name}/{v.path}"
+                    seed = seeds.variable_seed(0, path)
+                    self.values[path] = v.initializer(v.shape, v.dtype, seed)
+
+    def run(
+        self, fields: dict[str, Any], *, training: bool, values: dict[str, tf.Tensor] | None = None
+    ) -> tuple[list[tf.Tensor], dict[str, Any]]:
+        """Return the network's outputs, and moments by layer path."""
+        stream = {name: tf.convert_to_tensor(x) for name, x in fields.items()}
+        tensors = self.values if values is None else values
+        moments: dict[str, Any] = {}
+        for own, layer, meta in zip(self.cut.layers, self.layers, self.metas, strict=True):
+            parts: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+            for v in meta.variables:
+                *parents, last = v.path.split("/")
+                node = parts[v.is_state]
+                for parent in parents:
+                    node = node.setdefault(parent, {})
+                node[last] = tensors[v.tie or f"{own.name}/{v.path}"]
+            ctx = context(own.name, training=training, state=parts[1])
+            inputs = [stream[name] for name in own.reads]
+            outputs = layer.run(parts[0], inputs[0] if len(inputs) == 1 else tuple(inputs), ctx)
+            written = outputs if len(own.writes) > 1 else (outputs,)
+            stream.update(zip(own.writes, written, strict=True))
+            for path, given in ctx.collected.moments.items():
+                state = parts[1]
+                for part in path.split("/")[1:]:
+                    state = state[part]
+                merged = layer.find(path.partition("/")[2]).merge_moments(state, given)
+                moments.update({f"{path}/{name}": value for name, value in merged.items()})
+        return [stream[name] for name in self.cut.outputs], moments
+
+
+def context(
+    path: str, *, training: bool, state: dict[str, Any] | None = None, micro_batch: int = 0
+) -> Context:
+    step = tf.constant(0, tf.int64)
+    return Context(
+        training=training,
+        step=step,
+        root_seed=seeds.micro_batch_seed(seeds.base_seed(0), step, micro_batch),
+        state=state or {},
+        path=path,
+    )
+
+
+def seed_dropouts(model: keras.Model, cut: Network, micro_batch: int = 0) -> None:
+    """Give the live model's dropouts the states that our layers use in a micro-batch."""
+    for layer in model.layers:
+        if isinstance(layer, layers.Dropout):
+            ctx = context(cut.names[layer.name], training=True, micro_batch=micro_batch)
+            state = layer.seed_generator.state
+            state.assign(tf.cast(ctx.fold(0), state.dtype))
+
+
+def paths_of(model: keras.Model, cut: Network) -> dict[int, str]:
+    """Return id of a live variable → our path of it."""
+    return {
+        id(variable): f"{cut.names[layer.name]}/{variable.name}"
+        for layer in model.layers
+        for variable in layer.weights
+    }
+
+
+def same(model: keras.Model, *inputs: Any, **options: Any) -> Network:
+    """Check that a cut model gives what the model gives; return the cut."""
+    cut = from_keras_model(model, **options)
+    fields = dict(zip(cut.inputs, inputs, strict=True))
+    outputs, _ = Chain(cut, fields).run(fields, training=False)
+    expected = model(list(inputs) if len(inputs) > 1 else inputs[0], training=False)
+    for ours, theirs in zip(outputs, keras.tree.flatten(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
+    again = hyperparams.Params
+    for own in cut.layers:
+        assert isinstance(own, again)
+        assert own.from_text(own.to_text()) == own
+    return cut
+
+
+def residual() -> keras.Model:
+    """Convolutions, batch norm, dropout, a skip, two consumers: as ResNet, but small."""
+    x = image = keras.Input((8, 8, 3), name="image")
+    x = layers.Conv2D(6, 3, padding="same", name="stem")(x)
+    for number in range(2):
+        skip = x
+        x = layers.BatchNormalization(momentum=0.7 + 0.1 * number, name=f"norm_{number}")(x)
+        x = layers.Activation("gelu")(x)
+        x = layers.Conv2D(6, 3, padding="same", use_bias=False)(x)
+        x = layers.Dropout(0.25)(x)
+        x = layers.Add()([x, skip])
+    x = layers.GlobalAveragePooling2D()(x)
+    x = layers.Dense(5, activation="tanh")(x)
+    return keras.Model(image, layers.Dense(4, name="logits")(x))
+
+
+# --- Shapes of models -------------------------------------------------------------------------
+
+
+def test_a_sequential_model_is_a_chain_of_its_layers() -> None:
+    model = keras.Sequential(
+        [keras.Input((4,)), layers.Dense(5, activation="relu"), layers.Dense(3), layers.Softmax()]
+    )
+    cut = same(model, random(6, 4))
+    assert [own.name for own in cut.layers] == ["dense", "dense_1", "softmax"]
+    assert cut.inputs == ("input_layer",)
+    assert cut.outputs == ("softmax",)
+
+
+def test_names_do_not_depend_on_what_the_process_made_before() -> None:
+    texts = []
+    for _ in range(2):
+        cut = from_keras_model(residual(), keep_weights=False)
+        texts.append([own.to_text() for own in cut.layers])
+    assert texts[0] == texts[1]
+    assert [n.split("_")[0] for n in (own.name for own in cut.layers)][:3] == [
+        "stem",
+        "norm",
+        "activation",
+    ]
+
+
+def test_an_unbuilt_sequential_model_starts_from_its_initializers() -> None:
+    model = keras.Sequential([layers.Dense(5), layers.BatchNormalization(), layers.Dense(3)])
+    cut = from_keras_model(model)
+    assert cut.inputs == ("x",)
+    fields = {"x": random(6, 4)}
+    outputs, moments = Chain(cut, fields).run(fields, training=True)
+    assert outputs[0].shape == (6, 3)
+    assert set(moments) == {
+        "batch_normalization/moving_mean",
+        "batch_normalization/moving_variance",
+    }
+
+
+def test_several_inputs_and_outputs_keep_their_order() -> None:
+    one, two = keras.Input((4,), name="one"), keras.Input((3,), name="two")
+    joined = layers.Concatenate()([layers.Dense(4)(one), two])
+    model = keras.Model([one, two], [layers.Dense(2, name="b")(joined), joined, one * 2.0])
+    cut = same(model, random(5, 4), random(5, 3))
+    assert cut.inputs == ("one", "two")
+    assert cut.outputs[0] == "b"
+    renamed = from_keras_model(model, inputs={"two": "b_field"})
+    assert renamed.inputs == ("one", "b_field")
+    with pytest.raises(errors.LayerError, match="no input 'on'; nearest one"):
+        from_keras_model(model, inputs={"on": "x"})
+
+
+def test_operations_and_constants_of_the_graph_are_layers_too() -> None:
+    x = keras.Input((6, 4))
+    y = ops.reshape(x[:, 1:5, ...], (-1, 16)) @ np.ones((16, 3), "float32")
+    y = ops.concatenate([y, ops.mean(x, axis=(1, 2), keepdims=False)[:, None]], axis=-1)
+    model = keras.Model(x, y * np.array([1.0, 2.0, 3.0, 4.0], "float32") + 0.5)
+    cut = same(model, random(5, 6, 4))
+    assert len(cut.layers) == len(model.operations) - 1
+
+
+def test_a_layer_called_twice_owns_its_weights_once() -> None:
+    shared = layers.Dense(4, kernel_regularizer="l2")
+    one, two = keras.Input((4,)), keras.Input((4,))
+    model = keras.Model([one, two], shared(shared(one)) - shared(two))
+    cut = same(model, random(5, 4), random(5, 4, seed=1))
+    dense = [own for own in cut.layers if own.name.startswith("dense")]
+    assert [own.name for own in dense] == ["dense", "dense.2", "dense.3"]
+    first = dense[0].name
+    assert not dense[0].tie
+    for own in dense[1:]:
+        assert own.tie == {"kernel": f"{first}/kernel", "bias": f"{first}/bias"}
+    params = network.PipelineParams(layers=cut.layers)
+    analysis = network.analyze(params, {name: tf.TensorSpec((5, 4)) for name in cut.inputs})
+    assert sorted(analysis.variables) == ["dense/bias", "dense/kernel"]
+    assert [loss.name for loss in analysis.losses] == ["dense/regularization"]
+
+
+def test_a_batch_norm_called_twice_is_refused_unless_frozen() -> None:
+    norm = layers.BatchNormalization()
+    x = keras.Input((4,))
+    model = keras.Model(x, norm(norm(x)))
+    with pytest.raises(errors.LayerError, match="is called at an earlier node too"):
+        from_keras_model(model)
+    norm.trainable = False
+    same(model, random(5, 4))
+
+
+def test_models_inside_a_model_are_cut_too() -> None:
+    block = keras.Sequential([keras.Input((4,)), layers.Dense(4), layers.ReLU()], name="block")
+    x = inner_input = keras.Input((4,))
+    inner = keras.Model(inner_input, layers.Add()([block(x), x]), name="inner")
+    y = keras.Input((4,))
+    model = keras.Model(y, layers.Dense(2, name="top")(inner(inner(y))))
+    cut = same(model, random(5, 4))
+    assert [own.name for own in cut.layers] == [
+        "inner.block.dense",
+        "inner.block.re_lu",
+        "inner.add",
+        "inner.block.dense.2",
+        "inner.block.re_lu.2",
+        "inner.add.2",
+        "top",
+    ]
+    assert cut.layers[3].tie["kernel"] == "inner.block.dense/kernel"
+
+
+def test_masks_travel_by_names_that_somebody_reads() -> None:
+    words = keras.Input((6,), dtype="int32", name="words")
+    x = layers.Embedding(9, 4, mask_zero=True)(words)
+    x = layers.Dropout(0.1)(x)
+    y = layers.MultiHeadAttention(2, 3)(x, x)
+    x = layers.LSTM(5, return_sequences=True)(layers.Add()([x, y]))
+    x = layers.Bidirectional(layers.GRU(3))(x)
+    model = keras.Model(words, layers.Dense(2)(x))
+    warm(model)
+    batch = np.array([[1, 2, 3, 0, 0, 0], [4, 5, 6, 7, 8, 1], [2, 0, 0, 0, 0, 0]], "int32")
+    cut = same(model, batch)
+    assert not [own for own in cut.layers if "NotEqual" in str(own.config)]
+    written = {own.name: own.writes for own in cut.layers}
+    assert written["embedding"] == ("embedding", "embedding.mask")
+    assert written["bidirectional"] == ("bidirectional",)
+    chain = Chain(cut, {"words": batch})
+    full = np.where(batch == 0, 1, batch)
+    different = chain.run({"words": full}, training=False)[0][0]
+    assert np.abs(different - model(batch)).max() > 1e-3
+
+
+@pytest.mark.filterwarnings("ignore:Layer 'inner':UserWarning")
+def test_a_mask_goes_through_an_inner_model_as_through_keras() -> None:
+    x = inner_input = keras.Input((6, 4))
+    x = layers.Dropout(0.1)(layers.LSTM(3, return_sequences=True)(x))
+    inner = keras.Model(inner_input, x, name="inner")
+    words = keras.Input((6,), dtype="int32", name="words")
+    embedded = layers.Embedding(9, 4, mask_zero=True)(words)
+    model = keras.Model(words, layers.GRU(2)(inner(embedded)))
+    warm(model)
+    batch = np.array([[1, 2, 3, 0, 0, 0], [4, 5, 6, 7, 8, 1]], "int32")
+    cut = same(model, batch)
+    assert [own.name for own in cut.layers] == ["embedding", "inner.lstm", "inner.dropout", "gru"]
+    assert cut.layers[2].writes == ("inner.dropout", "inner.dropout.mask")
+
+
+def test_a_mask_given_by_hand_is_an_argument() -> None:
+    x, mask = keras.Input((6, 4)), keras.Input((6,), dtype="bool", name="given")
+    attended = layers.MultiHeadAttention(2, 3)(x, x, attention_mask=mask[:, None, :])
+    model = keras.Model([x, mask], layers.LSTM(3)(attended, mask=mask))
+    cut = same(model, random(3, 6, 4), random(3, 6, seed=2) > 0.2)
+    assert cut.layers[-1].kwargs == {"mask": {"read": "given"}}
+
+
+def test_outputs_that_nobody_reads_are_left_out() -> None:
+    x = keras.Input((5, 4))
+    _, _, cell = layers.LSTM(3, return_state=True)(x)
+    cut = same(keras.Model(x, layers.Dense(2)(cell)), random(2, 5, 4))
+    assert cut.layers[0].writes == ("lstm:2",)
+    assert cut.layers[0].picks == (2,)
+
+
+def test_frozen_layers_stay_frozen() -> None:
+    model = residual()
+    for layer in model.layers[:4]:
+        layer.trainable = False
+    cut = same(model, random(2, 8, 8, 3))
+    params = network.PipelineParams(layers=cut.layers)
+    analysis = network.analyze(params, {"image": tf.TensorSpec((2, 8, 8, 3))})
+    trained = sorted(path for path, v in analysis.variables.items() if v.trainable)
+    expected = {path.partition("/")[0] for path in trained}
+    assert len(trained) == len(model.trainable_variables)
+    assert "stem" not in expected
+    assert "norm_0" not in expected
+
+
+class Subclassed(keras.Model):
+    def call(self, x: Any) -> Any:
+        return x
+
+
+def test_a_model_without_a_graph_is_refused() -> None:
+    with pytest.raises(errors.LayerError, match=r"has no graph to cut\. Take it whole"):
+        from_keras_model(Subclassed())
+    unbuilt = keras.Sequential([layers.Embedding(5, 4, mask_zero=True), layers.LSTM(3)])
+    with pytest.raises(errors.LayerError, match=r"gives a Keras mask.*Add a keras\.Input"):
+        from_keras_model(unbuilt)
+
+
+# --- Training: gradients, dropout, moving statistics ------------------------------------------
+
+
+@pytest.mark.usefixtures("_float64")
+def test_gradients_and_statistics_are_those_of_keras() -> None:
+    model = residual()
+    warm(model)
+    cut = from_keras_model(model)
+    fields = {"image": random(6, 8, 8, 3, dtype="float64")}
+    chain = Chain(cut, fields)
+    weight = tf.constant(random(6, 4, seed=9, dtype="float64"))
+    ours = dict(chain.values)
+    with tf.GradientTape() as tape:
+        tape.watch(list(ours.values()))
+        outputs, moved = chain.run(fields, training=True, values=ours)
+        loss = tf.reduce_sum(outputs[0] * weight)
+    gradients = dict(zip(ours, tape.gradient(loss, list(ours.values())), strict=True))
+    seed_dropouts(model, cut)
+    with tf.GradientTape() as plain:
+        expected = model(fields["image"], training=True)
+        loss = tf.reduce_sum(expected * weight)
+    np.testing.assert_allclose(outputs[0], expected, rtol=1e-12, atol=1e-12)
+    wanted = plain.gradient(loss, [v.value for v in model.trainable_variables])
+    names = paths_of(model, cut)
+    assert sorted(names.values()) == sorted(ours)
+    for variable, gradient in zip(model.trainable_variables, wanted, strict=True):
+        path = names[id(variable)]
+        np.testing.assert_allclose(gradients[path], gradient, rtol=1e-10, atol=1e-10, err_msg=path)
+    assert len(moved) == len(model.non_trainable_weights) == 4
+    for variable in model.non_trainable_weights:
+        path = names[id(variable)]
+        np.testing.assert_allclose(moved[path], variable.numpy(), rtol=1e-12, err_msg=path)
+
+
+def test_resnet50_layer_by_layer_is_resnet50() -> None:
+    model = keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=4)
+    cut = from_keras_model(model)
+    assert len(cut.layers) == 176
+    fields = {cut.inputs[0]: random(3, 32, 32, 3)}
+    chain = Chain(cut, fields)
+    names = paths_of(model, cut)
+    assert set(chain.values) == set(names.values())
+    for training in (False, True):
+        outputs, moved = chain.run(fields, training=training)
+        expected = model(fields[cut.inputs[0]], training=training)
+        np.testing.assert_allclose(outputs[0], expected, rtol=1e-6, atol=1e-6)
+    assert len(moved) == len(model.non_trainable_weights)
+    for variable in model.non_trainable_weights:
+        path = names[id(variable)]
+        np.testing.assert_allclose(
+            moved[path], variable.numpy(), rtol=1e-5, atol=1e-6, err_msg=path
+        )
+
+
+# --- Through the pipeline ---------------------------------------------------------------------
+
+
+def pipeline(cut: Network, num_partitions: int, **more: Any) -> Any:
+    own = [
+        *cut.layers,
+        heads.MeanSquaredError.Params(name="head", reads=(cut.outputs[0], "target")),
+    ]
+    params = pipelining.PipeliningLayer.Params(
+        layers=own, num_partitions=num_partitions, dtype="float64", **more
+    )
+    return params.instantiate()
+
+
+@pytest.mark.usefixtures("_float64")
+@pytest.mark.parametrize("num_partitions", [1, 2, 3])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_small_model_in_a_pipeline_is_the_model(num_partitions: int, schedule: str) -> None:
+    model = residual()
+    warm(model)
+    check_pipeline(model, (8, 8, 3), num_partitions, schedule=schedule)
+
+
+@pytest.mark.usefixtures("_float64")
+@pytest.mark.slow
+def test_resnet50_in_a_pipeline_is_resnet50() -> None:
+    # Smaller images leave a single position to the last batch norms, which amplifies rounding.
+    model = keras.applications.ResNet50(weights=None, input_shape=(64, 64, 3), classes=4)
+    check_pipeline(model, (64, 64, 3), 3, sizes=(3, 3))
+
+
+def check_pipeline(
+    model: keras.Model,
+    shape: tuple[int, ...],
+    num_partitions: int,
+    sizes: tuple[int, int] = (3, 2),
+    **more: Any,
+) -> None:
+    """Check loss, gradients and statistics of two micro-batches against Keras on each of them."""
+    cut = from_keras_model(model)
+    images = random(sum(sizes), *shape, dtype="float64")
+    targets = random(sum(sizes), 4, seed=3, dtype="float64")
+    pipe = pipeline(cut, num_partitions, num_micro_batches=2, **more)
+    result = pipe.value_and_gradients({cut.inputs[0]: images, "target": targets}, step=0)
+    names = paths_of(model, cut)
+    weights, statistics = model.trainable_variables, model.non_trainable_weights
+    before = {id(v): v.numpy() for v in statistics}
+    total = {names[id(v)]: np.zeros(v.shape) for v in weights}
+    after: list[dict[int, Any]] = []
+    loss = 0.0
+    for number, part in enumerate((slice(0, sizes[0]), slice(sizes[0], None))):
+        seed_dropouts(model, cut, number)
+        with tf.GradientTape() as tape:
+            error = model(images[part], training=True) - targets[part]
+            part_loss = tf.reduce_sum(tf.square(error)) / targets.size
+        loss += float(part_loss)
+        found = tape.gradient(part_loss, [v.value for v in weights])
+        for variable, gradient in zip(weights, found, strict=True):
+            total[names[id(variable)]] += gradient.numpy()
+        after.append({id(v): v.numpy() for v in statistics})
+        for variable in statistics:
+            variable.assign(before[id(variable)])
+    assert float(result.loss) == pytest.approx(loss, rel=1e-10)
+    assert set(result.gradients) == set(total)
+    largest = max(np.abs(gradient).max() for gradient in total.values())
+    for path, gradient in total.items():
+        scale = max(np.abs(gradient).max(), 1e-3 * largest)
+        assert np.abs(result.gradients[path] - gradient).max() <= 1e-10 * scale, path
+    moved = pipe.merge_moments(result.moments)
+    assert len(moved) == len(statistics)
+    for norm in [layer for layer in model.layers if hasattr(layer, "moving_mean")]:
+        check_statistics(norm, cut.names[norm.name], before, after, moved, sizes)
+
+
+def check_statistics(
+    norm: Any,
+    name: str,
+    before: dict[int, Any],
+    after: list[dict[int, Any]],
+    moved: Any,
+    sizes: tuple[int, int],
+) -> None:
+    """Check that the statistics moved by mean and variance of both micro-batches together."""
+    shares = [size / sum(sizes) for size in sizes]
+
+    def batch(variable: Any, part: dict[int, Any]) -> Any:
+        old = before[id(variable)] * norm.momentum
+        return (part[id(variable)] - old) / (1 - norm.momentum)
+
+    means = [batch(norm.moving_mean, part) for part in after]
+    squares = [batch(norm.moving_variance, p) + m**2 for p, m in zip(after, means, strict=True)]
+    mean = sum(share * m for share, m in zip(shares, means, strict=True))
+    variance = sum(share * s for share, s in zip(shares, squares, strict=True)) - mean**2
+    for variable, value in ((norm.moving_mean, mean), (norm.moving_variance, variance)):
+        expected = norm.momentum * before[id(variable)] + (1 - norm.momentum) * value
+        np.testing.assert_allclose(moved[f"{name}/{variable.name}"], expected, rtol=1e-9, atol=1e-9)

@@ -1,0 +1,314 @@
+"""What of Keras is refused, and how its layers stand in texts and among kept weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe.keras_layers import adapter, weights
+from tests.lingvo_gpipe.keras_layers import keras_runs
+
+hyperparams.register_package(__name__)
+
+ROWS = (2, 5, 4)
+
+
+class Keeps(layers.Layer):
+    def call(self, x: Any) -> Any:
+        self.last = x
+        return x
+
+
+class Counts(layers.Layer):
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.calls = 0
+
+    def call(self, x: Any) -> Any:
+        self.calls += 1
+        return x
+
+
+class Remembers(layers.Layer):
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.seen: list[Any] = []
+
+    def call(self, x: Any) -> Any:
+        self.seen.append(keras.ops.shape(x)[0])
+        return x
+
+
+class HoldsVariable(layers.Layer):
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.factor = tf.Variable(2.0, name="factor")
+
+    def call(self, x: Any) -> Any:
+        return x * self.factor
+
+
+class MakesVariable(layers.Layer):
+    def call(self, x: Any) -> Any:
+        return x * tf.Variable(2.0)
+
+
+class Writes(layers.Layer):
+    def build(self, shape: Any) -> None:
+        del shape
+        self.total = self.add_weight(name="total", shape=(), trainable=False)
+
+    def call(self, x: Any) -> Any:
+        self.total.assign_add(keras.ops.sum(x))
+        return x
+
+
+class DrawsUnseeded(layers.Layer):
+    def call(self, x: Any) -> Any:
+        return x + keras.random.normal(keras.ops.shape(x))
+
+
+class DrawsByTensorFlow(layers.Layer):
+    def call(self, x: Any) -> Any:
+        return x + tf.random.normal(tf.shape(x))
+
+
+class Prints(layers.Layer):
+    def call(self, x: Any) -> Any:
+        tf.print(x)
+        return x
+
+
+class HidesLoss(layers.Layer):
+    def call(self, x: Any) -> Any:
+        def body(i: Any) -> Any:
+            self.add_loss(keras.ops.sum(x))
+            return (i + 1,)
+
+        keras.ops.while_loop(lambda i: i < 3, body, (0,))
+        return x
+
+
+class Measures(layers.Layer):
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.mean = keras.metrics.Mean()
+
+    def call(self, x: Any) -> Any:
+        self.mean.update_state(x)
+        return x
+
+
+class NormTwice(layers.Layer):
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.norm = layers.BatchNormalization()
+
+    def call(self, x: Any) -> Any:
+        return self.norm(self.norm(x))
+
+
+class Secret(layers.Layer):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def call(self, x: Any) -> Any:
+        return self.function(x)
+
+
+REFUSED: list[tuple[Any, tuple[int, ...], str]] = [
+    (
+        lambda: layers.LSTM(3, stateful=True),
+        ROWS,
+        "stateful: it carries its state from batch to batch",
+    ),
+    (
+        lambda: layers.Bidirectional(layers.LSTM(3, stateful=True)),
+        ROWS,
+        "Make it with stateful=False",
+    ),
+    (lambda: layers.RNN(layers.LSTMCell(3), stateful=True), ROWS, "Make it with stateful=False"),
+    (Keeps, ROWS, "its call keeps something in the attribute 'last'"),
+    (Counts, ROWS, "its call keeps something in the attribute 'calls'"),
+    (Remembers, ROWS, "its call keeps something in the attribute 'seen'"),
+    (HoldsVariable, ROWS, "its call reads the variable 'factor', which Keras does not know"),
+    (MakesVariable, ROWS, "cannot be"),
+    (Writes, ROWS, "its call writes its variable 'total'. Only moving statistics"),
+    (
+        lambda: layers.SpectralNormalization(layers.Dense(3)),
+        ROWS,
+        "its call writes its variable 'vector_u'",
+    ),
+    (DrawsUnseeded, ROWS, "keras.random without a seed of its own, so every step"),
+    (DrawsByTensorFlow, ROWS, "stateful operation RandomStandardNormal. Draw by keras.random"),
+    (Prints, ROWS, "stateful operation"),
+    (HidesLoss, ROWS, "a loss inside a loop or branch, where it cannot be collected"),
+    (Measures, ROWS, "it counts a metric inside its call"),
+    (NormTwice, ROWS, "its batch norm norm is called twice in one call"),
+    (lambda: layers.Normalization(), ROWS, "must adapt to data before it can be called"),
+    (lambda: layers.BatchNormalization(renorm=True), ROWS, "synchronized or renorm"),
+    (
+        lambda: layers.Dense(3, kernel_constraint="non_neg"),
+        ROWS,
+        "kernel has the constraint NonNeg",
+    ),
+    (lambda: layers.Dense(3), (), "cannot be called on its inputs"),
+]
+
+
+@pytest.mark.parametrize(("make", "shape", "text"), REFUSED)
+def test_what_hides_state_is_refused_with_the_reason(
+    make: Any, shape: tuple[int, ...], text: str
+) -> None:
+    message = keras_runs.refused(adapter.from_keras(make(), name="mine"), keras_runs.spec(*shape))
+    assert message.startswith("mine (KerasLayer)")
+    assert text in message
+    assert "\n" not in message
+
+
+def test_a_lookup_table_belongs_into_the_input() -> None:
+    params = adapter.from_keras(layers.IntegerLookup(vocabulary=[4, 5]))
+    text = keras_runs.refused(params, keras_runs.spec(2, dtype=tf.int64))
+    assert "reads a table or another resource. Do that in the input" in text
+
+
+def test_a_layer_that_does_not_tell_how_it_was_made_is_refused() -> None:
+    with pytest.raises(errors.LayerError, match="Define its get_config"):
+        adapter.from_keras(Secret(lambda x: x))
+
+
+def test_wrong_inputs_are_named() -> None:
+    params = adapter.from_keras(layers.Dense(3), name="mine")
+    assert "got 2 inputs for the names ('x',)" in keras_runs.refused(
+        params, keras_runs.spec(2, 4), keras_runs.spec(2, 4)
+    )
+    assert "an input of shape (None, 4)" in keras_runs.refused(params, tf.TensorSpec((None, 4)))
+    params.frozen = ("kernle",)
+    assert "no sublayer 'kernle' to freeze" in keras_runs.refused(params, keras_runs.spec(2, 4))
+    params = adapter.from_keras(layers.Dense(3), name="mine", args=[{"read": "y"}])
+    assert "an argument reads 'y', which is not in reads; nearest" in keras_runs.refused(
+        params, keras_runs.spec(2, 4)
+    )
+    picked = adapter.from_keras(layers.Dense(3)).set(picks=(1,))
+    assert "picks tensor 1, but its call gives 1" in keras_runs.refused(
+        picked, keras_runs.spec(2, 4)
+    )
+
+
+# --- Texts ------------------------------------------------------------------------------------
+
+
+def test_a_lambda_runs_but_has_no_text() -> None:
+    params = adapter.from_keras(layers.Lambda(lambda x: x * 2))
+    x = keras_runs.random(2, 4)
+    np.testing.assert_array_equal(keras_runs.run(params, x)[0], x * 2)
+    with pytest.raises(errors.ParamsError, match=r"'config'.* has no name that a text could hold"):
+        params.to_text()
+
+
+def doubled(x: Any) -> Any:
+    return x * 2
+
+
+def test_a_function_with_a_name_has_a_text() -> None:
+    for live in (layers.Lambda(doubled), layers.Dense(4, activation=doubled)):
+        params = adapter.from_keras(live)
+        assert params.from_text(params.to_text()) == params
+        x = keras_runs.random(2, 4)
+        np.testing.assert_array_equal(
+            keras_runs.run(params, x)[0], keras_runs.run(params.copy(), x)[0]
+        )
+
+
+def test_a_class_made_inside_a_function_runs_but_has_no_text() -> None:
+    class Local(layers.Layer):
+        def call(self, x: Any) -> Any:
+            return x + 1
+
+        def compute_output_shape(self, shape: Any) -> Any:
+            return shape
+
+    params = adapter.from_keras(layers.TimeDistributed(Local()))
+    x = keras_runs.random(2, 3, 4)
+    np.testing.assert_array_equal(keras_runs.run(params, x)[0], x + 1)
+    with pytest.raises(errors.ParamsError, match="has no name that a text could hold"):
+        params.to_text()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"module": "os", "class_name": "system", "config": {"command": "true"}},
+        {"module": "keras.utils", "class_name": "get_file", "config": {"origin": "x"}},
+        {"module": "keras.layers", "class_name": "Dense", "config": {"unknown": 1}},
+        {
+            "module": "keras.layers",
+            "class_name": "Lambda",
+            "config": {"function": {"class_name": "__lambda__", "config": {"code": "AAAA"}}},
+        },
+        {"module": "keras.initializers", "class_name": "Zeros", "config": {}},
+        {"class_name": "function", "module": "builtins", "config": "eval"},
+        {},
+    ],
+)
+def test_a_hostile_or_wrong_configuration_is_refused(config: dict[str, Any]) -> None:
+    params = adapter.KerasLayer.Params(config=config, name="mine")
+    assert "Keras layer" in keras_runs.refused(
+        hyperparams.from_text(params.to_text()), keras_runs.spec(2, 4)
+    )
+
+
+# --- Kept weights -----------------------------------------------------------------------------
+
+
+def test_kept_weights_are_named_by_what_they_hold() -> None:
+    live = layers.Dense(3, name="d")
+    live(keras_runs.random(2, 4))
+    one = adapter.from_keras(live)
+    assert adapter.from_keras(live) == one
+    live.bias.assign([1.0, 2.0, 3.0])
+    two = adapter.from_keras(live)
+    assert two.weights != one.weights
+    assert not adapter.from_keras(live, keep_weights=False).weights
+    np.testing.assert_array_equal(keras_runs.run(one, tf.zeros([1, 4]))[0], tf.zeros([1, 3]))
+    np.testing.assert_array_equal(keras_runs.run(two, tf.zeros([1, 4]))[0], [[1, 2, 3]])
+
+
+def test_kept_weights_of_another_process_are_missing_until_loaded(tmp_path: Any) -> None:
+    live = layers.Dense(3, name="d")
+    live(keras_runs.random(2, 4))
+    params = adapter.from_keras(live)
+    expected = keras_runs.run(params, tf.ones([1, 4]))[0]
+    weights.save(tmp_path / "weights.npz", [params.weights])
+    weights.forget(params.weights)
+    params.owner.fprop_meta(params, keras_runs.spec(1, 4))
+    with pytest.raises(errors.LayerError, match=r"are not in this process. Load them by"):
+        keras_runs.run(params, tf.ones([1, 4]))
+    weights.load(tmp_path / "weights.npz")
+    np.testing.assert_array_equal(keras_runs.run(params, tf.ones([1, 4]))[0], expected)
+
+
+def test_kept_weights_that_do_not_fit_are_named(tmp_path: Any) -> None:
+    live = layers.Dense(3, name="d")
+    live(keras_runs.random(2, 4))
+    params = adapter.from_keras(live)
+    with pytest.raises(
+        errors.LayerError, match=r"kernel is \[5, 3\], but its kept value is \[4, 3"
+    ):
+        keras_runs.run(params, tf.ones([1, 5]))
+    other = adapter.from_keras(layers.PReLU()).set(weights=params.weights)
+    with pytest.raises(errors.LayerError, match="hold no 'alpha'; nearest"):
+        keras_runs.run(other, tf.ones([1, 4]))
+    (tmp_path / "torn.npz").write_bytes(b"PK\x03\x04")
+    with pytest.raises(errors.LayerError, match="holds no weights of Keras layers"):
+        weights.load(tmp_path / "torn.npz")
+    np.savez(tmp_path / "foreign.npz", a=np.ones(3))
+    with pytest.raises(errors.LayerError, match="are not what their name says"):
+        weights.load(tmp_path / "foreign.npz")

@@ -1,0 +1,367 @@
+"""A network from its params alone: names, tables, ties, frozen patterns, shapes, mistakes."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import errors, hyperparams, layers, network
+from lingvo_gpipe.layers import base
+from lingvo_gpipe.schedule import Slot, Table, recompute
+from tests.plain_networks import FIELDS, D, N, analyze, dense, error_head, params, text_of
+
+
+class Named(base.Layer):
+    """x → x; gives a loss and a metric called like the layer."""
+
+    @classmethod
+    def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
+        return base.Meta(
+            inputs[0],
+            losses=(base.LossSpec(f"{params.name}_loss", 1.0, lambda fields: fields["x"][0, 0]),),
+            metrics=(base.MetricSpec(f"{params.name}_metric", lambda sums: sums),),
+        )
+
+    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: base.Context) -> Any:
+        del theta
+        ctx.add_loss(f"{self.params.name}_loss", tf.reduce_sum(inputs))
+        ctx.add_sum(f"{self.params.name}_metric", tf.reduce_sum(inputs))
+        return inputs
+
+
+class Tripled(base.Layer):
+    """x → x three times."""
+
+    @classmethod
+    def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
+        del params
+        return base.Meta((inputs[0],) * 3)
+
+    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: base.Context) -> Any:
+        del theta, ctx
+        return (inputs,) * 3
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+def test_layers_without_a_name_get_one_of_their_own() -> None:
+    found = analyze(
+        dense(4), dense(4), dense(4, name="dense_1"), layers.Dropout.Params(rate=0.5), dense(4)
+    )
+    assert [layer.name for layer in found.layers] == [
+        "dense",
+        "dense_2",
+        "dense_1",
+        "dropout",
+        "dense_3",
+    ]
+
+
+def test_names_do_not_depend_on_the_cut() -> None:
+    given = [dense(4), dense(5), dense(4), dense(3)]
+    paths = [set(analyze(*given, num_partitions=k).variables) for k in (1, 2, 4)]
+    assert paths[0] == paths[1] == paths[2]
+    assert "dense_3/kernel" in paths[0]
+
+
+def test_the_given_params_are_left_alone() -> None:
+    own = params(dense(4), dtype="float64")
+    before = own.copy()
+    network.analyze(own, FIELDS)
+    assert own == before
+    assert own.layers[0].name == ""
+
+
+def test_two_layers_of_one_name_are_refused() -> None:
+    text = text_of(errors.LayerError, dense(4, name="a"), dense(4, name="a"))
+    assert text == "two layers are named 'a'. Give each its own name"
+
+
+def test_a_slash_in_a_name_is_refused() -> None:
+    text = text_of(errors.LayerError, dense(4, name="a/b"))
+    assert text == "the layer name 'a/b' holds a slash, which separates paths"
+
+
+def test_no_layers_are_refused() -> None:
+    assert text_of(errors.LayerError) == "the network has no layers. Fill `layers`"
+    assert text_of(errors.LayerError, name="tiny") == "tiny has no layers. Fill `layers`"
+
+
+def test_equal_layers_may_name_their_losses_by_themselves() -> None:
+    found = analyze(dense(4), Named.Params(), Named.Params(), Named.Params(name="third"))
+    assert [loss.name for loss in found.losses] == ["named_loss", "named_1_loss", "third_loss"]
+    assert sorted(found.metrics) == ["named_1_metric", "named_metric", "third_metric"]
+
+
+@pytest.mark.parametrize("kind", ["loss", "metric"])
+def test_a_name_given_by_two_layers_is_refused(kind: str) -> None:
+    labelled = layers.Softmax.Params(classes=3, reads=("x", "label"))
+    second = labelled.copy().set(loss_name="other" if kind == "metric" else "loss")
+    second.set(metric_prefix="second_" if kind == "loss" else "")
+    own = params(dense(4), labelled, second)
+    with pytest.raises(errors.LayerError) as error:
+        network.analyze(own, {"x": FIELDS["x"], "label": tf.TensorSpec([N], tf.int32)})
+    name = {"loss": "loss", "metric": "accuracy"}[kind]
+    assert str(error.value) == (
+        f"two layers give a {kind} named {name!r}. Give one of them another name"
+    )
+
+
+# --- recompute, schedule --------------------------------------------------------------------------
+
+
+def test_recompute_policies_are_for_all_cells_or_each() -> None:
+    assert recompute.policies("except_last", 3) == ("except_last",) * 3
+    assert recompute.policies("full, never", 2) == ("full", "never")
+
+
+@pytest.mark.parametrize(
+    ("recompute", "text"),
+    [
+        (
+            "nevr",
+            "recompute 'nevr' is no policy; nearest 'never'. Use full, except_last, never, or one "
+            "for each cell separated by commas",
+        ),
+        (
+            "full,never,full",
+            "recompute names 3 policies for 2 cells. Give one, or one for each cell",
+        ),
+    ],
+)
+def test_wrong_recompute_texts_are_told(recompute: str, text: str) -> None:
+    given = [dense(4), dense(4)]
+    assert text_of(errors.LayerError, *given, num_partitions=2, recompute=recompute) == text
+
+
+def test_forward_table_keeps_cells_on_their_devices() -> None:
+    interleaved = Table.from_text(
+        "0F0,0F1,2F0,2F1,2B1,2B0,0B1,0B0\n1F0,1F1,3F0,3F1,3B1,3B0,1B1,1B0"
+    )
+    table = network.forward_table(interleaved, 3)
+    assert table.is_forward_only
+    assert (table.num_cells, table.num_micro_batches) == (4, 3)
+    assert [table.device_of(k) for k in range(4)] == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("homes", [(0, 1, 0, 1), (0, 0, 1, 1), (0, 1, 1, 0), (0, 1, 2, 0, 1, 2)])
+def test_a_forward_table_waits_no_longer_than_one_micro_batch_at_a_time(
+    homes: tuple[int, ...],
+) -> None:
+    K, cells = max(homes) + 1, range(len(homes))
+    rows = [[k for k in cells if homes[k] == device] for device in range(K)]
+    for M in range(1, 12):
+        training = [
+            [Slot(k, "F", 0) for k in row] + [Slot(k, "B", 0) for k in reversed(row)]
+            for row in rows
+        ]
+        table = network.forward_table(Table.on_grid(training), M)
+        assert {str(slot) for slot in table} == {f"{k}F{m}" for k in cells for m in range(M)}
+        alone = Table.on_grid([[Slot(k, "F", m) for m in range(M) for k in row] for row in rows])
+        ticks, before = (max(map(len, one.devices)) for one in (table, alone))
+        assert ticks <= before
+        if homes == tuple(itertools.islice(itertools.cycle(range(K)), len(homes))) and M % K == 0:
+            # Devices wait for their first slot and behind their last one alone.
+            assert ticks == M * len(homes) // K + K - 1
+            assert ticks < before or M <= K
+
+
+# --- variables: ties, frozen ----------------------------------------------------------------------
+
+
+def test_a_tied_variable_is_one() -> None:
+    found = analyze(dense(D, name="a"), dense(D, name="b", tie={"kernel": "a/kernel"}))
+    assert sorted(found.variables) == ["a/bias", "a/kernel", "b/bias"]
+    assert found.layers[1].paths == {"kernel": "a/kernel", "bias": "b/bias"}
+    assert found.owner["a/kernel"] == 0
+    assert found.trainable(1) == ("a/kernel", "b/bias")
+
+
+@pytest.mark.parametrize("frozen", ["a", "b"])
+def test_a_tie_with_one_frozen_side_is_frozen(frozen: str) -> None:
+    found = analyze(
+        dense(D, name="a", trainable=frozen != "a"),
+        dense(D, name="b", trainable=frozen != "b", tie={"kernel": "a/kernel"}),
+    )
+    assert not found.variables["a/kernel"].trainable
+    assert found.variables[f"{'b' if frozen == 'a' else 'a'}/bias"].trainable
+
+
+@pytest.mark.parametrize(
+    ("tie", "text"),
+    [
+        (
+            {"kernel": "a/kernal"},
+            "b/kernel is tied to 'a/kernal', which is no variable of its own in the network; "
+            "nearest 'a/kernel'",
+        ),
+        (
+            {"kernel": "a/bias"},
+            "b/kernel is (6, 6) float32, but tied to a/bias, which is (6,) float32. Make the two "
+            "alike",
+        ),
+        (
+            {"kernl": "a/kernel"},
+            "b (Dense): tie names 'kernl', which it has not; nearest kernel",
+        ),
+    ],
+)
+def test_wrong_ties_are_told(tie: dict[str, str], text: str) -> None:
+    assert text_of(errors.LayerError, dense(D, name="a"), dense(D, name="b", tie=tie)) == text
+
+
+def test_frozen_patterns_freeze_by_path() -> None:
+    found = analyze(dense(4, name="stem"), dense(3, name="head"), frozen=("stem/*", "*/bias"))
+    trained = [path for path, spec in found.variables.items() if spec.trainable]
+    assert trained == ["head/kernel"]
+    assert found.frozen_layers == {"stem"}
+
+
+@pytest.mark.parametrize("pattern", ["b/*", "b/kernel", "*/kernel"])
+def test_a_pattern_that_fits_a_borrower_freezes_what_it_shares(pattern: str) -> None:
+    tied = dense(D, name="b", tie={"kernel": "a/kernel"})
+    found = analyze(dense(D, name="a"), tied, frozen=(pattern,))
+    assert not found.variables["a/kernel"].trainable
+    assert found.variables["a/bias"].trainable
+    assert found.variables["b/bias"].trainable == (pattern != "b/*")
+
+
+def test_frozen_layers_are_those_wholly_frozen_at_any_depth() -> None:
+    block = layers.Sequential.Params(
+        name="block", layers=[dense(4, name="a"), layers.Sequential.Params(layers=[dense(4)])]
+    )
+    found = analyze(block, dense(3), frozen=("block/a/*",))
+    assert found.frozen_layers == {"block/a"}
+    assert analyze(block, dense(3), frozen=("block/*",)).frozen_layers == {
+        "block",
+        "block/a",
+        "block/sequential",
+        "block/sequential/dense",
+    }
+
+
+def test_statistics_are_frozen_with_their_layer_alone() -> None:
+    norm = layers.BatchNorm.Params(name="norm")
+    whole = ("norm/gamma", "norm/beta", "norm/moving_*")
+    assert analyze(dense(4), norm, frozen=whole).frozen_layers == {"norm"}
+    text = text_of(errors.LayerError, dense(4), norm, frozen=("norm/moving_*",))
+    assert text == (
+        "frozen pattern 'norm/moving_*' fits norm/moving_mean, a statistic, which stands still "
+        "only where its layer is frozen. Freeze norm/*, or where it has no weights, leave the "
+        "pattern out and set trainable=False in its Params"
+    )
+    bare = layers.BatchNorm.Params(name="norm", center=False, scale=False)
+    text = text_of(errors.LayerError, dense(4), bare, frozen=("norm/*",))
+    assert "fits norm/moving_mean, a statistic" in text
+    block = layers.Sequential.Params(name="block", layers=[dense(4, name="a"), bare])
+    still = analyze(block, dense(3), frozen=("block/a/*", "block/norm/*"))
+    assert "block" in still.frozen_layers
+
+
+def test_statistics_cannot_be_tied() -> None:
+    norms = [layers.BatchNorm.Params(name=name) for name in ("one", "two")]
+    norms[1].tie = {"moving_mean": "one/moving_mean"}
+    text = text_of(errors.LayerError, dense(4), *norms)
+    assert text.startswith("two/moving_mean is a statistic of its own micro-batches and cannot")
+
+
+def test_a_frozen_pattern_that_fits_nothing_is_refused() -> None:
+    text = text_of(errors.LayerError, dense(4, name="stem"), frozen=("sten/*",))
+    assert text == "frozen pattern 'sten/*' fits no variable; nearest stem/bias, stem/kernel"
+
+
+# --- shapes ---------------------------------------------------------------------------------------
+
+
+def test_specs_are_those_of_the_largest_micro_batch() -> None:
+    found = analyze(dense(4), dense(3), num_micro_batches=3)
+    assert found.sizes == (3, 3, 2)
+    shapes = {
+        (v.name, v.producer): found.specs[v.index].shape.as_list() for v in found.wiring.versions
+    }
+    assert shapes == {
+        ("x", -1): [3, D],
+        ("target", -1): [3, 3],
+        ("x", 0): [3, 4],
+        ("x", 1): [3, 3],
+    }
+
+
+def test_specs_are_in_the_compute_dtype_but_for_integers() -> None:
+    own = params(layers.Embedding.Params(vocabulary=5, units=2), dtype="mixed_bfloat16")
+    fields = {"x": tf.TensorSpec([N], tf.int32), "y": tf.TensorSpec([N], tf.float64)}
+    found = network.analyze(own, fields)
+    assert [spec.dtype for spec in found.specs] == [tf.int32, tf.bfloat16, tf.bfloat16]
+    assert found.variables["embedding/table"].dtype == tf.float32
+
+
+def test_another_batch_dimension_is_counted() -> None:
+    found = network.analyze(
+        params(dense(3), num_micro_batches=2, batch_dim=1), {"x": tf.TensorSpec([5, 7, D])}
+    )
+    assert found.sizes == (4, 3)
+    assert found.specs[0].shape.as_list() == [5, 4, D]
+
+
+def test_a_layers_error_names_the_layer() -> None:
+    text = text_of(errors.LayerError, dense(4), layers.Conv2D.Params(filters=2, name="conv"))
+    assert text.startswith("conv (Conv2D): expected ")
+
+
+def test_a_layer_with_too_few_outputs_for_its_names_is_refused() -> None:
+    text = text_of(errors.LayerError, dense(4, name="d", writes=("x", "y")), outputs=("x", "y"))
+    assert text == ("d writes 2 names (x, y), but gives 1 output. Write as many names as it gives")
+
+
+def test_a_layer_with_too_many_outputs_for_its_names_is_refused() -> None:
+    three = Tripled.Params(name="t", writes=("x", "y"))
+    assert text_of(errors.LayerError, three, outputs=("x", "y")) == (
+        "t writes 2 names (x, y), but gives 3 outputs. Write as many names as it gives"
+    )
+
+
+def test_names_without_a_batch_side_are_those_of_fields() -> None:
+    assert text_of(errors.InputError, dense(4), unbatched=("tarket",)) == (
+        "unbatched names 'tarket', which is no field of the mini-batch; nearest 'target'. Correct "
+        "it, or leave it out"
+    )
+
+
+def test_two_thousand_layers_need_no_device_and_no_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError((args, kwargs))
+
+    for module, name in (
+        (tf, "Variable"),
+        (tf, "device"),
+        (tf.config, "list_logical_devices"),
+        (tf.config, "list_physical_devices"),
+    ):
+        monkeypatch.setattr(module, name, refuse)
+    width = 12 * 1024  # 300 billion parameters in all
+    found = network.analyze(
+        params(*[dense(width) for _ in range(2000)], num_partitions=8, fuse=False),
+        {"x": tf.TensorSpec([N, width])},
+    )
+    assert found.cuts == (250,) * 8
+    assert sum(spec.size for spec in found.variables.values()) == 2000 * (width + 1) * width
+    assert found.layers[-1].name == "dense_1999"
+
+
+def test_text_round_trip() -> None:
+    own = params(
+        dense(4, name="a"),
+        error_head(reads=("x", "target")),
+        num_partitions=2,
+        cuts=(1, 1),
+        recompute="full,never",
+        frozen=("a/*",),
+        unbatched=("gain",),
+    )
+    assert hyperparams.from_text(own.to_text()) == own

@@ -1,0 +1,186 @@
+"""Cutting mini-batches: sizes, round trips through `split` and `merge`, texts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import strategies as st
+
+from lingvo_gpipe import errors
+from lingvo_gpipe.layers import base
+from lingvo_gpipe.network import micro_batches
+from tests import pipelines
+
+
+class MeanOfAll(base.Layer):
+    """x: [B, C] → [C], the mean of the examples."""
+
+    @classmethod
+    def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
+        del params
+        return base.Meta(tf.TensorSpec(inputs[0].shape[1:], inputs[0].dtype))
+
+    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: base.Context) -> Any:
+        del theta, ctx
+        return tf.reduce_mean(inputs, 0)
+
+
+@pytest.mark.parametrize(
+    ("examples", "count", "sizes"),
+    [
+        (8, 4, (2, 2, 2, 2)),
+        (10, 4, (3, 3, 2, 2)),
+        (7, 2, (4, 3)),
+        (5, 1, (5,)),
+        (3, 3, (1, 1, 1)),
+        (3, 8, (1, 1, 1)),  # fewer examples than micro-batches: as many as there are
+        (1, 2, (1,)),
+    ],
+)
+def test_sizes_by_number(examples: int, count: int, sizes: tuple[int, ...]) -> None:
+    assert micro_batches.sizes(examples, count) == sizes
+
+
+@pytest.mark.parametrize(
+    ("examples", "size", "sizes"),
+    [(8, 4, (4, 4)), (10, 4, (4, 4, 2)), (3, 4, (3,)), (4, 1, (1, 1, 1, 1))],
+)
+def test_sizes_by_micro_batch_size(examples: int, size: int, sizes: tuple[int, ...]) -> None:
+    assert micro_batches.sizes(examples, 1, micro_batch_size=size) == sizes
+
+
+@hypothesis.given(st.integers(1, 300), st.integers(1, 40))
+def test_sizes_add_up_and_larger_ones_come_first(examples: int, count: int) -> None:
+    sizes = micro_batches.sizes(examples, count)
+    assert sum(sizes) == examples
+    assert len(sizes) == min(count, examples)
+    assert list(sizes) == sorted(sizes, reverse=True)
+    assert sizes[0] - sizes[-1] <= 1
+    assert sizes[-1] >= 1
+
+
+def test_no_example_is_refused() -> None:
+    with pytest.raises(
+        errors.InputError, match=r"^a mini-batch holds no example\. Give at least one$"
+    ):
+        micro_batches.sizes(0, 4)
+
+
+def test_batch_size_is_read_from_tensors_and_specs() -> None:
+    fields = {
+        "x": tf.zeros([6, 2]),
+        "y": {"deep": tf.TensorSpec([6], tf.string)},
+        "t": tf.zeros([]),
+    }
+    assert micro_batches.batch_size(fields, 0, ("t",)) == 6
+    assert micro_batches.batch_size({"x": tf.zeros([3, 5])}, 1, ()) == 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        (
+            {"x": tf.TensorSpec([None, 3])},
+            "field 'x' has shape (None, 3), without a known size in its batch dimension 0. "
+            "Batch it, or name it in `unbatched`",
+        ),
+        (
+            {"x": tf.TensorSpec([])},
+            "field 'x' has shape (), without a known size in its batch dimension 0. "
+            "Batch it, or name it in `unbatched`",
+        ),
+        (
+            {"x": tf.TensorSpec(None)},
+            "field 'x' has shape <unknown>, without a known size in its batch dimension 0. "
+            "Batch it, or name it in `unbatched`",
+        ),
+        (
+            {"x": tf.TensorSpec([4]), "y": (tf.TensorSpec([4]), tf.TensorSpec([3]))},
+            "fields disagree on the number of examples: 'x' 4, 'y' 3. Fields without a batch "
+            "dimension are to be named in `unbatched`",
+        ),
+        (
+            {},
+            "fields disagree on the number of examples: none. Fields without a batch dimension "
+            "are to be named in `unbatched`",
+        ),
+    ],
+)
+def test_shapes_that_do_not_fit_are_told(fields: dict[str, tf.TensorSpec], text: str) -> None:
+    with pytest.raises(errors.InputError) as error:
+        micro_batches.batch_size(fields, 0, ())
+    assert str(error.value) == text
+
+
+def test_split_and_merge_are_a_round_trip_of_nests_and_strings() -> None:
+    value = {
+        "image": tf.reshape(tf.range(70), [7, 10]),
+        "parts": (tf.constant(list("abcdefg")), tf.range(7) > 3),
+    }
+    pieces = micro_batches.split({"f": value}, (3, 2, 2), 0, ())["f"]
+    assert [piece["image"].shape[0] for piece in pieces] == [3, 2, 2]
+    assert pieces[1]["parts"][0].numpy().tolist() == [b"d", b"e"]
+    tf.nest.map_structure(
+        lambda a, b: np.testing.assert_array_equal(a, b), micro_batches.merge(pieces, 0), value
+    )
+
+
+def test_split_and_merge_keep_another_batch_dimension() -> None:
+    value = tf.reshape(tf.range(24), [2, 4, 3])
+    pieces = micro_batches.split({"x": value}, (3, 1), 1, ())["x"]
+    assert [tuple(piece.shape) for piece in pieces] == [(2, 3, 3), (2, 1, 3)]
+    np.testing.assert_array_equal(pieces[1], value[:, 3:])
+    np.testing.assert_array_equal(micro_batches.merge(pieces, 1), value)
+
+
+def test_unbatched_fields_are_handed_whole() -> None:
+    fields = {"x": tf.range(6), "table": tf.ones([5, 2])}
+    cut = micro_batches.split(fields, (2, 2, 2), 0, ("table",))
+    assert all(piece is fields["table"] for piece in cut["table"])
+    assert len(cut["table"]) == 3
+
+
+def test_one_micro_batch_is_the_mini_batch_itself() -> None:
+    fields = {"x": tf.range(6)}
+    cut = micro_batches.split(fields, (6,), 0, ())["x"]
+    assert cut == [fields["x"]]
+    assert micro_batches.merge(cut, 0) is fields["x"]
+
+
+def test_merge_stacks_values_without_a_batch_dimension() -> None:
+    merged = micro_batches.merge([tf.constant(1.0), tf.constant(2.0)], 0)
+    np.testing.assert_array_equal(merged, [1.0, 2.0])
+    rows = micro_batches.merge([tf.constant([1, 2]), tf.constant([3, 4])], 1)
+    np.testing.assert_array_equal(rows, [[1, 2], [3, 4]])
+
+
+def test_with_batch_sets_one_side_of_every_leaf() -> None:
+    spec = (tf.TensorSpec([None, 3]), {"a": tf.TensorSpec([8, 1], tf.int32)})
+    assert micro_batches.with_batch(spec, 5, 0) == (
+        tf.TensorSpec([5, 3]),
+        {"a": tf.TensorSpec([5, 1], tf.int32)},
+    )
+    assert micro_batches.with_batch(tf.TensorSpec([2, 8, 3]), 5, 1) == tf.TensorSpec([2, 5, 3])
+
+
+def test_an_output_without_a_batch_side_is_refused() -> None:
+    spec = (tf.TensorSpec([3, 5]), tf.TensorSpec([]), tf.TensorSpec([None, 2]))
+    micro_batches.check_batched("x", spec, 3, 0)
+    with pytest.raises(errors.LayerError) as error:
+        micro_batches.check_batched("mean", {"of": tf.TensorSpec([5])}, 3, 0)
+    assert str(error.value) == (
+        "output 'mean' is (5,) in a micro-batch of 3 examples, so that micro-batches cannot be "
+        "joined along dimension 0. Give it a batch side, or leave it out of the network's outputs"
+    )
+
+
+def test_an_output_without_a_batch_side_is_not_joined() -> None:
+    own = pipelines.pipe([MeanOfAll.Params(name="m")], num_micro_batches=3)
+    with pytest.raises(errors.LayerError, match=r"^output 'x' is \(5,\) in a micro-batch of 3 "):
+        own.evaluate({"x": pipelines.batch()["x"]}, outputs=True)
+    whole = pipelines.pipe([MeanOfAll.Params(name="m")])
+    assert whole({"x": pipelines.batch()["x"]}).shape == [5]

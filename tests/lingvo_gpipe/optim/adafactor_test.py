@@ -1,0 +1,168 @@
+"""Adafactor beside one in NumPy that builds the whole second moment, and the bytes of its state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import errors, hyperparams, network, pipelining
+from lingvo_gpipe.optim import adafactor, optimizer
+from lingvo_gpipe.tasks.mt.model import transformer
+
+Array = np.ndarray[Any, Any]
+
+
+class Plain:
+    """Algorithms 4 and 5 of the paper, on one weight, in its sums over rows and columns."""
+
+    def __init__(self, weight: Array, sides: tuple[int, int] | None, momentum: float) -> None:
+        self.weight, self.sides, self.momentum = weight.copy(), sides, momentum
+        self.moment = np.zeros_like(weight)
+        self.average = np.zeros_like(weight)  # of g² + ε, all of it
+        self.time = 0
+
+    def update(self, gradient: Array, rate: float, d: float = 1.0) -> Array:
+        self.time += 1
+        beta = 1.0 - float(self.time) ** -0.8
+        # Sums of averages are averages of sums: what is kept is told from all of it.
+        self.average = beta * self.average + (1.0 - beta) * (gradient**2 + 1e-30)
+        v = self.average
+        if self.sides is not None:
+            row, column = self.sides
+            in_rows = v.sum(column, keepdims=True)
+            in_columns = v.sum(row, keepdims=True)
+            v = in_rows * in_columns / v.sum((row, column), keepdims=True)
+        change = gradient / np.sqrt(v)
+        change = change / max(1.0, np.sqrt((change**2).mean()) / d)
+        step = rate * change
+        if self.momentum:
+            step = self.moment = self.momentum * self.moment + (1.0 - self.momentum) * step
+        self.weight = self.weight - step
+        return self.weight
+
+
+def begin(rule: optimizer.Rule, shape: tuple[int, ...], dtype: tf.DType) -> dict[str, tf.Tensor]:
+    return {
+        slot.slot: tf.fill(slot.shape, tf.cast(slot.initial, slot.dtype))
+        for slot in rule.slots("layer/kernel", shape, dtype)
+    }
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize(
+    ("shape", "sides"),
+    [
+        ((), None),
+        ((5,), None),
+        ((4, 3), None),
+        ((6, 4), (0, 1)),
+        ((4, 7), (0, 1)),
+        ((5, 2, 6), (0, 2)),
+        ((2, 5, 3, 4), (1, 3)),
+    ],
+    ids=str,
+)
+def test_updates_are_those_of_the_paper(shape: Any, sides: Any, momentum: float) -> None:
+    """Gradients of very different size, so that clipping acts on some and not on others."""
+    random = np.random.default_rng(0)
+    start = random.normal(size=shape)
+    rule = adafactor.Adafactor.Params(min_factored=4, momentum=momentum).instantiate()
+    plain = Plain(np.asarray(start), sides, momentum)
+    weight, slots = tf.constant(start), begin(rule, shape, tf.float64)
+    assert ("row" in slots) == (sides is not None)
+    program = tf.function(rule.update, autograph=False)
+    for step, (size, rate) in enumerate(((1.0, 0.1), (0.1, 0.2), (30.0, 0.1), (2.0, 0.05))):
+        gradient = random.normal(size=shape) * size * np.exp(random.normal(size=shape))
+        weight, slots = program(
+            "layer/kernel",
+            weight,
+            tf.constant(gradient),
+            slots,
+            tf.constant(rate, tf.float64),
+            tf.constant(step, tf.int64),
+        )
+        expected = plain.update(np.asarray(gradient), rate)
+        np.testing.assert_allclose(weight, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_clipping_bounds_the_step_and_is_off_where_there_is_none() -> None:
+    gradient = tf.concat([tf.fill([99], 1e-3), [10.0]], 0)
+    slots = {"second_moment": tf.fill([100], 1e-6)}
+    found = []
+    for threshold in (None, 1.0, 0.5):
+        rule = adafactor.Adafactor.Params(clip_threshold=threshold).instantiate()
+        weight, _ = rule.update(
+            "w", tf.zeros([100]), gradient, slots, tf.constant(1.0), tf.constant(9, tf.int64)
+        )
+        found.append(float(tf.sqrt(tf.reduce_mean(weight**2))))
+    assert found[0] > 1.0
+    assert found[1:] == pytest.approx([1.0, 0.5], rel=1e-5)
+
+
+def test_a_gradient_of_zero_moves_nothing() -> None:
+    rule = adafactor.Adafactor.Params(min_factored=2).instantiate()
+    for shape in ((3,), (3, 4)):
+        slots = begin(rule, shape, tf.float32)
+        weight, slots = rule.update(
+            "w", tf.ones(shape), tf.zeros(shape), slots, tf.constant(1.0), tf.constant(0, tf.int64)
+        )
+        np.testing.assert_array_equal(weight, np.ones(shape))
+        assert all(np.isfinite(value).all() for value in slots.values())
+
+
+def test_the_two_largest_sides_of_128_and_more_are_factored() -> None:
+    rule = adafactor.Adafactor.Params().instantiate()
+    for shape, expected in (
+        ((128, 128), [(128,), (128,)]),
+        ((127, 4096), [(127, 4096)]),
+        ((4096,), [(4096,)]),
+        ((3, 3, 256, 512), [(3, 3, 256), (3, 3, 512)]),
+        ((256, 3, 128), [(256, 3), (3, 128)]),
+    ):
+        assert [slot.shape for slot in rule.slots("w", shape, tf.float32)] == expected
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_state_of_a_model_is_small(momentum: float) -> None:
+    """Of every matrix n + m; of every vector all; with momentum one more value a parameter."""
+    size, ids = 1024, tf.TensorSpec((8, 16), tf.int32)
+    params = pipelining.PipeliningLayer.Params(
+        layers=transformer.translation_transformer(6, 8192, 16, 64_000)
+    )
+    fields = {"source": ids, "target": ids, "label": ids, "weight": tf.TensorSpec((8, 16))}
+    specs = network.analyze(params, fields).variables.values()
+    own = optimizer.Optimizer.Params(
+        rule=adafactor.Adafactor.Params(momentum=momentum), learning_rate=1e-3
+    ).instantiate()
+    total = sum(slot.size_bytes for slot in own.slots(specs).values())
+    attention = 8 * size + 4 * size
+    feed_forward = 2 * (size + 8192) + 8192 + size
+    vectors = 64_000 + 2 * 2 * size
+    layers = 6 * (3 * attention + 2 * feed_forward + 5 * 2 * size)
+    expected = 4 * (layers + 3 * (64_000 + size) + vectors)
+    assert total == expected + (4 * 473_745_920 if momentum else 0)
+
+
+def test_params_go_to_text_and_back() -> None:
+    params = optimizer.Optimizer.Params(
+        rule=adafactor.Adafactor.Params(momentum=0.9, clip_threshold=None), learning_rate=0.1
+    )
+    assert hyperparams.from_text(params.to_text()) == params
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"decay_exponent": 0.0}, r"Adafactor: decay_exponent=0.0 is not possible. Use more than"),
+        ({"epsilon": -1.0}, r"Adafactor: epsilon=-1.0 is not possible. Use more than 0"),
+        ({"clip_threshold": 0.0}, r"Adafactor: clip_threshold=0.0 is not possible. Use more than"),
+        ({"momentum": 1.0}, r"Adafactor: momentum=1.0 is not possible. Use 0 or more, and less"),
+        ({"min_factored": 0}, r"Adafactor: min_factored=0 is not possible. Use 1 or more"),
+    ],
+)
+def test_a_number_out_of_range_is_refused(config: dict[str, Any], text: str) -> None:
+    with pytest.raises(errors.OptimizerError, match=text):
+        adafactor.Adafactor.Params(**config).instantiate()

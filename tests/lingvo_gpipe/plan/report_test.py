@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import pytest
+
+from lingvo_gpipe import errors, layers
+from lingvo_gpipe.console import units
+from lingvo_gpipe.plan import largest, report, step_plan
+from tests import tiny_task
+
+
+def deep_task(depth: int, units: int = 4) -> Any:
+    """Return the tiny task with `depth` hidden layers of `units` features."""
+    task = tiny_task.tiny_task()
+    head = task.model.layers[-1]
+    task.model.layers = [
+        layers.Dense.Params(name=f"hidden_{n}", units=units, reads=("point" if n == 0 else "x",))
+        for n in range(depth)
+    ] + [head]
+    task.model.num_partitions = 1
+    return task
+
+
+def rebuild(name: str, value: int) -> Any:
+    if name != "depth":
+        raise errors.ParamsError(f"the recipe has no {name!r}")
+    return deep_task(value)
+
+
+def test_a_plan_has_a_row_per_cell_the_links_the_bubble_and_the_grid() -> None:
+    text = report.plan(tiny_task.tiny_task())
+    given = step_plan.make_for(tiny_task.tiny_task())
+    rows = text.splitlines()
+    for k, cell in enumerate(given.partitions):
+        (row,) = [row for row in rows if row.split()[:1] == [str(k)]]
+        for size in (cell.parameter_bytes, cell.slot_bytes, cell.total_bytes):
+            assert units.size(size) in row
+        assert units.percent(cell.cost_share) in row
+    assert any(row.startswith("cell 0 → cell 1") for row in rows)
+    assert any(row.startswith("input → cell 1") and row.endswith("label") for row in rows)
+    assert f"wait {units.percent(given.bubble_share)}" in text
+    assert "cell 0: F0 F1 .  .  B1 B0" in rows
+    assert max(map(len, rows)) <= 100
+
+
+def test_a_plan_of_many_large_cells_fits_a_terminal() -> None:
+    task = deep_task(40, units=3000)
+    task.model.set(num_partitions=8, num_micro_batches=32, dtype="mixed_bfloat16")
+    task.input.batch_size = 2048
+    rows = report.plan(task).splitlines()
+    assert any("copies" in row for row in rows)
+    assert max(map(len, rows)) <= 100
+
+
+def test_names_of_layers_are_shown_in_full_however_wide_the_table() -> None:
+    task = deep_task(40, units=3000)
+    for number, layer in enumerate(task.model.layers[:-1]):
+        layer.name = f"encoder_of_sentences_block_{number}"
+    task.model.set(num_partitions=4, num_micro_batches=4)
+    task.input.batch_size = 2048
+    for dtype in (None, "mixed_bfloat16"):
+        task.model.dtype = dtype
+        text = report.plan(task)
+        first, *_, last = step_plan.make_for(task).partitions[1].layers
+        assert f"{first} … {last}" in text
+        assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_name_wider_than_a_line_is_shortened() -> None:
+    task = tiny_task.tiny_task()
+    task.model.layers[1].name = "n" * 200
+    assert max(map(len, report.plan(task).splitlines())) <= 100
+
+
+def test_a_devices_memory_is_told_with_what_the_cut_really_needs() -> None:
+    task = tiny_task.tiny_task()
+    assert "device_memory" not in report.plan(task)
+    task.model.device_memory = "1MiB"
+    assert "device_memory 1MiB: every device stays within it" in report.plan(task)
+    heaviest = step_plan.make_for(task).heaviest_bytes
+    task.model.set(device_memory=str(heaviest - 100), cuts=(1, 3))
+    assert "the heaviest device needs 100 B more than that" in report.plan(task)
+    # --fit names the memory itself.
+    task.model.cuts = None
+    assert "largest input.batch_size" in report.plan(task, fit="64KiB", grow="input.batch_size")
+
+
+def test_all_devices_together_are_told() -> None:
+    given = step_plan.make_for(tiny_task.tiny_task())
+    together = units.size(given.together_bytes)
+    assert f"at most {together} at once" in report.plan(tiny_task.tiny_task())
+    apart = [cell.total_bytes for cell in given.partitions]
+    assert max(apart) < given.together_bytes <= sum(apart)
+
+
+def test_activations_by_formula_are_marked_as_an_estimate() -> None:
+    assert "estimate by formula" in report.plan(tiny_task.tiny_task())
+    text = report.plan(tiny_task.tiny_task(), profile=True)
+    assert "estimate" not in text
+    assert "traced" in text
+    assert "~" not in text
+
+
+def test_activations_of_loops_are_marked_where_others_are_traced() -> None:
+    given = step_plan.make_for(tiny_task.tiny_task(), profile=True)
+    one, other = given.partitions
+    looped = dataclasses.replace(
+        given, partitions=(one, dataclasses.replace(other, is_estimate=True))
+    )
+    text = report.render(looped)
+    assert "traced programs, ~ loops: by formula at least" in text
+    assert f"~{units.size(other.activation_bytes)}" in text
+    assert text.count("~") == 2
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_an_update_that_needs_more_than_the_step_is_a_column() -> None:
+    text = report.plan(deep_task(2, units=512))
+    head, *rows = (re.split(r"  +", line.strip()) for line in text.splitlines()[4:6])
+    assert head[3:8] == ["weights", "gradients", "optimizer", "~activations", "or update"]
+    assert "or update" not in report.plan(tiny_task.tiny_task())
+    cell = step_plan.make_for(deep_task(2, units=512)).partitions[0]
+    kept = cell.parameter_bytes + cell.gradient_bytes + cell.slot_bytes
+    assert cell.total_bytes == kept + cell.update_bytes
+    assert rows[0][7] == units.size(cell.update_bytes)
+
+
+def test_what_was_measured_can_be_given_to_training() -> None:
+    task = tiny_task.tiny_task()
+    text = report.plan(task, profile=True)
+    assert re.search(r"of the step of \S+ s, links", text)
+    (cuts,) = re.findall(r"--params_override='(model\.cuts=.*)'$", text, re.MULTILINE)
+    task.override(cuts)
+    assert task.model.cuts == step_plan.make_for(task).analysis.cuts
+    assert "params_override" not in report.plan(task, profile=True)
+    ready = tiny_task.tiny_task()
+    ready.model.set(cells=[ready.model.layers[:1], ready.model.layers[1:]], layers=[])
+    assert "params_override" not in report.plan(ready, profile=True)
+
+
+def test_another_number_of_partitions_forgets_cuts_made_for_the_old_one() -> None:
+    task = tiny_task.tiny_task()
+    task.model.set(cuts=(1, 3), device_speeds=(1.0, 2.0))
+    assert "cuts: (1, 3)" in report.plan(task)
+    assert "K=4" in report.plan(task, partitions=4)
+    task.model.recompute = "full,never"
+    with pytest.raises(errors.ParamsError, match=r"for 2 cells, not for 4\. Set one policy"):
+        report.plan(task, partitions=4)
+
+
+def test_the_largest_that_fits_fits_and_one_more_does_not() -> None:
+    family = largest.Family(deep_task(1), "depth", rebuild)
+    limit = 2**16
+    found = family.largest(1, limit)
+    assert found.value is not None
+    assert found.plan is not None
+    assert found.plan.heaviest_bytes <= limit
+    assert step_plan.make_for(deep_task(found.value + 1)).heaviest_bytes > limit
+    assert len(found.plan.analysis.layers) == found.value + 1
+
+
+def test_devices_that_share_a_memory_hold_less() -> None:
+    family = largest.Family(deep_task(1), "depth", rebuild)
+    limit = 2**16
+    apart, together = (family.largest(4, limit, together=shared) for shared in (False, True))
+    assert together.plan is not None
+    assert together.plan.together_bytes <= limit
+    assert (together.value or 0) < (apart.value or 0)
+    above = largest.cut(deep_task((together.value or 0) + 1), 4)
+    assert step_plan.make_for(above).together_bytes > limit
+
+
+def test_more_memory_and_more_devices_never_fit_less() -> None:
+    family = largest.Family(deep_task(1), "depth", rebuild)
+    by_memory = [family.largest(1, limit).value or 0 for limit in (2**13, 2**14, 2**15, 2**16)]
+    assert by_memory == sorted(by_memory)
+    assert by_memory[0] < by_memory[-1]
+    by_devices = [family.largest(k, 2**14).value or 0 for k in (1, 2, 4, 8)]
+    assert by_devices == sorted(by_devices)
+    assert by_devices[0] < by_devices[-1]
+
+
+def test_a_field_of_the_task_grows_by_its_path() -> None:
+    text = report.plan(deep_task(3), fit="64KiB", grow="model.layers[1].units")
+    family = largest.Family(deep_task(3), "model.layers[1].units")
+    assert "K=8: num_partitions=8, but there are 4 layers" in text
+    found = {int(k): int(value) for k, value in re.findall(r"^ *(\d) +(\d+) ", text, re.MULTILINE)}
+    assert list(found) == [1, 2, 4]
+    for k, value in found.items():
+        fits, above = (step_plan.make_for(family.member(value + more, k)) for more in (0, 1))
+        assert fits.heaviest_bytes <= 2**16 < above.heaviest_bytes
+
+
+def test_values_that_the_model_refuses_are_passed_over() -> None:
+    task = deep_task(1)
+    first, head = task.model.layers
+    sixes = layers.Reshape.Params(name="sixes", shape=(-1, 6))
+    task.model.layers = [first, sixes, layers.Flatten.Params(name="flat"), head]
+    found = largest.Family(task, "model.layers[0].units").largest(1, 2**15)
+    assert found.value is not None
+    assert found.value % 6 == 0
+
+
+def test_what_never_fits_is_said() -> None:
+    text = report.plan(deep_task(3), fit="100B", grow="depth", rebuild=rebuild, partitions=1)
+    assert "none fits" in text
+    found = largest.Family(deep_task(1), "depth", rebuild).largest(1, 100)
+    assert (found.value, found.num_partitions) == (None, 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"fit": "8GiB"}, "--fit needs --grow=FIELD"),
+        ({"grow": "model.seed"}, "--grow needs --fit=8GiB"),
+        ({"fit": "8 giraffes", "grow": "model.seed"}, "'8 giraffes' is no size"),
+        ({"fit": "8GiB", "grow": "train.max_step"}, "nearest 'train.max_steps'"),
+        ({"fit": "8GiB", "grow": "model.schedule"}, "'gpipe' is no whole number"),
+        ({"fit": "8GiB", "grow": "width", "rebuild": rebuild}, "no 'width'"),
+        ({"fit": "8GiB", "grow": "depth", "profile": True}, "Leave one of the two out"),
+    ],
+)
+def test_a_wrong_question_is_refused(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(errors.UserError) as caught:
+        report.plan(deep_task(2), **fields)
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4096", 4096), ("8GiB", 2**33), ("1.5 KiB", 1536), ("16gb", 16 * 10**9), ("2 B", 2)],
+)
+def test_sizes_are_read(text: str, size: int) -> None:
+    assert units.parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "1e9", "8XB", "1" * 40])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(errors.ParamsError, match="is no size"):
+        units.parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0"),
+        (1, "1 B"),
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        (1023.6 * 1024, "1.00 MiB"),
+        (10 * 2**30, "10.0 GiB"),
+    ],
+)
+def test_sizes_are_shown_with_three_digits(size: float, text: str) -> None:
+    assert units.size(size) == text

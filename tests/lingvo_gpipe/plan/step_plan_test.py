@@ -1,0 +1,445 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import errors, layers, pipelining
+from lingvo_gpipe.optim import optimizer
+from lingvo_gpipe.plan import memory_timeline, step_plan
+from tests import sameness_nets
+from tests.tiny_task import tiny_task
+
+
+def pipe(*own: Any, **fields: Any) -> Any:
+    return pipelining.PipeliningLayer.Params(layers=list(own), **fields)
+
+
+def floats(*shape: int) -> tf.TensorSpec:
+    return tf.TensorSpec(shape, tf.float32)
+
+
+def skipping(**fields: Any) -> Any:
+    """Three layers; what the first writes as `skip` is read by the third alone."""
+    return pipe(
+        layers.Dense.Params(name="a", units=6, writes=("skip",)),
+        layers.Dense.Params(name="b", units=4),
+        layers.Concat.Params(name="c", reads=("x", "skip")),
+        layers.MeanSquaredError.Params(name="loss"),
+        num_partitions=3,
+        cuts=(1, 1, 2),
+        **fields,
+    )
+
+
+SKIPPING = {"x": floats(8, 5), "target": floats(8, 10)}
+ADAM = optimizer.Optimizer.Params(name="Adam", learning_rate=0.1)
+
+
+def regression(depth: int, **fields: Any) -> Any:
+    return pipe(
+        *(layers.Dense.Params(units=64, activation="relu") for _ in range(depth)),
+        layers.MeanSquaredError.Params(),
+        **fields,
+    )
+
+
+def points(examples: int) -> dict[str, tf.TensorSpec]:
+    return {"x": floats(examples, 64), "target": floats(examples, 64)}
+
+
+def ends(plan: step_plan.Plan) -> dict[tuple[int, int], memory_timeline.Link]:
+    return {(link.source, link.target): link for link in plan.links}
+
+
+def test_a_skip_is_charged_straight_and_not_to_the_cells_between() -> None:
+    links = ends(step_plan.make(skipping(num_micro_batches=2), SKIPPING))
+    assert links[0, 2] == memory_timeline.Link(0, 2, 8 * 6 * 4, 8 * 6 * 4, ("skip",))
+    assert links[1, 2] == memory_timeline.Link(1, 2, 8 * 4 * 4, 8 * 4 * 4, ("x",))
+    assert (0, 1) not in links
+    # The fields have no gradient; each goes to the cells that read it.
+    assert links[memory_timeline.INPUT, 0] == memory_timeline.Link(-1, 0, 8 * 5 * 4, 0, ("x",))
+    assert links[memory_timeline.INPUT, 1] == memory_timeline.Link(-1, 1, 8 * 5 * 4, 0, ("x",))
+    assert links[memory_timeline.INPUT, 2] == memory_timeline.Link(
+        -1, 2, 8 * 10 * 4, 0, ("target",)
+    )
+    assert len(links) == 5
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3, 8])
+def test_links_carry_the_whole_mini_batch_however_it_is_cut(micro_batches: int) -> None:
+    links = ends(step_plan.make(skipping(num_micro_batches=micro_batches), SKIPPING))
+    assert links[0, 2].forward_bytes == 8 * 6 * 4
+    assert links[memory_timeline.INPUT, 2].forward_bytes == 8 * 10 * 4
+
+
+def test_links_carry_what_the_pipeline_computes() -> None:
+    params = skipping(num_micro_batches=3)
+    links = ends(step_plan.make(params, SKIPPING))
+    given = {name: tf.ones(spec.shape) for name, spec in SKIPPING.items()}
+    made = params.copy().set(outputs=("x", "skip")).instantiate()
+    made.build(given)
+    outputs = made.evaluate(given, outputs=True).outputs
+    assert links[0, 2].forward_bytes == outputs["skip"].numpy().nbytes
+
+
+def test_boundaries_travel_in_the_compute_dtype_and_weights_are_copied_into_it() -> None:
+    plan = step_plan.make(skipping(dtype="mixed_bfloat16"), SKIPPING)
+    assert ends(plan)[0, 2].forward_bytes == 8 * 6 * 2
+    assert plan.partitions[0].parameter_bytes == (5 * 6 + 6) * 4
+    assert plan.partitions[0].copy_bytes == (5 * 6 + 6) * 2
+    plain = step_plan.make(skipping(), SKIPPING)
+    assert [cell.copy_bytes for cell in plain.partitions] == [0, 0, 0]
+
+
+def test_a_frozen_first_cell_gets_no_gradient_back() -> None:
+    plan = step_plan.make(skipping(frozen=("a/*",)), SKIPPING)
+    assert ends(plan)[0, 2] == memory_timeline.Link(0, 2, 8 * 6 * 4, 0, ("skip",))
+    assert plan.partitions[0].gradient_bytes == 0
+    assert plan.partitions[0].parameter_bytes == (5 * 6 + 6) * 4
+
+
+def test_a_tied_weight_goes_to_its_borrower_and_its_gradient_comes_back() -> None:
+    plan = step_plan.make(
+        pipe(
+            layers.Embedding.Params(vocabulary=9, units=4, reads=("ids",)),
+            layers.SequenceSoftmax.Params(
+                vocabulary=9, reads=("x", "label"), tie={"kernel": "embedding/table"}
+            ),
+            num_partitions=2,
+        ),
+        {"ids": tf.TensorSpec([2, 3], tf.int32), "label": tf.TensorSpec([2, 3], tf.int32)},
+        optimizer_params=ADAM,
+    )
+    table, x = 9 * 4 * 4, 2 * 3 * 4 * 4
+    link = ends(plan)[0, 1]
+    assert (link.forward_bytes, link.backward_bytes) == (table + x, table + x)
+    assert link.names == ("x", "embedding/table")
+    owner, borrower = plan.partitions
+    assert (owner.parameter_bytes, borrower.parameter_bytes) == (table, 9 * 4)
+    assert (owner.gradient_bytes, borrower.gradient_bytes) == (table, table + 9 * 4)
+    assert (owner.slot_bytes, borrower.slot_bytes) == (2 * table, 2 * 9 * 4)
+    assert (owner.copy_bytes, borrower.copy_bytes) == (0, table)
+
+
+def test_weights_gradients_and_slots_are_those_of_the_built_pipeline() -> None:
+    params = pipe(
+        layers.Dense.Params(units=6),
+        layers.BatchNorm.Params(),
+        layers.Dense.Params(units=3, trainable=False),
+        layers.Dense.Params(units=5),
+        layers.MeanSquaredError.Params(),
+        num_partitions=3,
+        num_micro_batches=2,
+    )
+    given = {"x": tf.ones([4, 7]), "target": tf.ones([4, 5])}
+    fields = {name: tf.TensorSpec(value.shape, value.dtype) for name, value in given.items()}
+    plan = step_plan.make(params, fields, optimizer_params=ADAM, averages=True)
+    made = params.instantiate()
+    made.build(given)
+    gradients = made.value_and_gradients(given).gradients
+    for k, cell in enumerate(plan.partitions):
+        own = {
+            path: variable.numpy().nbytes
+            for path, variable in made.by_path.items()
+            if made.layer_of(path) in cell.layers
+        }
+        trained = {path: size for path, size in own.items() if path in made.weights}
+        averaged = sum(trained.values()) + sum(own[p] for p in own if p in made.state)
+        assert cell.parameter_bytes == sum(own.values()), k
+        assert cell.gradient_bytes == sum(gradients[path].numpy().nbytes for path in trained), k
+        assert cell.slot_bytes == 2 * sum(trained.values()) + averaged, k
+
+
+def test_a_schedule_that_starts_backwards_early_keeps_fewer_micro_batches() -> None:
+    gpipe, early = (
+        step_plan.make(
+            regression(7, num_partitions=4, num_micro_batches=16, schedule=schedule),
+            points(64),
+        )
+        for schedule in ("gpipe", "1f1b")
+    )
+    assert [cell.live_micro_batches for cell in gpipe.partitions] == [16] * 4
+    assert [cell.live_micro_batches for cell in early.partitions] == [4, 3, 2, 1]
+    for before, after in zip(gpipe.partitions[1:-1], early.partitions[1:-1], strict=True):
+        assert after.activation_bytes < before.activation_bytes
+    # What a cell keeps of a micro-batch is its import.
+    kept = gpipe.partitions[1].activation_bytes - early.partitions[1].activation_bytes
+    assert kept >= (16 - 3 - 2) * 4 * 64 * 4
+
+
+def test_recomputation_keeps_imports_alone() -> None:
+    full, last, never = (
+        step_plan.make(
+            regression(8, num_partitions=1, num_micro_batches=8, recompute=policy), points(64)
+        )
+        .partitions[0]
+        .activation_bytes
+        for policy in ("full", "except_last", "never")
+    )
+    assert full <= last < never
+    one = 8 * 64 * 4
+    assert never - full == pytest.approx(7 * 8 * one, rel=0.15)
+
+
+def test_one_partition_of_one_micro_batch_is_the_plain_network() -> None:
+    plan = step_plan.make(regression(3), points(16))
+    (cell,) = plan.partitions
+    assert cell.cost_share == 1.0
+    assert plan.bubble_share == 0.0
+    assert cell.live_micro_batches == 1
+    assert [link.source for link in plan.links] == [memory_timeline.INPUT]
+    assert cell.total_bytes == cell.parameter_bytes + cell.gradient_bytes + cell.activation_bytes
+
+
+def test_the_bubble_of_equal_cells_is_the_closed_form() -> None:
+    # The loss's cell costs as much as the others: it has no FLOPs of its own.
+    params = regression(4, num_partitions=4, num_micro_batches=8, cuts=(1, 1, 1, 2), fuse=False)
+    plan = step_plan.make(params, points(64))
+    assert plan.bubble_share == pytest.approx(3 / 11)
+
+
+def test_a_stated_cost_moves_the_share_and_the_time() -> None:
+    own = [layers.Dense.Params(units=64) for _ in range(4)]
+    own[0].cost = 3e9
+    plan = step_plan.make(
+        pipe(*own, layers.MeanSquaredError.Params(), num_partitions=2, fuse=False), points(64)
+    )
+    first, second = plan.partitions
+    assert first.layers == ("dense",)
+    assert first.cost_share > 0.99
+    assert first.forward_s + first.backward_s == pytest.approx(3e9)
+    assert second.forward_s < first.forward_s
+
+
+def test_stated_costs_of_all_layers_move_the_time() -> None:
+    params = regression(2, num_partitions=2, cuts=(1, 2), costs=(30.0, 7.0, 3.0), fuse=False)
+    first, second = step_plan.make(params, points(64)).partitions
+    assert first.forward_s + first.backward_s == pytest.approx(30.0)
+    assert second.forward_s + second.backward_s == pytest.approx(10.0)
+    assert first.cost_share == pytest.approx(0.75)
+
+
+def test_shares_of_the_cost_add_up() -> None:
+    plan = step_plan.make(regression(7, num_partitions=4, num_micro_batches=4), points(64))
+    assert sum(cell.cost_share for cell in plan.partitions) == pytest.approx(1.0)
+    assert sum(len(cell.layers) for cell in plan.partitions) == 8
+
+
+def test_several_mini_batches_hold_old_and_new_sums() -> None:
+    task = tiny_task()
+    one = step_plan.make_for(task)
+    task.train.accumulate = 3
+    several = step_plan.make_for(task)
+    held = sum(cell.gradient_bytes for cell in one.partitions)
+    assert held > 0
+    assert sum(cell.gradient_bytes for cell in several.partitions) == 2 * held
+    assert several.step_bytes == one.step_bytes + held
+
+
+def test_a_device_with_two_cells_holds_both() -> None:
+    params = regression(3, num_partitions=4, cuts=(1, 1, 1, 1))
+    alone = step_plan.make(params, points(8))
+    params.set(num_partitions=2, schedule="0F0,1F0,,,,,1B0,0B0\n,,2F0,3F0,3B0,2B0,,")
+    paired = step_plan.make(params, points(8))
+    kept = [cell.total_bytes - cell.activation_bytes for cell in paired.partitions]
+    most = [max(cell.activation_bytes for cell in paired.partitions[k : k + 2]) for k in (0, 2)]
+    wanted = max(kept[0] + kept[1] + most[0], kept[2] + kept[3] + most[1])
+    assert paired.heaviest_bytes == wanted > alone.heaviest_bytes
+
+
+def test_a_cap_for_two_devices_is_none_for_the_whole_network() -> None:
+    # Unequal micro-batches are looked at uncut: in one cell the layers need more than that.
+    capped = regression(6, num_partitions=2, num_micro_batches=3, device_memory="400KiB")
+    assert step_plan.make(capped, points(7)).heaviest_bytes <= 400 * 1024
+
+
+SPLIT = "0F0,0F1,,0I0,0W0,0I1,0W1\n,1F0,1I0,1W0,1F1,1I1,1W1"
+
+
+@pytest.mark.parametrize("recompute", ["full", "never"])
+def test_a_split_backward_is_planned(recompute: str) -> None:
+    fields = {"x": floats(8, 64), "target": floats(8, 64)}
+    shape = {"num_partitions": 2, "num_micro_batches": 2, "cuts": (2, 3), "recompute": recompute}
+    kept = recompute == "never"
+    whole, split = (
+        step_plan.make(regression(4, schedule=schedule, **shape), fields)
+        for schedule in ("gpipe", SPLIT)
+    )
+    layer = 2 * 4 * 64 * 64
+    found = {
+        (span.slot.cell, str(span.slot.phase)): round((span.end_s - span.start_s) / layer, 6)
+        for span in split.timeline.spans
+    }
+    assert [cell.backward_s / layer for cell in whole.partitions] == [6 - 2 * kept] * 2
+    if kept:
+        # I does all, and W nothing.
+        wanted = {(0, "I"): 4, (0, "W"): 0, (1, "I"): 4, (1, "W"): 0}
+    else:
+        # Cell 0 has no gradient of inputs to give. In cell 1 both compute two forwards again; W
+        # goes back by all but the inputs of the first layer.
+        wanted = {(0, "I"): 0, (0, "W"): 6, (1, "I"): 2 + 2, (1, "W"): 2 + 3}
+    assert {key: found[key] for key in wanted} == wanted
+    for k, cell in enumerate(split.partitions):
+        assert cell.backward_s / layer == pytest.approx(wanted[k, "I"] + wanted[k, "W"])
+
+
+def test_a_cell_without_weights_has_nothing_behind_its_i() -> None:
+    params = pipe(
+        layers.Dense.Params(units=64),
+        layers.MultiHeadAttention.Params(name="mid", heads=2, units=64, trainable=False),
+        layers.Dense.Params(units=64),
+        layers.MeanSquaredError.Params(),
+        num_partitions=3,
+        cuts=(1, 1, 2),
+        schedule="0F0,,,,,0I0,0W0\n,1F0,,,1I0,1W0\n,,2F0,2I0,2W0",
+    )
+    fields = {"x": floats(2, 4, 64), "target": floats(2, 4, 64)}
+    plan = step_plan.make(params, fields)
+    times = {str(span.slot): span.end_s - span.start_s for span in plan.timeline.spans}
+    middle = plan.partitions[1]
+    assert times["1I0"] == pytest.approx(middle.backward_s)
+    assert times["1I0"] > middle.forward_s
+    assert 0 < times["1W0"] < 1e-6 * times["1I0"]
+
+
+def test_what_a_kept_forward_leaves_is_gone_when_i_has_used_it() -> None:
+    early, late = (
+        step_plan.make(
+            regression(4, recompute="never", num_micro_batches=2, schedule=schedule), points(64)
+        )
+        for schedule in ("0F0,0B0,0F1,0B1", "0F0,0I0,0F1,0I1,0W0,0W1")
+    )
+    assert late.partitions[0].activation_bytes == early.partitions[0].activation_bytes
+
+
+def test_a_slot_without_flops_holds_what_it_needs() -> None:
+    params = pipe(
+        layers.Embedding.Params(vocabulary=3000, units=512, reads=("ids",)),
+        *(layers.Dense.Params(units=512) for _ in range(3)),
+        layers.MeanSquaredError.Params(),
+        num_partitions=2,
+        num_micro_batches=2,
+        cuts=(1, 4),
+    )
+    fields = {"ids": tf.TensorSpec([8, 64], tf.int32), "target": floats(8, 64, 512)}
+    plan = step_plan.make(params, fields)
+    assert plan.partitions[0].forward_s == 0.0
+    assert all(span.end_s > span.start_s for span in plan.timeline.spans)
+    # Its backward makes a second gradient of the table.
+    assert plan.partitions[0].activation_bytes > 3000 * 512 * 4
+
+
+def test_cells_wait_for_what_they_read_alone() -> None:
+    spans = {
+        str(span.slot): span
+        for span in step_plan.make(skipping(num_micro_batches=2), SKIPPING).timeline.spans
+    }
+    # Cell 1 reads a field; cell 2 reads of both.
+    assert spans["1F0"].start_s == 0.0
+    assert spans["2F0"].start_s >= max(spans["0F0"].end_s, spans["1F0"].end_s) > 0.0
+
+
+def test_a_frozen_first_cell_runs_ahead() -> None:
+    params = regression(
+        4,
+        num_partitions=2,
+        num_micro_batches=4,
+        cuts=(1, 4),
+        schedule="1f1b",
+        frozen=("dense/*",),
+    )
+    plan = step_plan.make(params, points(64))
+    spans = {str(span.slot): span for span in plan.timeline.spans}
+    assert spans["0F3"].end_s == pytest.approx(4 * plan.partitions[0].forward_s)
+    assert spans["0F3"].end_s < spans["1B0"].end_s
+
+
+def test_the_update_of_a_large_layer_is_the_most_that_a_device_holds() -> None:
+    plans = [
+        step_plan.make(
+            regression(3, num_partitions=2, cuts=(1, 3)),
+            points(4),
+            optimizer_params=rule,
+            averages=averages,
+        )
+        for rule, averages in ((None, False), (ADAM, False), (ADAM, True))
+    ]
+    kernel, bias = 64 * 64 * 4, 64 * 4
+    for plan, copies in zip(plans, (0, 3, 4), strict=True):
+        # New weights, slots and averages of one layer, and its kernel once more at work.
+        update = copies * (kernel + bias) + (kernel if copies else 0)
+        totals = []
+        for cell in plan.partitions:
+            assert cell.update_bytes == update
+            kept = cell.parameter_bytes + cell.gradient_bytes + cell.slot_bytes
+            totals.append(kept + max(cell.activation_bytes, update))
+            assert cell.total_bytes == totals[-1]
+        assert plan.heaviest_bytes == max(totals)
+        gradients = sum(cell.gradient_bytes for cell in plan.partitions)
+        assert plan.step_bytes == max(plans[0].step_bytes, gradients + 2 * update)
+    assert plans[2].step_bytes > plans[0].step_bytes
+    assert plans[1].partitions[0].total_bytes > plans[1].partitions[0].activation_bytes
+
+
+def test_a_frozen_beginning_costs_its_forward_alone() -> None:
+    fields = {"x": floats(8, 64), "target": floats(8, 64)}
+    shape = {"num_partitions": 2, "num_micro_batches": 2, "fuse": False}
+    whole, frozen = (
+        step_plan.make(regression(9, frozen=patterns, **shape), fields)
+        for patterns in ((), ("dense/*", *(f"dense_{n}/*" for n in range(1, 5))))
+    )
+    assert len(whole.partitions[0].layers) <= 5
+    # Five forwards and four layers of four times that: 5 + 4 against 12.
+    assert [len(cell.layers) for cell in frozen.partitions] == [6, 4]
+    assert frozen.partitions[0].cost_share == pytest.approx(9 / 21)
+    alone = step_plan.make(regression(8, frozen=("dense*",), **shape), fields)
+    assert all(cell.backward_s < 1e-6 < cell.forward_s for cell in alone.partitions)
+
+
+def test_a_field_that_all_micro_batches_share_is_sent_and_held_once() -> None:
+    net = sameness_nets.NETS["skip"]
+    own = net.layers()
+    given = pipe(*own, num_partitions=2, cuts=(2, len(own) - 2), **net.options)
+    fields = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), net.fields())
+    links = []
+    for count in (1, 2, 4):
+        given.num_micro_batches = count
+        links.append(step_plan.make(given, fields).links)
+        assert any("gain" in link.names for link in links[-1])
+    assert links[0] == links[1] == links[2]
+
+
+def test_a_cut_by_memory_counts_how_long_a_skip_waits() -> None:
+    params = pipe(
+        layers.Dense.Params(name="first", units=512, writes=("skip",)),
+        *(layers.Dense.Params(units=16, reads=("skip",) if n == 0 else ("x",)) for n in range(6)),
+        layers.Dense.Params(name="late", units=16, reads=("skip",), writes=("y",)),
+        layers.Concat.Params(name="both", reads=("x", "y")),
+        layers.MeanSquaredError.Params(name="loss"),
+        num_partitions=4,
+        num_micro_batches=16,
+        schedule="1f1b",
+    )
+    fields = {"x": floats(4096, 16), "target": floats(4096, 32)}
+    assert step_plan.make(params, fields, optimizer_params=ADAM).heaviest_bytes > 3 * 2**20
+    # In the last cell four micro-batches of it wait, though but one is under way there.
+    params.device_memory = "3MiB"
+    assert step_plan.make(params, fields, optimizer_params=ADAM).heaviest_bytes <= 3 * 2**20
+    params.device_memory = "2MiB"
+    with pytest.raises(errors.PartitionError, match="but layer late alone needs"):
+        step_plan.make(params, fields, optimizer_params=ADAM)
+
+
+def test_a_faster_device_takes_less_time() -> None:
+    params = regression(9, num_partitions=3, num_micro_batches=4, cuts=(3, 3, 4))
+    alike = step_plan.make(params, points(8))
+    params.device_speeds = (1.0, 2.0, 1.0)
+    faster = step_plan.make(params, points(8))
+    for k, factor in enumerate((1, 2, 1)):
+        assert faster.partitions[k].forward_s == alike.partitions[k].forward_s / factor
+        assert faster.partitions[k].backward_s == alike.partitions[k].backward_s / factor
+    assert faster.timeline.makespan_s < alike.timeline.makespan_s
+    params.cuts = None
+    assert step_plan.make(params, points(8)).bubble_share < faster.bubble_share

@@ -1,0 +1,438 @@
+"""Checkpoints: whole or invisible, refused where they do not fit, restored wherever they do."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import errors
+from lingvo_gpipe.run import checkpoint
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def network(fill: float = 0.0, device: str = "CPU:0", **more: Any) -> dict[str, Any]:
+    with tf.device(device):
+        return {
+            "weights/conv/kernel": tf.Variable(tf.fill([3, 4], float(fill))),
+            "slots/conv/kernel/momentums": tf.Variable(tf.fill([3, 4], fill + 1.0)),
+            "state/norm.1/mean": tf.Variable(tf.fill([4], fill + 2.0)),
+            "step": tf.Variable(int(fill), dtype=tf.int64),
+            **more,
+        }
+
+
+def values(objects: dict[str, Any]) -> dict[str, Any]:
+    return {key: variable.numpy() for key, variable in objects.items()}
+
+
+def save(directory: pathlib.Path, *steps: int, keep: int = 9) -> None:
+    for step in steps:
+        checkpoint.Checkpoints(str(directory), network(step), f"step: {step}\n", keep=keep).save(
+            step
+        )
+
+
+def state_names(directory: pathlib.Path) -> list[str]:
+    state = tf.train.get_checkpoint_state(str(directory))
+    return [os.path.basename(p) for p in state.all_model_checkpoint_paths] if state else []
+
+
+def shard(directory: pathlib.Path, step: int) -> pathlib.Path:
+    (path,) = directory.glob(f"ckpt-{step}.data-*")
+    return path
+
+
+def test_a_saved_network_comes_back_on_another_device(tmp_path: pathlib.Path) -> None:
+    save(tmp_path, 7)
+    objects = network(device="CPU:1")
+    restored = checkpoint.Checkpoints(str(tmp_path), objects).restore()
+    assert restored == checkpoint.Restored(str(tmp_path / "ckpt-7"), 7)
+    np.testing.assert_equal(values(objects), values(network(7)))
+    assert checkpoint.params_text(restored.path) == "step: 7\n"
+    assert checkpoint.read_value(restored.path, "step") == 7
+
+
+def test_keys_are_paths_and_nothing_else(tmp_path: pathlib.Path) -> None:
+    save(tmp_path, 1)
+    with pytest.raises(errors.CheckpointError, match="no 'weights/conv/kernels'; nearest weights/"):
+        checkpoint.read_value(str(tmp_path / "ckpt-1"), "weights/conv/kernels")
+    for key, value in values(network(1)).items():
+        np.testing.assert_equal(checkpoint.read_value(str(tmp_path / "ckpt-1"), key), value)
+
+
+def test_an_empty_directory_restores_nothing(tmp_path: pathlib.Path) -> None:
+    assert checkpoint.Checkpoints(str(tmp_path), network()).restore() is None
+    assert checkpoint.Checkpoints(str(tmp_path / "no"), network(), read_only=True).restore() is None
+    assert not (tmp_path / "no").exists()
+
+
+def test_older_ones_are_rotated_out_with_their_params(tmp_path: pathlib.Path) -> None:
+    objects = network()
+    saver = checkpoint.Checkpoints(str(tmp_path), objects, "text", keep=2)
+    for step in (1, 2, 3, 4):
+        saver.save(step)
+    assert checkpoint.find(str(tmp_path)) == [str(tmp_path / f"ckpt-{n}") for n in (3, 4)]
+    assert not list(tmp_path.glob("ckpt-[12]*"))
+    again = checkpoint.Checkpoints(str(tmp_path), objects, "text", keep=2)
+    again.save(5)
+    assert state_names(tmp_path) == ["ckpt-4", "ckpt-5"]
+    assert not list(tmp_path.glob("ckpt-3*"))
+
+
+def test_a_step_is_chosen_by_number_path_or_directory(tmp_path: pathlib.Path) -> None:
+    save(tmp_path, 3, 5)
+    for which in (3, str(tmp_path / "ckpt-3"), str(tmp_path / "ckpt-3.index")):
+        objects = network()
+        restored = checkpoint.Checkpoints(str(tmp_path), objects).restore(which)
+        assert restored
+        assert restored.step == objects["step"].numpy() == 3
+    elsewhere = checkpoint.Checkpoints(str(tmp_path / "other"), network())
+    found = elsewhere.restore(str(tmp_path))
+    assert found
+    assert found.step == 5
+
+
+def test_the_saved_or_restored_step_is_not_written_again(tmp_path: pathlib.Path) -> None:
+    save(tmp_path, 3)
+    before = shard(tmp_path, 3).stat().st_mtime_ns
+    saver = checkpoint.Checkpoints(str(tmp_path), network(), "text")
+    saver.restore()
+    saver.save(3)
+    assert shard(tmp_path, 3).stat().st_mtime_ns == before
+
+
+def test_a_step_of_another_run_is_written_anew(tmp_path: pathlib.Path) -> None:
+    save(tmp_path, 2, 3)
+    objects = network(8)
+    saver = checkpoint.Checkpoints(str(tmp_path), objects, "new")
+    saver.save(3)
+    assert checkpoint.read_value(str(tmp_path / "ckpt-3"), "step") == 8
+    assert checkpoint.params_text(str(tmp_path / "ckpt-3")) == "new"
+    assert state_names(tmp_path) == ["ckpt-2", "ckpt-3"]
+
+
+def truncate(directory: pathlib.Path) -> None:
+    path = shard(directory, 5)
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def flip(directory: pathlib.Path) -> None:
+    path = shard(directory, 5)
+    content = bytearray(path.read_bytes())
+    content[3] ^= 1
+    path.write_bytes(content)
+
+
+def lose_shard(directory: pathlib.Path) -> None:
+    shard(directory, 5).unlink()
+
+
+def lose_index(directory: pathlib.Path) -> None:
+    (directory / "ckpt-5.index").unlink()
+
+
+def garbage_index(directory: pathlib.Path) -> None:
+    (directory / "ckpt-5.index").write_bytes(b"garbage" * 99)
+
+
+def empty_index(directory: pathlib.Path) -> None:
+    (directory / "ckpt-5.index").write_bytes(b"")
+
+
+DAMAGES = [truncate, flip, lose_shard, lose_index, garbage_index, empty_index]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda d: d.__name__)
+def test_a_torn_newest_one_is_told_and_the_one_before_it_used(
+    tmp_path: pathlib.Path, damage: Any
+) -> None:
+    save(tmp_path, 3, 5)
+    damage(tmp_path)
+    objects = network()
+    saver = checkpoint.Checkpoints(str(tmp_path), objects, "text")
+    restored = saver.restore()
+    assert restored
+    ((path, reason),) = restored.torn
+    assert (restored.step, path) == (3, str(tmp_path / "ckpt-5"))
+    assert reason
+    assert "\n" not in reason
+    np.testing.assert_equal(values(objects), values(network(3)))
+    assert state_names(tmp_path) == ["ckpt-3"]
+    assert list(tmp_path.glob("ckpt-5.torn.txt"))
+    objects["step"].assign(5)
+    saver.save(5)
+    assert checkpoint.Checkpoints(str(tmp_path), network()).restore() == checkpoint.Restored(
+        str(tmp_path / "ckpt-5"), 5
+    )
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda d: d.__name__)
+def test_a_torn_one_that_was_asked_for_is_refused(tmp_path: pathlib.Path, damage: Any) -> None:
+    save(tmp_path, 3, 5)
+    damage(tmp_path)
+    text = "no checkpoint .*ckpt-5; there are" if damage is lose_index else "ckpt-5 is torn"
+    with pytest.raises(errors.CheckpointError, match=f"{text}.*ckpt-3"):
+        checkpoint.Checkpoints(str(tmp_path), network()).restore(5)
+
+
+def test_only_torn_ones_are_an_error(tmp_path: pathlib.Path) -> None:
+    save(tmp_path, 5)
+    truncate(tmp_path)
+    with pytest.raises(errors.CheckpointError, match=r"ckpt-5 is torn .*no other is left"):
+        checkpoint.Checkpoints(str(tmp_path), network()).restore()
+
+
+def test_another_networks_checkpoint_is_refused_with_what_differs(tmp_path: pathlib.Path) -> None:
+    save(tmp_path, 5)
+    objects = network(9)
+    objects["weights/dense/kernel"] = tf.Variable(tf.zeros([2]))
+    objects["weights/conv/kernel"] = tf.Variable(tf.zeros([4, 4]))
+    del objects["state/norm.1/mean"]
+    before = values(objects)
+    with pytest.raises(errors.CheckpointError) as caught:
+        checkpoint.Checkpoints(str(tmp_path), objects).restore()
+    assert str(caught.value) == (
+        f"{tmp_path}/ckpt-5 is of another network: 1 differ (weights/conv/kernel is float32[3, 4] "
+        "there, float32[4, 4] here); 1 are missing in it (weights/dense/kernel); 1 are not in this "
+        "network (state/norm.1/mean). Give another --logdir, or the model and params it was "
+        "written with"
+    )
+    np.testing.assert_equal(values(objects), before)
+
+
+def test_a_subset_restores_where_slots_are_not_wanted(tmp_path: pathlib.Path) -> None:
+    save(tmp_path, 5)
+    objects = {k: v for k, v in network().items() if not k.startswith("slots/")}
+    reader = checkpoint.Checkpoints(str(tmp_path), objects, read_only=True)
+    assert reader.restore(subset=True)
+    assert objects["step"].numpy() == 5
+    with pytest.raises(errors.CheckpointError, match="opened read-only"):
+        reader.save(6)
+
+
+def test_matching_restores_what_fits_and_tells_the_rest(tmp_path: pathlib.Path) -> None:
+    save(tmp_path, 5)
+    objects = {
+        "weights/stem/kernel": tf.Variable(tf.zeros([3, 4])),
+        "weights/head/kernel": tf.Variable(tf.zeros([3, 4])),
+        "state/norm.1/mean": tf.Variable(tf.zeros([8])),
+        "step": tf.Variable(0, dtype=tf.int64),
+    }
+    names = {"weights/stem/kernel": ("weights/no/kernel", "weights/conv/kernel"), "step": ()}
+    matched = checkpoint.Checkpoints(str(tmp_path / "new"), objects).restore_matching(
+        str(tmp_path), names
+    )
+    assert matched.restored == ("weights/stem/kernel",)
+    assert matched.missing == ("weights/head/kernel",)
+    assert matched.unfit == {
+        "state/norm.1/mean": "state/norm.1/mean is float32[4] there, float32[8] here"
+    }
+    assert objects["weights/stem/kernel"].numpy().max() == 5
+    assert objects["step"].numpy() == 0
+
+
+def test_an_iterator_is_saved_beside_the_variables(tmp_path: pathlib.Path) -> None:
+    iterator = iter(tf.data.Dataset.range(9))
+    next(iterator)
+    checkpoint.Checkpoints(str(tmp_path), network(1, input=iterator)).save(1)
+    fresh = iter(tf.data.Dataset.range(9))
+    assert checkpoint.Checkpoints(str(tmp_path), network(input=fresh)).restore()
+    assert next(fresh).numpy() == 1
+
+
+def test_a_full_disk_leaves_the_older_ones_and_nothing_else(tmp_path: pathlib.Path) -> None:
+    big = tf.Variable(tf.random.stateless_uniform([1 << 18], [1, 2]))
+    objects = network(1, big=big)
+    saver = checkpoint.Checkpoints(str(tmp_path), objects, "text")
+    saver.save(1)
+    files = sorted(os.listdir(tmp_path))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # A file size limit fails a write in the midst as a full disk does, as any user, anywhere.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, hard))
+    try:
+        with pytest.raises(errors.CheckpointError, match=r"cannot be written .*one is .*ckpt-1"):
+            saver.save(2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert sorted(os.listdir(tmp_path)) == files
+    assert state_names(tmp_path) == ["ckpt-1"]
+    saver.save(3)
+    assert [checkpoint.step_of(p) for p in checkpoint.find(str(tmp_path))] == [1, 3]
+
+
+@pytest.mark.parametrize("mark", "*?[\\")
+def test_a_path_that_would_be_a_pattern_is_refused(tmp_path: pathlib.Path, mark: str) -> None:
+    path = tmp_path / f"run{mark}1]"
+    with pytest.raises(errors.CheckpointError) as caught:
+        checkpoint.Checkpoints(str(path), network())
+    assert str(caught.value) == (
+        f"{path}: TensorFlow takes {mark} in a path of checkpoints for a pattern, and can neither "
+        "restore nor remove them. Use a path without * ? [ and \\"
+    )
+    assert not path.exists()
+    with pytest.raises(errors.CheckpointError, match="in a path of checkpoints for a pattern"):
+        checkpoint.Checkpoints(str(tmp_path), network()).restore_matching(str(path / "ckpt-3"))
+
+
+def test_an_unwritable_directory_is_told(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(errors.CheckpointError, match="cannot be written here: Not a directory"):
+        checkpoint.Checkpoints(str(tmp_path / "file" / "logs"), network())
+
+
+def test_another_programs_checkpoints_are_left_alone(tmp_path: pathlib.Path) -> None:
+    tf.train.Checkpoint(v=tf.Variable(1.0)).save(str(tmp_path / "ckpt"))
+    files = sorted(os.listdir(tmp_path))
+    with pytest.raises(errors.CheckpointError, match=r"ckpt-1 is not of this program: ckpt-1\.par"):
+        checkpoint.Checkpoints(str(tmp_path), network(), "text")
+    assert sorted(os.listdir(tmp_path)) == files
+    saver = checkpoint.Checkpoints(str(tmp_path / "own"), network(), "text")
+    with pytest.raises(errors.CheckpointError, match="of another network"):
+        saver.restore(str(tmp_path / "ckpt-1"))
+
+
+def test_a_lost_or_wrong_state_file_is_made_anew(tmp_path: pathlib.Path) -> None:
+    save(tmp_path, 3, 5)
+    for damage in (b"", b"\x00" * 50, b'model_checkpoint_path: "ckpt-9"\n'):
+        (tmp_path / "checkpoint").write_bytes(damage)
+        assert checkpoint.Checkpoints(str(tmp_path), network()).restore()
+        assert state_names(tmp_path) == ["ckpt-3", "ckpt-5"]
+        assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "ckpt-5")
+
+
+def test_best_keeps_one_and_counts_misses(tmp_path: pathlib.Path) -> None:
+    objects = network()
+    best = checkpoint.Best(str(tmp_path), objects, "text")
+    told = []
+    for step, value in enumerate([0.5, 0.7, float("nan"), 0.7, 0.6, 0.8]):
+        told.append((best.consider(value, step), best.misses))
+    assert told == [(True, 0), (True, 0), (False, 1), (False, 2), (False, 3), (True, 0)]
+    assert checkpoint.find(str(tmp_path)) == [str(tmp_path / "ckpt-5")]
+    assert checkpoint.read_value(str(tmp_path / "ckpt-5"), "best/value") == 0.8
+    loss = checkpoint.Best(str(tmp_path / "loss"), objects, larger_is_better=False)
+    assert [loss.consider(v, n) for n, v in enumerate([2.0, 3.0, 1.0])] == [True, False, True]
+
+
+def test_a_best_that_is_there_is_not_written_again(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert checkpoint.Best(str(tmp_path), network(), "text").consider(0.8, 5)
+
+    def full(*_: object) -> str:
+        raise errors.CheckpointError("the disk is full")
+
+    monkeypatch.setattr(checkpoint.Checkpoints, "save", full)
+    # A run that was killed after it comes to the same step again.
+    again = checkpoint.Best(str(tmp_path), network(), "text")
+    assert again.consider(0.8, 5)
+    assert (again.value, again.misses) == (0.8, 0)
+    assert checkpoint.find(str(tmp_path)) == [str(tmp_path / "ckpt-5")]
+    for value, step, text in ((0.9, 5, "text"), (0.8, 6, "text"), (0.8, 5, "other")):
+        with pytest.raises(errors.CheckpointError, match="full"):
+            checkpoint.Best(str(tmp_path), network(), text).consider(value, step)
+
+
+KILLED_CHILD = """
+    import os, signal, sys, threading
+    import tensorflow as tf
+    from lingvo_gpipe.run import checkpoint
+
+    directory, instant = sys.argv[1:]
+    variable = tf.Variable(tf.zeros([1 << 20]))
+    saver = checkpoint.Checkpoints(directory, {"v": variable}, "text", keep=1)
+    variable.assign_add(tf.ones_like(variable))
+    saver.save(1)
+
+    def die(*_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def wait_for(suffix):
+        while not any(n.startswith("ckpt-2") and suffix in n for n in os.listdir(directory)):
+            pass
+        die()
+
+    if instant.startswith("file "):
+        threading.Thread(target=wait_for, args=(instant[5:],), daemon=True).start()
+    else:
+        kind, _, count = instant.partition(" ")
+        real, calls = getattr(os, kind), []
+        def counted(*args):
+            calls.append(args)
+            return die() if len(calls) == int(count) else real(*args)
+        setattr(os, kind, counted)
+    variable.assign_add(tf.ones_like(variable))
+    saver.save(2)
+    die()
+"""
+# Before and within TensorFlow's own writing; before each step that makes it visible; while the
+# older one is removed; and after everything.
+INSTANTS = {
+    "fsync 1": {1},
+    "file _temp": {1, 2},
+    "fsync 3": {1},
+    "replace 1": {1},
+    "fsync 5": {2},
+    "remove 1": {2},
+    "fsync 99": {2},
+}
+
+
+@pytest.mark.slow
+def test_a_kill_leaves_a_whole_checkpoint(tmp_path: pathlib.Path) -> None:
+    kill_at(tmp_path, ("file _temp", "replace 1", "remove 1"))
+
+
+@pytest.mark.reliability_full
+@pytest.mark.parametrize("instant", INSTANTS)
+def test_a_kill_at_any_instant_leaves_a_whole_checkpoint(
+    tmp_path: pathlib.Path, instant: str
+) -> None:
+    kill_at(tmp_path, (instant,))
+
+
+def kill_at(directory: pathlib.Path, instants: tuple[str, ...]) -> None:
+    """Let a process save twice and be killed at an instant of the second; all at a time."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    children = {
+        instant: subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(KILLED_CHILD), directory / instant, instant],
+            env=environment,
+            stderr=subprocess.PIPE,
+        )
+        for instant in instants
+    }
+    logs = {instant: child.communicate()[1] for instant, child in children.items()}
+    for instant, child in children.items():
+        assert child.returncode == -signal.SIGKILL, logs[instant].decode()
+        check_after_kill(directory / instant, instant)
+
+
+def check_after_kill(directory: pathlib.Path, instant: str) -> None:
+    left = shutil.copytree(directory, directory.with_name(f"{instant} left"))
+    for path in checkpoint.find(str(left)):
+        values = checkpoint.read_value(path, "v")
+        assert (values == checkpoint.step_of(path)).all()
+    listed = state_names(left)
+    assert set(listed) <= {os.path.basename(p) for p in checkpoint.find(str(left))} | {"ckpt-1"}
+
+    variable = tf.Variable(tf.zeros([1 << 20]))
+    saver = checkpoint.Checkpoints(str(directory), {"v": variable}, "text", keep=1)
+    restored = saver.restore()
+    assert restored
+    assert restored.step in INSTANTS[instant], instant
+    assert not restored.torn
+    assert (variable.numpy() == restored.step).all()
+    saver.save(3)
+    assert {p.name.partition(".")[0] for p in directory.iterdir()} == {"ckpt-3", "checkpoint"}

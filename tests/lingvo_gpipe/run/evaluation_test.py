@@ -1,0 +1,423 @@
+"""Evaluation per class, every example once; what is kept of a run that is followed."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorboard.backend.event_processing import event_accumulator
+
+from lingvo_gpipe import errors, hyperparams, layers
+from lingvo_gpipe.input import Batches
+from lingvo_gpipe.layers import base
+from lingvo_gpipe.run import checkpoint, evaluation, loop, summaries
+from tests.tiny_task import Points, tiny_task
+
+CLASSES = ("red", "green", "blue")
+HELD_OUT = 13
+
+
+class NamedPoints(Points):
+    """Points whose classes have names."""
+
+    class Params(Points.Params):
+        """Params of NamedPoints."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return CLASSES
+
+
+def confused_task(**train: Any) -> Any:
+    params = tiny_task(**train)
+    head = layers.Softmax.Params(name="head", classes=3, top_k=2, confusion=True)
+    params.model.layers = [*params.model.layers[:-1], head]
+    params.input = NamedPoints.Params(batch_size=8, eval_batch_size=5)
+    params.eval.best = "accuracy"
+    return params
+
+
+def events(folder: Path) -> event_accumulator.EventAccumulator:
+    found = event_accumulator.EventAccumulator(str(folder), {"tensors": 0})
+    found.Reload()
+    return found
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """Give a task with a confusion matrix and the folder of its run, trained without evaluation."""
+    params = confused_task(max_steps=12, save_interval_steps=4)
+    folder = tmp_path_factory.mktemp("ran")
+    loop.run(params, folder)
+    return params, folder
+
+
+def test_training_gives_no_matrix(ran: tuple[Any, Path]) -> None:
+    tags = events(ran[1] / "train").Tags()["tensors"]
+    assert {"accuracy", "top2"} <= set(tags)
+    assert "confusion" not in tags
+
+
+@pytest.mark.parametrize("size", [13, 5, 4, 1])
+def test_the_matrix_counts_every_example_once(ran: tuple[Any, Path], size: int) -> None:
+    params = ran[0].copy()
+    params.input.eval_batch_size = size
+    found = evaluation.run(params, ran[1])
+    assert found is not None
+    matrix = found.others["confusion"]
+    labels = Points.Params(batch_size=1).instantiate().arrays()["test"]["label"]
+    assert matrix.sum() == found.num_rows == HELD_OUT
+    assert matrix.sum(1).tolist() == np.bincount(labels, minlength=3).tolist()
+    assert matrix.trace() / HELD_OUT == pytest.approx(found.values["accuracy"])
+    assert found.values["accuracy"] <= found.values["top2"] <= 1.0
+    assert "confusion" not in found.line()
+
+
+def test_labels_are_rows_and_predictions_columns(ran: tuple[Any, Path]) -> None:
+    params, folder = ran
+    reader = evaluation.Reader(params, str(folder / "checkpoints"))
+    found = reader.evaluate(None)
+    assert found is not None
+    fields = Points.Params(batch_size=1).instantiate().arrays()["test"]
+    logits = reader.pipe.evaluate(fields, outputs=True).outputs["x"]
+    wanted = tf.math.confusion_matrix(fields["label"], tf.argmax(logits, -1), 3)
+    np.testing.assert_array_equal(found.others["confusion"], wanted)
+
+
+def test_what_an_evaluation_finds_per_class_lies_in_its_folder(ran: tuple[Any, Path]) -> None:
+    params, folder = ran
+    evaluation.run(params, folder)
+    lines = (folder / "eval" / "per_class.txt").read_text().splitlines()
+    assert lines[0] == "step 12"
+    assert [line.split()[0] for line in lines[1:]] == ["class", *CLASSES, "all"]
+    assert lines[-1].split()[1] == str(HELD_OUT)
+    told = events(folder / "eval")
+    text = tf.make_ndarray(told.Tensors("per_class")[-1].tensor_proto).item().decode()
+    assert [line.strip() for line in text.splitlines()] == [line.rstrip() for line in lines[1:]]
+    picture = tf.make_ndarray(told.Tensors("confusion")[-1].tensor_proto)
+    assert picture[2][:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_a_run_that_evaluates_writes_them_too(tmp_path: Path) -> None:
+    loop.run(confused_task(max_steps=2), tmp_path, evaluate=True)
+    assert (tmp_path / "eval" / "per_class.txt").read_text().startswith("step 2\n")
+    assert "confusion" in events(tmp_path / "eval").Tags()["tensors"]
+
+
+def test_a_vector_with_labels_is_a_curve_for_each_that_was_seen() -> None:
+    metric = base.MetricSpec("hits", tf.identity, labels=("a", "b", "c"))
+    assert metric.curves(np.array([0.5, np.nan, 0.0])) == {"hits/a": 0.5, "hits/c": 0.0}
+    assert base.MetricSpec("hits", tf.identity).curves(np.array([0.5])) == {}
+
+
+def test_metrics_that_are_named_alone_are_told(ran: tuple[Any, Path]) -> None:
+    params = ran[0].copy()
+    params.eval.metrics = ("top2",)
+    params.eval.best = None
+    found = evaluation.run(params, ran[1])
+    assert found is not None
+    assert (set(found.values), found.others) == ({"top2", "loss"}, {})
+
+
+@pytest.mark.parametrize(("best", "metrics"), [("confusion", ()), ("accuracy", ("top2",))])
+def test_a_best_that_no_evaluation_tells_as_a_number_is_refused(
+    ran: tuple[Any, Path], best: str, metrics: tuple[str, ...]
+) -> None:
+    params = ran[0].copy()
+    params.eval.set(best=best, metrics=metrics)
+    with pytest.raises(errors.ParamsError, match=f"eval.best names '{best}', which"):
+        evaluation.run(params, ran[1])
+
+
+def test_a_name_that_is_no_text_is_written_as_far_as_it_is(tmp_path: Path) -> None:
+    classes = ("red", b"gr\xfcn".decode(errors="surrogateescape"), "blue")  # a folder, no UTF-8
+    found = evaluation.Evaluation(1, {"loss": 0.5}, {"confusion": np.eye(3)}, 3)
+    writer = summaries.Writer(tmp_path)
+    evaluation.write(writer, tmp_path, found, classes)
+    writer.close()
+    lines = (tmp_path / "per_class.txt").read_text(encoding="utf-8").splitlines()
+    assert lines[3].startswith("gr\ufffdn ")
+
+
+def test_examples_that_cannot_be_read_are_told() -> None:
+    def mend(
+        batches: Iterator[dict[str, tf.Tensor]], counts: dict[str, int]
+    ) -> Iterator[dict[str, tf.Tensor]]:
+        counts["left_out"] = 0
+        for batch in batches:
+            counts["left_out"] += 1
+            yield {name: value[1:] for name, value in batch.items()}
+
+    params = tiny_task()
+    own = params.input.instantiate()
+    pipe = params.model.instantiate()
+    pipe.build(own.element_spec())
+    given = own.evaluation("test", 5)
+    found = evaluation.evaluate(pipe, Batches(given.dataset, lambda _: None, mend), step=3)
+    assert found is not None
+    assert (found.num_rows, found.unread) == (HELD_OUT - 3, {"left_out": 3})
+    assert found.line().endswith(" left_out=3")
+
+
+class RecordedPoints(NamedPoints):
+    """Points with a mark that tells them from others."""
+
+    class Params(NamedPoints.Params):
+        """Params of RecordedPoints."""
+
+        records: str | None = hyperparams.field(None, "The mark.")
+
+
+@pytest.mark.parametrize(("records", "mark"), [("one", 0.9), ("other", 0.5)])
+def test_a_best_mark_ends_with_the_data_it_was_measured_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: str, mark: float
+) -> None:
+    params = confused_task(max_steps=2)
+    params.input = RecordedPoints.Params(batch_size=8, records="one")
+    values = iter((0.9, 0.5))
+    monkeypatch.setattr(evaluation.Evaluation, "number", lambda *_: next(values))
+    loop.run(params, tmp_path, evaluate=True)
+    params.train.max_steps = 3
+    params.input.records = records
+    result = loop.run(params, tmp_path, evaluate=True)
+    assert checkpoint.read_value(result.checkpoint, "best/value") == mark
+    assert best_step(tmp_path) == [2 if mark == 0.9 else 3]
+
+
+def test_data_are_opened_once_at_each_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+    begin = NamedPoints.__init__
+
+    def count(self: NamedPoints, params: Any) -> None:
+        opened.append(params)
+        begin(self, params)
+
+    monkeypatch.setattr(NamedPoints, "__init__", count)
+    params = confused_task(max_steps=1)
+    for start in (
+        lambda: loop.dry_run(params, tmp_path),
+        lambda: loop.run(params, tmp_path),
+        lambda: evaluation.run(params, tmp_path),
+        lambda: evaluation.follow(params, tmp_path),
+    ):
+        opened.clear()
+        start()
+        assert len(opened) == 1
+
+
+# --- the best of a run that is followed -----------------------------------------------------------
+
+
+def best_step(folder: Path) -> list[int]:
+    return [checkpoint.step_of(prefix) for prefix in checkpoint.find(str(folder / "best"))]
+
+
+def followed(params: Any, folder: Path, values: dict[int, float]) -> list[str]:
+    """Follow a run whose checkpoints come one by one, with evaluations of these values."""
+    lines: list[str] = []
+    reader = evaluation.Reader
+
+    class Told(reader):  # type: ignore[valid-type, misc]
+        def evaluate(self, which: Any, _: Any = None) -> Any:
+            found = reader.evaluate(self, which)
+            assert found is not None
+            found.values["accuracy"] = values[found.step]
+            return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluation, "Reader", Told)
+        evaluation.follow(params, folder, report=lines.append, wait=lambda _: None)
+    return lines
+
+
+def train_to(params: Any, folder: Path, step: int) -> Any:
+    params = params.copy()
+    params.train.max_steps = step
+    loop.run(params, folder)
+    return params
+
+
+def stop_after(updates: int) -> Callable[[], bool]:
+    """Return a `should_stop` that is true once so many updates were done."""
+    asked = itertools.count()
+    return lambda: next(asked) >= updates
+
+
+def test_following_keeps_the_best_checkpoint(tmp_path: Path) -> None:
+    params = confused_task(keep_checkpoints=1)
+    values = {2: 0.4, 4: 0.9, 6: 0.8, 8: 0.95}
+    kept = []
+    for step in values:
+        # Each time a new follower takes the run up, and the run removes its older checkpoints.
+        followed(train_to(params, tmp_path, step), tmp_path, values)
+        kept.append(best_step(tmp_path))
+    assert kept == [[2], [4], [4], [8]]
+    names = {path.name for path in (tmp_path / "best").iterdir()}
+    assert names == {
+        "checkpoint",
+        "ckpt-8.index",
+        "ckpt-8.data-00000-of-00001",
+        "ckpt-8.params.txt",
+    }
+    best = checkpoint.find(str(tmp_path / "best"))[0]
+    assert checkpoint.params_text(best) == checkpoint.params_text(
+        checkpoint.find(str(tmp_path / "checkpoints"))[0]
+    )
+    found = evaluation.run(params, None, which=str(tmp_path / "best"))
+    assert found is not None
+    assert found.step == 8
+
+
+def test_the_lowest_is_the_best_where_it_is_said(tmp_path: Path) -> None:
+    params = confused_task()
+    params.eval.best_is = "lowest"
+    values = {2: 0.4, 4: 0.9}
+    for step in values:
+        followed(train_to(params, tmp_path, step), tmp_path, values)
+    assert best_step(tmp_path) == [2]
+
+
+def test_a_run_that_keeps_its_best_itself_is_left_alone(tmp_path: Path) -> None:
+    params = confused_task(max_steps=2)
+    loop.run(params, tmp_path, evaluate=True)
+    params.train.max_steps = 4
+    params.eval.interval_steps = 2
+    loop.run(params, tmp_path, evaluate=True)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "best").iterdir()}
+    followed(params, tmp_path, {2: 0.1, 4: 2.0})
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "best").iterdir()} == before
+
+
+@pytest.mark.parametrize(("value", "kept"), [(0.9, [4]), (0.1, [2])])
+def test_a_run_that_evaluates_no_more_has_its_best_kept_from_outside(
+    tmp_path: Path, value: float, kept: list[int]
+) -> None:
+    params = confused_task(max_steps=2)
+    loop.run(params, tmp_path, evaluate=True)
+    followed(train_to(params, tmp_path, 4), tmp_path, {2: 0.5, 4: value})
+    assert best_step(tmp_path) == kept
+    # One that evaluates again says so from its first checkpoint on.
+    params.train.max_steps = 5
+    params.eval.interval_steps = 9
+    told = loop.run(params, tmp_path, evaluate=True, should_stop=stop_after(1))
+    assert (told.step, checkpoint.read_value(told.checkpoint, "eval/step")) == (5, 0)
+
+
+def test_a_run_that_begins_later_is_followed_by_its_own_ids_alone(tmp_path: Path) -> None:
+    params = confused_task(max_steps=2)
+
+    def begin(_: float) -> None:
+        loop.run(params, tmp_path)
+        (tmp_path / "classes.txt").write_text("as the run knows them")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NamedPoints, "assets", lambda _: {"classes.txt": b"as they are here"})
+        with pytest.raises(errors.TrainingError, match=r"classes.txt is not that of the data"):
+            evaluation.follow(params, tmp_path, wait=begin)
+
+
+def test_following_keeps_no_matrix_and_writes_one_file_of_curves(tmp_path: Path) -> None:
+    params = confused_task(max_steps=6, save_interval_steps=2)
+
+    def train_on(_: float) -> None:
+        loop.run(params, tmp_path, should_stop=stop_after(2))
+
+    found = evaluation.follow(params, tmp_path, wait=train_on)
+    assert [(each.step, each.others) for each in found] == [(2, {}), (4, {}), (6, {})]
+    # One of each of the three runs, and one of who follows them.
+    assert len(list((tmp_path / "eval").glob("events.out*"))) == 3 + 1
+    assert [event.step for event in events(tmp_path / "eval").Tensors("accuracy")] == [2, 4, 6]
+
+
+def test_a_run_that_evaluates_gets_no_best_from_outside(tmp_path: Path) -> None:
+    params = confused_task(max_steps=2)
+    loop.run(params, tmp_path, evaluate=True)
+    shutil.rmtree(tmp_path / "best")
+    followed(params, tmp_path, {2: 0.9})
+    assert best_step(tmp_path) == []
+
+
+def test_a_best_that_was_removed_meanwhile_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = train_to(confused_task(), tmp_path, 2)
+    source = checkpoint.find(str(tmp_path / "checkpoints"))[0]
+    monkeypatch.setattr(checkpoint, "_link", lambda *_: None)
+    lines = followed(params, tmp_path, {2: 0.5})
+    assert lines[-1] == (
+        f"{source} cannot be kept in {tmp_path}/best: its files have been removed. Raise "
+        "train.keep_checkpoints where training removes it too early"
+    )
+    assert best_step(tmp_path) == []
+
+
+def test_a_best_that_could_not_be_kept_is_no_mark_to_beat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = train_to(confused_task(), tmp_path, 2)
+    values = {2: 0.9, 4: 0.5}
+    best = evaluation._Best(
+        tmp_path / "best",
+        params.eval,
+        evaluation.Reader(params, str(tmp_path / "checkpoints")),
+    )
+
+    def consider(step: int) -> None:
+        told = evaluation.Evaluation(step, {"accuracy": values[step]}, {}, 1)
+        best.consider(checkpoint.find(str(tmp_path / "checkpoints"))[-1], told, lambda _: None)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "_link", lambda *_: None)
+        consider(2)
+    assert best_step(tmp_path) == []
+    train_to(params, tmp_path, 4)
+    consider(4)
+    assert best_step(tmp_path) == [4]
+
+
+def test_a_better_one_of_the_same_name_takes_the_place_of_an_older(tmp_path: Path) -> None:
+    params = train_to(confused_task(), tmp_path, 2)
+    followed(params, tmp_path, {2: 0.5})
+    shutil.rmtree(tmp_path / "checkpoints")
+    params.model.seed = 99
+    loop.run(params, tmp_path)
+    best, own = (str(tmp_path / folder / "ckpt-2") for folder in ("best", "checkpoints"))
+    values = iter((0.9, 0.5))  # of the new one, then of the one that is kept
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluation.Evaluation, "number", lambda *_: next(values))
+        evaluation.follow(params, tmp_path, wait=lambda _: None)
+    kernel = "variables/head/kernel"
+    np.testing.assert_array_equal(
+        checkpoint.read_value(best, kernel), checkpoint.read_value(own, kernel)
+    )
+    assert checkpoint.params_text(best) == checkpoint.params_text(own)
+
+
+def test_a_kept_checkpoint_outlives_a_new_one_of_its_name(tmp_path: Path) -> None:
+    params = train_to(confused_task(), tmp_path, 2)
+    source = checkpoint.find(str(tmp_path / "checkpoints"))[0]
+    best = str(tmp_path / "best")
+    # A file that was left there, and has another name elsewhere.
+    (tmp_path / "best").mkdir(exist_ok=True)
+    (tmp_path / "elsewhere").write_text("as it was")
+    (tmp_path / "best" / "ckpt-2.index").hardlink_to(tmp_path / "elsewhere")
+    checkpoint.keep_only(source, best)
+    assert (tmp_path / "elsewhere").read_text() == "as it was"
+    before = checkpoint.read_value(f"{best}/ckpt-2", "variables/head/kernel")
+    for path in (tmp_path / "checkpoints").iterdir():
+        path.unlink()
+    other = params.copy()
+    other.model.seed = 99
+    loop.run(other, tmp_path)
+    again = checkpoint.read_value(source, "variables/head/kernel")
+    assert not np.array_equal(before, again)
+    kept = checkpoint.read_value(f"{best}/ckpt-2", "variables/head/kernel")
+    np.testing.assert_array_equal(before, kept)

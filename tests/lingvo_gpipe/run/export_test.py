@@ -1,0 +1,501 @@
+"""Export: the plain network alone, the same however it was cut, run by TensorFlow alone."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import errors, hyperparams, layers, pipelining, task
+from lingvo_gpipe.input import Batches, Serving
+from lingvo_gpipe.keras_layers.model import from_keras_model
+from lingvo_gpipe.layers import base
+from lingvo_gpipe.optim import optimizer, update
+from lingvo_gpipe.run import checkpoint, evaluation, export, loop
+from lingvo_gpipe.tasks.image import amoebanet, convnet
+from lingvo_gpipe.tasks.image.input import SklearnDigits
+from tests.tiny_task import tiny_task
+
+NAMES = tuple(f"digit {n}" for n in range(10))
+
+
+class ServedDigits(SklearnDigits):
+    """Digits that are served from the bytes of grey PNG files."""
+
+    class Params(SklearnDigits.Params):
+        """Params of ServedDigits."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return NAMES
+
+    def serving(self) -> Any:
+        def image(encoded: tf.Tensor) -> tf.Tensor:
+            pixels = tf.io.decode_image(encoded, 1, expand_animations=False)
+            return tf.ensure_shape(tf.cast(pixels, tf.float32) / 16.0, [8, 8, 1])
+
+        def fields(given: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            spec = tf.TensorSpec([8, 8, 1])
+            return {"image": tf.map_fn(image, given["image_bytes"], fn_output_signature=spec)}
+
+        return Serving({"image_bytes": tf.TensorSpec([None], tf.string)}, fields)
+
+
+def digits_task(flat: list[Any], **model: Any) -> Any:
+    return task.Task.Params(
+        model=pipelining.PipeliningLayer.Params(layers=flat, **model),
+        input=ServedDigits.Params(batch_size=16, eval_batch_size=100),
+        train=task.Train(
+            optimizer=optimizer.Optimizer.Params(name="Adam", learning_rate=1e-3),
+            average=update.Average.Params(decay=0.5),
+            max_steps=3,
+        ),
+    )
+
+
+def conv_net() -> list[Any]:
+    return convnet.conv_net([[4], [6]], classes=10, dense_units=8, dropout=0.3)
+
+
+def png(images: Any) -> tf.Tensor:
+    return tf.stack([tf.io.encode_png(tf.cast(tf.round(x * 16), tf.uint8)) for x in images])
+
+
+def digits() -> Any:
+    batches = ServedDigits.Params(batch_size=40).instantiate().evaluation("test")
+    return next(iter(batches))["image"]
+
+
+def nodes(concrete: Any) -> list[Any]:
+    """Return the nodes of a graph and of every function in it."""
+    graph = concrete.graph.as_graph_def()
+    return [*graph.node, *(node for own in graph.library.function for node in own.node_def)]
+
+
+def computed(concrete: Any) -> list[Any]:
+    """Return what a graph computes: its nodes, without the numbers that functions are given."""
+    return sorted(
+        (
+            node.op,
+            node.name,
+            tuple(node.input),
+            tuple(
+                (key, value.SerializeToString())
+                for key, value in sorted(node.attr.items())
+                if not value.HasField("func") and not key.startswith("_")
+            ),
+        )
+        for node in nodes(concrete)
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """Give a convolutional network of digits after three updates, with averages, and its folder."""
+    folder = tmp_path_factory.mktemp("trained")
+    params = digits_task(conv_net(), num_partitions=2, num_micro_batches=4, schedule="1f1b")
+    loop.run(params, folder)
+    return params, folder
+
+
+def test_the_exported_model_tells_the_probabilities_of_evaluation(
+    trained: tuple[Any, Path],
+) -> None:
+    params, folder = trained
+    lines: list[str] = []
+    assert export.run(params, folder, report=lines.append) == folder / "export" / "3"
+    assert lines == [
+        f"exported step=3 to {folder}/export/3",
+        "    serving_default: image_bytes string[N] → probabilities float32[N, 10]; "
+        "classes: 10 names",
+    ]
+    images = digits()
+    reader = evaluation.Reader(params, str(folder / "checkpoints"))
+    reader.evaluate(None)
+    logits = reader.pipe.evaluate(
+        {"image": images, "label": tf.zeros(len(images), tf.int32)}, outputs=True
+    ).outputs["x"]
+    loaded = tf.saved_model.load(str(folder / "export" / "3"))
+    told = loaded.signatures["serving_default"](image_bytes=png(images))
+    assert list(told) == ["probabilities"]
+    np.testing.assert_allclose(told["probabilities"], tf.nn.softmax(logits), rtol=1e-5, atol=1e-7)
+    assert [n.decode() for n in loaded.signatures["classes"]()["classes"].numpy()] == list(NAMES)
+
+
+def test_tensorflow_alone_serves_it(trained: tuple[Any, Path], tmp_path: Path) -> None:
+    params, folder = trained
+    own = export.run(params, folder)
+    images = digits()[:3]
+    wanted = tf.saved_model.load(str(own)).signatures["serving_default"](image_bytes=png(images))
+    np.save(tmp_path / "png.npy", png(images).numpy())
+    program = f"""
+import json, sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "lingvo_gpipe":
+            raise ImportError(name + " is not there")
+sys.meta_path.insert(0, Hidden())
+import numpy as np
+import tensorflow as tf
+model = tf.saved_model.load({str(own)!r})
+given = tf.constant(np.load({str(tmp_path / "png.npy")!r}, allow_pickle=True))
+told = model.signatures["serving_default"](image_bytes=given)["probabilities"]
+print(json.dumps([told.numpy().tolist(), "lingvo_gpipe" in sys.modules]))
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    probabilities, imported = json.loads(run.stdout.splitlines()[-1])
+    np.testing.assert_allclose(probabilities, wanted["probabilities"], rtol=1e-6)
+    assert not imported
+
+
+def test_cuts_schedule_and_devices_leave_no_trace(tmp_path: Path) -> None:
+    ways: list[dict[str, Any]] = [
+        {},
+        {"num_partitions": 2, "num_micro_batches": 4, "devices": ("CPU:3", "CPU:2")},
+        {"num_partitions": 3, "num_micro_batches": 2, "schedule": "1f1b", "recompute": "never"},
+    ]
+    first = digits_task(conv_net())
+    loop.run(first, tmp_path)
+    found = []
+    for way in ways:
+        params = digits_task(conv_net(), **way)
+        folder = export.run(params, tmp_path)
+        loaded = tf.saved_model.load(str(folder))
+        served = loaded.signatures["serving_default"]
+        assert {node.device for node in nodes(served)} == {""}
+        found.append((computed(served), {v.name: v.numpy() for v in served.variables}))
+        assert len(served.variables) > 6
+        text = (folder / "saved_model.pb").read_bytes()
+        assert b"lingvo" not in text
+        # TensorFlow's own saving and restoring functions run on the host.
+        assert set(re.findall(rb"CPU:.", text)) <= {b"CPU:0", b"CPU:*"}
+        assert str(Path(__file__).parents[2]).encode() not in text
+    for graph, values in found[1:]:
+        assert graph == found[0][0]
+        assert all(np.array_equal(values[name], value) for name, value in found[0][1].items())
+
+
+def test_variables_are_weights_and_statistics_and_nothing_of_training(
+    trained: tuple[Any, Path],
+) -> None:
+    params, folder = trained
+    loaded = tf.saved_model.load(str(export.run(params, folder)))
+    paths = {v.name.removesuffix(":0").replace(".", "/") for v in loaded.variables_by_path.values()}
+    reader = evaluation.Reader(params, str(folder / "checkpoints"))
+    assert paths == set(reader.pipe.by_path)
+    assert not any(v.trainable for v in loaded.variables_by_path.values())
+    # Averages, not the weights themselves, which three updates of half have left behind.
+    newest = checkpoint.find(str(folder / "checkpoints"))[-1]
+    for path in ("head/kernel", "stage_1_1_norm/moving_mean"):
+        average = checkpoint.read_value(newest, f"average/{path}")
+        np.testing.assert_array_equal(loaded.variables_by_path[path], average)
+        assert not np.array_equal(average, checkpoint.read_value(newest, f"variables/{path}"))
+
+
+def test_a_second_export_takes_the_place_of_the_first(trained: tuple[Any, Path]) -> None:
+    params, folder = trained
+    own = export.run(params, folder)
+    (own / "left").write_text("of the first")
+    (folder / "export" / "3.writing").mkdir()
+    (folder / "export" / "3.writing" / "half").write_text("cut off")
+    assert export.run(params, folder) == own
+    assert [path.name for path in (folder / "export").iterdir()] == ["3"]
+    assert not (own / "left").exists()
+
+
+def test_a_named_checkpoint_is_exported(trained: tuple[Any, Path], tmp_path: Path) -> None:
+    params, folder = trained
+    prefix = checkpoint.find(str(folder / "checkpoints"))[0]
+    assert export.run(params, tmp_path, which=prefix) == tmp_path / "export" / "3"
+
+
+def test_a_run_without_checkpoint_is_told(tmp_path: Path) -> None:
+    with pytest.raises(errors.CheckpointError, match="has no checkpoint"):
+        export.run(digits_task(conv_net()), tmp_path)
+    assert not (tmp_path / "export").exists()
+
+
+def test_a_full_disk_leaves_what_was_there(
+    trained: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params, folder = trained
+    own = export.run(params, folder)
+
+    def full(*given: Any, **named: Any) -> None:
+        del given, named
+        raise tf.errors.ResourceExhaustedError(None, None, "no space left\nat all")
+
+    monkeypatch.setattr(tf.saved_model, "save", full)
+    with pytest.raises(errors.CheckpointError, match="export/3 cannot be written: no space left"):
+        export.run(params, folder)
+    assert [path.name for path in (folder / "export").iterdir()] == ["3"]
+    assert (own / "saved_model.pb").exists()
+
+
+class CroppedDigits(ServedDigits):
+    """Digits of 16 × 16, of which evaluation and serving take three crops."""
+
+    class Params(ServedDigits.Params):
+        """Params of CroppedDigits."""
+
+    def example_spec(self) -> dict[str, tf.TensorSpec]:
+        return {"image": tf.TensorSpec([16, 16, 1]), "label": tf.TensorSpec([], tf.int32)}
+
+    def arrays(self) -> Any:
+        return {
+            split: {**own, "image": own["image"].repeat(2, 1).repeat(2, 2)}
+            for split, own in super().arrays().items()
+        }
+
+    def evaluation(self, split: str, batch_size: int | None = None) -> Batches:
+        given = super().evaluation(split, batch_size).dataset
+
+        def cropped(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            return {**batch, "image": crops(batch["image"])}
+
+        return Batches(given.map(cropped), lambda _: None)
+
+    def serving(self) -> Serving:
+        own = super().serving()
+
+        def fields(given: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            return {"image": crops(tf.repeat(tf.repeat(own.fields(given)["image"], 2, 1), 2, 2))}
+
+        return Serving(own.signature, fields)
+
+
+def crops(images: tf.Tensor) -> tf.Tensor:
+    return tf.stack([images, images[:, :, ::-1], tf.roll(images, 2, 1)], 1)
+
+
+@pytest.mark.slow
+def test_an_amoeba_net_serves_the_mean_of_its_crops_without_its_auxiliary_head(
+    tmp_path: Path,
+) -> None:
+    flat = amoebanet.amoeba_net(
+        "D", 3, 8, classes=10, stem="small", auxiliary_weight=0.4, drop_path_keep=0.9
+    )
+    params = digits_task(flat, num_partitions=2, num_micro_batches=2)
+    params.input = CroppedDigits.Params(batch_size=8)
+    params.train.max_steps = 0
+    loop.run(params, tmp_path)
+    loaded = tf.saved_model.load(str(export.run(params, tmp_path)))
+    reader = evaluation.Reader(params, str(tmp_path / "checkpoints"))
+    reader.evaluate(None)
+    batch = next(iter(CroppedDigits.Params(batch_size=9).instantiate().evaluation("test")))
+    logits = reader.pipe.evaluate(batch, outputs=True).outputs["classifier"]
+    told = loaded.signatures["serving_default"](image_bytes=png(digits()[:9]))["probabilities"]
+    np.testing.assert_allclose(told, tf.nn.softmax(logits), rtol=1e-4, atol=1e-6)
+    left_out = set(reader.pipe.by_path) - set(loaded.variables_by_path)
+    assert left_out
+    assert all("/auxiliary/" in path for path in left_out)
+
+
+def test_keras_layers_are_served_as_tensorflows_operations(tmp_path: Path) -> None:
+    model = keras.Sequential(
+        [
+            keras.layers.Conv2D(4, 3, activation="gelu"),
+            keras.layers.BatchNormalization(),
+            keras.layers.SpatialDropout2D(0.5),
+            keras.layers.GlobalAveragePooling2D(),
+            keras.layers.Dense(10),
+        ]
+    )
+    own = from_keras_model(model, keep_weights=False, inputs={"x": "image"})
+    head = layers.Softmax.Params(name="head", classes=10, reads=("dense", "label"))
+    params = digits_task([*own.layers, head], num_partitions=2)
+    loop.run(params, tmp_path)
+    folder = export.run(params, tmp_path)
+    loaded = tf.saved_model.load(str(folder))
+    served = loaded.signatures["serving_default"]
+    assert {node.device for node in nodes(served)} == {""}
+    reader = evaluation.Reader(params, str(tmp_path / "checkpoints"))
+    reader.evaluate(None)
+    images = digits()
+    logits = reader.pipe.evaluate(
+        {"image": images, "label": tf.zeros(len(images), tf.int32)}, outputs=True
+    ).outputs["x"]
+    told = served(image_bytes=png(images))["probabilities"]
+    np.testing.assert_allclose(told, tf.nn.softmax(logits), rtol=1e-5, atol=1e-7)
+
+
+# --- what inference leaves out --------------------------------------------------------------------
+
+
+class Branching(layers.Layer):
+    """x, label → x; an auxiliary head reads x and label in training alone."""
+
+    class Params(layers.Layer.Params):
+        reads = ("x", "label")
+        auxiliary: layers.Softmax.Params | None = hyperparams.field(None, "Its head.")
+        body: layers.Dense.Params = hyperparams.required("What it computes.")
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.add_child("body", params.body)
+        if params.auxiliary is not None:
+            self.add_child("auxiliary", params.auxiliary)
+
+    @classmethod
+    def _meta(cls, params: Any, *inputs: Any) -> Any:
+        body = base.child_meta(params, "body", params.body, inputs[0])
+        heads = []
+        if params.auxiliary is not None:
+            heads = [base.child_meta(params, "auxiliary", params.auxiliary, *inputs)]
+        return base.sum_metas(body.outputs, [body, *heads])
+
+    @classmethod
+    def inference(cls, params: Any, available: Collection[str]) -> Any:
+        own = super().inference(params, available)
+        own.auxiliary = None
+        own.reads = own.reads[:1]
+        return own
+
+    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Any) -> Any:
+        x = inputs[0] if isinstance(inputs, tuple) else inputs
+        if "auxiliary" in self.children:
+            self.child("auxiliary", theta, inputs, ctx)
+        return self.child("body", theta, x, ctx)
+
+
+def many() -> list[Any]:
+    """Return a network with everything that serves training alone."""
+    return [
+        layers.Flatten.Params(name="flat", reads=("image",)),
+        layers.Dense.Params(name="aside", units=5, writes=("aside",)),
+        layers.Softmax.Params(
+            name="early",
+            classes=10,
+            reads=("aside", "label"),
+            writes=("early",),
+            loss_name="early",
+            metric_prefix="early/",
+        ),
+        layers.AuxiliaryLoss.Params(name="small", coefficient=1e-3),
+        Branching.Params(
+            name="branch",
+            body=layers.Dense.Params(units=12, activation="relu"),
+            auxiliary=layers.Softmax.Params(
+                classes=10, loss_name="side", metric_prefix="side/", training_only=True
+            ),
+        ),
+        layers.Sequential.Params(
+            name="top",
+            reads=("x", "label"),
+            layers=[layers.Softmax.Params(classes=10)],
+        ),
+        layers.KerasMetric.Params(
+            name="auc", metric="SparseCategoricalCrossentropy", activation="softmax"
+        ),
+    ]
+
+
+def test_what_serves_training_alone_is_left_out(tmp_path: Path) -> None:
+    params = digits_task(many(), num_partitions=2, outputs=("x", "early"))
+    loop.run(params, tmp_path)
+    loaded = tf.saved_model.load(str(export.run(params, tmp_path)))
+    paths = {path.rsplit("/", 1)[0] for path in loaded.variables_by_path}
+    assert paths == {"aside", "early", "branch/body", "top/softmax"}
+    images = digits()
+    reader = evaluation.Reader(params, str(tmp_path / "checkpoints"))
+    reader.evaluate(None)
+    outputs = reader.pipe.evaluate(
+        {"image": images, "label": tf.zeros(len(images), tf.int32)}, outputs=True
+    ).outputs
+    told = loaded.signatures["serving_default"](image_bytes=png(images))
+    assert set(told) == {"probabilities", "early_probabilities"}
+    for name, output in (("probabilities", "x"), ("early_probabilities", "early")):
+        wanted = tf.nn.softmax(outputs[output])
+        np.testing.assert_allclose(told[name], wanted, rtol=1e-5, atol=1e-7)
+
+
+def plain_names(flat: list[Any], **model: Any) -> list[str]:
+    params = pipelining.PipeliningLayer.Params(layers=flat, **model)
+    return [own.name for own in export.plain(params, ("image",)).params.layers]
+
+
+def test_layers_that_no_output_needs_are_left_out() -> None:
+    assert plain_names(many(), outputs=("x",)) == ["flat", "branch", "top"]
+    assert plain_names(many(), outputs=("early",)) == ["flat", "aside", "early"]
+
+
+def test_a_value_that_is_read_in_training_alone_is_no_fault() -> None:
+    flat = [
+        layers.Rename.Params(name="two", reads=("image", "image"), writes=("x", "aside")),
+        layers.Flatten.Params(name="flat"),
+        layers.KerasMetric.Params(metric="Mean", reads=("aside", "label"), writes=("aside",)),
+        layers.Softmax.Params(name="head", classes=10),
+    ]
+    own = export.plain(pipelining.PipeliningLayer.Params(layers=flat), ("image",))
+    pipe = own.params.instantiate()
+    outputs = pipe.evaluate({"image": tf.ones([2, 8, 8, 1])}, outputs=True).outputs
+    assert [info.name for info in pipe.analysis.layers] == ["two", "flat", "head"]
+    assert outputs["x"].shape == [2, 10]
+
+
+def test_layers_out_of_training_keep_frozen_patterns_out_of_the_way() -> None:
+    flat = [
+        layers.Flatten.Params(name="flat", reads=("image",)),
+        layers.Dense.Params(name="aside", units=5, writes=("aside",)),
+        layers.Softmax.Params(name="head", classes=10),
+    ]
+    assert plain_names(flat, outputs=("x",), frozen=("aside/*",)) == ["flat", "head"]
+
+
+def test_fields_without_a_batch_side_that_training_alone_has_are_no_fault() -> None:
+    flat = [
+        layers.Flatten.Params(name="flat", reads=("image",)),
+        layers.Softmax.Params(name="head", classes=10),
+    ]
+    model = pipelining.PipeliningLayer.Params(layers=flat, unbatched=("gain",))
+    served = export.Network(model, {"image": tf.TensorSpec([None, 8, 8, 1])})
+    assert [info.name for info in served.analysis.layers] == ["flat", "head"]
+
+
+def test_an_input_serves_what_its_own_preprocessing_takes(tmp_path: Path) -> None:
+    params = digits_task(conv_net())
+    params.input = SklearnDigits.Params(batch_size=16)
+    loop.run(params, tmp_path)
+    served = tf.saved_model.load(str(export.run(params, tmp_path))).signatures
+    told = served["serving_default"](image=digits()[:2])["probabilities"]
+    np.testing.assert_allclose(tf.reduce_sum(told, -1), [1, 1], rtol=1e-6)
+    assert served["classes"]()["classes"].shape == [10]
+
+
+def test_an_input_that_serves_nothing_is_told(tmp_path: Path) -> None:
+    with pytest.raises(errors.InputError, match="a model on Points cannot be exported"):
+        export.run(tiny_task(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("flat", "text"),
+    [
+        (
+            [layers.Dense.Params(name="one", units=3, reads=("label",)), *many()[-2:-1]],
+            "the network cannot be exported: it gives 'x', but one (Dense) reads 'label', which is "
+            "not served. Let the layer's `inference` do without, or name other outputs in "
+            "model.outputs",
+        ),
+        (
+            [layers.Dense.Params(name="head", units=3, reads=("image",), training_only=True)],
+            "the network cannot be exported: it gives 'x', but no layer that inference has writes "
+            "it. Let",
+        ),
+    ],
+)
+def test_an_output_that_needs_the_label_is_told(flat: list[Any], text: str) -> None:
+    with pytest.raises(errors.LayerError) as caught:
+        export.plain(pipelining.PipeliningLayer.Params(layers=flat), ("image",))
+    assert str(caught.value).startswith(text)

@@ -1,0 +1,587 @@
+"""A run is the same however often it was interrupted, and tells what it cannot go on with."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorboard.backend.event_processing import event_accumulator
+
+from lingvo_gpipe import errors, hyperparams, task
+from lingvo_gpipe.optim import update
+from lingvo_gpipe.run import checkpoint, evaluation, learner, log_directory, loop
+from tests.tiny_task import Points, tiny_task
+
+
+def final_values(result: loop.Result) -> dict[str, Any]:
+    """Return everything that the run's last checkpoint holds, by key."""
+    reader = tf.train.load_checkpoint(result.checkpoint)
+    names = reader.get_variable_to_shape_map()
+    return {
+        name: reader.get_tensor(name) for name in names if name != "_CHECKPOINTABLE_OBJECT_GRAPH"
+    }
+
+
+def same_bits(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Tell whether two checkpoints hold the same keys and bits, but for TensorFlow's counter."""
+    keys = [key for key in one if not key.startswith("save_counter")]
+    assert keys == [key for key in other if not key.startswith("save_counter")]
+    return all(np.asarray(one[key]).tobytes() == np.asarray(other[key]).tobytes() for key in keys)
+
+
+def stop_after(updates: int) -> Callable[[], bool]:
+    """Return a `should_stop` that is true once so many updates were done."""
+    asked = itertools.count()
+    return lambda: next(asked) >= updates
+
+
+@pytest.fixture
+def lines() -> list[str]:
+    """Give a list whose `append` takes the lines of a run."""
+    return []
+
+
+@pytest.mark.parametrize(("accumulate", "stops"), [(1, (1, 5, 3)), (2, (6,))])
+def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not(
+    tmp_path: Path, lines: list[str], accumulate: int, stops: tuple[int, ...]
+) -> None:
+    params = tiny_task(accumulate=accumulate, average=update.Average.Params(decay=0.9))
+    whole = loop.run(params, tmp_path / "whole")
+    assert whole.step == 12
+    for updates in stops:
+        result = loop.run(
+            params, tmp_path / "parts", report=lines.append, should_stop=stop_after(updates)
+        )
+        assert result.ended == "signal"
+        assert lines[-1].startswith(f"saved step={result.step} in {tmp_path}")
+    parts = loop.run(params, tmp_path / "parts", report=lines.append)
+    assert [line for line in lines if line.startswith("restored")] == [
+        f"restored step={step}" for step in itertools.accumulate(stops)
+    ]
+    assert same_bits(final_values(whole), final_values(parts))
+
+
+def test_an_evaluation_that_was_cut_off_is_made_up_for(tmp_path: Path) -> None:
+    params = tiny_task(max_steps=4, save_interval_steps=2)
+    # The first loss is the highest: what is left out shows.
+    params.eval.set(best="loss", best_is="highest")
+    whole = loop.run(params, tmp_path / "whole", evaluate=True)
+    # Asked before two updates and the first of two mini-batches of the evaluation.
+    cut = loop.run(params, tmp_path / "parts", evaluate=True, should_stop=stop_after(3))
+    assert (cut.step, cut.metrics) == (2, {})
+    parts = loop.run(params, tmp_path / "parts", evaluate=True)
+    assert same_bits(final_values(whole), final_values(parts))
+
+
+def test_a_last_evaluation_that_was_cut_off_is_no_result(tmp_path: Path, lines: list[str]) -> None:
+    params = tiny_task(max_steps=2, save_interval_steps=2)
+    # Asked before two updates and the first of two mini-batches of the evaluation.
+    cut = loop.run(params, tmp_path, evaluate=True, report=lines.append, should_stop=stop_after(3))
+    assert (cut.step, cut.metrics, cut.ended) == (2, {}, "signal")
+    assert not (tmp_path / "result.json").exists()
+    assert lines[-1].endswith("the same command goes on from it")
+    whole = loop.run(params, tmp_path, evaluate=True)
+    assert (whole.step, whole.ended) == (2, "max_steps")
+    assert whole.metrics
+
+
+def test_the_last_checkpoint_knows_the_best_of_the_last_evaluation(tmp_path: Path) -> None:
+    params = tiny_task(max_steps=4, save_interval_steps=4)
+    params.eval.set(best="accuracy", interval_steps=3)
+    result = loop.run(params, tmp_path, evaluate=True)
+    (best,) = checkpoint.find(str(tmp_path / log_directory.BEST))
+    told = [checkpoint.read_value(prefix, "best/value") for prefix in (best, result.checkpoint)]
+    assert told[0] == told[1] >= result.metrics["accuracy"]
+    assert int(checkpoint.read_value(result.checkpoint, "eval/step")) == 4
+
+
+def test_a_reader_that_is_gone_costs_no_update(tmp_path: Path) -> None:
+    def gone(line: str) -> None:
+        if line.startswith("eval "):
+            raise BrokenPipeError
+
+    params = tiny_task(max_steps=9, save_interval_steps=5)
+    params.eval.interval_steps = 3
+    with pytest.raises(BrokenPipeError):
+        loop.run(params, tmp_path, evaluate=True, report=gone)
+    (whole,) = checkpoint.find(str(tmp_path / log_directory.CHECKPOINTS))
+    assert whole.endswith("ckpt-3")
+
+
+def test_a_split_that_is_not_there_is_refused_before_the_first_update(tmp_path: Path) -> None:
+    params = tiny_task(max_steps=4)
+    params.eval.split = "validation"
+    with pytest.raises(errors.InputError, match="has no split 'validation'"):
+        loop.run(params, tmp_path, evaluate=True)
+    assert not checkpoint.find(str(tmp_path / log_directory.CHECKPOINTS))
+    assert loop.run(params, tmp_path).step == 4
+
+
+@pytest.mark.parametrize(
+    ("best", "best_is", "highest"),
+    [
+        ("accuracy", None, True),
+        ("loss", None, False),
+        ("loss/auxiliary", None, False),
+        ("log_perplexity", None, False),
+        ("loss", "highest", True),
+        ("accuracy", "lowest", False),
+    ],
+)
+def test_the_best_of_a_loss_is_the_lowest(best: str, best_is: Any, highest: bool) -> None:
+    assert task.highest_is_best(task.Eval(best=best, best_is=best_is)) == highest
+
+
+def test_another_split_has_curves_of_its_own(tmp_path: Path) -> None:
+    params = tiny_task(max_steps=1)
+    params.eval.split = "test"
+    loop.run(params, tmp_path, evaluate=True)
+    assert evaluation.folder_of(tmp_path, params) == tmp_path / "eval"
+    params.eval.split = "train"
+    before = sorted(path.name for path in (tmp_path / "eval").iterdir())
+    assert evaluation.run(params, tmp_path) is not None
+    assert sorted(path.name for path in (tmp_path / "eval").iterdir()) == before
+    assert list((tmp_path / "eval_train").iterdir())
+    params.eval.split = "train[:50%]"
+    assert evaluation.folder_of(tmp_path, params) == tmp_path / "eval_train_50_"
+
+
+def test_another_seed_leads_to_other_bits(tmp_path: Path) -> None:
+    params = tiny_task(max_steps=1)
+    one = final_values(loop.run(params, tmp_path / "one"))
+    other = final_values(loop.run(params.set_path("model.seed", 4), tmp_path / "other"))
+    assert not same_bits(one, other)
+
+
+def test_partitions_micro_batches_and_rates_may_change_and_are_told(
+    tmp_path: Path, lines: list[str]
+) -> None:
+    params = tiny_task(max_steps=4)
+    loop.run(params, tmp_path)
+    params.model.set(num_partitions=3, num_micro_batches=4, schedule="1f1b")
+    params.train.max_steps = 6
+    params.train.optimizer.learning_rate = 0.01
+    result = loop.run(params, tmp_path, report=lines.append)
+    assert result.step == 6
+    assert lines[0] == "params changed since the last checkpoint:"
+    assert "    model.num_partitions: 2 -> 3" in lines
+    assert "    train.optimizer.learning_rate: 0.02 -> 0.01" in lines
+    assert "restored step=4" in lines
+
+
+def test_other_params_are_refused_with_the_fields_and_the_way_out(tmp_path: Path) -> None:
+    params = tiny_task(max_steps=2)
+    params.name = "lab.One"
+    path = loop.run(params, tmp_path).checkpoint
+    params.model.layers[0].units = 9
+    with pytest.raises(errors.TrainingError) as caught:
+        loop.run(params, tmp_path)
+    first, detail = str(caught.value).splitlines()
+    assert "holds a run with other params (model.layers[0].units: 8 -> 9). Give another" in first
+    assert f"--checkpoint={path}" in first
+    assert detail == "    model.layers[0].units: 8 -> 9"
+    params.name = "lab.Other"
+    with pytest.raises(errors.TrainingError, match=r"holds a run of 'lab.One', not of 'lab.Other'"):
+        loop.run(params, tmp_path)
+
+
+def test_a_checkpoint_starts_another_run_as_far_as_it_fits(
+    tmp_path: Path, lines: list[str]
+) -> None:
+    params = tiny_task(max_steps=3)
+    source = loop.run(params, tmp_path / "source")
+    params.model.layers[3].classes = 5
+    params.train.max_steps = 0
+    params.train.average = update.Average.Params(decay=0.9)
+    begun = loop.run(params, tmp_path / "begun", start=source.checkpoint, report=lines.append)
+    assert f"started from {source.checkpoint}: 6 variables restored" in lines
+    assert any("head/kernel is float32[8, 3] there, float32[8, 5] here" in line for line in lines)
+    old, new = final_values(source), final_values(begun)
+    key = "variables.Sfirst.Skernel/.ATTRIBUTES/VARIABLE_VALUE"
+    np.testing.assert_array_equal(old[key], new[key])
+    np.testing.assert_array_equal(old[key], new[key.replace("variables", "average")])
+    assert new["step/.ATTRIBUTES/VARIABLE_VALUE"] == 0
+
+
+def test_a_start_without_any_fitting_variable_is_refused(tmp_path: Path) -> None:
+    params = tiny_task(max_steps=1)
+    source = loop.run(params, tmp_path / "source")
+    for number, layer in enumerate(params.model.layers):
+        layer.name = f"other_{number}"
+    with pytest.raises(errors.CheckpointError, match="has no variable of this network"):
+        loop.run(params, tmp_path / "begun", start=source.checkpoint)
+
+
+def test_two_runs_may_not_share_a_log_directory(tmp_path: Path) -> None:
+    with (
+        log_directory.locked(tmp_path),
+        pytest.raises(errors.TrainingError, match="another process trains in"),
+    ):
+        loop.run(tiny_task(), tmp_path)
+    assert loop.run(tiny_task(max_steps=1), tmp_path).step == 1
+
+
+def test_a_log_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(errors.TrainingError) as caught:
+        loop.run(tiny_task(), tmp_path / "file" / "run")
+    assert str(caught.value) == (
+        f"--logdir={tmp_path}/file/run cannot be written: Not a directory. Name a folder of your "
+        "own"
+    )
+
+
+def test_changed_thread_counts_are_told(
+    tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = tiny_task(max_steps=1)
+    loop.run(params, tmp_path)
+    monkeypatch.setattr(loop, "prepare_devices", lambda _: (7, 5))
+    params.train.max_steps = 2
+    loop.run(params, tmp_path, report=lines.append)
+    assert any("and are 7, 5: the last bits" in line for line in lines)
+    params.train.max_steps = 3
+    lines.clear()
+    loop.run(params, tmp_path, report=lines.append)
+    assert not any("thread counts" in line for line in lines)
+
+
+# What stops a run.
+
+
+def test_a_loss_that_is_not_finite_stops_with_step_and_layer(tmp_path: Path) -> None:
+    params = tiny_task(max_steps=9, save_interval_steps=1)
+    loop.run(params.copy().set_path("train.max_steps", 2), tmp_path)
+    params.train.optimizer.learning_rate = 1e38
+    with pytest.raises(errors.TrainingError) as caught:
+        loop.run(params, tmp_path)
+    text = str(caught.value)
+    assert text.startswith("the update of step 3 is not finite: it began in layer ")
+    assert f"the last good checkpoint is {tmp_path}/checkpoints/ckpt-3" in text
+    assert len(text.splitlines()) == 1
+    values = final_values(loop.Result(3, f"{tmp_path}/checkpoints/ckpt-3", {}, ""))
+    assert all(np.isfinite(value).all() for key, value in values.items() if "variables" in key)
+
+
+def test_a_loss_scale_that_is_too_large_is_lowered_and_no_update_is_lost(tmp_path: Path) -> None:
+    params = tiny_task(max_steps=3, loss_scale=update.LossScale.Params(initial=2.0**127))
+    params.model.dtype = "mixed_float16"
+    values = final_values(loop.run(params, tmp_path))
+    found = {key.split("/.ATTR")[0]: value for key, value in values.items()}
+    assert found["step"] == 3
+    skipped = int(found["loss_scale.Sskipped"])
+    assert skipped > 10
+    # Every mini-batch was drawn, those of skipped updates too.
+    assert found["input.Sposition"] == 3 + skipped
+
+
+def test_patience_ends_a_run_and_its_result_says_so(tmp_path: Path, lines: list[str]) -> None:
+    params = tiny_task(max_steps=100)
+    params.train.optimizer.learning_rate = 0.0
+    params.model.layers[1].momentum = 0.999999
+    params.eval.set(best="accuracy", patience=2, interval_steps=3)
+    result = loop.run(params, tmp_path, evaluate=True, report=lines.append)
+    assert (result.step, result.ended) == (9, "patience")
+    assert "ended early: accuracy was not better 2 times" in lines
+    told = json.loads((tmp_path / "result.json").read_text())
+    assert told["step"] == 9
+    assert told["metrics"]["accuracy"] == result.metrics["accuracy"]
+    again = loop.run(params, tmp_path, evaluate=True)
+    assert (again.step, again.ended) == (9, "patience")
+
+
+def test_patience_without_evaluation_is_told(tmp_path: Path, lines: list[str]) -> None:
+    params = tiny_task(max_steps=1)
+    params.eval.set(best="accuracy", patience=2)
+    loop.run(params, tmp_path, report=lines.append)
+    assert "eval.patience does nothing in this run, which does not evaluate" in lines
+
+
+def test_the_best_checkpoint_is_kept_and_begins_anew_with_another_metric(tmp_path: Path) -> None:
+    params = tiny_task(max_steps=8)
+    params.eval.set(best="accuracy", interval_steps=1)
+    loop.run(params, tmp_path, evaluate=True)
+    (best,) = checkpoint.find(str(tmp_path / log_directory.BEST))
+    value = float(checkpoint.read_value(best, "best/value"))
+    found = evaluation.run(params, None, which=best)
+    assert found is not None
+    assert found.values["accuracy"] == pytest.approx(value)
+    # No loss of this run is higher than the best accuracy, so that the old best would stay.
+    params.train.max_steps = 9
+    params.eval.set(best="loss", best_is="highest")
+    result = loop.run(params, tmp_path, evaluate=True)
+    assert 0 < result.metrics["loss"] < value
+    kept = float(checkpoint.read_value(result.checkpoint, "best/value"))
+    assert kept == pytest.approx(result.metrics["loss"])
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "text"),
+    [
+        ("train.accumulate", 0, "train.accumulate=0 is too small. Use 1 or more"),
+        ("eval.patience", 2, "eval.patience=2 needs a metric to watch. Set eval.best"),
+        ("eval.best", "acuracy", "eval.best names 'acuracy', which the network does not give; "),
+        ("eval.metrics", ("top5",), "eval.metrics names 'top5', which the network does not give"),
+    ],
+)
+def test_fields_that_cannot_be_right_are_named(
+    tmp_path: Path, path: str, value: Any, text: str
+) -> None:
+    with pytest.raises(errors.ParamsError) as caught:
+        loop.run(tiny_task().set_path(path, value), tmp_path, evaluate=True)
+    assert str(caught.value).startswith(text)
+
+
+# What a run tells.
+
+
+def test_tensorboard_gets_scalars_text_and_the_schedule(tmp_path: Path) -> None:
+    params = tiny_task(max_steps=4, weight_decay=update.WeightDecay.Params(kernel=1e-3))
+    params.eval.interval_steps = 2
+    result = loop.run(params, tmp_path, evaluate=True)
+    train = event_accumulator.EventAccumulator(str(tmp_path / "train"), {"tensors": 0})
+    train.Reload()
+    tags = train.Tags()["tensors"]
+    wanted = {
+        "loss",
+        "accuracy",
+        "learning_rate",
+        "gradient_norm",
+        "weight_decay_loss",
+        "examples_per_second",
+        "weight_per_second",
+        "input_wait_share",
+        "bubble_share_planned",
+        "traces",
+        "params",
+        "schedule",
+    }
+    assert wanted == set(tags)
+    assert [event.step for event in train.Tensors("loss")] == [1, 2, 3, 4]
+    params_text = train.Tensors("params")[0].tensor_proto.string_val[0].decode()
+    assert "    model.num_partitions: 2" in params_text.splitlines()
+    bubble = tf.make_ndarray(train.Tensors("bubble_share_planned")[0].tensor_proto)
+    assert 0 < bubble < 1
+    picture = tf.make_ndarray(train.Tensors("schedule")[0].tensor_proto)
+    assert picture[2].startswith(b"\x89PNG")
+    held_out = event_accumulator.EventAccumulator(str(tmp_path / "eval"), {"tensors": 0})
+    held_out.Reload()
+    assert set(held_out.Tags()["tensors"]) == {"loss", "accuracy"}
+    last = held_out.Tensors("accuracy")[-1]
+    assert last.step == 4
+    assert tf.make_ndarray(last.tensor_proto) == pytest.approx(result.metrics["accuracy"])
+
+
+class Lettered(Points):
+    """Points with a file that belongs to their folder."""
+
+    class Params(Points.Params):
+        """Params of Lettered."""
+
+        data_dir: str = hyperparams.field("abc", "Its letters.")
+
+    def assets(self) -> dict[str, bytes]:
+        return {"letters.txt": self.params.data_dir.encode()}
+
+    def constants(self) -> dict[str, float]:
+        return {"share": 0.25}
+
+
+def test_a_run_keeps_the_assets_of_its_data_and_refuses_others(tmp_path: Path) -> None:
+    params = tiny_task(max_steps=2)
+    params.input = Lettered.Params(batch_size=8)
+    (tmp_path / "letters.txt").write_text("of a run that saved nothing")
+    loop.run(params, tmp_path)
+    assert (tmp_path / "letters.txt").read_bytes() == b"abc"
+    loop.run(params, tmp_path)
+    train = event_accumulator.EventAccumulator(str(tmp_path / "train"), {"tensors": 0})
+    train.Reload()
+    assert [event.step for event in train.Tensors("share")] == [0, 2]
+    other = params.copy().set_path("input.data_dir", "xyz")
+    for refused in (loop.run, loop.dry_run):
+        with pytest.raises(errors.TrainingError) as caught:
+            refused(other, tmp_path)
+        assert str(caught.value) == (
+            f"{tmp_path}/letters.txt is not that of the data: the run was begun with another one. "
+            "Give the data it was begun with, or another run"
+        )
+    assert (tmp_path / "letters.txt").read_bytes() == b"abc"
+
+
+def test_a_run_goes_on_without_curves_that_cannot_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "train").write_text("a file where TensorBoard's folder should be")
+    assert loop.run(tiny_task(max_steps=2), tmp_path).step == 2
+    told = [text for text in caplog.messages if "gets no more curves" in text]
+    assert len(told) == 1
+
+
+def test_a_dry_run_tries_everything_and_leaves_nothing(tmp_path: Path, lines: list[str]) -> None:
+    loop.dry_run(tiny_task(), tmp_path / "new" / "run", report=lines.append)
+    assert lines[0].startswith("eval step=1 accuracy=")
+    assert lines[-1].startswith("dry run: input, an update, an evaluation and a checkpoint went")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_finds_what_would_fail_later(tmp_path: Path) -> None:
+    params = tiny_task()
+    with pytest.raises(errors.InputError, match="has no split 'validation'"):
+        loop.dry_run(params.copy().set_path("eval.split", "validation"), None)
+    loop.run(params.copy().set_path("train.max_steps", 1), tmp_path)
+    params.model.layers[0].units = 9
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(errors.TrainingError, match="holds a run with other params"):
+        loop.dry_run(params, tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+# One update.
+
+
+def updated(num_micro_batches: int, batches: list[Any], accumulate: int) -> dict[str, Any]:
+    """Return the weights after one update in float64, and what was told of it."""
+    params = tiny_task(accumulate=accumulate, clip_norm=0.05)
+    params.model.set(num_micro_batches=num_micro_batches, dtype="float64")
+    # Batch norm sees the same micro-batches, dropout the same seeds.
+    learned = learner.Learner(params, params.input.instantiate().element_spec(True))
+    told = learned.update(batches)
+    values = {path: variable.numpy() for path, variable in learned.pipe.by_path.items()}
+    return values | {
+        "loss": told["loss"].numpy(),
+        "weight": told["weights"]["loss"].numpy(),
+        "hits": told["sums"]["accuracy"]["total"].numpy(),
+    }
+
+
+def test_accumulated_mini_batches_equal_one(tmp_path: Path) -> None:
+    del tmp_path
+    random = np.random.default_rng(0)
+    points = random.normal(size=(12, 4))
+    labels = random.integers(0, 3, 12).astype(np.int32)
+
+    def batch(part: slice) -> dict[str, Any]:
+        return {"point": tf.constant(points[part]), "label": tf.constant(labels[part])}
+
+    one = updated(6, [batch(slice(0, 12))], 1)
+    several = updated(2, [batch(slice(a, a + 4)) for a in (0, 4, 8)], 3)
+    assert one.keys() == several.keys()
+    assert one["weight"] == 12
+    for key in one:
+        np.testing.assert_allclose(several[key], one[key], rtol=1e-10, atol=1e-14, err_msg=key)
+    other = updated(2, [batch(slice(a, a + 4)) for a in (0, 8, 4)], 3)
+    assert not np.allclose(other["first/kernel"], one["first/kernel"], rtol=1e-10)
+
+
+def test_graphs_grow_with_no_number_of_mini_batches() -> None:
+    params = tiny_task()
+    source = params.input.instantiate()
+    learned = learner.Learner(params, source.element_spec(True))
+    batches = list(itertools.islice(source.batches(0), 5))
+    learned.update(batches[:2])
+    traces = learned.num_traces
+    learned.update(batches)
+    learned.update(batches[:3])
+    assert learned.num_traces == traces
+
+
+# Evaluation.
+
+
+def test_evaluation_counts_every_example_once_whatever_the_batches() -> None:
+    params = tiny_task()
+    source = params.input.instantiate()
+    pipe = learner.Learner(params, source.element_spec(True)).pipe
+    found = [
+        evaluation.evaluate(pipe, source.evaluation("test", size), step=7) for size in (13, 5, 1)
+    ]
+    assert all(each is not None and each.num_rows == 13 for each in found)
+    values = [each.values for each in found if each is not None]
+    for other in values[1:]:
+        assert other == pytest.approx(values[0], rel=1e-6)
+    assert found[0] is not None
+    accuracy, loss = values[0]["accuracy"], values[0]["loss"]
+    assert found[0].line() == f"eval step=7 accuracy={accuracy:.4f} loss={loss:.4f}"
+
+
+def test_evaluation_without_an_example_is_told() -> None:
+    params = tiny_task()
+    pipe = learner.Learner(params, params.input.instantiate().element_spec(True)).pipe
+    with pytest.raises(errors.InputError, match=r"no example to evaluate\. Look at eval\.split"):
+        evaluation.evaluate(pipe, [], step=0)
+
+
+def test_evaluation_uses_averages_where_training_keeps_them(tmp_path: Path) -> None:
+    params = tiny_task(max_steps=6, average=update.Average.Params(decay=0.99, warmup=False))
+    result = loop.run(params, tmp_path, evaluate=True)
+    lines: list[str] = []
+    evaluation.run(params, tmp_path, report=lines.append)
+    assert lines == [
+        f"eval step=6 accuracy={result.metrics['accuracy']:.4f} loss={result.metrics['loss']:.4f}"
+    ]
+    params.train.average = None
+    plain: list[str] = []
+    evaluation.run(params, tmp_path, report=plain.append)
+    assert plain != lines
+
+
+def test_a_run_without_checkpoints_cannot_be_evaluated(tmp_path: Path) -> None:
+    with pytest.raises(errors.CheckpointError, match=r"has no checkpoint\. Train first, or name"):
+        evaluation.run(tiny_task(), tmp_path)
+
+
+def test_following_evaluates_each_new_checkpoint_until_the_last(tmp_path: Path) -> None:
+    params = tiny_task(max_steps=6, save_interval_steps=2)
+    waits = iter([2, 4, 6])
+    waited = []
+
+    def train_on(seconds: float) -> None:
+        waited.append(seconds)
+        steps = next(waits)
+        loop.run(params, tmp_path, should_stop=stop_after(steps - done(tmp_path)))
+
+    lines: list[str] = []
+    found = evaluation.follow(params, tmp_path, report=lines.append, wait=train_on)
+    assert [each.step for each in found] == [2, 4, 6]
+    assert [line.split()[1] for line in lines] == ["step=2", "step=4", "step=6"]
+    assert len(waited) == 3
+
+
+def done(folder: Path) -> int:
+    """Return the newest checkpoint's step."""
+    whole = checkpoint.find(str(folder / log_directory.CHECKPOINTS))
+    return checkpoint.step_of(whole[-1]) if whole else 0
+
+
+def test_following_ends_with_a_run_that_ended_early(tmp_path: Path) -> None:
+    params = tiny_task(max_steps=100)
+    params.train.optimizer.learning_rate = 0.0
+    params.model.layers[1].momentum = 0.999999
+    params.eval.set(best="accuracy", patience=1, interval_steps=2)
+    ended = loop.run(params, tmp_path, evaluate=True)
+    assert ended.ended == "patience"
+    found = evaluation.follow(params, tmp_path)
+    assert [each.step for each in found] == [ended.step]
+
+
+def test_a_table_with_a_split_backward_is_trained_like_any_other(
+    tmp_path: Path, lines: list[str]
+) -> None:
+    found = []
+    for name, schedule in (
+        ("whole", "gpipe"),
+        ("split", "0F0,0F1,,0I0,0W0,0I1,0W1\n,1F0,1I0,1W0,1F1,1I1,1W1"),
+    ):
+        params = tiny_task(max_steps=3)
+        params.model.schedule = schedule
+        loop.dry_run(params, tmp_path / name, report=lines.append)
+        found.append(final_values(loop.run(params, tmp_path / name)))
+    for key, value in found[0].items():
+        if not key.startswith("save_counter"):
+            np.testing.assert_allclose(found[1][key], value, rtol=2e-4, atol=1e-6, err_msg=key)

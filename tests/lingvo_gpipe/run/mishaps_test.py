@@ -1,0 +1,217 @@
+"""What is left of a run where its evaluation, its loss or its machine fails."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe.execution import placement
+from lingvo_gpipe.layers import base
+from lingvo_gpipe.optim import update
+from lingvo_gpipe.run import checkpoint, evaluation, log_directory, loop
+from lingvo_gpipe.schedule import drawing
+from tests.tiny_task import Points, tiny_task
+
+
+def saved(folder: Path) -> list[int]:
+    return [
+        checkpoint.step_of(path)
+        for path in checkpoint.find(str(folder / log_directory.CHECKPOINTS))
+    ]
+
+
+def content(result: loop.Result) -> dict[str, Any]:
+    """Return what the run's last checkpoint holds, by key."""
+    names = tf.train.load_checkpoint(result.checkpoint).get_variable_to_shape_map()
+    keys = [name.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE") for name in names]
+    paths = [key.replace(".S", "/") for key in keys if key.startswith(("variables", "average"))]
+    paths += ["best/value", "best/misses", "eval/step", "step"]
+    return {path: checkpoint.read_value(result.checkpoint, path) for path in paths}
+
+
+@pytest.mark.parametrize("evaluate", [True, False])
+def test_a_folder_that_would_be_a_pattern_is_refused_before_it_is_made(
+    tmp_path: Path, evaluate: bool
+) -> None:
+    for call in (loop.run, loop.dry_run):
+        with pytest.raises(errors.CheckpointError, match=r"TensorFlow takes \[ in a path"):
+            call(tiny_task(), tmp_path / "lr[0.1]", evaluate=evaluate)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_evaluation_that_fails_costs_no_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = tiny_task(max_steps=6, save_interval_steps=6, average=update.Average.Params(decay=0.9))
+    params.eval.set(best="accuracy", interval_steps=2)
+    whole = loop.run(params, tmp_path / "whole", evaluate=True)
+    real = evaluation.evaluate
+
+    def scarce(*given: Any, step: int, **named: Any) -> Any:
+        if step == 4:
+            raise tf.errors.ResourceExhaustedError(None, None, "out of memory")
+        return real(*given, step=step, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(evaluation, "evaluate", scarce)
+        with pytest.raises(tf.errors.ResourceExhaustedError):
+            loop.run(params, tmp_path / "parts", evaluate=True)
+    assert saved(tmp_path / "parts") == [4]
+    lines: list[str] = []
+    parts = loop.run(params, tmp_path / "parts", evaluate=True, report=lines.append)
+    assert [line.split()[1] for line in lines if line.startswith("eval ")] == ["step=4", "step=6"]
+    np.testing.assert_equal(content(parts), content(whole))
+
+
+class Shares(base.Layer):
+    """Hands x on and gives a vector without names as a metric, as some of Keras' do."""
+
+    class Params(base.Layer.Params):
+        """Params of Shares."""
+
+        late: bool = hyperparams.field(False, "Gives it in evaluation alone.")
+
+    @classmethod
+    def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
+        metric = base.MetricSpec("shares", tf.identity, evaluation_only=params.late)
+        return base.Meta(inputs[0], metrics=(metric,))
+
+    def fprop(self, theta: Any, inputs: Any, ctx: base.Context) -> Any:
+        del theta
+        if not (self.params.late and ctx.training):
+            ctx.add_sum("shares", tf.reduce_sum(inputs, 0))
+        return inputs
+
+
+@pytest.mark.parametrize(("late", "steps"), [(False, []), (True, [2])])
+def test_a_best_that_is_no_number_is_refused_as_early_as_it_is_known(
+    tmp_path: Path, late: bool, steps: list[int]
+) -> None:
+    params = tiny_task(max_steps=6, save_interval_steps=6)
+    params.model.layers = [
+        *params.model.layers[:-1],
+        Shares.Params(name="shares", late=late),
+        params.model.layers[-1],
+    ]
+    params.eval.set(best="shares", interval_steps=2)
+    text = r"eval.best names 'shares', which is no single number, .* one of accuracy, loss"
+    with pytest.raises(errors.ParamsError, match=text):
+        loop.run(params, tmp_path, evaluate=True)
+    assert saved(tmp_path) == steps
+    loop.run(params, tmp_path)
+    with pytest.raises(errors.ParamsError, match=text):
+        evaluation.follow(params, tmp_path)
+
+
+def test_a_mark_that_was_set_after_the_last_checkpoint_stays(tmp_path: Path) -> None:
+    params = tiny_task(max_steps=4)
+    # The first loss is the highest.
+    params.eval.set(best="loss", best_is="highest", interval_steps=3)
+    loop.run(params, tmp_path)
+    told = loop.run(params, tmp_path, evaluate=True).metrics["loss"]
+    params.train.max_steps = 5
+    lines: list[str] = []
+    last = loop.run(params, tmp_path, evaluate=True, report=lines.append)
+    assert [line.split()[1] for line in lines if line.startswith("eval ")] == ["step=5"]
+    assert last.metrics["loss"] < told
+    found = content(last)
+    assert (found["best/value"], found["best/misses"]) == (pytest.approx(told), 1)
+    assert [path.name for path in (tmp_path / "best").glob("*.index")] == ["ckpt-4.index"]
+
+
+def test_a_mark_of_another_metric_is_not_taken(tmp_path: Path) -> None:
+    params = tiny_task(max_steps=4)
+    params.eval.set(best="accuracy", interval_steps=3)
+    loop.run(params, tmp_path)
+    loop.run(params, tmp_path, evaluate=True)
+    params.train.max_steps = 5
+    params.eval.best = "loss"
+    last = loop.run(params, tmp_path, evaluate=True)
+    assert content(last)["best/value"] == pytest.approx(last.metrics["loss"])
+
+
+def test_a_network_of_which_all_is_frozen_is_evaluated_and_not_trained(tmp_path: Path) -> None:
+    params = tiny_task(max_steps=1)
+    loop.run(params, tmp_path)
+    params.model.frozen = ("*",)
+    with pytest.raises(errors.OptimizerError, match="there is nothing to train"):
+        loop.run(params, tmp_path / "frozen")
+    assert evaluation.run(params, tmp_path) is not None
+
+
+class Torn(Points):
+    """Points in order, of which those of one mini-batch of eight are no numbers."""
+
+    class Params(Points.Params):
+        """Params of Torn."""
+
+        shuffle = False
+        place: int = hyperparams.field(0, "Number of that mini-batch.")
+
+    def arrays(self) -> Mapping[str, Mapping[str, np.ndarray[Any, Any]]]:
+        found = super().arrays()
+        first = 8 * self.params.place
+        found["train"]["point"][first : first + 8] = np.nan
+        return found
+
+
+@pytest.mark.parametrize(
+    ("guard", "place"),
+    [
+        (True, "field point of the mini-batch, micro-batch 0;"),
+        (False, "layer first, variable first/kernel, or before it (train.finite_guard=True tells "),
+    ],
+)
+def test_an_update_that_is_not_finite_is_told_by_its_own_step(
+    tmp_path: Path, guard: bool, place: str
+) -> None:
+    params = tiny_task(finite_guard=guard)
+    params.input = Torn.Params(batch_size=8, place=2)
+    with pytest.raises(errors.TrainingError) as caught:
+        loop.run(params, tmp_path)
+    text = f"the update of step 2 is not finite: it began in {place}"
+    assert str(caught.value).startswith(text)
+
+
+def test_a_loss_scale_of_one_is_tried_before_a_run_gives_up(tmp_path: Path) -> None:
+    params = tiny_task(max_steps=2, loss_scale=update.LossScale.Params(initial=2.0))
+    params.input = Torn.Params(batch_size=8)
+    result = loop.run(params, tmp_path)
+    assert result.step == 2
+    assert checkpoint.read_value(result.checkpoint, "loss_scale/skipped") == 1
+    assert checkpoint.read_value(result.checkpoint, "loss_scale/scale") == 1.0
+    params.train.loss_scale.initial = 1.0
+    with pytest.raises(errors.TrainingError, match="the update of step 0 is not finite"):
+        loop.run(params, tmp_path / "other")
+
+
+def test_cores_are_counted_where_a_system_does_not_tell_which_may_be_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted: list[int] = []
+    monkeypatch.setattr(placement, "prepare_threads", lambda _, cores: counted.append(cores))
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 5)
+    loop.prepare_devices(tiny_task().model)
+    assert counted == [5]
+
+
+def test_a_picture_of_planned_work_says_of_what(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, units = drawing.draw, []
+
+    def draw(drawn: Any, **named: Any) -> bytes:
+        units.append(named)
+        return real(drawn, **named)
+
+    monkeypatch.setattr(drawing, "draw", draw)
+    loop.run(tiny_task(max_steps=1), tmp_path)
+    assert units == [{"unit": "FLOPs"}]

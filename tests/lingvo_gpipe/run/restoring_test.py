@@ -1,0 +1,86 @@
+"""What evaluation, export and decoding take from a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import errors, task
+from lingvo_gpipe.layers import base
+from lingvo_gpipe.optim import optimizer, update
+from lingvo_gpipe.run import checkpoint, evaluation, loop, restoring
+from tests import tiny_task
+
+
+def spec(**fields: Any) -> base.VariableSpec:
+    return base.VariableSpec("w", (2,), tf.float32, base.initializer("Zeros"), **fields)
+
+
+SPECS = {"weight": spec(), "frozen": spec(trainable=False), "mean": spec(is_state=True)}
+
+
+def train(**fields: Any) -> task.Train:
+    rule = optimizer.Optimizer.Params(name="SGD", learning_rate=0.1)
+    return task.Train(optimizer=rule, max_steps=1, **fields)
+
+
+def test_averages_stand_for_what_has_them() -> None:
+    assert restoring.saved_keys(SPECS, train()) == {p: f"variables/{p}" for p in SPECS}
+    averaged = restoring.saved_keys(SPECS, train(average=update.Average.Params(decay=0.9)))
+    assert averaged == {
+        "weight": "average/weight",
+        "frozen": "variables/frozen",
+        "mean": "average/mean",
+    }
+
+
+def test_some_variables_are_restored_from_a_run_or_a_checkpoint(tmp_path: Path) -> None:
+    saved = {f"variables/{path}": tf.Variable([float(n), 1.0]) for n, path in enumerate(SPECS)}
+    prefix = checkpoint.Checkpoints(str(tmp_path / "checkpoints"), saved).save(4)
+    places: tuple[dict[str, Any], ...] = (
+        {"logdir": tmp_path, "which": None},
+        {"logdir": tmp_path, "which": prefix},
+        {"logdir": None, "which": str(tmp_path / "checkpoints")},
+    )
+    for place in places:
+        found = {"mean": tf.Variable([7.0, 7.0])}
+        assert restoring.restore(found, SPECS, tiny_task.tiny_task(), **place).step == 4
+        assert found["mean"].numpy().tolist() == [2.0, 1.0]
+
+
+def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(errors.CheckpointError) as caught:
+        restoring.restore({}, SPECS, tiny_task.tiny_task(), logdir=tmp_path, which=None)
+    assert str(caught.value) == (
+        f"{tmp_path / 'checkpoints'} has no checkpoint. Train first, or name one by --checkpoint"
+    )
+
+
+def test_what_a_run_keeps_is_looked_for_in_the_run_of_the_checkpoint(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    own, other = str(run / "checkpoints"), tmp_path / "other"
+    assert restoring.folders(None, own) == [run]
+    assert restoring.folders(other, own) == [run, other]
+    assert run in restoring.folders(None, f"{own}/ckpt-3")
+    assert tmp_path not in restoring.folders(None, f"{own}/ckpt-3")
+    assert restoring.folders(other, None) == [other]
+
+
+def test_other_params_than_those_of_the_checkpoint_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    params = tiny_task.tiny_task()
+    loop.run(params, tmp_path)
+    evaluation.run(params, tmp_path)
+    params.train.set(max_steps=99, log_interval_steps=7)
+    evaluation.run(params, tmp_path)
+    assert not caplog.text
+    params.model.layers[1].epsilon = 0.5
+    evaluation.run(params, tmp_path)
+    assert "ckpt-12 was trained with other params: model.layers[1].epsilon: 0.001 -> 0.5" in (
+        caplog.text
+    )

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import doctest
+import io
+import json
+
+import numpy as np
+import pytest
+from matplotlib import colors, image
+
+from lingvo_gpipe import schedule
+from lingvo_gpipe.schedule import drawing, simulate
+from lingvo_gpipe.schedule.table import Table
+
+INTERLEAVED = "0F0,2F0,2B0,0B0\n1F0,3F0,3B0,1B0"
+SPLIT = "0F0,0F1,0I0,0I1,0W0,0W1\n1F0,1I0,1F1,1I1,1W0,1W1"
+
+
+def run(text: str) -> simulate.Timeline:
+    table = Table.from_text(text)
+    ones = [1.0] * table.num_cells
+    return simulate.simulate(table, ones, ones, input_gradient_s=ones, weight_gradient_s=ones)
+
+
+def pixels(picture: bytes) -> np.ndarray:
+    return image.imread(io.BytesIO(picture), format="png")[..., :3]
+
+
+def share_of(colour: str, picture: np.ndarray) -> float:
+    return float(np.mean(np.all(np.abs(picture - colors.to_rgb(colour)) < 0.02, axis=-1)))
+
+
+def test_grid_of_a_table_is_its_own() -> None:
+    table = schedule.make("gpipe", 3, 4)
+    assert drawing.grid(table) == table.grid()
+
+
+def test_grid_of_a_wide_table_leaves_its_middle_out() -> None:
+    table = schedule.make("gpipe", 2, 12)
+    assert drawing.grid(table, width=50).splitlines() == [
+        "cell 0: F0 F1 F2 F3 F4 ... B7 B6 B5 B4 B3 B2 B1 B0",
+        "cell 1: .  F0 F1 F2 F3 ... B6 B5 B4 B3 B2 B1 B0",
+    ]
+
+
+@pytest.mark.parametrize("width", [1, 10, 11, 12, 13, 30, 31, 32, 33, 34, 79, 500])
+def test_grid_keeps_to_the_width_where_one_column_fits(width: int) -> None:
+    lines = drawing.grid(schedule.make("1f1b", 3, 20), width=width).splitlines()
+    assert len(lines) == 3
+    assert max(map(len, lines)) <= max(width, len("cell 0: ..."))
+    assert all(line.startswith(f"cell {cell}: ") for cell, line in enumerate(lines))
+
+
+def test_grid_of_a_timeline_is_to_scale() -> None:
+    found = simulate.simulate(schedule.make("gpipe", 2, 1), [1.0, 2.0], [2.0, 5.0])
+    assert drawing.grid(found, width=38).splitlines() == [
+        "cell 0: F0-.....................B0----",
+        "cell 1: ...F0----B0-------------......",
+    ]
+
+
+def test_grid_names_a_slot_whole_or_by_its_phase_alone() -> None:
+    found = simulate.simulate(schedule.make("gpipe", 1, 12), [1.0], [1.0])
+    row = drawing.grid(found, width=8 + 24 * 2).removeprefix("cell 0: ")
+    names = [row[i : i + 2] for i in range(0, 48, 2)]
+    assert names[:12] == [f"F{m}" for m in range(10)] + ["F-", "F-"]
+
+
+def test_grid_names_cells_where_a_device_has_several() -> None:
+    lines = drawing.grid(run(INTERLEAVED), width=10 + 8 * 4).splitlines()
+    assert lines[0].startswith("device 0: 0F0")
+    assert lines[1].startswith("device 1: ....1F0")
+
+
+def test_grid_of_no_time_is_waiting() -> None:
+    found = simulate.simulate(schedule.make("gpipe", 1, 1), [0.0], [0.0])
+    assert drawing.grid(found, width=12) == "cell 0: ...."
+
+
+@pytest.mark.parametrize(
+    ("text", "colours"),
+    [
+        ("0F0,0B0\n1F0,1B0", {"#4C78A8", "#E08E45"}),
+        ("0F0\n1F0", {"#4C78A8"}),
+        (SPLIT, {"#4C78A8", "#D9B23D", "#72A776"}),
+    ],
+)
+def test_picture_has_the_colours_of_the_phases_that_are_there(text: str, colours: set[str]) -> None:
+    picture = pixels(drawing.draw(run(text)))
+    every = {"#4C78A8", "#E08E45", "#D9B23D", "#72A776"}
+    assert {colour for colour in every if share_of(colour, picture) > 0.01} == colours
+
+
+def test_picture_shows_the_bubble_as_wide_as_it_is() -> None:
+    def waiting(num_micro_batches: int) -> float:
+        table = schedule.make("gpipe", 4, num_micro_batches)
+        found = simulate.simulate(table, [1.0] * 4, [2.0] * 4)
+        picture = pixels(drawing.draw(found))
+        drawn = share_of("#F1F1EE", picture)
+        work = share_of("#4C78A8", picture) + share_of("#E08E45", picture)
+        assert drawn / (drawn + work) == pytest.approx(found.bubble_share, abs=0.06)
+        return drawn
+
+    assert waiting(2) > waiting(4) > waiting(12)
+
+
+@pytest.mark.parametrize(
+    "text", ["0F0", INTERLEAVED, SPLIT, schedule.make("1f1b", 50, 60).to_text()]
+)
+def test_picture_of_any_table_is_a_png(text: str) -> None:
+    assert pixels(drawing.draw(run(text))).shape[1] == 1440
+
+
+def test_picture_of_no_time_is_drawn() -> None:
+    found = simulate.simulate(schedule.make("gpipe", 2, 2), [0.0] * 2, [0.0] * 2)
+    assert pixels(drawing.draw(found)).shape[1] == 1440
+
+
+@pytest.mark.parametrize(
+    ("whole", "unit", "scale"),
+    [
+        (0.0121, None, (1e-3, "ms")),
+        (3.0, None, (1.0, "s")),
+        (4.2e8, "FLOPs", (1e6, "MFLOPs")),
+        (0.5, "FLOPs", (1.0, "FLOPs")),
+    ],
+)
+def test_numbers_are_told_in_their_unit(
+    whole: float, unit: str | None, scale: tuple[float, str]
+) -> None:
+    assert drawing._scale(whole, unit) == scale
+    found = simulate.simulate(schedule.make("gpipe", 1, 1), [whole / 2], [whole / 2])
+    assert drawing.draw(found, unit=unit) != drawing.draw(found, unit="eggs")
+
+
+def test_trace_has_every_slot_in_microseconds() -> None:
+    found = simulate.simulate(schedule.make("gpipe", 2, 1), [1.0, 2.0], [2.0, 5.0])
+    events = json.loads(drawing.chrome_trace(found))["traceEvents"]
+    names = [event["args"]["name"] for event in events if event["ph"] == "M"]
+    assert names == ["cell 0", "cell 1"]
+    spans = {e["name"]: (e["tid"], e["ts"], e["dur"], e["cat"]) for e in events if e["ph"] == "X"}
+    assert spans == {
+        "0F0": (0, 0.0, 1e6, "forward"),
+        "1F0": (1, 1e6, 2e6, "forward"),
+        "1B0": (1, 3e6, 5e6, "backward"),
+        "0B0": (0, 8e6, 2e6, "backward"),
+    }
+
+
+def test_docstring_examples_run() -> None:
+    result = doctest.testmod(drawing)
+    assert result.attempted > 0
+    assert result.failed == 0

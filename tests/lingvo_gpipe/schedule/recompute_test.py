@@ -1,0 +1,58 @@
+"""Which forwards a backward keeps, fuses or computes again."""
+
+from __future__ import annotations
+
+import pytest
+
+from lingvo_gpipe import errors, schedule
+from lingvo_gpipe.schedule import recompute, table
+
+SPLIT = table.Table.from_text("0F0,0F1,,0I0,0W0,0I1,0W1\n,1F0,1I0,1W0,1F1,1B1")
+
+
+def test_what_a_policy_keeps_is_never_computed_again() -> None:
+    table = schedule.make("1f1b", 3, 4)
+    found = recompute.reuse(table, ("full", "except_last", "never"), fuse=True)
+    assert found.kept == (frozenset(), frozenset({3}), frozenset(range(4)))
+    assert found.fused == frozenset()
+    assert found.again == (1.0, 0.75, 0.0)
+
+
+@pytest.mark.parametrize(("name", "fused"), [("gpipe", {3}), ("1f1b", {0, 1, 2, 3})])
+def test_the_last_cell_computes_nothing_again_where_it_is_fused(name: str, fused: set[int]) -> None:
+    table = schedule.make(name, 2, 4)
+    found = recompute.reuse(table, ("full", "full"), fuse=True)
+    assert found.fused == fused
+    assert found.again == (1.0, 1.0 - len(fused) / 4)
+    alone = recompute.reuse(table, ("full", "full"), fuse=False)
+    assert (alone.fused, alone.again) == (frozenset(), (1.0, 1.0))
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+def test_what_is_fused_is_not_kept(name: str) -> None:
+    table = schedule.make(name, 2, 4)
+    full, last = (
+        recompute.reuse(table, ("full", policy), fuse=True) for policy in ("full", "except_last")
+    )
+    assert last == full
+
+
+def test_both_halves_of_a_split_backward_compute_their_forward_again() -> None:
+    def shares(*by_cell: str, fuse: bool = False) -> tuple[tuple[float, ...], ...]:
+        found = recompute.reuse(SPLIT, by_cell, fuse=fuse)
+        return found.again, found.halved
+
+    # Cell 0 has no gradient of inputs to give: its I does nothing.
+    assert shares("full", "full") == ((1.0, 1.5), (0.0, 0.5))
+    assert shares("never", "never") == ((0.0, 0.0), (0.0, 0.0))
+    # The micro-batch that is fused, or kept, is not the one that is split.
+    assert shares("full", "full", fuse=True) == ((1.0, 1.0), (0.0, 0.5))
+    assert shares("full", "except_last", fuse=True) == ((1.0, 1.0), (0.0, 0.5))
+    assert shares("full", "except_last") == ((1.0, 1.0), (0.0, 0.5))
+
+
+def test_an_unknown_policy_is_refused() -> None:
+    with pytest.raises(errors.LayerError, match=r"recompute 'nevr' is no policy; nearest 'never'"):
+        recompute.policies("nevr", 2)
+    with pytest.raises(errors.LayerError, match=r"recompute names 3 policies for 2 cells"):
+        recompute.policies("full,full,never", 2)

@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+import argparse
+import functools
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sacrebleu
+
+from lingvo_gpipe import errors, pipelining, registry
+from lingvo_gpipe.optim import optimizer
+from lingvo_gpipe.run import loop
+from lingvo_gpipe.task import Eval, Train, complete
+from lingvo_gpipe.tasks.mt import task
+from lingvo_gpipe.tasks.mt.decoding import score, scores, search, translator
+from lingvo_gpipe.tasks.mt.input import Translation
+from lingvo_gpipe.tasks.mt.model import transformer
+from lingvo_gpipe.tasks.mt.text import vocabulary
+from tests.tasks.mt import toy_text
+
+SIZES = {"de": 300, "sw": 40, "cs": 200}
+
+
+@functools.cache
+def prepared(folder: Path) -> Path:
+    text = toy_text.write_folder(folder / "text", SIZES)
+    toy_text.params(text).instantiate().run(folder / "out")
+    return folder / "out"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepared(tmp_path_factory.mktemp("score"))
+
+
+def params(folder: Path, **fields: Any) -> Any:
+    """Return a task that needs a moment to be built."""
+    return task.TranslationTask.Params(
+        model=pipelining.PipeliningLayer.Params(
+            layers=transformer.translation_transformer(1, 16, 2, 330, units=8, head_dim=4),
+            num_partitions=2,
+        ),
+        input=Translation.Params(data_dir=str(folder), batch_size=256, max_length=40, num_shapes=1),
+        train=Train(
+            optimizer=optimizer.Optimizer.Params(name="SGD", learning_rate=0.1), max_steps=0
+        ),
+        eval=Eval(split="test"),
+        score=scores.Scoring(resamples=50, **fields),
+    )
+
+
+class Reverser:
+    """A decoder that gives each source back, but the first half of its ids."""
+
+    step = 70
+    cut = 3
+    asked: Sequence[Sequence[int]]
+
+    def __init__(self, params: Any, *, logdir: Path | None, checkpoint: str | None) -> None:
+        self.vocabulary = params.input.instantiate().vocabulary
+        self.where = (logdir, checkpoint)
+
+    def translate(
+        self, sources: Sequence[Sequence[int]], progress: Callable[[int], None]
+    ) -> list[list[int]]:
+        type(self).asked = sources
+        assert all(ids[-1] == vocabulary.END for ids in sources)
+        progress(len(sources))
+        return [list(ids[len(ids) // 2 : -1]) for ids in sources]
+
+
+@pytest.fixture
+def reversed_by(monkeypatch: pytest.MonkeyPatch) -> type[Reverser]:
+    monkeypatch.setattr(translator, "Decoder", Reverser, raising=False)
+    return Reverser
+
+
+def job(params: Any, logdir: Path | None, **fields: Any) -> tuple[registry.Job, list[str]]:
+    lines: list[str] = []
+    made = registry.Job(
+        model="toy",
+        task=params,
+        logdir=logdir,
+        checkpoint=fields.get("checkpoint"),
+        report=lines.append,
+        should_stop=fields.get("should_stop", lambda: False),
+        rebuild=lambda *_: None,
+    )
+    return made, lines
+
+
+def test_a_run_is_translated_and_scored(
+    folder: Path, tmp_path: Path, reversed_by: type[Reverser]
+) -> None:
+    made, lines = job(params(folder), tmp_path)
+    registry.mode("score")(made)
+    source = made.task.input.instantiate()
+    assert len(reversed_by.asked) == 3 * 20
+    texts, step = scores.read(tmp_path / "score", "test")
+    assert step == 70
+    assert [text.pair for text in texts] == ["de:en", "cs:en", "sw:en"]
+    for text in texts:
+        language = text.pair.partition(":")[0]
+        assert text.examples == SIZES[language]
+        sources, references = source.records.text("test", text.pair)
+        assert (text.sources, text.references) == (sources, references)
+        ids = source.vocabulary.encode(sources)
+        halves = [row[(len(row) + 1) // 2 :] for row in ids]
+        assert list(text.hypotheses) == source.vocabulary.decode(halves)
+    wanted = [
+        sacrebleu.CHRF().corpus_score(text.hypotheses, [text.references]).score for text in texts
+    ]
+    assert lines[0].startswith("score step=70 split=test BLEU=")
+    assert lines[0].endswith(f" chrF={sum(wanted) / 3:.2f}")
+    assert [line.split()[0] for line in lines[2:9]] == [
+        *("high", "mid", "low", "all"),
+        *("de:en", "cs:en", "sw:en"),
+    ]
+    assert f"  {wanted[0]:.2f}  " in lines[6]
+    assert lines[-2].startswith("3 translations reached their limit of tokens")
+    assert lines[-1] == (f"wrote {tmp_path}/score/test.tsv, translations in {tmp_path}/score/test")
+
+
+def test_tensorboard_gets_scores_text_and_plot(
+    folder: Path, tmp_path: Path, reversed_by: type[Reverser]
+) -> None:
+    from tensorboard.backend.event_processing import event_accumulator
+    from tensorboard.util import tensor_util
+
+    del reversed_by
+    made, lines = job(params(folder), tmp_path)
+    score.run(made)
+    found = event_accumulator.EventAccumulator(str(tmp_path / "score"))
+    found.Reload()
+    rows = ("high", "mid", "low", "all", "de:en", "cs:en", "sw:en")
+    curves = {f"test/{metric}/{row}" for metric in scores.METRICS for row in rows}
+    assert set(found.Tags()["tensors"]) == {*curves, "test/scores", "test/bars"}
+    (point,) = found.Tensors("test/BLEU/all")
+    value = float(tensor_util.make_ndarray(point.tensor_proto))
+    assert point.step == 70
+    assert f"BLEU={value:.2f} " in lines[0]
+
+
+def test_sentences_are_spread_over_the_part(folder: Path) -> None:
+    source = params(folder).input.instantiate()
+    whole, few = (score.parts(source, "test", most) for most in (None, 7))
+    assert [(part.pair, len(part.ids)) for part in few] == [
+        (pair, 7) for pair in ("cs:en", "de:en", "sw:en")
+    ]
+    for all_of, part in zip(whole, few, strict=True):
+        places = [0, 2, 5, 8, 11, 14, 17]
+        for side in ("ids", "sources", "references"):
+            assert getattr(part, side) == [getattr(all_of, side)[place] for place in places]
+    assert [len(part.ids) for part in score.parts(source, "test", 99)] == [20, 20, 20]
+    assert score.parts(source, "test", 99) == whole
+
+
+def test_pairs_of_the_input_alone_are_scored(folder: Path) -> None:
+    made = params(folder)
+    made.input.pairs = ("sw:en",)
+    (part,) = score.parts(made.input.instantiate(), "test")
+    assert (part.pair, part.examples) == ("sw:en", 40)
+
+
+def test_a_separator_in_a_translation_stays_one_line(
+    folder: Path, tmp_path: Path, reversed_by: type[Reverser], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _ = job(params(folder), tmp_path)
+    vocabulary = made.task.input.instantiate().vocabulary
+    newline = vocabulary.pieces.index("<0x0A>")
+    plain = reversed_by.translate
+
+    def broken(*given: Any) -> list[list[int]]:
+        return [[newline, *row] for row in plain(*given)]
+
+    monkeypatch.setattr(reversed_by, "translate", broken)
+    assert "\n" in vocabulary.decode([[newline, *vocabulary.encode(["ab do"])[0]]])[0]
+    score.run(made)
+    texts, _ = scores.read(tmp_path / "score", "test")
+    assert all(len(text.hypotheses) == 20 for text in texts)
+
+
+def test_nothing_is_written_without_a_run(
+    folder: Path, tmp_path: Path, reversed_by: type[Reverser]
+) -> None:
+    del reversed_by
+    made, lines = job(params(folder), None, checkpoint=str(tmp_path / "some"))
+    score.run(made)
+    assert lines[0].startswith("score step=70 ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_untrained_model_is_scored(folder: Path, tmp_path: Path) -> None:
+    given = params(folder, max_sentences=3)
+    given.decode.set(batch=16, num_shapes=1, search=search.Search(beam=1, max_length=4))
+    assert loop.run(given, tmp_path).step == 0
+    made, lines = job(given, tmp_path)
+    score.run(made)
+    assert lines[0].startswith("score step=0 split=test BLEU=")
+    texts, step = scores.read(tmp_path / "score", "test")
+    assert (step, len(texts)) == (0, 3)
+    # What the decoder gave of each source stands beside its reference.
+    decoder = translator.Decoder(complete(given), logdir=tmp_path)
+    by_pair = {text.pair: text for text in texts}
+    for part in score.parts(given.input.instantiate(), "test", 3):
+        text = by_pair[part.pair]
+        found = decoder.vocabulary.decode(decoder.translate(part.ids))
+        assert list(text.hypotheses) == [" ".join(line.splitlines()) for line in found]
+        assert text.references == part.references
+
+
+def test_a_signal_ends_it_without_scores(
+    folder: Path, tmp_path: Path, reversed_by: type[Reverser]
+) -> None:
+    del reversed_by
+    made, lines = job(params(folder), tmp_path, should_stop=lambda: True)
+    score.run(made)
+    assert lines == ["stopped: nothing is scored"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_records_of_another_vocabulary_are_refused(
+    folder: Path, tmp_path: Path, reversed_by: type[Reverser], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Other(reversed_by):  # type: ignore[misc, valid-type]
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            self.vocabulary = argparse.Namespace(hash="0" * 64)
+
+    monkeypatch.setattr(translator, "Decoder", Other)
+    refused(errors.InputError, "were made with vocabulary", params(folder), tmp_path)
+
+
+def refused(kind: type[errors.UserError], message: str, given: Any, logdir: Path | None) -> None:
+    with pytest.raises(kind, match=re.escape(message)) as caught:
+        score.run(job(given, logdir)[0])
+    assert "\n" not in str(caught.value)
+
+
+def test_what_cannot_be_scored_is_refused_at_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(translator, "Decoder", None, raising=False)  # none gets so far
+    for field, value, kind, message in (
+        ("split", "train", errors.ParamsError, "is trained on, and its text is not kept. Score"),
+        ("split", "dev", errors.InputError, "has no split 'dev'; there are test, train"),
+        ("max_sentences", 0, errors.ParamsError, "score.max_sentences=0 is too small"),
+        ("thresholds", (9, 5), errors.ParamsError, "score.thresholds=(9, 5) fall"),
+    ):
+        refused(kind, message, params(folder, **{field: value}), tmp_path)
+    none = params(folder)
+    none.score.resamples = 0
+    refused(errors.ParamsError, "score.resamples=0 is too small", none, tmp_path)
+    refused(errors.ParamsError, "--mode=score needs --logdir=FOLDER", params(folder), None)
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    refused(errors.InputError, "sacreBLEU is not installed", params(folder), tmp_path)

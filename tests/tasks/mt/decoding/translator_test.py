@@ -1,0 +1,247 @@
+"""A model that is spread over devices translates as the plain one does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import errors
+from lingvo_gpipe.optim import optimizer, update
+from lingvo_gpipe.run import checkpoint
+from lingvo_gpipe.task import Train
+from lingvo_gpipe.tasks.mt import task
+from lingvo_gpipe.tasks.mt.decoding import incremental, search, translator
+from lingvo_gpipe.tasks.mt.input import Translation
+from lingvo_gpipe.tasks.mt.model import transformer
+from lingvo_gpipe.tasks.mt.text import records, vocabulary
+from tests.tasks.mt import toy_model, toy_text
+
+BEGIN, END = 2, 3
+LENGTH = 7
+
+
+def sources(count: int) -> list[list[int]]:
+    """Return sentences of 1 to 9 tokens and </s>, in no order of length."""
+    random = np.random.default_rng(8)
+    return [
+        [*random.integers(4, toy_model.V, random.integers(1, 10)).tolist(), END]
+        for _ in range(count)
+    ]
+
+
+def searched(pipe: Any, given: list[list[int]], params: Any) -> tuple[Any, Any, Any]:
+    """Translate everything at once by `search.translate`; return sources, ids and scores."""
+    model = incremental.Incremental(pipe.analysis, params.max_length)
+    padded = np.zeros([len(given), 10], np.int32)
+    for row, ids in enumerate(given):
+        padded[row, : len(ids)] = ids
+    run = tf.function(
+        lambda ids: search.translate(model, pipe.by_path, ids, params), autograph=False
+    )
+    ids, scores = run(tf.constant(padded))
+    return padded, ids.numpy(), scores.numpy()
+
+
+def plain(pipe: Any, given: list[list[int]], params: Any) -> list[list[int]]:
+    """Return the translations of `searched`."""
+    return [translator._trimmed(row) for row in searched(pipe, given, params)[1]]
+
+
+def cut(*cuts: int, dtype: str = "float64", **settings: Any) -> Any:
+    """Return the toy model in cells of so many layers."""
+    params = toy_model.params(**settings)
+    params.set(num_partitions=len(cuts) or 1, cuts=cuts or None, dtype=dtype)
+    pipe = toy_model.built_from(params)
+    for path, variable in pipe.by_path.items():
+        if "memory_attention/output" in path:  # the source decides more than the token before
+            variable.assign(2.0 * variable)
+    bias = pipe.by_path["softmax/bias"]
+    bias.assign(tf.zeros_like(bias))
+    return pipe
+
+
+@pytest.mark.parametrize(
+    ("cuts", "beam", "settings"),
+    [
+        ((9,), 1, {"tie": "all"}),
+        ((6, 3), 3, {"transparent": "shared"}),
+        ((2, 4, 3), 3, {"tie": "all"}),
+        ((2, 4, 2), 2, {"transparent": "per_layer", "packed": True}),
+    ],
+    ids=str,
+)
+def test_cells_translate_as_the_plain_network(
+    cuts: tuple[int, ...], beam: int, settings: Any
+) -> None:
+    """Cut inside the decoder; the last cell of the last one keeps no cache."""
+    pipe = cut(*cuts, **settings)
+    params = translator.Decode(
+        search=search.Search(beam=beam, max_length=LENGTH, max_extra=3), batch=4, num_shapes=2
+    )
+    given = sources(14)
+    wanted = plain(pipe, given, params.search)
+    told: list[int] = []
+    model = translator.Translator(pipe, params, max_length=10)
+    assert model.translate(given, told.append) == wanted
+    assert sum(told) == len(given)
+    assert len({tuple(row) for row in wanted}) > 2
+    check_programs(model, pipe, min(2, len(cuts)))
+
+
+def test_a_beam_finds_what_the_model_scores_no_lower_than_greedy_search() -> None:
+    """On average over sentences; of a single one, a beam may lose what greed finds."""
+    pipe = cut(tie="all")
+    given = sources(32)
+    mean = {
+        beam: float(searched(pipe, given, search.Search(beam=beam, max_length=LENGTH))[2].mean())
+        for beam in (1, 4)
+    }
+    assert mean[4] > mean[1] + 0.01
+
+
+def test_a_beam_in_bfloat16_is_full_recomputation_but_for_rounding() -> None:
+    """Cells find what the plain network does, but where two hypotheses are nearly equal."""
+    pipe = cut(2, 4, 2, dtype="mixed_bfloat16", transparent="per_layer", packed=True)
+    params = translator.Decode(
+        search=search.Search(beam=3, max_length=LENGTH, max_extra=3), batch=4, num_shapes=2
+    )
+    given = sources(14)
+    source, ids, scores = searched(pipe, given, params.search)
+    wanted = [translator._trimmed(row) for row in ids]
+    assert len({tuple(row) for row in wanted}) > 2
+    found = translator.Translator(pipe, params, max_length=10).translate(given)
+    assert sum(one == other for one, other in zip(found, wanted, strict=True)) >= 12
+
+    target = np.concatenate([np.full([14, 1], BEGIN, np.int32), ids[:, :-1]], 1)
+    logits = pipe(toy_model.fields(target, source), training=False)
+    log_p = np.take_along_axis(tf.nn.log_softmax(logits).numpy(), ids[..., np.newaxis], -1)
+    counts = (ids != 0).sum(1)
+    whole = (log_p[..., 0] * (ids != 0)).sum(1)
+    whole /= ((5 + counts) / 6) ** params.search.length_penalty
+    largest = float(tf.reduce_max(tf.abs(logits)))
+    np.testing.assert_allclose(scores, whole, rtol=0.0, atol=2.0**-5 * largest)
+
+
+def check_programs(model: Any, pipe: Any, num_cells: int) -> None:
+    """A token is a pure call per group and cell that has to do with it, on the cell's device."""
+    begins, extends = model._read()
+    groups = [model._begin(begins, tf.ones([4, 10], tf.int32)) for _ in range(2)]
+    traced = tf.function(model._swept, autograph=False).get_concrete_function(extends, *groups)
+    graph = traced.graph
+    assert not graph.captures  # no weight is read for a token: they are given
+    calls = [op for op in graph.get_operations() if op.type.endswith("PartitionedCall")]
+    assert {op.type for op in calls} == {"PartitionedCall"}  # not the stateful one
+    places = [device for device in pipe.executor.devices for _ in groups]
+    assert sorted(op.device for op in calls) == places[-2 * num_cells :]
+
+
+def test_what_is_planned_has_few_shapes() -> None:
+    """Alike in length go together, every sentence once, padded to one of the lengths.
+
+    A group holds 40 tokens at most: few sentences that are longer than planned.
+    """
+    pipe = cut()
+    model = translator.Translator(pipe, translator.Decode(batch=4, num_shapes=3), max_length=10)
+    given = [[END] * count for count in (3, 1, 10, 11, 2, 5, 6, 21, 4, 3)]
+    planned = list(model._planned(given))
+    assert [(span, [len(chunk) for chunk in chunks]) for span, chunks in planned] == [
+        (30, [1]),
+        (20, [2]),
+        (10, [4]),
+        (3, [3]),
+    ]
+    numbers = [n for _, chunks in planned for chunk in chunks for n in chunk]
+    assert sorted(numbers) == list(range(10))
+    lengths = [len(given[n]) for n in numbers]
+    assert lengths == sorted(lengths, reverse=True)
+
+
+def test_an_end_by_the_caller_ends_it() -> None:
+    def progress(count: int) -> None:
+        raise ZeroDivisionError(count)
+
+    model = translator.Translator(cut(), translator.Decode(batch=2, num_shapes=1), max_length=10)
+    with pytest.raises(ZeroDivisionError):
+        model.translate(sources(2), progress)
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ({"batch": 0}, "decode.batch=0 is too small. Use 1 or more"),
+        ({"max_length": 2}, "decode.max_length=2 is too small. Use 3 or more"),
+        ({"search": search.Search(beam=0)}, "search.beam=0 is too small. Use 1 or more"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(field: Any, text: str) -> None:
+    with pytest.raises(errors.ParamsError) as caught:
+        translator.check(translator.Decode(**field))
+    assert str(caught.value) == text
+
+
+def run_of(folder: Path) -> tuple[Any, Any, list[list[int]]]:
+    """Write a run's vocabulary and a checkpoint; return params, the averaged model, sources."""
+    found = vocabulary.train(
+        toy_text.sentences(300, 0), vocabulary.Training(size=300), ["de", "en"]
+    )
+    found.save(folder / records.VOCABULARY)
+    (folder / records.TARGET_TOKENS).write_text("True\n")
+    params = task.TranslationTask.Params(
+        model=toy_model.params().set(dtype=None, num_partitions=2, cuts=(6, 3)),
+        input=Translation.Params(data_dir="is/not/there", batch_size=64, max_length=16),
+        train=Train(
+            optimizer=optimizer.Optimizer.Params(name="SGD", learning_rate=0.1),
+            average=update.Average.Params(decay=0.9),
+            max_steps=0,
+        ),
+        decode=translator.Decode(search=search.Search(beam=1, max_length=6), batch=2, num_shapes=1),
+    )
+    whole = params.copy()
+    transformer.set_vocabulary(whole.model.layers, len(found))
+    pipe = whole.model.instantiate()
+    pipe.build(whole.input.instantiate().element_spec(training=True))
+    others = {
+        f"variables/{path}": tf.Variable(tf.zeros_like(v)) for path, v in pipe.by_path.items()
+    }
+    toy_model.disturb(pipe.by_path, spread=1.0)
+    averages = {f"average/{path}": variable for path, variable in pipe.by_path.items()}
+    checkpoint.Checkpoints(str(folder / "checkpoints"), others | averages).save(7)
+    given = found.encode_source(toy_text.sentences(3, 5), "de")
+    return params, pipe, [ids[:14] for ids in given]
+
+
+def test_a_run_is_restored_without_its_data(tmp_path: Path) -> None:
+    """Its own vocabulary, and averages as weights."""
+    params, pipe, given = run_of(tmp_path)
+    found = translator.Decoder(params, logdir=tmp_path)
+    assert (found.step, found.max_length, len(found.vocabulary.targets)) == (7, 16, 2)
+    assert found.target_tokens
+    for path, variable in found._translator._pipe.by_path.items():
+        np.testing.assert_array_equal(variable, pipe.by_path[path])
+    by_name = translator.Decoder(params, checkpoint=str(tmp_path / "checkpoints" / "ckpt-7"))
+    assert by_name.step == 7
+    rows = found.translate(given)
+    assert len(rows) == len(given)
+    assert all(0 < len(row) <= 6 and min(row) > END + 2 for row in rows)  # no control symbol
+    # One that ended has </s> among its six tokens.
+    assert found.cut == sum(len(row) == 6 for row in rows) > 0
+
+
+def test_a_run_says_itself_whether_its_sources_begin_with_a_language(tmp_path: Path) -> None:
+    params, _, _ = run_of(tmp_path)
+    (tmp_path / records.TARGET_TOKENS).write_text("False\n")
+    assert not translator.Decoder(params, logdir=tmp_path).target_tokens
+    (tmp_path / records.TARGET_TOKENS).unlink()
+    with pytest.raises(errors.InputError, match="is/not/there holds no prepared text"):
+        translator.Decoder(params, logdir=tmp_path)
+
+
+def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    params, _, _ = run_of(tmp_path)
+    (tmp_path / "checkpoints").rename(tmp_path / "elsewhere")
+    with pytest.raises(errors.CheckpointError, match=r"has no checkpoint. Train first"):
+        translator.Decoder(params, logdir=tmp_path)

@@ -1,0 +1,270 @@
+"""The translation model: counts, wiring, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, cast
+
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import errors, hyperparams, network, pipelining
+from lingvo_gpipe.plan import describe, memory_timeline, step_plan
+from lingvo_gpipe.tasks.mt.model import transformer
+
+V = 64_000
+# (L, H, A), vocabulary → parameters with three tables, with two, with one.
+COUNTS = {
+    (6, 8192, 16, V): (473_745_920, 408_209_920, 342_673_920),
+    (24, 8192, 16, V): (1_304_955_392, 1_239_419_392, 1_173_883_392),
+    (12, 16384, 32, V): (1_304_771_072, 1_239_235_072, 1_173_699_072),
+    (32, 16384, 32, V): (3_151_596_032, 3_086_060_032, 3_020_524_032),
+    (64, 16384, 32, V): (6_106_515_968, 6_040_979_968, 5_975_443_968),
+    (6, 8192, 16, 32_000): (375_409_920, 342_641_920, 309_873_920),
+}
+TIES: tuple[Any, ...] = (None, "softmax", "all")
+
+
+def fields(batch: int = 4, **more: Any) -> dict[str, Any]:
+    source, target = 7, 6
+
+    def ids(*shape: int) -> tf.TensorSpec:
+        return tf.TensorSpec(shape, tf.int32)
+
+    found = {
+        "source": ids(batch, source),
+        "target": ids(batch, target),
+        "label": ids(batch, target),
+        "weight": tf.TensorSpec((batch, target)),
+        "language": ids(batch),
+    }
+    for side, span in (("source", source), ("target", target)):
+        for kind in ("segment", "position"):
+            found[f"{side}_{kind}"] = ids(batch, span)
+    return found | more
+
+
+def model(layers: list[Any], **settings: Any) -> Any:
+    return pipelining.PipeliningLayer.Params(layers=layers, **settings)
+
+
+def parameters(layers: list[Any]) -> int:
+    return describe.counts(network.analyze(model(layers), fields())).parameters
+
+
+def closed_form(
+    num_layers: int, hidden: int, heads: int, vocabulary: int, tables: int, d: int = 1024
+) -> int:
+    a = 64 * heads
+    attention = 4 * d * a + 3 * a + d
+    feed_forward = 2 * d * hidden + hidden + d
+    norm = 2 * d
+    encoder = attention + feed_forward + 2 * norm
+    decoder = 2 * attention + feed_forward + 3 * norm
+    return num_layers * (encoder + decoder) + tables * vocabulary * d + vocabulary + 2 * norm
+
+
+@pytest.mark.parametrize("size", COUNTS, ids=str)
+def test_the_closed_form_gives_the_known_counts(size: tuple[int, int, int, int]) -> None:
+    assert tuple(closed_form(*size, tables) for tables in (3, 2, 1)) == COUNTS[size]
+
+
+@pytest.mark.parametrize("size", COUNTS, ids=str)
+@pytest.mark.parametrize(("place", "tie"), list(enumerate(TIES)))
+def test_describe_tells_the_known_parameters(size: Any, place: int, tie: Any) -> None:
+    layers = transformer.translation_transformer(*size, tie=tie)
+    text = describe.describe_network(model(layers, num_partitions=4), fields())
+    assert f"parameters: {COUNTS[size][place]}" in text.splitlines()
+
+
+@pytest.mark.parametrize("num_layers", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("transparent", "form"), [("shared", lambda n: n + 1), ("per_layer", lambda n: n * (n + 1))]
+)
+def test_transparent_attention_adds_its_shares_alone(
+    num_layers: int, transparent: Any, form: Any
+) -> None:
+    plain = transformer.translation_transformer(num_layers, 32, 2, 50)
+    mixed = transformer.translation_transformer(num_layers, 32, 2, 50, transparent=transparent)
+    assert parameters(mixed) - parameters(plain) == form(num_layers)
+
+
+def test_each_layer_writes_its_own_name_and_reads_what_it_needs() -> None:
+    wired = {p.name: (p.reads, p.writes) for p in transformer.translation_transformer(2, 32, 2, 50)}
+    own = ("target", "source")
+    assert wired == {
+        "source_embedding": (("source",), ("source_embedding",)),
+        "encoder_0": (("source_embedding", "source"), ("encoder_0",)),
+        "encoder_1": (("encoder_0", "source"), ("encoder_1",)),
+        "encoder_norm": (("encoder_1",), ("encoder_norm",)),
+        "target_embedding": (("target",), ("target_embedding",)),
+        "decoder_0": (("target_embedding", "encoder_norm", *own), ("decoder_0",)),
+        "decoder_1": (("decoder_0", "encoder_norm", *own), ("decoder_1",)),
+        "decoder_norm": (("decoder_1",), ("decoder_norm",)),
+        "softmax": (("decoder_norm", "label", "weight"), ("softmax",)),
+    }
+
+
+def test_encoder_output_goes_straight_to_the_cells_that_read_it() -> None:
+    """The cell of the target embedding alone, between encoder and decoder, does not see it."""
+    layers = transformer.translation_transformer(2, 32, 2, 50)
+    analysis = network.analyze(model(layers, num_partitions=4, cuts=(4, 1, 2, 2)), fields())
+    imports = [
+        {analysis.wiring.versions[v].name for v in route.imports} for route in analysis.routes
+    ]
+    assert imports == [
+        {"source"},
+        {"target"},
+        {"target_embedding", "encoder_norm", "target", "source"},
+        {"decoder_1", "label", "weight"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("transparent", "imports"),
+    [
+        ("shared", {"encoder_norm"}),
+        ("per_layer", {"source_embedding", "encoder_0", "encoder_1", "encoder_2"}),
+    ],
+)
+def test_transparent_attention_sends_what_decoders_mix(transparent: Any, imports: set[str]) -> None:
+    layers = transformer.translation_transformer(3, 32, 2, 50, transparent=transparent)
+    decoder = next(i for i, p in enumerate(layers) if p.name == "decoder_1")
+    cuts = (decoder, len(layers) - decoder)
+    analysis = network.analyze(model(layers, num_partitions=2, cuts=cuts), fields())
+    found = {analysis.wiring.versions[v].name for v in analysis.routes[1].imports}
+    assert found == imports | {"decoder_0", "target", "source", "label", "weight"}
+
+
+def test_feed_forward_parts_begin_smaller_by_the_root_of_the_number_of_layers() -> None:
+    for num_layers, given, expected in ((2, None, 0.5), (8, None, 0.25), (8, 0.125, 0.125)):
+        layers = transformer.translation_transformer(
+            num_layers, 64, 2, 50, units=32, ff_init_scale=given
+        )
+        pipe = model(layers).instantiate()
+        pipe.build(fields())
+        for path, variable in pipe.by_path.items():
+            if path.endswith("kernel") and "/" in path and "embedding" not in path:
+                *_, rows, columns = variable.shape
+                xavier = (6.0 / (rows + columns)) ** 0.5
+                factor = expected if "feed_forward" in path else 1.0
+                if path != "softmax/kernel":
+                    largest = float(tf.reduce_max(tf.abs(variable)))
+                    assert 0.95 * factor * xavier < largest <= factor * xavier, path
+
+
+def test_embeddings_and_softmax_begin_with_the_root_of_the_width() -> None:
+    layers = transformer.translation_transformer(1, 64, 2, 2000, units=64)
+    pipe = model(layers).instantiate()
+    pipe.build(fields())
+    for path in (
+        "source_embedding/embedding/table",
+        "target_embedding/embedding/table",
+        "softmax/kernel",
+    ):
+        assert float(tf.math.reduce_std(pipe.by_path[path])) == pytest.approx(0.125, rel=0.02)
+
+
+def test_the_vocabulary_of_the_data_flows_into_the_model() -> None:
+    layers = transformer.translation_transformer(1, 32, 2, 64_000, tie="softmax")
+    transformer.set_vocabulary(layers, 70)
+    assert parameters(layers) == parameters(
+        transformer.translation_transformer(1, 32, 2, 70, tie="softmax")
+    )
+
+
+def test_the_languages_of_the_data_are_counted_apart() -> None:
+    layers = transformer.translation_transformer(1, 32, 2, 50)
+    names = {"accuracy", "log_perplexity"}
+    assert set(network.analyze(model(layers), fields()).metrics) == names
+    transformer.set_languages(layers, ["de:en", "fr:en"])
+    names |= {"language_accuracy", "language_log_perplexity"}
+    assert set(network.analyze(model(layers), fields()).metrics) == names
+    transformer.set_languages(layers, [])
+    assert layers[-1].reads == ("decoder_norm", "label", "weight")
+
+
+def test_a_model_trained_on_packed_rows_is_served_plain_ones() -> None:
+    flat = transformer.translation_transformer(1, 32, 2, 50, packed=True, languages=["de:en"])
+    available = {"source", "target"}
+    served = []
+    for params in flat:
+        own = params.owner.inference(params, available)
+        assert set(own.reads) <= available
+        available.update(own.writes)
+        served.append(own)
+    plain = transformer.translation_transformer(1, 32, 2, 50)
+    plain[-1].reads = plain[-1].reads[:1]
+    assert served == plain
+    fed = {name: spec for name, spec in fields().items() if name in ("source", "target")}
+    before, after = (
+        network.analyze(model(layers), given).variables.keys()
+        for layers, given in ((flat, fields()), (served, fed))
+    )
+    assert before == after
+
+
+@pytest.mark.parametrize("starts", [(0, 10), (0, 10, 15)], ids=("one", "two"))
+def test_the_plan_shows_the_bytes_of_transparent_attention(starts: tuple[int, ...]) -> None:
+    """Every cell of the decoder is sent one mixture or, per layer, all nine states."""
+    sent = {}
+    for transparent, shift in (("shared", 0), ("per_layer", -1)):
+        flat = transformer.translation_transformer(
+            8, 32, 2, 50, units=32, transparent=cast(Any, transparent)
+        )
+        begins = [start + shift * (start > 0) for start in starts]
+        assert {flat[b].name for b in begins} <= {
+            "source_embedding",
+            "target_embedding",
+            "decoder_4",
+        }
+        cuts = tuple(b - a for a, b in itertools.pairwise([*begins, len(flat)]))
+        told = step_plan.make(model(flat, num_partitions=len(cuts), cuts=cuts), fields())
+        crossing = [link for link in told.links if link.source != memory_timeline.INPUT]
+        sent[transparent] = sum(link.forward_bytes for link in crossing)
+    state = 4 * 7 * 32 * 4  # of the mini-batch's sources
+    cells = len(starts) - 1
+    norm = 2 * 32 * 4  # owned by the first decoder layer, sent to other cells
+    assert sent["per_layer"] - sent["shared"] == 8 * cells * state + (cells - 1) * norm
+    assert sent["shared"] == cells * state + (cells - 1) * 4 * 6 * 32 * 4
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"tie": "all", "transparent": "per_layer"},
+        {"transparent": "shared", "packed": True, "languages": ("de:en", "fr:en")},
+    ],
+)
+def test_the_model_s_text_leads_back_to_it(settings: Any) -> None:
+    params = model(transformer.translation_transformer(2, 32, 2, 50, **settings))
+    assert hyperparams.from_text(params.to_text()) == params
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"num_layers": 0}, r"translation_transformer: num_layers=0. Use 1 or more"),
+        ({"tie": "softmaxes"}, r"tie='softmaxes' is not known; nearest 'softmax'. Use None, 'so"),
+        ({"transparent": "yes"}, r"transparent='yes' is not known; nearest 'shared'. Use None"),
+    ],
+)
+def test_a_wrong_setting_is_refused(settings: Any, text: str) -> None:
+    given = {"num_layers": 2, "hidden": 32, "heads": 2, "vocabulary": 50} | settings
+    with pytest.raises(errors.LayerError, match=text):
+        transformer.translation_transformer(**given)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"source": tf.TensorSpec((4, 7))}, r"source_embedding.*integer ids, got float32"),
+        ({"source": tf.TensorSpec((4,), tf.int32)}, r"source_embedding.*expected \[B, T\]"),
+        ({"weight": tf.TensorSpec((4, 5))}, r"softmax.*weights of shape \[4, 5\], expected \[4, 6"),
+    ],
+)
+def test_fields_that_do_not_fit_are_refused(changes: Any, text: str) -> None:
+    layers = transformer.translation_transformer(1, 32, 2, 50)
+    with pytest.raises(errors.LayerError, match=text):
+        network.analyze(model(layers), fields(**changes))

@@ -1,0 +1,93 @@
+"""Shares by temperature, orders, draws: against the formula, and against themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lingvo_gpipe import errors
+from lingvo_gpipe.tasks.mt.text import mixture
+
+SIZES = [1_000_000, 30_000, 2_000, 95, 1]
+PINNED = [1, 3, 7, 2, 6, 4, 5, 0]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 5.0, 100.0])
+def test_shares_are_those_of_the_formula(temperature: float) -> None:
+    powers = [size ** (1 / temperature) for size in SIZES]
+    wanted = [power / sum(powers) for power in powers]
+    np.testing.assert_allclose(mixture.probabilities(SIZES, temperature), wanted, rtol=1e-12)
+
+
+def test_shares_at_the_ends_are_proportional_and_equal() -> None:
+    proportional = mixture.probabilities(SIZES, 1.0)
+    np.testing.assert_allclose(proportional, np.array(SIZES) / sum(SIZES), rtol=1e-12)
+    np.testing.assert_allclose(mixture.probabilities(SIZES, np.inf), np.full(5, 0.2), rtol=1e-12)
+
+
+def test_a_language_without_sentences_has_no_share() -> None:
+    assert mixture.probabilities([10, 0, 10], 100.0).tolist() == [0.5, 0.0, 0.5]
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan")])
+def test_an_impossible_temperature_is_refused(temperature: float) -> None:
+    with pytest.raises(errors.InputError, match=r"temperature=\S+ is not possible. Use 1"):
+        mixture.probabilities(SIZES, temperature)
+
+
+def test_no_sentence_at_all_is_refused() -> None:
+    with pytest.raises(errors.InputError, match="no sentence to draw from"):
+        mixture.probabilities([0, 0], 5.0)
+
+
+@given(st.integers(0, 10_000), st.lists(st.integers(1, 1000), min_size=1, max_size=20))
+def test_apportioned_numbers_sum_up_and_lie_within_one(total: int, weights: list[int]) -> None:
+    shares = np.array(weights) / sum(weights)
+    found = mixture.apportion(total, shares)
+    assert found.sum() == total
+    assert (np.abs(found - total * shares) < 1 + 1e-6).all()
+
+
+def test_whole_quotas_stay_whole() -> None:
+    sizes = [7, 11, 13, 29_000, 3]
+    shares = mixture.probabilities(sizes, 1.0)
+    assert mixture.apportion(sum(sizes), shares).tolist() == sizes
+
+
+@given(st.integers(0, 300), st.integers(-(2**70), 2**70), st.integers(0, 5))
+def test_a_permutation_is_one_and_is_repeatable(count: int, seed: int, other: int) -> None:
+    found = mixture.permutation(count, seed, other)
+    assert sorted(found.tolist()) == list(range(count))
+    assert np.array_equal(found, mixture.permutation(count, seed, other))
+
+
+def test_a_permutation_is_the_same_in_every_version() -> None:
+    assert mixture.permutation(8, 1, 2).tolist() == PINNED
+
+
+def test_permutations_of_other_numbers_differ() -> None:
+    keys = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 1), (0, 1, 0)]
+    assert len({tuple(mixture.permutation(20, *key)) for key in keys}) == len(keys)
+
+
+def test_places_in_a_permutation_are_evenly_spread() -> None:
+    first = [int(mixture.permutation(4, seed)[0]) for seed in range(4000)]
+    assert (np.abs(np.bincount(first) - 1000) < 120).all()
+
+
+@given(st.integers(1, 40), st.integers(0, 200), st.integers(0, 200), st.integers(0, 200))
+def test_draws_in_parts_are_the_draws_of_the_whole(
+    count: int, start: int, middle: int, length: int
+) -> None:
+    first, cut, last = start, start + middle, start + middle + length
+    parts = [mixture.draws(count, first, cut, 3), mixture.draws(count, cut, last, 3)]
+    assert np.array_equal(np.concatenate(parts), mixture.draws(count, first, last, 3))
+
+
+def test_every_pass_of_draws_has_everything_once_in_another_order() -> None:
+    passes = mixture.draws(50, 0, 150, 9).reshape(3, 50)
+    for each in passes:
+        assert sorted(each.tolist()) == list(range(50))
+    assert len({tuple(each) for each in passes}) == 3

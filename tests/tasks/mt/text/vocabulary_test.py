@@ -1,0 +1,290 @@
+"""Vocabulary: reserved ids, symbols that no text gives, bytes, repeatable bit for bit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+from hypothesis import given
+from hypothesis import strategies as st
+from sentencepiece import sentencepiece_model_pb2
+
+from lingvo_gpipe import errors
+from lingvo_gpipe.console import progress
+from lingvo_gpipe.tasks.mt.text import vocabulary
+from tests.tasks.mt import toy_text
+
+TEXTS = toy_text.sentences(400, 3)
+PROTOS: Any = sentencepiece_model_pb2
+SIZE = 320
+NORMALISE = vocabulary.normaliser("nmt_nfkc")
+
+
+def trained(*targets: str, texts: list[str] = TEXTS, **fields: Any) -> vocabulary.Vocabulary:
+    return vocabulary.train(iter(texts), vocabulary.Training(**{"size": SIZE} | fields), targets)
+
+
+@pytest.fixture(scope="module")
+def made() -> vocabulary.Vocabulary:
+    return trained("de", "zh-Hans")
+
+
+def test_ids_stand_in_their_order(made: vocabulary.Vocabulary) -> None:
+    assert made.pieces[:7] == (
+        *("<pad>", "<unk>", "<s>", "</s>", "<2de>", "<2zh-Hans>"),
+        "<0x00>",
+    )
+    assert made.pieces[261] == "<0xFF>"
+    assert len(made) == SIZE
+    assert made.targets == ("de", "zh-Hans")
+    assert made.controls == {4: "<2de>", 5: "<2zh-Hans>"}
+    assert made.target_id("zh-Hans") == 5
+    with pytest.raises(errors.InputError, match="has no <2fr>; its target tokens: de, zh-Hans"):
+        made.target_id("fr")
+
+
+@pytest.mark.parametrize("text", ["<2de>", "a <s> </s> <pad> <unk>", "<2zh-Hans> bado", "<0x41>"])
+def test_no_text_gives_a_reserved_id(made: vocabulary.Vocabulary, text: str) -> None:
+    (ids,) = made.encode([text])
+    assert min(ids) > made.target_id("zh-Hans")
+    assert made.decode([ids]) == [text]
+
+
+def test_the_defaults_are_64_000_pieces_at_temperature_5() -> None:
+    params = vocabulary.Training()
+    assert (params.size, params.temperature) == (64_000, 5.0)
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
+def test_no_text_at_all_gives_a_reserved_id(made: vocabulary.Vocabulary, text: str) -> None:
+    (ids,) = made.encode([text])
+    assert all(number > 5 for number in ids)
+
+
+@given(text=st.text("\ufffd\u2581\u200b \u3000\tx", max_size=4))
+def test_what_has_no_ids_is_known_by_the_normaliser(made: vocabulary.Vocabulary, text: str) -> None:
+    (ids,) = made.encode([text])
+    assert bool(ids) == bool(made.normalise(text)) == bool(NORMALISE(text)) == ("x" in text)
+
+
+def test_characters_that_were_not_seen_are_bytes(made: vocabulary.Vocabulary) -> None:
+    texts = ["Ж", "語", "😀", "ba\u00e9"]
+    assert made.decode(made.encode(texts)) == texts
+
+
+def test_sources_begin_with_a_target_and_end(made: vocabulary.Vocabulary) -> None:
+    (plain,) = made.encode(["bado keli"])
+    assert made.encode_source(["bado keli"]) == [[*plain, 3]]
+    assert made.encode_source(["bado keli"], "de") == [[4, *plain, 3]]
+
+
+def test_decoding_ends_at_the_end_and_leaves_out_what_is_reserved(
+    made: vocabulary.Vocabulary,
+) -> None:
+    (ids,) = made.encode(["bado keli"])
+    assert made.decode([[2, 4, *ids, 3, *ids], [0, *ids, 0, len(made) + 9], [], [3]]) == [
+        "bado keli",
+        "bado keli",
+        "",
+        "",
+    ]
+
+
+def test_the_same_text_trains_the_same_vocabulary_bit_for_bit(made: vocabulary.Vocabulary) -> None:
+    again = trained("de", "zh-Hans")
+    assert again.proto == made.proto
+    assert again.hash == made.hash
+
+
+_ELSEWHERE = """
+import hashlib, json, sys
+from lingvo_gpipe.tasks.mt import vocabulary
+texts, size, targets = json.load(sys.stdin)
+made = vocabulary.train(iter(texts), vocabulary.Training(size=size), targets)
+print(hashlib.sha256(made.proto).hexdigest(), "tensorflow" in sys.modules)
+"""
+
+
+def test_another_process_trains_the_same_vocabulary(made: vocabulary.Vocabulary) -> None:
+    env = {"PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(sys.path)}
+    told = subprocess.run(
+        [sys.executable, "-c", _ELSEWHERE],
+        input=json.dumps([TEXTS, SIZE, ["de", "zh-Hans"]]),
+        env={**os.environ, **env},
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    assert told.stdout.split() == [hashlib.sha256(made.proto).hexdigest(), "False"]
+
+
+def test_tokens_do_not_depend_on_threads(made: vocabulary.Vocabulary) -> None:
+    one = made.encode(TEXTS, num_threads=1)
+    assert made.encode(TEXTS, num_threads=4) == one
+    assert [made.encode([text])[0] for text in TEXTS] == one
+
+
+def changed(made: vocabulary.Vocabulary, what: str) -> str:
+    """Return the hash of a vocabulary of which one thing is changed."""
+    proto = PROTOS.ModelProto.FromString(made.proto)
+    match what:
+        case "piece":
+            proto.pieces[-1].piece += "x"
+        case "score":
+            proto.pieces[-1].score -= 1e-3
+        case "order":
+            proto.pieces[-1].CopyFrom(proto.pieces[-2])
+            proto.pieces[-2].CopyFrom(PROTOS.ModelProto.FromString(made.proto).pieces[-1])
+        case "normaliser":
+            proto.normalizer_spec.precompiled_charsmap = b""
+        case "spaces":
+            proto.normalizer_spec.remove_extra_whitespaces = False
+        case "suffix":
+            proto.trainer_spec.treat_whitespace_as_suffix = True
+        case "training":
+            proto.trainer_spec.num_threads += 1
+            proto.trainer_spec.model_prefix = "elsewhere"
+    return vocabulary.Vocabulary(proto.SerializeToString()).hash
+
+
+@pytest.mark.parametrize("what", ["piece", "score", "order", "normaliser", "spaces", "suffix"])
+def test_the_hash_sees_what_changes_ids(made: vocabulary.Vocabulary, what: str) -> None:
+    assert changed(made, what) != made.hash
+
+
+def test_the_hash_sees_no_settings_of_training(made: vocabulary.Vocabulary) -> None:
+    assert changed(made, "training") == made.hash
+
+
+def test_a_hash_stays_as_it_was() -> None:
+    proto = PROTOS.ModelProto()
+    for number, text in enumerate(("<pad>", "<unk>", "<s>", "</s>", "a")):
+        kind = PROTOS.ModelProto.SentencePiece
+        kinds = (kind.CONTROL, kind.UNKNOWN, kind.CONTROL, kind.CONTROL, kind.NORMAL)
+        proto.pieces.add(piece=text, score=-number, type=kinds[number])
+    proto.trainer_spec.pad_id, proto.trainer_spec.unk_id = 0, 1
+    proto.trainer_spec.bos_id, proto.trainer_spec.eos_id = 2, 3
+    found = vocabulary.Vocabulary(proto.SerializeToString()).hash
+    assert found.startswith("6e8dbabfd8d656ae")
+
+
+def test_poor_text_gives_fewer_pieces() -> None:
+    assert 262 < len(trained("de", size=64_000)) < 2_000
+
+
+def test_a_vocabulary_survives_pickling_and_disk(
+    made: vocabulary.Vocabulary, tmp_path: Path
+) -> None:
+    made.save(tmp_path / "x.model")
+    for other in (
+        pickle.loads(pickle.dumps(made)),
+        vocabulary.Vocabulary.load(tmp_path / "x.model"),
+    ):
+        assert other.hash == made.hash
+        assert other.encode(TEXTS[:9]) == made.encode(TEXTS[:9])
+
+
+def test_what_is_no_vocabulary_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(errors.InputError, match=r"vocabulary .*none.model cannot be read: No such"):
+        vocabulary.Vocabulary.load(tmp_path / "none.model")
+    (tmp_path / "bad.model").write_text("no model")
+    with pytest.raises(errors.InputError, match=r"bad.model is no SentencePiece model"):
+        vocabulary.Vocabulary.load(tmp_path / "bad.model")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS),
+        model_prefix=str(tmp_path / "other"),
+        vocab_size=60,
+        minloglevel=2,
+    )
+    with pytest.raises(
+        errors.InputError, match=r"begins with <unk>, <s>, </s>, .*, not with <pad>"
+    ):
+        vocabulary.Vocabulary.load(tmp_path / "other.model")
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, OSError, errors.InputError])
+def test_what_the_text_raises_is_not_blamed_on_the_text(kind: type[BaseException]) -> None:
+    error = kind("it itself")
+
+    def texts() -> Iterator[str]:
+        yield from TEXTS[:9]
+        raise error
+
+    with pytest.raises(kind) as caught:
+        vocabulary.train(texts(), vocabulary.Training(size=SIZE))
+    assert caught.value is error
+
+
+def test_a_clock_runs_while_sentencepiece_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    ticked = threading.Event()
+    train = sentencepiece.SentencePieceTrainer.train
+
+    class Clock(progress.Count):
+        def __init__(self, what: str, unit: str) -> None:
+            told.append(f"{what} in {unit}")
+            super().__init__(what, unit)
+
+        def update(self, count: int = 1) -> None:
+            super().update(count)
+            ticked.set()
+
+    def slow(**settings: Any) -> None:
+        train(**settings)
+        assert ticked.wait(60)
+
+    monkeypatch.setattr(progress, "Count", Clock)
+    monkeypatch.setattr(sentencepiece.SentencePieceTrainer, "train", slow)
+    before = threading.active_count()
+    assert trained().hash == trained().hash
+    assert told == ["training the vocabulary in s"] * 2
+    assert threading.active_count() == before
+    # None where the text cannot be read.
+    with pytest.raises(ZeroDivisionError):
+        vocabulary.train((text * (1 // 0) for text in TEXTS), vocabulary.Training(size=SIZE))
+    assert len(told) == 2
+    assert threading.active_count() == before
+
+
+def test_sizes_that_cannot_be_are_refused() -> None:
+    with pytest.raises(errors.InputError, match=r"vocabulary.size=100 is too small .* Use 262"):
+        trained("de", size=100)
+    with pytest.raises(errors.InputError, match=r"no vocabulary of 265 pieces .* Give more text"):
+        trained("de", size=265)
+    with pytest.raises(
+        errors.InputError, match="no vocabulary of 320 pieces can be trained: "
+    ) as e:
+        trained(texts=[])
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("temperature", 0.0, "=0.0 is not possible. Use 1 for proportional shares"),
+        ("temperature", float("nan"), "=nan is not possible"),
+        ("character_coverage", 0.9, "=0.9 is not possible. Use 0.98 to 1.0"),
+        ("character_coverage", 1.1, "=1.1 is not possible"),
+        ("num_threads", 0, "=0 is not possible. Use 1 to 1024"),
+        ("max_bytes", 9, "=9 is not possible. Use 10 to "),
+        ("sentences", 0, "=0 is not possible. Use 1 or more"),
+        ("normalization", "nfkcc", "='nfkcc' is no rule of SentencePiece; nearest nfkc"),
+        ("normalization", "", "='' is no rule of SentencePiece; nearest nmt_nfkc, "),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(field: str, value: Any, text: str) -> None:
+    with pytest.raises(errors.InputError) as caught:
+        vocabulary.check(vocabulary.Training(**{field: value}), 1)
+    assert str(caught.value).startswith(f"vocabulary.{field}{text}")
+    assert "\n" not in str(caught.value)
+    vocabulary.check(vocabulary.Training(character_coverage=1.0, temperature=float("inf")), 1)

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 # Packages and modules directly in `lingvo_gpipe/`, row by row: each imports from the rows above it,
 # and freely inside itself. `+` joins modules that are one subject.
 ROWS = (
-    ("errors lazy", "what every other module may need"),
+    ("errors lazy nests", "what every other module may need"),
     ("console hyperparams precision seeds graphs schedule", "tools that know no layer"),
     ("layers", "what a network is made of"),
     ("keras_layers network optim input registry", "networks, update rules, data and names, apart"),

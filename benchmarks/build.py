@@ -23,9 +23,8 @@ def measure(num_layers: int, optimized: bool) -> dict[str, float]:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
 
-    from lingvo_gpipe import layers, pipelining
+    from lingvo_gpipe import layers, optim, pipelining
     from lingvo_gpipe.execution import placement
-    from lingvo_gpipe.optim import optimizer, update
 
     placement.prepare_logical_cpus(K)
     placement.prepare_threads(K, os.cpu_count() or 1)
@@ -39,8 +38,8 @@ def measure(num_layers: int, optimized: bool) -> dict[str, float]:
         num_micro_batches=M,
     ).instantiate()
     pipe.build(batch)
-    updater = update.Updater.Params(
-        optimizer=optimizer.Optimizer.Params(name="Adam", learning_rate=0.001), clip_norm=1.0
+    updater = optim.Updater.Params(
+        optimizer=optim.Optimizer.Params(name="Adam", learning_rate=0.001), clip_norm=1.0
     ).instantiate(
         variables=pipe.weights,
         specs=pipe.specs,

@@ -10,9 +10,8 @@ import dataclasses
 import fnmatch
 from typing import Any, Literal
 
-from lingvo_gpipe import errors, hyperparams, pipelining
+from lingvo_gpipe import errors, hyperparams, optim, pipelining
 from lingvo_gpipe.input import Input, Program, Serving
-from lingvo_gpipe.optim import update
 
 
 class Start(hyperparams.Params):
@@ -26,7 +25,7 @@ class Start(hyperparams.Params):
     )
 
 
-class Train(update.Updater.Params):
+class Train(optim.Updater.Params):
     """How a network is trained: the update's own fields, and when it ends, saves and tells."""
 
     max_steps: int = hyperparams.required("Updates to train for.")

@@ -26,8 +26,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors
-from lingvo_gpipe.optim import update
+from lingvo_gpipe import errors, optim
 from lingvo_gpipe.run import checkpoint, log_directory, loop
 from tests.tiny_task import tiny_task
 
@@ -42,7 +41,7 @@ def params() -> Any:
         max_steps=STEPS,
         save_interval_steps=SAVED_EVERY,
         accumulate=2,
-        average=update.Average.Params(decay=0.9),
+        average=optim.Average.Params(decay=0.9),
         clip_norm=1.0,
     )
     task.eval.set(best="accuracy", interval_steps=3)

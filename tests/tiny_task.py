@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from lingvo_gpipe import layers, pipelining, registry, task
+from lingvo_gpipe import layers, optim, pipelining, registry, task
 from lingvo_gpipe.input import InMemory
-from lingvo_gpipe.optim import optimizer
 
 
 class Points(InMemory):
@@ -50,7 +49,7 @@ def tiny_task(**overrides: Any) -> Any:
         input=Points.Params(batch_size=8),
         train=task.Train(
             **{
-                "optimizer": optimizer.Optimizer.Params(name="Adam", learning_rate=0.02),
+                "optimizer": optim.Optimizer.Params(name="Adam", learning_rate=0.02),
                 "max_steps": 12,
                 "save_interval_steps": 4,
                 "log_interval_steps": 1,

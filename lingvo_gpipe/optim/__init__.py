@@ -5,30 +5,33 @@ is not used here.
 """
 
 from lingvo_gpipe.optim.adafactor import Adafactor
-from lingvo_gpipe.optim.image_schedules import WarmupStaircase
-from lingvo_gpipe.optim.inverse_sqrt import InverseSquareRoot
-from lingvo_gpipe.optim.optimizer import (
-    KerasRule,
-    KerasSchedule,
-    Optimizer,
-    Rule,
-    Schedule,
-    SlotSpec,
+from lingvo_gpipe.optim.averages import Average
+from lingvo_gpipe.optim.keras_rule import KerasRule
+from lingvo_gpipe.optim.learning_rates import (
+    InverseSquareRoot,
+    KerasLearningRate,
+    LearningRate,
+    WarmupStaircase,
 )
+from lingvo_gpipe.optim.loss_scale import LossScale
+from lingvo_gpipe.optim.optimizer import Optimizer
 from lingvo_gpipe.optim.rmsprop import RMSProp
-from lingvo_gpipe.optim.update import Average, LossScale, Updater, WeightDecay
+from lingvo_gpipe.optim.rule import Rule, RuleInputs, SlotSpec
+from lingvo_gpipe.optim.update import Updater
+from lingvo_gpipe.optim.weight_decay import WeightDecay
 
 __all__ = [
     "Adafactor",
     "Average",
     "InverseSquareRoot",
+    "KerasLearningRate",
     "KerasRule",
-    "KerasSchedule",
+    "LearningRate",
     "LossScale",
     "Optimizer",
     "RMSProp",
     "Rule",
-    "Schedule",
+    "RuleInputs",
     "SlotSpec",
     "Updater",
     "WarmupStaircase",

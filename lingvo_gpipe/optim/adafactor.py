@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams
-from lingvo_gpipe.optim import optimizer
+from lingvo_gpipe.optim.rule import Rule, RuleInputs, SlotSpec
 
 
-class Adafactor(optimizer.Rule):
-    """Adafactor with the rate of a schedule ("relative step" off).
+class Adafactor(Rule):
+    """Adafactor with the optimizer's learning rate ("relative step" off).
 
     With t = updates done + 1 and β = 1 − t^−decay_exponent, the second moment v of g² + ε is a
-    moving average by β. Of a weight whose two largest sides both have `min_factored` or more, only
-    the means of v along each of the two are kept, and v is their product over the mean of both.
-    u = g / √v is scaled down where its root mean square is above `clip_threshold`; then w ← w −
-    rate · u or, with momentum, w ← w − m for m ← momentum · m + (1 − momentum) · rate · u.
+    moving average by β. Where the two largest dimensions of a weight are both `min_factored` or
+    more, only the means of v along each of the two are kept, and v is their product divided by the
+    mean of both. u = g / √v is scaled down where its root mean square is above `clip_threshold`.
+    Then w ← w − rate · u; with momentum, w ← w − m for m ← momentum · m + (1 − momentum) · rate ·
+    u.
 
     Keras' Adafactor keeps a slot of full size beside row and column, and caps the rate.
 
@@ -30,20 +28,24 @@ class Adafactor(optimizer.Rule):
     [(64000,), (1024,)]
     """
 
-    class Params(optimizer.Rule.Params):
+    class Params(Rule.Params):
         """Params of Adafactor."""
 
         decay_exponent: float = hyperparams.field(0.8, "β = 1 − t^−decay_exponent.")
         epsilon: float = hyperparams.field(1e-30, "ε₁, added to squared gradients.")
         clip_threshold: float | None = hyperparams.field(
-            1.0, "Largest root mean square of an update, before the rate; None: any."
+            1.0, "Largest root mean square of an update, before the rate; None: no limit."
         )
-        momentum: float = hyperparams.field(0.0, "Share of the last update in the next; 0: none.")
+        momentum: float = hyperparams.field(
+            0.0, "Share of the last update in the next; 0: no momentum."
+        )
         min_factored: int = hyperparams.field(
-            128, "Length that both of a weight's largest sides have to have to be factored."
+            128, "A weight is factored if its two largest dimensions are both at least this."
         )
 
-    def __init__(self, params: Any) -> None:
+    params: Params
+
+    def __init__(self, params: Adafactor.Params) -> None:
         super().__init__(params)
         wrong = {
             "decay_exponent": params.decay_exponent <= 0.0 and "more than 0, such as 0.8",
@@ -60,47 +62,35 @@ class Adafactor(optimizer.Rule):
                     f"Adafactor: {name}={getattr(params, name)} is not possible. Use {way_out}"
                 )
 
-    def slots(
-        self, path: str, shape: tuple[int, ...], dtype: tf.DType
-    ) -> tuple[optimizer.SlotSpec, ...]:
-        """Tell the slots of the weight at `path`: row and column, or all of the second moment."""
-        sides = self._factored(shape)
-        if sides is None:
+    def slots(self, path: str, shape: tuple[int, ...], dtype: tf.DType) -> tuple[SlotSpec, ...]:
+        """Return the slots of a weight: row and column, or the whole second moment."""
+        axes = self._factored_axes(shape)
+        if axes is None:
             shapes = {"second_moment": shape}
         else:
-            row, column = sides
+            row, column = axes
             shapes = {"row": _without(shape, column), "column": _without(shape, row)}
         if self.params.momentum:
             shapes["momentum"] = shape
-        return tuple(
-            optimizer.SlotSpec(path, name, own, dtype, 0.0) for name, own in shapes.items()
-        )
+        return tuple(SlotSpec(path, name, size, dtype, 0.0) for name, size in shapes.items())
 
-    def update(
-        self,
-        path: str,
-        weight: tf.Tensor,
-        gradient: tf.Tensor,
-        slots: Mapping[str, tf.Tensor],
-        rate: tf.Tensor,
-        step: tf.Tensor,
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    def update(self, inputs: RuleInputs) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """Compute the new weight and slots; see `Rule.update`."""
-        del path
         params = self.params
-        time = tf.cast(step, tf.float64) + 1.0
+        weight, gradient, slots = inputs.weight, inputs.gradient, inputs.slots
+        time = tf.cast(inputs.step, tf.float64) + 1.0
         beta = tf.cast(1.0 - time**-params.decay_exponent, weight.dtype)
         square = tf.square(gradient) + tf.constant(params.epsilon, weight.dtype)
 
         def averaged(name: str, value: tf.Tensor) -> tf.Tensor:
             return beta * slots[name] + (1.0 - beta) * value
 
-        sides = self._factored(tuple(weight.shape))
-        if sides is None:
+        axes = self._factored_axes(tuple(weight.shape))
+        if axes is None:
             new = {"second_moment": averaged("second_moment", square)}
             change = gradient * tf.math.rsqrt(new["second_moment"])
         else:
-            row, column = sides
+            row, column = axes
             new = {
                 "row": averaged("row", tf.reduce_mean(square, column)),
                 "column": averaged("column", tf.reduce_mean(square, row)),
@@ -108,24 +98,24 @@ class Adafactor(optimizer.Rule):
             rows = tf.expand_dims(new["row"], column)
             rows /= tf.reduce_mean(rows, row, keepdims=True)
             columns = tf.expand_dims(new["column"], row)
-            # Apart, since the product of two small numbers would be 0.
+            # Two factors one after the other, since the product of two small numbers would be 0.
             change = gradient * tf.math.rsqrt(rows) * tf.math.rsqrt(columns)
         if params.clip_threshold is not None:
             size = tf.sqrt(tf.reduce_mean(tf.square(change)))
             change /= tf.maximum(size / params.clip_threshold, 1.0)
-        change *= tf.cast(rate, weight.dtype)
+        change *= tf.cast(inputs.rate, weight.dtype)
         if params.momentum:
             share = params.momentum
             change = new["momentum"] = share * slots["momentum"] + (1.0 - share) * change
         return weight - change, new
 
-    def _factored(self, shape: tuple[int, ...]) -> tuple[int, int] | None:
-        """Return the two largest sides of a shape, in order of place; None: it is kept whole."""
-        largest = sorted(range(len(shape)), key=lambda side: shape[side])[-2:]
-        if len(largest) < 2 or min(shape[side] for side in largest) < self.params.min_factored:
+    def _factored_axes(self, shape: tuple[int, ...]) -> tuple[int, int] | None:
+        """Return the axes of the two largest dimensions in order; None: not factored."""
+        largest = sorted(range(len(shape)), key=lambda axis: shape[axis])[-2:]
+        if len(largest) < 2 or min(shape[axis] for axis in largest) < self.params.min_factored:
             return None
         return min(largest), max(largest)
 
 
-def _without(shape: tuple[int, ...], side: int) -> tuple[int, ...]:
-    return shape[:side] + shape[side + 1 :]
+def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    return shape[:axis] + shape[axis + 1 :]

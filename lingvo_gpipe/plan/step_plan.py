@@ -9,8 +9,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lingvo_gpipe import network
-from lingvo_gpipe.optim import optimizer
+from lingvo_gpipe import network, optim
 from lingvo_gpipe.plan import describe, memory_timeline, profiling
 from lingvo_gpipe.schedule import simulate
 
@@ -128,7 +127,7 @@ def make(
     Args:
         params: a `network.PipelineParams`.
         fields: the mini-batch's fields, name → nest of `tf.TensorSpec`.
-        optimizer_params: an `optimizer.Optimizer.Params`; None: no slots, and no update.
+        optimizer_params: an `optim.Optimizer.Params`; None: no slots, and no update.
         averages: whether moving averages of weights and statistics are kept.
         accumulate: mini-batches of an update.
         profile: runs each layer to cut by its time, and reads activations from traced programs;
@@ -316,7 +315,7 @@ def _slot_bytes(
     variables = net.analysis.variables
     held = dict.fromkeys(variables, 0)
     if optimizer_params is not None:
-        rule: optimizer.Optimizer = optimizer_params.instantiate()
+        rule: optim.Optimizer = optimizer_params.instantiate()
         for (path, _), slot in rule.slots(variables.values()).items():
             held[path] += slot.size_bytes
     if averages:

@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from lingvo_gpipe import pipelining
+from lingvo_gpipe import optim, pipelining
 from lingvo_gpipe.execution import outer_function
-from lingvo_gpipe.optim import update
+from lingvo_gpipe.run import keys
 
 
 class Learner:
@@ -33,7 +33,7 @@ class Learner:
         """
         self.pipe: pipelining.PipeliningLayer = params.model.instantiate()
         self.pipe.build(fields)
-        self.updater = update.Updater(
+        self.updater = optim.Updater(
             params.train,
             variables=self.pipe.weights,
             specs=self.pipe.specs,
@@ -53,8 +53,7 @@ class Learner:
     @property
     def objects(self) -> dict[str, tf.Variable]:
         """Every variable that a checkpoint holds, by key; named by paths alone."""
-        variables = {f"variables/{path}": v for path, v in self.pipe.by_path.items()}
-        return {**variables, **self.updater.objects, "step": self.step}
+        return keys.of_training(self.pipe.by_path, self.updater) | {keys.STEP: self.step}
 
     @property
     def num_traces(self) -> int:

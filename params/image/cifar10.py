@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lingvo_gpipe import pipelining, registry, task
-from lingvo_gpipe.optim import optimizer
+from lingvo_gpipe import optim, pipelining, registry, task
 from lingvo_gpipe.params.image import reference, small
 from lingvo_gpipe.tasks.image import convnet
 from lingvo_gpipe.tasks.image.input import TFDS, ImageFolder
@@ -73,7 +72,7 @@ class AmoebaNetSmallFolder(registry.Model):
 def _task(source: Any) -> Any:
     steps = 10_000
     source.mean, source.std = small.MEAN, small.STD
-    rate = optimizer.KerasSchedule.Params(
+    rate = optim.KerasLearningRate.Params(
         name="CosineDecay", config={"initial_learning_rate": 2e-3, "decay_steps": steps}
     )
     return task.Task.Params(
@@ -86,7 +85,7 @@ def _task(source: Any) -> Any:
         ),
         input=source,
         train=task.Train(
-            optimizer=optimizer.Optimizer.Params(
+            optimizer=optim.Optimizer.Params(
                 name="AdamW", config={"weight_decay": 0.01}, learning_rate=rate
             ),
             clip_norm=5.0,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lingvo_gpipe import pipelining, registry, task
-from lingvo_gpipe.optim import optimizer
+from lingvo_gpipe import optim, pipelining, registry, task
 from lingvo_gpipe.tasks.image import amoebanet, convnet
 from lingvo_gpipe.tasks.image.input import SklearnDigits
 
@@ -28,9 +27,7 @@ class ConvNet(registry.Model):
             ),
             input=SklearnDigits.Params(batch_size=BATCH_SIZE),
             train=task.Train(
-                optimizer=optimizer.Optimizer.Params(
-                    name="Adam", learning_rate=cosine(2e-3, steps)
-                ),
+                optimizer=optim.Optimizer.Params(name="Adam", learning_rate=cosine(2e-3, steps)),
                 clip_norm=5.0,
                 max_steps=steps,
                 save_interval_steps=100,
@@ -51,9 +48,7 @@ class MLP(registry.Model):
             ),
             input=SklearnDigits.Params(batch_size=BATCH_SIZE),
             train=task.Train(
-                optimizer=optimizer.Optimizer.Params(
-                    name="Adam", learning_rate=cosine(2e-3, steps)
-                ),
+                optimizer=optim.Optimizer.Params(name="Adam", learning_rate=cosine(2e-3, steps)),
                 max_steps=steps,
                 save_interval_steps=100,
             ),
@@ -86,7 +81,7 @@ class AmoebaNet(registry.Model):
             ),
             input=SklearnDigits.Params(batch_size=BATCH_SIZE),
             train=task.Train(
-                optimizer=optimizer.Optimizer.Params(
+                optimizer=optim.Optimizer.Params(
                     name="AdamW", config={"weight_decay": 0.05}, learning_rate=cosine(3e-3, steps)
                 ),
                 clip_norm=5.0,
@@ -99,6 +94,6 @@ class AmoebaNet(registry.Model):
 
 def cosine(peak: float, steps: int) -> Any:
     """Return a learning rate that falls from `peak` to 0 over `steps`, along a cosine."""
-    return optimizer.KerasSchedule.Params(
+    return optim.KerasLearningRate.Params(
         name="CosineDecay", config={"initial_learning_rate": peak, "decay_steps": steps}
     )

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lingvo_gpipe import pipelining, registry, task
-from lingvo_gpipe.optim import image_schedules
+from lingvo_gpipe import optim, pipelining, registry, task
 from lingvo_gpipe.params.image import reference
 from lingvo_gpipe.tasks.image.input import TFDS
 
@@ -37,7 +36,7 @@ class AmoebaNetB18x512(registry.Model):
         """Return the task."""
         epoch = 10_009  # updates: 1,281,167 // 128
         steps = 100 * epoch
-        rate = image_schedules.WarmupStaircase.Params(
+        rate = optim.WarmupStaircase.Params(
             peak=0.06, warmup_steps=3 * epoch, decay=0.97, decay_steps=2.4 * epoch, floor=1e-4
         )
         return task.Task.Params(
@@ -72,7 +71,7 @@ class _AmoebaNetD(registry.Model):
     def task(self) -> Any:
         """Return the task."""
         epoch = 10_009  # updates: 1,281,167 // 128
-        rate = image_schedules.WarmupStaircase.Params(
+        rate = optim.WarmupStaircase.Params(
             peak=0.32, warmup_steps=3 * epoch, decay=0.9, decay_steps=float(epoch), floor=1e-4
         )
         return task.Task.Params(
@@ -155,7 +154,7 @@ class AmoebaNetD6x256(registry.Model):
     def task(self) -> Any:
         """Return the task."""
         epoch = 1_251  # updates: 1,281,167 // 1,024
-        rate = image_schedules.WarmupStaircase.Params(
+        rate = optim.WarmupStaircase.Params(
             peak=2.56, warmup_steps=437, decay=0.88, decay_steps=float(epoch), floor=1e-4
         )
         return task.Task.Params(

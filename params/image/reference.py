@@ -13,18 +13,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from lingvo_gpipe import pipelining, task
-from lingvo_gpipe.optim import image_schedules, optimizer, rmsprop, update
+from lingvo_gpipe import optim, pipelining, task
 from lingvo_gpipe.tasks.image import amoebanet
 
 # REF, both defaults. REAL: decay 0.9, ε 0.1.
-RMS_PROP = rmsprop.RMSProp.Params(decay=0.9, momentum=0.9, epsilon=1.0)
+RMS_PROP = optim.RMSProp.Params(decay=0.9, momentum=0.9, epsilon=1.0)
 # Patterns of weights that do not fit another number of classes, or another image size.
 HEADS = ("classifier/*", "*/auxiliary/*")
 
 
 def train(
-    rate: image_schedules.WarmupStaircase.Params,
+    rate: optim.WarmupStaircase.Params,
     *,
     max_steps: int,
     save_interval_steps: int,
@@ -32,10 +31,10 @@ def train(
 ) -> Any:
     """Return how REF trains, by either of its defaults: all but the rate and the clipping agree."""
     return task.Train(
-        optimizer=optimizer.Optimizer.Params(rule=RMS_PROP, learning_rate=rate),
+        optimizer=optim.Optimizer.Params(rule=RMS_PROP, learning_rate=rate),
         clip_norm=clip_norm,
-        weight_decay=update.WeightDecay.Params(kernel=4e-5),
-        average=update.Average.Params(decay=0.9999),
+        weight_decay=optim.WeightDecay.Params(kernel=4e-5),
+        average=optim.Average.Params(decay=0.9999),
         max_steps=max_steps,
         save_interval_steps=save_interval_steps,
     )
@@ -116,7 +115,7 @@ def fine_tuning(recipe: Any, source: Any, *, classes: int, split: str = "test") 
         split: that is evaluated.
     """
     steps = 20_000
-    rate = image_schedules.WarmupStaircase.Params(
+    rate = optim.WarmupStaircase.Params(
         peak=0.06, warmup_steps=500, decay=0.97, decay_steps=132.0, floor=1e-4
     )
     how = train(rate, max_steps=steps, save_interval_steps=1_000, clip_norm=10.0)

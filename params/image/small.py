@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lingvo_gpipe import pipelining, task
-from lingvo_gpipe.optim import optimizer
+from lingvo_gpipe import optim, pipelining, task
 from lingvo_gpipe.tasks.image import amoebanet
 
 GENOTYPE = "D"
@@ -49,7 +48,7 @@ def classifier(
         steps: updates; the rate falls along a cosine from `peak` to 0 over them.
         peak: of the rate.
     """
-    rate = optimizer.KerasSchedule.Params(
+    rate = optim.KerasLearningRate.Params(
         name="CosineDecay",
         config={
             "initial_learning_rate": 0.0,
@@ -76,7 +75,7 @@ def classifier(
         ),
         input=source,
         train=task.Train(
-            optimizer=optimizer.Optimizer.Params(
+            optimizer=optim.Optimizer.Params(
                 name="AdamW", config={"weight_decay": 0.05}, learning_rate=rate
             ),
             clip_norm=5.0,

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lingvo_gpipe import pipelining, registry, task
-from lingvo_gpipe.optim import inverse_sqrt, optimizer
+from lingvo_gpipe import optim, pipelining, registry, task
 from lingvo_gpipe.tasks.lm import transformer
 from lingvo_gpipe.tasks.lm.input import Tokens
 
@@ -28,7 +27,7 @@ class _Transformer(registry.Model):
 
     def task(self) -> Any:
         """Return the task."""
-        rate = inverse_sqrt.InverseSquareRoot.Params(factor=0.3, units=2048, warmup_steps=10_000)
+        rate = optim.InverseSquareRoot.Params(factor=0.3, units=2048, warmup_steps=10_000)
         return task.Task.Params(
             model=pipelining.PipeliningLayer.Params(
                 layers=transformer.language_model(self.num_layers),
@@ -39,7 +38,7 @@ class _Transformer(registry.Model):
             input=Tokens.Params(batch_size=ROWS, data_dir="data/lm", length=LENGTH),
             train=task.Train(
                 # Weight and two slots, 12 bytes a parameter: the paper's memory column.
-                optimizer=optimizer.Optimizer.Params(
+                optimizer=optim.Optimizer.Params(
                     name="RMSprop",
                     # Keras adds it below the root, where clipped gradients are as small as 1e-11.
                     config={"rho": 0.9, "momentum": 0.9, "epsilon": 1e-14},

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lingvo_gpipe import pipelining, registry, task
-from lingvo_gpipe.optim import inverse_sqrt, optimizer
+from lingvo_gpipe import optim, pipelining, registry, task
 from lingvo_gpipe.tasks.mt import bilingual
 from lingvo_gpipe.tasks.mt import task as mt_task
 from lingvo_gpipe.tasks.mt.decoding import scores
@@ -48,10 +47,10 @@ class _Big(registry.Model):
                 packing=True,
             ),
             train=task.Train(
-                optimizer=optimizer.Optimizer.Params(
+                optimizer=optim.Optimizer.Params(
                     name="Adam",
                     config={"beta_1": 0.9, "beta_2": 0.98, "epsilon": 1e-9},
-                    learning_rate=inverse_sqrt.InverseSquareRoot.Params(
+                    learning_rate=optim.InverseSquareRoot.Params(
                         factor=3.0, units=1024, warmup_steps=40_000
                     ),
                 ),

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lingvo_gpipe import pipelining, registry, task
-from lingvo_gpipe.optim import adafactor, inverse_sqrt, optimizer
+from lingvo_gpipe import optim, pipelining, registry, task
 from lingvo_gpipe.tasks.mt import task as mt_task
 from lingvo_gpipe.tasks.mt.decoding import scores
 from lingvo_gpipe.tasks.mt.input import Translation
@@ -52,9 +51,9 @@ class _Multilingual(registry.Model):
                 packing=True,
             ),
             train=task.Train(
-                optimizer=optimizer.Optimizer.Params(
-                    rule=adafactor.Adafactor.Params(momentum=0.9),
-                    learning_rate=inverse_sqrt.InverseSquareRoot.Params(
+                optimizer=optim.Optimizer.Params(
+                    rule=optim.Adafactor.Params(momentum=0.9),
+                    learning_rate=optim.InverseSquareRoot.Params(
                         factor=3.0, units=1024, warmup_steps=40_000
                     ),
                 ),

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lingvo_gpipe import pipelining, task
-from lingvo_gpipe.optim import inverse_sqrt, optimizer, update
+from lingvo_gpipe import optim, pipelining, task
 from lingvo_gpipe.tasks.mt import task as mt_task
 from lingvo_gpipe.tasks.mt.decoding import scores
 from lingvo_gpipe.tasks.mt.input import Translation
@@ -50,17 +49,17 @@ def translation(
         ),
         input=data,
         train=task.Train(
-            optimizer=optimizer.Optimizer.Params(
+            optimizer=optim.Optimizer.Params(
                 name="Adam",
                 config={"beta_1": 0.9, "beta_2": 0.98, "epsilon": 1e-9},
-                learning_rate=inverse_sqrt.InverseSquareRoot.Params(
+                learning_rate=optim.InverseSquareRoot.Params(
                     factor=round(peak * (units * warmup_steps) ** 0.5, 6),
                     units=units,
                     warmup_steps=warmup_steps,
                 ),
             ),
             clip_norm=1.0,
-            average=update.Average.Params(decay=average),
+            average=optim.Average.Params(decay=average),
             accumulate=accumulate,
             max_steps=max_steps,
             save_interval_steps=-(-max_steps // evaluations),

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, network, pipelining
-from lingvo_gpipe.optim import adafactor, optimizer
+from lingvo_gpipe import errors, hyperparams, network, optim, pipelining
 from lingvo_gpipe.tasks.mt.model import transformer
 
 Array = np.ndarray[Any, Any]
@@ -18,8 +17,8 @@ Array = np.ndarray[Any, Any]
 class Plain:
     """Algorithms 4 and 5 of the paper, on one weight, in its sums over rows and columns."""
 
-    def __init__(self, weight: Array, sides: tuple[int, int] | None, momentum: float) -> None:
-        self.weight, self.sides, self.momentum = weight.copy(), sides, momentum
+    def __init__(self, weight: Array, axes: tuple[int, int] | None, momentum: float) -> None:
+        self.weight, self.axes, self.momentum = weight.copy(), axes, momentum
         self.moment = np.zeros_like(weight)
         self.average = np.zeros_like(weight)  # of g² + ε, all of it
         self.time = 0
@@ -27,11 +26,11 @@ class Plain:
     def update(self, gradient: Array, rate: float, d: float = 1.0) -> Array:
         self.time += 1
         beta = 1.0 - float(self.time) ** -0.8
-        # Sums of averages are averages of sums: what is kept is told from all of it.
+        # Sums of averages are averages of sums: row and column follow from all of it.
         self.average = beta * self.average + (1.0 - beta) * (gradient**2 + 1e-30)
         v = self.average
-        if self.sides is not None:
-            row, column = self.sides
+        if self.axes is not None:
+            row, column = self.axes
             in_rows = v.sum(column, keepdims=True)
             in_columns = v.sum(row, keepdims=True)
             v = in_rows * in_columns / v.sum((row, column), keepdims=True)
@@ -44,7 +43,7 @@ class Plain:
         return self.weight
 
 
-def begin(rule: optimizer.Rule, shape: tuple[int, ...], dtype: tf.DType) -> dict[str, tf.Tensor]:
+def begin(rule: optim.Rule, shape: tuple[int, ...], dtype: tf.DType) -> dict[str, tf.Tensor]:
     return {
         slot.slot: tf.fill(slot.shape, tf.cast(slot.initial, slot.dtype))
         for slot in rule.slots("layer/kernel", shape, dtype)
@@ -53,7 +52,7 @@ def begin(rule: optimizer.Rule, shape: tuple[int, ...], dtype: tf.DType) -> dict
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize(
-    ("shape", "sides"),
+    ("shape", "axes"),
     [
         ((), None),
         ((5,), None),
@@ -65,19 +64,20 @@ def begin(rule: optimizer.Rule, shape: tuple[int, ...], dtype: tf.DType) -> dict
     ],
     ids=str,
 )
-def test_updates_are_those_of_the_paper(shape: Any, sides: Any, momentum: float) -> None:
+def test_updates_are_those_of_the_paper(shape: Any, axes: Any, momentum: float) -> None:
     """Gradients of very different size, so that clipping acts on some and not on others."""
     random = np.random.default_rng(0)
     start = random.normal(size=shape)
-    rule = adafactor.Adafactor.Params(min_factored=4, momentum=momentum).instantiate()
-    plain = Plain(np.asarray(start), sides, momentum)
+    rule = optim.Adafactor.Params(min_factored=4, momentum=momentum).instantiate()
+    plain = Plain(np.asarray(start), axes, momentum)
     weight, slots = tf.constant(start), begin(rule, shape, tf.float64)
-    assert ("row" in slots) == (sides is not None)
-    program = tf.function(rule.update, autograph=False)
+    assert ("row" in slots) == (axes is not None)
+    program = tf.function(
+        lambda *values: rule.update(optim.RuleInputs("layer/kernel", *values)), autograph=False
+    )
     for step, (size, rate) in enumerate(((1.0, 0.1), (0.1, 0.2), (30.0, 0.1), (2.0, 0.05))):
         gradient = random.normal(size=shape) * size * np.exp(random.normal(size=shape))
         weight, slots = program(
-            "layer/kernel",
             weight,
             tf.constant(gradient),
             slots,
@@ -93,28 +93,30 @@ def test_clipping_bounds_the_step_and_is_off_where_there_is_none() -> None:
     slots = {"second_moment": tf.fill([100], 1e-6)}
     found = []
     for threshold in (None, 1.0, 0.5):
-        rule = adafactor.Adafactor.Params(clip_threshold=threshold).instantiate()
-        weight, _ = rule.update(
+        rule = optim.Adafactor.Params(clip_threshold=threshold).instantiate()
+        inputs = optim.RuleInputs(
             "w", tf.zeros([100]), gradient, slots, tf.constant(1.0), tf.constant(9, tf.int64)
         )
+        weight, _ = rule.update(inputs)
         found.append(float(tf.sqrt(tf.reduce_mean(weight**2))))
     assert found[0] > 1.0
     assert found[1:] == pytest.approx([1.0, 0.5], rel=1e-5)
 
 
 def test_a_gradient_of_zero_moves_nothing() -> None:
-    rule = adafactor.Adafactor.Params(min_factored=2).instantiate()
+    rule = optim.Adafactor.Params(min_factored=2).instantiate()
     for shape in ((3,), (3, 4)):
         slots = begin(rule, shape, tf.float32)
-        weight, slots = rule.update(
+        inputs = optim.RuleInputs(
             "w", tf.ones(shape), tf.zeros(shape), slots, tf.constant(1.0), tf.constant(0, tf.int64)
         )
+        weight, slots = rule.update(inputs)
         np.testing.assert_array_equal(weight, np.ones(shape))
         assert all(np.isfinite(value).all() for value in slots.values())
 
 
-def test_the_two_largest_sides_of_128_and_more_are_factored() -> None:
-    rule = adafactor.Adafactor.Params().instantiate()
+def test_the_two_largest_dimensions_of_128_and_more_are_factored() -> None:
+    rule = optim.Adafactor.Params().instantiate()
     for shape, expected in (
         ((128, 128), [(128,), (128,)]),
         ((127, 4096), [(127, 4096)]),
@@ -134,8 +136,8 @@ def test_the_state_of_a_model_is_small(momentum: float) -> None:
     )
     fields = {"source": ids, "target": ids, "label": ids, "weight": tf.TensorSpec((8, 16))}
     specs = network.analyze(params, fields).variables.values()
-    own = optimizer.Optimizer.Params(
-        rule=adafactor.Adafactor.Params(momentum=momentum), learning_rate=1e-3
+    own = optim.Optimizer.Params(
+        rule=optim.Adafactor.Params(momentum=momentum), learning_rate=1e-3
     ).instantiate()
     total = sum(slot.size_bytes for slot in own.slots(specs).values())
     attention = 8 * size + 4 * size
@@ -147,8 +149,8 @@ def test_the_state_of_a_model_is_small(momentum: float) -> None:
 
 
 def test_params_go_to_text_and_back() -> None:
-    params = optimizer.Optimizer.Params(
-        rule=adafactor.Adafactor.Params(momentum=0.9, clip_threshold=None), learning_rate=0.1
+    params = optim.Optimizer.Params(
+        rule=optim.Adafactor.Params(momentum=0.9, clip_threshold=None), learning_rate=0.1
     )
     assert hyperparams.from_text(params.to_text()) == params
 
@@ -165,4 +167,4 @@ def test_params_go_to_text_and_back() -> None:
 )
 def test_a_number_out_of_range_is_refused(config: dict[str, Any], text: str) -> None:
     with pytest.raises(errors.OptimizerError, match=text):
-        adafactor.Adafactor.Params(**config).instantiate()
+        optim.Adafactor.Params(**config).instantiate()

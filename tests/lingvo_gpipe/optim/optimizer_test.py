@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe import errors, hyperparams, optim
 from lingvo_gpipe.layers import base
-from lingvo_gpipe.optim import optimizer
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {}),
@@ -41,10 +40,10 @@ NOT_AS_APPLY = {"ScheduleFreeAdamW"}
 WRAPPERS = {"LossScaleOptimizer", "MultiOptimizer"}
 
 
-def make(name: str, config: Mapping[str, Any] | None = None, **more: Any) -> optimizer.Optimizer:
+def make(name: str, config: Mapping[str, Any] | None = None, **more: Any) -> optim.Optimizer:
     more = {"learning_rate": 0.1, **more}
-    params = optimizer.Optimizer.Params(name=name, config=dict(config or {}), **more)
-    made: optimizer.Optimizer = params.instantiate()
+    params = optim.Optimizer.Params(name=name, config=dict(config or {}), **more)
+    made: optim.Optimizer = params.instantiate()
     return made
 
 
@@ -56,7 +55,7 @@ def random(shape: tuple[int, ...], seed: int) -> np.ndarray[Any, Any]:
     return np.asarray(np.random.RandomState(seed).randn(*shape), np.float32)
 
 
-def begin(own: optimizer.Optimizer, path: str, weight: tf.Tensor) -> dict[str, tf.Tensor]:
+def begin(own: optim.Optimizer, path: str, weight: tf.Tensor) -> dict[str, tf.Tensor]:
     """Return the first values of a weight's slots."""
     slots = own.slots([spec(path, tuple(weight.shape), weight.dtype)])
     return {
@@ -91,7 +90,7 @@ def test_an_update_is_bit_equal_to_apply(
         gradient = tf.constant(random(shape, number + 1))
         step = tf.constant(number, tf.int64)
         weight, slots = own.rule.update(
-            "layer/kernel", weight, gradient, slots, own.rate(step), step
+            optim.RuleInputs("layer/kernel", weight, gradient, slots, own.rate(step), step)
         )
         theirs.apply([gradient], [variable])
         np.testing.assert_array_equal(weight, variable.numpy())
@@ -111,7 +110,7 @@ def test_schedule_free_adamw_follows_its_formula() -> None:
         gradient = random((3, 4), number + 1).astype(np.float64)
         step = tf.constant(number, tf.int64)
         weight, slots = own.rule.update(
-            "w", weight, tf.constant(gradient), slots, own.rate(step), step
+            optim.RuleInputs("w", weight, tf.constant(gradient), slots, own.rate(step), step)
         )
         t = number + 1
         v = 0.5 * v + 0.5 * gradient**2
@@ -126,9 +125,9 @@ def test_a_program_is_pure() -> None:
     own = make("Nadam")
     weight = tf.constant(random((3, 4), 0))
     slots = begin(own, "w", weight)
-    program = tf.function(own.rule.update, autograph=False).get_concrete_function(
-        "w", weight, weight, slots, tf.constant(0.1), tf.constant(0, tf.int64)
-    )
+    program = tf.function(
+        lambda *values: own.rule.update(optim.RuleInputs("w", *values)), autograph=False
+    ).get_concrete_function(weight, weight, slots, tf.constant(0.1), tf.constant(0, tf.int64))
     assert not [op.name for op in program.graph.get_operations() if op._is_stateful]
     assert not program.captured_inputs
 
@@ -197,9 +196,11 @@ def test_a_slot_that_begins_as_its_weight_says_so() -> None:
         ("CosineDecayRestarts", {"initial_learning_rate": 1.0, "first_decay_steps": 3}),
     ],
 )
-def test_a_schedule_is_keras_own_by_update_number(name: str, config: dict[str, Any]) -> None:
-    schedule = optimizer.KerasSchedule.Params(name=name, config=config)
-    own = make("SGD", learning_rate=schedule)
+def test_a_keras_learning_rate_is_that_of_keras_by_update_number(
+    name: str, config: dict[str, Any]
+) -> None:
+    learning_rate = optim.KerasLearningRate.Params(name=name, config=config)
+    own = make("SGD", learning_rate=learning_rate)
     theirs = getattr(keras.optimizers.schedules, name)(**config)
     rate = tf.function(own.rate, autograph=False)
     for step in range(9):
@@ -208,40 +209,34 @@ def test_a_schedule_is_keras_own_by_update_number(name: str, config: dict[str, A
     assert rate.experimental_get_tracing_count() == 1
 
 
-def test_the_first_group_that_fits_gives_the_factor() -> None:
+def test_the_first_group_that_matches_has_the_factor() -> None:
     own = make("SGD", groups=(("head/*", 10.0), ("*bias", 2.0)))
     paths = ["stem/kernel", "stem/bias", "head/bias"]
     assert own.factors(paths) == {"stem/kernel": 1.0, "stem/bias": 2.0, "head/bias": 10.0}
-    with pytest.raises(errors.OptimizerError, match=r"'head/\*' fits no weight; nearest heads/b"):
+    with pytest.raises(
+        errors.OptimizerError, match=r"'head/\*' matches no weight; nearest heads/b"
+    ):
         own.factors(["heads/b", "stem/bias"])
 
 
-class Halving(optimizer.Rule):
-    """Halves the weight: a rule of one's own."""
+class Halving(optim.Rule):
+    """Halves the weight: a rule that is not of Keras."""
 
     def slots(self, path: str, shape: tuple[int, ...], dtype: tf.DType) -> Any:
         del shape
-        return (optimizer.SlotSpec(path, "count", (), dtype, 3.0),)
+        return (optim.SlotSpec(path, "count", (), dtype, 3.0),)
 
-    def update(
-        self,
-        path: str,
-        weight: tf.Tensor,
-        gradient: tf.Tensor,
-        slots: Mapping[str, tf.Tensor],
-        rate: tf.Tensor,
-        step: tf.Tensor,
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        del path, gradient, rate, step
-        return weight / 2, {"count": slots["count"] + 1}
+    def update(self, inputs: optim.RuleInputs) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        return inputs.weight / 2, {"count": inputs.slots["count"] + 1}
 
 
-def test_a_rule_of_ones_own_takes_the_place_of_keras() -> None:
+def test_a_custom_rule_takes_the_place_of_keras() -> None:
     own = make("Adam", rule=Halving.Params())
     told = own.slots([spec("w", (3,))])
     assert list(told) == [("w", "count")]
+    slots = {"count": tf.constant(3.0)}
     weight, slots = own.rule.update(
-        "w", tf.ones([3]), tf.ones([3]), {"count": tf.constant(3.0)}, own.rate(0), 0
+        optim.RuleInputs("w", tf.ones([3]), tf.ones([3]), slots, own.rate(0), 0)
     )
     assert (float(weight[0]), float(slots["count"])) == (0.5, 4.0)
 
@@ -257,7 +252,7 @@ def test_a_rule_of_ones_own_takes_the_place_of_keras() -> None:
         ("Adam", {"global_clipnorm": 1.0}, "set the update's field clip_norm"),
         ("Adam", {"use_ema": True}, "set the update's field average"),
         ("Adam", {"loss_scale_factor": 2.0}, "set the update's field loss_scale"),
-        ("Adam", {"gradient_accumulation_steps": 2}, "accumulation is the trainer's"),
+        ("Adam", {"gradient_accumulation_steps": 2}, "set the field train.accumulate"),
         ("LossScaleOptimizer", {}, "wraps other optimizers .* loss_scale"),
         ("MultiOptimizer", {}, "wraps other optimizers .* groups"),
     ],
@@ -267,17 +262,17 @@ def test_a_wrong_optimizer_is_refused(name: str, config: dict[str, Any], text: s
         make(name, config)
 
 
-def test_a_wrong_schedule_is_refused() -> None:
-    schedule = optimizer.KerasSchedule.Params(name="CosinDecay")
+def test_a_wrong_learning_rate_is_refused() -> None:
+    learning_rate = optim.KerasLearningRate.Params(name="CosinDecay")
     with pytest.raises(errors.OptimizerError, match="schedule 'CosinDecay'; nearest CosineDecay"):
-        make("SGD", learning_rate=schedule)
+        make("SGD", learning_rate=learning_rate)
     with pytest.raises(errors.ParamsError, match="learning_rate"):
-        optimizer.Optimizer.Params(name="SGD").instantiate()
+        optim.Optimizer.Params(name="SGD").instantiate()
 
 
 def test_params_go_to_text_and_back() -> None:
-    schedule = optimizer.KerasSchedule.Params(name="CosineDecay", config={"decay_steps": 3})
-    params = optimizer.Optimizer.Params(
-        config={"beta_1": 0.5}, learning_rate=schedule, groups=(("a*", 2.0),)
+    learning_rate = optim.KerasLearningRate.Params(name="CosineDecay", config={"decay_steps": 3})
+    params = optim.Optimizer.Params(
+        config={"beta_1": 0.5}, learning_rate=learning_rate, groups=(("a*", 2.0),)
     )
     assert hyperparams.from_text(params.to_text()) == params

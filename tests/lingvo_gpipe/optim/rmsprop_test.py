@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe import errors, hyperparams, optim
 from lingvo_gpipe.layers import base
-from lingvo_gpipe.optim import optimizer, rmsprop
 
 PUBLISHED = {"decay": 0.9, "momentum": 0.9, "epsilon": 1.0}
 
@@ -20,7 +19,7 @@ def spec(shape: tuple[int, ...], dtype: tf.DType = tf.float32) -> base.VariableS
 
 
 def begin(
-    rule: optimizer.Rule, shape: tuple[int, ...], dtype: tf.DType = tf.float32
+    rule: optim.Rule, shape: tuple[int, ...], dtype: tf.DType = tf.float32
 ) -> dict[str, tf.Tensor]:
     return {
         slot.slot: tf.fill(slot.shape, tf.cast(slot.initial, slot.dtype))
@@ -51,27 +50,28 @@ def test_updates_are_those_of_tensorflow_1(
             session.run(apply, {gradient: g, rate: r})
             expected.append(session.run(variable))
 
-    rule = rmsprop.RMSProp.Params(**config).instantiate()
+    rule = optim.RMSProp.Params(**config).instantiate()
     weight, slots = tf.constant(start), begin(rule, shape)
-    program = tf.function(rule.update, autograph=False)
+    program = tf.function(
+        lambda *values: rule.update(optim.RuleInputs("layer/kernel", *values)), autograph=False
+    )
     for step, (g, r) in enumerate(zip(gradients, rates, strict=True)):
-        weight, slots = program(
-            "layer/kernel", weight, tf.constant(g), slots, tf.constant(r), tf.constant(step)
-        )
+        weight, slots = program(weight, tf.constant(g), slots, tf.constant(r), tf.constant(step))
         np.testing.assert_allclose(weight, expected[step], rtol=1e-6, atol=1e-7)
 
 
 def test_one_update_gives_the_published_figure_and_not_that_of_keras() -> None:
-    rule = rmsprop.RMSProp.Params(**PUBLISHED).instantiate()
-    keras_rule = optimizer.KerasRule.Params(
+    rule = optim.RMSProp.Params(**PUBLISHED).instantiate()
+    keras_rule = optim.KerasRule.Params(
         name="RMSprop", config={"rho": 0.9, "momentum": 0.9, "epsilon": 1.0}
     ).instantiate()
     keras_slots = {
         slot.slot: tf.fill(slot.shape, slot.initial)
         for slot in keras_rule.slots("w", (), tf.float32)
     }
+    numbers = tf.constant(1.0), tf.constant(2.0)
     found = [
-        float(r.update("w", tf.constant(1.0), tf.constant(2.0), s, tf.constant(0.1), zero)[0])
+        float(r.update(optim.RuleInputs("w", *numbers, s, tf.constant(0.1), zero))[0])
         for zero in [tf.constant(0, tf.int64)]
         for r, s in ((rule, begin(rule, ())), (keras_rule, keras_slots))
     ]
@@ -79,8 +79,8 @@ def test_one_update_gives_the_published_figure_and_not_that_of_keras() -> None:
 
 
 def test_slots_take_the_weights_dtype_and_there_is_one_without_momentum() -> None:
-    own = optimizer.Optimizer.Params(
-        rule=rmsprop.RMSProp.Params(**PUBLISHED), learning_rate=0.1
+    own = optim.Optimizer.Params(
+        rule=optim.RMSProp.Params(**PUBLISHED), learning_rate=0.1
     ).instantiate()
     told = own.slots([spec((3, 4), tf.float64)])
     assert [(slot.slot, slot.initial) for slot in told.values()] == [
@@ -88,9 +88,9 @@ def test_slots_take_the_weights_dtype_and_there_is_one_without_momentum() -> Non
         ("momentum", 0.0),
     ]
     assert sum(slot.size_bytes for slot in told.values()) == 2 * 8 * 12
-    bare = rmsprop.RMSProp.Params().instantiate()
+    bare = optim.RMSProp.Params().instantiate()
     assert list(begin(bare, (2,))) == ["mean_square"]
-    weight, slots = own.rule.update(
+    inputs = optim.RuleInputs(
         "layer/kernel",
         tf.ones([3, 4], tf.float64),
         tf.ones([3, 4], tf.float64),
@@ -98,11 +98,12 @@ def test_slots_take_the_weights_dtype_and_there_is_one_without_momentum() -> Non
         own.rate(tf.constant(0)),
         tf.constant(0),
     )
+    weight, slots = own.rule.update(inputs)
     assert {weight.dtype, *(value.dtype for value in slots.values())} == {tf.float64}
 
 
 def test_params_go_to_text_and_back() -> None:
-    params = optimizer.Optimizer.Params(rule=rmsprop.RMSProp.Params(**PUBLISHED), learning_rate=0.1)
+    params = optim.Optimizer.Params(rule=optim.RMSProp.Params(**PUBLISHED), learning_rate=0.1)
     assert hyperparams.from_text(params.to_text()) == params
 
 
@@ -116,4 +117,4 @@ def test_params_go_to_text_and_back() -> None:
 )
 def test_a_number_out_of_range_is_refused(config: dict[str, Any], text: str) -> None:
     with pytest.raises(errors.OptimizerError, match=text):
-        rmsprop.RMSProp.Params(**config).instantiate()
+        optim.RMSProp.Params(**config).instantiate()

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, layers, pipelining
-from lingvo_gpipe.optim import optimizer
+from lingvo_gpipe import errors, layers, optim, pipelining
 from lingvo_gpipe.plan import memory_timeline, step_plan
 from tests import sameness_nets
 from tests.tiny_task import tiny_task
@@ -34,7 +33,7 @@ def skipping(**fields: Any) -> Any:
 
 
 SKIPPING = {"x": floats(8, 5), "target": floats(8, 10)}
-ADAM = optimizer.Optimizer.Params(name="Adam", learning_rate=0.1)
+ADAM = optim.Optimizer.Params(name="Adam", learning_rate=0.1)
 
 
 def regression(depth: int, **fields: Any) -> Any:

@@ -15,11 +15,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, layers, pipelining, task
+from lingvo_gpipe import errors, hyperparams, layers, optim, pipelining, task
 from lingvo_gpipe.input import Batches, Serving
 from lingvo_gpipe.keras_layers.model import from_keras_model
 from lingvo_gpipe.layers import base
-from lingvo_gpipe.optim import optimizer, update
 from lingvo_gpipe.run import checkpoint, evaluation, export, loop
 from lingvo_gpipe.tasks.image import amoebanet, convnet
 from lingvo_gpipe.tasks.image.input import SklearnDigits
@@ -55,8 +54,8 @@ def digits_task(flat: list[Any], **model: Any) -> Any:
         model=pipelining.PipeliningLayer.Params(layers=flat, **model),
         input=ServedDigits.Params(batch_size=16, eval_batch_size=100),
         train=task.Train(
-            optimizer=optimizer.Optimizer.Params(name="Adam", learning_rate=1e-3),
-            average=update.Average.Params(decay=0.5),
+            optimizer=optim.Optimizer.Params(name="Adam", learning_rate=1e-3),
+            average=optim.Average.Params(decay=0.5),
             max_steps=3,
         ),
     )

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from lingvo_gpipe.optim import optimizer
+from lingvo_gpipe import optim
 from lingvo_gpipe.run import learner
 from tests import sameness, sameness_nets
 from tests.tiny_task import tiny_task
@@ -18,7 +18,7 @@ FEW, MANY = [1, 6, 3, 9], [0, 4, 8, 7]
 
 def updated(num_micro_batches: int, *batches: list[int]) -> dict[str, Any]:
     """Return the weights after one update by mini-batches of such rows, and what was told of it."""
-    params = tiny_task(optimizer=optimizer.Optimizer.Params(name="SGD", learning_rate=1.0))
+    params = tiny_task(optimizer=optim.Optimizer.Params(name="SGD", learning_rate=1.0))
     case = sameness.Case("tied", 2, num_micro_batches, "1f1b", "losses inside", "full")
     params.model = sameness.params(case)
     fields = sameness_nets.TIED.fields()

@@ -13,8 +13,7 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 
-from lingvo_gpipe import errors, hyperparams, task
-from lingvo_gpipe.optim import update
+from lingvo_gpipe import errors, hyperparams, optim, task
 from lingvo_gpipe.run import checkpoint, evaluation, learner, log_directory, loop
 from tests.tiny_task import Points, tiny_task
 
@@ -51,7 +50,7 @@ def lines() -> list[str]:
 def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not(
     tmp_path: Path, lines: list[str], accumulate: int, stops: tuple[int, ...]
 ) -> None:
-    params = tiny_task(accumulate=accumulate, average=update.Average.Params(decay=0.9))
+    params = tiny_task(accumulate=accumulate, average=optim.Average.Params(decay=0.9))
     whole = loop.run(params, tmp_path / "whole")
     assert whole.step == 12
     for updates in stops:
@@ -198,7 +197,7 @@ def test_a_checkpoint_starts_another_run_as_far_as_it_fits(
     source = loop.run(params, tmp_path / "source")
     params.model.layers[3].classes = 5
     params.train.max_steps = 0
-    params.train.average = update.Average.Params(decay=0.9)
+    params.train.average = optim.Average.Params(decay=0.9)
     begun = loop.run(params, tmp_path / "begun", start=source.checkpoint, report=lines.append)
     assert f"started from {source.checkpoint}: 6 variables restored" in lines
     assert any("head/kernel is float32[8, 3] there, float32[8, 5] here" in line for line in lines)
@@ -270,7 +269,7 @@ def test_a_loss_that_is_not_finite_stops_with_step_and_layer(tmp_path: Path) -> 
 
 
 def test_a_loss_scale_that_is_too_large_is_lowered_and_no_update_is_lost(tmp_path: Path) -> None:
-    params = tiny_task(max_steps=3, loss_scale=update.LossScale.Params(initial=2.0**127))
+    params = tiny_task(max_steps=3, loss_scale=optim.LossScale.Params(initial=2.0**127))
     params.model.dtype = "mixed_float16"
     values = final_values(loop.run(params, tmp_path))
     found = {key.split("/.ATTR")[0]: value for key, value in values.items()}
@@ -342,7 +341,7 @@ def test_fields_that_cannot_be_right_are_named(
 
 
 def test_tensorboard_gets_scalars_text_and_the_schedule(tmp_path: Path) -> None:
-    params = tiny_task(max_steps=4, weight_decay=update.WeightDecay.Params(kernel=1e-3))
+    params = tiny_task(max_steps=4, weight_decay=optim.WeightDecay.Params(kernel=1e-3))
     params.eval.interval_steps = 2
     result = loop.run(params, tmp_path, evaluate=True)
     train = event_accumulator.EventAccumulator(str(tmp_path / "train"), {"tensors": 0})
@@ -518,7 +517,7 @@ def test_evaluation_without_an_example_is_told() -> None:
 
 
 def test_evaluation_uses_averages_where_training_keeps_them(tmp_path: Path) -> None:
-    params = tiny_task(max_steps=6, average=update.Average.Params(decay=0.99, warmup=False))
+    params = tiny_task(max_steps=6, average=optim.Average.Params(decay=0.99, warmup=False))
     result = loop.run(params, tmp_path, evaluate=True)
     lines: list[str] = []
     evaluation.run(params, tmp_path, report=lines.append)

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe import errors, hyperparams, optim
 from lingvo_gpipe.execution import placement
 from lingvo_gpipe.layers import base
-from lingvo_gpipe.optim import update
 from lingvo_gpipe.run import checkpoint, evaluation, log_directory, loop
 from lingvo_gpipe.schedule import drawing
 from tests.tiny_task import Points, tiny_task
@@ -49,7 +48,7 @@ def test_a_folder_that_would_be_a_pattern_is_refused_before_it_is_made(
 def test_an_evaluation_that_fails_costs_no_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    params = tiny_task(max_steps=6, save_interval_steps=6, average=update.Average.Params(decay=0.9))
+    params = tiny_task(max_steps=6, save_interval_steps=6, average=optim.Average.Params(decay=0.9))
     params.eval.set(best="accuracy", interval_steps=2)
     whole = loop.run(params, tmp_path / "whole", evaluate=True)
     real = evaluation.evaluate
@@ -181,7 +180,7 @@ def test_an_update_that_is_not_finite_is_told_by_its_own_step(
 
 
 def test_a_loss_scale_of_one_is_tried_before_a_run_gives_up(tmp_path: Path) -> None:
-    params = tiny_task(max_steps=2, loss_scale=update.LossScale.Params(initial=2.0))
+    params = tiny_task(max_steps=2, loss_scale=optim.LossScale.Params(initial=2.0))
     params.input = Torn.Params(batch_size=8)
     result = loop.run(params, tmp_path)
     assert result.step == 2

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, task
+from lingvo_gpipe import errors, optim, task
 from lingvo_gpipe.layers import base
-from lingvo_gpipe.optim import optimizer, update
 from lingvo_gpipe.run import checkpoint, evaluation, loop, restoring
 from tests import tiny_task
 
@@ -23,13 +22,13 @@ SPECS = {"weight": spec(), "frozen": spec(trainable=False), "mean": spec(is_stat
 
 
 def train(**fields: Any) -> task.Train:
-    rule = optimizer.Optimizer.Params(name="SGD", learning_rate=0.1)
+    rule = optim.Optimizer.Params(name="SGD", learning_rate=0.1)
     return task.Train(optimizer=rule, max_steps=1, **fields)
 
 
 def test_averages_stand_for_what_has_them() -> None:
     assert restoring.saved_keys(SPECS, train()) == {p: f"variables/{p}" for p in SPECS}
-    averaged = restoring.saved_keys(SPECS, train(average=update.Average.Params(decay=0.9)))
+    averaged = restoring.saved_keys(SPECS, train(average=optim.Average.Params(decay=0.9)))
     assert averaged == {
         "weight": "average/weight",
         "frozen": "variables/frozen",

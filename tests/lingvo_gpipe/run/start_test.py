@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, layers, pipelining, task
+from lingvo_gpipe import errors, hyperparams, layers, optim, pipelining, task
 from lingvo_gpipe.input import InMemory
-from lingvo_gpipe.optim import optimizer, update
 from lingvo_gpipe.run import checkpoint, loop
 
 HEAD = ("head/bias", "head/kernel")
@@ -71,7 +70,7 @@ def squares_task(
         model=pipelining.PipeliningLayer.Params(layers=flat, outputs=("x", "side"), **model),
         input=Squares.Params(batch_size=4, size=size),
         train=task.Train(
-            optimizer=optimizer.Optimizer.Params(name="SGD", learning_rate=0.1), max_steps=steps
+            optimizer=optim.Optimizer.Params(name="SGD", learning_rate=0.1), max_steps=steps
         ),
     )
 
@@ -89,7 +88,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> set[str]:
 def source(tmp_path_factory: pytest.TempPathFactory) -> loop.Result:
     """Give a run of three updates in two cells, with averages."""
     params = squares_task(steps=3, num_partitions=2, num_micro_batches=2)
-    params.train.average = update.Average.Params(decay=0.9)
+    params.train.average = optim.Average.Params(decay=0.9)
     return loop.run(params, tmp_path_factory.mktemp("source"))
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, layers, pipelining, task
-from lingvo_gpipe.optim import optimizer
+from lingvo_gpipe import errors, hyperparams, layers, optim, pipelining, task
 from lingvo_gpipe.tasks.image.input import TFDS
 from tests.tasks.image import image_files
 from tests.tasks.image.image_files import drawn, folder_input, pixels, values
@@ -202,7 +201,7 @@ def task_of(folder: pathlib.Path, heads: list[Any], **more: Any) -> Any:
         model=pipelining.PipeliningLayer.Params(layers=heads),
         input=folder_input(folder, **more).params,
         train=task.Train(
-            optimizer=optimizer.Optimizer.Params(name="SGD", learning_rate=0.1), max_steps=1
+            optimizer=optim.Optimizer.Params(name="SGD", learning_rate=0.1), max_steps=1
         ),
     )
 

@@ -10,8 +10,7 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 
-from lingvo_gpipe import errors, layers, pipelining, task, trainer
-from lingvo_gpipe.optim import optimizer
+from lingvo_gpipe import errors, layers, optim, pipelining, task, trainer
 from lingvo_gpipe.run import loop
 from tests.tasks.image import image_files
 from tests.tasks.image.image_files import folder_input
@@ -31,7 +30,7 @@ def task_of(folder: pathlib.Path, **more: Any) -> Any:
         ),
         input=folder_input(folder, **given).params,
         train=task.Train(
-            optimizer=optimizer.Optimizer.Params(name="SGD", learning_rate=0.1),
+            optimizer=optim.Optimizer.Params(name="SGD", learning_rate=0.1),
             max_steps=6,
             save_interval_steps=3,
             log_interval_steps=1,

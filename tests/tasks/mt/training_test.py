@@ -16,8 +16,7 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 
-from lingvo_gpipe import errors, pipelining, registry, task
-from lingvo_gpipe.optim import adafactor, inverse_sqrt, optimizer
+from lingvo_gpipe import errors, optim, pipelining, registry, task
 from lingvo_gpipe.run import evaluation, export, loop
 from lingvo_gpipe.tasks.mt import task as mt_task
 from lingvo_gpipe.tasks.mt.decoding import (
@@ -54,11 +53,9 @@ def task_of(data: Path, **model: Any) -> Any:
             data_dir=str(data), batch_size=160, max_length=80, num_shapes=1, temperature=1.0
         ),
         train=task.Train(
-            optimizer=optimizer.Optimizer.Params(
-                rule=adafactor.Adafactor.Params(momentum=0.9, min_factored=4),
-                learning_rate=inverse_sqrt.InverseSquareRoot.Params(
-                    factor=0.4, units=8, warmup_steps=2
-                ),
+            optimizer=optim.Optimizer.Params(
+                rule=optim.Adafactor.Params(momentum=0.9, min_factored=4),
+                learning_rate=optim.InverseSquareRoot.Params(factor=0.4, units=8, warmup_steps=2),
             ),
             max_steps=3,
             log_interval_steps=1,

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import sacrebleu
 
-from lingvo_gpipe import errors, pipelining, registry
-from lingvo_gpipe.optim import optimizer
+from lingvo_gpipe import errors, optim, pipelining, registry
 from lingvo_gpipe.run import loop
 from lingvo_gpipe.task import Eval, Train, complete
 from lingvo_gpipe.tasks.mt import task
@@ -45,9 +44,7 @@ def params(folder: Path, **fields: Any) -> Any:
             num_partitions=2,
         ),
         input=Translation.Params(data_dir=str(folder), batch_size=256, max_length=40, num_shapes=1),
-        train=Train(
-            optimizer=optimizer.Optimizer.Params(name="SGD", learning_rate=0.1), max_steps=0
-        ),
+        train=Train(optimizer=optim.Optimizer.Params(name="SGD", learning_rate=0.1), max_steps=0),
         eval=Eval(split="test"),
         score=scores.Scoring(resamples=50, **fields),
     )

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors
-from lingvo_gpipe.optim import optimizer, update
+from lingvo_gpipe import errors, optim
 from lingvo_gpipe.run import checkpoint
 from lingvo_gpipe.task import Train
 from lingvo_gpipe.tasks.mt import task
@@ -194,8 +193,8 @@ def run_of(folder: Path) -> tuple[Any, Any, list[list[int]]]:
         model=toy_model.params().set(dtype=None, num_partitions=2, cuts=(6, 3)),
         input=Translation.Params(data_dir="is/not/there", batch_size=64, max_length=16),
         train=Train(
-            optimizer=optimizer.Optimizer.Params(name="SGD", learning_rate=0.1),
-            average=update.Average.Params(decay=0.9),
+            optimizer=optim.Optimizer.Params(name="SGD", learning_rate=0.1),
+            average=optim.Average.Params(decay=0.9),
             max_steps=0,
         ),
         decode=translator.Decode(search=search.Search(beam=1, max_length=6), batch=2, num_shapes=1),

@@ -1,0 +1,201 @@
+"""The update rule of any Keras optimizer, by its name.
+
+Keras writes an update as assignments to variables. Here it runs in Keras' own stateless scope, on a
+template whose variables are in a graph that never runs, so that they use no memory. The values that
+would have been assigned come out as tensors, bit-equal to what `apply` leaves in the variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.optimizers import base_optimizer
+
+from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe.optim import keras_objects
+from lingvo_gpipe.optim.rule import Rule, RuleInputs, SlotSpec
+
+# Arguments of Keras optimizers that would see one weight where they mean all.
+_REFUSED_ARGUMENTS = {
+    "learning_rate": "set the optimizer's field learning_rate",
+    "global_clipnorm": "set the update's field clip_norm, which spans all layers",
+    "use_ema": "set the update's field average, which covers statistics too",
+    "ema_momentum": "set the update's field average",
+    "ema_overwrite_frequency": "averages are used for evaluation and never overwrite weights",
+    "loss_scale_factor": "set the update's field loss_scale",
+    "gradient_accumulation_steps": "set the field train.accumulate",
+    "name": "slots are named by their weight",
+}
+_WRAPPERS = {
+    "LossScaleOptimizer": "set the update's field loss_scale",
+    "MultiOptimizer": "set the field groups",
+}
+# Fills the weight of a template, so that a slot that begins as a copy of it is recognised.
+_UNLIKELY = -7.28125
+# Optimizers whose rule depends on the name of the weight.
+_BY_PATH = (keras.optimizers.Muon,)
+
+_TemplateKey = tuple[str, tuple[int, ...], tf.DType]
+_InitialKey = tuple[str, int, tf.DType]
+
+
+class KerasRule(Rule):
+    """The update rule of a Keras optimizer."""
+
+    class Params(Rule.Params):
+        """Params of KerasRule."""
+
+        name: str = hyperparams.required("Class of keras.optimizers.")
+        config: dict[str, Any] = hyperparams.field(
+            {}, "Arguments of that class other than the learning rate."
+        )
+
+    params: Params
+
+    def __init__(self, params: KerasRule.Params) -> None:
+        super().__init__(params)
+        for argument in params.config:
+            if argument in _REFUSED_ARGUMENTS:
+                raise errors.OptimizerError(
+                    f"{params.name}: argument {argument!r} cannot be used here; "
+                    f"{_REFUSED_ARGUMENTS[argument]}"
+                )
+        if params.name in _WRAPPERS:
+            raise errors.OptimizerError(
+                f"{params.name} wraps other optimizers and cannot be used here; "
+                f"{_WRAPPERS[params.name]}"
+            )
+        self._templates: dict[_TemplateKey, _Template] = {}
+        self._initial: dict[_InitialKey, dict[str, float | None]] = {}
+        with tf.Graph().as_default():
+            self._make()  # refuses a wrong name or argument now
+
+    def slots(self, path: str, shape: tuple[int, ...], dtype: tf.DType) -> tuple[SlotSpec, ...]:
+        """Return the slots of the weight at `path`, by a template of the same shape."""
+        slots = self._template(path, shape, dtype).slots
+        if not slots:
+            return ()
+        initial = self._initial_values(path, len(shape), dtype)
+        return tuple(
+            SlotSpec(path, name, tuple(v.shape), tf.as_dtype(v.dtype), initial[name])
+            for name, v in slots.items()
+        )
+
+    def update(self, inputs: RuleInputs) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """Compute the new weight and slots; see `Rule.update`."""
+        template = self._template(inputs.path, tuple(inputs.weight.shape), inputs.weight.dtype)
+        values = {id(template.slots[name]): value for name, value in inputs.slots.items()}
+        values[id(template.step)] = inputs.step
+        values[id(template.rate)] = tf.cast(inputs.rate, template.rate.dtype)
+        variables = template.optimizer.variables
+        (weight,), state = template.optimizer.stateless_apply(
+            [values[id(v)] for v in variables], [inputs.gradient], [inputs.weight]
+        )
+        new = {id(v): value for v, value in zip(variables, state, strict=True)}
+        return weight, {name: new[id(v)] for name, v in template.slots.items()}
+
+    def _make(self) -> keras.optimizers.Optimizer:
+        """Make the Keras optimizer, its variables in the caller's graph and device scope."""
+        return keras_objects.make(
+            keras.optimizers,
+            keras.optimizers.Optimizer,
+            self.params.name,
+            dict(self.params.config, learning_rate=0.0),
+            mixin=_Functional,
+        )
+
+    def _template(self, path: str, shape: tuple[int, ...], dtype: tf.DType) -> _Template:
+        key = (self._significant_path(path), shape, dtype)
+        if key not in self._templates:
+            # In a graph that never runs, variables of any size use no memory.
+            with tf.Graph().as_default():
+                self._templates[key] = _Template(self._make(), *key)
+        return self._templates[key]
+
+    def _significant_path(self, path: str) -> str:
+        """Return the part of `path` that the rule may depend on: only Muon chooses by name."""
+        return path if issubclass(getattr(keras.optimizers, self.params.name), _BY_PATH) else ""
+
+    def _initial_values(self, path: str, rank: int, dtype: tf.DType) -> dict[str, float | None]:
+        """Return the initial value of each slot, read from real variables of shape [2, 2, …]."""
+        key = (self._significant_path(path), rank, dtype)
+        if key not in self._initial:
+            with tf.init_scope(), tf.device("CPU:0"):
+                template = _Template(self._make(), key[0], (2,) * rank, dtype)
+                self._initial[key] = {
+                    name: self._initial_value(name, slot, template.weight)
+                    for name, slot in template.slots.items()
+                }
+        return self._initial[key]
+
+    def _initial_value(
+        self, name: str, slot: keras.Variable, weight: keras.Variable
+    ) -> float | None:
+        values = slot.numpy()
+        first = values.flat[0]
+        if (values == first).all() and first != _UNLIKELY:
+            return float(first)
+        if values.shape == tuple(weight.shape) and (values == weight.numpy()).all():
+            return None
+        raise errors.OptimizerError(
+            f"{self.params.name}: its slot {name!r} begins neither with one value nor as a copy "
+            "of the weight; write it as a Rule"
+        )
+
+
+class _Functional(keras.optimizers.Optimizer):
+    """Comes between a Keras optimizer and its TensorFlow backend.
+
+    The backend's versions of these methods use the `tf.Variable` of a Keras variable and refuse
+    `stateless_apply`. Those of Keras' own base class work on values alone.
+    """
+
+    assign = base_optimizer.BaseOptimizer.assign
+    assign_add = base_optimizer.BaseOptimizer.assign_add
+    assign_sub = base_optimizer.BaseOptimizer.assign_sub
+    stateless_apply = base_optimizer.BaseOptimizer.stateless_apply
+    _apply_weight_decay = base_optimizer.BaseOptimizer._apply_weight_decay
+    _backend_update_step = base_optimizer.BaseOptimizer._backend_update_step
+    _var_key = base_optimizer.BaseOptimizer._var_key
+
+
+class _Template:
+    """A Keras optimizer built for one weight of a shape and dtype."""
+
+    def __init__(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: tf.DType,
+    ) -> None:
+        self.weight = keras.Variable(
+            initializer=keras.initializers.Constant(_UNLIKELY),
+            shape=shape,
+            dtype=dtype.name,
+            name=name.replace("/", "_") or "weight",
+        )
+        optimizer.build([self.weight])
+        self.optimizer = optimizer
+        self.step = optimizer.iterations
+        self.rate = optimizer._learning_rate
+        self.slots = dict(self._named_slots())
+
+    def _named_slots(self) -> Iterable[tuple[str, keras.Variable]]:
+        """Yield (slot name, Keras variable) in the order in which Keras made them.
+
+        A slot is named by the optimizer's attribute that holds it (`momentums`): the names of the
+        variables themselves repeat in Adafactor and are numbered by process in Nadam.
+        """
+        attributes = {}
+        for name, value in vars(self.optimizer).items():
+            if name in ("_variables", "_trainable_variables"):
+                continue
+            for held in value if isinstance(value, list) else [value]:
+                attributes[id(held)] = name.lstrip("_")
+        for variable in self.optimizer.variables:
+            if variable is not self.step and variable is not self.rate:
+                yield attributes[id(variable)], variable

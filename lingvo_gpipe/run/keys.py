@@ -1,0 +1,68 @@
+"""How the keys of a checkpoint are spelled: paths of variables, slots, and a few scalars.
+
+No cell, device or schedule is part of a key, so a checkpoint restores at any partition. A key that
+was ever written stays as it is: later versions restore old checkpoints by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+from lingvo_gpipe import optim
+
+STEP = "step"
+"""Updates done."""
+POSITION = "input/position"
+"""Mini-batches read."""
+THREADS = "threads"
+"""Thread counts between and inside operations."""
+EVALUATED = "eval/step"
+"""The last step that was evaluated; -1: the run does not evaluate."""
+BEST_VALUE = "best/value"
+"""The best value of `eval.best` so far."""
+BEST_MISSES = "best/misses"
+"""Evaluations since the best one."""
+
+
+def variable(path: str) -> str:
+    """Return the key of a weight or statistic.
+
+    >>> variable("dense/kernel"), average("dense/kernel"), slot("dense/kernel", "velocity")
+    ('variables/dense/kernel', 'average/dense/kernel', 'slots/dense/kernel/velocity')
+    """
+    return f"variables/{path}"
+
+
+def average(path: str) -> str:
+    """Return the key of the average of a weight or statistic."""
+    return f"average/{path}"
+
+
+def slot(path: str, name: str) -> str:
+    """Return the key of an optimizer's slot of a weight."""
+    return f"slots/{path}/{name}"
+
+
+def loss_scale(name: str) -> str:
+    """Return the key of a variable of the loss scale."""
+    return f"loss_scale/{name}"
+
+
+def of_training(
+    variables: Mapping[str, tf.Variable], updater: optim.Updater
+) -> dict[str, tf.Variable]:
+    """Return the variables of a network in training by key, without its step.
+
+    Args:
+        variables: path → variable of the whole network.
+        updater: of the network.
+    """
+    scale = {} if updater.scale is None else updater.scale.variables
+    return {
+        **{variable(path): v for path, v in variables.items()},
+        **{slot(path, name): v for (path, name), v in updater.slots.items()},
+        **{average(path): v for path, v in updater.averages.items()},
+        **{loss_scale(name): v for name, v in scale.items()},
+    }

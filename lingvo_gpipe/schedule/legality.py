@@ -156,7 +156,9 @@ def _check_phases(rows: Rows, places: Places) -> None:
                 rows, place, f"stands beside B{number}, which does the same. Remove one of them"
             )
         if slot.phase == "I" and not beside["W"]:
-            _refuse(rows, place, f"has no W{number}. Add it behind, or write B{number} for both")
+            _refuse(
+                rows, place, f"has no W{number}. Add it after that, or write B{number} for both"
+            )
         if slot.phase == "W" and not beside["I"]:
             _refuse(rows, place, f"has no I{number}. Put it before, or write B{number} for both")
     num_micro_batches = 1 + max(slot.micro_batch for slot in places)
@@ -176,7 +178,7 @@ def _check_own_order(rows: Rows, places: Places) -> None:
                 _refuse(
                     rows,
                     (device, column),
-                    f"stands before its own {name}. Move it behind slot {places[need][1]}",
+                    f"comes before its own {name}. Move it after slot {places[need][1]}",
                 )
 
 
@@ -210,7 +212,7 @@ def _refuse_deadlock(rows: Rows, queues: list[list[Slot]]) -> NoReturn:
                 rows,
                 places[head],
                 f"waits for {_name(need, plain)}{where}, which waits in its turn for "
-                f"slots behind this one: deadlock. Move it behind slot {places[kept][1]}",
+                f"slots after this one: deadlock. Move it after slot {places[kept][1]}",
             )
     raise RuntimeError("the data dependencies of a schedule have a ring")
 

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.schedule import table
+from lingvo_gpipe.schedule.table import Table
 
 POLICIES = ("full", "except_last", "never")
 
@@ -93,7 +93,7 @@ class Reuse:
         return tuple(rows[share] for share in shares)
 
 
-def reuse(table: table.Table, by_cell: Sequence[str], *, fuse: bool) -> Reuse:
+def reuse(table: Table, by_cell: Sequence[str], *, fuse: bool) -> Reuse:
     """Tell what the backwards of a table make use of.
 
     Args:
@@ -101,7 +101,7 @@ def reuse(table: table.Table, by_cell: Sequence[str], *, fuse: bool) -> Reuse:
         by_cell: per cell, its policy.
         fuse: fuses the last cell's F and B where they meet, unless it keeps every forward.
 
-    >>> table = table_lib.Table.from_text("0F0,0F1,0B1,0B0")
+    >>> table = Table.from_text("0F0,0F1,0B1,0B0")
     >>> reuse(table, ["full"], fuse=True).again
     (0.5,)
     >>> reuse(table, ["except_last"], fuse=False).kept

@@ -77,7 +77,7 @@ def test_table_is_legal_exactly_when_it_can_be_run(rows: list[list[str]]) -> Non
         for device, row in enumerate(rows):
             assert [str(entry) for home, entry in order if home == device] == row
     else:
-        with pytest.raises(errors.ScheduleError, match="Move it behind slot"):
+        with pytest.raises(errors.ScheduleError, match="Move it after slot"):
             Table.from_text(text)
 
 
@@ -95,7 +95,7 @@ def test_following_the_advice_leads_to_a_legal_table(rows: list[list[str]]) -> N
 
 
 def advice(error: errors.ScheduleError) -> tuple[int, int, int]:
-    found = re.match(r"\w+ (\d+), slot (\d+): .*Move it behind slot (\d+)\n", str(error))
+    found = re.match(r"\w+ (\d+), slot (\d+): .*Move it after slot (\d+)\n", str(error))
     assert found is not None, str(error)
     device, here, there = map(int, found.groups())
     return device, here, there
@@ -167,25 +167,25 @@ ILLEGAL = {
         "device 0, slot 1: '0 B0' is no slot. Write cell, phase and micro-batch, such as 0F3"
     ),
     "0F0,0F1,,,0B1,0B0\n1B0,1F0,1F1,,1B1": """\
-cell 1, slot 0: B0 stands before its own F0. Move it behind slot 1
+cell 1, slot 0: B0 comes before its own F0. Move it after slot 1
     cell 0: F0  F1 .  . B1 B0
     cell 1: B0< F0 F1 . B1""",
     "0F0,0W0,0I0": """\
-cell 0, slot 1: W0 stands before its own I0. Move it behind slot 2
+cell 0, slot 1: W0 comes before its own I0. Move it after slot 2
     cell 0: F0 W0< I0""",
     "0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0": """\
-cell 0, slot 1: B0 waits for B0 of cell 1, which waits in its turn for slots behind this one: \
-deadlock. Move it behind slot 2
+cell 0, slot 1: B0 waits for B0 of cell 1, which waits in its turn for slots after this one: \
+deadlock. Move it after slot 2
     cell 0: F0 B0< F1 B1
     cell 1: F1 B1  F0 B0""",
     "0F0,0B0,1F0,1B0\n2F0,2B0": """\
-device 0, slot 1: 0B0 waits for 1B0, which waits in its turn for slots behind this one: \
-deadlock. Move it behind slot 3
+device 0, slot 1: 0B0 waits for 1B0, which waits in its turn for slots after this one: \
+deadlock. Move it after slot 3
     device 0: 0F0 0B0< 1F0 1B0
     device 1: 2F0 2B0""",
     "1F0,1B0\n2F0,0F0,2B0,0B0": """\
-device 1, slot 0: 2F0 waits for 1F0, which waits in its turn for slots behind this one: \
-deadlock. Move it behind slot 1
+device 1, slot 0: 2F0 waits for 1F0, which waits in its turn for slots after this one: \
+deadlock. Move it after slot 1
     device 0: 1F0  1B0
     device 1: 2F0< 0F0 2B0 0B0""",
     "0F0,0F0,0B0": """\
@@ -217,7 +217,7 @@ cell 0, slot 2: F1 has no B1. Add it, or take all backwards out for a forward-on
 cell 0, slot 2: W0 stands beside B0, which does the same. Remove one of them
     cell 0: F0 B0 W0<""",
     "0F0,0I0": """\
-cell 0, slot 1: I0 has no W0. Add it behind, or write B0 for both
+cell 0, slot 1: I0 has no W0. Add it after that, or write B0 for both
     cell 0: F0 I0<""",
     "0F0,0W0": """\
 cell 0, slot 1: W0 has no I0. Put it before, or write B0 for both

@@ -30,17 +30,19 @@ RATES: dict[str, Any] = {
 
 def _layers(num_layers: int, **fields: Any) -> list[Any]:
     return transformer.translation_transformer(
-        num_layers,
-        HIDDEN,
-        HEADS,
-        VOCABULARY,
-        units=UNITS,
-        head_dim=HEAD_DIM,
-        ff_init_scale=1.0,
-        logit_clip=CLIP,
-        label_smoothing=0.1,
-        **RATES,
-        **fields,
+        transformer.TranslationTransformer(
+            num_layers=num_layers,
+            hidden=HIDDEN,
+            heads=HEADS,
+            vocabulary=VOCABULARY,
+            units=UNITS,
+            head_dim=HEAD_DIM,
+            ff_init_scale=1.0,
+            logit_clip=CLIP,
+            label_smoothing=0.1,
+            **RATES,
+            **fields,
+        )
     )
 
 

@@ -1,17 +1,15 @@
 """One language to English: the baseline of Huang et al. 2019, section 5, and its large batches.
 
 Known: T(6, 8192, 16) on 32,000 pieces, which is the group's Transformer Big; the tokens of an
-update in Table 5 (German to English), "identical optimisation parameters". UNKNOWN: which those
-are, K, M, and whether equal steps or equal tokens were compared. Chosen: Adam as Lingvo trains
-translation, the rate of the multilingual models, equal steps.
+update in Table 5 (German to English), "identical optimisation parameters". UNKNOWN: these
+parameters, K, M, and whether equal steps or equal tokens were compared. Chosen: Adam as Lingvo
+trains translation, the learning rate of the multilingual models, equal steps.
 
-Records are read from `--data_dir`, or data/bilingual; another language by
---params_override=input.language=fr.
+Records are read from `--data_dir`, by default data/bilingual.
+`--params_override=input.language=fr` selects another language.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 from lingvo_gpipe import optim, pipelining, registry, task
 from lingvo_gpipe.tasks.mt import bilingual
@@ -29,11 +27,15 @@ class _Big(registry.Model):
     num_micro_batches = 8
     accumulate = 4  # mini-batches of 65,536 tokens
 
-    def task(self) -> Any:
+    def task(self) -> mt_task.TranslationTask.Params:
         """Return the task."""
         return mt_task.TranslationTask.Params(
             model=pipelining.PipeliningLayer.Params(
-                layers=transformer.translation_transformer(6, 8192, 16, VOCABULARY, packed=True),
+                layers=transformer.translation_transformer(
+                    transformer.TranslationTransformer(
+                        num_layers=6, hidden=8192, heads=16, vocabulary=VOCABULARY, packed=True
+                    )
+                ),
                 num_partitions=self.num_partitions,
                 num_micro_batches=self.num_micro_batches,
                 schedule="1f1b",
@@ -64,7 +66,7 @@ class _Big(registry.Model):
 
 
 class T6x8192x16(_Big):
-    """375M parameters, "350M" in the introduction: what the multilingual model is held against."""
+    """375M parameters, "350M" in the introduction: the multilingual model's baseline."""
 
 
 class DeEn260k(_Big):

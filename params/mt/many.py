@@ -5,17 +5,17 @@ are: the deep one has twice the layers, each with half the feed-forward units an
 The source has an embedding of its own, which hundreds of languages share; target embedding and
 softmax are one table.
 
-The text lies in folders of `LANG.SPLIT.txt`, one for each language: data/many_text/sw/sw.train.txt
-beside en.train.txt, valid and test. The first run prepares the records in data/many. Sampling is by
-T = 5; --params_override=input.temperature=1 samples in proportion.
+The text is in folders of `LANG.SPLIT.txt`, one for each language: data/many_text/sw holds
+sw.train.txt and en.train.txt, and the same for valid and test. The first run prepares the records
+in data/many. Languages are sampled with T = 5; --params_override=input.temperature=1 samples in
+proportion to their sizes.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from lingvo_gpipe import registry
 from lingvo_gpipe.params.mt import small
+from lingvo_gpipe.tasks.mt import task as mt_task
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.model import transformer
 from lingvo_gpipe.tasks.mt.text import corpus, preparation, vocabulary
@@ -32,14 +32,14 @@ class ShallowWide(registry.Model):
     hidden = 768
     heads = 4
 
-    def task(self) -> Any:
+    def task(self) -> mt_task.TranslationTask.Params:
         """Return the task."""
         return small.translation(
-            transformer.translation_transformer(
-                self.num_layers,
-                self.hidden,
-                self.heads,
-                VOCABULARY,
+            transformer.TranslationTransformer(
+                num_layers=self.num_layers,
+                hidden=self.hidden,
+                heads=self.heads,
+                vocabulary=VOCABULARY,
                 units=UNITS,
                 tie="softmax",
                 packed=True,
@@ -55,12 +55,13 @@ class ShallowWide(registry.Model):
                 max_length=128,
                 packing=True,
             ),
-            max_steps=MAX_STEPS,
-            units=UNITS,
-            peak=2.5e-3,
-            warmup_steps=MAX_STEPS // 5,
-            average=0.995,
-            evaluations=4,  # the held-out text of all languages takes minutes each time
+            small.TrainingPlan(
+                max_steps=MAX_STEPS,
+                peak_learning_rate=2.5e-3,
+                warmup_steps=MAX_STEPS // 5,
+                average_decay=0.995,
+                evaluations=4,  # evaluating the held-out text of all languages takes minutes
+            ),
         )
 
 

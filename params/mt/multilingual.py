@@ -3,16 +3,15 @@
 Known: the sizes, 64,000 shared pieces, temperature-based sampling, K, trainability by smaller
 feed-forward weights and clipped logits. From the same group's companion papers: T = 5, Adafactor
 with momentum, update clipping 1.0, the rate 3·d^−½·min(s^−½, s·w^−1.5) with w = 40,000.
-UNKNOWN: their data (not public), dropout, the values of both remedies, mini-batch, M, steps.
-Chosen: see `translation_transformer`; mini-batches of 262,144 tokens in 32 micro-batches, four of
-them an update.
+UNKNOWN: their data (not public), dropout, the feed-forward factor and the clipping bound,
+mini-batch, M, steps.
+Chosen: the defaults of `TranslationTransformer`; mini-batches of 262,144 tokens in 32
+micro-batches, four of them an update.
 
-Records of any number of languages are read from `--data_dir`, or data/multilingual.
+Records of any number of languages are read from `--data_dir`, by default data/multilingual.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 from lingvo_gpipe import optim, pipelining, registry, task
 from lingvo_gpipe.tasks.mt import task as mt_task
@@ -32,12 +31,18 @@ class _Multilingual(registry.Model):
     num_partitions = 1
     num_micro_batches = 32
 
-    def task(self) -> Any:
+    def task(self) -> mt_task.TranslationTask.Params:
         """Return the task."""
         return mt_task.TranslationTask.Params(
             model=pipelining.PipeliningLayer.Params(
                 layers=transformer.translation_transformer(
-                    self.num_layers, self.hidden, self.heads, VOCABULARY, packed=True
+                    transformer.TranslationTransformer(
+                        num_layers=self.num_layers,
+                        hidden=self.hidden,
+                        heads=self.heads,
+                        vocabulary=VOCABULARY,
+                        packed=True,
+                    )
                 ),
                 num_partitions=self.num_partitions,
                 num_micro_batches=self.num_micro_batches,

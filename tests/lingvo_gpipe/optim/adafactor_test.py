@@ -132,7 +132,11 @@ def test_the_state_of_a_model_is_small(momentum: float) -> None:
     """Of every matrix n + m; of every vector all; with momentum one more value a parameter."""
     size, ids = 1024, tf.TensorSpec((8, 16), tf.int32)
     params = pipelining.PipeliningLayer.Params(
-        layers=transformer.translation_transformer(6, 8192, 16, 64_000)
+        layers=transformer.translation_transformer(
+            transformer.TranslationTransformer(
+                num_layers=6, hidden=8192, heads=16, vocabulary=64_000
+            )
+        )
     )
     fields = {"source": ids, "target": ids, "label": ids, "weight": tf.TensorSpec((8, 16))}
     specs = network.analyze(params, fields).variables.values()

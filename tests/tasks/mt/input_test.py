@@ -15,9 +15,8 @@ import tensorflow_datasets as tfds
 
 from lingvo_gpipe import errors, pipelining, task
 from lingvo_gpipe.tasks.mt.input import Translation
-from lingvo_gpipe.tasks.mt.model import transformer
 from lingvo_gpipe.tasks.mt.text import batches, corpus, records, tfds_corpus
-from tests.tasks.mt import toy_text
+from tests.tasks.mt import toy_model, toy_text
 
 SIZES = {"de": 300, "sw": 40}
 FIELDS = {"source", "target", "label", "weight", "language"}
@@ -302,9 +301,7 @@ def test_records_are_there_where_params_would_not_prepare_them(tmp_path: Path) -
 def test_the_task_takes_size_and_hash_from_the_data(folder: Path) -> None:
     from lingvo_gpipe import pipelining
 
-    layers = transformer.translation_transformer(
-        num_layers=1, units=8, hidden=16, heads=1, vocabulary=64_000
-    )
+    layers = toy_model.transformer_layers(1, 16, 1, 64_000, units=8)
     params = task.Task.Params(
         model=pipelining.PipeliningLayer.Params(layers=layers), input=params_of(folder)
     )
@@ -332,9 +329,7 @@ def test_the_task_takes_size_and_hash_from_the_data(folder: Path) -> None:
 
 def completed(folder: Path, recalled: bool = False) -> Any:
     """Return a task on records, as their input completes it."""
-    layers = transformer.translation_transformer(
-        num_layers=1, units=8, hidden=16, heads=1, vocabulary=64_000
-    )
+    layers = toy_model.transformer_layers(1, 16, 1, 64_000, units=8)
     params = task.Task.Params(
         model=pipelining.PipeliningLayer.Params(layers=layers), input=params_of(folder)
     )
@@ -455,7 +450,7 @@ def test_what_is_no_tfds_translation_is_refused() -> None:
 def test_packed_rows_are_refused_by_a_model_that_would_mix_them(folder: Path) -> None:
     made = params_of(folder, packing=True).instantiate()
     for packed in (True, False):
-        model = transformer.translation_transformer(1, 8, 2, 400, units=8, packed=packed)
+        model = toy_model.transformer_layers(1, 8, 2, 400, units=8, packed=packed)
         own = task.Task.Params(
             model=pipelining.PipeliningLayer.Params(layers=model), input=made.params
         )

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from lingvo_gpipe import pipelining
+from lingvo_gpipe import layers, pipelining
 from lingvo_gpipe.tasks.mt.model import transformer
 
 V, LENGTH = 11, 6
@@ -15,9 +15,20 @@ SOURCE = np.array([[5, 7, 3, 9, 0], [4, 0, 0, 0, 0], [2, 2, 8, 0, 0]], np.int32)
 TARGET = np.array([[2, 6, 7, 4, 9, 3], [2, 9, 5, 4, 3, 8], [2, 10, 1, 6, 6, 6]], np.int32)
 
 
+def transformer_layers(
+    num_layers: int, hidden: int, heads: int, vocabulary: int, **fields: Any
+) -> list[layers.Layer.Params]:
+    """Return the layers of T(L, H, A), other fields as `TranslationTransformer` names them."""
+    return transformer.translation_transformer(
+        transformer.TranslationTransformer(
+            num_layers=num_layers, hidden=hidden, heads=heads, vocabulary=vocabulary, **fields
+        )
+    )
+
+
 def params(**settings: Any) -> Any:
     """Return the model's params."""
-    flat = transformer.translation_transformer(2, 10, 3, V, units=6, head_dim=4, **settings)
+    flat = transformer_layers(2, 10, 3, V, units=6, head_dim=4, **settings)
     return pipelining.PipeliningLayer.Params(layers=flat, dtype="float64", seed=4)
 
 

@@ -28,9 +28,8 @@ from lingvo_gpipe.tasks.mt.decoding import (
 )
 from lingvo_gpipe.tasks.mt.decoding.translator import Decode, Decoder
 from lingvo_gpipe.tasks.mt.input import Translation
-from lingvo_gpipe.tasks.mt.model import transformer
 from lingvo_gpipe.tasks.mt.text import records, vocabulary
-from tests.tasks.mt import toy_text
+from tests.tasks.mt import toy_model, toy_text
 
 PAIRS = ("de:en", "sw:en")
 COUNTED = ("language_accuracy", "language_log_perplexity")
@@ -46,7 +45,7 @@ def prepared(folder: Path, **fields: Any) -> Path:
 
 def task_of(data: Path, **model: Any) -> Any:
     """Return a task of three updates on such records; `model` are fields of its network."""
-    layers = transformer.translation_transformer(1, 8, 1, 64_000, units=8, head_dim=4, dropout=0.0)
+    layers = toy_model.transformer_layers(1, 8, 1, 64_000, units=8, head_dim=4, dropout=0.0)
     return mt_task.TranslationTask.Params(
         model=pipelining.PipeliningLayer.Params(layers=layers, **model),
         input=Translation.Params(

@@ -11,8 +11,16 @@ import tensorflow as tf
 from lingvo_gpipe import errors, pipelining
 from lingvo_gpipe import layers as core
 from lingvo_gpipe.tasks.mt.decoding import incremental
-from lingvo_gpipe.tasks.mt.model import transformer
-from tests.tasks.mt.toy_model import LENGTH, SOURCE, TARGET, V, built_from, fields, params
+from tests.tasks.mt.toy_model import (
+    LENGTH,
+    SOURCE,
+    TARGET,
+    V,
+    built_from,
+    fields,
+    params,
+    transformer_layers,
+)
 
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},
@@ -89,7 +97,7 @@ def test_a_cache_goes_with_its_hypotheses(dtype: str) -> None:
 
 
 def test_a_layer_that_keeps_no_cache_is_refused() -> None:
-    flat = transformer.translation_transformer(1, 10, 3, V, units=6, head_dim=4)
+    flat = transformer_layers(1, 10, 3, V, units=6, head_dim=4)
     own = core.TransformerLayer.Params(
         name="more", units=6, heads=2, hidden=5, reads=("decoder_0",), writes=("more",)
     )

@@ -17,9 +17,8 @@ from lingvo_gpipe.task import Eval, Train, complete
 from lingvo_gpipe.tasks.mt import task
 from lingvo_gpipe.tasks.mt.decoding import score, scores, search, translator
 from lingvo_gpipe.tasks.mt.input import Translation
-from lingvo_gpipe.tasks.mt.model import transformer
 from lingvo_gpipe.tasks.mt.text import vocabulary
-from tests.tasks.mt import toy_text
+from tests.tasks.mt import toy_model, toy_text
 
 SIZES = {"de": 300, "sw": 40, "cs": 200}
 
@@ -40,7 +39,7 @@ def params(folder: Path, **fields: Any) -> Any:
     """Return a task that needs a moment to be built."""
     return task.TranslationTask.Params(
         model=pipelining.PipeliningLayer.Params(
-            layers=transformer.translation_transformer(1, 16, 2, 330, units=8, head_dim=4),
+            layers=toy_model.transformer_layers(1, 16, 2, 330, units=8, head_dim=4),
             num_partitions=2,
         ),
         input=Translation.Params(data_dir=str(folder), batch_size=256, max_length=40, num_shapes=1),

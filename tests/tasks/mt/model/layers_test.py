@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, pipelining
 from lingvo_gpipe import layers as core
-from lingvo_gpipe.tasks.mt.model import layers, transformer
+from lingvo_gpipe.tasks.mt.model import layers
 from tests import layer_cases
+from tests.tasks.mt import toy_model
 
 Array = np.ndarray[Any, Any]
 UNITS, HEADS, HEAD_DIM, HIDDEN = 6, 3, 4, 10
@@ -269,7 +270,7 @@ SETTINGS: tuple[dict[str, Any], ...] = ({}, {"transparent": "shared"}, {"transpa
 
 
 def network(**settings: Any) -> Any:
-    flat = transformer.translation_transformer(
+    flat = toy_model.transformer_layers(
         2, HIDDEN, HEADS, 11, units=UNITS, head_dim=HEAD_DIM, **settings
     )
     return pipelining.PipeliningLayer.Params(layers=flat, dtype="float64", seed=4).instantiate()

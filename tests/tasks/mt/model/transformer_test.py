@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -11,6 +11,7 @@ import tensorflow as tf
 from lingvo_gpipe import errors, hyperparams, network, pipelining
 from lingvo_gpipe.plan import describe, memory_timeline, step_plan
 from lingvo_gpipe.tasks.mt.model import transformer
+from tests.tasks.mt.toy_model import transformer_layers
 
 V = 64_000
 # (L, H, A), vocabulary → parameters with three tables, with two, with one.
@@ -72,7 +73,7 @@ def test_the_closed_form_gives_the_known_counts(size: tuple[int, int, int, int])
 @pytest.mark.parametrize("size", COUNTS, ids=str)
 @pytest.mark.parametrize(("place", "tie"), list(enumerate(TIES)))
 def test_describe_tells_the_known_parameters(size: Any, place: int, tie: Any) -> None:
-    layers = transformer.translation_transformer(*size, tie=tie)
+    layers = transformer_layers(*size, tie=tie)
     text = describe.describe_network(model(layers, num_partitions=4), fields())
     assert f"parameters: {COUNTS[size][place]}" in text.splitlines()
 
@@ -84,13 +85,13 @@ def test_describe_tells_the_known_parameters(size: Any, place: int, tie: Any) ->
 def test_transparent_attention_adds_its_shares_alone(
     num_layers: int, transparent: Any, form: Any
 ) -> None:
-    plain = transformer.translation_transformer(num_layers, 32, 2, 50)
-    mixed = transformer.translation_transformer(num_layers, 32, 2, 50, transparent=transparent)
+    plain = transformer_layers(num_layers, 32, 2, 50)
+    mixed = transformer_layers(num_layers, 32, 2, 50, transparent=transparent)
     assert parameters(mixed) - parameters(plain) == form(num_layers)
 
 
 def test_each_layer_writes_its_own_name_and_reads_what_it_needs() -> None:
-    wired = {p.name: (p.reads, p.writes) for p in transformer.translation_transformer(2, 32, 2, 50)}
+    wired = {p.name: (p.reads, p.writes) for p in transformer_layers(2, 32, 2, 50)}
     own = ("target", "source")
     assert wired == {
         "source_embedding": (("source",), ("source_embedding",)),
@@ -107,7 +108,7 @@ def test_each_layer_writes_its_own_name_and_reads_what_it_needs() -> None:
 
 def test_encoder_output_goes_straight_to_the_cells_that_read_it() -> None:
     """The cell of the target embedding alone, between encoder and decoder, does not see it."""
-    layers = transformer.translation_transformer(2, 32, 2, 50)
+    layers = transformer_layers(2, 32, 2, 50)
     analysis = network.analyze(model(layers, num_partitions=4, cuts=(4, 1, 2, 2)), fields())
     imports = [
         {analysis.wiring.versions[v].name for v in route.imports} for route in analysis.routes
@@ -128,7 +129,7 @@ def test_encoder_output_goes_straight_to_the_cells_that_read_it() -> None:
     ],
 )
 def test_transparent_attention_sends_what_decoders_mix(transparent: Any, imports: set[str]) -> None:
-    layers = transformer.translation_transformer(3, 32, 2, 50, transparent=transparent)
+    layers = transformer_layers(3, 32, 2, 50, transparent=transparent)
     decoder = next(i for i, p in enumerate(layers) if p.name == "decoder_1")
     cuts = (decoder, len(layers) - decoder)
     analysis = network.analyze(model(layers, num_partitions=2, cuts=cuts), fields())
@@ -138,9 +139,7 @@ def test_transparent_attention_sends_what_decoders_mix(transparent: Any, imports
 
 def test_feed_forward_parts_begin_smaller_by_the_root_of_the_number_of_layers() -> None:
     for num_layers, given, expected in ((2, None, 0.5), (8, None, 0.25), (8, 0.125, 0.125)):
-        layers = transformer.translation_transformer(
-            num_layers, 64, 2, 50, units=32, ff_init_scale=given
-        )
+        layers = transformer_layers(num_layers, 64, 2, 50, units=32, ff_init_scale=given)
         pipe = model(layers).instantiate()
         pipe.build(fields())
         for path, variable in pipe.by_path.items():
@@ -154,7 +153,7 @@ def test_feed_forward_parts_begin_smaller_by_the_root_of_the_number_of_layers() 
 
 
 def test_embeddings_and_softmax_begin_with_the_root_of_the_width() -> None:
-    layers = transformer.translation_transformer(1, 64, 2, 2000, units=64)
+    layers = transformer_layers(1, 64, 2, 2000, units=64)
     pipe = model(layers).instantiate()
     pipe.build(fields())
     for path in (
@@ -166,15 +165,13 @@ def test_embeddings_and_softmax_begin_with_the_root_of_the_width() -> None:
 
 
 def test_the_vocabulary_of_the_data_flows_into_the_model() -> None:
-    layers = transformer.translation_transformer(1, 32, 2, 64_000, tie="softmax")
+    layers = transformer_layers(1, 32, 2, 64_000, tie="softmax")
     transformer.set_vocabulary(layers, 70)
-    assert parameters(layers) == parameters(
-        transformer.translation_transformer(1, 32, 2, 70, tie="softmax")
-    )
+    assert parameters(layers) == parameters(transformer_layers(1, 32, 2, 70, tie="softmax"))
 
 
 def test_the_languages_of_the_data_are_counted_apart() -> None:
-    layers = transformer.translation_transformer(1, 32, 2, 50)
+    layers = transformer_layers(1, 32, 2, 50)
     names = {"accuracy", "log_perplexity"}
     assert set(network.analyze(model(layers), fields()).metrics) == names
     transformer.set_languages(layers, ["de:en", "fr:en"])
@@ -185,7 +182,7 @@ def test_the_languages_of_the_data_are_counted_apart() -> None:
 
 
 def test_a_model_trained_on_packed_rows_is_served_plain_ones() -> None:
-    flat = transformer.translation_transformer(1, 32, 2, 50, packed=True, languages=["de:en"])
+    flat: list[Any] = transformer_layers(1, 32, 2, 50, packed=True, languages=["de:en"])
     available = {"source", "target"}
     served = []
     for params in flat:
@@ -193,7 +190,7 @@ def test_a_model_trained_on_packed_rows_is_served_plain_ones() -> None:
         assert set(own.reads) <= available
         available.update(own.writes)
         served.append(own)
-    plain = transformer.translation_transformer(1, 32, 2, 50)
+    plain = transformer_layers(1, 32, 2, 50)
     plain[-1].reads = plain[-1].reads[:1]
     assert served == plain
     fed = {name: spec for name, spec in fields().items() if name in ("source", "target")}
@@ -209,9 +206,7 @@ def test_the_plan_shows_the_bytes_of_transparent_attention(starts: tuple[int, ..
     """Every cell of the decoder is sent one mixture or, per layer, all nine states."""
     sent = {}
     for transparent, shift in (("shared", 0), ("per_layer", -1)):
-        flat = transformer.translation_transformer(
-            8, 32, 2, 50, units=32, transparent=cast(Any, transparent)
-        )
+        flat = transformer_layers(8, 32, 2, 50, units=32, transparent=transparent)
         begins = [start + shift * (start > 0) for start in starts]
         assert {flat[b].name for b in begins} <= {
             "source_embedding",
@@ -238,7 +233,7 @@ def test_the_plan_shows_the_bytes_of_transparent_attention(starts: tuple[int, ..
     ],
 )
 def test_the_model_s_text_leads_back_to_it(settings: Any) -> None:
-    params = model(transformer.translation_transformer(2, 32, 2, 50, **settings))
+    params = model(transformer_layers(2, 32, 2, 50, **settings))
     assert hyperparams.from_text(params.to_text()) == params
 
 
@@ -246,14 +241,14 @@ def test_the_model_s_text_leads_back_to_it(settings: Any) -> None:
     ("settings", "text"),
     [
         ({"num_layers": 0}, r"translation_transformer: num_layers=0. Use 1 or more"),
-        ({"tie": "softmaxes"}, r"tie='softmaxes' is not known; nearest 'softmax'. Use None, 'so"),
-        ({"transparent": "yes"}, r"transparent='yes' is not known; nearest 'shared'. Use None"),
+        ({"tie": "softmaxes"}, r"'tie' must be 'softmax' or 'all' or None, got 'softmaxes'"),
+        ({"transparent": "yes"}, r"'transparent' must be 'shared' or 'per_layer' or None, got 'y"),
     ],
 )
 def test_a_wrong_setting_is_refused(settings: Any, text: str) -> None:
     given = {"num_layers": 2, "hidden": 32, "heads": 2, "vocabulary": 50} | settings
-    with pytest.raises(errors.LayerError, match=text):
-        transformer.translation_transformer(**given)
+    with pytest.raises((errors.LayerError, errors.ParamsError), match=text):
+        transformer_layers(**given)
 
 
 @pytest.mark.parametrize(
@@ -265,6 +260,6 @@ def test_a_wrong_setting_is_refused(settings: Any, text: str) -> None:
     ],
 )
 def test_fields_that_do_not_fit_are_refused(changes: Any, text: str) -> None:
-    layers = transformer.translation_transformer(1, 32, 2, 50)
+    layers = transformer_layers(1, 32, 2, 50)
     with pytest.raises(errors.LayerError, match=text):
         network.analyze(model(layers), fields(**changes))

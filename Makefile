@@ -6,6 +6,7 @@ SHELL := bash
 
 PYTHON_BIN := .venv/bin/python
 STAMP := .venv/setup.stamp
+DOCS_STAMP := .venv/docs.stamp
 
 # Where a run of `make train` keeps its checkpoints and its TensorBoard files.
 LOGDIR ?= runs/digits
@@ -25,7 +26,7 @@ endif
 
 PYTEST = $(PYTHON_BIN) -m pytest --numprocesses=$(JOBS) --dist=worksteal
 
-.PHONY: help setup train test lint bazel sameness reliability clean
+.PHONY: help setup train test lint bazel sameness reliability docs clean
 
 help: ## List the commands.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +57,15 @@ sameness: $(STAMP) ## Compare the pipeline with the plain network over the whole
 
 reliability: $(STAMP) ## Kill runs at random instants, fill disks: the whole set.
 	@$(PYTEST) -m reliability_full $(ARGS)
+
+docs: $(DOCS_STAMP) ## Build the documents and the API reference into build/site; warnings are errors.
+	@$(PYTHON_BIN) -m tools.reference
+
+$(DOCS_STAMP): requirements-docs.txt $(STAMP)
+	@echo 'docs: installing requirements-docs.txt into .venv'
+	@$(PYTHON_BIN) -m uv pip install --quiet --python $(PYTHON_BIN) -r $< || \
+	  $(PYTHON_BIN) -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
 
 clean: ## Remove what was made here, but for runs/.
 	@rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

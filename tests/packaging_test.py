@@ -18,7 +18,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
-EXTRAS_PINNED = ("dev", "mt", "text")
+# File of pins → the extras that it pins; the first one pins what every user needs, too.
+PINS = {"requirements": ("dev", "mt", "text"), "requirements-docs": ("docs",)}
 
 
 def pyproject() -> dict[str, Any]:
@@ -31,30 +32,42 @@ def requirements(name: str) -> dict[str, Requirement]:
     return {canonicalize_name(requirement.name): requirement for requirement in wanted}
 
 
-def declared() -> dict[str, Requirement]:
+def declared(file: str) -> dict[str, Requirement]:
     project = pyproject()["project"]
-    texts = list(project["dependencies"])
-    for extra in EXTRAS_PINNED:
+    texts = list(project["dependencies"]) if file == "requirements" else []
+    for extra in PINS[file]:
         texts += project["optional-dependencies"][extra]
     wanted = [Requirement(text) for text in texts]
     return {canonicalize_name(requirement.name): requirement for requirement in wanted}
 
 
-def test_requirements_ask_for_what_pyproject_declares() -> None:
-    assert set(requirements("requirements.in")) == set(declared())
+@pytest.mark.parametrize("file", PINS)
+def test_requirements_ask_for_what_pyproject_declares(file: str) -> None:
+    assert set(requirements(f"{file}.in")) == set(declared(file))
 
 
-def test_every_pin_lies_in_its_range() -> None:
-    pins = requirements("requirements.txt")
-    for name, requirement in declared().items():
+@pytest.mark.parametrize("file", PINS)
+def test_every_pin_lies_in_its_range(file: str) -> None:
+    pins = requirements(f"{file}.txt")
+    for name, requirement in declared(file).items():
         (pin,) = pins[name].specifier
         assert pin.operator == "=="
         assert requirement.specifier.contains(pin.version), f"{pins[name]} is not {requirement}"
 
 
-def test_pins_name_no_host_or_path() -> None:
-    text = (ROOT / "requirements.txt").read_text()
+@pytest.mark.parametrize("file", PINS)
+def test_pins_name_no_host_or_path(file: str) -> None:
+    text = (ROOT / f"{file}.txt").read_text()
     assert not re.search(r"://|--|^[./]", text, flags=re.MULTILINE)
+
+
+def test_the_site_is_built_with_the_versions_that_are_tested() -> None:
+    tested, docs = requirements("requirements.txt"), requirements("requirements-docs.txt")
+    both = tested.keys() & docs.keys()
+    assert both
+    assert {name: docs[name].specifier for name in both} == {
+        name: tested[name].specifier for name in both
+    }
 
 
 def test_pinned_setuptools_can_build() -> None:

@@ -1,7 +1,8 @@
-"""What a traced program holds while it runs, read from its graph.
+"""The memory that a traced function needs while it runs, read from its graph.
 
-Formulas know what a layer computes; the graph knows what TensorFlow keeps of it, such as a copy of
-an activation for each of two gradients. Nothing is run: the run is simulated.
+A formula knows what a layer computes. The graph also knows what TensorFlow keeps of it, such as a
+copy of an activation for each of two gradients. Nothing is executed: TensorFlow's executor is
+simulated on the graph.
 """
 
 from __future__ import annotations
@@ -10,18 +11,25 @@ import collections
 import dataclasses
 import heapq
 import math
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
+from typing import TypeAlias
 
 import tensorflow as tf
 
-# Their output is their input: no bytes of its own.
+from lingvo_gpipe.graphs import functions
+
+# `Tensor.ref()`: tensors themselves are not hashable.
+_TensorRef: TypeAlias = object
+_Operations: TypeAlias = collections.deque[tf.Operation]
+
+# Their output shares its input's buffer.
 _VIEWS = frozenset(
     ("Identity", "IdentityN", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient")
 )
-# What a program is given, or is part of it.
-_GIVEN = frozenset(("Placeholder", "Const"))
-# Kernels that write into an input of the same size, where nobody else needs it any more.
+_RENAMED = frozenset(["Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient"])
+# Arguments of the function, and constants: not allocated by a run.
+_NOT_ALLOCATED = frozenset(("Placeholder", "Const"))
+# Kernels that write into an input of the same size when it has no other reader left.
 _IN_PLACE = frozenset(
     (
         "Abs",
@@ -69,23 +77,23 @@ _IN_PLACE = frozenset(
 )
 
 
-# Operations that multiply matrices: so many of their FLOPs take the time of a byte of others.
+# Matrix products: this many of their FLOPs take as long as reading or writing one byte.
 _CONTRACTIONS = ("MatMul", "Conv", "Einsum")
 _FLOPS_PER_BYTE = 25
-# A thread goes on with operations below this at once, and leaves larger ones to others.
+# A thread continues with operations below this size itself, and queues larger ones for others.
 _SMALL_BYTES = 2**16
 
 
-def peak_bytes(graph: Any, threads: int) -> int:
-    """Return the most bytes that a program holds at once, its arguments not counted.
+def peak_bytes(graph: tf.Graph, threads: int) -> int:
+    """Return the peak bytes of a function while it runs, its arguments not counted.
 
-    Operations start as soon as what they read is there, as TensorFlow's executor starts them: what
-    the gradient needs of the forward alone is computed along with the forward, and waits. A tensor
-    goes when its last reader has run; outputs stay.
+    As in TensorFlow's executor, an operation starts as soon as its inputs exist: what the gradient
+    needs of the forward alone is computed along with the forward, and waits. A tensor is freed when
+    its last reader has run; outputs stay.
 
     Args:
-        graph: a traced function's graph (`ConcreteFunction.graph`), of static shapes.
-        threads: how many operations run at a time.
+        graph: of a traced function (`ConcreteFunction.graph`), with static shapes.
+        threads: number of operations that run at a time.
     """
     order = _needed(graph)
     memory = _Memory(graph, order)
@@ -93,73 +101,98 @@ def peak_bytes(graph: Any, threads: int) -> int:
     return memory.peak
 
 
-def kept_bytes(graph: Any, outputs: Collection[int]) -> int:
-    """Return the bytes that some of a program's outputs hold, arguments not counted.
+def kept_bytes(graph: tf.Graph, outputs: Collection[int]) -> int:
+    """Return the bytes of some outputs of a function; arguments passed through count nothing.
 
     Args:
-        graph: a traced function's graph, of static shapes.
-        outputs: their numbers.
+        graph: of a traced function, with static shapes.
+        outputs: indices of the outputs.
     """
     held = {}
     for number in outputs:
         tensor = graph.outputs[number]
         while tensor.op.type in _VIEWS:
             tensor = _source(tensor)
-        if tensor.op.type not in _GIVEN:
+        if tensor.op.type not in _NOT_ALLOCATED:
             held[tensor.ref()] = _bytes(tensor)
     return sum(held.values())
 
 
-def is_told(graph: Any) -> bool:
-    """Tell whether a graph tells all that its program holds.
+def residual_bytes(
+    forward: Collection[tf.Operation], backward: Iterable[tf.Operation], graph: tf.Graph
+) -> int:
+    """Return the bytes of the tensors of a forward pass that its backward pass reads.
 
-    Of loops, conditions and other calls it has the outputs alone, not what their bodies hold; nor
-    does it know the bytes of lists of tensors, and of floats of unknown shape. (Integers of
-    unknown shape are shapes themselves.)
+    Args:
+        forward: operations of the forward pass.
+        backward: operations of its gradient, in the same graph.
+        graph: holds the functions that they call.
+    """
+    in_forward = {op.name for op in forward}
+    kept: dict[str, int] = {}
+    for op in backward:
+        for tensor in op.inputs:
+            source = tensor
+            while source.op.type in _RENAMED:
+                source = source.op.inputs[0]
+            if source.op.name not in in_forward or source.op.type in ("Const", "Placeholder"):
+                continue
+            if source.dtype == tf.variant:
+                kept[source.op.name] = _stacked_bytes(source.op, graph)
+            else:
+                kept[source.name] = functions.num_elements(source) * max(source.dtype.size, 1)
+    return sum(kept.values())
+
+
+def is_complete(graph: tf.Graph) -> bool:
+    """Return whether `peak_bytes` sees all memory that the function needs.
+
+    The bodies of loops, conditions and other calls are not simulated, only their outputs. Lists of
+    tensors and floats of unknown shape have no known size. (Integers of unknown shape are shapes.)
     """
     return not any(
         any(attr.type in ("func", "list(func)") for attr in op.op_def.attr)
-        or any(map(_is_hidden, op.outputs))
+        or any(map(_has_unknown_size, op.outputs))
         for op in _needed(graph)
     )
 
 
-def _is_hidden(tensor: Any) -> bool:
+def _has_unknown_size(tensor: tf.Tensor) -> bool:
     unknown = tensor.dtype.is_floating and not tensor.shape.is_fully_defined()
     return bool(tensor.dtype == tf.variant or unknown)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Pair:
-    """A differentiated call, which TensorFlow splits in two.
+class DifferentiatedCall:
+    """The two functions into which TensorFlow splits a call under a gradient tape.
 
     Attributes:
-        forward: graph of the first, whose outputs end in all that its gradient may need.
+        forward: graph of the first; its last outputs are what the gradient may need.
         backward: graph of the second.
-        kept: numbers of the outputs that the second takes from the first.
+        kept: indices of the outputs of the first that the second reads.
     """
 
-    forward: Any
-    backward: Any
+    forward: tf.Graph
+    backward: tf.Graph
     kept: frozenset[int]
 
 
-def split_call(graph: Any) -> Pair:
-    """Return what became of the one call of a program in `graph` and its gradient.
+def split_call(graph: tf.Graph) -> DifferentiatedCall:
+    """Return the forward and the backward function of the one differentiated call in `graph`.
 
-    TensorFlow keeps whatever the gradient's operations read, those that no output needs too: the
-    gradient by a constant keeps an activation as well.
+    TensorFlow keeps all that the gradient's operations read, even those that no output needs:
+    the gradient by a constant keeps an activation too.
     """
     first, second = (op for op in graph.get_operations() if op.type == "PartitionedCall")
-    # The library of functions has no public door that gives their graphs.
+    # No public method returns the graphs of a function library.
     forward, backward = (graph._functions[op.get_attr("f").name].graph for op in (first, second))
     kept = frozenset(tensor.value_index for tensor in second.inputs if tensor.op is first)
-    return Pair(forward, backward, kept)
+    return DifferentiatedCall(forward, backward, kept)
 
 
-def _needed(graph: Any) -> list[Any]:
+def _needed(graph: tf.Graph) -> list[tf.Operation]:
     """Return the operations that the outputs need, in the order of tracing."""
-    needed: set[Any] = set()
+    needed: set[tf.Operation] = set()
     stack = [tensor.op for tensor in graph.outputs]
     while stack:
         op = stack.pop()
@@ -171,29 +204,29 @@ def _needed(graph: Any) -> list[Any]:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Buffer:
-    """Memory of one or several tensors, held while one of them is still to be read."""
+    """Memory of one or several tensors, in use until the last of them was read."""
 
     size: int
     readers: int
 
 
 class _Memory:
-    """Buffers of a program that runs; arguments and constants have none.
+    """Buffers of a running function; arguments and constants have none.
 
     Attributes:
-        peak: the most bytes held at once so far.
+        peak: largest number of bytes in use at once so far.
     """
 
-    def __init__(self, graph: Any, order: Sequence[Any]) -> None:
+    def __init__(self, graph: tf.Graph, order: Sequence[tf.Operation]) -> None:
         self.peak = 0
-        self._held = 0
-        self._buffers: dict[Any, _Buffer] = {}
+        self._in_use = 0
+        self._buffers: dict[_TensorRef, _Buffer] = {}
         self._readers = collections.Counter(t.ref() for op in order for t in op.inputs)
         self._readers.update(t.ref() for t in graph.outputs)
 
-    def start(self, op: Any) -> None:
-        """Make room for what an operation gives."""
-        if op.type in _GIVEN:
+    def start(self, op: tf.Operation) -> None:
+        """Allocate the outputs of an operation."""
+        if op.type in _NOT_ALLOCATED:
             return
         for tensor in op.outputs:
             readers = self._readers[tensor.ref()]
@@ -203,56 +236,56 @@ class _Memory:
                 self._buffers[tensor.ref()] = shared
             elif op.type not in _VIEWS:
                 self._buffers[tensor.ref()] = _Buffer(_bytes(tensor), readers)
-                self._held += _bytes(tensor)
-        self.peak = max(self.peak, self._held)
+                self._in_use += _bytes(tensor)
+        self.peak = max(self.peak, self._in_use)
 
-    def finish(self, op: Any) -> None:
-        """Let go of what nobody will read any more."""
+    def finish(self, op: tf.Operation) -> None:
+        """Free what no operation will read any more."""
         for tensor in op.outputs:
             buffer = self._buffers.get(tensor.ref())
             if buffer is not None and not buffer.readers:
-                self._held -= buffer.size
+                self._in_use -= buffer.size
         for tensor in op.inputs:
             buffer = self._buffers.get(tensor.ref())
             if buffer is not None:
                 buffer.readers -= 1
-                self._held -= 0 if buffer.readers else buffer.size
+                self._in_use -= 0 if buffer.readers else buffer.size
 
-    def _shared(self, op: Any, tensor: Any) -> _Buffer | None:
-        """Return the buffer of an input that an operation's output takes over."""
+    def _shared(self, op: tf.Operation, tensor: tf.Tensor) -> _Buffer | None:
+        """Return the input buffer that an operation's output reuses."""
         if op.type in _VIEWS:
             return self._buffers.get(_source(tensor).ref())
         if op.type in _IN_PLACE:
-            for given in op.inputs:
-                buffer = self._buffers.get(given.ref())
+            for source in op.inputs:
+                buffer = self._buffers.get(source.ref())
                 if buffer and buffer.readers == 1 and buffer.size == _bytes(tensor):
                     return buffer
         return None
 
 
 class _Executor:
-    """TensorFlow's executor on a clock of its own: which operation when, on so many threads.
+    """A simulation of TensorFlow's executor: which operation runs when, on a number of threads.
 
-    A thread goes on with one operation that its last one made ready, and puts others on top of its
-    pile; one that has nothing to do takes from the bottom of another's.
+    A thread continues with one operation that its last one made ready and pushes the others onto
+    its own stack. An idle thread steals from the bottom of another thread's stack.
     """
 
-    def __init__(self, order: Sequence[Any], threads: int) -> None:
-        self._missing: dict[Any, int] = {}
-        self._followers: dict[Any, list[Any]] = {op: [] for op in order}
+    def __init__(self, order: Sequence[tf.Operation], threads: int) -> None:
+        self._missing: dict[tf.Operation, int] = {}
+        self._followers: dict[tf.Operation, list[tf.Operation]] = {op: [] for op in order}
         for op in order:
             before = {tensor.op for tensor in op.inputs} | set(op.control_inputs)
             self._missing[op] = len(before)
             for other in before:
                 self._followers[other].append(op)
-        self._next: list[collections.deque[Any]] = [collections.deque() for _ in range(threads)]
-        self._piles: list[collections.deque[Any]] = [collections.deque() for _ in range(threads)]
-        self._piles[0].extend(op for op in order if not self._missing[op])
+        self._next: list[_Operations] = [collections.deque() for _ in range(threads)]
+        self._stacks: list[_Operations] = [collections.deque() for _ in range(threads)]
+        self._stacks[0].extend(op for op in order if not self._missing[op])
 
     def run(self, memory: _Memory) -> None:
         """Run every operation."""
-        running: list[tuple[float, int, int, Any]] = []
-        idle, count = list(range(len(self._piles))), 0
+        running: list[tuple[float, int, int, tf.Operation]] = []
+        idle, count = list(range(len(self._stacks))), 0
         now = 0.0
         while True:
             for thread in list(idle):
@@ -260,8 +293,8 @@ class _Executor:
                 if op is not None:
                     idle.remove(thread)
                     memory.start(op)
-                    count += 1  # of two that end together, the first one first
-                    heapq.heappush(running, (now + _length(op), count, thread, op))
+                    count += 1  # breaks ties: of two that end together, the first one first
+                    heapq.heappush(running, (now + _duration(op), count, thread, op))
             if not running:
                 return
             now, _, thread, op = heapq.heappop(running)
@@ -269,43 +302,56 @@ class _Executor:
             self._hand_on(thread, op)
             idle.insert(0, thread)
 
-    def _take(self, thread: int) -> Any:
+    def _take(self, thread: int) -> tf.Operation | None:
         if self._next[thread]:
             return self._next[thread].popleft()
-        if self._piles[thread]:
-            return self._piles[thread].pop()
-        return next((pile.popleft() for pile in self._piles if pile), None)
+        if self._stacks[thread]:
+            return self._stacks[thread].pop()
+        return next((stack.popleft() for stack in self._stacks if stack), None)
 
-    def _hand_on(self, thread: int, op: Any) -> None:
-        large: list[Any] = []
+    def _hand_on(self, thread: int, op: tf.Operation) -> None:
+        large: list[tf.Operation] = []
         for follower in self._followers[op]:
             self._missing[follower] -= 1
             if not self._missing[follower]:
-                small = _length(follower) < _SMALL_BYTES
+                small = _duration(follower) < _SMALL_BYTES
                 (self._next[thread] if small else large).append(follower)
         if large and not self._next[thread]:
             self._next[thread].append(large.pop())
-        self._piles[thread].extend(large)
+        self._stacks[thread].extend(large)
 
 
-def _length(op: Any) -> float:
-    """Return how long an operation takes, in the time of a byte read or written."""
-    if op.type in _GIVEN or op.type in _VIEWS:
+def _duration(op: tf.Operation) -> float:
+    """Return the duration of an operation, in units of the time to read or write one byte."""
+    if op.type in _NOT_ALLOCATED or op.type in _VIEWS:
         return 0.0
     sizes = [_bytes(tensor) for tensor in (*op.inputs, *op.outputs)]
-    length = float(sum(sizes))
+    duration = float(sum(sizes))
     if any(part in op.type for part in _CONTRACTIONS):
         # (m·k)(k·n)(m·n) is the square of a product's multiply-adds.
         largest = sorted(t.shape.num_elements() or 0 for t in (*op.inputs, *op.outputs))[-3:]
-        length += 2 * math.sqrt(math.prod(largest)) / _FLOPS_PER_BYTE
-    return length
+        duration += 2 * math.sqrt(math.prod(largest)) / _FLOPS_PER_BYTE
+    return duration
 
 
-def _source(tensor: Any) -> Any:
-    """Return the tensor that one is a view of."""
+def _source(tensor: tf.Tensor) -> tf.Tensor:
+    """Return the tensor whose buffer a view shares."""
     return tensor.op.inputs[tensor.value_index if tensor.op.type == "IdentityN" else 0]
 
 
-def _bytes(tensor: Any) -> int:
+def _bytes(tensor: tf.Tensor) -> int:
     size = tensor.shape.num_elements() if tensor.shape.is_fully_defined() else 0
     return size * max(tensor.dtype.size, 0)
+
+
+def _stacked_bytes(op: tf.Operation, graph: tf.Graph) -> int:
+    """Return the bytes of all intermediate tensors that a loop keeps for its gradient."""
+    if op.type not in functions.LOOPS:
+        return 0
+    body = functions.body(op.get_attr("body").name, graph)
+    if body is None:
+        return 0
+    pushed = [o.inputs[1] for o in body.get_operations() if o.type == "TensorListPushBack"]
+    return functions.iterations(op) * sum(
+        functions.num_elements(t) * max(t.dtype.size, 1) for t in pushed
+    )

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, precision
-from lingvo_gpipe.graphs import traced_flops
+from lingvo_gpipe.graphs import traced_flops, traced_memory
 from lingvo_gpipe.keras_layers import config
 from lingvo_gpipe.keras_layers.function import Called, KerasFunction
 from lingvo_gpipe.layers import base
@@ -154,7 +154,7 @@ def _run(params: Any, function: KerasFunction, inputs: Any, *, training: bool) -
                 kinds,
                 traced_flops.flops(forward, graph),
                 traced_flops.flops(backward, graph),
-                traced_flops.kept_bytes(forward, backward, graph),
+                traced_memory.residual_bytes(forward, backward, graph),
             )
         )
         return [*tf.nest.flatten(outputs), *gradients]

@@ -290,7 +290,7 @@ def _traced(
     specs = _program_specs(net, cell, mode)
     tf.function(programs, autograph=False).get_concrete_function(*specs)
     graphs = dict(cell.graphs)
-    is_told = all(map(traced_memory.is_told, graphs.values()))
+    is_told = all(map(traced_memory.is_complete, graphs.values()))
     forward = traced_memory.peak_bytes(graphs["F"], threads)
     if not back:
         found = memory_timeline.CellBytes(forward, 0, 0, 0, 0, 0, is_estimate=False)

@@ -101,7 +101,7 @@ def test_views_and_work_in_place_take_no_bytes() -> None:
     assert peak_kib(read_twice) == 4
 
 
-def split(function: Callable[[tf.Tensor], tf.Tensor]) -> traced_memory.Pair:
+def split(function: Callable[[tf.Tensor], tf.Tensor]) -> traced_memory.DifferentiatedCall:
     program = tf.function(
         function, autograph=False, experimental_attributes={"_noinline": True}
     ).get_concrete_function(KIB)
@@ -135,15 +135,15 @@ def test_views_of_arguments_are_not_kept() -> None:
 
 def test_bodies_of_calls_and_lists_of_tensors_are_not_told() -> None:
     step = tf.function(tf.cumsum, autograph=False)
-    assert traced_memory.is_told(graph_of(lambda x: tf.cumsum(x) * 2.0, KIB))
-    assert not traced_memory.is_told(graph_of(lambda x: step(x) * 2.0, KIB))
-    assert not traced_memory.is_told(graph_of(lambda x: tf.unique(x)[0] * 2.0, KIB))
+    assert traced_memory.is_complete(graph_of(lambda x: tf.cumsum(x) * 2.0, KIB))
+    assert not traced_memory.is_complete(graph_of(lambda x: step(x) * 2.0, KIB))
+    assert not traced_memory.is_complete(graph_of(lambda x: tf.unique(x)[0] * 2.0, KIB))
 
     def unneeded(x: tf.Tensor) -> tf.Tensor:
         step(x)
         return tf.cumsum(x)
 
-    assert traced_memory.is_told(graph_of(unneeded, KIB))
+    assert traced_memory.is_complete(graph_of(unneeded, KIB))
 
     def listed(x: tf.Tensor) -> tf.Tensor:
         shape = tf.constant([], tf.int32)
@@ -152,4 +152,4 @@ def test_bodies_of_calls_and_lists_of_tensors_are_not_told() -> None:
             input_handle=rows, element_shape=shape, element_dtype=tf.float32, num_elements=256
         )
 
-    assert not traced_memory.is_told(graph_of(listed, KIB))
+    assert not traced_memory.is_complete(graph_of(listed, KIB))

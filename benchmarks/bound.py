@@ -32,6 +32,7 @@ def measure(configuration: str) -> dict[str, Any]:
     from lingvo_gpipe import network, pipelining
     from lingvo_gpipe.execution import placement
     from lingvo_gpipe.layers import base
+    from lingvo_gpipe.nests import Nest, SpecNest
     from lingvo_gpipe.schedule import simulate
 
     forward_s, backward_s = float(pair) / 3e3, float(pair) / 1.5e3
@@ -51,13 +52,14 @@ def measure(configuration: str) -> dict[str, Any]:
     class Wait(base.Layer):
         """x → x, after a while."""
 
-        @classmethod
-        def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
-            del params
-            scale = base.VariableSpec("scale", (), inputs[0].dtype, base.initializer("ones"))
-            return base.Meta(inputs[0], (scale,), 1, 2)
+        class Params(base.Layer.Params):
+            def _meta(self, *inputs: SpecNest) -> base.Meta:
+                scale = base.VariableSpec("scale", (), inputs[0].dtype, base.initializer("ones"))
+                return base.Meta(inputs[0], (scale,), 1, 2)
 
-        def fprop(self, theta: Any, inputs: Any, ctx: base.Context) -> Any:
+        params: Params
+
+        def fprop(self, theta: Any, inputs: Any, ctx: base.Context) -> Nest:
             def waited(x: tf.Tensor) -> Any:
                 back = lambda dy: wait(ctx.path, "B", backward_s, dy)  # noqa: E731
                 return wait(ctx.path, "F", forward_s, x), back
@@ -68,13 +70,14 @@ def measure(configuration: str) -> dict[str, Any]:
     class Sum(base.Layer):
         """x → x, and the sum of x as a loss: its gradient needs no recomputation."""
 
-        @classmethod
-        def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
-            del params
-            one = base.LossSpec("loss", 1.0, lambda fields: tf.ones([], fields["x"].dtype))
-            return base.Meta(inputs[0], losses=(one,))
+        class Params(base.Layer.Params):
+            def _meta(self, *inputs: SpecNest) -> base.Meta:
+                one = base.LossSpec("loss", 1.0, lambda fields: tf.ones([], fields["x"].dtype))
+                return base.Meta(inputs[0], losses=(one,))
 
-        def fprop(self, theta: Any, inputs: Any, ctx: base.Context) -> Any:
+        params: Params
+
+        def fprop(self, theta: Any, inputs: Any, ctx: base.Context) -> Nest:
             del theta
             ctx.add_loss("loss", tf.reduce_sum(inputs))
             return inputs

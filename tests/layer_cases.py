@@ -224,7 +224,7 @@ CASES = (
 
 def meta_of(params: Any, *inputs: tf.TensorSpec) -> layers.Meta:
     """Return what the layer of `params` tells of itself."""
-    told: layers.Meta = params.owner.fprop_meta(params, *inputs)
+    told: layers.Meta = params.fprop_meta(*inputs)
     return told
 
 

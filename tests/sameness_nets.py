@@ -5,7 +5,7 @@ fields and a function that draws a layer's seed, and returns the sums of its los
 its batch norms and its hits. Widths differ from layer to layer, so that a swap shows.
 """
 
-# ruff: noqa: ARG001, ARG002, ARG003 (one signature for all references and layers)
+# ruff: noqa: ARG001, ARG002 (one signature for all references and layers)
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ import tensorflow as tf
 
 from lingvo_gpipe import hyperparams, layers
 from lingvo_gpipe.layers import base
+from lingvo_gpipe.layers.base import Theta
+from lingvo_gpipe.nests import Nest, SpecNest
 
 N = 10  # examples: 3 and 8 micro-batches are ragged
 
@@ -156,11 +158,13 @@ DENSE = Net(
 class Gain(base.Layer):
     """x: [B, D], gain: [D] (no batch dimension) → x · gain."""
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
-        return base.Meta(inputs[0])
+    class Params(base.Layer.Params):
+        def _meta(self, *inputs: SpecNest) -> base.Meta:
+            return base.Meta(inputs[0])
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: base.Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: base.Context) -> Nest:
         x, gain = inputs
         return x * gain
 
@@ -265,17 +269,18 @@ class Gather(base.Layer):
     class Params(base.Layer.Params):
         scale: float = hyperparams.field(1.0, "Factor on the mean.")
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
-        size = inputs[0]["image"].shape[0]
-        dtype = inputs[0]["image"].dtype
-        table = base.VariableSpec("table", (9, 3), dtype, base.initializer("glorot_uniform"))
-        return base.Meta(
-            {"mean": tf.TensorSpec([size, 3], dtype), "count": tf.TensorSpec([size], tf.int32)},
-            (table,),
-        )
+        def _meta(self, *inputs: SpecNest) -> base.Meta:
+            size = inputs[0]["image"].shape[0]
+            dtype = inputs[0]["image"].dtype
+            table = base.VariableSpec("table", (9, 3), dtype, base.initializer("glorot_uniform"))
+            return base.Meta(
+                {"mean": tf.TensorSpec([size, 3], dtype), "count": tf.TensorSpec([size], tf.int32)},
+                (table,),
+            )
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: base.Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: base.Context) -> Nest:
         numbers, mask = inputs["parts"]
         present = tf.cast(mask, inputs["image"].dtype)[..., tf.newaxis]
         mean = tf.reduce_sum(tf.gather(theta["table"], numbers) * present, 1)
@@ -287,11 +292,13 @@ class Gather(base.Layer):
 class Divide(base.Layer):
     """{"mean": [B, 3], "count": [B]} → mean / (1 + count)."""
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
-        return base.Meta(inputs[0]["mean"])
+    class Params(base.Layer.Params):
+        def _meta(self, *inputs: SpecNest) -> base.Meta:
+            return base.Meta(inputs[0]["mean"])
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: base.Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: base.Context) -> Nest:
         mean = inputs["mean"]
         return mean / (1 + tf.cast(inputs["count"], mean.dtype))[:, tf.newaxis]
 

@@ -207,12 +207,14 @@ def wrong_type(root: Any, where: str, mismatch: types.Mismatch) -> ParamsError:
 
 @functools.cache
 def left_open(owner: type) -> str:
-    """Name the abstract methods that a class does not define; empty where it defines all.
+    """Name the abstract methods that a class and its Params do not define; "" if there are none.
 
     The bases are no `abc.ABC`: `tf.Module` has a metaclass of its own.
     """
-    return ", ".join(
+    names = {
         name
-        for name in sorted(dir(owner))
-        if getattr(getattr(owner, name, None), "__isabstractmethod__", False)
-    )
+        for kind in (owner, getattr(owner, "Params", owner))
+        for name in dir(kind)
+        if getattr(getattr(kind, name, None), "__isabstractmethod__", False)
+    }
+    return ", ".join(sorted(names))

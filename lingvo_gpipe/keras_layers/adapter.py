@@ -25,8 +25,9 @@ from lingvo_gpipe.keras_layers.config import class_name, policy_name, to_config
 from lingvo_gpipe.keras_layers.trace import READ
 from lingvo_gpipe.keras_layers.weights import keep
 from lingvo_gpipe.layers import heads, normalization
-from lingvo_gpipe.layers.base import Layer, LossSpec, Meta
+from lingvo_gpipe.layers.base import Layer, LossSpec, Meta, Theta
 from lingvo_gpipe.layers.context import Context
+from lingvo_gpipe.nests import Nest, SpecNest
 
 
 class KerasLayer(Layer):
@@ -57,30 +58,31 @@ class KerasLayer(Layer):
             "", "Field of the mini-batch that counts examples for its losses; empty: the first."
         )
 
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            traced = trace.trace(self, inputs)
+            found = traced.function.variables
+            return Meta(
+                outputs=traced.outputs,
+                variables=tuple(
+                    variables.spec(path, variable, found, self.weights)
+                    for path, variable in found.weights.items()
+                ),
+                flops_forward=traced.flops_forward,
+                flops_backward=traced.flops_backward,
+                activation_bytes=traced.activation_bytes,
+                losses=tuple(
+                    LossSpec(f"{_loss_stem(self)}/{kind}", 1.0, _weight(self))
+                    for kind in traced.losses
+                ),
+            )
+
+    params: Params
+
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         self._norms: dict[str, Layer] = {}
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> Meta:
-        traced = trace.trace(params, inputs)
-        found = traced.function.variables
-        return Meta(
-            outputs=traced.outputs,
-            variables=tuple(
-                variables.spec(path, variable, found, params.weights)
-                for path, variable in found.weights.items()
-            ),
-            flops_forward=traced.flops_forward,
-            flops_backward=traced.flops_backward,
-            activation_bytes=traced.activation_bytes,
-            losses=tuple(
-                LossSpec(f"{_loss_stem(params)}/{kind}", 1.0, _weight(params))
-                for kind in traced.losses
-            ),
-        )
-
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         params = self.params
         given = inputs if len(params.reads) > 1 else (inputs,)

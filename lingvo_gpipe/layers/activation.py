@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, precision
 from lingvo_gpipe.layers import base, checks
-from lingvo_gpipe.layers.base import Layer, Meta
+from lingvo_gpipe.layers.base import Layer, Meta, Theta
 from lingvo_gpipe.layers.context import Context
+from lingvo_gpipe.nests import Nest, SpecNest
 
 # Their gradient needs their output alone, which counts anyway.
 _KEEPS_NO_INPUT = ("linear", "relu", "sigmoid", "tanh", "softmax", "elu", "exponential")
@@ -75,14 +76,15 @@ class Activation(Layer):
     class Params(Layer.Params):
         activation: str = hyperparams.required("Name of a Keras activation.")
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> Meta:
-        checks.arity(params, inputs, ("x",))
-        shape = checks.shape(params, inputs[0], "[...]", "It takes one tensor")
-        output = tf.TensorSpec(shape, precision.policy(params.dtype).compute)
-        return Meta(output, activation_bytes=kept_bytes(params, params.activation, output))
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            checks.arity(self, inputs, ("x",))
+            shape = checks.shape(self, inputs[0], "[...]", "It takes one tensor")
+            output = tf.TensorSpec(shape, self.policy.compute)
+            return Meta(output, activation_bytes=kept_bytes(self, self.activation, output))
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         del theta, ctx
         x = precision.cast(inputs, self.policy.compute)

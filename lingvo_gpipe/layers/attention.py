@@ -9,11 +9,12 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, precision
 from lingvo_gpipe.layers import base, checks, composition
-from lingvo_gpipe.layers.base import Layer, Meta
+from lingvo_gpipe.layers.base import Layer, Meta, Theta
 from lingvo_gpipe.layers.context import Context
 from lingvo_gpipe.layers.dense import Dense
 from lingvo_gpipe.layers.dropout import Dropout, drop
 from lingvo_gpipe.layers.normalization import LayerNorm
+from lingvo_gpipe.nests import Nest, SpecNest
 
 
 class MultiHeadAttention(Layer):
@@ -36,63 +37,61 @@ class MultiHeadAttention(Layer):
         dropout: float = hyperparams.field(0.0, "Rate of dropout on the attention shares.")
         use_bias: bool = hyperparams.field(True, "Biases of all four projections.")
 
-    def __init__(self, params: Any) -> None:
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            forms = ("x, memory", "x, memory, mask") if self.cross else ("x", "x, mask")
+            checks.arity(self, inputs, forms)
+            batch, length, units = checks.shape(self, inputs[0], "[B, T, D]", "Embed before it")
+            memory = inputs[1] if self.cross else inputs[0]
+            rows, span, _ = checks.shape(self, memory, "[B, S, E]", "Its memory is a sequence")
+            if units != self.units or rows != batch:
+                raise errors.LayerError(
+                    f"{base.describe(self)}: x of shape {[batch, length, units]} and memory of "
+                    f"{memory.shape.as_list()}, expected [{batch}, T, {self.units}] and "
+                    f"[{batch}, S, E]. Set its field units, or project x before"
+                )
+            if len(inputs) == len(forms[-1].split(",")):
+                _check_mask(self, inputs[-1], (batch, length, span))
+            checks.share(self, "dropout", self.dropout)
+            children = self._projections()
+            wide = tf.TensorSpec((batch, length, children["query"].units), self.policy.compute)
+            reads = {"query": inputs[0], "key": memory, "value": memory, "output": wide}
+            metas = [base.child_meta(self, name, children[name], reads[name]) for name in children]
+            output = tf.TensorSpec((batch, length, units), wide.dtype)
+            told = base.sum_metas(output, metas)
+            products = 2 * 2 * batch * length * span * children["query"].units
+            return dataclasses.replace(
+                told,
+                flops_forward=told.flops_forward + products,
+                # Either operand of a product has a gradient, frozen or not.
+                flops_backward=told.flops_backward + 2 * products,
+                activation_bytes=told.activation_bytes
+                + _kept_bytes(self, (batch, self.heads, length, span), wide),
+            )
+
+        def _projections(self) -> dict[str, Any]:
+            """Return the self of the four children."""
+            checks.positive(self, units=self.units, heads=self.heads)
+            if self.head_dim is None and self.units % self.heads:
+                raise errors.LayerError(
+                    f"{base.describe(self)}: {self.heads} heads do not divide {self.units} "
+                    "units. Set its field head_dim"
+                )
+            wide = self.heads * (self.head_dim or self.units // self.heads)
+            units = {"query": wide, "key": wide, "value": wide, "output": self.units}
+            return {
+                name: Dense.Params(units=count, use_bias=self.use_bias)
+                for name, count in units.items()
+            }
+
+    params: Params
+
+    def __init__(self, params: Params) -> None:
         """See `Layer`."""
         super().__init__(params)
-        for name, child in self._projections(params).items():
+        for name, child in params._projections().items():
             self.add_child(name, child)
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> Meta:
-        forms = ("x, memory", "x, memory, mask") if params.cross else ("x", "x, mask")
-        checks.arity(params, inputs, forms)
-        batch, length, units = checks.shape(params, inputs[0], "[B, T, D]", "Embed before it")
-        memory = inputs[1] if params.cross else inputs[0]
-        rows, span, _ = checks.shape(params, memory, "[B, S, E]", "Its memory is a sequence")
-        if units != params.units or rows != batch:
-            raise errors.LayerError(
-                f"{base.describe(params)}: x of shape {[batch, length, units]} and memory of "
-                f"{memory.shape.as_list()}, expected [{batch}, T, {params.units}] and "
-                f"[{batch}, S, E]. Set its field units, or project x before"
-            )
-        if len(inputs) == len(forms[-1].split(",")):
-            _check_mask(params, inputs[-1], (batch, length, span))
-        checks.share(params, "dropout", params.dropout)
-        children = cls._projections(params)
-        wide = tf.TensorSpec(
-            (batch, length, children["query"].units), precision.policy(params.dtype).compute
-        )
-        reads = {"query": inputs[0], "key": memory, "value": memory, "output": wide}
-        metas = [base.child_meta(params, name, children[name], reads[name]) for name in children]
-        output = tf.TensorSpec((batch, length, units), wide.dtype)
-        told = base.sum_metas(output, metas)
-        products = 2 * 2 * batch * length * span * children["query"].units
-        return dataclasses.replace(
-            told,
-            flops_forward=told.flops_forward + products,
-            # Either operand of a product has a gradient, frozen or not.
-            flops_backward=told.flops_backward + 2 * products,
-            activation_bytes=told.activation_bytes
-            + _kept_bytes(params, (batch, params.heads, length, span), wide),
-        )
-
-    @staticmethod
-    def _projections(params: Any) -> dict[str, Any]:
-        """Return the params of the four children."""
-        checks.positive(params, units=params.units, heads=params.heads)
-        if params.head_dim is None and params.units % params.heads:
-            raise errors.LayerError(
-                f"{base.describe(params)}: {params.heads} heads do not divide {params.units} "
-                "units. Set its field head_dim"
-            )
-        wide = params.heads * (params.head_dim or params.units // params.heads)
-        units = {"query": wide, "key": wide, "value": wide, "output": params.units}
-        return {
-            name: Dense.Params(units=count, use_bias=params.use_bias)
-            for name, count in units.items()
-        }
-
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         x, *others = inputs if isinstance(inputs, tuple) else (inputs,)
         memory = others.pop(0) if self.params.cross else x
@@ -205,50 +204,50 @@ class TransformerLayer(Layer):
         dropout: float = hyperparams.field(0.0, "Rate after both branches and in the middle.")
         attention_dropout: float = hyperparams.field(0.0, "Rate on the attention shares.")
 
-    def __init__(self, params: Any) -> None:
+        def _parts(self) -> dict[str, Any]:
+            dropout = Dropout.Params(rate=self.dropout)
+            return {
+                "attention_norm": LayerNorm.Params(),
+                "attention": MultiHeadAttention.Params(
+                    units=self.units,
+                    heads=self.heads,
+                    causal=self.causal,
+                    dropout=self.attention_dropout,
+                    reads=self.reads,
+                ),
+                "attention_dropout": dropout,
+                "feed_forward_norm": LayerNorm.Params(),
+                "feed_forward": composition.Sequential.Params(
+                    layers=[
+                        Dense.Params(units=self.hidden, activation=self.activation),
+                        dropout,
+                        Dense.Params(units=self.units),
+                    ]
+                ),
+                "feed_forward_dropout": dropout,
+            }
+
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            checks.arity(self, inputs, ("x", "x, mask"))
+            x, *mask = inputs
+            parts = self._parts()
+            metas: list[Meta] = []
+            for name in parts:
+                others = mask if name == "attention" else []
+                value = metas[-1].outputs if metas and not name.endswith("norm") else x
+                metas.append(base.child_meta(self, name, parts[name], value, *others))
+            output = tf.TensorSpec(x.shape, self.policy.compute)
+            return base.sum_metas(output, metas)
+
+    params: Params
+
+    def __init__(self, params: Params) -> None:
         """See `Layer`."""
         super().__init__(params)
-        for name, child in self._parts(params).items():
+        for name, child in params._parts().items():
             self.add_child(name, child)
 
-    @staticmethod
-    def _parts(params: Any) -> dict[str, Any]:
-        dropout = Dropout.Params(rate=params.dropout)
-        return {
-            "attention_norm": LayerNorm.Params(),
-            "attention": MultiHeadAttention.Params(
-                units=params.units,
-                heads=params.heads,
-                causal=params.causal,
-                dropout=params.attention_dropout,
-                reads=params.reads,
-            ),
-            "attention_dropout": dropout,
-            "feed_forward_norm": LayerNorm.Params(),
-            "feed_forward": composition.Sequential.Params(
-                layers=[
-                    Dense.Params(units=params.hidden, activation=params.activation),
-                    dropout,
-                    Dense.Params(units=params.units),
-                ]
-            ),
-            "feed_forward_dropout": dropout,
-        }
-
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> Meta:
-        checks.arity(params, inputs, ("x", "x, mask"))
-        x, *mask = inputs
-        parts = cls._parts(params)
-        metas: list[Meta] = []
-        for name in parts:
-            others = mask if name == "attention" else []
-            value = metas[-1].outputs if metas and not name.endswith("norm") else x
-            metas.append(base.child_meta(params, name, parts[name], value, *others))
-        output = tf.TensorSpec(x.shape, precision.policy(params.dtype).compute)
-        return base.sum_metas(output, metas)
-
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         x, *mask = inputs if isinstance(inputs, tuple) else (inputs,)
         x = precision.cast(x, self.policy.compute)

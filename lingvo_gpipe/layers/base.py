@@ -11,7 +11,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -19,8 +19,12 @@ import tensorflow as tf
 from lingvo_gpipe import errors, hyperparams, precision
 from lingvo_gpipe.layers.context import Collected as Collected
 from lingvo_gpipe.layers.context import Context as Context
+from lingvo_gpipe.nests import Nest, SpecNest
 
 Initializer = Callable[[tuple[int, ...], tf.DType, int], tf.Tensor]
+
+Theta: TypeAlias = dict[str, Any]
+"""A layer's weights by name, as tensors; a child's are a `Theta` under its name."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -143,7 +147,7 @@ class Meta:
         children: of the layers inside it, variables named as it sees them.
     """
 
-    outputs: Any
+    outputs: SpecNest
     variables: tuple[VariableSpec, ...] = ()
     flops_forward: int = 0
     flops_backward: int = 0
@@ -156,16 +160,16 @@ class Meta:
 
 
 class Layer(tf.Module, hyperparams.Configurable):
-    """Base of every layer.
+    """Base of every layer: `Params` says what it needs and returns, `fprop` computes it.
 
-    A subclass declares its fields in a nested `Params(Layer.Params)`, tells `_meta` (a class
-    method, from params alone) and computes `fprop`. Children are made in `__init__` by
-    `self.add_child`; their theta is `theta[name]`, their context `ctx.child(name)`: `self.child`
-    does both.
+    A subclass declares its fields in a nested `Params(Layer.Params)`, which also has the methods
+    that need fields and input shapes alone, `_meta` first. It repeats `params: Params`, so that
+    `self.params` has that type. Children are made in `__init__` by `self.add_child`; their theta is
+    `theta[name]`, their context `ctx.child(name)`: `self.child` passes on both.
     """
 
     class Params(hyperparams.Configurable.Params):
-        """Fields that every layer has."""
+        """Fields that every layer has, and what is known of a layer from them alone."""
 
         name: str = hyperparams.field("", "Path part of the layer; empty: named by its class.")
         reads: tuple[str, ...] = hyperparams.field(("x",), "Names of the stream it reads.")
@@ -192,8 +196,104 @@ class Layer(tf.Module, hyperparams.Configurable):
             {}, "Own variable path → path of the variable in the network that is used instead."
         )
 
-    def __init__(self, params: Any) -> None:
-        """Make the layer and its children from its own copy of `params`; no variables."""
+        @property
+        def policy(self) -> precision.Policy:
+            """The layer's precision policy."""
+            return precision.policy(self.dtype)
+
+        def fprop_meta(self, *inputs: SpecNest) -> Meta:
+            """Return what the layer needs and returns, without a variable or a device.
+
+            Args:
+                *inputs: a nest of `tf.TensorSpec` per name it reads, static shapes.
+
+            Returns:
+                Its Meta, with ties and freezing of the params applied.
+
+            Raises:
+                LayerError: the inputs do not fit, or `tie` names no variable of the layer.
+            """
+            meta = self._meta(*inputs)
+            paths = [v.path for v in meta.variables]
+            unknown = sorted(set(self.tie) - set(paths))
+            if unknown:
+                near = errors.nearest(unknown[0], paths)
+                raise errors.LayerError(
+                    f"{describe(self)}: tie: no variable {unknown[0]!r}; nearest "
+                    f"{', '.join(near) or sorted(paths)}"
+                )
+            compute = self.policy.compute
+            variables = tuple(
+                dataclasses.replace(
+                    v,
+                    compute=v.compute or compute,
+                    trainable=v.trainable and self.trainable,
+                    training_only=v.training_only or self.training_only,
+                    tie=self.tie.get(v.path, v.tie),
+                )
+                for v in meta.variables
+            )
+            return dataclasses.replace(meta, variables=variables)
+
+        @abc.abstractmethod
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            """Return the Meta of this class; see `fprop_meta`."""
+
+        def compared(self) -> tuple[str, ...]:
+            """Return the names it reads to compare with, not to compute on: labels, weights.
+
+            A field of the mini-batch that layers read in no other way comes in the dtype of the
+            master weights, whatever the layers compute in. A layer that passes such a name to a
+            child returns it too.
+            """
+            return ()
+
+        def inference(self, available: Collection[str]) -> Layer.Params | None:
+            """Return the params that replace these where the network is served.
+
+            Args:
+                available: names of the stream that exist where the layer runs: what is served, and
+                    what layers before it write. Labels are not among them.
+
+            Returns:
+                A copy, changed or not, or params of another class; None: the layer is left out, and
+                the names it writes keep the values they had before it, if any. A layer that still
+                reads a name that is not available is left out too, and so is what it writes.
+            """
+            return None if self.training_only else self._inference(available)
+
+        def _inference(self, available: Collection[str]) -> Layer.Params | None:
+            """Return what `inference` returns for a layer that is not `training_only`.
+
+            A subclass leaves out what only training uses: a head its label, a layer with an
+            auxiliary head that child (its field becomes None, and the label leaves `reads`). What
+            remains has the same variables at the same paths, or fewer:
+
+                served = self.copy()
+                served.auxiliary = None
+                served.reads = served.reads[:2]
+                return served
+            """
+            del available
+            return self.copy()
+
+        def served(self, outputs: Nest) -> dict[str, Nest]:
+            """Return the outputs of a served model whose last layer this is.
+
+            Args:
+                outputs: what `fprop` returned, in inference.
+
+            Returns:
+                Name → tensor: the written names; a classifier's logits become `probabilities`
+                (`heads.SoftmaxHead`, which layers around such a head call as well).
+            """
+            values = outputs if len(self.writes) > 1 else (outputs,)
+            return dict(zip(self.writes, values, strict=True))
+
+    params: Params
+
+    def __init__(self, params: Params) -> None:
+        """Make the layer from a copy of `params`; no variables."""
         tf.Module.__init__(self)
         self.params = params.copy().freeze()
         self.children: dict[str, Layer] = {}
@@ -201,142 +301,49 @@ class Layer(tf.Module, hyperparams.Configurable):
     @property
     def policy(self) -> precision.Policy:
         """The layer's precision policy."""
-        return precision.policy(self.params.dtype)
+        return self.params.policy
 
-    def add_child(self, name: str, params: Any) -> Layer:
+    def add_child(self, name: str, params: Params) -> Layer:
         """Make the child layer `name` from its params; it inherits dtype and freezing."""
         if name in self.children:
             raise errors.LayerError(f"{type(self).__name__}: two children are called {name!r}")
         self.children[name] = inherit(self.params, params).instantiate()
         return self.children[name]
 
-    def child(self, name: str, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
-        """Run the child `name` on its own part of theta and state."""
+    def child(self, name: str, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
+        """Run the child `name` on its part of theta and state."""
         return self.children[name].run(theta.get(name, {}), inputs, ctx.child(name))
 
-    @classmethod
-    def fprop_meta(cls, params: Any, *inputs: Any) -> Meta:
-        """Tell what the layer needs and gives, without a variable or a device.
-
-        Args:
-            params: the layer's params.
-            *inputs: a nest of `tf.TensorSpec` per name it reads, static shapes.
-
-        Returns:
-            Its Meta, with ties and freezing of `params` applied.
-
-        Raises:
-            LayerError: the inputs do not fit, or a tie names no variable of the layer.
-        """
-        told = cls._meta(params, *inputs)
-        unknown = sorted(set(params.tie) - {v.path for v in told.variables})
-        if unknown:
-            near = errors.nearest(unknown[0], [v.path for v in told.variables])
-            raise errors.LayerError(
-                f"{describe(params)}: tie names {unknown[0]!r}, which it has not; "
-                f"nearest {', '.join(near) or sorted(v.path for v in told.variables)}"
-            )
-        compute = precision.policy(params.dtype).compute
-        variables = tuple(
-            dataclasses.replace(
-                v,
-                compute=v.compute or compute,
-                trainable=v.trainable and params.trainable,
-                training_only=v.training_only or params.training_only,
-                tie=params.tie.get(v.path, v.tie),
-            )
-            for v in told.variables
-        )
-        return dataclasses.replace(told, variables=variables)
-
-    @classmethod
     @abc.abstractmethod
-    def _meta(cls, params: Any, *inputs: Any) -> Meta:
-        """Tell the Meta of this class; see `fprop_meta`."""
-
-    @abc.abstractmethod
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """Compute the outputs; pure.
 
         Args:
             theta: the layer's weights as tensors in the compute dtype, nested by child.
             inputs: the value of the name it reads; a tuple where it reads several.
-            ctx: seed, state, step, and where losses and statistics go.
+            ctx: seed, state, step, and where losses and statistics are added.
 
         Returns:
             The value of the name it writes; a tuple where it writes several.
         """
 
-    @classmethod
-    def compared(cls, params: Any) -> tuple[str, ...]:
-        """Name what it reads to compare with, not to compute on: labels, targets, weights.
-
-        A field of the mini-batch that layers read in no other way comes in the dtype of the
-        master weights, whatever the layers compute in. A layer that hands such a name to a child
-        names it too.
-
-        Args:
-            params: of a layer of the network.
-        """
-        del params
-        return ()
-
-    @classmethod
-    def inference(cls, params: Any, available: Collection[str]) -> Any:
-        """Return the params that stand for `params` where the network is served.
-
-        What serves training alone is left out: a head gives up its label, a layer with an
-        auxiliary head that child (its field becomes None, and the label leaves `reads`). What
-        remains has the same variables at the same paths, or fewer. Override it so:
-
-            own = super().inference(params, available)
-            own.auxiliary = None
-            own.reads = own.reads[:2]
-            return own
-
-        Args:
-            params: of a layer of the network, with its name; not to be changed.
-            available: names of the stream that there are where the layer runs: what is served,
-                and what layers before it write. The label is none of them.
-
-        Returns:
-            A copy, changed or not, or params of another class; None: the layer is left out, and
-            the names it writes keep the values they had before it, if any. A layer that still
-            reads a name that is not available is left out too, and what it writes is not there.
-        """
-        del available
-        return None if params.training_only else params.copy()
-
-    @classmethod
-    def served(cls, params: Any, outputs: Any) -> dict[str, Any]:
-        """Return what a served model tells where the layer's outputs are the network's.
-
-        Args:
-            params: of the layer.
-            outputs: what `fprop` gave, in inference.
-
-        Returns:
-            Name → tensor: the written names; a classifier's logits become `probabilities`
-            (`heads.Softmax.served`, which layers around such a head call as well).
-        """
-        several = outputs if len(params.writes) > 1 else (outputs,)
-        return dict(zip(params.writes, several, strict=True))
-
-    def run(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+    def run(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """Call `fprop`, recomputed in the backward pass if params say so."""
         if not (self.params.recompute and ctx.training):
             return self.fprop(theta, inputs, ctx)
         return recomputed(self, theta, inputs, ctx)
 
-    def merge_moments(self, state: dict[str, tf.Tensor], moments: Any) -> dict[str, tf.Tensor]:
-        """Return new values of state variables from the whole update's added-up moments.
+    def merge_moments(
+        self, state: dict[str, tf.Tensor], moments: dict[str, tf.Tensor]
+    ) -> dict[str, tf.Tensor]:
+        """Return new values of state variables from the moments of the whole update.
 
         Args:
-            state: the layer's own state variables by name.
-            moments: what `ctx.add_moments` gave, added up over all micro-batches.
+            state: the layer's state variables by name.
+            moments: what `ctx.add_moments` received, summed over all micro-batches.
         """
         raise errors.LayerError(
-            f"{type(self).__name__} gives moments {sorted(moments)} for its state "
+            f"{type(self).__name__} adds moments {sorted(moments)} for its state "
             f"{sorted(state)}, but defines no merge_moments"
         )
 
@@ -369,7 +376,7 @@ def recompute_grad(
     return call
 
 
-def recomputed(layer: Layer, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+def recomputed(layer: Layer, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
     """Run `layer.fprop` so that the backward pass computes it again instead of keeping it.
 
     Everything that matters enters `tf.recompute_grad` as a positional tensor and leaves it as an
@@ -391,8 +398,8 @@ def recomputed(layer: Layer, theta: dict[str, Any], inputs: Any, ctx: Context) -
     return outputs
 
 
-def inherit(parent: Any, child: Any) -> Any:
-    """Return a copy of `child` params with what it leaves open taken from `parent` params."""
+def inherit(parent: Layer.Params, child: Layer.Params) -> Layer.Params:
+    """Return a copy of `child` with the fields that it leaves open taken from `parent`."""
     copy = child.copy()
     if copy.dtype is None:
         copy.dtype = parent.dtype
@@ -403,16 +410,15 @@ def inherit(parent: Any, child: Any) -> Any:
     return copy
 
 
-def child_meta(parent: Any, name: str, child: Any, *inputs: Any) -> Meta:
-    """Tell the Meta of a child as its parent sees it: variables named below `name`."""
-    own = inherit(parent, child)
-    told: Meta = own.owner.fprop_meta(own, *inputs)
-    variables = tuple(dataclasses.replace(v, path=f"{name}/{v.path}") for v in told.variables)
-    return dataclasses.replace(told, variables=variables, name=name, kind=own.owner.__name__)
+def child_meta(parent: Layer.Params, name: str, child: Layer.Params, *inputs: SpecNest) -> Meta:
+    """Return the Meta of a child as its parent sees it: variables named below `name`."""
+    meta = inherit(parent, child).fprop_meta(*inputs)
+    variables = tuple(dataclasses.replace(v, path=f"{name}/{v.path}") for v in meta.variables)
+    return dataclasses.replace(meta, variables=variables, name=name, kind=class_name(child))
 
 
 def sum_metas(
-    outputs: Any, metas: Sequence[Meta], variables: tuple[VariableSpec, ...] = ()
+    outputs: SpecNest, metas: Sequence[Meta], variables: tuple[VariableSpec, ...] = ()
 ) -> Meta:
     """Return the Meta of a layer that runs its children one after the other.
 
@@ -434,13 +440,19 @@ def sum_metas(
     )
 
 
-def describe(params: Any) -> str:
+def class_name(params: Layer.Params) -> str:
+    """Return the name of the layer's class."""
+    owner: Any = params.owner
+    return str(owner.__name__)
+
+
+def describe(params: Layer.Params) -> str:
     """Return how errors call the layer of `params`: its name and class."""
-    kind = params.owner.__name__
+    kind = class_name(params)
     return f"{params.name} ({kind})" if params.name else kind
 
 
-def spec_bytes(specs: Any) -> int:
+def spec_bytes(specs: SpecNest) -> int:
     """Return the bytes of a nest of `tf.TensorSpec` with static shapes."""
     total = 0
     for spec in tf.nest.flatten(specs):

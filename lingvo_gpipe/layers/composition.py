@@ -9,14 +9,15 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Collection, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.layers import activation, base, joining
-from lingvo_gpipe.layers.base import Layer, Meta
+from lingvo_gpipe.layers.base import Layer, Meta, Theta
 from lingvo_gpipe.layers.context import Context
+from lingvo_gpipe.nests import Nest, SpecNest
 
 
 def default_name(params: Any) -> str:
@@ -87,7 +88,7 @@ def inner(child: Any) -> Any:
 
     What a child gives is handed on by position, so one that would be left out stays.
     """
-    own = child.owner.inference(child, tuple(child.reads))
+    own = child.inference(tuple(child.reads))
     return own if own is not None and len(own.reads) == len(child.reads) else child.copy()
 
 
@@ -97,50 +98,49 @@ class Sequential(Layer):
     class Params(Layer.Params):
         layers: list[Layer.Params] = hyperparams.required("The children.")
 
-    def __init__(self, params: Any) -> None:
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            told = chain_meta(self, named(self, self.layers), inputs)
+            count = len(told.outputs) if isinstance(told.outputs, tuple) else 1
+            if count != len(self.writes):
+                raise errors.LayerError(
+                    f"{base.describe(self)}: writes {self.writes!r}, but its last child gives "
+                    f"{count} values. Set its field writes to as many names"
+                )
+            return told
+
+        def _inference(self, available: Collection[str]) -> Self:
+            """Leave out what the first child does not need, such as a label."""
+            del available
+            served = self.copy()
+            if not self.layers:
+                return served
+            first, *others = named(self, self.layers)
+            kept = first.inference(tuple(first.reads))
+            if kept is not None and set(kept.reads) <= set(first.reads):
+                places = [list(first.reads).index(name) for name in kept.reads]
+                served.reads = tuple(self.reads[place] for place in places)
+            else:
+                kept = first
+            served.layers = [kept, *(inner(child) for child in others)]
+            return served
+
+        def served(self, outputs: Nest) -> dict[str, Nest]:
+            """Return what the last child returns."""
+            if not self.layers:
+                return super().served(outputs)
+            last = self.layers[-1].copy()
+            last.writes = self.writes
+            return last.served(outputs)
+
+    params: Params
+
+    def __init__(self, params: Params) -> None:
         """See `Layer`."""
         super().__init__(params)
         for child in named(params, params.layers):
             self.add_child(child.name, child)
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> Meta:
-        told = chain_meta(params, named(params, params.layers), inputs)
-        count = len(told.outputs) if isinstance(told.outputs, tuple) else 1
-        if count != len(params.writes):
-            raise errors.LayerError(
-                f"{base.describe(params)}: writes {params.writes!r}, but its last child gives "
-                f"{count} values. Set its field writes to as many names"
-            )
-        return told
-
-    @classmethod
-    def inference(cls, params: Any, available: Collection[str]) -> Any:
-        """Leave out what a first child gives up, such as a label; see `Layer.inference`."""
-        own = super().inference(params, available)
-        if own is None or not params.layers:
-            return own
-        first, *others = named(params, params.layers)
-        kept = first.owner.inference(first, tuple(first.reads))
-        if kept is not None and set(kept.reads) <= set(first.reads):
-            places = [list(first.reads).index(name) for name in kept.reads]
-            own.reads = tuple(params.reads[place] for place in places)
-        else:
-            kept = first
-        own.layers = [kept, *(inner(child) for child in others)]
-        return own
-
-    @classmethod
-    def served(cls, params: Any, outputs: Any) -> dict[str, Any]:
-        """Tell what the last child tells; see `Layer.served`."""
-        if not params.layers:
-            return super().served(params, outputs)
-        last = params.layers[-1].copy()
-        last.writes = params.writes
-        told: dict[str, Any] = last.owner.served(last, outputs)
-        return told
-
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         for name in self.children:
             inputs = self.child(name, theta, inputs, ctx)
@@ -160,41 +160,39 @@ class Residual(Layer):
         )
         activation: str = hyperparams.field("linear", "Keras activation of the sum.")
 
-    def __init__(self, params: Any) -> None:
+        def _parts(self) -> dict[str, Any]:
+            parts = {"body": Sequential.Params(layers=self.body, reads=self.reads)}
+            if self.shortcut:
+                parts["shortcut"] = Sequential.Params(layers=self.shortcut)
+            return parts
+
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            parts = self._parts()
+            metas = [base.child_meta(self, "body", parts["body"], *inputs)]
+            if "shortcut" in parts:
+                metas.append(base.child_meta(self, "shortcut", parts["shortcut"], inputs[0]))
+            first = metas[1].outputs if "shortcut" in parts else inputs[0]
+            output = joining.sum_meta(self, (first, metas[0].outputs))
+            told = base.sum_metas(output, metas)
+            kept = told.activation_bytes + activation.kept_bytes(self, self.activation, output)
+            return dataclasses.replace(told, activation_bytes=kept)
+
+        def _inference(self, available: Collection[str]) -> Self:
+            del available
+            served = self.copy()
+            served.body = [inner(child) for child in named(self, self.body)]
+            served.shortcut = [inner(child) for child in named(self, self.shortcut)]
+            return served
+
+    params: Params
+
+    def __init__(self, params: Params) -> None:
         """See `Layer`."""
         super().__init__(params)
-        for name, child in self._parts(params).items():
+        for name, child in params._parts().items():
             self.add_child(name, child)
 
-    @staticmethod
-    def _parts(params: Any) -> dict[str, Any]:
-        parts = {"body": Sequential.Params(layers=params.body, reads=params.reads)}
-        if params.shortcut:
-            parts["shortcut"] = Sequential.Params(layers=params.shortcut)
-        return parts
-
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> Meta:
-        parts = cls._parts(params)
-        metas = [base.child_meta(params, "body", parts["body"], *inputs)]
-        if "shortcut" in parts:
-            metas.append(base.child_meta(params, "shortcut", parts["shortcut"], inputs[0]))
-        first = metas[1].outputs if "shortcut" in parts else inputs[0]
-        output = joining.sum_meta(params, (first, metas[0].outputs))
-        told = base.sum_metas(output, metas)
-        function_bytes = activation.kept_bytes(params, params.activation, output)
-        return dataclasses.replace(told, activation_bytes=told.activation_bytes + function_bytes)
-
-    @classmethod
-    def inference(cls, params: Any, available: Collection[str]) -> Any:
-        """See `Layer.inference`."""
-        own = super().inference(params, available)
-        if own is not None:
-            own.body = [inner(child) for child in named(params, params.body)]
-            own.shortcut = [inner(child) for child in named(params, params.shortcut)]
-        return own
-
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         x = inputs[0] if len(self.params.reads) > 1 else inputs
         if "shortcut" in self.children:
@@ -210,37 +208,38 @@ class Parallel(Layer):
         branches: list[Layer.Params] = hyperparams.required("Layers that each read x.")
         merge: Literal["add", "concat"] = hyperparams.field("add", "How their outputs are joined.")
 
-    def __init__(self, params: Any) -> None:
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            children = named(self, self.branches)
+            if not children:
+                raise errors.LayerError(
+                    f"{base.describe(self)}: has no branches. Give at least one"
+                )
+            own = "the layer itself reads"
+            metas = [_one_meta(self, child, inputs, own) for child in children]
+            outputs = tuple(meta.outputs for meta in metas)
+            if self.merge == "add":
+                return base.sum_metas(joining.sum_meta(self, outputs), metas)
+            joined = joining.concat_meta(self, outputs, -1)
+            told = base.sum_metas(joined.outputs, metas)
+            return dataclasses.replace(
+                told, activation_bytes=told.activation_bytes + joined.activation_bytes
+            )
+
+        def _inference(self, available: Collection[str]) -> Self:
+            del available
+            served = self.copy()
+            served.branches = [inner(child) for child in named(self, self.branches)]
+            return served
+
+    params: Params
+
+    def __init__(self, params: Params) -> None:
         """See `Layer`."""
         super().__init__(params)
         for child in named(params, params.branches):
             self.add_child(child.name, child)
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> Meta:
-        children = named(params, params.branches)
-        if not children:
-            raise errors.LayerError(f"{base.describe(params)}: has no branches. Give at least one")
-        own = "the layer itself reads"
-        metas = [_one_meta(params, child, inputs, own) for child in children]
-        outputs = tuple(meta.outputs for meta in metas)
-        if params.merge == "add":
-            return base.sum_metas(joining.sum_meta(params, outputs), metas)
-        joined = joining.concat_meta(params, outputs, -1)
-        told = base.sum_metas(joined.outputs, metas)
-        return dataclasses.replace(
-            told, activation_bytes=told.activation_bytes + joined.activation_bytes
-        )
-
-    @classmethod
-    def inference(cls, params: Any, available: Collection[str]) -> Any:
-        """See `Layer.inference`."""
-        own = super().inference(params, available)
-        if own is not None:
-            own.branches = [inner(child) for child in named(params, params.branches)]
-        return own
-
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         values = [self.child(name, theta, inputs, ctx) for name in self.children]
         values = [tf.cast(value, self.policy.compute) for value in values]

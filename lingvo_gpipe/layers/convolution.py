@@ -12,8 +12,9 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, precision
 from lingvo_gpipe.layers import activation, base, checks, dense
-from lingvo_gpipe.layers.base import Layer, Meta, VariableSpec
+from lingvo_gpipe.layers.base import Layer, Meta, Theta, VariableSpec
 from lingvo_gpipe.layers.context import Context
+from lingvo_gpipe.nests import Nest, SpecNest
 
 LAYOUT = "[B, H, W, C]"
 WAY_OUT = "Put a Reshape before it"
@@ -115,30 +116,29 @@ class Conv2D(Layer):
         filters: int = hyperparams.required("Output channels.")
         groups: int = hyperparams.field(1, "Channels are convolved in as many separate groups.")
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> Meta:
-        batch, rows, columns, channels = _checked(params, inputs)
-        checks.positive(params, filters=params.filters, groups=params.groups)
-        if channels % params.groups or params.filters % params.groups:
-            raise errors.LayerError(
-                f"{base.describe(params)}: {params.groups} groups do not divide both {channels} "
-                f"input channels and {params.filters} filters. Choose a common divisor"
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            batch, rows, columns, channels = _checked(self, inputs)
+            checks.positive(self, filters=self.filters, groups=self.groups)
+            if channels % self.groups or self.filters % self.groups:
+                raise errors.LayerError(
+                    f"{base.describe(self)}: {self.groups} groups do not divide both {channels} "
+                    f"input channels and {self.filters} filters. Choose a common divisor"
+                )
+            height, width = pair(self.kernel_size)
+            kernel = (height, width, channels // self.groups, self.filters)
+            output = tf.TensorSpec((batch, rows, columns, self.filters), self.policy.compute)
+            flops = 2 * batch * rows * columns * height * width * kernel[2] * self.filters
+            return Meta(
+                output,
+                dense.weights(self, kernel, self.filters),
+                flops_forward=flops,
+                flops_backward=dense.backward_flops(self, flops),
+                activation_bytes=activation.kept_bytes(self, self.activation, output),
             )
-        height, width = pair(params.kernel_size)
-        kernel = (height, width, channels // params.groups, params.filters)
-        output = tf.TensorSpec(
-            (batch, rows, columns, params.filters), precision.policy(params.dtype).compute
-        )
-        flops = 2 * batch * rows * columns * height * width * kernel[2] * params.filters
-        return Meta(
-            output,
-            dense.weights(params, kernel, params.filters),
-            flops_forward=flops,
-            flops_backward=dense.backward_flops(params, flops),
-            activation_bytes=activation.kept_bytes(params, params.activation, output),
-        )
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         del ctx
         x = precision.cast(inputs, self.policy.compute)
@@ -182,25 +182,24 @@ class DepthwiseConv2D(Layer):
     class Params(ConvParams):
         depth_multiplier: int = hyperparams.field(1, "Output channels per input channel.")
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> Meta:
-        batch, rows, columns, channels = _checked_depthwise(params, inputs)
-        height, width = pair(params.kernel_size)
-        kernel = (height, width, channels, params.depth_multiplier)
-        units = channels * params.depth_multiplier
-        output = tf.TensorSpec(
-            (batch, rows, columns, units), precision.policy(params.dtype).compute
-        )
-        flops = 2 * batch * rows * columns * height * width * units
-        return Meta(
-            output,
-            dense.weights(params, kernel, units),
-            flops_forward=flops,
-            flops_backward=dense.backward_flops(params, flops),
-            activation_bytes=activation.kept_bytes(params, params.activation, output),
-        )
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            batch, rows, columns, channels = _checked_depthwise(self, inputs)
+            height, width = pair(self.kernel_size)
+            kernel = (height, width, channels, self.depth_multiplier)
+            units = channels * self.depth_multiplier
+            output = tf.TensorSpec((batch, rows, columns, units), self.policy.compute)
+            flops = 2 * batch * rows * columns * height * width * units
+            return Meta(
+                output,
+                dense.weights(self, kernel, units),
+                flops_forward=flops,
+                flops_backward=dense.backward_flops(self, flops),
+                activation_bytes=activation.kept_bytes(self, self.activation, output),
+            )
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         del ctx
         x = precision.cast(inputs, self.policy.compute)
@@ -218,35 +217,36 @@ class SeparableConv2D(Layer):
         filters: int = hyperparams.required("Output channels.")
         depth_multiplier: int = hyperparams.field(1, "Channels in between per input channel.")
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> Meta:
-        batch, rows, columns, channels = _checked_depthwise(params, inputs)
-        checks.positive(params, filters=params.filters)
-        policy = precision.policy(params.dtype)
-        height, width = pair(params.kernel_size)
-        middle = channels * params.depth_multiplier
-        depthwise = VariableSpec(
-            "depthwise_kernel",
-            (height, width, channels, params.depth_multiplier),
-            policy.variable,
-            base.initializer(params.kernel_init, **params.kernel_init_args),
-        )
-        pointwise = dense.weights(
-            params, (1, 1, middle, params.filters), params.filters, "pointwise_kernel"
-        )
-        between = tf.TensorSpec((batch, rows, columns, middle), policy.compute)
-        output = tf.TensorSpec((batch, rows, columns, params.filters), policy.compute)
-        flops = 2 * batch * rows * columns * middle * (height * width + params.filters)
-        return Meta(
-            output,
-            (depthwise, *pointwise),
-            flops_forward=flops,
-            flops_backward=dense.backward_flops(params, flops),
-            activation_bytes=base.spec_bytes(between)
-            + activation.kept_bytes(params, params.activation, output),
-        )
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            batch, rows, columns, channels = _checked_depthwise(self, inputs)
+            checks.positive(self, filters=self.filters)
+            policy = self.policy
+            height, width = pair(self.kernel_size)
+            middle = channels * self.depth_multiplier
+            depthwise = VariableSpec(
+                "depthwise_kernel",
+                (height, width, channels, self.depth_multiplier),
+                policy.variable,
+                base.initializer(self.kernel_init, **self.kernel_init_args),
+            )
+            pointwise = dense.weights(
+                self, (1, 1, middle, self.filters), self.filters, "pointwise_kernel"
+            )
+            between = tf.TensorSpec((batch, rows, columns, middle), policy.compute)
+            output = tf.TensorSpec((batch, rows, columns, self.filters), policy.compute)
+            flops = 2 * batch * rows * columns * middle * (height * width + self.filters)
+            return Meta(
+                output,
+                (depthwise, *pointwise),
+                flops_forward=flops,
+                flops_backward=dense.backward_flops(self, flops),
+                activation_bytes=base.spec_bytes(between)
+                + activation.kept_bytes(self, self.activation, output),
+            )
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         del ctx
         x = precision.cast(inputs, self.policy.compute)

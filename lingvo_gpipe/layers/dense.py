@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from lingvo_gpipe import hyperparams, precision
 from lingvo_gpipe.layers import activation, base, checks
-from lingvo_gpipe.layers.base import Layer, Meta, VariableSpec
+from lingvo_gpipe.layers.base import Layer, Meta, Theta, VariableSpec
 from lingvo_gpipe.layers.context import Context
+from lingvo_gpipe.nests import Nest, SpecNest
 
 
 class Dense(Layer):
@@ -26,23 +27,24 @@ class Dense(Layer):
         kernel_init: str = hyperparams.field("glorot_uniform", "Name of a Keras initializer.")
         kernel_init_args: dict[str, Any] = hyperparams.field({}, "Its arguments.")
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> Meta:
-        checks.arity(params, inputs, ("x",))
-        *rows, depth = checks.shape(params, inputs[0], "[B, ..., D]", "Put a Flatten before it")
-        checks.positive(params, units=params.units)
-        policy = precision.policy(params.dtype)
-        output = tf.TensorSpec((*rows, params.units), policy.compute)
-        flops = 2 * math.prod(rows) * depth * params.units
-        return Meta(
-            output,
-            weights(params, (depth, params.units), params.units),
-            flops_forward=flops,
-            flops_backward=backward_flops(params, flops),
-            activation_bytes=activation.kept_bytes(params, params.activation, output),
-        )
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            checks.arity(self, inputs, ("x",))
+            *rows, depth = checks.shape(self, inputs[0], "[B, ..., D]", "Put a Flatten before it")
+            checks.positive(self, units=self.units)
+            policy = self.policy
+            output = tf.TensorSpec((*rows, self.units), policy.compute)
+            flops = 2 * math.prod(rows) * depth * self.units
+            return Meta(
+                output,
+                weights(self, (depth, self.units), self.units),
+                flops_forward=flops,
+                flops_backward=backward_flops(self, flops),
+                activation_bytes=activation.kept_bytes(self, self.activation, output),
+            )
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         del ctx
         x = precision.cast(inputs, self.policy.compute)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, precision
 from lingvo_gpipe.layers import base, checks
-from lingvo_gpipe.layers.base import Layer, Meta
+from lingvo_gpipe.layers.base import Layer, Meta, Theta
 from lingvo_gpipe.layers.context import Context
+from lingvo_gpipe.nests import Nest, SpecNest
 
 
 class Dropout(Layer):
@@ -28,22 +27,23 @@ class Dropout(Layer):
             "(None, 1, 1, 1)), None per element. None: per element everywhere.",
         )
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> Meta:
-        checks.arity(params, inputs, ("x",))
-        checks.share(params, "rate", params.rate)
-        shape = checks.shape(params, inputs[0], "[B, ..., D]", "It drops elements of one tensor")
-        noise = params.noise_shape
-        if noise is not None and (len(noise) != len(shape) or not set(noise) <= {1, None}):
-            raise errors.LayerError(
-                f"{base.describe(params)}: noise_shape {noise} does not fit x of shape "
-                f"{list(shape)}. Give 1 or None for each of its {len(shape)} sides"
-            )
-        output = tf.TensorSpec(shape, precision.policy(params.dtype).compute)
-        mask = tf.TensorSpec(shape, tf.bool)
-        return Meta(output, activation_bytes=base.spec_bytes([output, mask]))
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            checks.arity(self, inputs, ("x",))
+            checks.share(self, "rate", self.rate)
+            shape = checks.shape(self, inputs[0], "[B, ..., D]", "It drops elements of one tensor")
+            noise = self.noise_shape
+            if noise is not None and (len(noise) != len(shape) or not set(noise) <= {1, None}):
+                raise errors.LayerError(
+                    f"{base.describe(self)}: noise_shape {noise} does not fit x of shape "
+                    f"{list(shape)}. Give 1 or None for each of its {len(shape)} sides"
+                )
+            output = tf.TensorSpec(shape, self.policy.compute)
+            mask = tf.TensorSpec(shape, tf.bool)
+            return Meta(output, activation_bytes=base.spec_bytes([output, mask]))
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         del theta
         x = precision.cast(inputs, self.policy.compute)

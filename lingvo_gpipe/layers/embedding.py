@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, precision
 from lingvo_gpipe.layers import base, checks
-from lingvo_gpipe.layers.base import Layer, Meta, VariableSpec
+from lingvo_gpipe.layers.base import Layer, Meta, Theta, VariableSpec
 from lingvo_gpipe.layers.context import Context
+from lingvo_gpipe.nests import Nest, SpecNest
 
 # Standard deviation D^-1/2 for a table [V, D].
 TABLE_INIT = "VarianceScaling"
@@ -36,28 +37,29 @@ class Embedding(Layer):
         table_init: str = hyperparams.field(TABLE_INIT, "Name of a Keras initializer.")
         table_init_args: dict[str, Any] = hyperparams.field(TABLE_INIT_ARGS, "Its arguments.")
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> Meta:
-        checks.arity(params, inputs, ("x",))
-        checks.positive(params, vocabulary=params.vocabulary, units=params.units)
-        shape = checks.any_shape(params, inputs[0], "[...]", "Read the field that holds the ids")
-        if not inputs[0].dtype.is_integer:
-            raise errors.LayerError(
-                f"{base.describe(params)}: expected integer ids, got {inputs[0].dtype.name} "
-                f"{list(shape)}. Read the field that holds the ids"
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            checks.arity(self, inputs, ("x",))
+            checks.positive(self, vocabulary=self.vocabulary, units=self.units)
+            shape = checks.any_shape(self, inputs[0], "[...]", "Read the field that holds the ids")
+            if not inputs[0].dtype.is_integer:
+                raise errors.LayerError(
+                    f"{base.describe(self)}: expected integer ids, got {inputs[0].dtype.name} "
+                    f"{list(shape)}. Read the field that holds the ids"
+                )
+            policy = self.policy
+            table = VariableSpec(
+                "table",
+                (self.vocabulary, self.units),
+                policy.variable,
+                base.initializer(self.table_init, **self.table_init_args),
+                compute=policy.variable,
             )
-        policy = precision.policy(params.dtype)
-        table = VariableSpec(
-            "table",
-            (params.vocabulary, params.units),
-            policy.variable,
-            base.initializer(params.table_init, **params.table_init_args),
-            compute=policy.variable,
-        )
-        output = tf.TensorSpec((*shape, params.units), policy.compute)
-        return Meta(output, (table,), activation_bytes=base.spec_bytes(output))
+            output = tf.TensorSpec((*shape, self.units), policy.compute)
+            return Meta(output, (table,), activation_bytes=base.spec_bytes(output))
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         del ctx
         found = precision.cast(tf.gather(theta["table"], inputs), self.policy.compute)
@@ -77,20 +79,21 @@ class PositionalEncoding(Layer):
     class Params(Layer.Params):
         max_wavelength: float = hyperparams.field(10000.0, "Of the slowest sine, in units of 2π.")
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> Meta:
-        checks.arity(params, inputs, ("x", "x, position"))
-        shape = checks.shape(params, inputs[0], "[B, T, D]", "Put an Embedding before it")
-        for position in inputs[1:]:
-            found = checks.any_shape(params, position, "[B, T]", "Set its field reads")
-            if found != shape[:2] or not position.dtype.is_integer:
-                raise errors.LayerError(
-                    f"{base.describe(params)}: position is {position.dtype.name} {list(found)}, "
-                    f"expected integers {list(shape[:2])}. Set its field reads"
-                )
-        return Meta(tf.TensorSpec(shape, precision.policy(params.dtype).compute))
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            checks.arity(self, inputs, ("x", "x, position"))
+            shape = checks.shape(self, inputs[0], "[B, T, D]", "Put an Embedding before it")
+            for position in inputs[1:]:
+                found = checks.any_shape(self, position, "[B, T]", "Set its field reads")
+                if found != shape[:2] or not position.dtype.is_integer:
+                    raise errors.LayerError(
+                        f"{base.describe(self)}: position is {position.dtype.name} {list(found)}, "
+                        f"expected integers {list(shape[:2])}. Set its field reads"
+                    )
+            return Meta(tf.TensorSpec(shape, self.policy.compute))
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         del theta, ctx
         policy = self.policy

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, precision
 from lingvo_gpipe.layers import base, checks, dense, embedding, joining
-from lingvo_gpipe.layers.base import Layer, LossSpec, Meta, MetricSpec, VariableSpec
+from lingvo_gpipe.layers.base import Layer, LossSpec, Meta, MetricSpec, Theta, VariableSpec
 from lingvo_gpipe.layers.context import Context
+from lingvo_gpipe.nests import Nest, SpecNest
 
 CONFUSION = "confusion"
 
@@ -35,19 +36,19 @@ class Head(Layer):
     class Params(LossParams):
         """Fields of every head."""
 
-    @classmethod
-    def compared(cls, params: Any) -> tuple[str, ...]:
-        """Name label and weights; see `Layer.compared`."""
-        first, *others = params.reads
-        return tuple(name for name in others if name != first)
+        def compared(self) -> tuple[str, ...]:
+            """Name label and weights; see `Layer.compared`."""
+            first, *others = self.reads
+            return tuple(name for name in others if name != first)
 
-    @classmethod
-    def inference(cls, params: Any, available: Collection[str]) -> Any:
-        """Give up label and weights; see `Layer.inference`."""
-        own = super().inference(params, available)
-        if own is not None:
-            own.reads = own.reads[:1]
-        return own
+        def _inference(self, available: Collection[str]) -> Self:
+            """Leave out label and weights."""
+            del available
+            served = self.copy()
+            served.reads = served.reads[:1]
+            return served
+
+    params: Params
 
 
 class LabelledParams(Head.Params):
@@ -250,17 +251,22 @@ def give_log_perplexity(params: Any, ctx: Context, rows: Rows) -> None:
     ctx.add_sum(f"{params.metric_prefix}log_perplexity", sums)
 
 
+def probabilities(logits: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Return what a served classifier returns: probabilities, in the dtype of its logits."""
+    return {"probabilities": tf.nn.softmax(logits)}
+
+
 class SoftmaxHead(Head):
-    """Base of layers that give logits: served, they tell probabilities and need no label."""
+    """Base of layers that return logits; served, they return probabilities and need no label."""
 
     class Params(LabelledParams):
         """Fields of every softmax head."""
 
-    @classmethod
-    def served(cls, params: Any, outputs: Any) -> dict[str, Any]:
-        """Tell probabilities, of whatever dtype the logits are; see `Layer.served`."""
-        del params
-        return {"probabilities": tf.nn.softmax(outputs)}
+        def served(self, outputs: Nest) -> dict[str, Nest]:
+            """Return probabilities."""
+            return probabilities(outputs)
+
+    params: Params
 
 
 class Softmax(SoftmaxHead):
@@ -276,18 +282,19 @@ class Softmax(SoftmaxHead):
         kernel_init: str = hyperparams.field("glorot_uniform", "Name of a Keras initializer.")
         kernel_init_args: dict[str, Any] = hyperparams.field({}, "Its arguments.")
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> Meta:
-        checks.arity(params, inputs, ("x", "x, label", "x, label, weights"))
-        *rows, depth = checks.shape(params, inputs[0], "[B, ..., D]", "Put a Flatten before it")
-        checks.positive(params, classes=params.classes)
-        _labelled(params, inputs, tuple(rows))
-        output = tf.TensorSpec((*rows, params.classes), precision.policy(params.dtype).variable)
-        variables = dense.weights(params, (depth, params.classes), params.classes)
-        flops = 2 * math.prod(rows) * depth * params.classes
-        return _told(params, inputs, output, variables, flops, _metric_names(params))
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            checks.arity(self, inputs, ("x", "x, label", "x, label, weights"))
+            *rows, depth = checks.shape(self, inputs[0], "[B, ..., D]", "Put a Flatten before it")
+            checks.positive(self, classes=self.classes)
+            _labelled(self, inputs, tuple(rows))
+            output = tf.TensorSpec((*rows, self.classes), self.policy.variable)
+            variables = dense.weights(self, (depth, self.classes), self.classes)
+            flops = 2 * math.prod(rows) * depth * self.classes
+            return _told(self, inputs, output, variables, flops, _metric_names(self))
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         x, *labels = inputs if isinstance(inputs, tuple) else (inputs,)
         x = precision.cast(x, self.policy.compute)
@@ -317,19 +324,22 @@ class SequenceSoftmax(SoftmaxHead):
             embedding.TABLE_INIT_ARGS, "Its arguments."
         )
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> Meta:
-        checks.arity(params, inputs, ("x", "x, label", "x, label, weights"))
-        *rows, depth = checks.shape(params, inputs[0], "[B, ..., D]", "It reads features per token")
-        checks.positive(params, vocabulary=params.vocabulary)
-        _labelled(params, inputs, tuple(rows))
-        output = tf.TensorSpec((*rows, params.vocabulary), precision.policy(params.dtype).variable)
-        variables = dense.weights(params, (params.vocabulary, depth), params.vocabulary)
-        flops = 2 * math.prod(rows) * depth * params.vocabulary
-        names = (*_metric_names(params), "log_perplexity")
-        return _told(params, inputs, output, variables, flops, names)
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            checks.arity(self, inputs, ("x", "x, label", "x, label, weights"))
+            *rows, depth = checks.shape(
+                self, inputs[0], "[B, ..., D]", "It reads features per token"
+            )
+            checks.positive(self, vocabulary=self.vocabulary)
+            _labelled(self, inputs, tuple(rows))
+            output = tf.TensorSpec((*rows, self.vocabulary), self.policy.variable)
+            variables = dense.weights(self, (self.vocabulary, depth), self.vocabulary)
+            flops = 2 * math.prod(rows) * depth * self.vocabulary
+            names = (*_metric_names(self), "log_perplexity")
+            return _told(self, inputs, output, variables, flops, names)
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         x, *labels = inputs if isinstance(inputs, tuple) else (inputs,)
         x = precision.cast(x, self.policy.compute)
@@ -351,29 +361,31 @@ class MeanSquaredError(Head):
     class Params(Head.Params):
         reads = ("x", "target")
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> Meta:
-        checks.arity(params, inputs, ("x", "x, target", "x, target, weights"))
-        shape = checks.shape(params, inputs[0], "[B, ...]", "It compares one tensor")
-        side = params.batch_dim or 0
-        rows = shape[side : side + 1]
-        for spec, expected in zip(inputs[1:], (shape, rows), strict=False):
-            found = checks.any_shape(params, spec, "[B, ...]", "Set its field reads")
-            if found != expected:
-                raise errors.LayerError(
-                    f"{base.describe(params)}: target or weights of shape {list(found)}, expected "
-                    f"{list(expected)} for x of shape {list(shape)}. Reshape one of them"
-                )
-        dtype = precision.policy(params.dtype).variable
-        losses: tuple[LossSpec, ...] = ()
-        if len(inputs) > 1:
-            given = len(inputs) == 3
-            weight = weight_by(params.reads[-1], dtype, given=given, examples=side)
-            losses = (LossSpec(params.loss_name, params.coefficient, weight),)
-        output = tf.TensorSpec(shape, dtype)
-        return Meta(output, activation_bytes=base.spec_bytes(output), losses=losses)
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            checks.arity(self, inputs, ("x", "x, target", "x, target, weights"))
+            shape = checks.shape(self, inputs[0], "[B, ...]", "It compares one tensor")
+            side = self.batch_dim or 0
+            rows = shape[side : side + 1]
+            for spec, expected in zip(inputs[1:], (shape, rows), strict=False):
+                found = checks.any_shape(self, spec, "[B, ...]", "Set its field reads")
+                if found != expected:
+                    raise errors.LayerError(
+                        f"{base.describe(self)}: target or weights of shape {list(found)}, "
+                        f"expected {list(expected)} for x of shape {list(shape)}. Reshape one of "
+                        "them"
+                    )
+            dtype = self.policy.variable
+            losses: tuple[LossSpec, ...] = ()
+            if len(inputs) > 1:
+                given = len(inputs) == 3
+                weight = weight_by(self.reads[-1], dtype, given=given, examples=side)
+                losses = (LossSpec(self.loss_name, self.coefficient, weight),)
+            output = tf.TensorSpec(shape, dtype)
+            return Meta(output, activation_bytes=base.spec_bytes(output), losses=losses)
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         del theta
         x, *given = inputs if isinstance(inputs, tuple) else (inputs,)
@@ -402,27 +414,27 @@ class AuxiliaryLoss(Layer):
         )
         loss_name = "auxiliary_loss"
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> Meta:
-        checks.arity(params, inputs, ("x",))
-        shape = checks.shape(params, inputs[0], "[B, ...]", "It measures one tensor")
-        policy = precision.policy(params.dtype)
-        weight = weight_by(
-            params.examples, policy.variable, given=False, examples=params.batch_dim or 0
-        )
-        return Meta(
-            tf.TensorSpec(shape, policy.compute),
-            activation_bytes=base.spec_bytes(tf.TensorSpec(shape, policy.variable)),
-            losses=(LossSpec(params.loss_name, params.coefficient, weight),),
-        )
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            checks.arity(self, inputs, ("x",))
+            shape = checks.shape(self, inputs[0], "[B, ...]", "It measures one tensor")
+            policy = self.policy
+            weight = weight_by(
+                self.examples, policy.variable, given=False, examples=self.batch_dim or 0
+            )
+            return Meta(
+                tf.TensorSpec(shape, policy.compute),
+                activation_bytes=base.spec_bytes(tf.TensorSpec(shape, policy.variable)),
+                losses=(LossSpec(self.loss_name, self.coefficient, weight),),
+            )
 
-    @classmethod
-    def inference(cls, params: Any, available: Collection[str]) -> Any:
-        """Hand x on; see `Layer.inference`."""
-        del available
-        return joining.passing(params)
+        def _inference(self, available: Collection[str]) -> Layer.Params | None:
+            """Hand x on; see `Layer.inference`."""
+            del available
+            return joining.passing(self)
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         del theta
         x = precision.cast(inputs, self.policy.variable)

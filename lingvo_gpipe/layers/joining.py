@@ -8,19 +8,22 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, precision
 from lingvo_gpipe.layers import base, checks
-from lingvo_gpipe.layers.base import Layer, Meta
+from lingvo_gpipe.layers.base import Layer, Meta, Theta
 from lingvo_gpipe.layers.context import Context
+from lingvo_gpipe.nests import Nest, SpecNest
 
 
 class Identity(Layer):
     """Any nest of tensors → the same."""
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> Meta:
-        checks.arity(params, inputs, ("x",))
-        return Meta(inputs[0])
+    class Params(Layer.Params):
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            checks.arity(self, inputs, ("x",))
+            return Meta(inputs[0])
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         del theta, ctx
         return inputs
@@ -44,17 +47,19 @@ class Rename(Layer):
     value read again later needs no rename as long as no layer has written its name again.
     """
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> Meta:
-        reads, writes = tuple(params.reads), tuple(params.writes)
-        if len(reads) != len(writes) or len(set(writes)) != len(writes):
-            raise errors.LayerError(
-                f"{base.describe(params)}: reads {reads}, writes {writes}. Give one name to write "
-                "for each that is read, all different"
-            )
-        return Meta(inputs[0] if len(inputs) == 1 else tuple(inputs))
+    class Params(Layer.Params):
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            reads, writes = tuple(self.reads), tuple(self.writes)
+            if len(reads) != len(writes) or len(set(writes)) != len(writes):
+                raise errors.LayerError(
+                    f"{base.describe(self)}: reads {reads}, writes {writes}. Give one name to "
+                    "write for each that is read, all different"
+                )
+            return Meta(inputs[0] if len(inputs) == 1 else tuple(inputs))
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         del theta, ctx
         return inputs
@@ -79,11 +84,13 @@ def sum_meta(params: Any, inputs: tuple[Any, ...]) -> tf.TensorSpec:
 class Add(Layer):
     """Names it reads, each [...] floating of one shape → their sum, in order."""
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> Meta:
-        return Meta(sum_meta(params, inputs))
+    class Params(Layer.Params):
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            return Meta(sum_meta(self, inputs))
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         del theta, ctx
         values = inputs if isinstance(inputs, tuple) else (inputs,)
@@ -120,11 +127,12 @@ class Concat(Layer):
     class Params(Layer.Params):
         axis: int = hyperparams.field(-1, "Side along which they are joined; not the first.")
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> Meta:
-        return concat_meta(params, inputs, params.axis)
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            return concat_meta(self, inputs, self.axis)
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         del theta, ctx
         values = inputs if isinstance(inputs, tuple) else (inputs,)

@@ -13,8 +13,9 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, precision
 from lingvo_gpipe.layers import base, checks, joining
-from lingvo_gpipe.layers.base import Layer, Meta, MetricSpec
+from lingvo_gpipe.layers.base import Layer, Meta, MetricSpec, Theta
 from lingvo_gpipe.layers.context import Context
+from lingvo_gpipe.nests import Nest, SpecNest
 
 
 class KerasMetric(Layer):
@@ -37,33 +38,32 @@ class KerasMetric(Layer):
             "linear", "Keras activation of x that the metric is given, such as softmax for logits."
         )
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> Meta:
-        checks.arity(params, inputs, ("x, label", "x, label, weights"))
-        made = _metric(params)
-        dtype = precision.policy(params.dtype).variable
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            checks.arity(self, inputs, ("x, label", "x, label, weights"))
+            made = _metric(self)
+            dtype = self.policy.variable
 
-        def finish(sums: Any) -> Any:
-            return made.stateless_result([sums[name] for name in sorted(sums)])
+            def finish(sums: Any) -> Any:
+                return made.stateless_result([sums[name] for name in sorted(sums)])
 
-        output = tf.nest.map_structure(
-            lambda spec: tf.TensorSpec(spec.shape, dtype if spec.dtype.is_floating else spec.dtype),
-            inputs[0],
-        )
-        return Meta(output, metrics=(MetricSpec(_name(params), finish),))
+            def output(spec: tf.TensorSpec) -> tf.TensorSpec:
+                return tf.TensorSpec(spec.shape, dtype if spec.dtype.is_floating else spec.dtype)
 
-    @classmethod
-    def compared(cls, params: Any) -> tuple[str, ...]:
-        """Name label and weights; see `Layer.compared`."""
-        return tuple(params.reads[1:])
+            metrics = (MetricSpec(_name(self), finish),)
+            return Meta(tf.nest.map_structure(output, inputs[0]), metrics=metrics)
 
-    @classmethod
-    def inference(cls, params: Any, available: Collection[str]) -> Any:
-        """Hand predictions on; see `Layer.inference`."""
-        del available
-        return joining.passing(params)
+        def compared(self) -> tuple[str, ...]:
+            """Name label and weights; see `Layer.compared`."""
+            return tuple(self.reads[1:])
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+        def _inference(self, available: Collection[str]) -> Layer.Params | None:
+            """Hand predictions on; see `Layer.inference`."""
+            del available
+            return joining.passing(self)
+
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         del theta
         x, label, *weights = inputs

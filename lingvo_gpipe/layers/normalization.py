@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, precision
 from lingvo_gpipe.layers import base, checks
-from lingvo_gpipe.layers.base import Layer, Meta, VariableSpec
+from lingvo_gpipe.layers.base import Layer, Meta, Theta, VariableSpec
 from lingvo_gpipe.layers.context import Context
+from lingvo_gpipe.nests import Nest, SpecNest
 
 
 class NormParams(Layer.Params):
@@ -67,29 +68,30 @@ class BatchNorm(Layer):
         momentum: float = hyperparams.field(0.99, "Share of the old moving statistics, in [0, 1).")
         epsilon: float = hyperparams.field(1e-3, "Added to the variance.")
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> Meta:
-        checks.arity(params, inputs, ("x", "x, mask"))
-        shape = checks.shape(params, inputs[0], "[B, ..., C]", "It normalises the last side")
-        checks.share(params, "momentum", params.momentum)
-        if len(inputs) == 2:
-            _check_mask(params, inputs[1], shape)
-        dtype = precision.policy(params.dtype).variable
-        state = tuple(
-            VariableSpec(
-                name,
-                shape[-1:],
-                dtype,
-                base.initializer(start),
-                trainable=False,
-                is_state=True,
-                group="norm",
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            checks.arity(self, inputs, ("x", "x, mask"))
+            shape = checks.shape(self, inputs[0], "[B, ..., C]", "It normalises the last side")
+            checks.share(self, "momentum", self.momentum)
+            if len(inputs) == 2:
+                _check_mask(self, inputs[1], shape)
+            dtype = self.policy.variable
+            state = tuple(
+                VariableSpec(
+                    name,
+                    shape[-1:],
+                    dtype,
+                    base.initializer(start),
+                    trainable=False,
+                    is_state=True,
+                    group="norm",
+                )
+                for name, start in (("moving_mean", "zeros"), ("moving_variance", "ones"))
             )
-            for name, start in (("moving_mean", "zeros"), ("moving_variance", "ones"))
-        )
-        return _meta(params, inputs[0], _weights(params, shape[-1]) + state)
+            return _meta(self, inputs[0], _weights(self, shape[-1]) + state)
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         policy, p = self.policy, self.params
         x, mask = inputs if len(p.reads) == 2 else (inputs, None)
@@ -241,13 +243,14 @@ class LayerNorm(Layer):
     class Params(NormParams):
         epsilon: float = hyperparams.field(1e-6, "Added to the variance.")
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> Meta:
-        checks.arity(params, inputs, ("x",))
-        shape = checks.shape(params, inputs[0], "[B, ..., D]", "It normalises the last side")
-        return _meta(params, inputs[0], _weights(params, shape[-1]))
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            checks.arity(self, inputs, ("x",))
+            shape = checks.shape(self, inputs[0], "[B, ..., D]", "It normalises the last side")
+            return _meta(self, inputs[0], _weights(self, shape[-1]))
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         del ctx
         x = precision.cast(inputs, self.policy.variable)
@@ -267,19 +270,20 @@ class GroupNorm(Layer):
         groups: int = hyperparams.field(32, "Groups of neighbouring channels.")
         epsilon: float = hyperparams.field(1e-3, "Added to the variance.")
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> Meta:
-        checks.arity(params, inputs, ("x",))
-        checks.positive(params, groups=params.groups)
-        shape = checks.shape(params, inputs[0], "[B, ..., C]", "It normalises groups of channels")
-        if shape[-1] % params.groups:
-            raise errors.LayerError(
-                f"{base.describe(params)}: {params.groups} groups do not divide {shape[-1]} "
-                "channels. Choose a divisor"
-            )
-        return _meta(params, inputs[0], _weights(params, shape[-1]))
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            checks.arity(self, inputs, ("x",))
+            checks.positive(self, groups=self.groups)
+            shape = checks.shape(self, inputs[0], "[B, ..., C]", "It normalises groups of channels")
+            if shape[-1] % self.groups:
+                raise errors.LayerError(
+                    f"{base.describe(self)}: {self.groups} groups do not divide {shape[-1]} "
+                    "channels. Choose a divisor"
+                )
+            return _meta(self, inputs[0], _weights(self, shape[-1]))
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         del ctx
         x = precision.cast(inputs, self.policy.variable)

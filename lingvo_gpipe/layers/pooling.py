@@ -8,8 +8,9 @@ import tensorflow as tf
 
 from lingvo_gpipe import hyperparams, precision
 from lingvo_gpipe.layers import base, checks, convolution
-from lingvo_gpipe.layers.base import Layer, Meta
+from lingvo_gpipe.layers.base import Layer, Meta, Theta
 from lingvo_gpipe.layers.context import Context
+from lingvo_gpipe.nests import Nest, SpecNest
 
 
 class PoolParams(convolution.WindowParams):
@@ -37,11 +38,12 @@ class MaxPool2D(Layer):
     class Params(PoolParams):
         """Those of `PoolParams`."""
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> Meta:
-        return _pool_meta(params, inputs)
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            return _pool_meta(self, inputs)
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         del theta, ctx
         p = self.params
@@ -57,11 +59,12 @@ class AvgPool2D(Layer):
     class Params(PoolParams):
         """Those of `PoolParams`."""
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> Meta:
-        return _pool_meta(params, inputs)
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            return _pool_meta(self, inputs)
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         del theta, ctx
         p = self.params
@@ -78,17 +81,18 @@ class GlobalPool2D(Layer):
         kind: Literal["avg", "max"] = hyperparams.field("avg", "Mean or largest of all positions.")
         keep_sides: bool = hyperparams.field(False, "Keeps H and W as sides of 1.")
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> Meta:
-        checks.arity(params, inputs, ("x",))
-        batch, _, _, channels = checks.shape(
-            params, inputs[0], convolution.LAYOUT, convolution.WAY_OUT
-        )
-        shape = (batch, 1, 1, channels) if params.keep_sides else (batch, channels)
-        output = tf.TensorSpec(shape, precision.policy(params.dtype).compute)
-        return Meta(output, activation_bytes=base.spec_bytes(output))
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            checks.arity(self, inputs, ("x",))
+            batch, _, _, channels = checks.shape(
+                self, inputs[0], convolution.LAYOUT, convolution.WAY_OUT
+            )
+            shape = (batch, 1, 1, channels) if self.keep_sides else (batch, channels)
+            output = tf.TensorSpec(shape, self.policy.compute)
+            return Meta(output, activation_bytes=base.spec_bytes(output))
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         del theta, ctx
         policy, keep = self.policy, self.params.keep_sides

@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.layers import base, checks
-from lingvo_gpipe.layers.base import Layer, Meta
+from lingvo_gpipe.layers.base import Layer, Meta, Theta
 from lingvo_gpipe.layers.context import Context
+from lingvo_gpipe.nests import Nest, SpecNest
 
 
 def _with_batch(x: tf.Tensor, sides: tuple[int, ...]) -> tf.Tensor:
@@ -21,13 +22,15 @@ def _with_batch(x: tf.Tensor, sides: tuple[int, ...]) -> tf.Tensor:
 class Flatten(Layer):
     """x: [B, ...] of any dtype → [B, product of the other sides]."""
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> Meta:
-        checks.arity(params, inputs, ("x",))
-        batch, *sides = checks.any_shape(params, inputs[0], "[B, ...]", "Give it one tensor")
-        return Meta(tf.TensorSpec((batch, math.prod(sides)), inputs[0].dtype))
+    class Params(Layer.Params):
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            checks.arity(self, inputs, ("x",))
+            batch, *sides = checks.any_shape(self, inputs[0], "[B, ...]", "Give it one tensor")
+            return Meta(tf.TensorSpec((batch, math.prod(sides)), inputs[0].dtype))
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         del theta, ctx
         return _with_batch(inputs, (math.prod(inputs.shape[1:]),))
@@ -41,14 +44,15 @@ class Reshape(Layer):
             "All sides but the first; one of them may be -1."
         )
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> Meta:
-        checks.arity(params, inputs, ("x",))
-        batch, *sides = checks.any_shape(params, inputs[0], "[B, ...]", "Give it one tensor")
-        shape = _filled(params, tuple(sides))
-        return Meta(tf.TensorSpec((batch, *shape), inputs[0].dtype))
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            checks.arity(self, inputs, ("x",))
+            batch, *sides = checks.any_shape(self, inputs[0], "[B, ...]", "Give it one tensor")
+            shape = _filled(self, tuple(sides))
+            return Meta(tf.TensorSpec((batch, *shape), inputs[0].dtype))
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         del theta, ctx
         return _with_batch(inputs, _filled(self.params, tuple(inputs.shape[1:])))

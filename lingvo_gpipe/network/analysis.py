@@ -374,7 +374,7 @@ def _compared(wiring: stream.Wiring, named: Sequence[Any]) -> frozenset[str]:
     found = []
     for version in wiring.versions:
         readers = [named[number] for number in version.consumers]
-        compared = all(version.name in own.owner.compared(own) for own in readers)
+        compared = all(version.name in own.compared() for own in readers)
         if version.producer == stream.FIELD and readers and compared:
             found.append(version.name)
     return frozenset(found)
@@ -420,7 +420,7 @@ def _known_meta(
 
 def _layer_meta(own: Any, inputs: Sequence[Any]) -> base.Meta:
     try:
-        meta: base.Meta = own.owner.fprop_meta(own, *inputs)
+        meta: base.Meta = own.fprop_meta(*inputs)
     except errors.LayerError as error:
         text = str(error)
         raise errors.LayerError(text if own.name in text else f"{own.name}: {text}") from error

@@ -64,7 +64,7 @@ def plain(model: Any, available: Collection[str]) -> Plain:
     kept: list[Any] = []
     given = network.layer_params(model)
     for own in given:
-        changed = own.owner.inference(own, frozenset(names))
+        changed = own.inference(frozenset(names))
         if changed is None:
             continue
         missing = next((name for name in changed.reads if name not in names), None)
@@ -170,7 +170,7 @@ class Network:
                 continue
             layer = self.analysis.layers[number].params
             written = tuple(values[version] for version in wiring.writes[number])
-            found = layer.owner.served(layer, written if len(written) > 1 else written[0])
+            found = layer.served(written if len(written) > 1 else written[0])
             prefix = f"{layer.name}_" if set(found) & set(told) else ""
             rows = self._rows(wiring.writes[number][0])
             told |= {f"{prefix}{name}": _per_example(value, rows) for name, value in found.items()}

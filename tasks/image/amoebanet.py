@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, layers
 from lingvo_gpipe.layers import base, checks, composition, heads, joining
+from lingvo_gpipe.layers.base import Theta
+from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.tasks.image import genotypes, operations
 
 STEM_FILTERS = 32  # whatever D is
@@ -162,42 +164,42 @@ class Stem(layers.Layer):
             operations.NORM, "Settings of its batch norm."
         )
 
-    def __init__(self, params: Any) -> None:
+        def _parts(self) -> list[Any]:
+            strides = 2 if self.kind == "imagenet" else 1
+            conv = operations.conv(
+                "conv", self.filters, kernel_size=3, strides=strides, padding="valid"
+            )
+            return [conv, operations.norm(self.norm)]
+
+        def _meta(self, *inputs: SpecNest) -> base.Meta:
+            checks.arity(self, inputs, ("image",))
+            layout = "[B, ..., H, W, C]"
+            *batch, height, width, channels = checks.shape(
+                self, inputs[0], layout, "It takes images, or several crops of each"
+            )
+            if len(batch) > 2:
+                raise errors.LayerError(
+                    f"{base.describe(self)}: expected images [B, H, W, C], or crops of each "
+                    f"[B, crops, H, W, C], got shape {inputs[0].shape}"
+                )
+            if min(height, width) < 3:
+                raise errors.LayerError(
+                    f"{base.describe(self)}: an image of {height}x{width} is too small for the "
+                    "stem's 3x3 convolution. Use images of 3x3 at least: input.height, input.width"
+                )
+            count = batch[0] * batch[-1] if len(batch) == 2 else batch[0]
+            image = tf.TensorSpec((count, height, width, channels), inputs[0].dtype)
+            return composition.chain_meta(self, self._parts(), (image,))
+
+    params: Params
+
+    def __init__(self, params: Params) -> None:
         """See `Layer`."""
         super().__init__(params)
-        for child in self._parts(params):
+        for child in params._parts():
             self.add_child(child.name, child)
 
-    @staticmethod
-    def _parts(params: Any) -> list[Any]:
-        strides = 2 if params.kind == "imagenet" else 1
-        conv = operations.conv(
-            "conv", params.filters, kernel_size=3, strides=strides, padding="valid"
-        )
-        return [conv, operations.norm(params.norm)]
-
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
-        checks.arity(params, inputs, ("image",))
-        layout = "[B, ..., H, W, C]"
-        *batch, height, width, channels = checks.shape(
-            params, inputs[0], layout, "It takes images, or several crops of each"
-        )
-        if len(batch) > 2:
-            raise errors.LayerError(
-                f"{base.describe(params)}: expected images [B, H, W, C], or crops of each "
-                f"[B, crops, H, W, C], got shape {inputs[0].shape}"
-            )
-        if min(height, width) < 3:
-            raise errors.LayerError(
-                f"{base.describe(params)}: an image of {height}x{width} is too small for the "
-                "stem's 3x3 convolution. Use images of 3x3 at least: input.height, input.width"
-            )
-        count = batch[0] * batch[-1] if len(batch) == 2 else batch[0]
-        image = tf.TensorSpec((count, height, width, channels), inputs[0].dtype)
-        return composition.chain_meta(params, cls._parts(params), (image,))
-
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: layers.Context) -> Any:
+    def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
         """See `Layer.fprop`."""
         x = inputs
         if x.shape.rank == 5:
@@ -231,117 +233,112 @@ class AmoebaCell(layers.Layer):
         )
         reads = ("x", "previous")
 
-    def __init__(self, params: Any) -> None:
+        def _inference(self, available: Collection[str]) -> Self:
+            """Leave out the auxiliary head and its label."""
+            del available
+            served = self.copy()
+            served.auxiliary, served.reads = None, served.reads[:2]
+            return served
+
+        def _wiring(self) -> genotypes.Wiring:
+            genotype = genotypes.genotype(self.genotype)
+            return genotype.reduction if self.reduction else genotype.normal
+
+        def _parts(self) -> dict[str, Any]:
+            """Return the params of all children by name."""
+            filters, norm, wiring = self.filters, self.norm, self._wiring()
+            fit = operations.Fit.Params(filters=filters, norm=norm)
+            entrance = [operations.relu(), operations.conv("conv", filters), operations.norm(norm)]
+            parts: dict[str, Any] = {"base": layers.Sequential.Params(layers=entrance)}
+            if len(self.reads) > 1:
+                parts["previous"] = fit
+            for number, edges in enumerate(wiring.sums, genotypes.FIRST_SUM):
+                for side, edge in zip(("left", "right"), edges, strict=True):
+                    parts[f"state_{number}_{side}"] = operations.Operation.Params(
+                        operation=edge.operation,
+                        filters=filters,
+                        stride=2 if self.reduction and edge.state < genotypes.FIRST_SUM else 1,
+                        norm=norm,
+                        drop_path=self.drop_path,
+                    )
+            for state in wiring.output:
+                if state < genotypes.FIRST_SUM:
+                    parts[f"output_{state}"] = fit.copy().set(relu=False)
+            if self.auxiliary is not None:
+                parts["auxiliary"] = self.auxiliary.copy().set(reads=("x", self.reads[-1]))
+            return parts
+
+        def _walk(
+            self,
+            inputs: tuple[SpecNest, ...],
+            run: Callable[..., Any],
+            add: Callable[[Any, Any], Any],
+            concat: Callable[[list[Any]], Any],
+        ) -> Any:
+            """Go through the cell; return what it gives.
+
+            Args:
+                inputs: x and, if there is one, previous.
+                run: name of a child, its inputs → its output.
+                add: two outputs → their sum.
+                concat: states → them side by side.
+            """
+            x, wiring = inputs[0], self._wiring()
+            states = [run("base", x), run("previous", inputs[1], x) if len(inputs) > 1 else x]
+            for number, (left, right) in enumerate(wiring.sums, genotypes.FIRST_SUM):
+                states.append(
+                    add(
+                        run(f"state_{number}_left", states[left.state]),
+                        run(f"state_{number}_right", states[right.state]),
+                    )
+                )
+            return concat(
+                [
+                    run(f"output_{state}", states[state], states[-1])
+                    if state < genotypes.FIRST_SUM
+                    else states[state]
+                    for state in wiring.output
+                ]
+            )
+
+        def _meta(self, *inputs: SpecNest) -> base.Meta:
+            # A label without a head that would read it is left over where the head was taken away.
+            forms = ("x, previous, label",)
+            checks.arity(self, inputs, forms if self.auxiliary else ("x", "x, previous", *forms))
+            parts = self._parts()
+            metas: list[base.Meta] = []
+            joined: list[base.Meta] = []
+
+            def run(name: str, *specs: Any) -> Any:
+                told = base.child_meta(self, name, parts[name], *specs)
+                if isinstance(parts[name], operations.Operation.Params):
+                    told = dataclasses.replace(told, kind=parts[name].operation)
+                if told.children or told.variables:  # an operation that does nothing has no line
+                    metas.append(told)
+                return told.outputs
+
+            def concat(states: list[Any]) -> Any:
+                joined.append(joining.concat_meta(self, tuple(states), -1))
+                return joined[0].outputs
+
+            output = self._walk(
+                inputs[:2], run, lambda a, b: joining.sum_meta(self, (a, b)), concat
+            )
+            if self.auxiliary is not None:
+                run("auxiliary", output, inputs[2])
+            told = base.sum_metas(output, metas)
+            kept = told.activation_bytes + joined[0].activation_bytes
+            return dataclasses.replace(told, activation_bytes=kept)
+
+    params: Params
+
+    def __init__(self, params: Params) -> None:
         """See `Layer`."""
         super().__init__(params)
-        for name, child in self._parts(params).items():
+        for name, child in params._parts().items():
             self.add_child(name, child)
 
-    @classmethod
-    def inference(cls, params: Any, available: Collection[str]) -> Any:
-        """Leave the auxiliary head out; see `Layer.inference`."""
-        own = super().inference(params, available)
-        if own is not None:
-            own.auxiliary, own.reads = None, own.reads[:2]
-        return own
-
-    @staticmethod
-    def _wiring(params: Any) -> genotypes.Wiring:
-        genotype = genotypes.genotype(params.genotype)
-        return genotype.reduction if params.reduction else genotype.normal
-
-    @classmethod
-    def _parts(cls, params: Any) -> dict[str, Any]:
-        """Return the params of all children by name."""
-        filters, norm, wiring = params.filters, params.norm, cls._wiring(params)
-        fit = operations.Fit.Params(filters=filters, norm=norm)
-        entrance = [operations.relu(), operations.conv("conv", filters), operations.norm(norm)]
-        parts: dict[str, Any] = {"base": layers.Sequential.Params(layers=entrance)}
-        if len(params.reads) > 1:
-            parts["previous"] = fit
-        for number, edges in enumerate(wiring.sums, genotypes.FIRST_SUM):
-            for side, edge in zip(("left", "right"), edges, strict=True):
-                parts[f"state_{number}_{side}"] = operations.Operation.Params(
-                    operation=edge.operation,
-                    filters=filters,
-                    stride=2 if params.reduction and edge.state < genotypes.FIRST_SUM else 1,
-                    norm=norm,
-                    drop_path=params.drop_path,
-                )
-        for state in wiring.output:
-            if state < genotypes.FIRST_SUM:
-                parts[f"output_{state}"] = fit.copy().set(relu=False)
-        if params.auxiliary is not None:
-            parts["auxiliary"] = params.auxiliary.copy().set(reads=("x", params.reads[-1]))
-        return parts
-
-    @classmethod
-    def _walk(
-        cls,
-        params: Any,
-        inputs: tuple[Any, ...],
-        run: Callable[..., Any],
-        add: Callable[[Any, Any], Any],
-        concat: Callable[[list[Any]], Any],
-    ) -> Any:
-        """Go through the cell; return what it gives.
-
-        Args:
-            params: of the cell.
-            inputs: x and, if there is one, previous.
-            run: name of a child, its inputs → its output.
-            add: two outputs → their sum.
-            concat: states → them side by side.
-        """
-        x, wiring = inputs[0], cls._wiring(params)
-        states = [run("base", x), run("previous", inputs[1], x) if len(inputs) > 1 else x]
-        for number, (left, right) in enumerate(wiring.sums, genotypes.FIRST_SUM):
-            states.append(
-                add(
-                    run(f"state_{number}_left", states[left.state]),
-                    run(f"state_{number}_right", states[right.state]),
-                )
-            )
-        return concat(
-            [
-                run(f"output_{state}", states[state], states[-1])
-                if state < genotypes.FIRST_SUM
-                else states[state]
-                for state in wiring.output
-            ]
-        )
-
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
-        # A label without a head that would read it is left over where the head was taken away.
-        forms = ("x, previous, label",)
-        checks.arity(params, inputs, forms if params.auxiliary else ("x", "x, previous", *forms))
-        parts = cls._parts(params)
-        metas: list[base.Meta] = []
-        joined: list[base.Meta] = []
-
-        def run(name: str, *specs: Any) -> Any:
-            told = base.child_meta(params, name, parts[name], *specs)
-            if isinstance(parts[name], operations.Operation.Params):
-                told = dataclasses.replace(told, kind=parts[name].operation)
-            if told.children or told.variables:  # an operation that does nothing has no line
-                metas.append(told)
-            return told.outputs
-
-        def concat(states: list[Any]) -> Any:
-            joined.append(joining.concat_meta(params, tuple(states), -1))
-            return joined[0].outputs
-
-        output = cls._walk(
-            params, inputs[:2], run, lambda a, b: joining.sum_meta(params, (a, b)), concat
-        )
-        if params.auxiliary is not None:
-            run("auxiliary", output, inputs[2])
-        told = base.sum_metas(output, metas)
-        kept = told.activation_bytes + joined[0].activation_bytes
-        return dataclasses.replace(told, activation_bytes=kept)
-
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: layers.Context) -> Any:
+    def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
         """See `Layer.fprop`."""
         read = inputs if isinstance(inputs, tuple) else (inputs,)
 
@@ -376,47 +373,47 @@ class AuxiliaryHead(layers.Layer):
         reads = ("x", "label")
         training_only = True
 
-    def __init__(self, params: Any) -> None:
+        def _parts(self) -> list[Any]:
+            narrow, whole = AUXILIARY_FILTERS
+            return [
+                operations.relu(),
+                layers.AvgPool2D.Params(
+                    name="pool", pool_size=AUXILIARY_POOL, strides=3, padding="valid"
+                ),
+                operations.conv("narrow_conv", narrow),
+                operations.norm(self.norm, "narrow_norm"),
+                operations.relu("narrow_relu"),
+                operations.WholeConv2D.Params(name="whole_conv", filters=whole),
+                operations.norm(self.norm, "whole_norm"),
+                operations.relu("whole_relu"),
+                softmax(layers.Softmax, self, reads=("x",)),
+            ]
+
+        def _meta(self, *inputs: SpecNest) -> base.Meta:
+            checks.arity(self, inputs, ("x, label",))
+            _, *sides, _ = checks.shape(self, inputs[0], "[B, H, W, C]", "It reads a cell's output")
+            checks.share(self, "label_smoothing", self.label_smoothing)
+            if min(sides) < AUXILIARY_POOL:
+                raise errors.LayerError(
+                    f"the auxiliary head pools windows of {AUXILIARY_POOL}x{AUXILIARY_POOL}, but "
+                    f"the cell before it gives {sides[0]}x{sides[1]}: the images are too small for "
+                    "it. Use 67x67 at least (11x11 with the small stem): input.height, "
+                    "input.width; or take the head away by auxiliary=None of its cell"
+                )
+            told = composition.chain_meta(self, self._parts(), inputs[:1])
+            weight = heads.weight_by(self.reads[1], told.outputs.dtype, given=False)
+            loss = base.LossSpec(self.loss_name, self.coefficient, weight, training_only=True)
+            return dataclasses.replace(told, losses=(loss,))
+
+    params: Params
+
+    def __init__(self, params: Params) -> None:
         """See `Layer`."""
         super().__init__(params)
-        for child in self._parts(params):
+        for child in params._parts():
             self.add_child(child.name, child)
 
-    @staticmethod
-    def _parts(params: Any) -> list[Any]:
-        narrow, whole = AUXILIARY_FILTERS
-        return [
-            operations.relu(),
-            layers.AvgPool2D.Params(
-                name="pool", pool_size=AUXILIARY_POOL, strides=3, padding="valid"
-            ),
-            operations.conv("narrow_conv", narrow),
-            operations.norm(params.norm, "narrow_norm"),
-            operations.relu("narrow_relu"),
-            operations.WholeConv2D.Params(name="whole_conv", filters=whole),
-            operations.norm(params.norm, "whole_norm"),
-            operations.relu("whole_relu"),
-            softmax(layers.Softmax, params, reads=("x",)),
-        ]
-
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
-        checks.arity(params, inputs, ("x, label",))
-        _, *sides, _ = checks.shape(params, inputs[0], "[B, H, W, C]", "It reads a cell's output")
-        checks.share(params, "label_smoothing", params.label_smoothing)
-        if min(sides) < AUXILIARY_POOL:
-            raise errors.LayerError(
-                f"the auxiliary head pools windows of {AUXILIARY_POOL}x{AUXILIARY_POOL}, but the "
-                f"cell before it gives {sides[0]}x{sides[1]}: the images are too small for it. Use "
-                "67x67 at least (11x11 with the small stem): input.height, input.width; or take "
-                "the head away by auxiliary=None of its cell"
-            )
-        told = composition.chain_meta(params, cls._parts(params), inputs[:1])
-        weight = heads.weight_by(params.reads[1], told.outputs.dtype, given=False)
-        loss = base.LossSpec(params.loss_name, params.coefficient, weight, training_only=True)
-        return dataclasses.replace(told, losses=(loss,))
-
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: layers.Context) -> Any:
+    def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
         """See `Layer.fprop`."""
         x, label = inputs
         for name in self.children:
@@ -457,7 +454,9 @@ class CropSoftmax(layers.Softmax):
     class Params(layers.Softmax.Params):
         """Those of Softmax."""
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: layers.Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
         """See `Layer.fprop`."""
         x, *labels = inputs if isinstance(inputs, tuple) else (inputs,)
         logits = super().fprop(theta, x, ctx)
@@ -490,37 +489,36 @@ class Classifier(heads.Head):
         classes: int | None = hyperparams.required("Number of classes; None: the dataset's.")
         dropout: float = hyperparams.field(0.5, "Share of the features dropped, in [0, 1).")
 
-    def __init__(self, params: Any) -> None:
+        def _parts(self) -> list[Any]:
+            kept = ("loss_name", "coefficient", "label_smoothing", "metric_prefix", "top_k")
+            labelled = {name: self.get(name) for name in (*kept, "confusion")}
+            return [
+                operations.relu(),
+                layers.GlobalPool2D.Params(name="pool"),
+                layers.Dropout.Params(name="dropout", rate=self.dropout),
+                softmax(CropSoftmax, self, reads=("x", *self.reads[1:]), **labelled),
+            ]
+
+        def _meta(self, *inputs: SpecNest) -> base.Meta:
+            checks.arity(self, inputs, ("x", "x, label"))
+            *body, head = self._parts()
+            told = composition.chain_meta(self, body, inputs[:1])
+            last = base.child_meta(self, head.name, head, told.outputs, *inputs[1:])
+            return base.sum_metas(last.outputs, [*told.children, last])
+
+        def served(self, outputs: Nest) -> dict[str, Nest]:
+            """Return probabilities."""
+            return heads.probabilities(outputs)
+
+    params: Params
+
+    def __init__(self, params: Params) -> None:
         """See `Layer`."""
         super().__init__(params)
-        for child in self._parts(params):
+        for child in params._parts():
             self.add_child(child.name, child)
 
-    @staticmethod
-    def _parts(params: Any) -> list[Any]:
-        kept = ("loss_name", "coefficient", "label_smoothing", "metric_prefix", "top_k")
-        labelled = {name: params.get(name) for name in (*kept, "confusion")}
-        return [
-            operations.relu(),
-            layers.GlobalPool2D.Params(name="pool"),
-            layers.Dropout.Params(name="dropout", rate=params.dropout),
-            softmax(CropSoftmax, params, reads=("x", *params.reads[1:]), **labelled),
-        ]
-
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
-        checks.arity(params, inputs, ("x", "x, label"))
-        *body, head = cls._parts(params)
-        told = composition.chain_meta(params, body, inputs[:1])
-        last = base.child_meta(params, head.name, head, told.outputs, *inputs[1:])
-        return base.sum_metas(last.outputs, [*told.children, last])
-
-    @classmethod
-    def served(cls, params: Any, outputs: Any) -> dict[str, Any]:
-        """Tell probabilities; see `Layer.served`."""
-        return CropSoftmax.served(params, outputs)
-
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: layers.Context) -> Any:
+    def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
         """See `Layer.fprop`."""
         x, *label = inputs if isinstance(inputs, tuple) else (inputs,)
         for name in ("relu", "pool", "dropout"):

@@ -17,6 +17,8 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, layers, precision
 from lingvo_gpipe.layers import base, checks, composition, convolution, dense
+from lingvo_gpipe.layers.base import Theta
+from lingvo_gpipe.nests import Nest, SpecNest
 
 # A truncated normal of variance 2 / n, n = height · width · output channels. The reference's n and
 # form; its standard deviation is larger by 0.3 % (it approximates what the truncation takes away).
@@ -63,19 +65,20 @@ class DropPath(layers.Layer):
             0, "Updates over which the share falls from 1 to `keep`; 0: it is `keep` always."
         )
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
-        checks.arity(params, inputs, ("x",))
-        if not 0.0 < params.keep <= 1.0 or params.steps < 0:
-            raise errors.LayerError(
-                f"{base.describe(params)}: keep is {params.keep} and steps {params.steps}, "
-                "expected 0 < keep <= 1 and steps >= 0. keep=1 drops nothing"
-            )
-        shape = checks.shape(params, inputs[0], "[B, ...]", "It drops examples of one tensor")
-        output = tf.TensorSpec(shape, precision.policy(params.dtype).compute)
-        return base.Meta(output, activation_bytes=base.spec_bytes(output))
+        def _meta(self, *inputs: SpecNest) -> base.Meta:
+            checks.arity(self, inputs, ("x",))
+            if not 0.0 < self.keep <= 1.0 or self.steps < 0:
+                raise errors.LayerError(
+                    f"{base.describe(self)}: keep is {self.keep} and steps {self.steps}, "
+                    "expected 0 < keep <= 1 and steps >= 0. keep=1 drops nothing"
+                )
+            shape = checks.shape(self, inputs[0], "[B, ...]", "It drops examples of one tensor")
+            output = tf.TensorSpec(shape, self.policy.compute)
+            return base.Meta(output, activation_bytes=base.spec_bytes(output))
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: layers.Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
         """See `Layer.fprop`."""
         del theta
         x = precision.cast(inputs, self.policy.compute)
@@ -107,38 +110,38 @@ class FactorizedReduction(layers.Layer):
         filters: int = hyperparams.required("Output channels, even.")
         norm: layers.BatchNorm.Params = hyperparams.field(NORM, "Settings of its batch norm.")
 
-    def __init__(self, params: Any) -> None:
+        def _parts(self) -> list[Any]:
+            half = self.filters // 2
+            paths = [conv(name, half, strides=2, padding="valid") for name in ("path_1", "path_2")]
+            return [*paths, norm(self.norm)]
+
+        def _meta(self, *inputs: SpecNest) -> base.Meta:
+            checks.arity(self, inputs, ("x",))
+            if self.filters < 2 or self.filters % 2:
+                raise errors.LayerError(
+                    f"{base.describe(self)}: filters is {self.filters}, and half of them come from "
+                    f"each of two paths. Use an even number, such as {max(2, self.filters + 1)}"
+                )
+            first, second, last = self._parts()
+            # The shifted image is as large as x, so both paths tell the same.
+            paths = [base.child_meta(self, path.name, path, *inputs) for path in (first, second)]
+            batch, rows, columns, _ = paths[0].outputs.shape
+            joined = tf.TensorSpec((batch, rows, columns, self.filters), paths[0].outputs.dtype)
+            told = base.child_meta(self, last.name, last, joined)
+            summed = base.sum_metas(told.outputs, [*paths, told])
+            return dataclasses.replace(
+                summed, activation_bytes=summed.activation_bytes + base.spec_bytes(joined)
+            )
+
+    params: Params
+
+    def __init__(self, params: Params) -> None:
         """See `Layer`."""
         super().__init__(params)
-        for child in self._parts(params):
+        for child in params._parts():
             self.add_child(child.name, child)
 
-    @staticmethod
-    def _parts(params: Any) -> list[Any]:
-        half = params.filters // 2
-        paths = [conv(name, half, strides=2, padding="valid") for name in ("path_1", "path_2")]
-        return [*paths, norm(params.norm)]
-
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
-        checks.arity(params, inputs, ("x",))
-        if params.filters < 2 or params.filters % 2:
-            raise errors.LayerError(
-                f"{base.describe(params)}: filters is {params.filters}, and half of them come from "
-                f"each of two paths. Use an even number, such as {max(2, params.filters + 1)}"
-            )
-        first, second, last = cls._parts(params)
-        # The shifted image is as large as x, so both paths tell the same.
-        paths = [base.child_meta(params, path.name, path, *inputs) for path in (first, second)]
-        batch, rows, columns, _ = paths[0].outputs.shape
-        joined = tf.TensorSpec((batch, rows, columns, params.filters), paths[0].outputs.dtype)
-        told = base.child_meta(params, last.name, last, joined)
-        summed = base.sum_metas(told.outputs, [*paths, told])
-        return dataclasses.replace(
-            summed, activation_bytes=summed.activation_bytes + base.spec_bytes(joined)
-        )
-
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: layers.Context) -> Any:
+    def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
         """See `Layer.fprop`."""
         shifted = tf.pad(inputs, [[0, 0], [0, 1], [0, 1], [0, 0]])[:, 1:, 1:, :]
         first = self.child("path_1", theta, inputs, ctx)
@@ -159,41 +162,40 @@ class Fit(layers.Layer):
         norm: layers.BatchNorm.Params = hyperparams.field(NORM, "Settings of its batch norm.")
         reads = ("x", "like")
 
-    def __init__(self, params: Any) -> None:
+        def _ways(self) -> tuple[list[Any], list[Any]]:
+            """Return what makes the sides fit, and what the channels alone."""
+            before = [relu()] if self.relu else []
+            reduce = FactorizedReduction.Params(name="reduce", filters=self.filters, norm=self.norm)
+            return (
+                [*before, reduce],
+                [*before, conv("conv", self.filters), norm(self.norm)],
+            )
+
+        def _way(self, shape: Any, like: Any) -> list[Any]:
+            sides, channels = self._ways()
+            if tuple(shape[1:3]) != tuple(like[1:3]):
+                return sides
+            return channels if shape[3] != self.filters else []
+
+        def _meta(self, *inputs: SpecNest) -> base.Meta:
+            checks.arity(self, inputs, ("x, like",))
+            shape, like = (
+                checks.shape(self, spec, convolution.LAYOUT, convolution.WAY_OUT) for spec in inputs
+            )
+            return composition.chain_meta(self, self._way(shape, like), inputs[:1])
+
+    params: Params
+
+    def __init__(self, params: Params) -> None:
         """See `Layer`."""
         super().__init__(params)
-        for child in {p.name: p for way in self._ways(params) for p in way}.values():
+        for child in {p.name: p for way in params._ways() for p in way}.values():
             self.add_child(child.name, child)
 
-    @staticmethod
-    def _ways(params: Any) -> tuple[list[Any], list[Any]]:
-        """Return what makes the sides fit, and what the channels alone."""
-        before = [relu()] if params.relu else []
-        reduce = FactorizedReduction.Params(name="reduce", filters=params.filters, norm=params.norm)
-        return (
-            [*before, reduce],
-            [*before, conv("conv", params.filters), norm(params.norm)],
-        )
-
-    @classmethod
-    def _way(cls, params: Any, shape: Any, like: Any) -> list[Any]:
-        sides, channels = cls._ways(params)
-        if tuple(shape[1:3]) != tuple(like[1:3]):
-            return sides
-        return channels if shape[3] != params.filters else []
-
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
-        checks.arity(params, inputs, ("x, like",))
-        shape, like = (
-            checks.shape(params, spec, convolution.LAYOUT, convolution.WAY_OUT) for spec in inputs
-        )
-        return composition.chain_meta(params, cls._way(params, shape, like), inputs[:1])
-
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: layers.Context) -> Any:
+    def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
         """See `Layer.fprop`."""
         x, like = inputs
-        for part in self._way(self.params, x.shape, like.shape):
+        for part in self.params._way(x.shape, like.shape):
             x = self.child(part.name, theta, x, ctx)
         return x
 
@@ -219,31 +221,31 @@ class Operation(layers.Layer):
         norm: layers.BatchNorm.Params = hyperparams.field(NORM, "Settings of its batch norms.")
         drop_path: DropPath.Params | None = hyperparams.field(None, "Drops examples of its output.")
 
-    def __init__(self, params: Any) -> None:
+        def _parts(self, channels: int | None) -> list[Any]:
+            """Return the parts for that many input channels; None: all that there may be."""
+            parts = _make(self, channels)
+            if self.drop_path is not None and self.operation != "none":
+                parts.append(self.drop_path.copy().set(name="drop_path"))
+            return parts
+
+        def _meta(self, *inputs: SpecNest) -> base.Meta:
+            checks.arity(self, inputs, ("x",))
+            checks.positive(self, filters=self.filters, stride=self.stride)
+            channels = checks.shape(self, inputs[0], convolution.LAYOUT, convolution.WAY_OUT)[-1]
+            return composition.chain_meta(self, self._parts(channels), inputs)
+
+    params: Params
+
+    def __init__(self, params: Params) -> None:
         """See `Layer`."""
         super().__init__(params)
-        for child in self._parts(params, None):
+        for child in params._parts(None):
             self.add_child(child.name, child)
 
-    @staticmethod
-    def _parts(params: Any, channels: int | None) -> list[Any]:
-        """Return the parts for that many input channels; None: all that there may be."""
-        parts = _make(params, channels)
-        if params.drop_path is not None and params.operation != "none":
-            parts.append(params.drop_path.copy().set(name="drop_path"))
-        return parts
-
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
-        checks.arity(params, inputs, ("x",))
-        checks.positive(params, filters=params.filters, stride=params.stride)
-        channels = checks.shape(params, inputs[0], convolution.LAYOUT, convolution.WAY_OUT)[-1]
-        return composition.chain_meta(params, cls._parts(params, channels), inputs)
-
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: layers.Context) -> Any:
+    def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
         """See `Layer.fprop`."""
         x = inputs
-        for part in self._parts(self.params, x.shape[-1]):
+        for part in self.params._parts(x.shape[-1]):
             x = self.child(part.name, theta, x, ctx)
         return x
 
@@ -372,25 +374,26 @@ class WholeConv2D(layers.Layer):
         kernel_init: str = hyperparams.field(KERNEL_INIT, "Name of a Keras initializer.")
         kernel_init_args: dict[str, Any] = hyperparams.field(KERNEL_INIT_ARGS, "Its arguments.")
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
-        checks.arity(params, inputs, ("x",))
-        batch, *sides = checks.shape(params, inputs[0], convolution.LAYOUT, convolution.WAY_OUT)
-        checks.positive(params, filters=params.filters)
-        policy = precision.policy(params.dtype)
-        create = base.initializer(params.kernel_init, **params.kernel_init_args)
-        kernel = base.VariableSpec("kernel", (*sides, params.filters), policy.variable, create)
-        output = tf.TensorSpec((batch, params.filters), policy.compute)
-        flops = 2 * batch * kernel.size
-        return base.Meta(
-            output,
-            (kernel,),
-            flops_forward=flops,
-            flops_backward=dense.backward_flops(params, flops),
-            activation_bytes=base.spec_bytes(output),
-        )
+        def _meta(self, *inputs: SpecNest) -> base.Meta:
+            checks.arity(self, inputs, ("x",))
+            batch, *sides = checks.shape(self, inputs[0], convolution.LAYOUT, convolution.WAY_OUT)
+            checks.positive(self, filters=self.filters)
+            policy = self.policy
+            create = base.initializer(self.kernel_init, **self.kernel_init_args)
+            kernel = base.VariableSpec("kernel", (*sides, self.filters), policy.variable, create)
+            output = tf.TensorSpec((batch, self.filters), policy.compute)
+            flops = 2 * batch * kernel.size
+            return base.Meta(
+                output,
+                (kernel,),
+                flops_forward=flops,
+                flops_backward=dense.backward_flops(self, flops),
+                activation_bytes=base.spec_bytes(output),
+            )
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: layers.Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
         """See `Layer.fprop`."""
         del ctx
         kernel = theta["kernel"]

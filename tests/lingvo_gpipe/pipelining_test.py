@@ -14,6 +14,8 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, layers, pipelining
 from lingvo_gpipe.layers import base
+from lingvo_gpipe.layers.base import Theta
+from lingvo_gpipe.nests import Nest, SpecNest
 from tests import pipelines
 
 # --- layers that tests are made of ----------------------------------------------------------------
@@ -25,12 +27,12 @@ class Poison(base.Layer):
     class Params(base.Layer.Params):
         where: Literal["forward", "gradient"] = hyperparams.field("forward", "Which pass.")
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
-        del params
-        return base.Meta(inputs[0])
+        def _meta(self, *inputs: SpecNest) -> base.Meta:
+            return base.Meta(inputs[0])
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: base.Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: base.Context) -> Nest:
         del theta, ctx
         # log 0 is -inf; √0 is 0, its derivative times 0 is NaN.
         zero = inputs * 0
@@ -40,15 +42,16 @@ class Poison(base.Layer):
 class Both(base.Layer):
     """x → {"low": x[..., :2], "rest": (x[..., 2:], rounded int32)}."""
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
-        del params
-        size, depth = inputs[0].shape
-        dtype = inputs[0].dtype
-        rest = (tf.TensorSpec([size, depth - 2], dtype), tf.TensorSpec([size], tf.int32))
-        return base.Meta({"low": tf.TensorSpec([size, 2], dtype), "rest": rest})
+    class Params(base.Layer.Params):
+        def _meta(self, *inputs: SpecNest) -> base.Meta:
+            size, depth = inputs[0].shape
+            dtype = inputs[0].dtype
+            rest = (tf.TensorSpec([size, depth - 2], dtype), tf.TensorSpec([size], tf.int32))
+            return base.Meta({"low": tf.TensorSpec([size, 2], dtype), "rest": rest})
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: base.Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: base.Context) -> Nest:
         del theta, ctx
         rounded = tf.cast(tf.reduce_sum(inputs, -1) * 100, tf.int32)
         return {"low": inputs[..., :2], "rest": (inputs[..., 2:], rounded)}

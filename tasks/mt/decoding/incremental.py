@@ -64,7 +64,7 @@ def steps(analysis: network.Analysis) -> dict[int, Step]:
     available, by_token = {"source", "target"}, {"target"}
     found: dict[int, Step] = {}
     for number, info in enumerate(analysis.layers):
-        own = info.params.owner.inference(info.params, available)
+        own = info.params.inference(available)
         if own is None or not set(own.reads) <= available:
             continue
         reads, writes = tuple(own.reads), tuple(own.writes)

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Self
 
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, precision
 from lingvo_gpipe import layers as core
 from lingvo_gpipe.layers import base, checks, heads
+from lingvo_gpipe.layers.base import Theta
 from lingvo_gpipe.layers.dropout import drop
+from lingvo_gpipe.nests import Nest, SpecNest
 
 
 class TokenEmbedding(core.Layer):
@@ -31,47 +33,46 @@ class TokenEmbedding(core.Layer):
         units: int = hyperparams.required("Features of an id.")
         dropout: float = hyperparams.field(0.0, "Rate after the positions are added.")
 
-    def __init__(self, params: Any) -> None:
+        def _parts(self) -> dict[str, Any]:
+            return {
+                "embedding": core.Embedding.Params(
+                    vocabulary=self.vocabulary, units=self.units, scale=True
+                ),
+                "position": core.PositionalEncoding.Params(),
+                "dropout": core.Dropout.Params(rate=self.dropout),
+            }
+
+        def _meta(self, *inputs: SpecNest) -> core.Meta:
+            checks.arity(self, inputs, ("ids", "ids, position"))
+            checks.any_shape(self, inputs[0], "[B, T]", "It reads ids of sentences")
+            value, metas = inputs[0], []
+            for name, child in self._parts().items():
+                others = inputs[1:] if name == "position" else ()
+                metas.append(base.child_meta(self, name, child, value, *others))
+                value = metas[-1].outputs
+            return base.sum_metas(value, metas)
+
+        def _inference(self, available: Collection[str]) -> Self:
+            """Count positions from 0 where there are none to read."""
+            served = self.copy()
+            if not set(served.reads[1:]) <= set(available):
+                served.reads = served.reads[:1]
+            return served
+
+    params: Params
+
+    def __init__(self, params: Params) -> None:
         """See `Layer`."""
         super().__init__(params)
-        for name, child in self._parts(params).items():
+        for name, child in params._parts().items():
             self.add_child(name, child)
 
-    @staticmethod
-    def _parts(params: Any) -> dict[str, Any]:
-        return {
-            "embedding": core.Embedding.Params(
-                vocabulary=params.vocabulary, units=params.units, scale=True
-            ),
-            "position": core.PositionalEncoding.Params(),
-            "dropout": core.Dropout.Params(rate=params.dropout),
-        }
-
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> core.Meta:
-        checks.arity(params, inputs, ("ids", "ids, position"))
-        checks.any_shape(params, inputs[0], "[B, T]", "It reads ids of sentences")
-        value, metas = inputs[0], []
-        for name, child in cls._parts(params).items():
-            others = inputs[1:] if name == "position" else ()
-            metas.append(base.child_meta(params, name, child, value, *others))
-            value = metas[-1].outputs
-        return base.sum_metas(value, metas)
-
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: core.Context) -> Any:
+    def fprop(self, theta: Theta, inputs: Nest, ctx: core.Context) -> Nest:
         """See `Layer.fprop`."""
         ids, *position = inputs if isinstance(inputs, tuple) else (inputs,)
         x = self.child("embedding", theta, ids, ctx)
         x = self.child("position", theta, (x, *position) if position else x, ctx)
         return self.child("dropout", theta, x, ctx)
-
-    @classmethod
-    def inference(cls, params: Any, available: Collection[str]) -> Any:
-        """Count positions from 0 where there are none to read; see `Layer.inference`."""
-        own = super().inference(params, available)
-        if own is not None and not set(own.reads[1:]) <= set(available):
-            own.reads = own.reads[:1]
-        return own
 
     def begin(
         self, theta: dict[str, Any], inputs: Any, rows: Any, length: int, ctx: core.Context
@@ -113,53 +114,52 @@ class Block(core.Layer):
             False, "The numbers [B, S] it reads are sentences within a row; else ids."
         )
 
-    branches: tuple[str, ...] = ()
+        @property
+        def branches(self) -> tuple[str, ...]:
+            """Names of the branches, in the order in which they run."""
+            return ()
 
-    def __init__(self, params: Any) -> None:
+        def _parts(self) -> dict[str, Any]:
+            """Return the params of all children by name, in the order in which they run."""
+            parts: dict[str, Any] = {}
+            for branch in self.branches:
+                parts[f"{branch}_norm"] = core.LayerNorm.Params()
+                parts[branch] = self._branch(branch)
+                parts[f"{branch}_dropout"] = core.Dropout.Params(rate=self.dropout)
+            return parts
+
+        def _branch(self, branch: str) -> Any:
+            if branch == "feed_forward":
+                return feed_forward(self)
+            return attention(self)
+
+        def _inference(self, available: Collection[str]) -> Self:
+            """Read ids where there are no sentence numbers."""
+            served = self.copy()
+            if served.packed and not set(served.reads) <= set(available):
+                served.packed = False
+                served.reads = tuple(name.removesuffix("_segment") for name in served.reads)
+            return served
+
+        def _branches_meta(self, x: tf.TensorSpec, others: dict[str, tuple[Any, ...]]) -> core.Meta:
+            """Return the Meta of the branches on x; `others`: what attentions read besides."""
+            parts = self._parts()
+            metas: list[core.Meta] = []
+            for branch in self.branches:
+                for name in (f"{branch}_norm", branch, f"{branch}_dropout"):
+                    value = metas[-1].outputs if name != f"{branch}_norm" else x
+                    read = (value, *others.get(name, ()))
+                    metas.append(base.child_meta(self, name, parts[name], *read))
+            output = tf.TensorSpec(x.shape, self.policy.compute)
+            return base.sum_metas(output, metas)
+
+    params: Params
+
+    def __init__(self, params: Params) -> None:
         """See `Layer`."""
         super().__init__(params)
-        for name, child in self._parts(params).items():
+        for name, child in params._parts().items():
             self.add_child(name, child)
-
-    @classmethod
-    def _parts(cls, params: Any) -> dict[str, Any]:
-        """Return the params of all children by name, in the order in which they run."""
-        parts: dict[str, Any] = {}
-        for branch in cls.branches:
-            parts[f"{branch}_norm"] = core.LayerNorm.Params()
-            parts[branch] = cls._branch(params, branch)
-            parts[f"{branch}_dropout"] = core.Dropout.Params(rate=params.dropout)
-        return parts
-
-    @classmethod
-    def _branch(cls, params: Any, branch: str) -> Any:
-        if branch == "feed_forward":
-            return feed_forward(params)
-        return attention(params)
-
-    @classmethod
-    def inference(cls, params: Any, available: Collection[str]) -> Any:
-        """Read ids where there are no sentence numbers; see `Layer.inference`."""
-        own = super().inference(params, available)
-        if own is not None and own.packed and not set(own.reads) <= set(available):
-            own.packed = False
-            own.reads = tuple(name.removesuffix("_segment") for name in own.reads)
-        return own
-
-    @classmethod
-    def _branches_meta(
-        cls, params: Any, x: tf.TensorSpec, others: dict[str, tuple[Any, ...]]
-    ) -> core.Meta:
-        """Return the Meta of the branches on x; `others`: what attentions read besides."""
-        parts = cls._parts(params)
-        metas: list[core.Meta] = []
-        for branch in cls.branches:
-            for name in (f"{branch}_norm", branch, f"{branch}_dropout"):
-                value = metas[-1].outputs if name != f"{branch}_norm" else x
-                read = (value, *others.get(name, ()))
-                metas.append(base.child_meta(params, name, parts[name], *read))
-        output = tf.TensorSpec(x.shape, precision.policy(params.dtype).compute)
-        return base.sum_metas(output, metas)
 
     def _mask(self, keys: tf.Tensor, queries: tf.Tensor) -> tf.Tensor:
         """Return where `queries` [B, T] may attend to `keys` [B, S]: [B, S], or [B, T, S]."""
@@ -176,7 +176,7 @@ class Block(core.Layer):
         ctx: core.Context,
     ) -> tf.Tensor:
         x = precision.cast(x, self.policy.compute)
-        for branch in self.branches:
+        for branch in self.params.branches:
             y = self.child(f"{branch}_norm", theta, x, ctx)
             read = (y, *others[branch]) if branch in others else y
             y = self.child(branch, theta, read, ctx)
@@ -190,16 +190,20 @@ class EncoderLayer(Block):
     class Params(Block.Params):
         reads = ("x", "source")
 
-    branches = ("attention", "feed_forward")
+        @property
+        def branches(self) -> tuple[str, ...]:
+            """See `Block`."""
+            return ("attention", "feed_forward")
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> core.Meta:
-        checks.arity(params, inputs, ("x, source",))
-        x, source = inputs
-        mask = mask_spec(params, source, x)
-        return cls._branches_meta(params, x, {"attention": (mask,)})
+        def _meta(self, *inputs: SpecNest) -> core.Meta:
+            checks.arity(self, inputs, ("x, source",))
+            x, source = inputs
+            mask = mask_spec(self, source, x)
+            return self._branches_meta(x, {"attention": (mask,)})
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: core.Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: core.Context) -> Nest:
         """See `Layer.fprop`."""
         x, source = inputs
         return self._run(theta, x, {"attention": (self._mask(source, source),)}, ctx)
@@ -221,27 +225,28 @@ class TransparentEncoderLayer(EncoderLayer):
         num_shares: int = hyperparams.required("n: layers from this one on, and 1.")
         shares_dropout: float = hyperparams.field(0.1, "Rate on the vector, before softmax.")
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> core.Meta:
-        checks.arity(params, inputs, ("x, source", "x, source, mix, shares"))
-        checks.share(params, "shares_dropout", params.shares_dropout)
-        told = super()._meta(params, *inputs[:2])
-        compute = told.outputs.dtype
-        variables = told.variables
-        if len(inputs) == 2:
-            variables = (shares_variable(params, params.num_shares), *variables)
-        outputs = told.outputs
-        if params.num_shares > 2:
-            left = tf.TensorSpec((params.num_shares - 1,), compute)
-            outputs = (told.outputs, told.outputs, left)
-        return dataclasses.replace(
-            told,
-            outputs=outputs,
-            variables=variables,
-            activation_bytes=told.activation_bytes + base.spec_bytes(told.outputs),
-        )
+        def _meta(self, *inputs: SpecNest) -> core.Meta:
+            checks.arity(self, inputs, ("x, source", "x, source, mix, shares"))
+            checks.share(self, "shares_dropout", self.shares_dropout)
+            told = super()._meta(*inputs[:2])
+            compute = told.outputs.dtype
+            variables = told.variables
+            if len(inputs) == 2:
+                variables = (shares_variable(self, self.num_shares), *variables)
+            outputs = told.outputs
+            if self.num_shares > 2:
+                left = tf.TensorSpec((self.num_shares - 1,), compute)
+                outputs = (told.outputs, told.outputs, left)
+            return dataclasses.replace(
+                told,
+                outputs=outputs,
+                variables=variables,
+                activation_bytes=told.activation_bytes + base.spec_bytes(told.outputs),
+            )
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: core.Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: core.Context) -> Nest:
         """See `Layer.fprop`."""
         x, source, *carried = inputs
         x = precision.cast(x, self.policy.compute)
@@ -266,14 +271,15 @@ class Mixture(core.Layer):
     class Params(core.Layer.Params):
         shares_dropout: float = hyperparams.field(0.1, "Rate on the vector, before softmax.")
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> core.Meta:
-        checks.share(params, "shares_dropout", params.shares_dropout)
-        output = tf.TensorSpec(inputs[0].shape, precision.policy(params.dtype).compute)
-        kept = len(inputs) * base.spec_bytes(output)
-        return core.Meta(output, (shares_variable(params, len(inputs)),), activation_bytes=kept)
+        def _meta(self, *inputs: SpecNest) -> core.Meta:
+            checks.share(self, "shares_dropout", self.shares_dropout)
+            output = tf.TensorSpec(inputs[0].shape, self.policy.compute)
+            kept = len(inputs) * base.spec_bytes(output)
+            return core.Meta(output, (shares_variable(self, len(inputs)),), activation_bytes=kept)
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: core.Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: core.Context) -> Nest:
         """See `Layer.fprop`."""
         shares = shares_of(self, theta["shares"], ctx)
         compute = self.policy.compute
@@ -294,46 +300,49 @@ class DecoderLayer(Block):
         reads = ("x", "memory", "target", "source")
         shares_dropout: float = hyperparams.field(0.1, "Rate on its mixture's vector.")
 
-    branches = ("attention", "memory_attention", "feed_forward")
+        @property
+        def branches(self) -> tuple[str, ...]:
+            """See `Block`."""
+            return ("attention", "memory_attention", "feed_forward")
+
+        def _parts(self) -> dict[str, Any]:
+            parts: dict[str, Any] = {}
+            if len(self.reads) > 4:
+                parts["mixture"] = Mixture.Params(shares_dropout=self.shares_dropout)
+                parts["memory_norm"] = core.LayerNorm.Params()
+            return parts | super()._parts()
+
+        def _branch(self, branch: str) -> Any:
+            if branch == "feed_forward":
+                return feed_forward(self)
+            own = attention(self)
+            if branch == "attention":
+                return own.set(causal=True)
+            return own.set(cross=True, reads=("x", "memory", "mask"))
+
+        def _meta(self, *inputs: SpecNest) -> core.Meta:
+            if len(inputs) < 4:
+                checks.arity(self, inputs, ("x, memory, target, source",))
+            x, *memories, target, source = inputs
+            before: list[core.Meta] = []
+            if len(memories) > 1:
+                parts = self._parts()
+                before.append(base.child_meta(self, "mixture", parts["mixture"], *memories))
+                mixed = before[-1].outputs
+                before.append(base.child_meta(self, "memory_norm", parts["memory_norm"], mixed))
+                memories = [before[-1].outputs]
+            others = {
+                "attention": (mask_spec(self, target, x),),
+                "memory_attention": (memories[0], mask_spec(self, source, x)),
+            }
+            told = self._branches_meta(x, others)
+            return base.sum_metas(told.outputs, (*before, *told.children))
+
+    params: Params
+
     of_source = ("memory_key", "memory_value", "present")
 
-    @classmethod
-    def _parts(cls, params: Any) -> dict[str, Any]:
-        parts: dict[str, Any] = {}
-        if len(params.reads) > 4:
-            parts["mixture"] = Mixture.Params(shares_dropout=params.shares_dropout)
-            parts["memory_norm"] = core.LayerNorm.Params()
-        return parts | super()._parts(params)
-
-    @classmethod
-    def _branch(cls, params: Any, branch: str) -> Any:
-        if branch == "feed_forward":
-            return feed_forward(params)
-        own = attention(params)
-        if branch == "attention":
-            return own.set(causal=True)
-        return own.set(cross=True, reads=("x", "memory", "mask"))
-
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> core.Meta:
-        if len(inputs) < 4:
-            checks.arity(params, inputs, ("x, memory, target, source",))
-        x, *memories, target, source = inputs
-        before: list[core.Meta] = []
-        if len(memories) > 1:
-            parts = cls._parts(params)
-            before.append(base.child_meta(params, "mixture", parts["mixture"], *memories))
-            mixed = before[-1].outputs
-            before.append(base.child_meta(params, "memory_norm", parts["memory_norm"], mixed))
-            memories = [before[-1].outputs]
-        others = {
-            "attention": (mask_spec(params, target, x),),
-            "memory_attention": (memories[0], mask_spec(params, source, x)),
-        }
-        told = cls._branches_meta(params, x, others)
-        return base.sum_metas(told.outputs, (*before, *told.children))
-
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: core.Context) -> Any:
+    def fprop(self, theta: Theta, inputs: Nest, ctx: core.Context) -> Nest:
         """See `Layer.fprop`."""
         x, *memories, target, source = inputs
         others = {
@@ -392,7 +401,7 @@ class DecoderLayer(Block):
         }
         new = dict(cache, time=time + 1)
         x = precision.cast(x, self.policy.compute)
-        for branch in self.branches:
+        for branch in self.params.branches:
             y = self.child(f"{branch}_norm", theta, x, ctx)
             if branch in allowed:
                 attention: Any = self.children[branch]
@@ -432,34 +441,33 @@ class TranslationSoftmax(core.SequenceSoftmax):
             (), "Names of the languages to tell apart; none: none are."
         )
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> core.Meta:
-        if params.logit_clip is not None and params.logit_clip <= 0.0:
-            raise errors.LayerError(
-                f"{base.describe(params)}: logit_clip={params.logit_clip}. Use more than 0, such "
-                "as 50, or None"
+        def _meta(self, *inputs: SpecNest) -> core.Meta:
+            if self.logit_clip is not None and self.logit_clip <= 0.0:
+                raise errors.LayerError(
+                    f"{base.describe(self)}: logit_clip={self.logit_clip}. Use more than 0, such "
+                    "as 50, or None"
+                )
+            told = super()._meta(*inputs[:3])
+            if len(inputs) == 1 or not self.languages:
+                checks.arity(self, inputs, ("x", "x, label", "x, label, weight"))
+                return told
+            checks.arity(self, inputs, ("x, label, weight, language",))
+            names = ("language_log_perplexity", "language_accuracy")
+            counted = tuple(
+                core.MetricSpec(self.metric_prefix + name, mean_where_seen, labels=self.languages)
+                for name in names
             )
-        told = super()._meta(params, *inputs[:3])
-        if len(inputs) == 1 or not params.languages:
-            checks.arity(params, inputs, ("x", "x, label", "x, label, weight"))
-            return told
-        checks.arity(params, inputs, ("x, label, weight, language",))
-        names = ("language_log_perplexity", "language_accuracy")
-        counted = tuple(
-            core.MetricSpec(params.metric_prefix + name, mean_where_seen, labels=params.languages)
-            for name in names
-        )
-        return dataclasses.replace(told, metrics=(*told.metrics, *counted))
+            return dataclasses.replace(told, metrics=(*told.metrics, *counted))
 
-    @classmethod
-    def inference(cls, params: Any, available: Collection[str]) -> Any:
-        """Give up labels, weights and languages; see `Layer.inference`."""
-        own = super().inference(params, available)
-        if own is not None:
-            own.languages = ()
-        return own
+        def _inference(self, available: Collection[str]) -> Self:
+            """Leave out labels, weights and languages."""
+            served = super()._inference(available)
+            served.languages = ()
+            return served
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: core.Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: core.Context) -> Nest:
         """See `Layer.fprop`."""
         p = self.params
         x, *labels = inputs if isinstance(inputs, tuple) else (inputs,)
@@ -539,7 +547,9 @@ def shares_variable(params: Any, count: int) -> core.VariableSpec:
     return core.VariableSpec("shares", (count,), policy.variable, equal, group="bias")
 
 
-def shares_of(layer: core.Layer, vector: tf.Tensor, ctx: core.Context) -> tf.Tensor:
+def shares_of(
+    layer: TransparentEncoderLayer | Mixture, vector: tf.Tensor, ctx: core.Context
+) -> tf.Tensor:
     """Return softmax of the vector, of which training drops some, in the compute dtype."""
     vector = precision.cast(vector, layer.policy.variable)
     if ctx.training:

@@ -14,6 +14,8 @@ import tensorflow as tf
 from lingvo_gpipe import errors, hyperparams, layers, pipelining
 from lingvo_gpipe.execution import cell_programs, placement
 from lingvo_gpipe.layers import base
+from lingvo_gpipe.layers.base import Theta
+from lingvo_gpipe.nests import Nest, SpecNest
 from tests import pipelines
 
 # --- what the graphs hold -------------------------------------------------------------------------
@@ -302,20 +304,21 @@ class Odd(base.Layer):
         gives: tuple[str, ...] = hyperparams.field((), "Names of losses that it adds.")
         metrics: tuple[str, ...] = hyperparams.field((), "Names of metrics in its Meta.")
 
+        def _meta(self, *inputs: SpecNest) -> base.Meta:
+            def weight(fields: dict[str, Any]) -> tf.Tensor:
+                return tf.cast(tf.shape(fields["x"])[0], tf.float64)
+
+            return base.Meta(
+                inputs[0],
+                losses=tuple(base.LossSpec(name, 1.0, weight) for name in self.declares),
+                metrics=tuple(base.MetricSpec(name, lambda sums: sums) for name in self.metrics),
+            )
+
+    params: Params
+
     variable: tf.Variable | None = None
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
-        def weight(fields: dict[str, Any]) -> tf.Tensor:
-            return tf.cast(tf.shape(fields["x"])[0], tf.float64)
-
-        return base.Meta(
-            inputs[0],
-            losses=tuple(base.LossSpec(name, 1.0, weight) for name in params.declares),
-            metrics=tuple(base.MetricSpec(name, lambda sums: sums) for name in params.metrics),
-        )
-
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: base.Context) -> Any:
+    def fprop(self, theta: Theta, inputs: Nest, ctx: base.Context) -> Nest:
         del theta
         for name in self.params.gives:
             ctx.add_loss(name, tf.reduce_sum(tf.square(inputs)))
@@ -336,12 +339,13 @@ class Odd(base.Layer):
 class Tag(base.Layer):
     """Strings → strings."""
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
-        del params
-        return base.Meta(inputs[0])
+    class Params(base.Layer.Params):
+        def _meta(self, *inputs: SpecNest) -> base.Meta:
+            return base.Meta(inputs[0])
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: base.Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: base.Context) -> Nest:
         del theta, ctx
         return tf.strings.join([inputs, "!"])
 

@@ -53,8 +53,8 @@ def test_params_go_to_text_and_back(make: Any, shape: tuple[int, ...]) -> None:
     params: Any = adapter.from_keras(make())
     again: Any = hyperparams.from_text(params.to_text())
     assert again == params
-    one = params.owner.fprop_meta(params, keras_runs.spec(*shape))
-    other = again.owner.fprop_meta(again, keras_runs.spec(*shape))
+    one = params.fprop_meta(keras_runs.spec(*shape))
+    other = again.fprop_meta(keras_runs.spec(*shape))
     assert [v.path for v in one.variables] == [v.path for v in other.variables]
     x = keras_runs.random(*shape)
     assert np.array_equal(keras_runs.run(params, x)[0], keras_runs.run(again, x)[0])
@@ -73,7 +73,7 @@ def test_float64_policy_replaces_the_layers_own() -> None:
 
 def test_mixed_policy_computes_in_bfloat16_and_declares_float32() -> None:
     params = adapter.from_keras(layers.Dense(3)).set(dtype="mixed_bfloat16")
-    meta = params.owner.fprop_meta(params, keras_runs.spec(2, 4, dtype=tf.bfloat16))
+    meta = params.fprop_meta(keras_runs.spec(2, 4, dtype=tf.bfloat16))
     assert {v.dtype for v in meta.variables} == {tf.float32}
     assert meta.outputs.dtype == tf.bfloat16
 
@@ -137,7 +137,7 @@ def test_variables_are_named_by_attributes_whatever_keras_counted() -> None:
     layers.Dense(1)
     for _ in range(2):
         params = adapter.from_keras(Block(4), name="block")
-        meta = params.owner.fprop_meta(params, keras_runs.spec(2, 3))
+        meta = params.fprop_meta(keras_runs.spec(2, 3))
         assert [v.path for v in meta.variables] == [
             "first/kernel",
             "first/bias",
@@ -156,7 +156,7 @@ def test_variables_are_named_by_attributes_whatever_keras_counted() -> None:
 
 def test_fresh_weights_depend_on_seed_and_path_alone() -> None:
     params = adapter.from_keras(Block(4), name="block")
-    meta = params.owner.fprop_meta(params, keras_runs.spec(2, 4))
+    meta = params.fprop_meta(keras_runs.spec(2, 4))
     first, again = keras_runs.nest(meta, is_state=False), keras_runs.nest(meta, is_state=False)
     tf.nest.map_structure(np.testing.assert_array_equal, first, again)
     assert not np.array_equal(first["rest_0"]["kernel"], first["rest_1"]["kernel"])
@@ -171,19 +171,19 @@ def test_describing_makes_no_variable_and_leaves_none_waiting() -> None:
 
     before = list(global_state.get_global_attribute("uninitialized_variables") or ())
     params = adapter.from_keras(layers.Dense(100_000))
-    meta = params.owner.fprop_meta(params, keras_runs.spec(1, 100_000))
+    meta = params.fprop_meta(keras_runs.spec(1, 100_000))
     assert meta.variables[0].size_bytes == 40_000_000_000
     assert list(global_state.get_global_attribute("uninitialized_variables") or ()) == before
 
 
 def test_flops_of_products_are_counted() -> None:
     params = adapter.from_keras(layers.Conv2D(5, 3, use_bias=False))
-    meta = params.owner.fprop_meta(params, keras_runs.spec(2, 9, 9, 4))
+    meta = params.fprop_meta(keras_runs.spec(2, 9, 9, 4))
     assert meta.flops_forward == 2 * (2 * 7 * 7 * 5) * (3 * 3 * 4)
     assert meta.flops_backward == 2 * meta.flops_forward
     lstm = adapter.from_keras(layers.LSTM(3, use_bias=False))
     products = 5 * 2 * 2 * (4 * 12 + 3 * 12)
-    flops = lstm.owner.fprop_meta(lstm, keras_runs.spec(2, 5, 4)).flops_forward
+    flops = lstm.fprop_meta(keras_runs.spec(2, 5, 4)).flops_forward
     assert products < flops < 2 * products
 
 
@@ -230,7 +230,7 @@ def test_one_micro_batch_moves_statistics_as_keras_does(dtype: str) -> None:
     live.build(x.shape)
     live.moving_mean.assign(keras_runs.random(4, seed=3, dtype=dtype))
     params = adapter.from_keras(live).set(dtype=dtype)
-    meta = params.owner.fprop_meta(params, keras_runs.spec(*x.shape, dtype=x.dtype))
+    meta = params.fprop_meta(keras_runs.spec(*x.shape, dtype=x.dtype))
     state, layer = keras_runs.nest(meta, is_state=True), params.instantiate()
     ctx = keras_runs.context(state, training=True)
     outputs = layer.fprop(keras_runs.nest(meta, is_state=False), x, ctx)
@@ -249,8 +249,7 @@ def test_unequal_micro_batches_merge_to_the_whole(masked: bool) -> None:
     params = adapter.from_keras(
         layers.BatchNormalization(momentum=0.9), reads=given, masks={"x": "mask"} if masked else {}
     ).set(dtype="float64")
-    meta = params.owner.fprop_meta(
-        params,
+    meta = params.fprop_meta(
         keras_runs.spec(7, 5, 4, dtype=tf.float64),
         *[keras_runs.spec(7, 5, dtype=tf.bool)] * masked,
     )
@@ -288,7 +287,7 @@ def test_a_wholly_masked_batch_moves_nothing() -> None:
 
 def test_nested_batch_norm_gives_moments_by_its_path() -> None:
     params = adapter.from_keras(Block(4), name="block")
-    meta = params.owner.fprop_meta(params, keras_runs.spec(8, 3))
+    meta = params.fprop_meta(keras_runs.spec(8, 3))
     state, layer = keras_runs.nest(meta, is_state=True), params.instantiate()
     ctx = keras_runs.context(state, training=True)
     layer.fprop(keras_runs.nest(meta, is_state=False), keras_runs.random(8, 3), ctx)
@@ -358,7 +357,7 @@ def test_a_tied_or_frozen_weight_gives_no_penalty_of_its_own() -> None:
     for change in ({"tie": {"kernel": "other/kernel"}}, {"trainable": False}):
         params = adapter.from_keras(layers.Dense(3, kernel_regularizer="l2"))
         params.set(**change)
-        assert not params.owner.fprop_meta(params, keras_runs.spec(2, 4)).losses
+        assert not params.fprop_meta(keras_runs.spec(2, 4)).losses
 
 
 class OwnLoss(layers.Layer):

@@ -54,7 +54,7 @@ def run(
     params: Any, *inputs: tf.Tensor, training: bool = False, step: int = 0, **more: Any
 ) -> tuple[Any, Context, base.Meta]:
     """Run a layer eagerly on its fresh or kept weights."""
-    meta = params.owner.fprop_meta(params, *[spec(*x.shape, dtype=x.dtype) for x in inputs])
+    meta = params.fprop_meta(*[spec(*x.shape, dtype=x.dtype) for x in inputs])
     ctx = context(nest(meta, is_state=True), training=training, step=step, **more)
     theta = nest(meta, is_state=False)
     outputs = params.instantiate().run(theta, inputs[0] if len(inputs) == 1 else inputs, ctx)
@@ -63,5 +63,5 @@ def run(
 
 def refused(params: Any, *inputs: tf.TensorSpec) -> str:
     with pytest.raises(errors.LayerError) as caught:
-        params.owner.fprop_meta(params, *inputs)
+        params.fprop_meta(*inputs)
     return str(caught.value)

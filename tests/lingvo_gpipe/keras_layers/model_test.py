@@ -53,7 +53,7 @@ class Chain:
         self.metas: list[base.Meta] = []
         specs = {name: tf.TensorSpec(x.shape, x.dtype) for name, x in fields.items()}
         for own in cut.layers:
-            meta: base.Meta = own.owner.fprop_meta(own, *[specs[name] for name in own.reads])
+            meta: base.Meta = own.fprop_meta(*[specs[name] for name in own.reads])
             self.metas.append(meta)
             written = meta.outputs if len(own.writes) > 1 else (meta.outputs,)
             specs.update(zip(own.writes, written, strict=True))

@@ -288,7 +288,7 @@ def test_kept_weights_of_another_process_are_missing_until_loaded(tmp_path: Any)
     expected = keras_runs.run(params, tf.ones([1, 4]))[0]
     weights.save(tmp_path / "weights.npz", [params.weights])
     weights.forget(params.weights)
-    params.owner.fprop_meta(params, keras_runs.spec(1, 4))
+    params.fprop_meta(keras_runs.spec(1, 4))
     with pytest.raises(errors.LayerError, match=r"are not in this process. Load them by"):
         keras_runs.run(params, tf.ones([1, 4]))
     weights.load(tmp_path / "weights.npz")

@@ -16,11 +16,11 @@ CLASSES = 5
 
 
 def inference(params: Any, available: tuple[str, ...]) -> Any:
-    return params.owner.inference(params, available)
+    return params.inference(available)
 
 
 def served(params: Any, outputs: tf.Tensor) -> dict[str, Any]:
-    told: dict[str, Any] = params.owner.served(params, outputs)
+    told: dict[str, Any] = params.served(outputs)
     return told
 
 

@@ -10,6 +10,8 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, layers, network
 from lingvo_gpipe.layers import base
+from lingvo_gpipe.layers.base import Theta
+from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.schedule import Slot, Table, recompute
 from tests.plain_networks import FIELDS, D, N, analyze, dense, error_head, params, text_of
 
@@ -17,15 +19,17 @@ from tests.plain_networks import FIELDS, D, N, analyze, dense, error_head, param
 class Named(base.Layer):
     """x → x; gives a loss and a metric called like the layer."""
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
-        return base.Meta(
-            inputs[0],
-            losses=(base.LossSpec(f"{params.name}_loss", 1.0, lambda fields: fields["x"][0, 0]),),
-            metrics=(base.MetricSpec(f"{params.name}_metric", lambda sums: sums),),
-        )
+    class Params(base.Layer.Params):
+        def _meta(self, *inputs: SpecNest) -> base.Meta:
+            return base.Meta(
+                inputs[0],
+                losses=(base.LossSpec(f"{self.name}_loss", 1.0, lambda fields: fields["x"][0, 0]),),
+                metrics=(base.MetricSpec(f"{self.name}_metric", lambda sums: sums),),
+            )
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: base.Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: base.Context) -> Nest:
         del theta
         ctx.add_loss(f"{self.params.name}_loss", tf.reduce_sum(inputs))
         ctx.add_sum(f"{self.params.name}_metric", tf.reduce_sum(inputs))
@@ -35,12 +39,13 @@ class Named(base.Layer):
 class Tripled(base.Layer):
     """x → x three times."""
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
-        del params
-        return base.Meta((inputs[0],) * 3)
+    class Params(base.Layer.Params):
+        def _meta(self, *inputs: SpecNest) -> base.Meta:
+            return base.Meta((inputs[0],) * 3)
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: base.Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: base.Context) -> Nest:
         del theta, ctx
         return (inputs,) * 3
 

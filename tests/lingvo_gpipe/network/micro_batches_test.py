@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import hypothesis
 import numpy as np
 import pytest
@@ -12,6 +10,8 @@ from hypothesis import strategies as st
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.layers import base
+from lingvo_gpipe.layers.base import Theta
+from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.network import micro_batches
 from tests import pipelines
 
@@ -19,12 +19,13 @@ from tests import pipelines
 class MeanOfAll(base.Layer):
     """x: [B, C] → [C], the mean of the examples."""
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
-        del params
-        return base.Meta(tf.TensorSpec(inputs[0].shape[1:], inputs[0].dtype))
+    class Params(base.Layer.Params):
+        def _meta(self, *inputs: SpecNest) -> base.Meta:
+            return base.Meta(tf.TensorSpec(inputs[0].shape[1:], inputs[0].dtype))
 
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: base.Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: base.Context) -> Nest:
         del theta, ctx
         return tf.reduce_mean(inputs, 0)
 

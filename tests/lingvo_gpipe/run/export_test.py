@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import keras
 import numpy as np
@@ -19,6 +19,8 @@ from lingvo_gpipe import errors, hyperparams, layers, optim, pipelining, task
 from lingvo_gpipe.input import Batches, Serving
 from lingvo_gpipe.keras_layers.model import from_keras_model
 from lingvo_gpipe.layers import base
+from lingvo_gpipe.layers.base import Theta
+from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.run import checkpoint, evaluation, export, loop
 from lingvo_gpipe.tasks.image import amoebanet, convnet
 from lingvo_gpipe.tasks.image.input import SklearnDigits
@@ -341,28 +343,27 @@ class Branching(layers.Layer):
         auxiliary: layers.Softmax.Params | None = hyperparams.field(None, "Its head.")
         body: layers.Dense.Params = hyperparams.required("What it computes.")
 
+        def _meta(self, *inputs: SpecNest) -> Any:
+            body = base.child_meta(self, "body", self.body, inputs[0])
+            heads = []
+            if self.auxiliary is not None:
+                heads = [base.child_meta(self, "auxiliary", self.auxiliary, *inputs)]
+            return base.sum_metas(body.outputs, [body, *heads])
+
+        def _inference(self, available: Collection[str]) -> Self:
+            del available
+            served = self.copy()
+            return served.set(auxiliary=None, reads=served.reads[:1])
+
+    params: Params
+
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         self.add_child("body", params.body)
         if params.auxiliary is not None:
             self.add_child("auxiliary", params.auxiliary)
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> Any:
-        body = base.child_meta(params, "body", params.body, inputs[0])
-        heads = []
-        if params.auxiliary is not None:
-            heads = [base.child_meta(params, "auxiliary", params.auxiliary, *inputs)]
-        return base.sum_metas(body.outputs, [body, *heads])
-
-    @classmethod
-    def inference(cls, params: Any, available: Collection[str]) -> Any:
-        own = super().inference(params, available)
-        own.auxiliary = None
-        own.reads = own.reads[:1]
-        return own
-
-    def fprop(self, theta: dict[str, Any], inputs: Any, ctx: Any) -> Any:
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Any) -> Any:
         x = inputs[0] if isinstance(inputs, tuple) else inputs
         if "auxiliary" in self.children:
             self.child("auxiliary", theta, inputs, ctx)

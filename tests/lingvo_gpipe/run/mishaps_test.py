@@ -14,6 +14,7 @@ import tensorflow as tf
 from lingvo_gpipe import errors, hyperparams, optim
 from lingvo_gpipe.execution import placement
 from lingvo_gpipe.layers import base
+from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.run import checkpoint, evaluation, log_directory, loop
 from lingvo_gpipe.schedule import drawing
 from tests.tiny_task import Points, tiny_task
@@ -77,12 +78,13 @@ class Shares(base.Layer):
 
         late: bool = hyperparams.field(False, "Gives it in evaluation alone.")
 
-    @classmethod
-    def _meta(cls, params: Any, *inputs: Any) -> base.Meta:
-        metric = base.MetricSpec("shares", tf.identity, evaluation_only=params.late)
-        return base.Meta(inputs[0], metrics=(metric,))
+        def _meta(self, *inputs: SpecNest) -> base.Meta:
+            metric = base.MetricSpec("shares", tf.identity, evaluation_only=self.late)
+            return base.Meta(inputs[0], metrics=(metric,))
 
-    def fprop(self, theta: Any, inputs: Any, ctx: base.Context) -> Any:
+    params: Params
+
+    def fprop(self, theta: Any, inputs: Any, ctx: base.Context) -> Nest:
         del theta
         if not (self.params.late and ctx.training):
             ctx.add_sum("shares", tf.reduce_sum(inputs, 0))

@@ -345,9 +345,7 @@ class AmoebaCell(layers.Layer):
         def run(name: str, *values: Any) -> Any:
             return self.child(name, theta, values[0] if len(values) == 1 else values, ctx)
 
-        output = self._walk(
-            self.params, read[:2], run, tf.add, lambda states: tf.concat(states, -1)
-        )
+        output = self.params._walk(read[:2], run, tf.add, lambda states: tf.concat(states, -1))
         if self.params.auxiliary is not None and ctx.training:
             run("auxiliary", output, read[2])
         return output

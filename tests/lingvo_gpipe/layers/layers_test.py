@@ -407,7 +407,7 @@ TOKENS = tf.TensorSpec((4, 6, 8))
         (
             layers.Dense.Params(units=3, tie={"kernle": "a/kernel"}),
             [FLAT],
-            "Dense: tie names 'kernle', which it has not; nearest kernel",
+            "Dense: tie: no variable 'kernle'; nearest kernel",
         ),
         (
             layers.Conv2D.Params(filters=3),

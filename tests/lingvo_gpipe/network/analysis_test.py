@@ -211,7 +211,7 @@ def test_a_tie_with_one_frozen_side_is_frozen(frozen: str) -> None:
         ),
         (
             {"kernl": "a/kernel"},
-            "b (Dense): tie names 'kernl', which it has not; nearest kernel",
+            "b (Dense): tie: no variable 'kernl'; nearest kernel",
         ),
     ],
 )

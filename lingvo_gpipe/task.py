@@ -11,6 +11,7 @@ import fnmatch
 from typing import Any, Literal
 
 from lingvo_gpipe import errors, hyperparams, optim, pipelining
+from lingvo_gpipe.hyperparams import comparison
 from lingvo_gpipe.input import Input, Program, Serving
 
 
@@ -157,26 +158,20 @@ def change(old: str, new: str) -> Change:
 
     A field that `old` was written without has its default there, where `old` is readable.
     """
-    before, after = _by_path(old), _by_path(new)
+    before, after = comparison.values_by_path(old), comparison.values_by_path(new)
     if not after.keys() <= before.keys():
-        before = _by_path(_with_defaults(old))
-    lines, refused = [], []
-    for path in dict.fromkeys([*before, *after]):
-        if before.get(path) == after.get(path):
-            continue
-        if path not in after:
-            line = f"- {path}: {before[path]}"
-        elif path not in before:
-            line = f"+ {path}: {after[path]}"
-        else:
-            line = f"{path}: {before[path]} -> {after[path]}"
-        lines.append(line)
-        may = any(fnmatch.fnmatchcase(path, pattern) for pattern in _MAY_CHANGE)
-        if not may and path.split(".", 1)[0] in _FIXED_ROOTS:
-            refused.append(line)
+        before = comparison.values_by_path(_with_defaults(old))
+    lines = comparison.changed_lines(before, after)
+    refused = tuple(line for path, line in lines.items() if not _may_change(path))
     names = before.get("name", _NO_NAME), after.get("name", _NO_NAME)
     models = names if names[0] != names[1] and _NO_NAME not in names else None
-    return Change(tuple(lines), tuple(refused), models)
+    return Change(tuple(lines.values()), refused, models)
+
+
+def _may_change(path: str) -> bool:
+    if path.split(".", 1)[0] not in _FIXED_ROOTS:
+        return True
+    return any(fnmatch.fnmatchcase(path, pattern) for pattern in _MAY_CHANGE)
 
 
 def _with_defaults(text: str) -> str:
@@ -185,11 +180,6 @@ def _with_defaults(text: str) -> str:
         return hyperparams.from_text(text).to_text()
     except errors.ParamsError:
         return text
-
-
-def _by_path(text: str) -> dict[str, str]:
-    pairs = (line.partition(": ") for line in text.splitlines())
-    return {path: value for path, _, value in pairs}
 
 
 def is_complete(params: Any) -> bool:

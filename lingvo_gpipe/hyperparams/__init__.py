@@ -5,8 +5,8 @@ TensorFlow.
 """
 
 from lingvo_gpipe.hyperparams.fields import REQUIRED, Field, field, required
+from lingvo_gpipe.hyperparams.names import register_package
 from lingvo_gpipe.hyperparams.params import Configurable, Params, UnknownFieldError, from_text
-from lingvo_gpipe.hyperparams.text import register_package
 
 __all__ = [
     "REQUIRED",

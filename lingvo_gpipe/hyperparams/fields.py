@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from lingvo_gpipe.errors import ParamsError
 from lingvo_gpipe.hyperparams import text, types
+from lingvo_gpipe.hyperparams.messages import shown
 
 _T = TypeVar("_T")
 
@@ -183,11 +184,6 @@ def _declare_one(
 # --- Messages -------------------------------------------------------------------------------------
 
 
-def shorten(path: str) -> str:
-    """Return a path for a message, cut if it is very long."""
-    return path if len(path) <= 200 else f"{path[:197]}..."
-
-
 def not_set(root: Any, declared: Field, path: str, node: Any) -> str:
     """Return what to say of a required field of `node`, in a tree from `root`, that is not set."""
     of = "" if node is root else f" of {node.class_name()}"
@@ -199,7 +195,7 @@ def not_set(root: Any, declared: Field, path: str, node: Any) -> str:
 
 def wrong_type(root: Any, where: str, mismatch: types.Mismatch) -> ParamsError:
     """Return the error of a value that does not fit its type."""
-    came = text.shown(mismatch.value)
+    came = shown(mismatch.value)
     if not isinstance(mismatch.value, text.Name):
         came = f"{came} ({types.type_name(mismatch.value)})"
     return ParamsError(f"{root.class_name()}: {where} must be {mismatch.expected}, got {came}")

@@ -26,10 +26,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.errors import ParamsError
-from lingvo_gpipe.hyperparams import fields, text
+from lingvo_gpipe.hyperparams import comparison, fields, names, text
 from lingvo_gpipe.hyperparams import types as kinds
 from lingvo_gpipe.hyperparams.fields import REQUIRED, Field, field, required
-from lingvo_gpipe.hyperparams.text import register_package
+from lingvo_gpipe.hyperparams.messages import shorten, shown
+from lingvo_gpipe.hyperparams.names import register_package
 
 __all__ = [
     "REQUIRED",
@@ -104,7 +105,7 @@ class Params(kinds.Node, metaclass=_ParamsMeta):
     @classmethod
     def class_name(cls) -> str:
         """Return the qualified name in texts and messages: the owner's, else its own."""
-        return text.qualified_name(cls.owner or cls)
+        return names.public_name(cls.owner or cls)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Params) and kinds.same(self, other)
@@ -113,7 +114,7 @@ class Params(kinds.Node, metaclass=_ParamsMeta):
 
     def __repr__(self) -> str:
         changed = ", ".join(
-            f"{name}={text.shown(value)}"
+            f"{name}={shown(value)}"
             for name, value in self._values.items()
             if not kinds.same(value, self._fields[name].checked_default)
         )
@@ -167,7 +168,7 @@ class Params(kinds.Node, metaclass=_ParamsMeta):
         """
         path, sign, value = (part.strip() for part in assignment.partition("="))
         if not sign:
-            raise ParamsError(f"{text.shown(assignment)} is not an override; write path=value")
+            raise ParamsError(f"{shown(assignment)} is not an override; write path=value")
         place = self._place(path)
         old = place.old_value()
         removed = value == "None" and kinds.takes_none(place.kind())
@@ -228,7 +229,7 @@ class Params(kinds.Node, metaclass=_ParamsMeta):
         """Return the error for a path that ends at `done`, with the nearest of the whole tree."""
         paths = (candidate for candidate, _, _ in _walk(self, ""))
         own = [text.join_path(done, each) for each in getattr(value, "_fields", ())]
-        has = ", ".join(value._fields) if isinstance(value, Params) else text.shown(value)
+        has = ", ".join(value._fields) if isinstance(value, Params) else shown(value)
         return _unknown_field(self, path, itertools.chain(own, paths), has)
 
     def _assign(
@@ -240,7 +241,7 @@ class Params(kinds.Node, metaclass=_ParamsMeta):
         inside: typing.Sequence[text.Step] = (),
     ) -> None:
         if self._frozen:
-            where = fields.shorten(path)
+            where = shorten(path)
             raise ParamsError(
                 f"{root.class_name()} is frozen: '{where}' cannot be set; change a copy()"
             )
@@ -254,7 +255,7 @@ class Params(kinds.Node, metaclass=_ParamsMeta):
             new = kinds.convert(value, kind, depth=len(inside))
         except kinds.Mismatch as mismatch:
             raise fields.wrong_type(
-                type(root), f"'{fields.shorten(path)}{mismatch.path}'", mismatch
+                type(root), f"'{shorten(path)}{mismatch.path}'", mismatch
             ) from None
         if inside:
             new = kinds.replace(self._values[declared.name], list(inside), new)
@@ -306,16 +307,8 @@ class Params(kinds.Node, metaclass=_ParamsMeta):
         `path: old -> new` for a changed value, `- path: old` and `+ path: new` for one that only
         this tree or only the other has.
         """
-        old, new = dict(_lines(self)), dict(_lines(other))
-        lines = []
-        for path in [*old, *(path for path in new if path not in old)]:
-            if path not in new:
-                lines.append(f"- {path}: {old[path]}")
-            elif path not in old:
-                lines.append(f"+ {path}: {new[path]}")
-            elif old[path] != new[path]:
-                lines.append(f"{path}: {old[path]} -> {new[path]}")
-        return "\n".join(lines)
+        changes = comparison.changed_lines(dict(_lines(self)), dict(_lines(other)))
+        return "\n".join(changes.values())
 
     def instantiate(self, *args: Any, **kwargs: Any) -> Any:
         """Return `owner(copy of this tree, *args, **kwargs)`.
@@ -356,14 +349,14 @@ class Params(kinds.Node, metaclass=_ParamsMeta):
         for path, value, _ in [("", self, None), *_walk(self, "")]:
             try:
                 text.parse_path(path or "class")
-                text.check_references(_class_of(value) if isinstance(value, Params) else value)
+                names.check_references(_class_of(value) if isinstance(value, Params) else value)
             except ParamsError as error:
                 raise ParamsError(f"{self.class_name()}: '{path or 'class'}': {error}") from None
         lines = [f"{path}: {value}\n" for path, value in _lines(self)]
         longest = max(lines, key=len)
         if len(longest) > text.MAX_VALUE_CHARS:
             raise ParamsError(
-                f"{self.class_name()}: '{fields.shorten(longest)}' is too long for a text "
+                f"{self.class_name()}: '{shorten(longest)}' is too long for a text "
                 f"(more than {text.MAX_VALUE_CHARS} characters); keep it in a file"
             )
         return "".join(lines)
@@ -424,16 +417,16 @@ class Configurable:
                 "__qualname__": f"{cls.__qualname__}.Params",
                 "__doc__": f"Params of {cls.__qualname__}.",
             }
-            derived = types.new_class("Params", tuple(bases), {}, lambda names: names.update(body))
+            derived = types.new_class("Params", tuple(bases), {}, lambda to: to.update(body))
             cls.Params = derived  # type: ignore[misc, assignment]
         for base in bases:
             if not issubclass(cls.Params, base):
                 raise ParamsError(
-                    f"{text.qualified_name(cls)}.Params must inherit {text.qualified_name(base)}"
+                    f"{names.public_name(cls)}.Params must inherit {names.public_name(base)}"
                 )
         if cls.Params.owner is not None:
             raise ParamsError(
-                f"{text.qualified_name(cls)}.Params belongs to {cls.Params.class_name()} already; "
+                f"{names.public_name(cls)}.Params belongs to {cls.Params.class_name()} already; "
                 "declare a nested class that inherits it"
             )
         cls.Params.owner = cls
@@ -493,7 +486,7 @@ def _unknown_field(
     near = tuple(errors.nearest(path.rsplit(".", 1)[-1][:_CANDIDATE_CHARS], distinct.values()))
     hint = f"nearest {', '.join(map(repr, near))}" if near else f"there is {has or 'no field'}"
     return UnknownFieldError(
-        f"{root.class_name()} has no field '{fields.shorten(path)}'; {hint}", path, near
+        f"{root.class_name()} has no field '{shorten(path)}'; {hint}", path, near
     )
 
 
@@ -514,11 +507,9 @@ def _parse_value(source: str, kind: Any, root: type[Params], path: str) -> Any:
                 pass
             raise
     except kinds.Mismatch as mismatch:
-        raise fields.wrong_type(
-            root, f"'{fields.shorten(path)}{mismatch.path}'", mismatch
-        ) from None
+        raise fields.wrong_type(root, f"'{shorten(path)}{mismatch.path}'", mismatch) from None
     except ParamsError as error:
-        raise ParamsError(f"{root.class_name()}: '{fields.shorten(path)}': {error}") from None
+        raise ParamsError(f"{root.class_name()}: '{shorten(path)}': {error}") from None
 
 
 def from_text(source: str) -> Params:
@@ -585,15 +576,15 @@ class _Reader:
         if entry.value != "dict" and list(items) == list(range(len(items))):
             return list(items.values()) if entry.value == "list" else tuple(items.values())
         raise ParamsError(
-            f"the elements of '{fields.shorten(entry.path)}' are not those of a {entry.value}"
+            f"the elements of '{shorten(entry.path)}' are not those of a {entry.value}"
         )
 
 
 def _new_node(name: str) -> Params:
     """Return the fresh Params of a class by its name."""
-    found = text.resolve(name)
+    found = names.resolve(name)
     if isinstance(found, type) and issubclass(found, Configurable):
         return found.Params()
     if isinstance(found, type) and issubclass(found, Params):
         return found()
-    raise ParamsError(f"{text.shown(name)} is not a class with Params")
+    raise ParamsError(f"{shown(name)} is not a class with Params")

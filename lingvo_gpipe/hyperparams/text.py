@@ -13,9 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import functools
-import importlib
-import importlib.util
 import keyword
 import re
 import sys
@@ -24,43 +21,23 @@ from collections.abc import Iterator
 from typing import Any
 
 from lingvo_gpipe.errors import ParamsError
+from lingvo_gpipe.hyperparams import names
+from lingvo_gpipe.hyperparams.messages import shown
 
 MAX_VALUE_CHARS = 200_000
 MAX_TEXT_CHARS = 8_000_000
 MAX_DEPTH = 50
 _MAX_INT_BITS = 13_287  # of the largest integer of 4,000 digits
-_SHOWN_CHARS = 80
-
-_packages = {"lingvo_gpipe", "keras"}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Name:
     """A dotted name found in a text, not looked up yet."""
 
     text: str
 
-
-def register_package(name: str) -> None:
-    """Let texts name the classes and functions of package (or module) `name`.
-
-    >>> register_package("lingvo_gpipe")
-    """
-    if not all(part.isidentifier() for part in name.split(".")):
-        raise ParamsError(f"{shown(name)} is not the name of a package")
-    _packages.add(name)
-
-
-def shown(value: object) -> str:
-    """Return a short text of any value, for messages."""
-    if isinstance(value, Name):
-        text = value.text
-    else:
-        try:
-            text = repr(value)
-        except ValueError:  # an integer beyond Python's limit of digits
-            text = "an integer of very many digits"
-    return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 3]}..."
+    def __repr__(self) -> str:
+        return self.text
 
 
 # --- Literals -------------------------------------------------------------------------------------
@@ -95,7 +72,7 @@ def parse_literal(text: str) -> Any:
     Floats may also be `inf`, `nan`; a dotted name becomes a `Name`.
 
     >>> parse_literal("{'a': (1, -2.5), 'b': [tf.float32]}")
-    {'a': (1, -2.5), 'b': [Name(text='tf.float32')]}
+    {'a': (1, -2.5), 'b': [tf.float32]}
 
     Raises:
         ParamsError: the text is anything else.
@@ -363,126 +340,13 @@ def _attach(root: Entry, entry: Entry, steps: list[Step]) -> None:
     parent.children[steps[-1]] = entry
 
 
-# --- Names ----------------------------------------------------------------------------------------
-
-
-def qualified_name(referenced: Any) -> str:
-    """Return the dotted name of a class or function, Keras' public one where there is one."""
-    module, name = str(referenced.__module__), str(referenced.__qualname__)
-    if module.startswith("keras.src."):
-        public = f"keras.{module.split('.')[2]}"
-        if public in sys.modules and vars(sys.modules[public]).get(name) is referenced:
-            return f"{public}.{name}"
-    return f"{module}.{name}"
-
-
-def is_dtype(kind: object) -> bool:
-    """Tell whether `kind` is TensorFlow's class DType, without importing TensorFlow."""
-    return (
-        isinstance(kind, type)
-        and kind.__name__ == "DType"
-        and kind.__module__.startswith("tensorflow.")
-    )
-
-
-@functools.cache
-def _dtypes() -> dict[str, Any]:
-    import tensorflow as tf  # Params without dtypes need no TensorFlow
-
-    found = vars(tf.dtypes.experimental) | vars(tf.dtypes)
-    return {value.name: value for value in found.values() if isinstance(value, tf.DType)}
-
-
-def dtype_by_name(name: str) -> Any | None:
-    """Return the dtype called `float32` or `tf.float32`, or None."""
-    return _dtypes().get(name.removeprefix("tf."))
-
-
-def resolve(name: str) -> Any:
-    """Return the class, function, enum member or dtype of a dotted name.
-
-    Imports nothing but modules of registered packages, and follows nothing but a module's classes
-    and functions, a class's nested classes, and an enum's members.
-
-    Raises:
-        ParamsError: the package is not registered, or has no such class or function.
-    """
-    if name.startswith("tf.") and (dtype := dtype_by_name(name)) is not None:
-        return dtype
-    if not _registered(name):
-        raise ParamsError(
-            f"{shown(name)} is not in a registered package ({', '.join(sorted(_packages))}); "
-            "register_package(name) adds one"
-        )
-    module, parts = _module_of(name)
-    found: Any = module
-    for position, part in enumerate(parts):
-        if isinstance(found, enum.EnumMeta) and part in found.__members__:
-            found = found.__members__[part]
-            if position < len(parts) - 1:
-                raise _not_found(name)
-            return found
-        found = vars(found).get(part)
-        function_in_module = isinstance(found, types.FunctionType) and len(parts) == 1
-        if not isinstance(found, type) and not function_in_module:
-            raise _not_found(name)
-        if not _registered(str(found.__module__)):
-            raise _not_found(name)
-    return found
-
-
-def _registered(name: str) -> bool:
-    return any(name == package or name.startswith(f"{package}.") for package in _packages)
-
-
-def _not_found(name: str) -> ParamsError:
-    return ParamsError(f"{shown(name)} is not a class or function of a registered package")
-
-
-def _module_of(name: str) -> tuple[types.ModuleType, list[str]]:
-    """Return the module of the longest prefix of `name` that is one, and the other parts."""
-    parts = name.split(".")
-    module: types.ModuleType | None = None
-    rest = parts
-    for count in range(1, len(parts)):
-        prefix = ".".join(parts[:count])
-        if not _registered(prefix):
-            continue
-        found = _import(prefix, name)
-        if found is None:
-            break
-        module, rest = found, parts[count:]
-    if module is None:
-        raise _not_found(name)
-    return module, rest
-
-
-def _import(module: str, name: str) -> types.ModuleType | None:
-    """Return a module of a registered package, or None where there is none of this name."""
-    known = sys.modules.get(module)
-    if known is not None or module.rsplit(".", 1)[-1].startswith("__"):
-        return known
-    try:
-        if importlib.util.find_spec(module) is None:
-            return None
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name and (module == error.name or module.startswith(f"{error.name}.")):
-            return None
-        raise ParamsError(f"{shown(name)} cannot be imported: {error}") from error
-    except (Exception, SystemExit) as error:
-        raise ParamsError(
-            f"{shown(name)} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
-
-
 # --- Writing --------------------------------------------------------------------------------------
 
 
 def format_value(value: Any) -> str:
     """Return the text of a value that holds no Params, as `parse_literal` reads it."""
     if isinstance(value, enum.Enum):
-        return f"{qualified_name(type(value))}.{value.name}"
+        return f"{names.public_name(type(value))}.{value.name}"
     if isinstance(value, list):
         return f"[{', '.join(map(format_value, value))}]"
     if isinstance(value, tuple):
@@ -490,32 +354,5 @@ def format_value(value: Any) -> str:
     if isinstance(value, dict):
         return f"{{{', '.join(f'{k!r}: {format_value(v)}' for k, v in value.items())}}}"
     if isinstance(value, type | types.FunctionType):
-        return qualified_name(value)
-    return f"tf.{value.name}" if is_dtype(type(value)) else repr(value)
-
-
-def check_references(value: Any) -> None:
-    """Refuse a value with a class, function or dtype that its written name does not lead to.
-
-    Raises:
-        ParamsError: such as for a lambda or a class made inside a function.
-    """
-    if isinstance(value, list | tuple):
-        for item in value:
-            check_references(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            check_references(item)
-    elif isinstance(value, enum.Enum):
-        check_references(type(value))
-    elif isinstance(value, type | types.FunctionType):
-        found: Any = sys.modules.get(value.__module__)
-        for part in value.__qualname__.split("."):
-            found = vars(found).get(part) if isinstance(found, type | types.ModuleType) else None
-        if found is not value:
-            raise ParamsError(
-                f"{shown(value)} has no name that a text could hold; define it at the top of a "
-                "module"
-            )
-    elif is_dtype(type(value)) and dtype_by_name(value.name) is not value:
-        raise ParamsError(f"{shown(value)} has no name that a text could hold")
+        return names.public_name(value)
+    return f"tf.{value.name}" if names.is_dtype(type(value)) else repr(value)

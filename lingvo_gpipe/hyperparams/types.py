@@ -15,7 +15,8 @@ import typing
 from typing import Any, Literal, NoReturn, Union
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.hyperparams import text
+from lingvo_gpipe.hyperparams import names, old_names, text
+from lingvo_gpipe.hyperparams.messages import shown
 
 
 class Node:
@@ -140,7 +141,7 @@ def supported(kind: Any) -> bool:
     if not isinstance(kind, type) or origin is not None:
         return False
     plain = (int, float, bool, str, types.NoneType)
-    return kind in plain or issubclass(kind, enum.Enum | Node) or text.is_dtype(kind)
+    return kind in plain or issubclass(kind, enum.Enum | Node) or names.is_dtype(kind)
 
 
 def takes_bare_text(kind: Any) -> bool:
@@ -166,10 +167,10 @@ def describe(kind: Any) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join(map(describe, args))
     if origin is Literal:
-        return " or ".join(map(text.shown, args))
+        return " or ".join(map(shown, args))
     if origin is collections.abc.Callable or kind is collections.abc.Callable:
         return "a function or class"
-    if text.is_dtype(kind):
+    if names.is_dtype(kind):
         return "tf.DType"
     if origin is not None:
         return f"{origin.__name__}[{', '.join(map(describe, args))}]"
@@ -257,9 +258,10 @@ def _convert_scalar(value: Any, kind: type, *, exact: bool) -> Any:
 def _named(name: text.Name, kind: type) -> Any:
     """Return what `name` means for a field of type `kind`; None where names mean nothing."""
     if isinstance(kind, enum.EnumMeta):
-        short = name.text.removeprefix(f"{text.qualified_name(kind)}.")
-        return kind.__members__.get(short)
-    return text.dtype_by_name(name.text) if text.is_dtype(kind) else None
+        of, dot, member = name.text.rpartition(".")
+        named = not dot or old_names.current(of) == names.public_name(kind)
+        return kind.__members__.get(member) if named else None
+    return names.dtype_by_name(name.text) if names.is_dtype(kind) else None
 
 
 def _convert_union(value: Any, kind: Any, args: tuple[Any, ...], *, exact: bool, depth: int) -> Any:
@@ -327,7 +329,7 @@ def _element(item: Any, kind: Any, step: text.Step, *, exact: bool, depth: int) 
 
 def _convert_reference(value: Any, kind: Any) -> Any:
     origin, args = typing.get_origin(kind) or kind, typing.get_args(kind)
-    found = text.resolve(value.text) if isinstance(value, text.Name) else value
+    found = names.resolve(value.text) if isinstance(value, text.Name) else value
     if origin is not type:
         if not isinstance(found, type | types.FunctionType):
             raise Mismatch(describe(kind), value)
@@ -343,7 +345,7 @@ def _convert_reference(value: Any, kind: Any) -> Any:
 
 def _convert_any(value: Any, depth: int) -> Any:
     if isinstance(value, text.Name):
-        return text.resolve(value.text)
+        return names.resolve(value.text)
     if isinstance(value, list):
         return _convert_sequence(value, list, exact=True, depth=depth)
     if isinstance(value, tuple):
@@ -356,6 +358,6 @@ def _convert_any(value: Any, depth: int) -> Any:
         if isinstance(value, kind) and not isinstance(value, bool | enum.Enum):
             return _convert_scalar(value, kind, exact=True)
     plain = (bool, types.NoneType, enum.Enum, type, types.FunctionType)
-    if isinstance(value, plain) or text.is_dtype(type(value)):
+    if isinstance(value, plain) or names.is_dtype(type(value)):
         return value
     raise Mismatch("a value that a text can hold", value)

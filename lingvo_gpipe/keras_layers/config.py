@@ -15,7 +15,7 @@ from typing import Any
 import keras
 
 from lingvo_gpipe import errors, precision
-from lingvo_gpipe.hyperparams import text
+from lingvo_gpipe.hyperparams import names
 
 _REFERENCE = "reference"
 _NOT_KEPT = ("build_config", "compile_config")
@@ -128,7 +128,7 @@ def _named(kind: type) -> dict[str, Any]:
     """Return how an object of class `kind` is marked."""
     if not kind.__module__.startswith("keras."):
         return {_REFERENCE: kind}
-    module, _, name = text.qualified_name(kind).rpartition(".")
+    module, _, name = names.public_name(kind).rpartition(".")
     return {"module": module, "class_name": name}
 
 

@@ -1,0 +1,88 @@
+"""The names that texts gave to classes before, and those that they give today.
+
+`lingvo_gpipe.hyperparams.names` writes a class by its public name, such as `layers.Conv2D`. Texts
+of runs and saved recipes outlive every change of the code, so that an entry here is never removed:
+who renames a public class adds its last public name to `RENAMED`. `tests/.../names_test.py` checks
+that every name of the table leads to a class.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+MODULES: Mapping[str, str] = {
+    f"lingvo_gpipe.{module}": place
+    for place, modules in {
+        "hyperparams": "hyperparams",
+        "input": "input",
+        "keras_layers": "layers.keras_adapter",
+        "layers": (
+            "layers.activation layers.attention layers.base layers.composition layers.convolution "
+            "layers.dense layers.dropout layers.embedding layers.heads layers.joining "
+            "layers.metric layers.normalization layers.pooling layers.shaping"
+        ),
+        "network": "network",
+        "optim": (
+            "optimizer update tasks.image.optimizers tasks.image.schedules tasks.mt.adafactor "
+            "tasks.mt.schedules"
+        ),
+        "pipelining": "pipelining",
+        "task": "task",
+        "tasks.image": (
+            "tasks.image.amoebanet tasks.image.digits tasks.image.folder tasks.image.images "
+            "tasks.image.operations tasks.image.tfds"
+        ),
+        "tasks.lm": "tasks.lm.input",
+        "tasks.mt": (
+            "tasks.mt.bilingual tasks.mt.catalogues tasks.mt.corpus tasks.mt.decoding "
+            "tasks.mt.input tasks.mt.layers tasks.mt.preparation tasks.mt.scores tasks.mt.search "
+            "tasks.mt.task tasks.mt.tfds_corpus tasks.mt.vocabulary"
+        ),
+    }.items()
+    for module in modules.split()
+}
+"""Modules by which texts named classes before there were public names → the public place now."""
+
+RENAMED: Mapping[str, str] = {
+    "optim.KerasSchedule": "optim.KerasLearningRate",
+    "optim.Schedule": "optim.LearningRate",
+}
+"""Public names that texts gave before → the public names of the same classes now."""
+
+_QUOTED_OR_DOTTED = re.compile(
+    r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|(?<![\w.])[^\W\d]\w*(?:\.[^\W\d]\w*)+"""
+)
+
+
+def current(name: str) -> str:
+    """Return today's name of what a text calls `name`: `name` itself where it has not changed.
+
+    >>> current("lingvo_gpipe.layers.convolution.Conv2D"), current("layers.Conv2D")
+    ('layers.Conv2D', 'layers.Conv2D')
+    """
+    if name.startswith("lingvo_gpipe."):
+        name = _replaced(name, MODULES)
+    return RENAMED.get(name) or _replaced(name, RENAMED)
+
+
+def current_value(value: str) -> str:
+    """Return the text of a value with today's names; what is in quotes stays.
+
+    >>> current_value("[lingvo_gpipe.task.Start, 'lingvo_gpipe.task.Start']")
+    "[task.Start, 'lingvo_gpipe.task.Start']"
+    """
+    return _QUOTED_OR_DOTTED.sub(
+        lambda match: match[0] if match[0][0] in "'\"" else current(match[0]), value
+    )
+
+
+def _replaced(name: str, table: Mapping[str, str]) -> str:
+    """Return `name` with its longest beginning that `table` has, but not all of it, replaced."""
+    longest = max((old.count(".") + 1 for old in table), default=0)
+    parts = name.split(".")
+    for count in range(min(longest, len(parts) - 1), 0, -1):
+        new = table.get(".".join(parts[:count]))
+        if new is not None:
+            return ".".join([new, *parts[count:]])
+    return name

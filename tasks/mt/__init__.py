@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from lingvo_gpipe.tasks.mt.model.layers import (
         TransparentEncoderLayer as TransparentEncoderLayer,
     )
+    from lingvo_gpipe.tasks.mt.model.transformer import (
+        TranslationTransformer as TranslationTransformer,
+    )
     from lingvo_gpipe.tasks.mt.task import TranslationTask as TranslationTask
     from lingvo_gpipe.tasks.mt.text.catalogues import Django as Django
     from lingvo_gpipe.tasks.mt.text.corpus import TSV as TSV
@@ -48,6 +51,7 @@ __getattr__, __dir__, __all__ = lazy.exports(
             "TranslationSoftmax",
             "TransparentEncoderLayer",
         ],
+        "model.transformer": ["TranslationTransformer"],
         "task": ["TranslationTask"],
         "text.catalogues": ["Django"],
         "text.corpus": ["Aligned", "Corpus", "Files", "Policy", "TSV", "TranslateFolder"],

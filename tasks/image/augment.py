@@ -1,27 +1,30 @@
 """Distortions of training images, each a pure function of (image, key).
 
-An image is distorted by the key of (seed, epoch, index), so it looks the same whenever that
-position is drawn again, and other in each epoch. All is in-graph, on stateless operations.
+The key comes from (seed, epoch, index): the same position always has the same distortion, and each
+epoch another one. Everything is in-graph, with stateless operations.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from lingvo_gpipe import seeds
 from lingvo_gpipe.tasks.image import auto_augment
 
-# What each draw folds into its image's key.
+if TYPE_CHECKING:
+    from lingvo_gpipe.tasks.image.images import Images
+
+# Folded into the image's key by each random draw.
 _PAD, _FLIP, _WINDOW, _POLICY, _BRIGHTNESS, _SATURATION, _CUTOUT = range(7)
 _WINDOW_TRIES = 100
 
 
-def random_window(params: Any, pixels: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-    """Cut a window of random area, aspect and place out of [h, w, C] pixels.
+def random_window(params: Images.Params, pixels: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+    """Return a window of random area, aspect and position of an image [h, w, C].
 
-    Where none of the drawn windows fits into the image, the whole image is taken.
+    If no drawn window fits into the image, the whole image is returned.
     """
     begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
         tf.shape(pixels),
@@ -38,38 +41,40 @@ def random_window(params: Any, pixels: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
     return window
 
 
-def distort(params: Any, image: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-    """Distort a float32 [H, W, C] image in [0, 1]; what a field does not ask for is left out."""
+def distort(params: Images.Params, image: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+    """Return an image, float32 [H, W, C] in [0, 1], distorted as the fields of `params` say."""
     if params.pad:
-        sides = [[params.pad, params.pad], [params.pad, params.pad], [0, 0]]
-        wide = tf.pad(image, sides)
+        paddings = [[params.pad, params.pad], [params.pad, params.pad], [0, 0]]
+        wide = tf.pad(image, paddings)
         image = tf.image.stateless_random_crop(wide, image.shape, seeds.fold(key, _PAD))
     if params.flip:
         image = tf.image.stateless_random_flip_left_right(image, seeds.fold(key, _FLIP))
     if params.policy != "none":
-        own = seeds.fold(key, _POLICY)
+        policy_key = seeds.fold(key, _POLICY)
         pixels = tf.image.convert_image_dtype(image, tf.uint8, saturate=True)
         if params.policy == "autoaugment_v0":
-            pixels = auto_augment.auto_augment(pixels, own)
+            pixels = auto_augment.auto_augment(pixels, policy_key)
         else:
             pixels = auto_augment.rand_augment(
-                pixels, own, params.policy_layers, params.policy_magnitude
+                pixels, policy_key, params.policy_layers, params.policy_magnitude
             )
         image = tf.image.convert_image_dtype(pixels, tf.float32)
     if params.brightness:
-        own = seeds.fold(key, _BRIGHTNESS)
-        image = tf.image.stateless_random_brightness(image, params.brightness, own)
+        image = tf.image.stateless_random_brightness(
+            image, params.brightness, seeds.fold(key, _BRIGHTNESS)
+        )
     if params.saturation:
-        own = seeds.fold(key, _SATURATION)
-        image = tf.image.stateless_random_saturation(image, *params.saturation, own)
+        image = tf.image.stateless_random_saturation(
+            image, *params.saturation, seeds.fold(key, _SATURATION)
+        )
     if params.brightness or params.saturation:
         image = tf.clip_by_value(image, 0.0, 1.0)
     return image
 
 
-def cutout(image: tf.Tensor, side: int, key: tf.Tensor) -> tf.Tensor:
-    """Set a square of `side` to 0; its centre may lie anywhere, so the edge may clip it.
+def cutout(image: tf.Tensor, size: int, key: tf.Tensor) -> tf.Tensor:
+    """Set a square of size × size pixels to 0; its centre is anywhere, so edges may clip it.
 
-    Source: DeVries and Taylor 2017, which do it after the image is normalised.
+    Source: DeVries and Taylor 2017, who apply it after normalisation.
     """
-    return auto_augment.erased(image, side, tf.zeros([], image.dtype), seeds.fold(key, _CUTOUT))
+    return auto_augment.erased(image, size, tf.zeros([], image.dtype), seeds.fold(key, _CUTOUT))

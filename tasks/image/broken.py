@@ -1,14 +1,15 @@
-"""Images that cannot be read: counted, named, and survived up to a share.
+"""Images that cannot be read: counted, reported, and tolerated up to a share.
 
-What is read fast leaves them out without a word. Here they are noticed by the gaps, looked at one
-by one, and replaced in training, where a mini-batch stays a pure function of (seed, position).
+The fast reader skips them silently. The functions here find the gaps, read each missing example
+alone, and replace the broken ones in training, so that a mini-batch stays a pure function of (seed,
+position).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -20,23 +21,23 @@ from lingvo_gpipe.input import Batch
 REPLACED, LEFT_OUT = "replaced", "left_out"
 _NAMED = 5
 
-# (index, epoch) → the example, or why it is broken. InputError: the params do not fit it.
-Careful = Callable[[int, int], dict[str, tf.Tensor] | str]
+# (index, epoch) → the example, or why it is broken. Raises InputError where the Params are wrong.
+ReadOne = Callable[[int, int], dict[str, tf.Tensor] | str]
 
 
 class Broken:
-    """The broken images of one split, as far as they were met."""
+    """The broken images of one split that were found so far."""
 
     def __init__(
         self, where: str, count: int, max_share: float, name: Callable[[int], str]
     ) -> None:
-        """Begin with none.
+        """Start with none.
 
         Args:
-            where: what the split is called.
-            count: its examples.
-            max_share: of them that may be broken; one always may, unless it is 0.
-            name: index → what its file or record is called.
+            where: name of the split in messages.
+            count: number of its examples.
+            max_share: share of them that may be broken; above 0, one always may.
+            name: index → name of its file or record.
         """
         self._where = where
         self._count = count
@@ -48,10 +49,10 @@ class Broken:
         return index in self._reasons
 
     def add(self, index: int, reason: str) -> None:
-        """Put one down, once; the first are named in the log.
+        """Record a broken image, once; the first ones are named in the log.
 
         Raises:
-            InputError: there are too many now.
+            InputError: there are too many.
         """
         if index in self._reasons:
             return
@@ -66,7 +67,7 @@ class Broken:
             raise errors.InputError(
                 f"{self._where}: at least {number} of {self._count} images cannot be read, more "
                 f"than input.max_broken_share={self._max_share:g} allows; the first is "
-                f"{self._name(first)}: {why}. Mend or remove them, or allow more"
+                f"{self._name(first)}: {why}. Repair or remove them, or allow more"
             )
 
 
@@ -74,18 +75,18 @@ def replaced(
     batches: Iterator[Batch],
     counts: dict[str, int],
     broken: Broken,
-    careful: Careful,
+    read_one: ReadOne,
     count: int,
 ) -> Iterator[Batch]:
-    """Put the next readable index in the place of each that is broken.
+    """Replace each broken example by the next readable one.
 
     Args:
-        batches: fields of the examples that were read, "place" [b] of each in the mini-batch, and
-            "index" and "epoch" [B], of all that were wanted.
-        counts: `REPLACED` goes up.
-        broken: takes them down.
-        careful: (index, epoch) → example.
-        count: of examples in the split.
+        batches: fields of the examples that were read, their "place" [b] in the mini-batch, and
+            "index" and "epoch" [B] of all examples of the mini-batch.
+        counts: `REPLACED` is counted here.
+        broken: records them.
+        read_one: (index, epoch) → example.
+        count: number of examples in the split.
     """
     counts.setdefault(REPLACED, 0)
     for batch in batches:
@@ -95,27 +96,28 @@ def replaced(
             yield batch
             continue
         missing = sorted(set(range(len(index))) - set(place.numpy().tolist()))
-        found = []
+        others = []
         for number in missing:
             wanted = int(index[number])
-            own = _next_readable(wanted, int(epoch[number]), broken, careful, count)
-            found.append(own)
+            others.append(_next_readable(wanted, int(epoch[number]), broken, read_one, count))
             counts[REPLACED] += wanted in broken
         order = np.argsort([*place.numpy().tolist(), *missing])
         with tf.device("CPU:0"):
             yield {
-                name: tf.gather(tf.concat([read, tf.stack([o[name] for o in found])], 0), order)
+                name: tf.gather(
+                    tf.concat([read, tf.stack([other[name] for other in others])], 0), order
+                )
                 for name, read in batch.items()
             }
 
 
 def _next_readable(
-    wanted: int, epoch: int, broken: Broken, careful: Careful, count: int
+    wanted: int, epoch: int, broken: Broken, read_one: ReadOne, count: int
 ) -> dict[str, tf.Tensor]:
     for further in range(count):
         index = (wanted + further) % count
         if index not in broken:
-            example = careful(index, epoch)
+            example = read_one(index, epoch)
             if not isinstance(example, str):
                 return example
             broken.add(index, example)
@@ -126,38 +128,34 @@ def left_out(
     batches: Iterator[Batch],
     counts: dict[str, int],
     broken: Broken,
-    careful: Careful,
+    read_one: ReadOne,
     count: int,
 ) -> Iterator[Batch]:
-    """Name and count what is missing between the examples of an evaluation.
+    """Report and count the examples that are missing in an evaluation.
 
     Args:
-        batches: fields of the examples that were read, and their "index" [b], rising.
-        counts: `LEFT_OUT` goes up.
-        broken: takes them down.
-        careful: (index, epoch) → example.
-        count: of examples in the split.
+        batches: fields of the examples that were read, and their "index" [b], ascending.
+        counts: `LEFT_OUT` is counted here.
+        broken: records them.
+        read_one: (index, epoch) → example.
+        count: number of examples in the split.
     """
     counts.setdefault(LEFT_OUT, 0)
     next_index = 0
-    # What follows the last batch is a gap as well.
-    for batch in _and_then(batches, {"index": tf.constant([count], tf.int64)}):
+    # An end marker, so that a gap after the last batch is found too.
+    end: Batch = {"index": tf.constant([count], tf.int64)}
+    for batch in itertools.chain(batches, [end]):
         rows = batch.pop("index").numpy().tolist()
         late = []
         for index in sorted(set(range(next_index, rows[-1] + 1)) - set(rows)):
-            example = careful(index, 0)
+            example = read_one(index, 0)
             if isinstance(example, str):
                 broken.add(index, example)
                 counts[LEFT_OUT] += 1
             else:
-                late.append(example)  # read at the second try
+                late.append(example)  # readable at the second attempt
         next_index = rows[-1] + 1
         if late:
-            yield {name: tf.stack([own[name] for own in late]) for name in late[0]}
+            yield {name: tf.stack([example[name] for example in late]) for name in late[0]}
         if batch:
             yield batch
-
-
-def _and_then(batches: Iterator[Any], last: Any) -> Iterator[Any]:
-    yield from batches
-    yield last

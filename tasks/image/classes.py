@@ -1,39 +1,42 @@
-"""The number of classes: told by the data, taken or checked by the model."""
+"""The number of classes, which a model takes from its data or is checked against it."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from lingvo_gpipe import errors, hyperparams
+
+if TYPE_CHECKING:
+    from lingvo_gpipe.task import Task
 
 _FIELD = "classes"
 
 
-def complete(task_params: Any, count: int, where: str, offset: int = 0) -> None:
-    """Fill in every `classes` of a model that is not set, and check the others.
+def complete(task_params: Task.Params, count: int, where: str, offset: int = 0) -> None:
+    """Set every unset `classes` of a model's layers, and check the others.
 
     Args:
-        task_params: a `Task.Params`, which is changed.
-        count: of the data's labels, `offset` included.
-        where: what the data is called.
-        offset: `input.label_offset`, by which labels were moved up.
+        task_params: changed in place.
+        count: number of the data's classes, `offset` included.
+        where: name of the data in messages.
+        offset: `input.label_offset`, which is added to labels.
 
     Raises:
         InputError: a layer has another number of classes.
     """
     model = task_params.model
-    for path, found, declared in list(model.iter_paths()):
+    for path, value, declared in list(model.iter_paths()):
         if declared.name != _FIELD:
             continue
-        if found is None or found is hyperparams.REQUIRED:
+        if value is None or value is hyperparams.REQUIRED:
             model.set_path(path, count)
-        elif found != count:
-            moved = f" (input.label_offset={offset} included)" if offset else ""
-            way = (
+        elif value != count:
+            note = f" (input.label_offset={offset} included)" if offset else ""
+            way_out = (
                 "Set input.label_offset=1 where class 0 is the background, or make them equal"
-                if found == count + 1 and not offset
-                else f"Set it to {count}, or give other data"
+                if value == count + 1 and not offset
+                else f"Set it to {count}, or use other data"
             )
             raise errors.InputError(
-                f"{where} has {count} classes{moved}, but model.{path}={found}. {way}"
+                f"{where} has {count} classes{note}, but model.{path}={value}. {way_out}"
             )

@@ -18,21 +18,23 @@ _EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".gif")
 class ImageFolder(images.Images):
     """Image files in the layout of `tfds.ImageFolder`: data_dir/split/class/file.
 
-    Labels are the places of the class names in the alphabet, over all splits. Hidden files are
-    left out; files with other endings are left out and told.
+    A label is the index of a class in the sorted class names of all splits. Hidden files are
+    skipped; files with other extensions are skipped and counted in a warning.
     """
 
     class Params(images.Images.Params):
         """Params of ImageFolder."""
 
+    params: Params
+
     @functools.cached_property
-    def own_names(self) -> tuple[str, ...]:
+    def data_names(self) -> tuple[str, ...]:
         """Names of the data's classes: its folders."""
         return tuple(sorted({name for split in self._splits.values() for name in split}))
 
     @property
     def where(self) -> str:
-        """What the data is called in messages."""
+        """Name of the data in messages."""
         return f"image folder {self._root}"
 
     def num_examples(self, split: str) -> int:
@@ -44,13 +46,13 @@ class ImageFolder(images.Images):
         return self._files(split)[0][index]
 
     def load(self, split: str, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return an example's file and label; see `Images.load`."""
+        """Return an example's encoded image and label; see `Images.load`."""
         paths, labels = self._tensors(split)
         return tf.io.read_file(paths[index]), labels[index]
 
     @functools.cache  # noqa: B019 (an input lives as long as its run)
     def _tensors(self, split: str) -> tuple[tf.Tensor, tf.Tensor]:
-        # Outside the graph that asks first, which would keep a copy of them.
+        # Created outside the graph that needs them first: it would keep a copy.
         with tf.init_scope(), tf.device("CPU:0"):
             paths, labels = self._files(split)
             return tf.constant([os.fsencode(path) for path in paths]), tf.constant(labels)
@@ -60,21 +62,21 @@ class ImageFolder(images.Images):
         """Split → class → paths, all sorted."""
         root = self._root
         if not os.path.isdir(root):
-            what = "is not a folder" if os.path.exists(root) else "does not exist"
-            raise errors.InputError(f"image folder {root} {what}. Give another --data_dir")
+            problem = "is not a folder" if os.path.exists(root) else "does not exist"
+            raise errors.InputError(f"image folder {root} {problem}. Give another --data_dir")
         try:
-            return self._found(root)
+            return self._scan(root)
         except OSError as error:
             raise errors.InputError(
-                f"{error.filename} cannot be read: {error.strerror}. Mend its permissions, or give "
-                "another --data_dir"
+                f"{error.filename} cannot be read: {error.strerror}. Correct its permissions, or "
+                "give another --data_dir"
             ) from error
 
     @property
     def _root(self) -> str:
         return os.path.expanduser(self.params.data_dir)
 
-    def _found(self, root: str) -> dict[str, dict[str, list[str]]]:
+    def _scan(self, root: str) -> dict[str, dict[str, list[str]]]:
         splits = {}
         skipped = 0
         for split in _folders(root):
@@ -97,16 +99,16 @@ class ImageFolder(images.Images):
                 f"{os.path.join(root, 'train', 'cat', '1.png')}"
             )
         if skipped:
-            logging.warning("%s: left out %d files that are no images", root, skipped)
+            logging.warning("%s: skipped %d files that are not images", root, skipped)
         return splits
 
     @functools.cache  # noqa: B019 (an input lives as long as its run)
     def _files(self, split: str) -> tuple[list[str], list[int]]:
         """Return paths and labels of a split."""
         check_split(self.where, split, self._splits)
-        place = {name: label for label, name in enumerate(self.own_names)}
-        pairs = [(p, place[name]) for name, own in self._splits[split].items() for p in own]
-        return [path for path, _ in pairs], [label for _, label in pairs]
+        label_of = {name: label for label, name in enumerate(self.data_names)}
+        files = [(p, label_of[name]) for name, ps in self._splits[split].items() for p in ps]
+        return [path for path, _ in files], [label for _, label in files]
 
 
 def _folders(path: str) -> list[str]:

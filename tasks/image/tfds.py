@@ -22,27 +22,29 @@ _BUFFER_BYTES = 1 << 16
 class TFDS(images.Images):
     """An image dataset of TensorFlow Datasets by its name, such as `cifar10` or `mnist:3.*.*`.
 
-    Its records are found by their place in its files, so any example is read alone. It is
-    downloaded and prepared when it is first used, unless it lies in `data_dir` already.
+    Records are found by their offset in the files, so each example is read alone. The dataset is
+    downloaded and prepared on first use, unless `data_dir` has it already.
     """
 
     class Params(images.Images.Params):
         """Params of TFDS."""
 
-        name: str = hyperparams.required("Name, as `tfds.builder` takes it.")
+        name: str = hyperparams.required("Name for `tfds.builder`.")
         data_dir = "~/tensorflow_datasets"
         download: bool = hyperparams.field(
             True, "Downloads and prepares the dataset if it is not in data_dir."
         )
 
+    params: Params
+
     @functools.cached_property
-    def own_names(self) -> tuple[str, ...]:
-        """Names of the data's classes, which TFDS knows before it downloads anything."""
+    def data_names(self) -> tuple[str, ...]:
+        """Names of the data's classes; TFDS knows them before any download."""
         return tuple(self._builder.info.features[self._keys[1]].names)
 
     @property
     def where(self) -> str:
-        """What the data is called in messages."""
+        """Name of the data in messages."""
         return f"TFDS dataset {self.params.name!r}"
 
     def num_examples(self, split: str) -> int:
@@ -50,36 +52,36 @@ class TFDS(images.Images):
         return len(self._records(split)["offset"])
 
     def name(self, split: str, index: int) -> str:
-        """Return what a record is called: its place in the split, from 0."""
+        """Return the name of a record: its number in the split, from 0."""
         return f"{self.params.name} {split} record {index}"
 
     def load(self, split: str, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return an example's file and label; see `Images.load`."""
-        found = self._tensors(split)
+        """Return an example's encoded image and label; see `Images.load`."""
+        records = self._tensors(split)
         image_key, label_key = self._keys
-        offset, length = found["offset"][index], found["length"][index]
-        file = found["file"][index]
-        # A file of which all but one record is header and footer. Inside a flat_map an error of
-        # it would come again for ever; as a single element it is this example's own.
+        offset, length = records["offset"][index], records["length"][index]
+        file = records["file"][index]
+        # The file is read as one record with a long header and footer. Inside a flat_map, an error
+        # would be raised again for ever; as a single element it belongs to this example.
         record = tf.data.FixedLengthRecordDataset(
-            found["path"][file],
+            records["path"][file],
             record_bytes=length,
             header_bytes=offset,
-            footer_bytes=found["bytes"][file] - offset - length,
+            footer_bytes=records["bytes"][file] - offset - length,
             buffer_size=_BUFFER_BYTES,
         ).get_single_element()
         example = self._builder.info.features.deserialize_example(
             record, decoders={image_key: self._tfds.decode.SkipDecoding()}
         )
         label = tf.cast(example[label_key], tf.int32)
-        # Test sets of contests have −1.
+        # Test sets of competitions have −1.
         check = tf.debugging.assert_non_negative(label, message="it has no label")
         with tf.control_dependencies([check] if check is not None else []):
             return example[image_key], tf.identity(label)
 
     @functools.cache  # noqa: B019 (an input lives as long as its run)
     def _tensors(self, split: str) -> dict[str, tf.Tensor]:
-        # Outside the graph that asks first, which would keep a copy of them.
+        # Created outside the graph that needs them first: it would keep a copy.
         with tf.init_scope(), tf.device("CPU:0"):
             return {name: tf.constant(value) for name, value in self._records(split).items()}
 
@@ -122,40 +124,40 @@ class TFDS(images.Images):
         try:
             builder.download_and_prepare()
         except Exception as error:  # a builder may raise anything
-            way = "Prepare it elsewhere and give its folder as --data_dir"
+            way_out = "Prepare it elsewhere and give its folder as --data_dir"
             if by_hand:
-                way = f"What must lie in {manual}: {by_hand}"
+                way_out = f"{manual} needs: {by_hand}"
             raise errors.InputError(
-                f"{where}, and preparing it failed: {_first_line(error)}. {way}"
+                f"{where}, and preparing it failed: {_first_line(error)}. {way_out}"
             ) from error
 
     @functools.cached_property
     def _keys(self) -> tuple[str, str]:
-        """Return the names of its image and its label."""
+        """Return the names of the features of image and label."""
         info = self._builder.info
         keys = list(info.supervised_keys or [])
         kinds = [type(info.features[key]).__name__ for key in keys if isinstance(key, str)]
         if kinds != ["Image", "ClassLabel"]:
             raise errors.InputError(
-                f"{self.where} gives {kinds or 'no supervised pair'}, not an "
-                "image and a class label; write an input of your own for it"
+                f"{self.where} has {kinds or 'no supervised keys'}, not an image and a class "
+                "label. Write an input of your own for it"
             )
         return keys[0], keys[1]
 
     @functools.cache  # noqa: B019 (an input lives as long as its run)
     def _records(self, split: str) -> dict[str, np.ndarray[Any, Any]]:
-        """Return where each record of a split is: file, offset and length; and the files."""
+        """Return file, offset and length of each record of a split, and the files."""
         self._prepare()
         info = self._builder.info
         check_split(self.where, re.split(r"[\[+]", split)[0], info.splits)
         if info.file_format.value != "tfrecord":
             raise errors.InputError(
                 f"{self.where} is prepared as {info.file_format.value}, which "
-                "is not read here; prepare it as tfrecord"
+                "cannot be read here. Prepare it as tfrecord"
             )
         try:
-            told = info.splits[split]
-            instructions, count = told.file_instructions, told.num_examples
+            subset = info.splits[split]
+            instructions, count = subset.file_instructions, subset.num_examples
         except (ValueError, AssertionError, KeyError) as error:
             raise errors.InputError(
                 f"{self.where}: split {split!r}: {_first_line(error)}. Write it as train[:90%]"
@@ -163,13 +165,13 @@ class TFDS(images.Images):
         paths = [str(instruction.filename) for instruction in instructions]
         spans = []
         for number, (path, instruction) in enumerate(zip(paths, instructions, strict=True)):
-            own = self._scanned(path)[instruction.skip :][: instruction.take]
-            spans.append(np.insert(own, 0, number, axis=1))
+            span = self._scanned(path)[instruction.skip :][: instruction.take]
+            spans.append(np.insert(span, 0, number, axis=1))
         table = np.concatenate(spans) if spans else np.zeros([0, 3], np.int64)
         if len(table) != count:
             raise errors.InputError(
-                f"{self.where}: split {split!r} has {len(table)} records, but {count} are told; "
-                "prepare it anew"
+                f"{self.where}: split {split!r} has {len(table)} records, but its metadata says "
+                f"{count}. Prepare it again"
             )
         sizes = np.array([os.path.getsize(path) for path in paths], np.int64)
         columns = dict(zip(("file", "offset", "length"), table.T, strict=True))
@@ -180,7 +182,7 @@ class TFDS(images.Images):
             return _scan(path)
         except (OSError, ValueError) as error:  # an empty file cannot be mapped
             raise errors.InputError(
-                f"{self.where}: {path} cannot be read: {_first_line(error)}. Prepare it anew"
+                f"{self.where}: {path} cannot be read: {_first_line(error)}. Prepare it again"
             ) from error
 
 

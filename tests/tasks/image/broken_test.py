@@ -112,7 +112,10 @@ def test_broken_images_are_named_once_and_only_the_first(
         (lambda: b"", "Input is empty"),
         (lambda: b"garbage", "Unknown image file format. One of JPEG"),
         (lambda: tf.io.encode_jpeg(pixels(0, 40, 40)).numpy()[:-200], "jpeg::Uncompress failed"),
-        (lambda: tf.io.encode_png(pixels(0, 1, 1)).numpy(), "a side is under input.min_side=2"),
+        (
+            lambda: tf.io.encode_png(pixels(0, 1, 1)).numpy(),
+            "height or width is under input.min_side=2",
+        ),
     ],
 )
 def test_the_reason_is_told(

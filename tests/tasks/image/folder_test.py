@@ -68,7 +68,7 @@ def test_other_files_are_left_out_and_told(
     (folder / "README.md").write_text("")
     with caplog.at_level("WARNING"):
         assert folder_input(folder).num_examples("test") == 5
-    assert "left out 1 files that are no images" in caplog.text
+    assert "skipped 1 files that are not images" in caplog.text
 
 
 def test_a_wrong_folder_is_named(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:

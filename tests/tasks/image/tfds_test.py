@@ -121,7 +121,9 @@ def test_a_tfds_dataset_with_a_record_less_is_refused(
     content = file.read_bytes()
     length = int.from_bytes(content[:8], "little") + 16
     file.write_bytes(content[length:])
-    with pytest.raises(errors.InputError, match="has 4 records, but 5 are told; prepare it anew"):
+    with pytest.raises(
+        errors.InputError, match=r"has 4 records, but its metadata says 5. Prepare it again"
+    ):
         tfds_input(copy).num_examples("test")
 
 
@@ -137,7 +139,7 @@ def test_a_shard_that_is_not_there_is_named(
         file.write_bytes(b"")
     else:
         file.unlink()
-    with pytest.raises(errors.InputError, match=r"tfrecord.* cannot be read: .*Prepare it anew"):
+    with pytest.raises(errors.InputError, match=r"tfrecord.* cannot be read: .*Prepare it again"):
         tfds_input(copy).num_examples("test")
 
 

@@ -81,7 +81,7 @@ def table(side: int, policies: dict[str, dict[str, Any]], broken: int, rounds: i
         load = machine.Load()
         for _ in range(rounds):
             for name, more in policies.items():
-                # Made anew, so that only one reads ahead.
+                # A new input each time, so that only one reads ahead.
                 found[name].append(per_second(source(folder, side, batch, more), batch, count))
         other = load.stop()
     told = f", {broken} of {FILES} files broken" if broken else ""

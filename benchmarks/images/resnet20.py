@@ -3,7 +3,7 @@
     python -m benchmarks.images.resnet20 --data_dir=FOLDER --minutes=20 --out=resnet20.tsv
 
 The baseline of `image.cifar10.AmoebaNetSmallFolder`: plain Keras layers, no pipeline, as wide as
-gives that model's number of parameters, on that recipe's own input (mini-batch, augmentation, seed
+that model's number of parameters requires, on that recipe's input (mini-batch, augmentation, seed
 and order). Momentum-SGD with a cosine over the given minutes, which count from the first update
 after the trace to the last, evaluations included. Writes a TSV that `benchmarks.images.curves`
 reads.

@@ -11,7 +11,7 @@ from lingvo_gpipe.tasks.image.input import TFDS, ImageFolder
 
 
 class ConvNet(registry.Model):
-    """Six convolutions in three stages, on what `tfds.load("cifar10")` gives."""
+    """Six convolutions in three stages, on `tfds.load("cifar10")`."""
 
     def task(self) -> Any:
         """Return the task."""

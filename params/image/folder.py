@@ -1,4 +1,4 @@
-"""A folder of images of one's own, `--data_dir=FOLDER`: FOLDER/train/cat/1.jpg."""
+"""A folder of images of your own, `--data_dir=FOLDER`: FOLDER/train/cat/1.jpg."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lingvo_gpipe.tasks.image.input import ImageFolder
 class AmoebaNetSmall(registry.Model):
     """An AmoebaNet of some 0.2M parameters, with as many classes as the folder has.
 
-    It has the weights of `image.cifar10.AmoebaNetSmallFolder` but for its heads, so with
+    It has the weights of `image.cifar10.AmoebaNetSmallFolder` except its heads, so with
     `--checkpoint` it is fine-tuned from that one.
     """
 

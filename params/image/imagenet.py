@@ -1,6 +1,6 @@
 """ImageNet-2012 (1,281,167 training images, 1,000 classes): the models of the GPipe paper.
 
-1,001 outputs, as the reference has it: 0 is its background class, and labels are 1 to 1,000.
+1,001 outputs, as in the reference: 0 is its background class, and labels are 1 to 1,000.
 GP, REF, REAL: see `reference`.
 """
 

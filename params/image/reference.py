@@ -1,4 +1,4 @@
-"""What AmoebaNet recipes share, and what is known of the paper's own.
+"""What the AmoebaNet recipes share, and what is known about the paper's.
 
 Sources, by the names that the recipes use:
     GP    Huang et al. 2019, GPipe, arXiv 1811.06965v5: models, image sizes, mini-batch of Table 1.
@@ -6,7 +6,7 @@ Sources, by the names that the recipes use:
           library defaults (`amoeba_net_model.py`) and its command line's (`amoeba_net.py`) differ.
     REAL  Real et al. 2019, 1802.01548, to which GP leaves the hyper-parameters.
 
-What none of them tells is marked UNKNOWN where it is set, with how the value was chosen.
+What none of them says is marked UNKNOWN where it is set, with how the value was chosen.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""AmoebaNets of a size that two cores train in minutes, on images of some 32 × 32 pixels.
+"""AmoebaNets that two cores train in minutes, on images of about 32 × 32 pixels.
 
 The cells, the wiring and the heads are the paper's; the stem keeps the image's size, widths and
-depth are small, and Adam stands in place of RMSProp, whose ε of 1 is made for long runs.
+depth are small, and Adam replaces RMSProp, whose ε of 1 is meant for long runs.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from lingvo_gpipe import optim, pipelining, task
 from lingvo_gpipe.tasks.image import amoebanet
 
 GENOTYPE = "D"
-# So few cells stand behind a reduction cell each: none at the images' full size, where a cell costs
-# two cores most of their time.
+# With so few cells, each follows a reduction cell: none runs at the images' full size, where a cell
+# would take most of the time.
 NUM_CELLS = 2
 FILTERS = 24
 BATCH_SIZE = 128

@@ -1,11 +1,11 @@
 """AutoAugment's policy v0 and RandAugment, in-graph on stateless operations.
 
-An operation takes uint8 [H, W, 3] and a level in [0, 1] and gives the same shape. What rotations,
-shears and translations bring in from outside the image is grey.
+An operation takes uint8 [H, W, 3] and a level in [0, 1] and returns the same shape. Pixels that
+rotations, shears and translations bring in from outside the image are grey.
 
 Sources: Cubuk et al. 2018, AutoAugment; Cubuk et al. 2019, RandAugment; tables and arguments as in
 tensorflow/tpu's efficientnet/autoaugment.py. Unlike it, Contrast blends with the image's mean grey,
-as the papers' operation does; there a sum stands in the mean's place.
+as the papers' operation does; there it uses a sum instead of the mean.
 """
 
 from __future__ import annotations

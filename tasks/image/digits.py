@@ -29,7 +29,7 @@ class SklearnDigits(InMemory):
         """Params of SklearnDigits."""
 
     def example_spec(self) -> dict[str, tf.TensorSpec]:
-        """Tell the fields of one example."""
+        """Return the fields of one example."""
         return {"image": tf.TensorSpec([8, 8, 1]), "label": tf.TensorSpec([], tf.int32)}
 
     @property

@@ -3,11 +3,11 @@
 Source: Real et al. 2019, "Regularized Evolution for Image Classifier Architecture Search"
 (arXiv 1802.01548), in the wiring of its reference code (tensorflow/tpu, `amoeba_net/`), whose
 names of operations are kept. Where the paper's figure and the code differ (the normal cell of D
-gives states 0, 3, 4 and 6), the code is followed: only so do the published counts come out.
+outputs states 0, 3, 4 and 6), this follows the code: only then the published counts agree.
 
 A cell has two inputs: state 0 is the output of the layer before it (after a 1×1 convolution),
 state 1 that of the layer before that one. Five sums of two operations make states 2 to 6, each
-operation named with the state it reads. The cell gives the listed states, concatenated.
+operation named with the state it reads. The cell outputs the listed states, concatenated.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 from lingvo_gpipe import errors, network, registry
 from lingvo_gpipe.plan import describe
 
-# Parameters used by inference, for 1,001 classes: those of the reference's own graph (but for
+# Parameters used by inference, for 1,001 classes: those of the reference's own graph (except
 # D (18, 128), which follows from the closed form), and K.
 MODELS = {
     "image.imagenet.AmoebaNetB18x512": (557_286_057, 4),

@@ -132,7 +132,7 @@ def closed_form(genotype: str, num_cells: int, filters: int, classes: int) -> in
     before, last = STEM, outputs * filters // 4
     total += reduction(genotype, filters // 2, last, before)
     before, last = last, outputs * filters // 2
-    differ = True  # in size, since the cell just behind was a reduction
+    differ = True  # in size, since the cell just before was a reduction
     for cell in range(num_cells):
         if cell in (num_cells // 3, 2 * num_cells // 3):
             filters *= 2

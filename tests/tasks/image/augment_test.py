@@ -31,7 +31,7 @@ def distorted(given: Any, count: int, **more: Any) -> list[Any]:
 
 def test_a_window_has_the_area_and_the_aspect_that_were_asked_for() -> None:
     own = params(crop_area=(0.2, 0.6), crop_aspect=(0.5, 1.5))
-    # Each pixel tells its place.
+    # The value of each pixel encodes its position.
     rows, columns = np.meshgrid(np.arange(100), np.arange(120), indexing="ij")
     image = tf.constant(np.stack([rows, columns, rows], -1), tf.uint8)
     cut = tf.function(lambda k: augment.random_window(own, image, k))

@@ -30,7 +30,7 @@ def spoil(folder: pathlib.Path, *indices: int, content: bytes = b"garbage") -> N
 
 
 def which(images: Any) -> list[int]:
-    """Tell by its pixels which training image each is."""
+    """Identify each training image by its pixels."""
     known = {
         (pixels(seed) / np.float32(255)).astype(np.float32).tobytes(): seed for seed in range(9)
     }

@@ -13,7 +13,7 @@ from lingvo_gpipe.tasks.image.input import ImageFolder
 
 
 def pixels(seed: int, height: int = 6, width: int = 5, channels: int = 3) -> Any:
-    """Return uint8 [height, width, channels] that no other seed gives."""
+    """Return uint8 [height, width, channels] that differs for every seed."""
     return np.random.RandomState(seed).randint(0, 256, [height, width, channels]).astype(np.uint8)
 
 

@@ -62,7 +62,7 @@ def tfds_input(folder: pathlib.Path, name: str = "tiny_shapes", **more: Any) -> 
 
 
 def seeds_of(batches: Any, count: int | None = None) -> list[int]:
-    """Tell by its pixels which example each image is."""
+    """Identify the example of each image by its pixels."""
     known = {
         (pixels(seed) / np.float32(255)).tobytes(): seed for seed in (*range(23), *range(50, 55))
     }

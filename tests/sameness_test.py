@@ -181,7 +181,7 @@ def _swap_cells(patch: pytest.MonkeyPatch) -> None:
             )
         return weights
 
-    patch.setattr(executor, "read_weights", read)
+    patch.setattr(pipelining, "read_weights", read)
 
 
 def _stale_seed(patch: pytest.MonkeyPatch) -> None:

@@ -60,10 +60,13 @@ class Grid:
     Attributes:
         axes: values of each field of `Case`.
         apart: pairs of axes whose values need not all meet in the covering set.
+        half: of the covering set; each point's opposite, with the other value on every axis of two
+            values, is in the set too. Empty: the set is searched for, and may be larger.
     """
 
     axes: tuple[tuple[Any, ...], ...]
     apart: tuple[tuple[int, int], ...] = ()
+    half: tuple[tuple[Any, ...], ...] = ()
 
     def pairs(self) -> set[tuple[int, Any, int, Any]]:
         """Return every two values of different axes that are to meet."""
@@ -98,6 +101,12 @@ GRIDS = (
             ("full", "never"),
         ),
         apart=((0, 1),),
+        half=(
+            ("amoeba_a_small", 1, 3, "gpipe", "losses inside", "never"),
+            ("amoeba_b_small", 2, 3, "1f1b", "losses inside", "full"),
+            ("amoeba_d_small", 3, 3, "gpipe", "losses inside", "full"),
+            ("amoeba_b_small", 5, 3, "1f1b", "losses inside", "never"),
+        ),
     ),
     # Cuts lie in the encoder, between and in the decoder.
     Grid(
@@ -108,6 +117,12 @@ GRIDS = (
             ("gpipe", "1f1b"),
             ("losses inside", "own tape"),
             ("full", "never"),
+        ),
+        half=(
+            ("translation", 1, 1, "gpipe", "losses inside", "full"),
+            ("translation", 2, 1, "1f1b", "losses inside", "never"),
+            ("translation", 3, 3, "1f1b", "own tape", "full"),
+            ("translation", 5, 1, "gpipe", "own tape", "never"),
         ),
     ),
 )
@@ -120,6 +135,8 @@ def grid() -> list[Case]:
 
 def covering(each: Grid) -> list[Case]:
     """Return points of a grid in which all its pairs of values stand together somewhere."""
+    if each.half:
+        return [Case(*one) for point in each.half for one in (point, _opposite(each, point))]
     missing = each.pairs()
     points = list(itertools.product(*each.axes))
     chosen = []
@@ -128,6 +145,13 @@ def covering(each: Grid) -> list[Case]:
         missing -= _pairs(best)
         chosen.append(Case(*best))
     return chosen
+
+
+def _opposite(each: Grid, point: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(
+        axis[1 - axis.index(value)] if len(axis) == 2 else value
+        for axis, value in zip(each.axes, point, strict=True)
+    )
 
 
 def _pairs(point: tuple[Any, ...]) -> set[tuple[int, Any, int, Any]]:

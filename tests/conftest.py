@@ -1,17 +1,24 @@
-"""Gives every test process the same logical CPU devices and the same hypothesis settings."""
+"""Same devices, same kernels and same hypothesis settings in every test process; bounded memory."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
+import resource
 import sys
+from pathlib import Path
 
 import hypothesis
 import pytest
 
 NUM_LOGICAL_DEVICES = 8
+GROWTH_BYTES = 256 * 2**20
 
 # TensorFlow reads this when it is first imported, and says little afterwards.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# By default only some CPUs compute with oneDNN, whose allocator alone reports what it allocates.
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 # No deadline: how long an example takes is the machine's affair, not the test's.
 hypothesis.settings.register_profile("project", deadline=None, derandomize=True)
@@ -24,6 +31,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     A process whose tests do not import TensorFlow does not pay for it here.
     """
     del session
+    # What the imports have made stays: no later collection looks through it again.
+    gc.collect()
+    gc.freeze()
     if "tensorflow" not in sys.modules:
         return
     import tensorflow as tf
@@ -32,6 +42,35 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     tf.config.set_logical_device_configuration(
         cpu, [tf.config.LogicalDeviceConfiguration()] * NUM_LOGICAL_DEVICES
     )
+
+
+class _Memory:
+    """Frees the memory of finished tests each time that it has grown by `GROWTH_BYTES`.
+
+    Graphs are reference cycles of many small objects: few collections come to them, and the
+    allocator keeps their pages.
+    """
+
+    def __init__(self) -> None:
+        self._kept_bytes = 0
+
+    def pytest_runtest_logfinish(self) -> None:
+        if _resident_bytes() < self._kept_bytes + GROWTH_BYTES:
+            return
+        gc.collect()
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
+        self._kept_bytes = _resident_bytes()
+
+
+def _resident_bytes() -> int:
+    pages = Path("/proc/self/statm")
+    return int(pages.read_text().split()[1]) * resource.getpagesize() if pages.exists() else 0
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(_Memory())
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -91,10 +91,10 @@ def measure(point: str) -> dict[str, Any]:
     from benchmarks import memory
     from lingvo_gpipe.console import units
     from lingvo_gpipe.plan import largest
-    from lingvo_gpipe.run import learner, loop
+    from lingvo_gpipe.run import learner, process
 
     one = family.member()
-    loop.prepare_devices(one.model)
+    process.prepare_devices(one.model)
     program = memory.status("VmRSS")
     partitions = one.model.num_partitions
     found = largest.Family(one, family.grow, lambda _, value: family.member(value)).largest(
@@ -110,8 +110,7 @@ def measure(point: str) -> dict[str, Any]:
     seconds = []
     for _ in range(UPDATES):
         start = time.monotonic()
-        told = learned.update([batch])
-        loss = float(told["loss"])
+        loss = float(learned.update([batch]).loss)
         seconds.append(time.monotonic() - start)
     return {
         "title": family.title.format(found.value),

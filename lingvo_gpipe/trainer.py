@@ -257,11 +257,11 @@ def _known(job: registry.Job) -> Callable[[Any], Any]:
 
 def _plan(job: registry.Job) -> None:
     from lingvo_gpipe.plan import report
-    from lingvo_gpipe.run import loop
+    from lingvo_gpipe.run import process
 
     options = job.options
     if options["profile"]:
-        loop.prepare_devices(job.task.model)
+        process.prepare_devices(job.task.model)
     known = _known(job)
     job.report(
         report.plan(
@@ -301,21 +301,21 @@ def _training(*, evaluate: bool) -> Callable[[registry.Job], None]:
 
 
 def _evaluate(job: registry.Job) -> None:
-    from lingvo_gpipe.run import evaluation, loop
+    from lingvo_gpipe.run import eval_mode, process
 
     logdir = job.logdir if job.checkpoint is not None else _logdir(job, "eval")
-    loop.prepare_devices(job.task.model)
+    process.prepare_devices(job.task.model)
     if job.options["follow"]:
         if job.checkpoint is not None:
             raise errors.ParamsError(
                 "--follow evaluates each new checkpoint of --logdir, --checkpoint a certain one. "
                 "Give one of the two"
             )
-        evaluation.follow(
+        eval_mode.follow(
             job.task, _logdir(job, "eval"), report=job.report, should_stop=job.should_stop
         )
     else:
-        evaluation.run(
+        eval_mode.run(
             job.task,
             logdir,
             which=job.checkpoint,
@@ -342,9 +342,9 @@ _CORE_MODES: dict[str, registry.Mode] = {
 
 def _prepare_devices(task: Any) -> None:
     """Make the devices of the model before the mode of a task has TensorFlow begin."""
-    from lingvo_gpipe.run import loop
+    from lingvo_gpipe.run import process
 
-    loop.prepare_devices(task.model)
+    process.prepare_devices(task.model)
 
 
 def _load_tensorflow() -> None:

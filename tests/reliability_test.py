@@ -27,7 +27,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, optim
-from lingvo_gpipe.run import checkpoint, log_directory, loop
+from lingvo_gpipe.run import checkpoints, log_directory, loop
 from tests.tiny_task import tiny_task
 
 STEPS = 30
@@ -139,8 +139,8 @@ def killed_and_resumed(
             (line,) = starts
             restored.append(int(line.removeprefix("restored step=")))
             assert restored[-1] == whole_before
-        whole = checkpoint.find(str(folder / log_directory.CHECKPOINTS))
-        now = checkpoint.step_of(whole[-1]) if whole else 0
+        whole = checkpoints.find(str(folder / log_directory.CHECKPOINTS))
+        now = checkpoints.step_of(whole[-1]) if whole else 0
         assert now >= whole_before
         whole_before = now
     assert restored, "no run was killed behind its first checkpoint"
@@ -191,16 +191,16 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_older_ones_and_the_run_g
     context: ForkServerContext, undisturbed: loop.Result, tmp_path: Path
 ) -> None:
     Life.begin(context, tmp_path).kill(SAVED_EVERY + 1, 0.0)
-    whole = checkpoint.find(str(tmp_path / log_directory.CHECKPOINTS))
+    whole = checkpoints.find(str(tmp_path / log_directory.CHECKPOINTS))
     assert whole
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=fail_to_write, args=(str(tmp_path), there))
     process.start()
     there.close()
     told = list(Life(process, here).lines())
-    assert told[0] == f"restored step={checkpoint.step_of(whole[-1])}"
+    assert told[0] == f"restored step={checkpoints.step_of(whole[-1])}"
     assert "checkpoint cannot be written" in told[-1]
-    assert checkpoint.find(str(tmp_path / log_directory.CHECKPOINTS)) == whole
+    assert checkpoints.find(str(tmp_path / log_directory.CHECKPOINTS)) == whole
     *_, result = Life.begin(context, tmp_path).lines()
     assert values(result.checkpoint) == values(undisturbed.checkpoint)
 
@@ -209,7 +209,7 @@ FULL_DISK = """
 import os, shutil, sys
 from tests import reliability_test
 from lingvo_gpipe import errors
-from lingvo_gpipe.run import checkpoint, log_directory, loop
+from lingvo_gpipe.run import checkpoints, log_directory, loop, process
 
 disk, kept = sys.argv[1:]
 params = reliability_test.params()
@@ -217,7 +217,7 @@ try:
     loop.run(params, disk, evaluate=True)
 except errors.CheckpointError as error:
     print("full:", error)
-print("whole:", *checkpoint.find(os.path.join(disk, log_directory.CHECKPOINTS)))
+print("whole:", *checkpoints.find(os.path.join(disk, log_directory.CHECKPOINTS)))
 shutil.copytree(disk, kept)
 """
 
@@ -244,10 +244,10 @@ def test_a_disk_that_fills_up_keeps_its_whole_checkpoints(
     assert "No space left on device" in out["full"]
     assert "the last whole one is" in out["full"]
     assert "start the same command again" in out["full"]
-    whole = checkpoint.find(str(kept / log_directory.CHECKPOINTS))
+    whole = checkpoints.find(str(kept / log_directory.CHECKPOINTS))
     assert [Path(p).name for p in whole] == [Path(p).name for p in out["whole"].split()]
     assert whole
     told = list(Life.begin(context, kept).lines())
-    assert told[0] == f"restored step={checkpoint.step_of(whole[-1])}"
+    assert told[0] == f"restored step={checkpoints.step_of(whole[-1])}"
     assert values(told[-1].checkpoint) == values(undisturbed.checkpoint)
     shutil.rmtree(kept)

@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks.translation import curves
 from lingvo_gpipe import errors
-from lingvo_gpipe.run import evaluation
+from lingvo_gpipe.run import writers
 from lingvo_gpipe.tasks.mt.decoding import scores
 
 LOSS = "loss"
@@ -230,7 +230,7 @@ def main() -> None:
     parser.add_argument("--split", default="test", help="part of the data that was scored")
     parser.add_argument("--metric", default="BLEU", choices=[*scores.METRICS, LOSS])
     parser.add_argument(
-        "--evaluations", default=evaluation.EVALUATIONS, help="folder of the losses in each LOGDIR"
+        "--evaluations", default=writers.EVALUATIONS, help="folder of the losses in each LOGDIR"
     )
     parser.add_argument("--rows", default="pairs", choices=["pairs", "groups", "both"])
     parser.add_argument("--against", help="system from which the others' differences are told")

@@ -1,4 +1,4 @@
-"""A confusion matrix for people: a line per class, and a picture.
+"""A confusion matrix as text, a line per class, and as a picture.
 
 Rows are true classes, columns what was predicted.
 """
@@ -14,24 +14,25 @@ from matplotlib import axes, colors, figure, ticker
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
 
-# Up to so many classes each has its name on both sides and its counts in the cells; of more, as
-# many names are written.
+# With at most this number of classes each has its name on both axes; with more, this number of
+# names is written.
 _NAMED = 40
+# With at most this number of classes the counts are written into the cells.
 _COUNTED = 20
 _LONGEST = 28
 _HEADINGS = ("class", "count", "recall", "precision", "most confused with")
 
 
 def table(matrix: Matrix, names: Sequence[str] = ()) -> str:
-    """Return a line per class: how many there are, how many of them were found, and the rest.
+    """Return a line per class: count, recall, precision, and the class it is most confused with.
 
-    Recall is the share of a class that was predicted as such (its accuracy), precision the share
-    of right ones among those predicted; the last column names the class it was taken for most
-    often, and how often. A share of nothing is "-".
+    Recall is the share of a class that was predicted as this class (its accuracy), precision the
+    share of correct ones among those predicted; the last column names the class it was mistaken
+    for most often, and how often. A share without examples is "-".
 
     Args:
         matrix: [C, C] counts.
-        names: of the classes; numbers where there are not as many.
+        names: of the classes; numbers are used where there are not as many names as classes.
 
     >>> print(table(np.array([[3, 1, 0], [0, 2, 0], [0, 0, 0]]), ["cat", "dog", "owl"]))
     class  count  recall  precision  most confused with
@@ -71,11 +72,11 @@ def draw(matrix: Matrix, names: Sequence[str] = ()) -> bytes:
     """Return a picture of the matrix: PNG, each row's shares as shades, dark is all of a class.
 
     Shades are of the root of the share, so that rare confusions show. Few classes have their
-    names and counts; of many, every so manieth name is written.
+    names and counts; of many, only some names are written.
 
     Args:
         matrix: [C, C] counts.
-        names: of the classes; numbers where there are not as many.
+        names: of the classes; numbers are used where there are not as many names as classes.
     """
     count = len(matrix)
     total = matrix.sum(1, keepdims=True)

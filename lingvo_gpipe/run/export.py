@@ -30,7 +30,7 @@ from lingvo_gpipe.layers import base
 from lingvo_gpipe.network import micro_batches
 from lingvo_gpipe.network.wiring import FIELD
 from lingvo_gpipe.plan import memory_timeline
-from lingvo_gpipe.run import checkpoint, log_directory, restoring
+from lingvo_gpipe.run import checkpoints, log_directory, restoring
 
 SIGNATURE = "serving_default"
 CLASSES = "classes"
@@ -327,7 +327,7 @@ def _write(
 
 
 def _told(
-    restored: checkpoint.Restored, folder: Path, function: Any, classes: tuple[str, ...]
+    restored: checkpoints.Restored, folder: Path, function: Any, classes: tuple[str, ...]
 ) -> list[str]:
     """Tell what was exported, and how it is called."""
     inputs = ", ".join(

@@ -3,20 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import NamedTuple, TypeVar
 
 import tensorflow as tf
 
 from lingvo_gpipe import optim, pipelining
 from lingvo_gpipe.execution import outer_function
-from lingvo_gpipe.run import keys
+from lingvo_gpipe.input import Batch
+from lingvo_gpipe.nests import Nest, SpecNest
+from lingvo_gpipe.run.checkpoints import keys
+from lingvo_gpipe.task import Task
+
+_Summed = TypeVar("_Summed")
+
+
+class UpdateResult(NamedTuple):
+    """Tensors that describe an update, over all of its mini-batches.
+
+    Attributes:
+        loss: as of `pipelining.Result`.
+        losses: as of `pipelining.Result`.
+        sums: as of `pipelining.Result`.
+        weights: by which the losses were divided, by name.
+        scalars: as `Updater.apply` returns them.
+    """
+
+    loss: tf.Tensor
+    losses: dict[str, tf.Tensor]
+    sums: dict[str, Nest]
+    weights: dict[str, tf.Tensor]
+    scalars: dict[str, tf.Tensor]
+
+
+class _Sums(NamedTuple):
+    """What adds up over the mini-batches of an update, as of `pipelining.Result`."""
+
+    loss: tf.Tensor
+    losses: dict[str, tf.Tensor]
+    sums: dict[str, Nest]
+    moments: dict[str, Nest]
 
 
 class Learner:
     """A network in training.
 
-    An update of one mini-batch is one graph. One of several runs the same accumulating graph for
-    each, and a last graph for the weights: it grows with no number of mini-batches.
+    An update of one mini-batch is one graph. An update of several runs the same accumulating graph
+    for each, and a last graph for the weights: no graph grows with the number of mini-batches.
 
     Attributes:
         pipe: the network.
@@ -24,11 +56,11 @@ class Learner:
         step: int64 variable, updates done.
     """
 
-    def __init__(self, params: Any, fields: Mapping[str, Any]) -> None:
+    def __init__(self, params: Task.Params, fields: Mapping[str, SpecNest]) -> None:
         """Make network and updater, each variable on its cell's device.
 
         Args:
-            params: a `Task.Params`.
+            params: of the task.
             fields: a mini-batch's fields, name → nest of `tf.TensorSpec`.
         """
         self.pipe: pipelining.PipeliningLayer = params.model.instantiate()
@@ -44,50 +76,53 @@ class Learner:
         with tf.device("CPU:0"):
             self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._guarded = params.train.finite_guard
-        self._whole = outer_function.OuterFunction(self._update_by_one)
-        self._weigh = outer_function.OuterFunction(self._weights)
-        self._accumulate = outer_function.OuterFunction(self._gradients)
-        self._add = outer_function.OuterFunction(self._sum)
-        self._finish = outer_function.OuterFunction(self._apply)
+        self._update_by_one = outer_function.OuterFunction(self._update_by_one_batch)
+        self._loss_weights = outer_function.OuterFunction(self._loss_weights_of)
+        self._accumulate = outer_function.OuterFunction(self._accumulate_batch)
+        self._add = outer_function.OuterFunction(_added)
+        self._apply = outer_function.OuterFunction(self._apply_gradients)
 
     @property
-    def objects(self) -> dict[str, tf.Variable]:
-        """Every variable that a checkpoint holds, by key; named by paths alone."""
+    def variables(self) -> dict[str, tf.Variable]:
+        """Every variable that a checkpoint holds, by key."""
         return keys.of_training(self.pipe.by_path, self.updater) | {keys.STEP: self.step}
 
     @property
     def num_traces(self) -> int:
         """Traces of graphs and of the programs in them so far."""
-        own = (self._whole, self._weigh, self._accumulate, self._add, self._finish)
+        functions = (
+            self._update_by_one,
+            self._loss_weights,
+            self._accumulate,
+            self._add,
+            self._apply,
+        )
         programs = self.pipe.trace_counts()["programs"] + self.updater.num_traces
-        return programs + sum(function.traces for function in own)
+        return programs + sum(function.traces for function in functions)
 
-    def update(self, batches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def update(self, batches: Sequence[Batch]) -> UpdateResult:
         """Do one update.
 
         Args:
             batches: the mini-batches of the update, each name → nest of tensors.
-
-        Returns:
-            Tensors: `loss`, `losses` and `sums` as of `pipelining.Result`, over all mini-batches;
-            `weights`, by which the losses were divided, by name; and `update`, what
-            `Updater.apply` tells.
         """
         if len(batches) == 1:
-            return self._whole(dict(batches[0]))
-        weights = self._weigh(dict(batches[0]))
+            result: UpdateResult = self._update_by_one(dict(batches[0]))
+            return result
+        weights: dict[str, tf.Tensor] = self._loss_weights(dict(batches[0]))
         for batch in batches[1:]:
-            weights = self._add(weights, self._weigh(dict(batch)))
+            weights = self._add(weights, self._loss_weights(dict(batch)))
         gradients = {path: self._zeros(path, v) for path, v in self.pipe.weights.items()}
         first = tf.constant(0)
-        total: dict[str, Any] | None = None
+        total: _Sums | None = None
         for batch in batches:
-            gradients, told, first = self._accumulate(dict(batch), gradients, weights, first)
-            total = told if total is None else self._add(total, told)
-        return self._finish(gradients, total) | {"weights": weights}
+            gradients, sums, first = self._accumulate(dict(batch), gradients, weights, first)
+            total = sums if total is None else self._add(total, sums)
+        result = self._apply(gradients, total, weights)
+        return result
 
-    def begin_from_weights(self) -> None:
-        """Let averages, and slots that begin as their weight, begin from the present weights."""
+    def reset_to_weights(self) -> None:
+        """Assign averages, and slots that begin as their weight, the present weights."""
         for path, average in self.updater.averages.items():
             average.assign(self.pipe.by_path[path])
         for (path, slot), spec in self.updater.optimizer.slots(self.pipe.specs.values()).items():
@@ -98,7 +133,7 @@ class Learner:
         with tf.device(self.pipe.device_of(path)):
             return tf.zeros(variable.shape, variable.dtype)
 
-    def _update_by_one(self, batch: dict[str, Any]) -> dict[str, Any]:
+    def _update_by_one_batch(self, batch: Batch) -> UpdateResult:
         weights = self.pipe.loss_weights(batch)
         result = self.pipe.value_and_gradients(
             batch,
@@ -106,18 +141,19 @@ class Learner:
             weights=weights,
             loss_scale=self.updater.loss_scale,
         )
-        return self._apply(result.gradients, _told(result)) | {"weights": weights}
+        return self._apply_gradients(result.gradients, _sums(result), weights)
 
-    def _weights(self, batch: dict[str, Any]) -> dict[str, tf.Tensor]:
+    def _loss_weights_of(self, batch: Batch) -> dict[str, tf.Tensor]:
         return self.pipe.loss_weights(batch)
 
-    def _gradients(
+    def _accumulate_batch(
         self,
-        batch: dict[str, Any],
+        batch: Batch,
         gradients: dict[str, tf.Tensor],
         weights: dict[str, tf.Tensor],
         first: tf.Tensor,
-    ) -> tuple[dict[str, tf.Tensor], dict[str, Any], tf.Tensor]:
+    ) -> tuple[dict[str, tf.Tensor], _Sums, tf.Tensor]:
+        """Add a mini-batch's gradients; `first` is the number of its first micro-batch."""
         result = self.pipe.value_and_gradients(
             batch,
             step=self.step.read_value(),
@@ -126,30 +162,28 @@ class Learner:
             accumulators=gradients,
             loss_scale=self.updater.loss_scale,
         )
-        return result.gradients, _told(result), first + result.num_micro_batches
+        return result.gradients, _sums(result), first + result.num_micro_batches
 
-    def _sum(self, one: Any, other: Any) -> Any:
-        return tf.nest.map_structure(tf.add, one, other)
-
-    def _apply(self, gradients: dict[str, tf.Tensor], told: dict[str, Any]) -> dict[str, Any]:
-        statistics = self.pipe.merge_moments(told["moments"])
-        done = self.updater.apply(
+    def _apply_gradients(
+        self, gradients: dict[str, tf.Tensor], sums: _Sums, weights: dict[str, tf.Tensor]
+    ) -> UpdateResult:
+        statistics = self.pipe.merge_moments(sums.moments)
+        scalars = self.updater.apply(
             gradients,
             statistics,
             step=self.step.read_value(),
             loss_scale=self.updater.loss_scale,
         )
-        # An update that changed nothing is none.
-        counts = done["finite"] if self._guarded else tf.constant(True)
+        # An update that changed nothing does not count.
+        counts = scalars["finite"] if self._guarded else tf.constant(True)
         self.step.assign_add(tf.cast(counts, tf.int64), read_value=False)
-        return {"update": done, **{name: told[name] for name in ("loss", "losses", "sums")}}
+        return UpdateResult(sums.loss, sums.losses, sums.sums, weights, scalars)
 
 
-def _told(result: pipelining.Result) -> dict[str, Any]:
-    """Return what adds up over the mini-batches of an update."""
-    return {
-        "loss": result.loss,
-        "losses": result.losses,
-        "sums": result.sums,
-        "moments": result.moments,
-    }
+def _sums(result: pipelining.Result) -> _Sums:
+    return _Sums(result.loss, result.losses, result.sums, result.moments)
+
+
+def _added(one: _Summed, other: _Summed) -> _Summed:
+    total: _Summed = tf.nest.map_structure(tf.add, one, other)
+    return total

@@ -7,12 +7,12 @@ import fcntl
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from absl import logging
 
 from lingvo_gpipe import errors, task
-from lingvo_gpipe.run import checkpoint
+from lingvo_gpipe.run import checkpoints
+from lingvo_gpipe.task import Task
 
 CHECKPOINTS = "checkpoints"
 BEST = "best"
@@ -23,13 +23,13 @@ _SHOWN_CHANGES = 20
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a log directory for this process alone; the lock falls with the process.
+    """Lock a log directory for this process alone; the lock ends with the process.
 
     Raises:
         TrainingError: it cannot be written, or another process trains in it.
-        CheckpointError: its path cannot be one of checkpoints.
+        CheckpointError: checkpoints cannot have such a path.
     """
-    checkpoint.refuse_patterns(str(folder))
+    checkpoints.refuse_patterns(str(folder))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = open(folder / _LOCK, "a", encoding="utf-8")  # noqa: SIM115 (held for the block)
@@ -46,19 +46,19 @@ def locked(folder: Path) -> Iterator[None]:
                 "--mode=eval --follow evaluates beside it"
             ) from error
         except OSError as error:
-            logging.warning("%s is not locked: its file system says %s", folder, error.strerror)
+            logging.warning("%s is not locked: its file system reports %s", folder, error.strerror)
         yield
 
 
 def check_params(
-    folder: Path, params: Any, report: Callable[[str], None] | None
+    folder: Path, params: Task.Params, report: Callable[[str], None] | None
 ) -> task.Change | None:
     """Compare params with those of the run that began in `folder`.
 
     Args:
         folder: of the run.
-        params: a `Task.Params`.
-        report: takes the lines that differ where they may; None: they are not told.
+        params: of the task.
+        report: receives the lines that differ where they may; None: nobody does.
 
     Returns:
         How they differ; None where no run began there.
@@ -66,39 +66,39 @@ def check_params(
     Raises:
         TrainingError: they make it another run.
     """
-    whole = checkpoint.find(str(folder / CHECKPOINTS))
-    old = checkpoint.params_text(whole[-1]) if whole else None
-    if old is None:
+    newest = checkpoints.newest(str(folder / CHECKPOINTS))
+    old = None if newest is None else checkpoints.params_text(newest)
+    if newest is None or old is None:
         return None
-    found = task.change(old, params.to_text())
-    if found.refused or found.models is not None:
-        raise errors.TrainingError(_refusal(found, whole[-1], folder))
-    if found.lines and report is not None:
+    change = task.change(old, params.to_text())
+    if change.refused or change.models is not None:
+        raise errors.TrainingError(_refusal(change, newest, folder))
+    if change.lines and report is not None:
         report("params changed since the last checkpoint:")
-        for line in found.lines:
+        for line in change.lines:
             report(f"    {line}")
-    return found
+    return change
 
 
-def _refusal(found: task.Change, newest: str, folder: Path) -> str:
+def _refusal(change: task.Change, newest: str, folder: Path) -> str:
     """Return why params are of another run than that of `logdir`, and the ways out."""
     ways = f"Give another --logdir; there, --checkpoint={newest} starts from these weights"
-    if found.models is not None:
-        there, here = found.models
+    if change.models is not None:
+        there, here = change.models
         return f"{folder} holds a run of {there}, not of {here}. {ways}"
-    lines = found.refused
+    lines = change.refused
     first = lines[0] if len(lines) == 1 else f"{lines[0]} and {len(lines) - 1} more"
     shown = [*lines[:_SHOWN_CHANGES], *(["…"] if len(lines) > _SHOWN_CHANGES else [])]
     detail = "".join(f"\n    {line}" for line in shown)
     return f"{folder} holds a run with other params ({first}). {ways}{detail}"
 
 
-def try_out(folder: Path, params: Any, assets: Mapping[str, bytes]) -> None:
-    """Find out whether a run could begin or go on in `folder`; leave nothing there.
+def try_out(folder: Path, params: Task.Params, assets: Mapping[str, bytes]) -> None:
+    """Check that a run could begin or continue in `folder`; leave nothing there.
 
     Args:
         folder: of the run.
-        params: a `Task.Params`.
+        params: of the task.
         assets: of its input, name → content.
 
     Raises:
@@ -120,7 +120,7 @@ def check_assets(folder: Path, assets: Mapping[str, bytes]) -> tuple[str, ...]:
 
     Args:
         folder: of the run.
-        assets: name → content, of the data that are there now.
+        assets: name → content, of the present data.
 
     Returns:
         Names of those that the run does not have yet.
@@ -141,46 +141,46 @@ def check_assets(folder: Path, assets: Mapping[str, bytes]) -> tuple[str, ...]:
             ) from error
         if not same:
             raise errors.TrainingError(
-                f"{folder / name} is not that of the data: the run was begun with another one. "
-                "Give the data it was begun with, or another run"
+                f"{folder / name} is not that of the data: the run began with another one. "
+                "Use the data it began with, or another --logdir"
             )
     return tuple(missing)
 
 
 def kept_assets(folder: Path, names: Iterable[str]) -> dict[str, bytes] | None:
-    """Return the content of the files of these names that a run keeps; None: not all are there.
+    """Return the content of the files of these names that a run keeps; None: one is missing.
 
     Raises:
         TrainingError: one cannot be read.
     """
-    found = {}
+    contents = {}
     for name in names:
         try:
-            found[name] = (folder / name).read_bytes()
+            contents[name] = (folder / name).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise errors.TrainingError(
                 f"{folder / name} cannot be read: {error.strerror}. Make it readable"
             ) from error
-    return found
+    return contents
 
 
 def keep_assets(folder: Path, assets: Mapping[str, bytes]) -> None:
-    """Keep what the run's ids mean in its folder; each file whole or not at all.
+    """Keep the files that define the run's ids in its folder; each file whole or not at all.
 
-    A run that has no checkpoint has learned nothing of the files there: they are replaced.
+    A run without a checkpoint has learned nothing from the files there: they are replaced.
 
     Raises:
-        TrainingError: the run has others, or they cannot be written.
+        TrainingError: the run has other files of these names, or they cannot be written.
     """
-    begun = checkpoint.find(str(folder / CHECKPOINTS))
+    begun = checkpoints.newest(str(folder / CHECKPOINTS)) is not None
     for name in check_assets(folder, assets) if begun else assets:
         _replace(folder / name, assets[name], "Free disk space, or give another --logdir")
 
 
-def write_result(folder: Path, values: Mapping[str, Any]) -> None:
-    """Say that the run is done, and what it came to; whole or not at all.
+def write_result(folder: Path, values: Mapping[str, object]) -> None:
+    """Record that the run is done, and its result; whole or not at all.
 
     Raises:
         TrainingError: it cannot be written.
@@ -190,7 +190,7 @@ def write_result(folder: Path, values: Mapping[str, Any]) -> None:
         folder / _RESULT,
         content,
         "The run is done and its last checkpoint whole; the same command writes it once there is "
-        "room",
+        "space",
     )
 
 
@@ -207,10 +207,10 @@ def _replace(path: Path, content: bytes, advice: str) -> None:
 
 
 def remove_result(folder: Path) -> None:
-    """Take back that the run is done."""
+    """Remove the record that the run is done."""
     (folder / _RESULT).unlink(missing_ok=True)
 
 
 def is_over(folder: Path) -> bool:
-    """Tell whether the run has said that it is done; its last checkpoint is there by then."""
+    """Return whether the run is recorded as done; its last checkpoint is there by then."""
     return (folder / _RESULT).exists()

@@ -1,12 +1,12 @@
-"""What a run keeps, as everything but training uses it: weights, and what its ids mean."""
+"""Weights from checkpoints of other runs, and what a run keeps of its data."""
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 from absl import logging
@@ -14,10 +14,13 @@ from absl import logging
 from lingvo_gpipe import errors, task
 from lingvo_gpipe.input import Input
 from lingvo_gpipe.layers import base
-from lingvo_gpipe.run import checkpoint, log_directory
+from lingvo_gpipe.run import checkpoints, log_directory
+from lingvo_gpipe.run.checkpoints import keys
+from lingvo_gpipe.run.learner import Learner
+from lingvo_gpipe.task import Task
 
-_USED = ("model.", "input.", "train.average")
-_COUNTED = re.compile(r"\.(languages|reads)\b")
+_FIELDS_USED = ("model.", "input.", "train.average")
+_FIELDS_COUNTED = re.compile(r"\.(languages|reads)\b")
 _SHOWN = 3
 
 
@@ -31,9 +34,9 @@ def saved_keys(specs: Mapping[str, base.VariableSpec], train: task.Train) -> dic
         train: of the task.
     """
     return {
-        path: f"average/{path}"
+        path: keys.average(path)
         if train.average is not None and (spec.trainable or spec.is_state)
-        else f"variables/{path}"
+        else keys.variable(path)
         for path, spec in specs.items()
     }
 
@@ -41,40 +44,153 @@ def saved_keys(specs: Mapping[str, base.VariableSpec], train: task.Train) -> dic
 def restore(
     by_path: Mapping[str, tf.Variable],
     specs: Mapping[str, base.VariableSpec],
-    params: Any,
+    params: Task.Params,
     *,
     logdir: Path | None,
     which: str | None,
-) -> checkpoint.Restored:
-    """Give a network's variables the values that evaluation uses.
+) -> checkpoints.Restored:
+    """Assign a network's variables the values that evaluation uses.
 
     Args:
         by_path: path → variable; some of the network's, or all.
         specs: see `saved_keys`.
-        params: a `Task.Params`.
+        params: of the task.
         logdir: of the run.
         which: path of a checkpoint, or of a directory of them; None: the newest of the run.
 
     Raises:
-        CheckpointError: there is none, or it does not fit.
+        CheckpointError: there is no checkpoint, or it does not fit.
     """
-    keys = saved_keys(specs, params.train)
-    objects = {keys[path]: variable for path, variable in by_path.items()}
+    key_of = saved_keys(specs, params.train)
+    variables = {key_of[path]: variable for path, variable in by_path.items()}
     directory = str(which if logdir is None else logdir / log_directory.CHECKPOINTS)
-    restored = checkpoint.Checkpoints(directory, objects, read_only=True).restore(
-        which, subset=True
-    )
+    reader = checkpoints.Checkpoints(directory, variables, read_only=True)
+    return restore_for_use(reader, which, params)
+
+
+def restore_for_use(
+    reader: checkpoints.Checkpoints, which: int | str | None, params: Task.Params
+) -> checkpoints.Restored:
+    """Restore some of a checkpoint's variables, and log what a user should know of it.
+
+    Args:
+        reader: the checkpoints of a run.
+        which: as `Checkpoints.restore` takes it.
+        params: of the task that uses the variables.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or it does not fit.
+    """
+    restored = reader.restore(which, subset=True)
     if restored is None:
         raise errors.CheckpointError(
-            f"{directory} has no checkpoint. Train first, or name one by --checkpoint"
+            f"{reader.directory} has no checkpoint. Train first, or name one by --checkpoint"
         )
-    warn_of_torn(restored)
-    warn_of_change(params, restored)
+    for prefix, why in restored.torn:
+        logging.warning("%s is torn, an older one is used: %s", prefix, why)
+    _warn_of_change(params, restored)
     return restored
 
 
+def _warn_of_change(params: Task.Params, restored: checkpoints.Restored) -> None:
+    """Log how params differ from those that a checkpoint was trained with.
+
+    The weights may fit although the params differ, such as for an input that scales differently,
+    or where averages are not asked for. Languages that are counted separately are left out, since
+    serving does not need them.
+    """
+    text = checkpoints.params_text(restored.path)
+    if text is None:
+        return
+    lines = [
+        line
+        for line in task.change(text, params.to_text()).refused
+        if line.removeprefix("- ").removeprefix("+ ").startswith(_FIELDS_USED)
+        and not _FIELDS_COUNTED.search(
+            line.removeprefix("- ").removeprefix("+ ").partition(": ")[0]
+        )
+    ]
+    if lines:
+        more = f" and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+        logging.warning(
+            "%s was trained with other params: %s%s",
+            restored.path,
+            "; ".join(lines[:_SHOWN]),
+            more,
+        )
+
+
+def start_from(
+    start: str,
+    learner: Learner,
+    settings: task.Start,
+    source: Input,
+    report: Callable[[str], None],
+) -> None:
+    """Begin a run with weights and statistics of another network's checkpoint, where they fit.
+
+    Args:
+        start: path of the checkpoint, or of a directory of them.
+        learner: the network that is to be trained.
+        settings: what is taken.
+        source: the task's input.
+        report: receives each line that a user should read.
+
+    Raises:
+        UserError: there is no such checkpoint, it has no variable that fits, or a pattern of
+            `settings.without` matches nothing.
+    """
+    by_path = learner.pipe.by_path
+    skipped = _matching(settings.without, by_path)
+    kinds = (keys.average, keys.variable) if settings.averages else (keys.variable,)
+    names = {path: () if path in skipped else tuple(key(path) for key in kinds) for path in by_path}
+    matched = checkpoints.restore_matching(by_path, start, names)
+    if not matched.restored:
+        raise errors.CheckpointError(
+            f"--checkpoint={start} has no variable of this network"
+            f"{' besides those of train.start.without' if skipped else ''}. Give one of a network "
+            "with layers of the same names"
+        )
+    report(f"started from {start}: {len(matched.restored)} variables restored")
+    for what, lines in (
+        ("initialised by train.start.without", skipped),
+        ("missing in it", matched.missing),
+        ("does not fit", tuple(matched.misfits.values())),
+    ):
+        for line in lines:
+            report(f"    {what}: {line}")
+    assets = source.assets()
+    kept = [
+        log_directory.kept_assets(folder, source.asset_names) for folder in folders(None, start)
+    ]
+    for name, content in next(filter(None, kept), assets).items():
+        if content != assets[name]:
+            report(f"    another {name} there: what was learned about its ids is not valid here")
+    learner.reset_to_weights()
+
+
+def _matching(patterns: Sequence[str], paths: Collection[str]) -> tuple[str, ...]:
+    """Return the variable paths that match a pattern.
+
+    Raises:
+        ParamsError: a pattern matches none; names the nearest.
+    """
+    matches: set[str] = set()
+    for pattern in patterns:
+        matching = {path for path in paths if fnmatch.fnmatchcase(path, pattern)}
+        if not matching:
+            known = [*paths, *{path.split("/")[0] for path in paths}]
+            near = errors.nearest(pattern.rstrip("/*"), known) or sorted(paths)[:3]
+            raise errors.ParamsError(
+                f"train.start.without names {pattern!r}, which matches no variable; nearest "
+                f"{', '.join(map(repr, near))}. Patterns match whole paths: NAME/* is a layer"
+            )
+        matches |= matching
+    return tuple(path for path in paths if path in matches)
+
+
 def folders(logdir: Path | None, which: str | None) -> list[Path]:
-    """Return where files that a run keeps may lie: the run of a checkpoint, then `logdir`.
+    """Return where files that a run keeps may be: the run of a checkpoint, then `logdir`.
 
     Args:
         logdir: of the run.
@@ -87,56 +203,21 @@ def folders(logdir: Path | None, which: str | None) -> list[Path]:
     return [path.parent, *places] if path.is_dir() else [*path.parents[:2], *places]
 
 
-def source(params: Any, *, logdir: Path | None, which: str | None) -> Input:
-    """Return a task's input on what the run keeps of its data; on the data where it keeps nothing.
+def source(params: Task.Params, *, logdir: Path | None, which: str | None) -> Input:
+    """Return a task's input on what the run keeps of its data, or on the data if it keeps nothing.
 
     Args:
-        params: a `Task.Params`.
+        params: of the task.
         logdir: of the run.
-        which: path of a checkpoint, or of a directory of them: its run's folder is asked first.
+        which: path of a checkpoint, or of a directory of them: its run's folder comes first.
 
     Raises:
         UserError: a file that is kept cannot be read or used.
     """
-    found: Input = params.input.instantiate()
+    made: Input = params.input.instantiate()
     for folder in folders(logdir, which):
-        kept = log_directory.kept_assets(folder, found.asset_names)
+        kept = log_directory.kept_assets(folder, made.asset_names)
         if kept:
-            found.recall(kept)
+            made.recall(kept)
             break
-    return found
-
-
-def warn_of_torn(restored: checkpoint.Restored) -> None:
-    """Tell in the log which newer checkpoints were passed over."""
-    for prefix, why in restored.torn:
-        logging.warning("%s is torn, an older one is used: %s", prefix, why)
-
-
-def warn_of_change(params: Any, restored: checkpoint.Restored) -> None:
-    """Tell in the log how params differ from those that a checkpoint was trained with.
-
-    Weights may fit all the same: of an input that scales otherwise, or of averages that are not
-    asked for. Languages that are counted apart are left out, which serving does without.
-
-    Args:
-        params: a `Task.Params`.
-        restored: the checkpoint.
-    """
-    text = checkpoint.params_text(restored.path)
-    if text is None:
-        return
-    lines = [
-        line
-        for line in task.change(text, params.to_text()).refused
-        if line.removeprefix("- ").removeprefix("+ ").startswith(_USED)
-        and not _COUNTED.search(line.removeprefix("- ").removeprefix("+ ").partition(": ")[0])
-    ]
-    if lines:
-        more = f" and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
-        logging.warning(
-            "%s was trained with other params: %s%s",
-            restored.path,
-            "; ".join(lines[:_SHOWN]),
-            more,
-        )
+    return made

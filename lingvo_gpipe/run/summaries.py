@@ -12,16 +12,16 @@ from absl import logging
 
 
 class Writer:
-    """Writes one run folder of TensorBoard; several under one logdir are shown side by side.
+    """Writes one folder of TensorBoard; several under one logdir are shown side by side.
 
-    Curves are no reason to end a run: once they cannot be written (a full disk), it is told, and
-    the run goes on without them.
+    A run does not end because its curves cannot be written (a full disk): that is logged once, and
+    the run continues without them.
     """
 
     def __init__(self, folder: Path) -> None:
         """Write into `folder`, which is made when the first value comes."""
         self._folder = folder
-        self._writer: Any = None
+        self._writer: tf.summary.SummaryWriter = None
         self._is_broken = False
         self._do(self._open)
 
@@ -36,7 +36,7 @@ class Writer:
         self._write(step, write)
 
     def text(self, step: int, name: str, text: str) -> None:
-        """Write a text as it stands, in a fixed-width block."""
+        """Write a text unchanged, in a fixed-width block."""
         block = "\n".join(f"    {line}" for line in text.splitlines())
         self._write(step, lambda: tf.summary.text(name, block))
 
@@ -44,7 +44,7 @@ class Writer:
         """Write a picture from the bytes of its PNG file."""
         self._write(step, lambda: tf.summary.image(name, tf.io.decode_png(picture)[tf.newaxis]))
 
-    def images(self, step: int, name: str, images: Any) -> None:
+    def images(self, step: int, name: str, images: tf.Tensor) -> None:
         """Write images, uint8 [n, H, W, C], side by side."""
         self._write(step, lambda: tf.summary.image(name, images, max_outputs=len(images)))
 
@@ -59,14 +59,14 @@ class Writer:
     def _open(self) -> None:
         self._writer = tf.summary.create_file_writer(str(self._folder))
 
-    def _write(self, step: int, write: Callable[[], Any]) -> None:
+    def _write(self, step: int, write: Callable[[], object]) -> None:
         def within() -> None:
             with self._writer.as_default(step=step):
                 write()
 
         self._do(within)
 
-    def _do(self, action: Callable[[], Any]) -> None:
+    def _do(self, action: Callable[[], object]) -> None:
         if self._is_broken:
             return
         try:

@@ -16,7 +16,8 @@ from tensorboard.backend.event_processing import event_accumulator
 from lingvo_gpipe import errors, hyperparams, layers
 from lingvo_gpipe.input import Batches
 from lingvo_gpipe.layers import base
-from lingvo_gpipe.run import checkpoint, evaluation, loop, summaries
+from lingvo_gpipe.run import checkpoints, eval_mode, evaluation, loop, summaries, writers
+from lingvo_gpipe.run.checkpoints import files
 from tests.tiny_task import Points, tiny_task
 
 CLASSES = ("red", "green", "blue")
@@ -68,9 +69,9 @@ def test_training_gives_no_matrix(ran: tuple[Any, Path]) -> None:
 def test_the_matrix_counts_every_example_once(ran: tuple[Any, Path], size: int) -> None:
     params = ran[0].copy()
     params.input.eval_batch_size = size
-    found = evaluation.run(params, ran[1])
+    found = eval_mode.run(params, ran[1])
     assert found is not None
-    matrix = found.others["confusion"]
+    matrix = found.arrays["confusion"]
     labels = Points.Params(batch_size=1).instantiate().arrays()["test"]["label"]
     assert matrix.sum() == found.num_rows == HELD_OUT
     assert matrix.sum(1).tolist() == np.bincount(labels, minlength=3).tolist()
@@ -81,18 +82,18 @@ def test_the_matrix_counts_every_example_once(ran: tuple[Any, Path], size: int) 
 
 def test_labels_are_rows_and_predictions_columns(ran: tuple[Any, Path]) -> None:
     params, folder = ran
-    reader = evaluation.Reader(params, str(folder / "checkpoints"))
+    reader = eval_mode.CheckpointEvaluator(params, str(folder / "checkpoints"))
     found = reader.evaluate(None)
     assert found is not None
     fields = Points.Params(batch_size=1).instantiate().arrays()["test"]
     logits = reader.pipe.evaluate(fields, outputs=True).outputs["x"]
     wanted = tf.math.confusion_matrix(fields["label"], tf.argmax(logits, -1), 3)
-    np.testing.assert_array_equal(found.others["confusion"], wanted)
+    np.testing.assert_array_equal(found.arrays["confusion"], wanted)
 
 
 def test_what_an_evaluation_finds_per_class_lies_in_its_folder(ran: tuple[Any, Path]) -> None:
     params, folder = ran
-    evaluation.run(params, folder)
+    eval_mode.run(params, folder)
     lines = (folder / "eval" / "per_class.txt").read_text().splitlines()
     assert lines[0] == "step 12"
     assert [line.split()[0] for line in lines[1:]] == ["class", *CLASSES, "all"]
@@ -120,9 +121,9 @@ def test_metrics_that_are_named_alone_are_told(ran: tuple[Any, Path]) -> None:
     params = ran[0].copy()
     params.eval.metrics = ("top2",)
     params.eval.best = None
-    found = evaluation.run(params, ran[1])
+    found = eval_mode.run(params, ran[1])
     assert found is not None
-    assert (set(found.values), found.others) == ({"top2", "loss"}, {})
+    assert (set(found.values), found.arrays) == ({"top2", "loss"}, {})
 
 
 @pytest.mark.parametrize(("best", "metrics"), [("confusion", ()), ("accuracy", ("top2",))])
@@ -132,14 +133,14 @@ def test_a_best_that_no_evaluation_tells_as_a_number_is_refused(
     params = ran[0].copy()
     params.eval.set(best=best, metrics=metrics)
     with pytest.raises(errors.ParamsError, match=f"eval.best names '{best}', which"):
-        evaluation.run(params, ran[1])
+        eval_mode.run(params, ran[1])
 
 
 def test_a_name_that_is_no_text_is_written_as_far_as_it_is(tmp_path: Path) -> None:
     classes = ("red", b"gr\xfcn".decode(errors="surrogateescape"), "blue")  # a folder, no UTF-8
     found = evaluation.Evaluation(1, {"loss": 0.5}, {"confusion": np.eye(3)}, 3)
     writer = summaries.Writer(tmp_path)
-    evaluation.write(writer, tmp_path, found, classes)
+    writers.write_evaluation(writer, tmp_path, found, classes)
     writer.close()
     lines = (tmp_path / "per_class.txt").read_text(encoding="utf-8").splitlines()
     assert lines[3].startswith("gr\ufffdn ")
@@ -186,7 +187,7 @@ def test_a_best_mark_ends_with_the_data_it_was_measured_on(
     params.train.max_steps = 3
     params.input.records = records
     result = loop.run(params, tmp_path, evaluate=True)
-    assert checkpoint.read_value(result.checkpoint, "best/value") == mark
+    assert checkpoints.read_value(result.checkpoint, "best/value") == mark
     assert best_step(tmp_path) == [2 if mark == 0.9 else 3]
 
 
@@ -205,8 +206,8 @@ def test_data_are_opened_once_at_each_start(
     for start in (
         lambda: loop.dry_run(params, tmp_path),
         lambda: loop.run(params, tmp_path),
-        lambda: evaluation.run(params, tmp_path),
-        lambda: evaluation.follow(params, tmp_path),
+        lambda: eval_mode.run(params, tmp_path),
+        lambda: eval_mode.follow(params, tmp_path),
     ):
         opened.clear()
         start()
@@ -217,13 +218,13 @@ def test_data_are_opened_once_at_each_start(
 
 
 def best_step(folder: Path) -> list[int]:
-    return [checkpoint.step_of(prefix) for prefix in checkpoint.find(str(folder / "best"))]
+    return [checkpoints.step_of(prefix) for prefix in checkpoints.find(str(folder / "best"))]
 
 
 def followed(params: Any, folder: Path, values: dict[int, float]) -> list[str]:
     """Follow a run whose checkpoints come one by one, with evaluations of these values."""
     lines: list[str] = []
-    reader = evaluation.Reader
+    reader = eval_mode.CheckpointEvaluator
 
     class Told(reader):  # type: ignore[valid-type, misc]
         def evaluate(self, which: Any, _: Any = None) -> Any:
@@ -233,8 +234,8 @@ def followed(params: Any, folder: Path, values: dict[int, float]) -> list[str]:
             return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluation, "Reader", Told)
-        evaluation.follow(params, folder, report=lines.append, wait=lambda _: None)
+        patch.setattr(eval_mode, "CheckpointEvaluator", Told)
+        eval_mode.follow(params, folder, report=lines.append, wait=lambda _: None)
     return lines
 
 
@@ -267,11 +268,11 @@ def test_following_keeps_the_best_checkpoint(tmp_path: Path) -> None:
         "ckpt-8.data-00000-of-00001",
         "ckpt-8.params.txt",
     }
-    best = checkpoint.find(str(tmp_path / "best"))[0]
-    assert checkpoint.params_text(best) == checkpoint.params_text(
-        checkpoint.find(str(tmp_path / "checkpoints"))[0]
+    best = checkpoints.find(str(tmp_path / "best"))[0]
+    assert checkpoints.params_text(best) == checkpoints.params_text(
+        checkpoints.find(str(tmp_path / "checkpoints"))[0]
     )
-    found = evaluation.run(params, None, which=str(tmp_path / "best"))
+    found = eval_mode.run(params, None, which=str(tmp_path / "best"))
     assert found is not None
     assert found.step == 8
 
@@ -308,7 +309,7 @@ def test_a_run_that_evaluates_no_more_has_its_best_kept_from_outside(
     params.train.max_steps = 5
     params.eval.interval_steps = 9
     told = loop.run(params, tmp_path, evaluate=True, should_stop=stop_after(1))
-    assert (told.step, checkpoint.read_value(told.checkpoint, "eval/step")) == (5, 0)
+    assert (told.step, int(checkpoints.read_value(told.checkpoint, "eval/step"))) == (5, 0)
 
 
 def test_a_run_that_begins_later_is_followed_by_its_own_ids_alone(tmp_path: Path) -> None:
@@ -321,7 +322,7 @@ def test_a_run_that_begins_later_is_followed_by_its_own_ids_alone(tmp_path: Path
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(NamedPoints, "assets", lambda _: {"classes.txt": b"as they are here"})
         with pytest.raises(errors.TrainingError, match=r"classes.txt is not that of the data"):
-            evaluation.follow(params, tmp_path, wait=begin)
+            eval_mode.follow(params, tmp_path, wait=begin)
 
 
 def test_following_keeps_no_matrix_and_writes_one_file_of_curves(tmp_path: Path) -> None:
@@ -330,8 +331,8 @@ def test_following_keeps_no_matrix_and_writes_one_file_of_curves(tmp_path: Path)
     def train_on(_: float) -> None:
         loop.run(params, tmp_path, should_stop=stop_after(2))
 
-    found = evaluation.follow(params, tmp_path, wait=train_on)
-    assert [(each.step, each.others) for each in found] == [(2, {}), (4, {}), (6, {})]
+    found = eval_mode.follow(params, tmp_path, wait=train_on)
+    assert [(each.step, each.arrays) for each in found] == [(2, {}), (4, {}), (6, {})]
     # One of each of the three runs, and one of who follows them.
     assert len(list((tmp_path / "eval").glob("events.out*"))) == 3 + 1
     assert [event.step for event in events(tmp_path / "eval").Tensors("accuracy")] == [2, 4, 6]
@@ -349,8 +350,8 @@ def test_a_best_that_was_removed_meanwhile_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params = train_to(confused_task(), tmp_path, 2)
-    source = checkpoint.find(str(tmp_path / "checkpoints"))[0]
-    monkeypatch.setattr(checkpoint, "_link", lambda *_: None)
+    source = checkpoints.find(str(tmp_path / "checkpoints"))[0]
+    monkeypatch.setattr(files, "_link", lambda *_: None)
     lines = followed(params, tmp_path, {2: 0.5})
     assert lines[-1] == (
         f"{source} cannot be kept in {tmp_path}/best: its files have been removed. Raise "
@@ -364,18 +365,18 @@ def test_a_best_that_could_not_be_kept_is_no_mark_to_beat(
 ) -> None:
     params = train_to(confused_task(), tmp_path, 2)
     values = {2: 0.9, 4: 0.5}
-    best = evaluation._Best(
+    best = eval_mode._BestKeeper(
         tmp_path / "best",
         params.eval,
-        evaluation.Reader(params, str(tmp_path / "checkpoints")),
+        eval_mode.CheckpointEvaluator(params, str(tmp_path / "checkpoints")),
     )
 
     def consider(step: int) -> None:
         told = evaluation.Evaluation(step, {"accuracy": values[step]}, {}, 1)
-        best.consider(checkpoint.find(str(tmp_path / "checkpoints"))[-1], told, lambda _: None)
+        best.consider(checkpoints.find(str(tmp_path / "checkpoints"))[-1], told, lambda _: None)
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint, "_link", lambda *_: None)
+        patched.setattr(files, "_link", lambda *_: None)
         consider(2)
     assert best_step(tmp_path) == []
     train_to(params, tmp_path, 4)
@@ -393,31 +394,31 @@ def test_a_better_one_of_the_same_name_takes_the_place_of_an_older(tmp_path: Pat
     values = iter((0.9, 0.5))  # of the new one, then of the one that is kept
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluation.Evaluation, "number", lambda *_: next(values))
-        evaluation.follow(params, tmp_path, wait=lambda _: None)
+        eval_mode.follow(params, tmp_path, wait=lambda _: None)
     kernel = "variables/head/kernel"
     np.testing.assert_array_equal(
-        checkpoint.read_value(best, kernel), checkpoint.read_value(own, kernel)
+        checkpoints.read_value(best, kernel), checkpoints.read_value(own, kernel)
     )
-    assert checkpoint.params_text(best) == checkpoint.params_text(own)
+    assert checkpoints.params_text(best) == checkpoints.params_text(own)
 
 
 def test_a_kept_checkpoint_outlives_a_new_one_of_its_name(tmp_path: Path) -> None:
     params = train_to(confused_task(), tmp_path, 2)
-    source = checkpoint.find(str(tmp_path / "checkpoints"))[0]
+    source = checkpoints.find(str(tmp_path / "checkpoints"))[0]
     best = str(tmp_path / "best")
     # A file that was left there, and has another name elsewhere.
     (tmp_path / "best").mkdir(exist_ok=True)
     (tmp_path / "elsewhere").write_text("as it was")
     (tmp_path / "best" / "ckpt-2.index").hardlink_to(tmp_path / "elsewhere")
-    checkpoint.keep_only(source, best)
+    checkpoints.keep_only(source, best)
     assert (tmp_path / "elsewhere").read_text() == "as it was"
-    before = checkpoint.read_value(f"{best}/ckpt-2", "variables/head/kernel")
+    before = checkpoints.read_value(f"{best}/ckpt-2", "variables/head/kernel")
     for path in (tmp_path / "checkpoints").iterdir():
         path.unlink()
     other = params.copy()
     other.model.seed = 99
     loop.run(other, tmp_path)
-    again = checkpoint.read_value(source, "variables/head/kernel")
+    again = checkpoints.read_value(source, "variables/head/kernel")
     assert not np.array_equal(before, again)
-    kept = checkpoint.read_value(f"{best}/ckpt-2", "variables/head/kernel")
+    kept = checkpoints.read_value(f"{best}/ckpt-2", "variables/head/kernel")
     np.testing.assert_array_equal(before, kept)

@@ -21,7 +21,7 @@ from lingvo_gpipe.keras_layers.model import from_keras_model
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.base import Theta
 from lingvo_gpipe.nests import Nest, SpecNest
-from lingvo_gpipe.run import checkpoint, evaluation, export, loop
+from lingvo_gpipe.run import checkpoints, eval_mode, export, loop
 from lingvo_gpipe.tasks.image import amoebanet, convnet
 from lingvo_gpipe.tasks.image.input import SklearnDigits
 from tests.tiny_task import tiny_task
@@ -120,7 +120,7 @@ def test_the_exported_model_tells_the_probabilities_of_evaluation(
         "classes: 10 names",
     ]
     images = digits()
-    reader = evaluation.Reader(params, str(folder / "checkpoints"))
+    reader = eval_mode.CheckpointEvaluator(params, str(folder / "checkpoints"))
     reader.evaluate(None)
     logits = reader.pipe.evaluate(
         {"image": images, "label": tf.zeros(len(images), tf.int32)}, outputs=True
@@ -194,15 +194,15 @@ def test_variables_are_weights_and_statistics_and_nothing_of_training(
     params, folder = trained
     loaded = tf.saved_model.load(str(export.run(params, folder)))
     paths = {v.name.removesuffix(":0").replace(".", "/") for v in loaded.variables_by_path.values()}
-    reader = evaluation.Reader(params, str(folder / "checkpoints"))
+    reader = eval_mode.CheckpointEvaluator(params, str(folder / "checkpoints"))
     assert paths == set(reader.pipe.by_path)
     assert not any(v.trainable for v in loaded.variables_by_path.values())
     # Averages, not the weights themselves, which three updates of half have left behind.
-    newest = checkpoint.find(str(folder / "checkpoints"))[-1]
+    newest = checkpoints.find(str(folder / "checkpoints"))[-1]
     for path in ("head/kernel", "stage_1_1_norm/moving_mean"):
-        average = checkpoint.read_value(newest, f"average/{path}")
+        average = checkpoints.read_value(newest, f"average/{path}")
         np.testing.assert_array_equal(loaded.variables_by_path[path], average)
-        assert not np.array_equal(average, checkpoint.read_value(newest, f"variables/{path}"))
+        assert not np.array_equal(average, checkpoints.read_value(newest, f"variables/{path}"))
 
 
 def test_a_second_export_takes_the_place_of_the_first(trained: tuple[Any, Path]) -> None:
@@ -218,7 +218,7 @@ def test_a_second_export_takes_the_place_of_the_first(trained: tuple[Any, Path])
 
 def test_a_named_checkpoint_is_exported(trained: tuple[Any, Path], tmp_path: Path) -> None:
     params, folder = trained
-    prefix = checkpoint.find(str(folder / "checkpoints"))[0]
+    prefix = checkpoints.find(str(folder / "checkpoints"))[0]
     assert export.run(params, tmp_path, which=prefix) == tmp_path / "export" / "3"
 
 
@@ -293,7 +293,7 @@ def test_an_amoeba_net_serves_the_mean_of_its_crops_without_its_auxiliary_head(
     params.train.max_steps = 0
     loop.run(params, tmp_path)
     loaded = tf.saved_model.load(str(export.run(params, tmp_path)))
-    reader = evaluation.Reader(params, str(tmp_path / "checkpoints"))
+    reader = eval_mode.CheckpointEvaluator(params, str(tmp_path / "checkpoints"))
     reader.evaluate(None)
     batch = next(iter(CroppedDigits.Params(batch_size=9).instantiate().evaluation("test")))
     logits = reader.pipe.evaluate(batch, outputs=True).outputs["classifier"]
@@ -322,7 +322,7 @@ def test_keras_layers_are_served_as_tensorflows_operations(tmp_path: Path) -> No
     loaded = tf.saved_model.load(str(folder))
     served = loaded.signatures["serving_default"]
     assert {node.device for node in nodes(served)} == {""}
-    reader = evaluation.Reader(params, str(tmp_path / "checkpoints"))
+    reader = eval_mode.CheckpointEvaluator(params, str(tmp_path / "checkpoints"))
     reader.evaluate(None)
     images = digits()
     logits = reader.pipe.evaluate(
@@ -409,7 +409,7 @@ def test_what_serves_training_alone_is_left_out(tmp_path: Path) -> None:
     paths = {path.rsplit("/", 1)[0] for path in loaded.variables_by_path}
     assert paths == {"aside", "early", "branch/body", "top/softmax"}
     images = digits()
-    reader = evaluation.Reader(params, str(tmp_path / "checkpoints"))
+    reader = eval_mode.CheckpointEvaluator(params, str(tmp_path / "checkpoints"))
     reader.evaluate(None)
     outputs = reader.pipe.evaluate(
         {"image": images, "label": tf.zeros(len(images), tf.int32)}, outputs=True

@@ -26,8 +26,8 @@ def updated(num_micro_batches: int, *batches: list[int]) -> dict[str, Any]:
     learned = learner.Learner(params, given[0])
     told = learned.update(given)
     values = {path: variable.numpy() for path, variable in learned.pipe.by_path.items()}
-    hits = told["sums"]["accuracy"]
-    return values | {"loss": told["loss"], "hits": hits["total"], "tokens": hits["weight"]}
+    hits = told.sums["accuracy"]
+    return values | {"loss": told.loss, "hits": hits["total"], "tokens": hits["weight"]}
 
 
 def test_mini_batches_of_unequal_weights_are_one_of_both() -> None:

@@ -14,7 +14,15 @@ import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 
 from lingvo_gpipe import errors, hyperparams, optim, task
-from lingvo_gpipe.run import checkpoint, evaluation, learner, log_directory, loop
+from lingvo_gpipe.run import (
+    checkpoints,
+    eval_mode,
+    evaluation,
+    learner,
+    log_directory,
+    loop,
+    process,
+)
 from tests.tiny_task import Points, tiny_task
 
 
@@ -94,10 +102,10 @@ def test_the_last_checkpoint_knows_the_best_of_the_last_evaluation(tmp_path: Pat
     params = tiny_task(max_steps=4, save_interval_steps=4)
     params.eval.set(best="accuracy", interval_steps=3)
     result = loop.run(params, tmp_path, evaluate=True)
-    (best,) = checkpoint.find(str(tmp_path / log_directory.BEST))
-    told = [checkpoint.read_value(prefix, "best/value") for prefix in (best, result.checkpoint)]
+    (best,) = checkpoints.find(str(tmp_path / log_directory.BEST))
+    told = [checkpoints.read_value(prefix, "best/value") for prefix in (best, result.checkpoint)]
     assert told[0] == told[1] >= result.metrics["accuracy"]
-    assert int(checkpoint.read_value(result.checkpoint, "eval/step")) == 4
+    assert int(checkpoints.read_value(result.checkpoint, "eval/step")) == 4
 
 
 def test_a_reader_that_is_gone_costs_no_update(tmp_path: Path) -> None:
@@ -109,7 +117,7 @@ def test_a_reader_that_is_gone_costs_no_update(tmp_path: Path) -> None:
     params.eval.interval_steps = 3
     with pytest.raises(BrokenPipeError):
         loop.run(params, tmp_path, evaluate=True, report=gone)
-    (whole,) = checkpoint.find(str(tmp_path / log_directory.CHECKPOINTS))
+    (whole,) = checkpoints.find(str(tmp_path / log_directory.CHECKPOINTS))
     assert whole.endswith("ckpt-3")
 
 
@@ -118,7 +126,7 @@ def test_a_split_that_is_not_there_is_refused_before_the_first_update(tmp_path: 
     params.eval.split = "validation"
     with pytest.raises(errors.InputError, match="has no split 'validation'"):
         loop.run(params, tmp_path, evaluate=True)
-    assert not checkpoint.find(str(tmp_path / log_directory.CHECKPOINTS))
+    assert not checkpoints.find(str(tmp_path / log_directory.CHECKPOINTS))
     assert loop.run(params, tmp_path).step == 4
 
 
@@ -141,14 +149,14 @@ def test_another_split_has_curves_of_its_own(tmp_path: Path) -> None:
     params = tiny_task(max_steps=1)
     params.eval.split = "test"
     loop.run(params, tmp_path, evaluate=True)
-    assert evaluation.folder_of(tmp_path, params) == tmp_path / "eval"
+    assert eval_mode.folder_of(tmp_path, params) == tmp_path / "eval"
     params.eval.split = "train"
     before = sorted(path.name for path in (tmp_path / "eval").iterdir())
-    assert evaluation.run(params, tmp_path) is not None
+    assert eval_mode.run(params, tmp_path) is not None
     assert sorted(path.name for path in (tmp_path / "eval").iterdir()) == before
     assert list((tmp_path / "eval_train").iterdir())
     params.eval.split = "train[:50%]"
-    assert evaluation.folder_of(tmp_path, params) == tmp_path / "eval_train_50_"
+    assert eval_mode.folder_of(tmp_path, params) == tmp_path / "eval_train_50_"
 
 
 def test_another_seed_leads_to_other_bits(tmp_path: Path) -> None:
@@ -241,7 +249,7 @@ def test_changed_thread_counts_are_told(
 ) -> None:
     params = tiny_task(max_steps=1)
     loop.run(params, tmp_path)
-    monkeypatch.setattr(loop, "prepare_devices", lambda _: (7, 5))
+    monkeypatch.setattr(process, "prepare_devices", lambda _: (7, 5))
     params.train.max_steps = 2
     loop.run(params, tmp_path, report=lines.append)
     assert any("and are 7, 5: the last bits" in line for line in lines)
@@ -306,9 +314,9 @@ def test_the_best_checkpoint_is_kept_and_begins_anew_with_another_metric(tmp_pat
     params = tiny_task(max_steps=8)
     params.eval.set(best="accuracy", interval_steps=1)
     loop.run(params, tmp_path, evaluate=True)
-    (best,) = checkpoint.find(str(tmp_path / log_directory.BEST))
-    value = float(checkpoint.read_value(best, "best/value"))
-    found = evaluation.run(params, None, which=best)
+    (best,) = checkpoints.find(str(tmp_path / log_directory.BEST))
+    value = float(checkpoints.read_value(best, "best/value"))
+    found = eval_mode.run(params, None, which=best)
     assert found is not None
     assert found.values["accuracy"] == pytest.approx(value)
     # No loss of this run is higher than the best accuracy, so that the old best would stay.
@@ -316,7 +324,7 @@ def test_the_best_checkpoint_is_kept_and_begins_anew_with_another_metric(tmp_pat
     params.eval.set(best="loss", best_is="highest")
     result = loop.run(params, tmp_path, evaluate=True)
     assert 0 < result.metrics["loss"] < value
-    kept = float(checkpoint.read_value(result.checkpoint, "best/value"))
+    kept = float(checkpoints.read_value(result.checkpoint, "best/value"))
     assert kept == pytest.approx(result.metrics["loss"])
 
 
@@ -325,8 +333,8 @@ def test_the_best_checkpoint_is_kept_and_begins_anew_with_another_metric(tmp_pat
     [
         ("train.accumulate", 0, "train.accumulate=0 is too small. Use 1 or more"),
         ("eval.patience", 2, "eval.patience=2 needs a metric to watch. Set eval.best"),
-        ("eval.best", "acuracy", "eval.best names 'acuracy', which the network does not give; "),
-        ("eval.metrics", ("top5",), "eval.metrics names 'top5', which the network does not give"),
+        ("eval.best", "acuracy", "eval.best names 'acuracy', which the network does not compute; "),
+        ("eval.metrics", ("top5",), "eval.metrics names 'top5', which the network does not comp"),
     ],
 )
 def test_fields_that_cannot_be_right_are_named(
@@ -407,8 +415,8 @@ def test_a_run_keeps_the_assets_of_its_data_and_refuses_others(tmp_path: Path) -
         with pytest.raises(errors.TrainingError) as caught:
             refused(other, tmp_path)
         assert str(caught.value) == (
-            f"{tmp_path}/letters.txt is not that of the data: the run was begun with another one. "
-            "Give the data it was begun with, or another run"
+            f"{tmp_path}/letters.txt is not that of the data: the run began with another one. "
+            "Use the data it began with, or another --logdir"
         )
     assert (tmp_path / "letters.txt").read_bytes() == b"abc"
 
@@ -453,9 +461,9 @@ def updated(num_micro_batches: int, batches: list[Any], accumulate: int) -> dict
     told = learned.update(batches)
     values = {path: variable.numpy() for path, variable in learned.pipe.by_path.items()}
     return values | {
-        "loss": told["loss"].numpy(),
-        "weight": told["weights"]["loss"].numpy(),
-        "hits": told["sums"]["accuracy"]["total"].numpy(),
+        "loss": told.loss.numpy(),
+        "weight": told.weights["loss"].numpy(),
+        "hits": told.sums["accuracy"]["total"].numpy(),
     }
 
 
@@ -520,19 +528,19 @@ def test_evaluation_uses_averages_where_training_keeps_them(tmp_path: Path) -> N
     params = tiny_task(max_steps=6, average=optim.Average.Params(decay=0.99, warmup=False))
     result = loop.run(params, tmp_path, evaluate=True)
     lines: list[str] = []
-    evaluation.run(params, tmp_path, report=lines.append)
+    eval_mode.run(params, tmp_path, report=lines.append)
     assert lines == [
         f"eval step=6 accuracy={result.metrics['accuracy']:.4f} loss={result.metrics['loss']:.4f}"
     ]
     params.train.average = None
     plain: list[str] = []
-    evaluation.run(params, tmp_path, report=plain.append)
+    eval_mode.run(params, tmp_path, report=plain.append)
     assert plain != lines
 
 
 def test_a_run_without_checkpoints_cannot_be_evaluated(tmp_path: Path) -> None:
     with pytest.raises(errors.CheckpointError, match=r"has no checkpoint\. Train first, or name"):
-        evaluation.run(tiny_task(), tmp_path)
+        eval_mode.run(tiny_task(), tmp_path)
 
 
 def test_following_evaluates_each_new_checkpoint_until_the_last(tmp_path: Path) -> None:
@@ -546,7 +554,7 @@ def test_following_evaluates_each_new_checkpoint_until_the_last(tmp_path: Path) 
         loop.run(params, tmp_path, should_stop=stop_after(steps - done(tmp_path)))
 
     lines: list[str] = []
-    found = evaluation.follow(params, tmp_path, report=lines.append, wait=train_on)
+    found = eval_mode.follow(params, tmp_path, report=lines.append, wait=train_on)
     assert [each.step for each in found] == [2, 4, 6]
     assert [line.split()[1] for line in lines] == ["step=2", "step=4", "step=6"]
     assert len(waited) == 3
@@ -554,8 +562,8 @@ def test_following_evaluates_each_new_checkpoint_until_the_last(tmp_path: Path) 
 
 def done(folder: Path) -> int:
     """Return the newest checkpoint's step."""
-    whole = checkpoint.find(str(folder / log_directory.CHECKPOINTS))
-    return checkpoint.step_of(whole[-1]) if whole else 0
+    whole = checkpoints.find(str(folder / log_directory.CHECKPOINTS))
+    return checkpoints.step_of(whole[-1]) if whole else 0
 
 
 def test_following_ends_with_a_run_that_ended_early(tmp_path: Path) -> None:
@@ -565,7 +573,7 @@ def test_following_ends_with_a_run_that_ended_early(tmp_path: Path) -> None:
     params.eval.set(best="accuracy", patience=1, interval_steps=2)
     ended = loop.run(params, tmp_path, evaluate=True)
     assert ended.ended == "patience"
-    found = evaluation.follow(params, tmp_path)
+    found = eval_mode.follow(params, tmp_path)
     assert [each.step for each in found] == [ended.step]
 
 

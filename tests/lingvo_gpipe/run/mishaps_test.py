@@ -15,15 +15,15 @@ from lingvo_gpipe import errors, hyperparams, optim
 from lingvo_gpipe.execution import placement
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.nests import Nest, SpecNest
-from lingvo_gpipe.run import checkpoint, evaluation, log_directory, loop
+from lingvo_gpipe.run import checkpoints, eval_mode, evaluation, log_directory, loop, process
 from lingvo_gpipe.schedule import drawing
 from tests.tiny_task import Points, tiny_task
 
 
 def saved(folder: Path) -> list[int]:
     return [
-        checkpoint.step_of(path)
-        for path in checkpoint.find(str(folder / log_directory.CHECKPOINTS))
+        checkpoints.step_of(path)
+        for path in checkpoints.find(str(folder / log_directory.CHECKPOINTS))
     ]
 
 
@@ -33,7 +33,7 @@ def content(result: loop.Result) -> dict[str, Any]:
     keys = [name.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE") for name in names]
     paths = [key.replace(".S", "/") for key in keys if key.startswith(("variables", "average"))]
     paths += ["best/value", "best/misses", "eval/step", "step"]
-    return {path: checkpoint.read_value(result.checkpoint, path) for path in paths}
+    return {path: checkpoints.read_value(result.checkpoint, path) for path in paths}
 
 
 @pytest.mark.parametrize("evaluate", [True, False])
@@ -102,13 +102,13 @@ def test_a_best_that_is_no_number_is_refused_as_early_as_it_is_known(
         params.model.layers[-1],
     ]
     params.eval.set(best="shares", interval_steps=2)
-    text = r"eval.best names 'shares', which is no single number, .* one of accuracy, loss"
+    text = r"eval.best names 'shares', which is not a single number, .* one of accuracy, loss"
     with pytest.raises(errors.ParamsError, match=text):
         loop.run(params, tmp_path, evaluate=True)
     assert saved(tmp_path) == steps
     loop.run(params, tmp_path)
     with pytest.raises(errors.ParamsError, match=text):
-        evaluation.follow(params, tmp_path)
+        eval_mode.follow(params, tmp_path)
 
 
 def test_a_mark_that_was_set_after_the_last_checkpoint_stays(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_network_of_which_all_is_frozen_is_evaluated_and_not_trained(tmp_path:
     params.model.frozen = ("*",)
     with pytest.raises(errors.OptimizerError, match="there is nothing to train"):
         loop.run(params, tmp_path / "frozen")
-    assert evaluation.run(params, tmp_path) is not None
+    assert eval_mode.run(params, tmp_path) is not None
 
 
 class Torn(Points):
@@ -186,8 +186,8 @@ def test_a_loss_scale_of_one_is_tried_before_a_run_gives_up(tmp_path: Path) -> N
     params.input = Torn.Params(batch_size=8)
     result = loop.run(params, tmp_path)
     assert result.step == 2
-    assert checkpoint.read_value(result.checkpoint, "loss_scale/skipped") == 1
-    assert checkpoint.read_value(result.checkpoint, "loss_scale/scale") == 1.0
+    assert checkpoints.read_value(result.checkpoint, "loss_scale/skipped") == 1
+    assert checkpoints.read_value(result.checkpoint, "loss_scale/scale") == 1.0
     params.train.loss_scale.initial = 1.0
     with pytest.raises(errors.TrainingError, match="the update of step 0 is not finite"):
         loop.run(params, tmp_path / "other")
@@ -200,7 +200,7 @@ def test_cores_are_counted_where_a_system_does_not_tell_which_may_be_used(
     monkeypatch.setattr(placement, "prepare_threads", lambda _, cores: counted.append(cores))
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 5)
-    loop.prepare_devices(tiny_task().model)
+    process.prepare_devices(tiny_task().model)
     assert counted == [5]
 
 

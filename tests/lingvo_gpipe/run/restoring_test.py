@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, optim, task
 from lingvo_gpipe.layers import base
-from lingvo_gpipe.run import checkpoint, evaluation, loop, restoring
+from lingvo_gpipe.run import checkpoints, eval_mode, loop, restoring
 from tests import tiny_task
 
 
@@ -38,7 +38,7 @@ def test_averages_stand_for_what_has_them() -> None:
 
 def test_some_variables_are_restored_from_a_run_or_a_checkpoint(tmp_path: Path) -> None:
     saved = {f"variables/{path}": tf.Variable([float(n), 1.0]) for n, path in enumerate(SPECS)}
-    prefix = checkpoint.Checkpoints(str(tmp_path / "checkpoints"), saved).save(4)
+    prefix = checkpoints.Checkpoints(str(tmp_path / "checkpoints"), saved).save(4)
     places: tuple[dict[str, Any], ...] = (
         {"logdir": tmp_path, "which": None},
         {"logdir": tmp_path, "which": prefix},
@@ -74,12 +74,12 @@ def test_other_params_than_those_of_the_checkpoint_are_told(
 ) -> None:
     params = tiny_task.tiny_task()
     loop.run(params, tmp_path)
-    evaluation.run(params, tmp_path)
+    eval_mode.run(params, tmp_path)
     params.train.set(max_steps=99, log_interval_steps=7)
-    evaluation.run(params, tmp_path)
+    eval_mode.run(params, tmp_path)
     assert not caplog.text
     params.model.layers[1].epsilon = 0.5
-    evaluation.run(params, tmp_path)
+    eval_mode.run(params, tmp_path)
     assert "ckpt-12 was trained with other params: model.layers[1].epsilon: 0.001 -> 0.5" in (
         caplog.text
     )

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, layers, optim, pipelining, task
 from lingvo_gpipe.input import InMemory
-from lingvo_gpipe.run import checkpoint, loop
+from lingvo_gpipe.run import checkpoints, loop
 
 HEAD = ("head/bias", "head/kernel")
 SIDE = ("side/bias", "side/kernel")
@@ -77,7 +77,7 @@ def squares_task(
 
 def values(result: loop.Result, kind: str = "variables") -> dict[str, Any]:
     paths = (*BODY, *HEAD, *SIDE)
-    return {path: checkpoint.read_value(result.checkpoint, f"{kind}/{path}") for path in paths}
+    return {path: checkpoints.read_value(result.checkpoint, f"{kind}/{path}") for path in paths}
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> set[str]:
@@ -131,13 +131,13 @@ def test_what_begins_anew_is_missing_or_does_not_fit_is_listed(
     fresh = values(loop.run(squares_task(size=9, classes=7, more=more), tmp_path / "fresh"))
     assert lines == [
         f"started from {source.checkpoint}: 4 variables restored",
-        "    begins anew by train.start.without: norm/gamma",
-        "    begins anew by train.start.without: norm/beta",
-        "    begins anew by train.start.without: head/bias",
+        "    initialised by train.start.without: norm/gamma",
+        "    initialised by train.start.without: norm/beta",
+        "    initialised by train.start.without: head/bias",
         "    missing in it: more/kernel",
         "    missing in it: more/bias",
-        "    unfit: side/kernel is float32[144, 3] there, float32[324, 3] here",
-        "    unfit: head/kernel is float32[4, 3] there, float32[4, 7] here",
+        "    does not fit: side/kernel is float32[144, 3] there, float32[324, 3] here",
+        "    does not fit: head/kernel is float32[4, 3] there, float32[4, 7] here",
     ]
     found = values(result)
     kept = {"conv/kernel", "norm/moving_mean", "norm/moving_variance", "side/bias"}
@@ -154,7 +154,9 @@ def test_a_pattern_that_fits_nothing_is_refused(
     with pytest.raises(errors.ParamsError) as caught:
         begin(params, tmp_path, source)
     text = str(caught.value)
-    assert text.startswith(f"train.start.without names '{pattern}', which fits no variable; near")
+    assert text.startswith(
+        f"train.start.without names '{pattern}', which matches no variable; near"
+    )
     assert near in text
 
 

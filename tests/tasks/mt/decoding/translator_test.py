@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, optim
-from lingvo_gpipe.run import checkpoint
+from lingvo_gpipe.run import checkpoints
 from lingvo_gpipe.task import Train
 from lingvo_gpipe.tasks.mt import task
 from lingvo_gpipe.tasks.mt.decoding import incremental, search, translator
@@ -208,7 +208,7 @@ def run_of(folder: Path) -> tuple[Any, Any, list[list[int]]]:
     }
     toy_model.disturb(pipe.by_path, spread=1.0)
     averages = {f"average/{path}": variable for path, variable in pipe.by_path.items()}
-    checkpoint.Checkpoints(str(folder / "checkpoints"), others | averages).save(7)
+    checkpoints.Checkpoints(str(folder / "checkpoints"), others | averages).save(7)
     given = found.encode_source(toy_text.sentences(3, 5), "de")
     return params, pipe, [ids[:14] for ids in given]
 

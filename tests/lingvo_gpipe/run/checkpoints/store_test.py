@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.run import checkpoint
+from lingvo_gpipe.run import checkpoints
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -39,7 +39,7 @@ def values(objects: dict[str, Any]) -> dict[str, Any]:
 
 def save(directory: pathlib.Path, *steps: int, keep: int = 9) -> None:
     for step in steps:
-        checkpoint.Checkpoints(str(directory), network(step), f"step: {step}\n", keep=keep).save(
+        checkpoints.Checkpoints(str(directory), network(step), f"step: {step}\n", keep=keep).save(
             step
         )
 
@@ -57,35 +57,37 @@ def shard(directory: pathlib.Path, step: int) -> pathlib.Path:
 def test_a_saved_network_comes_back_on_another_device(tmp_path: pathlib.Path) -> None:
     save(tmp_path, 7)
     objects = network(device="CPU:1")
-    restored = checkpoint.Checkpoints(str(tmp_path), objects).restore()
-    assert restored == checkpoint.Restored(str(tmp_path / "ckpt-7"), 7)
+    restored = checkpoints.Checkpoints(str(tmp_path), objects).restore()
+    assert restored == checkpoints.Restored(str(tmp_path / "ckpt-7"), 7)
     np.testing.assert_equal(values(objects), values(network(7)))
-    assert checkpoint.params_text(restored.path) == "step: 7\n"
-    assert checkpoint.read_value(restored.path, "step") == 7
+    assert checkpoints.params_text(restored.path) == "step: 7\n"
+    assert checkpoints.read_value(restored.path, "step") == 7
 
 
 def test_keys_are_paths_and_nothing_else(tmp_path: pathlib.Path) -> None:
     save(tmp_path, 1)
     with pytest.raises(errors.CheckpointError, match="no 'weights/conv/kernels'; nearest weights/"):
-        checkpoint.read_value(str(tmp_path / "ckpt-1"), "weights/conv/kernels")
+        checkpoints.read_value(str(tmp_path / "ckpt-1"), "weights/conv/kernels")
     for key, value in values(network(1)).items():
-        np.testing.assert_equal(checkpoint.read_value(str(tmp_path / "ckpt-1"), key), value)
+        np.testing.assert_equal(checkpoints.read_value(str(tmp_path / "ckpt-1"), key), value)
 
 
 def test_an_empty_directory_restores_nothing(tmp_path: pathlib.Path) -> None:
-    assert checkpoint.Checkpoints(str(tmp_path), network()).restore() is None
-    assert checkpoint.Checkpoints(str(tmp_path / "no"), network(), read_only=True).restore() is None
+    assert checkpoints.Checkpoints(str(tmp_path), network()).restore() is None
+    assert (
+        checkpoints.Checkpoints(str(tmp_path / "no"), network(), read_only=True).restore() is None
+    )
     assert not (tmp_path / "no").exists()
 
 
 def test_older_ones_are_rotated_out_with_their_params(tmp_path: pathlib.Path) -> None:
     objects = network()
-    saver = checkpoint.Checkpoints(str(tmp_path), objects, "text", keep=2)
+    saver = checkpoints.Checkpoints(str(tmp_path), objects, "text", keep=2)
     for step in (1, 2, 3, 4):
         saver.save(step)
-    assert checkpoint.find(str(tmp_path)) == [str(tmp_path / f"ckpt-{n}") for n in (3, 4)]
+    assert checkpoints.find(str(tmp_path)) == [str(tmp_path / f"ckpt-{n}") for n in (3, 4)]
     assert not list(tmp_path.glob("ckpt-[12]*"))
-    again = checkpoint.Checkpoints(str(tmp_path), objects, "text", keep=2)
+    again = checkpoints.Checkpoints(str(tmp_path), objects, "text", keep=2)
     again.save(5)
     assert state_names(tmp_path) == ["ckpt-4", "ckpt-5"]
     assert not list(tmp_path.glob("ckpt-3*"))
@@ -95,10 +97,10 @@ def test_a_step_is_chosen_by_number_path_or_directory(tmp_path: pathlib.Path) ->
     save(tmp_path, 3, 5)
     for which in (3, str(tmp_path / "ckpt-3"), str(tmp_path / "ckpt-3.index")):
         objects = network()
-        restored = checkpoint.Checkpoints(str(tmp_path), objects).restore(which)
+        restored = checkpoints.Checkpoints(str(tmp_path), objects).restore(which)
         assert restored
         assert restored.step == objects["step"].numpy() == 3
-    elsewhere = checkpoint.Checkpoints(str(tmp_path / "other"), network())
+    elsewhere = checkpoints.Checkpoints(str(tmp_path / "other"), network())
     found = elsewhere.restore(str(tmp_path))
     assert found
     assert found.step == 5
@@ -107,7 +109,7 @@ def test_a_step_is_chosen_by_number_path_or_directory(tmp_path: pathlib.Path) ->
 def test_the_saved_or_restored_step_is_not_written_again(tmp_path: pathlib.Path) -> None:
     save(tmp_path, 3)
     before = shard(tmp_path, 3).stat().st_mtime_ns
-    saver = checkpoint.Checkpoints(str(tmp_path), network(), "text")
+    saver = checkpoints.Checkpoints(str(tmp_path), network(), "text")
     saver.restore()
     saver.save(3)
     assert shard(tmp_path, 3).stat().st_mtime_ns == before
@@ -116,10 +118,10 @@ def test_the_saved_or_restored_step_is_not_written_again(tmp_path: pathlib.Path)
 def test_a_step_of_another_run_is_written_anew(tmp_path: pathlib.Path) -> None:
     save(tmp_path, 2, 3)
     objects = network(8)
-    saver = checkpoint.Checkpoints(str(tmp_path), objects, "new")
+    saver = checkpoints.Checkpoints(str(tmp_path), objects, "new")
     saver.save(3)
-    assert checkpoint.read_value(str(tmp_path / "ckpt-3"), "step") == 8
-    assert checkpoint.params_text(str(tmp_path / "ckpt-3")) == "new"
+    assert checkpoints.read_value(str(tmp_path / "ckpt-3"), "step") == 8
+    assert checkpoints.params_text(str(tmp_path / "ckpt-3")) == "new"
     assert state_names(tmp_path) == ["ckpt-2", "ckpt-3"]
 
 
@@ -161,7 +163,7 @@ def test_a_torn_newest_one_is_told_and_the_one_before_it_used(
     save(tmp_path, 3, 5)
     damage(tmp_path)
     objects = network()
-    saver = checkpoint.Checkpoints(str(tmp_path), objects, "text")
+    saver = checkpoints.Checkpoints(str(tmp_path), objects, "text")
     restored = saver.restore()
     assert restored
     ((path, reason),) = restored.torn
@@ -173,7 +175,7 @@ def test_a_torn_newest_one_is_told_and_the_one_before_it_used(
     assert list(tmp_path.glob("ckpt-5.torn.txt"))
     objects["step"].assign(5)
     saver.save(5)
-    assert checkpoint.Checkpoints(str(tmp_path), network()).restore() == checkpoint.Restored(
+    assert checkpoints.Checkpoints(str(tmp_path), network()).restore() == checkpoints.Restored(
         str(tmp_path / "ckpt-5"), 5
     )
 
@@ -184,14 +186,14 @@ def test_a_torn_one_that_was_asked_for_is_refused(tmp_path: pathlib.Path, damage
     damage(tmp_path)
     text = "no checkpoint .*ckpt-5; there are" if damage is lose_index else "ckpt-5 is torn"
     with pytest.raises(errors.CheckpointError, match=f"{text}.*ckpt-3"):
-        checkpoint.Checkpoints(str(tmp_path), network()).restore(5)
+        checkpoints.Checkpoints(str(tmp_path), network()).restore(5)
 
 
 def test_only_torn_ones_are_an_error(tmp_path: pathlib.Path) -> None:
     save(tmp_path, 5)
     truncate(tmp_path)
     with pytest.raises(errors.CheckpointError, match=r"ckpt-5 is torn .*no other is left"):
-        checkpoint.Checkpoints(str(tmp_path), network()).restore()
+        checkpoints.Checkpoints(str(tmp_path), network()).restore()
 
 
 def test_another_networks_checkpoint_is_refused_with_what_differs(tmp_path: pathlib.Path) -> None:
@@ -202,7 +204,7 @@ def test_another_networks_checkpoint_is_refused_with_what_differs(tmp_path: path
     del objects["state/norm.1/mean"]
     before = values(objects)
     with pytest.raises(errors.CheckpointError) as caught:
-        checkpoint.Checkpoints(str(tmp_path), objects).restore()
+        checkpoints.Checkpoints(str(tmp_path), objects).restore()
     assert str(caught.value) == (
         f"{tmp_path}/ckpt-5 is of another network: 1 differ (weights/conv/kernel is float32[3, 4] "
         "there, float32[4, 4] here); 1 are missing in it (weights/dense/kernel); 1 are not in this "
@@ -215,7 +217,7 @@ def test_another_networks_checkpoint_is_refused_with_what_differs(tmp_path: path
 def test_a_subset_restores_where_slots_are_not_wanted(tmp_path: pathlib.Path) -> None:
     save(tmp_path, 5)
     objects = {k: v for k, v in network().items() if not k.startswith("slots/")}
-    reader = checkpoint.Checkpoints(str(tmp_path), objects, read_only=True)
+    reader = checkpoints.Checkpoints(str(tmp_path), objects, read_only=True)
     assert reader.restore(subset=True)
     assert objects["step"].numpy() == 5
     with pytest.raises(errors.CheckpointError, match="opened read-only"):
@@ -231,31 +233,20 @@ def test_matching_restores_what_fits_and_tells_the_rest(tmp_path: pathlib.Path) 
         "step": tf.Variable(0, dtype=tf.int64),
     }
     names = {"weights/stem/kernel": ("weights/no/kernel", "weights/conv/kernel"), "step": ()}
-    matched = checkpoint.Checkpoints(str(tmp_path / "new"), objects).restore_matching(
-        str(tmp_path), names
-    )
+    matched = checkpoints.restore_matching(objects, str(tmp_path), names)
     assert matched.restored == ("weights/stem/kernel",)
     assert matched.missing == ("weights/head/kernel",)
-    assert matched.unfit == {
+    assert matched.misfits == {
         "state/norm.1/mean": "state/norm.1/mean is float32[4] there, float32[8] here"
     }
     assert objects["weights/stem/kernel"].numpy().max() == 5
     assert objects["step"].numpy() == 0
 
 
-def test_an_iterator_is_saved_beside_the_variables(tmp_path: pathlib.Path) -> None:
-    iterator = iter(tf.data.Dataset.range(9))
-    next(iterator)
-    checkpoint.Checkpoints(str(tmp_path), network(1, input=iterator)).save(1)
-    fresh = iter(tf.data.Dataset.range(9))
-    assert checkpoint.Checkpoints(str(tmp_path), network(input=fresh)).restore()
-    assert next(fresh).numpy() == 1
-
-
 def test_a_full_disk_leaves_the_older_ones_and_nothing_else(tmp_path: pathlib.Path) -> None:
     big = tf.Variable(tf.random.stateless_uniform([1 << 18], [1, 2]))
     objects = network(1, big=big)
-    saver = checkpoint.Checkpoints(str(tmp_path), objects, "text")
+    saver = checkpoints.Checkpoints(str(tmp_path), objects, "text")
     saver.save(1)
     files = sorted(os.listdir(tmp_path))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -269,36 +260,36 @@ def test_a_full_disk_leaves_the_older_ones_and_nothing_else(tmp_path: pathlib.Pa
     assert sorted(os.listdir(tmp_path)) == files
     assert state_names(tmp_path) == ["ckpt-1"]
     saver.save(3)
-    assert [checkpoint.step_of(p) for p in checkpoint.find(str(tmp_path))] == [1, 3]
+    assert [checkpoints.step_of(p) for p in checkpoints.find(str(tmp_path))] == [1, 3]
 
 
 @pytest.mark.parametrize("mark", "*?[\\")
 def test_a_path_that_would_be_a_pattern_is_refused(tmp_path: pathlib.Path, mark: str) -> None:
     path = tmp_path / f"run{mark}1]"
     with pytest.raises(errors.CheckpointError) as caught:
-        checkpoint.Checkpoints(str(path), network())
+        checkpoints.Checkpoints(str(path), network())
     assert str(caught.value) == (
         f"{path}: TensorFlow takes {mark} in a path of checkpoints for a pattern, and can neither "
         "restore nor remove them. Use a path without * ? [ and \\"
     )
     assert not path.exists()
     with pytest.raises(errors.CheckpointError, match="in a path of checkpoints for a pattern"):
-        checkpoint.Checkpoints(str(tmp_path), network()).restore_matching(str(path / "ckpt-3"))
+        checkpoints.restore_matching(network(), str(path / "ckpt-3"))
 
 
 def test_an_unwritable_directory_is_told(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(errors.CheckpointError, match="cannot be written here: Not a directory"):
-        checkpoint.Checkpoints(str(tmp_path / "file" / "logs"), network())
+        checkpoints.Checkpoints(str(tmp_path / "file" / "logs"), network())
 
 
 def test_another_programs_checkpoints_are_left_alone(tmp_path: pathlib.Path) -> None:
     tf.train.Checkpoint(v=tf.Variable(1.0)).save(str(tmp_path / "ckpt"))
     files = sorted(os.listdir(tmp_path))
     with pytest.raises(errors.CheckpointError, match=r"ckpt-1 is not of this program: ckpt-1\.par"):
-        checkpoint.Checkpoints(str(tmp_path), network(), "text")
+        checkpoints.Checkpoints(str(tmp_path), network(), "text")
     assert sorted(os.listdir(tmp_path)) == files
-    saver = checkpoint.Checkpoints(str(tmp_path / "own"), network(), "text")
+    saver = checkpoints.Checkpoints(str(tmp_path / "own"), network(), "text")
     with pytest.raises(errors.CheckpointError, match="of another network"):
         saver.restore(str(tmp_path / "ckpt-1"))
 
@@ -307,51 +298,51 @@ def test_a_lost_or_wrong_state_file_is_made_anew(tmp_path: pathlib.Path) -> None
     save(tmp_path, 3, 5)
     for damage in (b"", b"\x00" * 50, b'model_checkpoint_path: "ckpt-9"\n'):
         (tmp_path / "checkpoint").write_bytes(damage)
-        assert checkpoint.Checkpoints(str(tmp_path), network()).restore()
+        assert checkpoints.Checkpoints(str(tmp_path), network()).restore()
         assert state_names(tmp_path) == ["ckpt-3", "ckpt-5"]
         assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "ckpt-5")
 
 
 def test_best_keeps_one_and_counts_misses(tmp_path: pathlib.Path) -> None:
     objects = network()
-    best = checkpoint.Best(str(tmp_path), objects, "text")
+    best = checkpoints.Best(str(tmp_path), objects, "text")
     told = []
     for step, value in enumerate([0.5, 0.7, float("nan"), 0.7, 0.6, 0.8]):
         told.append((best.consider(value, step), best.misses))
     assert told == [(True, 0), (True, 0), (False, 1), (False, 2), (False, 3), (True, 0)]
-    assert checkpoint.find(str(tmp_path)) == [str(tmp_path / "ckpt-5")]
-    assert checkpoint.read_value(str(tmp_path / "ckpt-5"), "best/value") == 0.8
-    loss = checkpoint.Best(str(tmp_path / "loss"), objects, larger_is_better=False)
+    assert checkpoints.find(str(tmp_path)) == [str(tmp_path / "ckpt-5")]
+    assert checkpoints.read_value(str(tmp_path / "ckpt-5"), "best/value") == 0.8
+    loss = checkpoints.Best(str(tmp_path / "loss"), objects, larger_is_better=False)
     assert [loss.consider(v, n) for n, v in enumerate([2.0, 3.0, 1.0])] == [True, False, True]
 
 
 def test_a_best_that_is_there_is_not_written_again(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert checkpoint.Best(str(tmp_path), network(), "text").consider(0.8, 5)
+    assert checkpoints.Best(str(tmp_path), network(), "text").consider(0.8, 5)
 
     def full(*_: object) -> str:
         raise errors.CheckpointError("the disk is full")
 
-    monkeypatch.setattr(checkpoint.Checkpoints, "save", full)
+    monkeypatch.setattr(checkpoints.Checkpoints, "save", full)
     # A run that was killed after it comes to the same step again.
-    again = checkpoint.Best(str(tmp_path), network(), "text")
+    again = checkpoints.Best(str(tmp_path), network(), "text")
     assert again.consider(0.8, 5)
     assert (again.value, again.misses) == (0.8, 0)
-    assert checkpoint.find(str(tmp_path)) == [str(tmp_path / "ckpt-5")]
+    assert checkpoints.find(str(tmp_path)) == [str(tmp_path / "ckpt-5")]
     for value, step, text in ((0.9, 5, "text"), (0.8, 6, "text"), (0.8, 5, "other")):
         with pytest.raises(errors.CheckpointError, match="full"):
-            checkpoint.Best(str(tmp_path), network(), text).consider(value, step)
+            checkpoints.Best(str(tmp_path), network(), text).consider(value, step)
 
 
 KILLED_CHILD = """
     import os, signal, sys, threading
     import tensorflow as tf
-    from lingvo_gpipe.run import checkpoint
+    from lingvo_gpipe.run import checkpoints
 
     directory, instant = sys.argv[1:]
     variable = tf.Variable(tf.zeros([1 << 20]))
-    saver = checkpoint.Checkpoints(directory, {"v": variable}, "text", keep=1)
+    saver = checkpoints.Checkpoints(directory, {"v": variable}, "text", keep=1)
     variable.assign_add(tf.ones_like(variable))
     saver.save(1)
 
@@ -421,14 +412,14 @@ def kill_at(directory: pathlib.Path, instants: tuple[str, ...]) -> None:
 
 def check_after_kill(directory: pathlib.Path, instant: str) -> None:
     left = shutil.copytree(directory, directory.with_name(f"{instant} left"))
-    for path in checkpoint.find(str(left)):
-        values = checkpoint.read_value(path, "v")
-        assert (values == checkpoint.step_of(path)).all()
+    for path in checkpoints.find(str(left)):
+        values = checkpoints.read_value(path, "v")
+        assert (values == checkpoints.step_of(path)).all()
     listed = state_names(left)
-    assert set(listed) <= {os.path.basename(p) for p in checkpoint.find(str(left))} | {"ckpt-1"}
+    assert set(listed) <= {os.path.basename(p) for p in checkpoints.find(str(left))} | {"ckpt-1"}
 
     variable = tf.Variable(tf.zeros([1 << 20]))
-    saver = checkpoint.Checkpoints(str(directory), {"v": variable}, "text", keep=1)
+    saver = checkpoints.Checkpoints(str(directory), {"v": variable}, "text", keep=1)
     restored = saver.restore()
     assert restored
     assert restored.step in INSTANTS[instant], instant

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import optim
 from lingvo_gpipe.layers import base
-from lingvo_gpipe.run import keys
+from lingvo_gpipe.run.checkpoints import keys
 
 
 def test_keys_of_training_are_paths_of_variables_slots_and_averages() -> None:

@@ -1,0 +1,279 @@
+"""Files of checkpoints: their names, which of them are whole, writing and removing them.
+
+A checkpoint `ckpt-120` is TensorFlow's own pair of files and the text of the run's params. That
+text is written first, as `ckpt-120.writing`, and renamed to `ckpt-120.params.txt` when everything
+else is on the disk: the rename makes the checkpoint. Whatever still has a `.writing` file when a
+run starts was cut off, by a kill or a full disk, and is removed. TensorFlow's `checkpoint` file,
+which its tools read, is written after the rename, and again at the start if it does not agree.
+A checkpoint that was damaged later is reported when it is restored, and set aside as
+`ckpt-120.torn.txt`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import filecmp
+import os
+import re
+import shutil
+from collections.abc import Iterable
+
+import tensorflow as tf
+
+from lingvo_gpipe import errors
+
+NAME = "ckpt"
+_PARAMS = ".params.txt"
+_WRITING = ".writing"
+_TORN = ".torn.txt"
+_SHARD = re.compile(r"\.data-\d{5}-of-(\d{5})")
+_OURS = re.compile(rf"({NAME}-\d+)({re.escape(_PARAMS)}|{re.escape(_WRITING)}|{re.escape(_TORN)})")
+_PATTERN = re.compile(r"[*?\[\\]")
+
+
+def refuse_patterns(path: str) -> None:
+    """Refuse a path of checkpoints that TensorFlow would take for a pattern of paths.
+
+    Raises:
+        CheckpointError: the path has a character of a pattern.
+    """
+    if match := _PATTERN.search(path):
+        raise errors.CheckpointError(
+            f"{path}: TensorFlow takes {match[0]} in a path of checkpoints for a pattern, and can "
+            "neither restore nor remove them. Use a path without * ? [ and \\"
+        )
+
+
+def find(directory: str) -> list[str]:
+    """Return the prefixes of all whole checkpoints of a directory, oldest first."""
+    return [prefix for prefix in find_marked(directory) if _is_whole(prefix)]
+
+
+def find_marked(directory: str) -> list[str]:
+    """Return the prefixes of the checkpoints that were once whole, oldest first."""
+    matches = [_OURS.fullmatch(name) for name in _names(directory)]
+    bases = [m[1] for m in matches if m and m[2] == _PARAMS]
+    return sorted((os.path.join(directory, base) for base in bases), key=step_of)
+
+
+def newest(directory: str) -> str | None:
+    """Return the prefix of the newest whole checkpoint of a directory; None: it has none."""
+    return next(reversed(find(directory)), None)
+
+
+def at(path: str) -> str:
+    """Return the prefix of the checkpoint that `path` names, or the newest in that directory.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, or it was cut off while it was written.
+    """
+    refuse_patterns(path)
+    if os.path.isdir(path):
+        if prefix := newest(path):
+            return prefix
+        below = sorted(name for name in os.listdir(path) if find(os.path.join(path, name)))
+        offer = f"; {' and '.join(below)} below it has" if below else ""
+        raise errors.CheckpointError(f"{path} has no whole checkpoint{offer}")
+    prefix = path.removesuffix(".index").removesuffix(_PARAMS)
+    if os.path.exists(prefix + _WRITING):
+        raise errors.CheckpointError(
+            f"{prefix} is torn and cannot be restored: it was cut off while being written; "
+            f"{_offer(prefix)}"
+        )
+    if not os.path.exists(prefix + ".index"):
+        raise errors.CheckpointError(f"there is no checkpoint {prefix}; {_offer(prefix)}")
+    return prefix
+
+
+def _offer(prefix: str) -> str:
+    whole = find(os.path.dirname(prefix) or ".")
+    return f"there are {', '.join(whole)}" if whole else "its directory has no whole one"
+
+
+def step_of(prefix: str) -> int:
+    """Return the number in a checkpoint's name; 0 where it has none."""
+    digits = re.search(r"-(\d+)$", prefix)
+    return int(digits[1]) if digits else 0
+
+
+def params_text(prefix: str) -> str | None:
+    """Return the params text stored beside a checkpoint; None where there is none."""
+    try:
+        with open(prefix + _PARAMS, encoding="utf-8") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory or ".")
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _is_whole(prefix: str) -> bool:
+    """Return whether index and all shards are there."""
+    directory, base = os.path.split(prefix)
+    names = _names(directory)
+    shards = [m for n in names if n.startswith(base) and (m := _SHARD.fullmatch(n[len(base) :]))]
+    return f"{base}.index" in names and len(shards) == (int(shards[0][1]) if shards else -1)
+
+
+def open_directory(directory: str) -> None:
+    """Make a directory of checkpoints, or refuse one with checkpoints of another program.
+
+    Those would be overwritten or rotated out.
+
+    Raises:
+        CheckpointError: it has such a checkpoint.
+        OSError: it cannot be written.
+    """
+    os.makedirs(directory, exist_ok=True)
+    names = set(os.listdir(directory))
+    for name in sorted(names):
+        base = name.removesuffix(".index")
+        marked = any(base + mark in names for mark in (_PARAMS, _WRITING, _TORN))
+        if base != name and re.fullmatch(rf"{NAME}-\d+", base) and not marked:
+            raise errors.CheckpointError(
+                f"{os.path.join(directory, base)} is not of this program: {base}{_PARAMS} is "
+                "missing beside it. Choose another --logdir, or start from it by --checkpoint"
+            )
+
+
+def begin(prefix: str, text: str) -> None:
+    """Write the params text of a checkpoint, which is not whole until `finish`."""
+    with open(prefix + _WRITING, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def finish(prefix: str) -> None:
+    """Bring a written checkpoint to the disk, then make it visible."""
+    directory, base = os.path.split(prefix)
+    for name in os.listdir(directory):
+        if name.startswith(f"{base}.") and not name.endswith(_WRITING):
+            _sync(os.path.join(directory, name))
+    _sync(directory)
+    os.replace(prefix + _WRITING, prefix + _PARAMS)
+    _sync(directory)
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def discard(prefix: str) -> bool:
+    """Mark a checkpoint of this name, whole or torn, for `sweep`; return whether there is one."""
+    marks = [mark for mark in (_PARAMS, _TORN) if os.path.exists(prefix + mark)]
+    for mark in marks:
+        os.replace(prefix + mark, prefix + _WRITING)
+    return bool(marks)
+
+
+def set_aside(prefixes: Iterable[str]) -> None:
+    """Keep the files of torn checkpoints, but not among those that can be restored."""
+    for prefix in prefixes:
+        os.replace(prefix + _PARAMS, prefix + _TORN)
+
+
+def sweep(directory: str) -> None:
+    """Remove what is left of this program's checkpoints that were cut off or rotated out."""
+    names = os.listdir(directory)
+    last = max(map(step_of, find(directory)), default=-1)
+    for match in [m for n in names if (m := _OURS.fullmatch(n))]:
+        base, mark = match[1], match[2]
+        rotated = mark == _PARAMS and f"{base}.index" not in names and step_of(base) < last
+        if not (mark == _WRITING or rotated):
+            continue
+        files = [n for n in names if n.startswith((f"{base}.", f"{base}_temp"))]
+        # The mark is removed last: a sweep that is cut off is continued by the next.
+        for name in sorted(files, key=lambda n: n == match[0]):
+            path = os.path.join(directory, name)
+            shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
+
+
+def repair_state(directory: str) -> None:
+    """Make TensorFlow's `checkpoint` file name exactly the whole checkpoints."""
+    whole = [os.path.basename(p) for p in find(directory)]
+    path = os.path.join(directory, "checkpoint")
+    try:
+        state = tf.train.get_checkpoint_state(directory)
+        listed = [os.path.basename(p) for p in state.all_model_checkpoint_paths] if state else []
+    except (tf.errors.OpError, ValueError):
+        listed = ["?"]
+    if listed == whole:
+        return
+    if not whole:
+        os.remove(path)
+        return
+    # The manager removes only checkpoints that are younger than the last preserved one.
+    tf.compat.v1.train.update_checkpoint_state(
+        directory,
+        model_checkpoint_path=whole[-1],
+        all_model_checkpoint_paths=whole,
+        all_model_checkpoint_timestamps=[float(n + 2) for n in range(len(whole))],
+        last_preserved_timestamp=1.0,
+    )
+
+
+def keep_only(prefix: str, directory: str) -> None:
+    """Make a whole checkpoint the only one of another directory, without a second copy on disk.
+
+    Args:
+        prefix: of the checkpoint's files, which the run that wrote them may remove meanwhile.
+        directory: made where it is missing.
+
+    Raises:
+        CheckpointError: the checkpoint is gone, or cannot be written there.
+    """
+    base = os.path.basename(prefix)
+    target = os.path.join(directory, base)
+    try:
+        os.makedirs(directory, exist_ok=True)
+        if os.path.exists(target + _PARAMS):
+            if _is_whole(target) and filecmp.cmp(f"{prefix}.index", f"{target}.index", False):
+                return  # an index holds a checksum of each tensor
+            os.replace(target + _PARAMS, target + _WRITING)
+        sweep(directory)
+        begin(target, params_text(prefix) or "")
+        for name in _names(os.path.dirname(prefix)):
+            if name.startswith((f"{base}.index", f"{base}.data")):
+                _link(os.path.join(os.path.dirname(prefix), name), os.path.join(directory, name))
+        if not _is_whole(target):
+            raise FileNotFoundError(2, "its files have been removed")
+        finish(target)
+        for other in {*find(directory)} - {target}:
+            os.replace(other + _PARAMS, other + _WRITING)
+        sweep(directory)
+        repair_state(directory)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            sweep(directory)
+        raise errors.CheckpointError(
+            f"{prefix} cannot be kept in {directory}: {error.strerror}. Raise "
+            "train.keep_checkpoints where training removes it too early"
+        ) from error
+
+
+def _link(source: str, target: str) -> None:
+    """Make a second name of a file, or copy it where the file system has no links."""
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(target)  # what is written to one of two names is written to both
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def free_space(directory: str) -> str:
+    """Return how much space is free on the disk of a directory, for a message."""
+    try:
+        return f"{shutil.disk_usage(directory).free / 2**20:.0f} MiB"
+    except OSError:
+        return "unknown"

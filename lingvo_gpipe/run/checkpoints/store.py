@@ -1,0 +1,253 @@
+"""Checkpoints: complete or invisible, named by paths alone, refused where they do not fit.
+
+How the keys are spelled is in `keys`, how the files are named and written in `files`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping, Sequence
+
+import tensorflow as tf
+
+from lingvo_gpipe import errors
+from lingvo_gpipe.run.checkpoints import files
+from lingvo_gpipe.run.checkpoints.values import UNREADABLE, SavedValues, reason
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Restored:
+    """What was restored.
+
+    Attributes:
+        path: prefix of the checkpoint's files.
+        step: its number.
+        torn: newer ones that could not be read: their prefix and why.
+    """
+
+    path: str
+    step: int
+    torn: tuple[tuple[str, str], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Matched:
+    """What a partial restore did.
+
+    Attributes:
+        restored: keys that have their saved values now.
+        missing: keys that the checkpoint does not have.
+        misfits: keys saved with another shape or dtype, each with a line that says so.
+    """
+
+    restored: tuple[str, ...]
+    missing: tuple[str, ...]
+    misfits: Mapping[str, str]
+
+
+class Checkpoints:
+    """The checkpoints of one run in one directory.
+
+    Attributes:
+        directory: of their files.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        variables: Mapping[str, tf.Variable],
+        params_text: str = "",
+        *,
+        keep: int = 3,
+        read_only: bool = False,
+    ) -> None:
+        """Open a directory, removing what an interrupted run left there.
+
+        Args:
+            directory: created where it is missing, unless `read_only`.
+            variables: key → variable.
+            params_text: stored beside each checkpoint.
+            keep: how many are kept, newest first.
+            read_only: nothing is created, removed or saved: another run writes here.
+
+        Raises:
+            CheckpointError: the directory cannot be written, or has another program's checkpoints.
+        """
+        files.refuse_patterns(directory)
+        self.directory = directory
+        self._variables = dict(variables)
+        self._params_text = params_text
+        self._checkpoint = tf.train.Checkpoint(**self._variables)
+        self._keep = keep
+        self._manager: tf.train.CheckpointManager | None = None
+        self._present: str | None = None
+        if read_only:
+            return
+        try:
+            files.open_directory(directory)
+            self._tidy()
+        except OSError as error:
+            raise errors.CheckpointError(
+                f"{directory}: checkpoints cannot be written here: {error.strerror}. Choose "
+                "another --logdir, or correct its permissions"
+            ) from error
+
+    def save(self, step: int) -> str:
+        """Save under the number `step`; return the prefix of the files.
+
+        Saving the step that was just saved or restored does nothing.
+
+        Raises:
+            CheckpointError: it cannot be written; older ones are kept.
+        """
+        if self._manager is None:
+            raise errors.CheckpointError(f"{self.directory} was opened read-only: nothing is saved")
+        prefix = os.path.join(self.directory, f"{files.NAME}-{step}")
+        if prefix == self._present:
+            return prefix
+        try:
+            if files.discard(prefix):
+                self._tidy()
+            files.begin(prefix, self._params_text)
+            options = tf.train.CheckpointOptions(
+                experimental_write_callbacks=[lambda path: files.finish(path)]
+            )
+            self._manager.save(checkpoint_number=step, options=options)
+            files.sweep(self.directory)
+        except (OSError, tf.errors.OpError) as error:
+            with contextlib.suppress(OSError):
+                files.sweep(self.directory)
+            whole = files.newest(self.directory)
+            last = f"the last whole one is {whole}" if whole else "there is no older one"
+            free = files.free_space(self.directory)
+            raise errors.CheckpointError(
+                f"{prefix}: checkpoint cannot be written ({reason(error)}); {last}. Free disk "
+                f"space ({free} free), then start the same command again"
+            ) from error
+        self._present = prefix
+        return prefix
+
+    def restore(self, which: int | str | None = None, *, subset: bool = False) -> Restored | None:
+        """Assign all variables their saved values.
+
+        Args:
+            which: a step of this directory, the path of a checkpoint or of a directory of them,
+                or None: the newest of this directory.
+            subset: the variables are only some of those saved (evaluation has no slots).
+
+        Returns:
+            What was restored; None where `which` is None and the directory has no checkpoint.
+            With `which` None, newer ones that are torn are skipped and listed.
+
+        Raises:
+            CheckpointError: there is no such checkpoint, it is torn, or another network's.
+        """
+        torn: list[tuple[str, str]] = []
+        for prefix in self._candidates(which):
+            try:
+                self._check(prefix, subset=subset)
+                # A new object: a read that fails leaves restorations pending on its object.
+                tf.train.Checkpoint(**self._variables).read(prefix).expect_partial()
+            except errors.CheckpointError:
+                raise
+            except UNREADABLE as error:
+                torn.append((prefix, reason(error)))
+                continue
+            inside = os.path.dirname(os.path.abspath(prefix)) == os.path.abspath(self.directory)
+            self._present = prefix if inside and not subset else None
+            if torn and self._manager is not None:
+                files.set_aside(prefix for prefix, _ in torn)
+                self._tidy()
+            return Restored(prefix, files.step_of(prefix), tuple(torn))
+        if not torn:
+            return None
+        prefix, why = torn[0]
+        whole = files.find(os.path.dirname(prefix))
+        others = [other for other in whole if other not in dict(torn)]
+        way_out = f"whole ones: {', '.join(others)}" if others else "no other is left"
+        raise errors.CheckpointError(f"{prefix} is torn and cannot be restored: {why}; {way_out}")
+
+    def _candidates(self, which: int | str | None) -> list[str]:
+        """Return the prefixes to try, newest first."""
+        if which is None:
+            return files.find_marked(self.directory)[::-1]
+        if isinstance(which, int):
+            which = os.path.join(self.directory, f"{files.NAME}-{which}")
+        return [files.at(which)]
+
+    def _check(self, prefix: str, *, subset: bool) -> None:
+        """Refuse a checkpoint whose keys, shapes or dtypes are not those of the variables."""
+        saved = SavedValues(prefix)
+        missing = [key for key in self._variables if key not in saved.shapes]
+        extra = [] if subset else [key for key in saved.shapes if key not in self._variables]
+        misfits = [
+            misfit
+            for key, variable in self._variables.items()
+            if key in saved.shapes and (misfit := saved.misfit(key, variable))
+        ]
+        if not (missing or extra or misfits):
+            return
+        faults = [f"{len(misfits)} differ ({_some(misfits)})"] if misfits else []
+        faults += [f"{len(missing)} are missing in it ({_some(missing)})"] if missing else []
+        faults += [f"{len(extra)} are not in this network ({_some(extra)})"] if extra else []
+        raise errors.CheckpointError(
+            f"{prefix} is of another network: {'; '.join(faults)}. Give another --logdir, or the "
+            "model and params it was written with"
+        )
+
+    def _tidy(self) -> None:
+        """Sweep, make TensorFlow's state agree with what is whole, and begin from there."""
+        files.sweep(self.directory)
+        files.repair_state(self.directory)
+        self._manager = tf.train.CheckpointManager(
+            self._checkpoint,
+            self.directory,
+            max_to_keep=self._keep,
+            checkpoint_name=files.NAME,
+        )
+
+
+def restore_matching(
+    variables: Mapping[str, tf.Variable],
+    path: str,
+    names: Mapping[str, Sequence[str]] | None = None,
+) -> Matched:
+    """Assign those variables their saved values that fit, for a start from another network.
+
+    Args:
+        variables: key → variable.
+        path: of a checkpoint, or of a directory of them (the newest).
+        names: key here → keys in the checkpoint, of which the first that is there is used; keys
+            that `names` does not have keep their name. A key with no names is skipped.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, or it is torn.
+    """
+    prefix = files.at(path)
+    restored, missing, misfits = [], [], {}
+    try:
+        saved = SavedValues(prefix)
+        for key, variable in variables.items():
+            sources = (names or {}).get(key, (key,))
+            if not sources:
+                continue
+            source = next((name for name in sources if name in saved.shapes), None)
+            if source is None:
+                missing.append(key)
+            elif misfit := saved.misfit(key, variable, source):
+                misfits[key] = misfit
+            else:
+                variable.assign(saved.read(source))
+                restored.append(key)
+    except UNREADABLE as error:
+        raise errors.CheckpointError(
+            f"{prefix} is torn and cannot be restored: {reason(error)}; choose another one"
+        ) from error
+    return Matched(tuple(restored), tuple(missing), misfits)
+
+
+def _some(names: Iterable[str]) -> str:
+    names = sorted(names)
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")

@@ -1,0 +1,82 @@
+"""What a checkpoint holds: values by key, with shapes and dtypes, read without restoring."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gpipe import errors
+
+# What TensorFlow raises for a file that is cut off, missing or not one of its own.
+UNREADABLE = (tf.errors.OpError, RuntimeError, ValueError, IndexError)
+_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+class SavedValues:
+    """The values of one checkpoint.
+
+    Attributes:
+        shapes: key → shape.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        """Read the index of a checkpoint; raises one of `UNREADABLE` where that is damaged."""
+        self._reader = tf.train.load_checkpoint(prefix)
+        self.shapes: dict[str, list[int]] = {}
+        self._dtypes: dict[str, tf.DType] = {}
+        types = self._reader.get_variable_to_dtype_map()
+        for name, shape in self._reader.get_variable_to_shape_map().items():
+            if name.endswith(_SUFFIX) and name != f"save_counter{_SUFFIX}":
+                key = _unescape(name.removesuffix(_SUFFIX))
+                self.shapes[key], self._dtypes[key] = list(shape), tf.as_dtype(types[name])
+
+    def read(self, key: str) -> np.ndarray[Any, Any]:
+        """Return a value; raises one of `UNREADABLE` where it is damaged."""
+        value: np.ndarray[Any, Any] = self._reader.get_tensor(_escape(key) + _SUFFIX)
+        return value
+
+    def misfit(self, key: str, variable: tf.Variable, saved_key: str | None = None) -> str | None:
+        """Return how a saved shape or dtype differs from a variable's; None: it does not.
+
+        Args:
+            key: of the variable.
+            variable: compared with the saved value.
+            saved_key: key of the value; None: `key`.
+        """
+        saved_key = saved_key or key
+        here = f"{variable.dtype.name}{variable.shape.as_list()}"
+        there = f"{self._dtypes[saved_key].name}{self.shapes[saved_key]}"
+        return None if here == there else f"{key} is {there} there, {here} here"
+
+
+def read_value(prefix: str, key: str) -> np.ndarray[Any, Any]:
+    """Return one saved value, without restoring anything.
+
+    Raises:
+        CheckpointError: the checkpoint does not have `key`, or is torn.
+    """
+    try:
+        values = SavedValues(prefix)
+        if key in values.shapes:
+            return values.read(key)
+    except UNREADABLE as error:
+        raise errors.CheckpointError(f"{prefix} is torn: {reason(error)}") from error
+    near = errors.nearest(key, values.shapes) or sorted(values.shapes)[:3]
+    raise errors.CheckpointError(f"{prefix} has no {key!r}; nearest {', '.join(near)}")
+
+
+def reason(error: BaseException) -> str:
+    """Return the first line of what an error of files or of TensorFlow says."""
+    text = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
+    return str(text).strip().splitlines()[0].rstrip(".") if str(text).strip() else repr(error)
+
+
+def _escape(key: str) -> str:
+    """Return `key` as TensorFlow writes an attribute's name."""
+    return key.replace(".", "..").replace("/", ".S")
+
+
+def _unescape(name: str) -> str:
+    return ".".join(part.replace(".S", "/") for part in name.split(".."))

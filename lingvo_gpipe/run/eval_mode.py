@@ -1,0 +1,241 @@
+"""Evaluation of checkpoints: one of them, or each new one beside a training run."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from absl import logging
+
+from lingvo_gpipe import errors, pipelining, task
+from lingvo_gpipe.input import Input
+from lingvo_gpipe.run import checkpoints, log_directory, restoring, summaries, writers
+from lingvo_gpipe.run.checkpoints import keys
+from lingvo_gpipe.run.evaluation import Evaluation, batches, check_names, evaluate
+from lingvo_gpipe.task import Task
+
+_POLL_S = 2.0
+
+
+class CheckpointEvaluator:
+    """A network that takes its weights from checkpoints, only for evaluation.
+
+    Attributes:
+        pipe: the network.
+    """
+
+    def __init__(self, params: Task.Params, directory: str) -> None:
+        """Make the network; averages stand for its weights where training keeps them.
+
+        Args:
+            params: of the task, complete or not.
+            directory: of checkpoints.
+        """
+        self._input: Input = params.input.instantiate()
+        params = self._params = task.complete(params, self._input)
+        self.pipe: pipelining.PipeliningLayer = params.model.instantiate()
+        self.pipe.build(self._input.element_spec(training=True))
+        check_names(self.pipe, params.eval)
+        self._writers: dict[Path, summaries.Writer] = {}
+        key_of = restoring.saved_keys(self.pipe.specs, params.train)
+        variables = {key_of[path]: variable for path, variable in self.pipe.by_path.items()}
+        self._checkpoints = checkpoints.Checkpoints(directory, variables, read_only=True)
+
+    def check_assets(self, logdir: Path) -> None:
+        """Refuse data whose ids mean something else than in the data that the run trained on."""
+        log_directory.check_assets(logdir, self._input.assets())
+
+    def evaluate(
+        self, which: int | str | None, should_stop: Callable[[], bool] = lambda: False
+    ) -> Evaluation | None:
+        """Restore a checkpoint and evaluate it.
+
+        Args:
+            which: as `Checkpoints.restore` takes it.
+            should_stop: asked between mini-batches.
+
+        Raises:
+            CheckpointError: there is no checkpoint, or it does not fit.
+        """
+        restored = restoring.restore_for_use(self._checkpoints, which, self._params)
+        return evaluate(
+            self.pipe,
+            batches(self._input, self._params.eval),
+            step=restored.step,
+            metrics=self._params.eval.metrics,
+            should_stop=should_stop,
+        )
+
+    def write(self, logdir: Path, evaluation: Evaluation) -> None:
+        """Write an evaluation into the folder of its run; see `folder_of`."""
+        folder = folder_of(logdir, self._params)
+        if folder not in self._writers:
+            self._writers[folder] = summaries.Writer(folder)
+        classes = self._input.class_names
+        writers.write_evaluation(self._writers[folder], folder, evaluation, classes)
+
+
+def folder_of(logdir: Path, params: Task.Params) -> Path:
+    """Return where evaluations of a run are written: `eval`, or `eval_SPLIT`.
+
+    The second is for another split than the run's, which its newest checkpoint names, so that no
+    curve is of two splits.
+
+    Args:
+        logdir: of the run.
+        params: of the task, by which it is evaluated.
+    """
+    newest = checkpoints.newest(str(logdir / log_directory.CHECKPOINTS))
+    old = None if newest is None else checkpoints.params_text(newest)
+    if old is None or not task.change(old, params.to_text()).touches("eval.split"):
+        return logdir / writers.EVALUATIONS
+    return logdir / f"{writers.EVALUATIONS}_{re.sub('[^A-Za-z0-9_.-]+', '_', params.eval.split)}"
+
+
+def run(
+    params: Task.Params,
+    logdir: Path | None,
+    *,
+    which: str | None = None,
+    report: Callable[[str], None] = logging.info,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Evaluation | None:
+    """Evaluate one checkpoint and print the result on one line.
+
+    Args:
+        params: of the task.
+        logdir: of the run; None: `which` names the checkpoint.
+        which: path of a checkpoint, or of a directory of them; None: the newest of the run.
+        report: receives the line.
+        should_stop: asked between mini-batches.
+
+    Returns:
+        The evaluation; None where it was stopped.
+    """
+    task.check(params)
+    directory = str(which if logdir is None else logdir / log_directory.CHECKPOINTS)
+    evaluator = CheckpointEvaluator(params, directory)
+    for folder in restoring.folders(logdir, which):
+        evaluator.check_assets(folder)
+    evaluation = evaluator.evaluate(which, should_stop)
+    if evaluation is not None:
+        report(evaluation.line())
+        if logdir is not None:
+            evaluator.write(logdir, evaluation)
+    return evaluation
+
+
+def follow(
+    params: Task.Params,
+    logdir: Path,
+    *,
+    report: Callable[[str], None] = logging.info,
+    should_stop: Callable[[], bool] = lambda: False,
+    wait: Callable[[float], None] = time.sleep,
+) -> list[Evaluation]:
+    """Evaluate each new checkpoint beside a training run, until its last one was evaluated.
+
+    After each evaluation the newest checkpoint is next; those between are left out. The best by
+    `eval.best` is kept in the run's folder `best`, unless the run keeps its own there.
+
+    Args:
+        params: of the task; the run is over with `train.max_steps`, or when it says so.
+        logdir: of the run; it need not exist yet.
+        report: receives a line per checkpoint.
+        should_stop: asked between mini-batches and while waiting.
+        wait: sleeps for some seconds.
+
+    Returns:
+        All evaluations, without their vectors and matrices.
+    """
+    task.check(params)
+    directory = str(logdir / log_directory.CHECKPOINTS)
+    evaluator = CheckpointEvaluator(params, directory)
+    best = None
+    if params.eval.best is not None:
+        best = _BestKeeper(logdir / log_directory.BEST, params.eval, evaluator)
+    evaluations: list[Evaluation] = []
+    while not should_stop():
+        over = log_directory.is_over(logdir)
+        newest = checkpoints.newest(directory)
+        step = -1 if newest is None else checkpoints.step_of(newest)
+        if newest and (not evaluations or step > evaluations[-1].step):
+            evaluator.check_assets(logdir)  # which a run keeps before its first checkpoint
+            try:
+                evaluation = evaluator.evaluate(newest, should_stop)
+            except errors.CheckpointError:
+                if os.path.exists(f"{newest}.index"):
+                    raise
+                continue  # a newer one has taken its place meanwhile
+            if evaluation is None:
+                break
+            evaluations.append(dataclasses.replace(evaluation, arrays={}))
+            report(evaluation.line())
+            evaluator.write(logdir, evaluation)
+            if best is not None:
+                best.consider(newest, evaluation, report)
+        elif over or step >= params.train.max_steps:
+            break
+        else:
+            wait(_POLL_S)
+    return evaluations
+
+
+class _BestKeeper:
+    """Keeps the best checkpoint of a run that does not evaluate itself."""
+
+    def __init__(self, directory: Path, params: task.Eval, evaluator: CheckpointEvaluator) -> None:
+        """Begin; the best one that is already there is evaluated when it is first compared.
+
+        Args:
+            directory: of the best checkpoint.
+            params: of the task.
+            evaluator: of the run's checkpoints.
+        """
+        self._directory = str(directory)
+        self._name = str(params.best)
+        self._sign = 1.0 if task.highest_is_best(params) else -1.0
+        self._evaluator = evaluator
+        self._value: float | None = None
+
+    def consider(self, prefix: str, evaluation: Evaluation, report: Callable[[str], None]) -> None:
+        """Keep a checkpoint if it is better than all before."""
+        value = self._sign * evaluation.number(self._name)
+        if self._value is not None and not value > self._value:
+            return
+        try:
+            if _keeps_best(prefix):
+                return
+            if self._value is None:
+                self._value = self._value_of_present()
+            if not value > self._value:
+                return
+            checkpoints.keep_only(prefix, self._directory)
+        except errors.CheckpointError as error:
+            if os.path.exists(f"{prefix}.index"):  # or a newer one has taken its place meanwhile
+                report(str(error))
+            return
+        self._value = value
+
+    def _value_of_present(self) -> float:
+        """Return the value of the best checkpoint that is there, from whatever process."""
+        best = checkpoints.newest(self._directory)
+        evaluation = None if best is None else self._evaluator.evaluate(best)
+        return -math.inf if evaluation is None else self._sign * evaluation.number(self._name)
+
+
+def _keeps_best(prefix: str) -> bool:
+    """Return whether the run of a checkpoint evaluates, and so keeps its best one itself.
+
+    A run that does not has `eval/step` = -1, and may hold the best value of a run before it.
+    """
+    return bool(
+        checkpoints.read_value(prefix, keys.EVALUATED) >= 0
+        and np.isfinite(checkpoints.read_value(prefix, keys.BEST_VALUE))
+    )

@@ -1,0 +1,39 @@
+"""Devices and threads of a process that runs a network."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import tensorflow as tf
+
+from lingvo_gpipe import pipelining
+from lingvo_gpipe.execution import placement
+
+
+def prepare_devices(model: pipelining.PipeliningLayer.Params) -> tuple[int, int]:
+    """Make the logical CPU devices that a network needs, before TensorFlow's first operation.
+
+    Args:
+        model: the network.
+
+    Returns:
+        Thread counts between and inside operations, on which the last bits of results depend.
+    """
+    wanted = max(1, model.num_partitions)  # a smaller number is refused with the network
+    kind = model.placement
+    if kind == "tpu" and not tf.config.list_logical_devices("TPU"):
+        placement.initialize_tpu()
+    accelerated = kind == "auto" and tf.config.list_physical_devices("GPU")
+    if kind in ("auto", "cpu") and model.devices is None and not accelerated:
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        if len(tf.config.get_logical_device_configuration(cpu) or [cpu]) < wanted:
+            placement.prepare_logical_cpus(wanted)
+        # Where TensorFlow is already running, its threads cannot be changed.
+        with contextlib.suppress(RuntimeError):
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+            placement.prepare_threads(wanted, cores or os.cpu_count() or 1)
+    return (
+        tf.config.threading.get_inter_op_parallelism_threads(),
+        tf.config.threading.get_intra_op_parallelism_threads(),
+    )

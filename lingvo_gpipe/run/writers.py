@@ -1,0 +1,153 @@
+"""What a run writes for people: TensorBoard's files of training and evaluation."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+import tensorflow as tf
+from absl import logging
+
+from lingvo_gpipe.layers import heads
+from lingvo_gpipe.plan import step_plan
+from lingvo_gpipe.run import confusion, summaries
+from lingvo_gpipe.run.evaluation import Evaluation
+from lingvo_gpipe.run.learner import Learner, UpdateResult
+from lingvo_gpipe.schedule import drawing
+
+EVALUATIONS = "eval"
+"""Folder of a run, for its evaluations."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepReport:
+    """An update and what it took; numbers are copied from their devices when they are used.
+
+    Attributes:
+        result: of the update.
+        num_rows: of its mini-batches.
+        unread: examples that could not be read so far, by what became of them.
+        input_s: seconds waited for the mini-batches.
+        step_s: seconds of the update.
+    """
+
+    result: UpdateResult
+    num_rows: int
+    unread: Mapping[str, int]
+    input_s: float
+    step_s: float
+
+    @property
+    def loss(self) -> float:
+        """The loss of the update."""
+        return float(self.result.loss)
+
+    def scalars(self) -> dict[str, float]:
+        """Return the curves of the update, by name."""
+        whole_s = self.input_s + self.step_s
+        losses = self.result.losses
+        values = {"loss": self.result.loss}
+        values |= {f"loss/{name}": value for name, value in losses.items() if len(losses) > 1}
+        values |= {name: v for name, v in self.result.scalars.items() if name != "finite"}
+        weights = map(float, self.result.weights.values())
+        return {
+            **{name: float(value) for name, value in values.items()},
+            **{name: float(count) for name, count in self.unread.items()},
+            # Rows of a translation's mini-batches, including those that only fill them.
+            "examples_per_second": self.num_rows / whole_s,
+            # Labelled examples, or tokens: rows that only fill a mini-batch have weight 0.
+            "weight_per_second": max(weights, default=0.0) / whole_s,
+            "input_wait_share": self.input_s / whole_s,
+        }
+
+
+class Writers:
+    """TensorBoard's files of a run: training and evaluation side by side."""
+
+    def __init__(self, logdir: Path, learner: Learner, text: str, classes: tuple[str, ...]) -> None:
+        """Begin with the run's params, and the picture of its schedule by estimated times.
+
+        Args:
+            logdir: of the run.
+            learner: the network in training.
+            text: the run's params.
+            classes: names of the classes; empty: not known.
+        """
+        self._train = summaries.Writer(logdir / "train")
+        self._classes = classes
+        self._folder = logdir / EVALUATIONS
+        self._eval = summaries.Writer(self._folder)
+        self._learner = learner
+        pipe = learner.pipe
+        planned = step_plan.make(pipe.params, pipe.analysis.fields).timeline
+        self._planned_bubble = planned.bubble_share
+        step = int(learner.step.numpy())
+        self._train.text(step, "params", text)
+        stated = [pipe.params.costs, *(info.params.cost for info in pipe.analysis.layers)]
+        unit = "FLOPs" if all(cost is None for cost in stated) else "of stated cost"
+        self._train.png(step, "schedule", drawing.draw(planned, unit=unit))
+
+    def update(self, step: int, report: StepReport) -> None:
+        """Write the curves of an update."""
+        scalars = report.scalars()
+        for name, total in report.result.sums.items():
+            metric = self._learner.pipe.metrics[name]
+            result = metric.finish(total)
+            scalars |= {name: result, **metric.curves(result)}
+        self._train.scalars(
+            step,
+            scalars
+            | {"bubble_share_planned": self._planned_bubble, "traces": self._learner.num_traces},
+        )
+
+    def constants(self, step: int, values: Mapping[str, float]) -> None:
+        """Write numbers of the data."""
+        self._train.scalars(step, values)
+
+    def pictures(self, step: int, samples: Mapping[str, tf.Tensor]) -> None:
+        """Write samples of a mini-batch."""
+        for name, images in samples.items():
+            self._train.images(step, name, images)
+
+    def evaluation(self, evaluation: Evaluation) -> None:
+        """Write an evaluation."""
+        write_evaluation(self._eval, self._folder, evaluation, self._classes)
+
+    def close(self) -> None:
+        """Close all files."""
+        self._train.close()
+        self._eval.close()
+
+
+def write_evaluation(
+    writer: summaries.Writer, folder: Path, evaluation: Evaluation, classes: tuple[str, ...]
+) -> None:
+    """Write an evaluation to TensorBoard, and its results per class to `per_class.txt`.
+
+    Args:
+        writer: of the folder.
+        folder: of the run's evaluations.
+        evaluation: what is written.
+        classes: names of the classes; empty: not known.
+    """
+    # Names of folders may not be UTF-8; curves and pictures need text that is.
+    classes = tuple(
+        name.encode(errors="surrogateescape").decode(errors="replace") for name in classes
+    )
+    writer.scalars(evaluation.step, evaluation.values | evaluation.curves | evaluation.unread)
+    for name, matrix in evaluation.arrays.items():
+        if not name.endswith(heads.CONFUSION):
+            continue
+        lines = confusion.table(matrix, classes)
+        prefix = name.removesuffix(heads.CONFUSION)
+        writer.text(evaluation.step, f"{prefix}per_class", lines)
+        writer.png(evaluation.step, name, confusion.draw(matrix, classes))
+        path = folder / f"{prefix.replace('/', '_')}per_class.txt"
+        partial = path.with_name(f"{path.name}.writing")
+        try:
+            partial.write_text(f"step {evaluation.step}\n{lines}\n", encoding="utf-8")
+            partial.replace(path)
+        except OSError as error:
+            logging.warning("%s cannot be written: %s", path, error.strerror)
+    writer.flush()

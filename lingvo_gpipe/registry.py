@@ -2,12 +2,12 @@
 
 A model is a class below a package of params files, named by where it lives:
 `lingvo_gpipe.params.image.digits.ConvNet` is `image.digits.ConvNet`. The project's own package is
-always there; a user's joins by `--params_package` or by an entry point of the group
-`lingvo_gpipe.params`. Nothing is imported before it is asked for, and a file that cannot be
-imported hides no other.
+always searched; a user's package is added by `--params_package` or by an entry point of the group
+`lingvo_gpipe.params`. Nothing is imported before it is needed, and a file that cannot be imported
+does not hide others.
 
-A mode is what the trainer does with a model. A task brings one of its own by calling `add_mode`
-where its package is imported, so that the core imports no task.
+A mode is what the trainer does with a model. A task adds its own modes by calling `add_mode` where
+its package is imported, so that this package does not import tasks.
 """
 
 from __future__ import annotations
@@ -22,27 +22,30 @@ import inspect
 import pkgutil
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self
 
 from lingvo_gpipe import errors, hyperparams
 
-OWN_PACKAGE = "lingvo_gpipe.params"
+if TYPE_CHECKING:
+    from lingvo_gpipe.task import Task
+
+PROJECT_PACKAGE = "lingvo_gpipe.params"
 ENTRY_POINT_GROUP = "lingvo_gpipe.params"
 
 
 class Model:
     """Base of registered models: a recipe that builds a task's Params tree.
 
-    A subclass in a module of a params package is registered by being there; one whose name begins
-    with an underscore is a base for others and is not. Attributes that are whole numbers and from
+    A subclass in a module of a params package is registered automatically, unless its name begins
+    with an underscore, which marks a base of others. Attributes that are whole numbers and from
     which `task` builds (`num_cells = 18`) are sizes of a family: `resized` makes its other members.
     """
 
-    def task(self) -> Any:
-        """Return the `Task.Params` of the model, complete: it trains by its name alone."""
+    def task(self) -> Task.Params:
+        """Return the task of the model, complete: it trains by its name alone."""
         raise errors.RegistryError(f"{type(self).__qualname__} defines no task()")
 
     def resized(self, name: str, value: int) -> Self:
@@ -52,7 +55,7 @@ class Model:
             ParamsError: it has no such size.
         """
         members = {key: getattr(self, key) for key in dir(self) if not key.startswith("_")}
-        sizes = [key for key, found in members.items() if type(found) is int]
+        sizes = [key for key, member in members.items() if type(member) is int]
         if name not in sizes:
             near = errors.nearest(name, sizes) or sizes
             hint = f"nearest {', '.join(map(repr, near))}" if near else "it has none"
@@ -63,28 +66,49 @@ class Model:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Options:
+    """The trainer's flags that only some modes read; see `add_mode`.
+
+    Attributes:
+        follow: evaluate each new checkpoint of a run.
+        dry_run: try everything, and leave nothing.
+        fit: bytes of a device, as text.
+        grow: the field whose largest value is searched.
+        profile: run the layers and plan by their measured times.
+        num_partitions: K, in place of the task's.
+    """
+
+    follow: bool = False
+    dry_run: bool = False
+    fit: str | None = None
+    grow: str | None = None
+    profile: bool = False
+    num_partitions: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Job:
     """What a mode is asked to do.
 
     Attributes:
         model: registered name.
-        task: the model's `Task.Params`, with every override applied.
-        logdir: where the run keeps its files; None: none was given.
+        task: the model's task, with every override applied.
+        logdir: where the run keeps its files; None: not set.
         checkpoint: path of the checkpoint to start from or evaluate; None: the newest of `logdir`.
         report: prints one line for the user.
-        should_stop: tells whether the user asked the run to save and leave.
+        should_stop: returns whether the user asked the run to save and leave.
         rebuild: (size, value) → the task with another size of its recipe, flags applied.
-        options: flags that belong to single modes, by name; see `add_mode`.
+        options: flags that only some modes read.
     """
 
     model: str
-    task: Any
+    task: Task.Params
     logdir: Path | None
     checkpoint: str | None
     report: Callable[[str], None]
     should_stop: Callable[[], bool]
-    rebuild: Callable[[str, int], Any]
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    rebuild: Callable[[str, int], Task.Params]
+    options: Options = Options()
 
 
 Mode = Callable[[Job], None]
@@ -106,8 +130,8 @@ def add_mode(name: str, function: Mode, options: Iterable[str] = ()) -> None:
 
     Args:
         name: of the mode.
-        function: what it does.
-        options: names of the job's options that it reads; the trainer refuses the others.
+        function: of the mode.
+        options: names of the `Options` that it reads; the trainer refuses the others.
 
     Raises:
         RegistryError: the name is taken by another function.
@@ -121,7 +145,7 @@ def add_mode(name: str, function: Mode, options: Iterable[str] = ()) -> None:
 
 
 def mode(name: str) -> Mode:
-    """Return the function behind `--mode=name`.
+    """Return the function of `--mode=name`.
 
     Raises:
         RegistryError: there is no such mode.
@@ -152,7 +176,7 @@ class Registry:
             RegistryError: one of `packages`, or the project's own, cannot be found.
         """
         self.broken: dict[str, str] = {}
-        self._packages: dict[str, ModuleType] = {OWN_PACKAGE: _own_package()}
+        self._packages: dict[str, ModuleType] = {PROJECT_PACKAGE: _project_package()}
         for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
             where = f"entry point {point.name} = {point.value}"
             try:
@@ -171,15 +195,15 @@ class Registry:
         Raises:
             RegistryError: two packages give one name.
         """
-        found: dict[str, str] = {}
+        package_of: dict[str, str] = {}
         for package, root in self._packages.items():
             for module in _modules_below(root):
                 for kind in self._models_of(module):
                     name = _name(kind, package)
-                    if name in found:
-                        raise _named_twice(name, found[name], package)
-                    found[name] = package
-        return sorted(fnmatch.filter(found, pattern))
+                    if name in package_of:
+                        raise _named_twice(name, package_of[name], package)
+                    package_of[name] = package
+        return sorted(fnmatch.filter(package_of, pattern))
 
     def model(self, name: str) -> type[Model]:
         """Return the class of the model `name`; imports its module alone.
@@ -188,33 +212,33 @@ class Registry:
             RegistryError: it is unknown, known twice, or its module cannot be imported.
         """
         below, _, class_name = name.rpartition(".")
-        found: dict[str, type[Model]] = {}
+        models: dict[str, type[Model]] = {}
         for package in self._packages:
             module = f"{package}.{below}" if below else package
             if not _exists(module):
                 continue
             for kind in self._models_of(module):
                 if kind.__name__ == class_name:
-                    found[package] = kind
+                    models[package] = kind
             if module in self.broken:
                 raise errors.RegistryError(
                     f"{name}: {module} cannot be imported: {self.broken[module]}"
                 )
-        if len(found) > 1:
-            raise _named_twice(name, *list(found)[:2])
-        if not found:
+        if len(models) > 1:
+            raise _named_twice(name, *list(models)[:2])
+        if not models:
             raise self._unknown(name)
-        return next(iter(found.values()))
+        return next(iter(models.values()))
 
     def _models_of(self, module: str) -> Iterator[type[Model]]:
         try:
             members = vars(importlib.import_module(module))
-        except Exception as error:  # noqa: BLE001 - another's code: told, and hides no other.
+        except Exception as error:  # noqa: BLE001 - another's code: reported, and does not hide others.
             self.broken[module] = _cause(error)
             return
         for kind in list(members.values()):
-            own = inspect.isclass(kind) and kind.__module__ == module
-            if own and issubclass(kind, Model) and not kind.__name__.startswith("_"):
+            defined_here = inspect.isclass(kind) and kind.__module__ == module
+            if defined_here and issubclass(kind, Model) and not kind.__name__.startswith("_"):
                 yield kind
 
     def _unknown(self, name: str) -> errors.RegistryError:
@@ -239,16 +263,16 @@ def _name(kind: type[Model], package: str) -> str:
     return f"{kind.__module__}.{kind.__name__}".removeprefix(f"{package}.")
 
 
-def _own_package() -> ModuleType:
-    path = Path(__file__).with_name(OWN_PACKAGE.rsplit(".", 1)[-1])
+def _project_package() -> ModuleType:
+    path = Path(__file__).with_name(PROJECT_PACKAGE.rsplit(".", 1)[-1])
     if path.is_file():
         raise errors.RegistryError(
             f"{path} is a file and not a link to the folder ../{path.name}: this copy lost its "
             "links (a clone with core.symlinks=false, or a .zip unpacked without them). Clone "
-            "again with them, or make both anew: "
+            "again with them, or make both again: "
             "cd lingvo_gpipe && ln -sf ../params params && ln -sf ../tasks tasks"
         )
-    return importlib.import_module(OWN_PACKAGE)
+    return importlib.import_module(PROJECT_PACKAGE)
 
 
 def _user_package(name: str, where: str) -> ModuleType:
@@ -278,7 +302,7 @@ def _exists(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
         return False
-    except Exception:  # noqa: BLE001 - a package around it is broken: importing it tells why.
+    except Exception:  # noqa: BLE001 - a package around it is broken: importing it shows why.
         return True
 
 
@@ -290,7 +314,7 @@ def _modules_below(root: ModuleType) -> Iterator[str]:
 
 def _below(folders: Iterable[str], package: str) -> Iterator[str]:
     folders = list(folders)
-    names = {found.name for found in pkgutil.iter_modules(folders)}
+    names = {module.name for module in pkgutil.iter_modules(folders)}
     # Folders without an __init__.py are packages too.
     names.update(
         path.name
@@ -305,7 +329,7 @@ def _below(folders: Iterable[str], package: str) -> Iterator[str]:
 
 
 def _cause(error: Exception) -> str:
-    """Return what went wrong and where, on one line."""
+    """Return an error and its place, on one line."""
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
     text = f"{type(error).__name__}: {error}".splitlines()[0]

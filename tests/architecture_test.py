@@ -20,16 +20,16 @@ ROWS = (
     ("errors lazy nests", "what every other module may need"),
     ("console hyperparams precision seeds graphs schedule", "tools that know no layer"),
     ("layers", "what a network is made of"),
-    ("keras_layers network optim input registry", "networks, update rules, data and names, apart"),
+    ("keras_layers network optim input", "networks, update rules, data and names, apart"),
     ("execution", "cells on devices"),
     ("pipelining", "the layer that users build"),
-    ("task", "network, data and training as one tree of Params"),
+    ("task+registry", "network, data and training as one tree of Params; names of models"),
     ("plan", "what a step will need"),
     ("run", "training, evaluation, checkpoints, export"),
-    ("trainer+repeat", "command lines"),
+    ("trainer+modes+repeat", "command lines"),
 )
 # Tasks and recipes build models: they neither run the loop nor read flags.
-CLOSED_TO_MODELS = ("run.loop", "run.evaluation", "run.export", "trainer", "repeat")
+CLOSED_TO_MODELS = ("run.loop", "run.eval_mode", "run.export", "trainer", "repeat")
 WITHOUT_TENSORFLOW = ("schedule", "network.partition", "console", "errors", "lazy")
 TENSORFLOW = ("tensorflow", "keras", "tensorflow_datasets")
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, registry, repeat, schedule, trainer
+from lingvo_gpipe import errors, modes, registry, repeat, schedule, trainer
 from lingvo_gpipe.params.image import digits
 from lingvo_gpipe.params.mt import multi30k
 from lingvo_gpipe.plan import step_plan
@@ -78,7 +78,7 @@ def test_named_make_targets_exist(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*NAMES, *MEASURED])
 def test_named_flags_exist(name: str) -> None:
-    known = {*trainer._flags(), *prepare._flags(), *repeat._flags()}
+    known = {*trainer._flags().names, *prepare._flags().names, *repeat._flags().names}
     if name in MEASURED:  # the commands beside it have flags of their own
         sources = [path.read_text() for path in (ROOT / name).parent.glob("*.py")]
         known.update(re.findall(r'"--([a-z_]+)"', "".join(sources)))
@@ -91,7 +91,7 @@ def test_named_flags_exist(name: str) -> None:
 def test_named_modes_exist(name: str) -> None:
     importlib.import_module("lingvo_gpipe.tasks.mt.task")  # which brings modes of its own
     for mode in re.findall(r"--mode=(\w+)", prose(name)):
-        assert mode in {*trainer._CORE_MODES, *registry._MODES}, f"{name}: --mode={mode}"
+        assert mode in {*modes.MODES, *registry._MODES}, f"{name}: --mode={mode}"
 
 
 @pytest.mark.parametrize("name", [*NAMES, *MEASURED])

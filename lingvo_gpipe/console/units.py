@@ -1,4 +1,4 @@
-"""Figures for people: bytes and counts with units, tables with aligned columns, and back."""
+"""Human-readable numbers: bytes and counts with units and back, tables with aligned columns."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def percent(share: float) -> str:
 
 def _scaled(number: float, base: int, units: Sequence[str]) -> str:
     power = 0
-    # Three digits are shown: 999.9 k would round to 1000 k.
+    # Three digits are shown, and 999.9 k would round to 1000 k.
     while round(number, 0 if number >= 100 else 1) >= base and power < len(units) - 1:
         number, power = number / base, power + 1
     if power == 0 and number == int(number):
@@ -60,7 +60,7 @@ def parse_size(text: str) -> int:
     """Return the bytes that `text` names: 8GiB, 512 MiB, 1.5GB, 4096.
 
     Raises:
-        ParamsError: it names none.
+        ParamsError: it is not a size.
 
     >>> parse_size("8GiB")
     8589934592
@@ -69,7 +69,7 @@ def parse_size(text: str) -> int:
     factors = {unit.lower(): factor for unit, factor in _FACTORS.items()} | {"": 1}
     if match is None or match[2].lower() not in factors:
         raise errors.ParamsError(
-            f"{text[:40]!r} is no size. Write a number and a unit, such as 8GiB, 512MiB or 16GB"
+            f"{text[:40]!r} is not a size. Write a number and a unit, such as 8GiB, 512MiB or 16GB"
         )
     return int(float(match[1]) * factors[match[2].lower()])
 
@@ -77,10 +77,10 @@ def parse_size(text: str) -> int:
 def table(rows: Iterable[Sequence[str]], align: str) -> list[str]:
     r"""Return rows of texts as lines with aligned columns, two spaces apart.
 
-    A row of one text stands as it is.
+    A row of one text is a line of its own.
 
     Args:
-        rows: each of as many texts as there are columns.
+        rows: each has one text per column.
         align: a letter per column, l for left and r for right.
 
     >>> print("\n".join(table([["a", "10"], ["bcd", "9"]], "lr")))
@@ -98,15 +98,15 @@ def table(rows: Iterable[Sequence[str]], align: str) -> list[str]:
             lines.append(row[0])
             continue
         cells = (
-            text.ljust(width) if side == "l" else text.rjust(width)
-            for text, width, side in zip(row, widths, align, strict=True)
+            text.ljust(width) if edge == "l" else text.rjust(width)
+            for text, width, edge in zip(row, widths, align, strict=True)
         )
         lines.append("  ".join(cells).rstrip())
     return lines
 
 
 def shortened(text: str, width: int) -> str:
-    """Return `text`, its middle left out where it is wider than `width`.
+    """Return `text`, shortened in the middle where it is wider than `width`.
 
     >>> shortened("transformer_layer_1000", 15)
     'transfo…er_1000'

@@ -28,7 +28,7 @@ import tensorflow as tf
 from absl import logging
 
 from lingvo_gpipe import errors, hyperparams
-from lingvo_gpipe.console import command
+from lingvo_gpipe.console import output
 from lingvo_gpipe.input import Batches, Input, Program
 from lingvo_gpipe.tasks.mt.decoding import search, serving
 from lingvo_gpipe.tasks.mt.model import transformer
@@ -123,7 +123,7 @@ class Translation(Input):
         if recipe is None:
             found = records.Records(folder)
         else:
-            found = recipe.instantiate().run(folder, report=command.note)
+            found = recipe.instantiate().run(folder, report=output.note)
         if self.params.vocabulary_hash is not None:
             found.check_vocabulary(self.params.vocabulary_hash)
         return found
@@ -159,7 +159,7 @@ class Translation(Input):
         full = batches.fill(split.lengths + 1, plan.units, planned_first)
         shapes = plan.units.shapes
         told = ", ".join(f"{shape.rows} x {shape.length}" for shape in shapes)
-        command.note(
+        output.note(
             f"{len(planned_first)} mini-batches in epoch {epoch}, {1 - full:.1%} of them padding, "
             f"of {len(shapes)} shapes, each traced once: {told}"
         )
@@ -199,7 +199,7 @@ class Translation(Input):
         )
         largest = max(units.shapes, key=lambda shape: shape.rows * shape.length)
         if largest.rows * largest.length > tokens:
-            command.note(
+            output.note(
                 f"split {split!r} has an example of {largest.length} tokens: a mini-batch of "
                 f"{largest.rows} rows takes {largest.rows * largest.length}, not {tokens}, and "
                 "the memory for them"

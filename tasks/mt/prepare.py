@@ -3,22 +3,20 @@ r"""Makes a folder of records: corpora → vocabulary → ids.
     python -m lingvo_gpipe.tasks.mt.prepare --output=records/m30k \
         --aligned=en,de:train=train.en.gz,train.de.gz --aligned=en,de:test=test.en.gz,test.de.gz
 
-It alone prints for users and ends the process: 0 when done, 1 after a user's mistake (one line, no
-traceback), 130 after Ctrl-C. What was not finished leaves nothing under the output's name.
+It ends with 0 when done, 1 after a user's mistake (one line, no traceback), 130 after Ctrl-C. Work
+that was not finished leaves nothing under the output's name.
 """
 
 from __future__ import annotations
 
-import os
-import signal
+import argparse
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from absl import flags
-
 from lingvo_gpipe import errors
-from lingvo_gpipe.console import command
+from lingvo_gpipe.console import command, output
+from lingvo_gpipe.console.flags import Flags
 from lingvo_gpipe.tasks.mt.text import catalogues, corpus, preparation, tfds_corpus
 
 _USAGE = """\
@@ -28,9 +26,9 @@ Makes a folder of records, from which translation models are trained, of corpora
 """
 
 
-def _flags() -> command.Flags:
+def _flags() -> Flags:
     """Return the command's flags."""
-    known = command.Flags("prepare", _USAGE)
+    known = Flags(_USAGE)
     known.text("output", "Folder of records to make.")
     known.repeated("translate_folder", "Corpus: a folder of LANG.SPLIT.txt, or of such folders.")
     known.repeated("aligned", "Corpus: plain files, en,de:SPLIT=PATH,PATH; a split at a time.")
@@ -52,7 +50,7 @@ def _flags() -> command.Flags:
     return known
 
 
-def _read_flags(argv: Sequence[str]) -> flags.FlagValues | None:
+def _read_flags(argv: Sequence[str]) -> argparse.Namespace | None:
     """Return the flags of `argv`; None where it asked for help, which is printed.
 
     Raises:
@@ -77,7 +75,7 @@ def _parts(flag: str, given: str) -> tuple[tuple[str, ...], str, str]:
     return tuple(languages.split(",")), split, rest
 
 
-def _corpora(values: flags.FlagValues) -> list[Any]:
+def _corpora(values: argparse.Namespace) -> list[Any]:
     """Return the Params of every corpus that the flags name."""
     found: list[Any] = [
         corpus.TranslateFolder.Params(folder=folder) for folder in values.translate_folder
@@ -122,7 +120,7 @@ def _put(groups: list[dict[str, Any]], split: str, files: Any) -> None:
     groups.append({split: files})
 
 
-def _preparation(values: flags.FlagValues) -> Any:
+def _preparation(values: argparse.Namespace) -> Any:
     """Return the Params that the flags describe.
 
     Raises:
@@ -143,28 +141,28 @@ def _preparation(values: flags.FlagValues) -> Any:
 
 
 def _report(line: str) -> None:
-    """Print a line; a reader that is gone (head, a pager) ends no preparation."""
+    """Print a line; preparation continues if the output's reader has ended (head, a pager)."""
     try:
-        command.report(line)
+        output.report(line)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        output.drop()
 
 
 def run(argv: Sequence[str]) -> int:
     """Do what the arguments `argv` (without the program's name) ask; return the exit code."""
-    try:
-        values = _read_flags(argv)
-        if values is None:
-            return 0
-        made = _preparation(values).instantiate()
-        found = made.run(values.output, report=_report, num_threads=values.threads)
-        _report(f"{found.folder}: {len(found.pairs)} pairs of languages, whole")
-    except errors.UserError as error:
-        sys.stderr.write(f"{command.mistake(error)}\n")
-        return 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    return 0
+    return command.exit_code(lambda: _run(argv))
+
+
+def _run(argv: Sequence[str]) -> command.Exit:
+    # The records are in their folder, whatever becomes of the lines.
+    done = command.Exit(output_required=False)
+    values = _read_flags(argv)
+    if values is None:
+        return done
+    preparing = _preparation(values).instantiate()
+    made = preparing.run(values.output, report=_report, num_threads=values.threads)
+    _report(f"{made.folder}: {len(made.pairs)} pairs of languages, whole")
+    return done
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ def no_own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the project's own package be an empty one: its models load TensorFlow."""
     (tmp_path / "own" / "models_of_registry_test").mkdir(parents=True)
     monkeypatch.syspath_prepend(tmp_path / "own")
-    monkeypatch.setattr(registry, "OWN_PACKAGE", "models_of_registry_test")
+    monkeypatch.setattr(registry, "PROJECT_PACKAGE", "models_of_registry_test")
 
 
 @pytest.fixture
@@ -181,7 +182,7 @@ def test_entry_points_join_and_a_broken_one_is_told(
 
 def test_lost_links_are_named_as_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "params").write_text("../params")
-    monkeypatch.setattr(registry, "OWN_PACKAGE", "lingvo_gpipe.params")
+    monkeypatch.setattr(registry, "PROJECT_PACKAGE", "lingvo_gpipe.params")
     monkeypatch.setattr(registry, "__file__", str(tmp_path / "registry.py"))
     with pytest.raises(errors.RegistryError, match="params is a file and not a link") as caught:
         registry.Registry()
@@ -214,7 +215,7 @@ class Family(registry.Model):
     depth = 3
     kind = "plain"
 
-    def task(self) -> int:
+    def task(self) -> Any:
         return 10 * self.depth
 
 

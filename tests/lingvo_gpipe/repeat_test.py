@@ -127,8 +127,8 @@ def test_a_failed_run_is_named_and_taken_up_again(run: Run, tmp_path: Path) -> N
     found = run("1,13,2")
     assert found.code == 1
     assert found.err == [
-        "TrainingError: seed 13 failed with exit code 1, as told above; 1 of 3 are done. The same "
-        "command goes on with it"
+        "TrainingError: seed 13 failed with exit code 1, for the reason above; 1 of 3 are done. "
+        "The same command goes on with it"
     ]
     assert not (tmp_path / "runs" / "seed_2").exists()
     again = run("1,13,2")
@@ -196,13 +196,19 @@ def test_one_run_has_no_deviation() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--seeds=1"], "ParamsError: flags of the trainer stand behind --. Write python -m"),
-        (["--sedes=1", "--", "--model=m"], "ParamsError: Unknown command line flag 'sedes'"),
+        (["--seeds=1"], "ParamsError: the trainer's flags are missing after --. Write python"),
+        (
+            ["--sedes=1", "--", "--model=m"],
+            "ParamsError: unknown flag --sedes; nearest --seeds",
+        ),
         (["--", "--model=m"], "ParamsError: give --seeds once. Write python -m"),
-        (["--seeds=1,x", "--"], "ParamsError: --seeds=1,x: 'x' is no whole number. Write --seeds="),
-        (["--seeds=3,3", "--"], "ParamsError: --seeds=3,3: 3 stands there twice. Give it once"),
-        (["--seeds=1", "--", "--logdir=x"], "ParamsError: --model=NAME is missing behind --"),
-        (["--seeds=1", "--", "--model=m"], "ParamsError: --logdir=FOLDER is missing behind --"),
+        (
+            ["--seeds=1,x", "--"],
+            "ParamsError: --seeds=1,x: 'x' is not a whole number. Write --",
+        ),
+        (["--seeds=3,3", "--"], "ParamsError: --seeds=3,3 has 3 twice. Give it once"),
+        (["--seeds=1", "--", "--logdir=x"], "ParamsError: --model=NAME is missing after --"),
+        (["--seeds=1", "--", "--model=m"], "ParamsError: --logdir=FOLDER is missing after --"),
         (
             ["--seeds=1", "--", "--model=m", "--logdir=x", "--seed=3"],
             "ParamsError: --seed is set for each run. Leave it out, and use --seeds",
@@ -213,11 +219,11 @@ def test_one_run_has_no_deviation() -> None:
         ),
         (
             ["--seeds=1", "--", "--model=m", "--logdir=x", "--mode=train"],
-            "ParamsError: --mode=train gives no result to compare. Leave it out: it is train_eval",
+            "ParamsError: --mode=train has no result to compare. Leave it out: it is train_eval",
         ),
         (
             ["--seeds=1", "--", "--modle=m", "--logdir=x"],
-            "ParamsError: Unknown command line flag 'modle'",
+            "ParamsError: unknown flag --modle; nearest --mode, --model",
         ),
     ],
 )

@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, registry, trainer
-from lingvo_gpipe.run import loop
+from lingvo_gpipe.run import process
 
 PACKAGE = "models_of_trainer_test"
 MODELS = """
@@ -60,7 +60,7 @@ def leave(job):
         pass
 
 def watch(job):
-    job.report(f"follow={job.options['follow']}")
+    job.report(f"follow={job.options.follow}")
 
 registry.add_mode("show", show)
 registry.add_mode("watch", watch, options=["follow"])
@@ -156,8 +156,8 @@ def test_models_of_the_project_and_of_the_user_are_listed(run: Run) -> None:
         (["--list_models=x*"], "RegistryError: no model matches 'x*'. --list_models shows all"),
         (["--model=lab.Tony"], "RegistryError: no model 'lab.Tony'; nearest 'lab.Tiny'"),
         ([], "ParamsError: --model=NAME is missing. --list_models shows all names"),
-        (["--modle=x"], "ParamsError: Unknown command line flag 'modle'. Did you mean: mod"),
-        (["--max_steps=x"], "ParamsError: flag --max_steps=x: invalid literal"),
+        (["--modle=x"], "ParamsError: unknown flag --modle; nearest --mode, --model"),
+        (["--max_steps=x"], "ParamsError: flag --max_steps: 'x' is not a whole number. --help"),
         (["train"], "ParamsError: 'train' stands alone: every argument is a flag"),
         (["--model=lab.Tiny"], "ParamsError: --mode=train needs --logdir=FOLDER"),
         (["--model=lab.Tiny", "--mode=trian"], "RegistryError: no mode 'trian'; nearest 'train'"),
@@ -281,7 +281,7 @@ def test_after_a_mistake_nothing_is_left_that_python_would_write_at_exit(
 def test_a_recipe_without_a_task_is_named(run: Run) -> None:
     found = run("--mode=describe", model="moded.Wrong")
     assert found.err == [
-        "RegistryError: moded.Wrong: task() gives dict. Let it return task.Task.Params"
+        "RegistryError: moded.Wrong: task() returns dict. Let it return task.Task.Params"
     ]
 
 
@@ -387,7 +387,7 @@ def test_a_mode_of_a_task_finds_the_devices_of_its_model(
 ) -> None:
     prepared: list[int] = []
     monkeypatch.setattr(
-        loop, "prepare_devices", lambda model: prepared.append(model.num_partitions)
+        process, "prepare_devices", lambda model: prepared.append(model.num_partitions)
     )
     run("--mode=show", "--num_partitions=3", model="moded.Moded")
     assert prepared == [3]
@@ -399,10 +399,10 @@ def test_help_lists_every_flag(run: Run) -> None:
     found = run("--help", model=None)
     assert found.code == 0
     assert found.out[0].startswith("Trains, evaluates, describes")
-    flags = {line.split(":")[0].strip() for line in found.out if line.startswith("  --")}
+    flags = {line.split()[0] for line in found.out if line.startswith("  --")}
     named = "model logdir mode list_models params_override params_package data_dir max_steps "
-    named += "save_interval_steps checkpoint [no]follow seed [no]dry_run num_partitions "
-    named += "num_micro_batches schedule recompute fit grow [no]profile"
+    named += "save_interval_steps checkpoint follow seed dry_run num_partitions "
+    named += "num_micro_batches schedule recompute fit grow profile"
     assert flags == {f"--{name}" for name in named.split()}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ def test_a_model_is_described_without_data_or_device(name: str) -> None:
 
 @pytest.mark.parametrize("name", OF_DATA)
 def test_a_model_takes_as_many_classes_as_its_folder_has(name: str, tmp_path: Path) -> None:
-    params = REGISTRY.model(name)().task()
+    params: Any = REGISTRY.model(name)().task()
     params.input.data_dir = str(image_files.write_folder(tmp_path))
     completed = task.complete(params)
     found = {

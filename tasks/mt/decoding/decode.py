@@ -22,14 +22,17 @@ import select
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import tqdm
 
 from lingvo_gpipe import errors, registry
-from lingvo_gpipe.console import command, progress
+from lingvo_gpipe.console import output, progress
 from lingvo_gpipe.tasks.mt.decoding import translator
 from lingvo_gpipe.tasks.mt.text import vocabulary
+
+if TYPE_CHECKING:
+    from lingvo_gpipe.tasks.mt.task import TranslationTask
 
 _BOM = b"\xef\xbb\xbf"
 _WORD = "\u2581"  # SentencePiece's mark of a space, with which a word begins
@@ -89,13 +92,13 @@ def run(job: registry.Job) -> None:
     Raises:
         UserError: there is no checkpoint, no such language or no text, or it cannot be written.
     """
-    settings = job.task.decode
+    settings = cast("TranslationTask.Params", job.task).decode
     if job.logdir is None and job.checkpoint is None:
         raise errors.ParamsError(
             "--mode=decode needs --logdir=FOLDER, of the run whose newest checkpoint translates, "
             "or --checkpoint"
         )
-    report = command.note if settings.output is None else job.report
+    report = output.note if settings.output is None else job.report
 
     def progress() -> None:
         if job.should_stop():

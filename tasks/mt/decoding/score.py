@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from lingvo_gpipe.console.progress import Count
 from lingvo_gpipe.run import log_directory, restoring, summaries
 from lingvo_gpipe.tasks.mt.decoding import scores, translator
 from lingvo_gpipe.tasks.mt.text import vocabulary
+
+if TYPE_CHECKING:
+    from lingvo_gpipe.tasks.mt.task import TranslationTask
 
 FOLDER = "score"
 _SHOWN = 20  # languages that are printed; the rest is in the files
@@ -97,9 +100,10 @@ def run(job: registry.Job) -> None:
             "--mode=score needs --logdir=FOLDER, of the run whose newest checkpoint is scored, or "
             "--checkpoint"
         )
-    scores.check(job.task.score)
-    source = job.task.input.instantiate()
-    params = task.complete(job.task, source)
+    params = cast("TranslationTask.Params", job.task)
+    scores.check(params.score)
+    source = params.input.instantiate()
+    params = task.complete(params, source)
     split = params.score.split or params.eval.split
     chosen = parts(source, split, params.score.max_sentences)
     decoder = translator.Decoder(params, logdir=job.logdir, checkpoint=job.checkpoint)

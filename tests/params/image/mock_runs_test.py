@@ -43,7 +43,7 @@ def small(name: str) -> Any:
     for size, value in SMALLER.items():
         if hasattr(recipe, size):
             recipe = recipe.resized(size, value)
-    task = recipe.task()
+    task: Any = recipe.task()
     if task.input.resize:
         task.input.set(height=SIDE, width=SIDE)
     task.input.set(batch_size=4, download=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from lingvo_gpipe import network, registry
@@ -32,7 +34,7 @@ def test_parameters_and_partitions_are_the_paper_s(name: str) -> None:
 
 def test_logits_are_clipped_and_labels_smoothed() -> None:
     for name in COUNTS:
-        *_, softmax = REGISTRY.model(name)().task().model.layers
+        softmax: Any = REGISTRY.model(name)().task().model.layers[-1]
         assert (softmax.logit_clip, softmax.label_smoothing) == (50.0, 0.1), name
 
 

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 
 from lingvo_gpipe import errors, optim, pipelining, registry, task
-from lingvo_gpipe.run import evaluation, export, loop
+from lingvo_gpipe.run import eval_mode, export, loop
 from lingvo_gpipe.tasks.mt import task as mt_task
 from lingvo_gpipe.tasks.mt.decoding import (
     decode,
@@ -160,10 +161,10 @@ def test_a_run_goes_on_to_the_same_bits_by_its_own_vocabulary_alone(
     with pytest.raises(errors.TrainingError, match="holds a run with other params"):
         loop.run(other, own)
     with pytest.raises(errors.TrainingError) as caught:
-        evaluation.run(other, own)
+        eval_mode.run(other, own)
     assert str(caught.value) == (
-        f"{own}/vocabulary.model is not that of the data: the run was begun with another one. "
-        "Give the data it was begun with, or another run"
+        f"{own}/vocabulary.model is not that of the data: the run began with another one. "
+        "Use the data it began with, or another --logdir"
     )
 
 
@@ -209,7 +210,7 @@ print(json.dumps([*(value.numpy().tolist() for value in found), translations]))
     )
     assert run.returncode == 0, run.stderr
     target, score, own_score, translations = json.loads(run.stdout.splitlines()[-1])
-    reader = evaluation.Reader(task.complete(params), str(folder / "checkpoints"))
+    reader = eval_mode.CheckpointEvaluator(task.complete(params), str(folder / "checkpoints"))
     reader.evaluate(None)
     settings = params.decode.search
     decoder = incremental.Incremental(reader.pipe.analysis, settings.max_length)
@@ -301,15 +302,15 @@ def test_a_checkpoint_is_evaluated_by_its_own_vocabulary_alone(ran: Run, tmp_pat
     assert len(words) == len(ran.words)
     assert words.hash != ran.words.hash
     with pytest.raises(errors.TrainingError, match=r"vocabulary.model is not that of the data"):
-        evaluation.run(other, None, which=which)
-    own = evaluation.run(ran.params, None, which=which)
+        eval_mode.run(other, None, which=which)
+    own = eval_mode.run(ran.params, None, which=which)
     assert own is not None
     assert own.step == 3
 
     lines: list[str] = []
     other.train.max_steps = 0
     loop.run(other, tmp_path / "run", start=which, report=lines.append)
-    told = "    another vocabulary.model there: what was learned of its ids does not hold here"
+    told = "    another vocabulary.model there: what was learned about its ids is not valid here"
     assert told in lines
     ran_again = ran.params.copy()
     ran_again.train.max_steps = 0
@@ -326,7 +327,7 @@ def job(params: Any, folder: Path, told: list[str]) -> registry.Job:
         checkpoint=None,
         report=told.append,
         should_stop=lambda: False,
-        rebuild=lambda *_: None,
+        rebuild=Mock(),
     )
 
 

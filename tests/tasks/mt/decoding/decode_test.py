@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -220,12 +221,12 @@ def job(logdir: Path | None, lines: list[str], **fields: Any) -> registry.Job:
     stop = fields.pop("should_stop", lambda: False)
     return registry.Job(
         model="toy",
-        task=SimpleNamespace(decode=translator.Decode(**fields)),
+        task=Mock(decode=translator.Decode(**fields)),
         logdir=logdir,
         checkpoint=None,
         report=lines.append,
         should_stop=stop,
-        rebuild=lambda *_: None,
+        rebuild=Mock(),
     )
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import sacrebleu
@@ -84,7 +85,7 @@ def job(params: Any, logdir: Path | None, **fields: Any) -> tuple[registry.Job, 
         checkpoint=fields.get("checkpoint"),
         report=lines.append,
         should_stop=fields.get("should_stop", lambda: False),
-        rebuild=lambda *_: None,
+        rebuild=Mock(),
     )
     return made, lines
 

@@ -1,0 +1,153 @@
+"""The trainer's own modes: train, eval, train_eval, export, describe, plan.
+
+What is slow to import is imported by the mode that needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lingvo_gpipe import errors, registry
+
+if TYPE_CHECKING:
+    from lingvo_gpipe.task import Task
+
+
+def register() -> None:
+    """Make these modes known to the registry."""
+    for name, function in MODES.items():
+        registry.add_mode(
+            name, function, [o for o, modes in _MODES_OF_OPTION.items() if name in modes]
+        )
+
+
+def _train(job: registry.Job) -> None:
+    _run_loop(job, "train", evaluate=False)
+
+
+def _train_eval(job: registry.Job) -> None:
+    _run_loop(job, "train_eval", evaluate=True)
+
+
+def _run_loop(job: registry.Job, mode: str, *, evaluate: bool) -> None:
+    from lingvo_gpipe.run import loop
+
+    if job.options.dry_run:
+        loop.dry_run(
+            job.task, job.logdir, evaluate=evaluate, start=job.checkpoint, report=job.report
+        )
+        return
+    loop.run(
+        job.task,
+        _logdir(job, mode),
+        evaluate=evaluate,
+        start=job.checkpoint,
+        report=job.report,
+        should_stop=job.should_stop,
+    )
+
+
+def _evaluate(job: registry.Job) -> None:
+    from lingvo_gpipe.run import eval_mode, process
+
+    logdir = job.logdir if job.checkpoint is not None else _logdir(job, "eval")
+    process.prepare_devices(job.task.model)
+    if not job.options.follow:
+        eval_mode.run(
+            job.task,
+            logdir,
+            which=job.checkpoint,
+            report=job.report,
+            should_stop=job.should_stop,
+        )
+        return
+    if job.checkpoint is not None:
+        raise errors.ParamsError(
+            "--follow evaluates each new checkpoint of --logdir, --checkpoint a certain one. "
+            "Give one of the two"
+        )
+    eval_mode.follow(job.task, _logdir(job, "eval"), report=job.report, should_stop=job.should_stop)
+
+
+def _export(job: registry.Job) -> None:
+    from lingvo_gpipe.run import export
+
+    export.run(job.task, _logdir(job, "export"), which=job.checkpoint, report=job.report)
+
+
+def _describe(job: registry.Job) -> None:
+    from lingvo_gpipe.plan import describe
+
+    job.report(describe.describe(_completion(job)(job.task)))
+
+
+def _plan(job: registry.Job) -> None:
+    from lingvo_gpipe.plan import report
+    from lingvo_gpipe.run import process
+
+    if job.options.profile:
+        process.prepare_devices(job.task.model)
+    complete = _completion(job)
+    job.report(
+        report.plan(
+            complete(job.task),
+            fit=job.options.fit,
+            grow=job.options.grow,
+            profile=job.options.profile,
+            partitions=job.options.num_partitions,
+            rebuild=lambda size, value: complete(job.rebuild(size, value)),
+        )
+    )
+
+
+def _completion(job: registry.Job) -> Callable[[Task.Params], Task.Params]:
+    """Return a function that fills the sizes of the data into a task of the job's family.
+
+    The sizes are those of the files that the run keeps, or of the data that is there already. Data
+    is read or made for them only where a layer does not know its size otherwise.
+    """
+    from lingvo_gpipe import task
+    from lingvo_gpipe.input import Input
+    from lingvo_gpipe.run import log_directory
+
+    source: Input = job.task.input.instantiate()
+    kept = None if job.logdir is None else log_directory.kept_assets(job.logdir, source.asset_names)
+    if kept:
+        source.recall(kept)
+    is_there = bool(kept) or source.is_there()
+
+    def complete(params: Task.Params) -> Task.Params:
+        if is_there or not task.is_complete(params):
+            return task.complete(params, source)
+        return params
+
+    return complete
+
+
+def _logdir(job: registry.Job, mode: str) -> Path:
+    if job.logdir is None:
+        raise errors.ParamsError(
+            f"--mode={mode} needs --logdir=FOLDER, for checkpoints and TensorBoard files; it is "
+            "made where it is not there"
+        )
+    return job.logdir
+
+
+MODES: dict[str, registry.Mode] = {
+    "train": _train,
+    "eval": _evaluate,
+    "train_eval": _train_eval,
+    "export": _export,
+    "describe": _describe,
+    "plan": _plan,
+}
+# Options that only some modes read, and which of these modes read them.
+_MODES_OF_OPTION = {
+    "follow": ("eval",),
+    "dry_run": ("train", "train_eval"),
+    "fit": ("plan",),
+    "grow": ("plan",),
+    "profile": ("plan",),
+}

@@ -29,7 +29,7 @@ def measure(configuration: str) -> dict[str, Any]:
     import tensorflow as tf
 
     from benchmarks import blocks
-    from lingvo_gpipe import network, pipelining
+    from lingvo_gpipe import pipelining
     from lingvo_gpipe.execution import placement
     from lingvo_gpipe.layers import base
     from lingvo_gpipe.nests import Nest, SpecNest
@@ -102,7 +102,7 @@ def measure(configuration: str) -> dict[str, Any]:
     spent.clear()
     step_s = blocks.seconds(step, 3)
     names = [info.name for info in pipe.analysis.layers[:K]]
-    table = network.make_table(pipe.params, M)
+    table = pipe.analysis.training_pass(M).table
     mean = {key: float(np.mean(values)) for key, values in spent.items()}
     runs = 5  # two of `seconds` are not counted, but wait as well
     if any(len(values) != M * runs for values in spent.values()):

@@ -42,9 +42,9 @@ def measure(num_layers: int, optimized: bool) -> dict[str, float]:
         optimizer=optim.Optimizer.Params(name="Adam", learning_rate=0.001), clip_norm=1.0
     ).instantiate(
         variables=pipe.weights,
-        specs=pipe.specs,
-        device_of=pipe.device_of,
-        layer_of=pipe.layer_of,
+        specs=pipe.analysis.variables,
+        device_of=pipe.executor.device_of,
+        layer_of=pipe.analysis.layer_of,
     )
     built = time.perf_counter()
 

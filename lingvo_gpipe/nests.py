@@ -1,4 +1,4 @@
-"""Types of nested tensors, as `tf.nest` understands them.
+"""Nested tensors, as `tf.nest` understands them: their types, and their floating leaves.
 
 A nest is a tensor, or a list, tuple or dict of nests; TensorFlow has no type for it.
 """
@@ -7,8 +7,15 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
+import tensorflow as tf
+
 Nest: TypeAlias = Any
 """A nest of tensors."""
 
 SpecNest: TypeAlias = Any
 """A nest of `tf.TensorSpec`."""
+
+
+def floating(nest: Nest | SpecNest) -> list[tf.Tensor]:
+    """Return the floating leaves of a nest of tensors or specs, in order."""
+    return [leaf for leaf in tf.nest.flatten(nest) if leaf.dtype.is_floating]

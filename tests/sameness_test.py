@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import pipelining, seeds
-from lingvo_gpipe.execution import cell_programs, executor
+from lingvo_gpipe.execution import cell_calls, cell_programs, executor, variables
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.network import micro_batches
 from tests import amoeba_nets, mt_nets, sameness, sameness_nets
@@ -159,18 +159,19 @@ def test_bits_are_equal_between_two_runs() -> None:
 
 
 def _drop_micro_batch(patch: pytest.MonkeyPatch) -> None:
-    true = executor._Slot._take
+    true = executor._SlotCall._store_gradients
 
-    def take(self: Any, gradients: Any) -> None:
-        if self.slot.micro_batch == 1:
-            gradients = cell_programs.Gradients(gradients.imports, self.walk.totals[self.slot.cell])
+    def store(self: Any, gradients: Any) -> None:
+        k, m = self._key
+        if m == 1:
+            gradients = cell_calls.CellGradients(gradients.imports, self._run.accumulators[k])
         true(self, gradients)
 
-    patch.setattr(executor._Slot, "_take", take)
+    patch.setattr(executor._SlotCall, "_store_gradients", store)
 
 
 def _swap_cells(patch: pytest.MonkeyPatch) -> None:
-    true = executor.read_weights
+    true = variables.read_weights
 
     def read(*args: Any) -> Any:
         weights = true(*args)
@@ -181,7 +182,7 @@ def _swap_cells(patch: pytest.MonkeyPatch) -> None:
             )
         return weights
 
-    patch.setattr(pipelining, "read_weights", read)
+    patch.setattr(variables, "read_weights", read)
 
 
 def _stale_seed(patch: pytest.MonkeyPatch) -> None:
@@ -190,12 +191,12 @@ def _stale_seed(patch: pytest.MonkeyPatch) -> None:
 
 
 def _fresh_seed_in_recomputation(patch: pytest.MonkeyPatch) -> None:
-    true = cell_programs.Cell.backward
+    true = cell_programs.CellPrograms.backward
 
-    def backward(self: Any, mode: Any, given: Any, *rest: Any) -> Any:
-        return true(self, mode, given._replace(seed=given.seed + 1), *rest)
+    def backward(self: Any, cell: Any, inputs: Any, *rest: Any) -> Any:
+        return true(self, cell, inputs._replace(seed=inputs.seed + 1), *rest)
 
-    patch.setattr(cell_programs.Cell, "backward", backward)
+    patch.setattr(cell_programs.CellPrograms, "backward", backward)
 
 
 def _double_batch_norm(patch: pytest.MonkeyPatch) -> None:
@@ -210,17 +211,18 @@ def _double_batch_norm(patch: pytest.MonkeyPatch) -> None:
 
 
 def _unrouted_consumer(patch: pytest.MonkeyPatch) -> None:
-    true = executor.Walk.exported
+    true = executor.PassRun.backward_inputs
 
-    def exported(self: Any, slot: Any) -> Any:
-        self.back = {key: leaves[:1] for key, leaves in self.back.items()}
-        return true(self, slot)
+    def backward_inputs(self: Any, *key: Any) -> Any:
+        first = {key: of_readers[:1] for key, of_readers in self.value_gradients.items()}
+        self.value_gradients = first
+        return true(self, *key)
 
-    patch.setattr(executor.Walk, "exported", exported)
+    patch.setattr(executor.PassRun, "backward_inputs", backward_inputs)
 
 
 def _weight_by_micro_batch(patch: pytest.MonkeyPatch) -> None:
-    true = executor.Walk.given
+    true = executor.PassRun.backward_inputs
     sizes: list[int] = []
     original = micro_batches.sizes
 
@@ -228,14 +230,13 @@ def _weight_by_micro_batch(patch: pytest.MonkeyPatch) -> None:
         sizes[:] = original(*args)
         return tuple(sizes)
 
-    def given(self: Any, slot: Any) -> Any:
-        share = sameness_nets.N / (len(sizes) * sizes[slot.micro_batch])
-        whole = self.__dict__.setdefault("whole_scales", [list(s) for s in self.scales])
-        self.scales = [[scale * share for scale in cell] for cell in whole]
-        return true(self, slot)
+    def backward_inputs(self: Any, k: int, m: int) -> Any:
+        share = sameness_nets.N / (len(sizes) * sizes[m])
+        inputs = true(self, k, m)
+        return inputs._replace(loss_scales=[scale * share for scale in inputs.loss_scales])
 
     patch.setattr(micro_batches, "sizes", remember)
-    patch.setattr(executor.Walk, "given", given)
+    patch.setattr(executor.PassRun, "backward_inputs", backward_inputs)
 
 
 def _uncollected_loss(patch: pytest.MonkeyPatch) -> None:

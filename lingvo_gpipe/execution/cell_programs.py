@@ -1,158 +1,88 @@
 """A cell's programs: pure, never-inlined TensorFlow functions of one cell and one phase.
 
-Laws, each measured: a program is never inlined (inlined, common-subexpression elimination merges
-the recomputation with the first forward, and nothing is saved); it is pure (one stateful operation
-inside would serialise the devices); everything that matters enters through positional tensors and
-leaves as outputs. So a backward program is its own recomputation: called with a cell's imports
-alone, it computes the forward again under a tape, and nothing of the first forward can reach it.
+Three rules, each measured:
+
+*   A program is never inlined. Inlined, common-subexpression elimination would merge the
+    recomputation with the first forward, and no memory would be saved.
+*   A program is pure. One stateful operation inside would serialise the devices.
+*   Every tensor that a program reads is one of its arguments, and every result is an output. A
+    backward program is called with the cell's imports and recomputes the forward inside, under a
+    tape; nothing of the first forward can reach it.
 
 A program's arguments are one flat list of tensors: weights, state, imports, then what its phase
-needs. It is traced once per (phase, import shapes) and called once per slot.
+needs. It is traced once per (phase, mode, import shapes) and called once per slot.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from lingvo_gpipe import errors, network, precision
+from lingvo_gpipe.execution.cell_calls import (
+    BackwardInputs,
+    CellGradients,
+    CellInputs,
+    CellOutputs,
+    in_read_dtype,
+)
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.context import Collected, Context
-from lingvo_gpipe.network import wiring
+from lingvo_gpipe.nests import Nest, floating
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Mode:
-    """What a pass over the network is for; programs are traced for it.
+class _Kind:
+    """Which program of a cell: all that its trace depends on besides the imports' shapes."""
 
-    Attributes:
-        training: dropout drops, batch norm uses its micro-batch.
-        differentiable: versions of the stream that gradients flow into.
-        graded: versions whose gradient comes from outside their cell.
-        leaving: versions that leave the network.
-    """
-
-    training: bool
-    differentiable: frozenset[int]
-    graded: frozenset[int]
-    leaving: frozenset[int]
+    phase: str
+    mode: network.Mode
+    accumulates: bool = False
 
 
-class Given(NamedTuple):
-    """What every program of a cell is called with, whatever its phase; a nest for `tf.nest`.
-
-    Attributes:
-        weights: the cell's `weights` in the compute dtype.
-        state: the cell's `state`.
-        imports: version → nest, for every version in `route.imports`.
-        seed: int32 [2], of the micro-batch.
-        step: int64 scalar.
-    """
-
-    weights: Sequence[tf.Tensor]
-    state: Sequence[tf.Tensor]
-    imports: dict[int, Any]
-    seed: tf.Tensor
-    step: tf.Tensor
-
-
-class Back(NamedTuple):
-    """What a backward is called with besides; a nest for `tf.nest`.
-
-    Attributes:
-        exports: graded version → gradients of its floating leaves.
-        scales: per loss of the cell, the derivative of the update's loss by its sum.
-        totals: per weight, what its gradient is added to; empty: nothing.
-    """
-
-    exports: dict[int, list[tf.Tensor]]
-    scales: Sequence[tf.Tensor]
-    totals: Sequence[tf.Tensor] = ()
+_Shapes = tuple[tuple[tuple[int | None, ...], tf.DType], ...]
+_FlatGradients = tuple[list[tf.Tensor], list[tf.Tensor]]  # of weights, of imports' floating leaves
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Forward:
-    """What a forward call gave.
-
-    Attributes:
-        exports: version → nest of tensors.
-        collected: losses, sums and moments of the micro-batch.
-    """
-
-    exports: dict[int, Any]
-    collected: Collected
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Gradients:
-    """What a backward call gave.
-
-    Attributes:
-        imports: version → gradients of its floating leaves.
-        weights: per trained weight of the cell: its accumulator with this micro-batch added, or
-            the gradient itself where no accumulators were given.
-    """
-
-    imports: dict[int, list[tf.Tensor]]
-    weights: list[tf.Tensor]
-
-
-@dataclasses.dataclass(slots=True)
 class _Program:
     """A traced function and the structure of its flat outputs."""
 
-    call: Any
-    outputs: Any
+    function: tf.types.experimental.ConcreteFunction
+    outputs: Nest
 
-    def __call__(self, arguments: Any) -> Any:
+    def __call__(self, arguments: Nest) -> Nest:
         """Call it on a nest; return a nest."""
-        found = self.call(*tf.nest.flatten(arguments))
-        return tf.nest.pack_sequence_as(self.outputs, list(found))
+        flat = self.function(*tf.nest.flatten(arguments))
+        return tf.nest.pack_sequence_as(self.outputs, list(flat))
 
 
-def _as_forward(nest: Any) -> Forward:
-    exports, given = nest
-    collected = Collected()
-    collected.update(given)
-    return Forward(exports, collected)
+class CellPrograms:
+    """The programs of one cell, traced when they are first called.
 
-
-class Cell:
-    """Consecutive layers that live on one device.
-
-    Attributes:
-        index: k.
-        weights: network paths of its trained weights, tied ones of other cells included.
-        state: network paths of its frozen weights and statistics.
-        losses: its losses.
-        traces: how many programs were traced so far.
+    Every method takes the `network.Cell` of the pass in which it is called: the same cell has
+    other exports and gradients in evaluation than in training.
     """
 
     def __init__(
         self, index: int, analysis: network.Analysis, layers: Sequence[base.Layer], jit: bool
     ) -> None:
-        """Make the cell; nothing is traced yet.
+        """Make the cell's programs; nothing is traced yet.
 
         Args:
             index: k.
             analysis: of the network.
-            layers: all layers of the network, made.
+            layers: all layers of the network, instantiated.
             jit: compiles the programs with XLA.
         """
-        self.index = index
-        self.route: wiring.Route = analysis.routes[index]
+        self._first_layer = analysis.layers[analysis.cells[index].layers.start].name
+        self._index = index
         self._analysis = analysis
         self._layers = layers
         self._jit = jit
-        numbers = self.route.layers
-        paths = dict.fromkeys(p for n in numbers for p in analysis.layers[n].paths.values())
-        self.weights = [path for path in paths if analysis.variables[path].is_trained]
-        self.state = [path for path in paths if not analysis.variables[path].is_trained]
-        self.losses = tuple(loss for n in numbers for loss in analysis.layers[n].meta.losses)
-        self._programs: dict[Any, _Program] = {}
+        self._programs: dict[tuple[_Kind, _Shapes], _Program] = {}
 
     @property
     def traces(self) -> int:
@@ -160,211 +90,176 @@ class Cell:
         return len(self._programs)
 
     @property
-    def graphs(self) -> dict[str, Any]:
+    def graphs(self) -> dict[str, tf.Graph]:
         """The graph of each traced program by its phase; FB is forward and backward fused."""
-        return {key[0]: program.call.graph for (key, _), program in self._programs.items()}
+        return {kind.phase: one.function.graph for (kind, _), one in self._programs.items()}
 
-    def graded_exports(self, mode: Mode) -> list[int]:
-        """Return the exports whose gradient the cell's backward is given."""
-        return [v for v in self.route.exports if v in mode.graded and v in mode.differentiable]
+    def forward(self, cell: network.Cell, inputs: CellInputs) -> CellOutputs:
+        """Call the forward program on one micro-batch."""
 
-    def wanted_imports(self, mode: Mode) -> list[int]:
-        """Return the imports whose gradient the cell's backward gives."""
-        return [v for v in self.route.imports if v in mode.differentiable]
+        def compute(*flat: tf.Tensor) -> Nest:
+            return self._exported(cell, tf.nest.pack_sequence_as(inputs, list(flat))).as_nest()
 
-    def losses_in(self, mode: Mode) -> tuple[base.LossSpec, ...]:
-        """Return the losses that the cell gives; an auxiliary head's in training alone."""
-        return tuple(loss for loss in self.losses if mode.training or not loss.training_only)
+        program = self._program(_Kind("F", cell.mode), "forward", compute, inputs, inputs.imports)
+        return CellOutputs.of_nest(program(inputs))
 
-    def has_backward(self, mode: Mode) -> bool:
-        """Whether anything flows back through the cell; else its backward slots are empty."""
-        sources = self.weights or self.wanted_imports(mode)
-        return bool(sources) and bool(self.losses or self.graded_exports(mode))
-
-    def forward(self, mode: Mode, given: Given) -> Forward:
-        """Call the forward program on one micro-batch.
-
-        Args:
-            mode: what the pass is for.
-            given: the micro-batch.
-        """
-
-        def compute(*flat: tf.Tensor) -> Any:
-            forward = self._run(mode, tf.nest.pack_sequence_as(given, list(flat)))
-            return forward.exports, forward.collected.as_nest()
-
-        program = self._program(("F", mode), "forward", compute, given, given.imports)
-        return _as_forward(program(given))
-
-    def backward(self, mode: Mode, given: Given, back: Back, phase: str = "B") -> Gradients:
+    def backward(
+        self, cell: network.Cell, inputs: CellInputs, upstream: BackwardInputs, phase: str = "B"
+    ) -> CellGradients:
         """Call the backward program, which recomputes the forward inside.
 
         Args:
-            mode: what the pass is for.
-            given: the micro-batch.
-            back: what comes from behind.
-            phase: B for all gradients, I for those of the imports alone, W of the weights alone.
+            cell: in this pass.
+            inputs: the micro-batch.
+            upstream: gradients from the cells after this one, and the losses' scales.
+            phase: B for all gradients, I for those of the imports only, W of the weights only.
         """
         # The program is the recomputation: tf.recompute_grad would copy every weight and make
         # gathered rows' gradients dense (docs/decisions/0001).
-        everything = (given, back._replace(totals=()) if phase == "I" else back)
+        arguments = (inputs, upstream._replace(accumulators=()) if phase == "I" else upstream)
 
-        def compute(*flat: tf.Tensor) -> Any:
-            own, behind = tf.nest.pack_sequence_as(everything, list(flat))
-            return self._differentiated(mode, own, behind, phase)[1]
+        def compute(*flat: tf.Tensor) -> Nest:
+            traced, traced_upstream = tf.nest.pack_sequence_as(arguments, list(flat))
+            return self._differentiated(cell, traced, traced_upstream, phase)[1]
 
-        key = (phase, mode, bool(everything[1].totals))
-        program = self._program(key, "backward", compute, everything, given.imports)
-        return self.as_gradients(mode, program(everything), phase)
-
-    def keep(self, mode: Mode, given: Given) -> Kept:
-        """Call the forward program under a tape of its own, which keeps what is computed inside."""
-        wanted = self.wanted_imports(mode)
-        # Fresh tensors: one call's tape may not see another's use of the same weight.
-        own = given._replace(
-            weights=[tf.identity(weight) for weight in given.weights],
-            imports={
-                v: tf.nest.map_structure(tf.identity, value) if v in wanted else value
-                for v, value in given.imports.items()
-            },
-        )
-        sources = self.sources(mode, own)
-        with tf.GradientTape() as tape:
-            tape.watch(sources)
-            forward = self.forward(mode, own)
-        return Kept(self, mode, tape, sources, forward)
+        kind = _Kind(phase, cell.mode, accumulates=bool(arguments[1].accumulators))
+        program = self._program(kind, "backward", compute, arguments, inputs.imports)
+        return self._gradients(cell, program(arguments), phase)
 
     def fused(
-        self,
-        mode: Mode,
-        given: Given,
-        *,
-        scales: Sequence[tf.Tensor],
-        accumulators: Sequence[tf.Tensor],
-    ) -> tuple[Forward, Gradients]:
-        """Call forward and backward as one program that recomputes nothing (last cell alone)."""
-        everything = (given, Back({}, scales, accumulators))
+        self, cell: network.Cell, inputs: CellInputs, upstream: BackwardInputs
+    ) -> tuple[CellOutputs, CellGradients]:
+        """Call forward and backward as one program that recomputes nothing (last cell only)."""
+        arguments = (inputs, upstream)
 
-        def compute(*flat: tf.Tensor) -> Any:
-            own, behind = tf.nest.pack_sequence_as(everything, list(flat))
-            forward, graded = self._differentiated(mode, own, behind, "B")
-            return (forward.exports, forward.collected.as_nest()), graded
+        def compute(*flat: tf.Tensor) -> Nest:
+            traced, traced_upstream = tf.nest.pack_sequence_as(arguments, list(flat))
+            outputs, gradients = self._differentiated(cell, traced, traced_upstream, "B")
+            return outputs.as_nest(), gradients
 
-        program = self._program(("FB", mode), "fused", compute, everything, given.imports)
-        forward, graded = program(everything)
-        return _as_forward(forward), self.as_gradients(mode, graded, "B")
+        kind = _Kind("FB", cell.mode)
+        outputs, gradients = self._program(kind, "fused", compute, arguments, inputs.imports)(
+            arguments
+        )
+        return CellOutputs.of_nest(outputs), self._gradients(cell, gradients)
 
-    def run(self, training: bool, given: Given) -> tuple[dict[int, Any], Collected]:
-        """Compute the cell here and now, without a program.
+    def keep(self, cell: network.Cell, inputs: CellInputs) -> KeptForward:
+        """Call the forward program under a tape of its own, which keeps what is computed inside."""
+        # Copies: the tape of one call must not see another call's use of the same weight.
+        copies = inputs._replace(
+            weights=[tf.identity(weight) for weight in inputs.weights],
+            imports={
+                v: tf.nest.map_structure(tf.identity, value)
+                if v in cell.imports_with_gradient
+                else value
+                for v, value in inputs.imports.items()
+            },
+        )
+        sources = gradient_sources(cell, copies)
+        with tf.GradientTape() as tape:
+            tape.watch(sources)
+            outputs = self.forward(cell, copies)
+        return KeptForward(self, cell, tape, sources, outputs)
 
-        Args:
-            training: see `Mode`.
-            given: the micro-batch.
+    def gradients_of_kept(self, kept: KeptForward, upstream: BackwardInputs) -> CellGradients:
+        """Go back through a kept forward; see `backward`."""
+        cell = kept.cell
+        targets = [t for v in cell.exports_with_gradient for t in floating(kept.outputs.exports[v])]
+        starts = [t for v in cell.exports_with_gradient for t in upstream.exports[v]]
+        for loss, scale in zip(cell.losses, upstream.loss_scales, strict=True):
+            targets.append(kept.outputs.collected.losses[loss.name])
+            starts.append(precision.cast(scale, targets[-1].dtype))
+        raw = kept.tape.gradient(targets, kept.sources, starts, unconnected_gradients="zero")
+        return self._gradients(cell, _accumulated(cell, raw, upstream.accumulators, "B"))
+
+    def run(self, cell: network.Cell, inputs: CellInputs) -> tuple[dict[int, Nest], Collected]:
+        """Compute the cell layer by layer, without a program.
 
         Returns:
-            Every version that its layers read or write, and what they gave.
+            Every version that its layers read or write, and what they collected.
         """
-        tensors = dict(zip(self.weights + self.state, [*given.weights, *given.state], strict=True))
-        values = dict(given.imports)
+        variables = [*inputs.weights, *inputs.state]
+        tensors = dict(zip(cell.weights + cell.state, variables, strict=True))
+        values = dict(inputs.imports)
         collected = Collected()
-        for number in self.route.layers:
+        for number in cell.layers:
             info, layer = self._analysis.layers[number], self._layers[number]
-            theta, own_state = nested(info, tensors)
-            own = Collected()
+            theta, state = _nested(info, tensors)
+            of_layer = Collected()
             ctx = Context(
-                training=training,
-                step=given.step,
-                root_seed=given.seed,
-                state=own_state,
+                training=cell.mode.training,
+                step=inputs.step,
+                root_seed=inputs.seed,
+                state=state,
                 path=info.name,
                 frozen=self._analysis.frozen_layers,
-                collected=own,
+                collected=of_layer,
             )
             reads = [values[v] for v in self._analysis.wiring.reads[number]]
             with tf.name_scope(info.name):
                 outputs = layer.run(theta, reads[0] if len(reads) == 1 else tuple(reads), ctx)
-            check_given(info, own, training)
-            collected.update(own.as_nest())
+            _check_collected(info, of_layer, cell.mode.training)
+            collected.update(of_layer.as_nest())
             writes = self._analysis.wiring.writes[number]
             written = outputs if len(writes) > 1 else (outputs,)
             values.update(zip(writes, written, strict=True))
         return values, collected
 
-    def _run(self, mode: Mode, given: Given) -> Forward:
-        values, collected = self.run(mode.training, given)
-        read = {
-            v
-            for n in range(self.route.layers.stop, len(self._layers))
-            for v in self._analysis.wiring.reads[n]
-        }
-        needed = [v for v in self.route.exports if v in mode.leaving or v in read]
-        exports = {v: tf.nest.map_structure(tf.identity, values[v]) for v in needed}
-        return Forward(exports, collected)
-
-    def sources(self, mode: Mode, given: Given, phase: str = "B") -> list[tf.Tensor]:
-        """Return those of a program's tensors that get a gradient: weights, then imports."""
-        floats = [t for v in self.wanted_imports(mode) for t in floating(given.imports[v])]
-        return (list(given.weights) if phase != "I" else []) + (floats if phase != "W" else [])
-
-    def _targets(
-        self, mode: Mode, forward: Forward, scales: Sequence[tf.Tensor]
-    ) -> list[tf.Tensor]:
-        ends = [t for v in self.graded_exports(mode) for t in floating(forward.exports[v])]
-        parts = [
-            tf.cast(forward.collected.losses[loss.name], scale.dtype) * scale
-            for loss, scale in zip(self.losses_in(mode), scales, strict=True)
-        ]
-        return ends + ([tf.add_n(parts)] if parts else [])
+    def _exported(self, cell: network.Cell, inputs: CellInputs) -> CellOutputs:
+        values, collected = self.run(cell, inputs)
+        exports = {v: tf.nest.map_structure(tf.identity, values[v]) for v in cell.exports}
+        return CellOutputs(exports, collected)
 
     def _differentiated(
-        self, mode: Mode, given: Given, back: Back, phase: str
-    ) -> tuple[Forward, tuple[list[tf.Tensor], list[tf.Tensor]]]:
-        """Compute forward and gradients: of weights, added to their totals, and of imports."""
-        sources = self.sources(mode, given, phase)
+        self, cell: network.Cell, inputs: CellInputs, upstream: BackwardInputs, phase: str
+    ) -> tuple[CellOutputs, _FlatGradients]:
+        """Compute the forward, and the gradients of a phase."""
+        sources = gradient_sources(cell, inputs, phase)
         with tf.GradientTape() as tape:
             tape.watch(sources)
-            forward = self._run(mode, given)
-            ends = self._targets(mode, forward, back.scales)
-        starts = [t for v in self.graded_exports(mode) for t in back.exports[v]]
-        starts += [tf.ones([], ends[-1].dtype)] if back.scales else []
-        found = tape.gradient(ends, sources, starts, unconnected_gradients="zero")
-        count = len(self.weights) if phase != "I" else 0
-        weights = (
-            [added(total, g) for total, g in zip(back.totals, found[:count], strict=True)]
-            if back.totals
-            else [dense(g) for g in found[:count]]
-        )
-        return forward, (weights, [dense(g) for g in found[count:]])
+            outputs = self._exported(cell, inputs)
+            targets = [t for v in cell.exports_with_gradient for t in floating(outputs.exports[v])]
+            scaled = [
+                tf.cast(outputs.collected.losses[loss.name], scale.dtype) * scale
+                for loss, scale in zip(cell.losses, upstream.loss_scales, strict=True)
+            ]
+            targets += [tf.add_n(scaled)] if scaled else []
+        starts = [t for v in cell.exports_with_gradient for t in upstream.exports[v]]
+        starts += [tf.ones([], targets[-1].dtype)] if scaled else []
+        raw = tape.gradient(targets, sources, starts, unconnected_gradients="zero")
+        return outputs, _accumulated(cell, raw, upstream.accumulators, phase)
 
-    def as_gradients(self, mode: Mode, packed: Any, phase: str = "B") -> Gradients:
-        """Sort out the gradients (of the weights, of the imports' floating leaves) of a phase."""
-        weights, flat = packed
+    def _gradients(
+        self, cell: network.Cell, flat: _FlatGradients, phase: str = "B"
+    ) -> CellGradients:
+        """Assign the flat gradients of a phase to weights and imports."""
+        weights, leaves = flat
         imports: dict[int, list[tf.Tensor]] = {}
-        for v in self.wanted_imports(mode) if phase != "W" else []:
+        for v in cell.imports_with_gradient if phase != "W" else ():
             count = len(floating(self._analysis.specs[v]))
-            imports[v], flat = list(flat[:count]), flat[count:]
-        return Gradients(imports, list(weights))
+            imports[v], leaves = list(leaves[:count]), leaves[count:]
+        return CellGradients(imports, list(weights))
 
     def _program(
         self,
-        key: Any,
+        kind: _Kind,
         name: str,
-        compute: Callable[..., Any],
-        arguments: Any,
-        imports: dict[int, Any],
+        compute: Callable[..., Nest],
+        arguments: Nest,
+        imports: dict[int, Nest],
     ) -> _Program:
-        """Return the traced program of these shapes, tracing it where it is new."""
+        """Return the traced program for these shapes; trace it where it is new."""
         shapes = tuple((tuple(t.shape), t.dtype) for t in tf.nest.flatten(imports))
-        known = self._programs.get((key, shapes))
+        known = self._programs.get((kind, shapes))
         if known is not None:
             return known
-        packed: list[Any] = []
+        packed: list[Nest] = []
 
         def flat_compute(*flat: tf.Tensor) -> list[tf.Tensor]:
             packed[:] = [compute(*flat)]
             return list(tf.nest.flatten(packed[0]))
 
-        flat_compute.__name__ = f"{name}_{self._analysis.layers[self.route.layers.start].name}"
+        flat_compute.__name__ = f"{name}_{self._first_layer}"
         traced = tf.function(
             flat_compute,
             autograph=False,
@@ -373,128 +268,66 @@ class Cell:
         )
         specs = [tf.TensorSpec(t.shape, t.dtype) for t in tf.nest.flatten(arguments)]
         concrete = traced.get_concrete_function(*specs)
-        check_pure(concrete.graph, self)
+        _check_pure(concrete.graph, self._index)
         program = _Program(concrete, tf.nest.map_structure(lambda _: 0, packed[0]))
-        self._programs[key, shapes] = program
+        self._programs[kind, shapes] = program
         return program
 
 
-def check_given(info: network.LayerInfo, given: Collected, training: bool) -> None:
-    """Refuse a layer that gives other losses or metrics than it declares.
-
-    Raises:
-        LayerError: naming layer and loss; one that is not declared would count nowhere.
-    """
-    losses = [spec for spec in info.meta.losses if training or not spec.training_only]
-    metrics = [spec for spec in info.meta.metrics if not (training and spec.evaluation_only)]
-    for kind, call, names, found in (
-        ("loss", "add_loss", [spec.name for spec in losses], given.losses),
-        ("metric", "add_sum", [spec.name for spec in metrics], given.sums),
-    ):
-        for name in names:
-            if name not in found:
-                raise errors.LayerError(
-                    f"{info.name}: its Meta declares the {kind} {name!r}, but its fprop gave none. "
-                    f"Call ctx.{call}"
-                )
-        for name in found:
-            if name not in names:
-                near = errors.nearest(name, names) or names
-                raise errors.LayerError(
-                    f"{info.name}: its fprop gave the {kind} {name!r}, which its Meta does not "
-                    f"declare; nearest {', '.join(near) or 'none'}. Declare it, or it would count "
-                    "nowhere"
-                )
-
-
-def check_pure(graph: Any, cell: Cell) -> None:
-    """Refuse a traced program that has a stateful operation or captures a variable.
-
-    Raises:
-        LayerError: naming the operation and the layers among which it stands.
-    """
-    bad = [
-        op
-        for op in graph.get_operations()
-        if op.op_def.is_stateful
-        or (op.type == "Placeholder" and op.outputs[0].dtype == tf.resource)
-    ]
-    if bad:
-        worst = next((op for op in bad if op.type != "Placeholder"), bad[0])
-        raise errors.LayerError(
-            f"cell {cell.index}: {worst.name} ({worst.type}) is stateful, which would serialise "
-            "the devices and break recomputation. Use stateless operations seeded by ctx.seed, and "
-            "theta and ctx.state in place of variables"
-        )
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
-class Kept:
-    """A forward whose inside a tape keeps, for one backward.
+class KeptForward:
+    """A forward call whose intermediate tensors a tape keeps, for one backward.
 
     Attributes:
-        cell: that was called.
-        mode: what the pass is for.
-        tape: watched it.
-        sources: what its gradients are by.
-        forward: what it gave.
+        programs: of the cell.
+        cell: in the pass of the call.
+        tape: that watched the call.
+        sources: the tensors that get a gradient.
+        outputs: of the call.
     """
 
-    cell: Cell
-    mode: Mode
+    programs: CellPrograms
+    cell: network.Cell
     tape: tf.GradientTape
     sources: list[tf.Tensor]
-    forward: Forward
+    outputs: CellOutputs
 
-    def gradients(self, back: Back) -> Gradients:
-        """Go back through it; see `Cell.backward`."""
-        graded = self.cell.graded_exports(self.mode)
-        ends = [t for v in graded for t in floating(self.forward.exports[v])]
-        starts = [t for v in graded for t in back.exports[v]]
-        for loss, scale in zip(self.cell.losses_in(self.mode), back.scales, strict=True):
-            ends.append(self.forward.collected.losses[loss.name])
-            starts.append(precision.cast(scale, ends[-1].dtype))
-        found = self.tape.gradient(ends, self.sources, starts, unconnected_gradients="zero")
-        count = len(self.cell.weights)
-        weights = (
-            [added(total, g) for total, g in zip(back.totals, found[:count], strict=True)]
-            if back.totals
-            else [dense(g) for g in found[:count]]
-        )
-        return self.cell.as_gradients(self.mode, (weights, [dense(g) for g in found[count:]]))
+    def gradients(self, upstream: BackwardInputs) -> CellGradients:
+        """Go back through it; see `CellPrograms.backward`."""
+        return self.programs.gradients_of_kept(self, upstream)
 
 
-def nested(
-    info: network.LayerInfo, tensors: dict[str, tf.Tensor]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a layer's theta and state, nested by child, from tensors by network path."""
-    theta: dict[str, Any] = {}
-    state: dict[str, Any] = {}
-    for spec in info.meta.variables:
-        *parents, last = spec.path.split("/")
-        node = state if spec.is_state else theta
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = computed(spec, tensors[info.paths[spec.path]])
-    return theta, state
+def gradient_sources(cell: network.Cell, inputs: CellInputs, phase: str = "B") -> list[tf.Tensor]:
+    """Return the inputs that get a gradient in a phase: weights, then imports' floating leaves."""
+    leaves = [t for v in cell.imports_with_gradient for t in floating(inputs.imports[v])]
+    return (list(inputs.weights) if phase != "I" else []) + (leaves if phase != "W" else [])
 
 
-def computed(spec: base.VariableSpec, value: tf.Tensor) -> tf.Tensor:
-    """Return a variable's value in the dtype in which its layer reads it."""
-    return precision.cast(value, spec.read_dtype)
+def _accumulated(
+    cell: network.Cell,
+    gradients: Sequence[tf.Tensor | tf.IndexedSlices],
+    accumulators: Sequence[tf.Tensor],
+    phase: str,
+) -> _FlatGradients:
+    """Add the weights' gradients to their accumulators, if there are any; make the rest dense.
+
+    Args:
+        cell: in this pass.
+        gradients: of `gradient_sources`, in their order.
+        accumulators: per weight; empty: none.
+        phase: B, I or W.
+    """
+    count = len(cell.weights) if phase != "I" else 0
+    of_weights, of_imports = gradients[:count], gradients[count:]
+    return (
+        [_added(total, g) for total, g in zip(accumulators, of_weights, strict=True)]
+        if accumulators
+        else [tf.convert_to_tensor(g) for g in of_weights],
+        [tf.convert_to_tensor(g) for g in of_imports],
+    )
 
 
-def floating(nest: Any) -> list[Any]:
-    """Return the floating leaves of a nest of tensors or specs."""
-    return [leaf for leaf in tf.nest.flatten(nest) if leaf.dtype.is_floating]
-
-
-def dense(gradient: Any) -> tf.Tensor:
-    """Return a gradient as a dense tensor."""
-    return tf.convert_to_tensor(gradient)
-
-
-def added(total: tf.Tensor, gradient: Any) -> tf.Tensor:
+def _added(total: tf.Tensor, gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
     """Add a gradient to its accumulator, in the accumulator's dtype; rows are scattered."""
     if isinstance(gradient, tf.IndexedSlices):
         values = precision.cast(gradient.values, total.dtype)
@@ -502,28 +335,65 @@ def added(total: tf.Tensor, gradient: Any) -> tf.Tensor:
     return total + precision.cast(gradient, total.dtype)
 
 
-def mode_for(
-    analysis: network.Analysis,
-    *,
-    training: bool,
-    leaving: Collection[int] = (),
-    input_gradients: bool = False,
-    output_gradients: bool = False,
-) -> Mode:
-    """Return the Mode of a pass over the network.
+def _nested(
+    info: network.LayerInfo, tensors: dict[str, tf.Tensor]
+) -> tuple[dict[str, Nest], dict[str, Nest]]:
+    """Return a layer's theta and state, nested by child, from tensors by network path."""
+    theta: dict[str, Nest] = {}
+    state: dict[str, Nest] = {}
+    for spec in info.meta.variables:
+        *parents, last = spec.path.split("/")
+        node = state if spec.is_state else theta
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = in_read_dtype(spec, tensors[info.paths[spec.path]])
+    return theta, state
 
-    Args:
-        analysis: of the network.
-        training: see `Mode`.
-        leaving: versions that leave the network.
-        input_gradients: gradients by the mini-batch's fields are wanted.
-        output_gradients: gradients of the outputs come from outside.
+
+def _check_collected(info: network.LayerInfo, collected: Collected, training: bool) -> None:
+    """Refuse a layer that adds other losses or metrics than its Meta declares.
+
+    Raises:
+        LayerError: with the layer and the loss; one that is not declared would be counted nowhere.
     """
-    has_weights = [bool(analysis.trainable(n)) for n in range(len(analysis.layers))]
-    flowing = wiring.differentiable(analysis.wiring, has_weights, input_gradients)
-    graded = set(leaving) if output_gradients else set()
-    for route in analysis.routes:
-        for v in route.exports:
-            if any(c not in route.layers for c in analysis.wiring.versions[v].consumers):
-                graded.add(v)
-    return Mode(training, flowing, frozenset(graded), frozenset(leaving))
+    losses = [spec for spec in info.meta.losses if training or not spec.training_only]
+    metrics = [spec for spec in info.meta.metrics if not (training and spec.evaluation_only)]
+    for kind, call, declared, added in (
+        ("loss", "add_loss", [spec.name for spec in losses], collected.losses),
+        ("metric", "add_sum", [spec.name for spec in metrics], collected.sums),
+    ):
+        for name in declared:
+            if name not in added:
+                raise errors.LayerError(
+                    f"{info.name}: its Meta declares the {kind} {name!r}, but its fprop did not "
+                    f"add it. Call ctx.{call}"
+                )
+        for name in added:
+            if name not in declared:
+                near = errors.nearest(name, declared) or declared
+                raise errors.LayerError(
+                    f"{info.name}: its fprop added the {kind} {name!r}, which its Meta does not "
+                    f"declare; nearest {', '.join(near) or 'none'}. Declare it, or it is counted "
+                    "nowhere"
+                )
+
+
+def _check_pure(graph: tf.Graph, cell: int) -> None:
+    """Refuse a traced program that has a stateful operation or captures a variable.
+
+    Raises:
+        LayerError: with the operation, whose name begins with its layer's.
+    """
+    impure = [
+        op
+        for op in graph.get_operations()
+        if op.op_def.is_stateful
+        or (op.type == "Placeholder" and op.outputs[0].dtype == tf.resource)
+    ]
+    if impure:
+        worst = next((op for op in impure if op.type != "Placeholder"), impure[0])
+        raise errors.LayerError(
+            f"cell {cell}: {worst.name} ({worst.type}) is stateful, which would serialise "
+            "the devices and break recomputation. Use stateless operations seeded by ctx.seed, and "
+            "theta and ctx.state in place of variables"
+        )

@@ -1,11 +1,10 @@
-"""The forward slots of a table as a differentiable function, under the user's own tape.
+"""The forward slots of a table as a differentiable function, under the caller's own tape.
 
-Each call of a cell's forward program is given a gradient by `tf.custom_gradient`: the cell's
-backward program, on the cell's own device, which computes the forward again; or, where the policy
-keeps it, the tape that watched the forward. The user's tape sees the call alone and keeps nothing
-of what is inside; second derivatives go through what is computed again, and are refused where a
-forward was kept. On each device backward calls follow one another, in the order in which the
-tape issues them.
+`tf.custom_gradient` gives each forward call a gradient: the cell's backward program, on the cell's
+own device, which recomputes the forward; or, where the policy keeps the forward, the tape that
+watched it. The caller's tape sees only the call and keeps nothing of what is computed inside.
+Second derivatives go through the recomputation, and are refused where a forward was kept. On each
+device backward calls follow one another, in the order in which the caller's tape issues them.
 """
 
 from __future__ import annotations
@@ -15,145 +14,150 @@ from typing import Any
 
 import tensorflow as tf
 
-from lingvo_gpipe import errors
+from lingvo_gpipe import errors, network
 from lingvo_gpipe.execution import cell_programs, executor
-from lingvo_gpipe.layers.context import Collected
-from lingvo_gpipe.schedule import recompute, table
+from lingvo_gpipe.execution.cell_calls import (
+    BackwardInputs,
+    CellGradients,
+    CellInputs,
+    CellOutputs,
+)
+from lingvo_gpipe.nests import Nest, floating
 
 
 def forward(
-    runner: executor.Executor,
-    mode: cell_programs.Mode,
-    table: table.Table,
-    feed: executor.Feed,
-    leaving: Sequence[int],
-    policies: Sequence[str],
-) -> executor.Outcome:
-    """Run the forward slots of `table`; see `Executor.forward`.
+    runner: executor.Executor, tape_pass: network.Pass, inputs: executor.PassInputs
+) -> executor.PassOutputs:
+    """Run the forward slots of a pass; its backward slots are left to the caller's tape.
 
     Args:
         runner: knows cells and devices.
-        mode: what the pass is for.
-        table: the schedule; its backward slots are left to the tape.
-        feed: weights, micro-batches, seeds.
-        leaving: versions wanted as outputs.
-        policies: per cell, its recompute policy.
+        tape_pass: from `Analysis.tape_pass`.
+        inputs: weights, micro-batches, seeds.
     """
-    walk = executor.Walk(runner, mode, table, feed)
-    kept = recompute.reuse(table, policies, fuse=False).kept
-    queues = {device: _Queue(device) for device in runner.devices}
-    for device, slot in table.order():
+    run = executor.PassRun(runner, tape_pass, inputs)
+    queues = {device: _BackwardQueue(device) for device in runner.devices}
+    for device, slot in tape_pass.table.order():
         if slot.phase == "F":
-            with walk.at(device, slot) as run:
-                run.forward(
-                    _differentiable(
-                        runner.cells[slot.cell],
-                        mode,
-                        walk.given(slot),
-                        queues[runner.devices[slot.cell]],
-                        slot.micro_batch in kept[slot.cell],
-                    )
+            cell = tape_pass.cells[slot.cell]
+            with run.call(device, slot) as call:
+                differentiable = _DifferentiableCall(
+                    runner.programs[slot.cell],
+                    cell,
+                    queues[runner.devices[slot.cell]],
+                    keeps=slot.micro_batch in cell.kept,
                 )
-    return walk.outcome(leaving, {})
+                call.store_outputs(differentiable(run.cell_inputs(slot.cell, slot.micro_batch)))
+    return run.outputs({})
 
 
-class _Queue:
-    """The backward calls of a device, one behind the other."""
+class _BackwardQueue:
+    """The backward calls of a device, one after the other."""
 
     def __init__(self, device: str) -> None:
         self._device = device
         self._last: tf.Operation | None = None
 
     def put(self, call: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
-        """Issue a call on the device, behind the one before; return what it gives."""
+        """Issue a call on the device, after the one before; return its result."""
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         before = [self._last] if self._last is not None and self._last.graph is graph else []
         with tf.device(self._device), tf.control_dependencies(before):
-            found = call()
-        if found and graph is not None:
-            self._last = found[0].op
-        return found
+            result = call()
+        if result and graph is not None:
+            self._last = result[0].op
+        return result
 
 
-def _differentiable(
-    cell: cell_programs.Cell,
-    mode: cell_programs.Mode,
-    given: cell_programs.Given,
-    queue: _Queue,
-    keep: bool,
-) -> cell_programs.Forward:
-    wanted = cell.wanted_imports(mode)
-    count = len(given.weights)
-    packed: list[Any] = []
+class _DifferentiableCall:
+    """One forward call of a cell, and its gradient."""
 
-    def of(sources: Sequence[tf.Tensor]) -> cell_programs.Given:
-        imports = _replace(given.imports, wanted, list(sources[count:]))
-        return given._replace(weights=list(sources[:count]), imports=imports)
+    def __init__(
+        self,
+        programs: cell_programs.CellPrograms,
+        cell: network.Cell,
+        queue: _BackwardQueue,
+        *,
+        keeps: bool,
+    ) -> None:
+        self._programs = programs
+        self._cell = cell
+        self._queue = queue
+        self._keeps = keeps
 
-    @tf.custom_gradient
-    def call(*watched: tf.Tensor) -> Any:
-        # Tensors that no tape of the user's watches: it would keep what is computed of them.
-        own = of([tf.stop_gradient(tensor) for tensor in watched])
-        kept = cell.keep(mode, own) if keep else None
-        result = cell.forward(mode, own) if kept is None else kept.forward
-        graded = {v: cell_programs.floating(result.exports[v]) for v in cell.graded_exports(mode)}
-        sums = [result.collected.losses[loss.name] for loss in cell.losses_in(mode)]
-        packed[:] = [(result.exports, result.collected.as_nest())]
-        flat = tf.nest.flatten(packed[0])
-        place = {id(t): i for i, t in enumerate(flat)}
+    def __call__(self, inputs: CellInputs) -> CellOutputs:
+        """Run the forward program; the caller's tape records it as one function."""
+        cell = self._cell
+        if not cell.has_backward:
+            return self._programs.forward(cell, inputs)
+        packed: list[Nest] = []
 
-        def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
-            back = cell_programs.Back(
-                {v: [upstream[place[id(t)]] for t in leaves] for v, leaves in graded.items()},
-                [upstream[place[id(t)]] for t in sums],
-            )
+        @tf.custom_gradient
+        def call(*sources: tf.Tensor) -> Any:
+            # Tensors that the caller's tape does not watch: it would keep what is computed of them.
+            unwatched = self._with_sources(inputs, [tf.stop_gradient(t) for t in sources])
+            kept = self._programs.keep(cell, unwatched) if self._keeps else None
+            outputs = self._programs.forward(cell, unwatched) if kept is None else kept.outputs
+            packed[:] = [outputs.as_nest()]
+            flat = tf.nest.flatten(packed[0])
+            place = {id(t): i for i, t in enumerate(flat)}
 
-            def call_back() -> list[tf.Tensor]:
-                # Of the tensors that are watched, so that second derivatives go through it.
-                found = (
-                    cell.backward(mode, of(watched), back) if kept is None else kept.gradients(back)
+            def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
+                def upstream_of(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+                    return [upstream[place[id(t)]] for t in tensors]
+
+                exports = cell.exports_with_gradient
+                losses = outputs.collected.losses
+                backward_inputs = BackwardInputs(
+                    {v: upstream_of(floating(outputs.exports[v])) for v in exports},
+                    upstream_of([losses[loss.name] for loss in cell.losses]),
                 )
-                gradients = found.weights + [t for v in wanted for t in found.imports[v]]
-                return gradients if kept is None else _differentiated_once(gradients, watched)
 
-            return queue.put(call_back)
+                def backward() -> list[tf.Tensor]:
+                    if kept is not None:
+                        found = self._flat(kept.gradients(backward_inputs))
+                        return _differentiated_once(found, sources)
+                    # Of the watched tensors, so that second derivatives go through it.
+                    watched = self._with_sources(inputs, sources)
+                    return self._flat(self._programs.backward(cell, watched, backward_inputs))
 
-        return flat, gradient
+                return self._queue.put(backward)
 
-    if not (cell.has_backward(mode) and mode.training):
-        return cell.forward(mode, given)
-    flat = call(*cell.sources(mode, given))
-    exports, nest = tf.nest.pack_sequence_as(packed[0], list(flat))
-    collected = Collected()
-    collected.update(nest)
-    return cell_programs.Forward(exports, collected)
+            return flat, gradient
+
+        flat = call(*cell_programs.gradient_sources(cell, inputs))
+        return CellOutputs.of_nest(tf.nest.pack_sequence_as(packed[0], list(flat)))
+
+    def _with_sources(self, inputs: CellInputs, sources: Sequence[tf.Tensor]) -> CellInputs:
+        """Return the inputs with the tensors that get a gradient replaced, in their order."""
+        count = len(inputs.weights)
+        weights, leaves = list(sources[:count]), iter(sources[count:])
+        imports = dict(inputs.imports)
+        for v in self._cell.imports_with_gradient:
+            flat = tf.nest.flatten(imports[v])
+            replaced = [next(leaves) if t.dtype.is_floating else t for t in flat]
+            imports[v] = tf.nest.pack_sequence_as(imports[v], replaced)
+        return inputs._replace(weights=weights, imports=imports)
+
+    def _flat(self, gradients: CellGradients) -> list[tf.Tensor]:
+        """Return the gradients in the order of `gradient_sources`."""
+        of_imports = [t for v in self._cell.imports_with_gradient for t in gradients.imports[v]]
+        return gradients.weights + of_imports
 
 
 def _differentiated_once(
-    found: Sequence[tf.Tensor], sources: Sequence[tf.Tensor]
+    gradients: Sequence[tf.Tensor], sources: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Return gradients by `sources` which refuse to be differentiated in turn."""
+    """Return gradients by `sources` which refuse to be differentiated again."""
 
     @tf.custom_gradient
     def once(*_: tf.Tensor) -> Any:
         def refuse(*_: tf.Tensor) -> Any:
             raise errors.LayerError(
-                "a forward that is kept is differentiated once. Use model.recompute='full' where "
+                "a kept forward can be differentiated only once. Use model.recompute='full' where "
                 "second derivatives are needed"
             )
 
-        return list(found), refuse
+        return list(gradients), refuse
 
-    given: list[tf.Tensor] = list(once(*sources))
-    return given
-
-
-def _replace(
-    imports: dict[int, Any], wanted: Sequence[int], floats: list[tf.Tensor]
-) -> dict[int, Any]:
-    """Return imports with the floating leaves of `wanted` versions replaced, in order."""
-    replaced = dict(imports)
-    for v in wanted:
-        leaves = [floats.pop(0) if t.dtype.is_floating else t for t in tf.nest.flatten(imports[v])]
-        replaced[v] = tf.nest.pack_sequence_as(imports[v], leaves)
-    return replaced
+    return list(once(*sources))

@@ -1,325 +1,293 @@
-"""The executor runs a table: it alone knows cells and devices at once.
+"""The executor runs a pass over the network: it alone knows cells and devices at once.
 
-Called while an outer function is traced, it walks the table once in a topological order and issues
-one call per slot under the slot's device, with a control edge from the device's previous slot and
-nothing else. The graph it adds grows with cells × micro-batches, not with layers.
+It is called while an outer function is traced. It goes through the pass's table in a topological
+order and issues one call per slot, under the slot's device, with one control edge: from the call
+that the device issued before. There is no other order than the table's and the data's. The graph
+that it adds grows with cells × micro-batches, not with layers.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
-from lingvo_gpipe import network, precision
-from lingvo_gpipe.execution import cell_programs
+from lingvo_gpipe import network
+from lingvo_gpipe.execution import cell_calls, cell_programs
 from lingvo_gpipe.layers.context import Collected
-from lingvo_gpipe.network.wiring import FIELD, Wiring
-from lingvo_gpipe.schedule import recompute, table
+from lingvo_gpipe.nests import Nest, floating
+from lingvo_gpipe.schedule.slot import Slot
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Feed:
-    """What a pass over the table is fed.
+class PassInputs:
+    """What a pass over the network is called with.
 
     Attributes:
-        weights: path → tensor in the compute dtype, read once on its device.
+        weights: path → every variable, read once on its device, in the dtype that layers read.
         fields: version of each field → per micro-batch, its nest.
         seeds: per micro-batch, int32 [2].
         step: int64 scalar.
+        loss_scales: loss name → derivative of the update's loss by the loss's sum; training only.
+        accumulators: path → what the weight's gradient is added to; None: zeros.
     """
 
     weights: dict[str, tf.Tensor]
-    fields: dict[int, list[Any]]
+    fields: dict[int, list[Nest]]
     seeds: list[tf.Tensor]
     step: tf.Tensor
+    loss_scales: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
+    accumulators: dict[str, tf.Tensor] | None = None
 
 
-@dataclasses.dataclass(slots=True)
-class Outcome:
-    """What a pass over the table gave, added up over micro-batches.
+@dataclasses.dataclass(frozen=True, slots=True)
+class PassOutputs:
+    """What a pass over the network returns, added up over micro-batches.
 
     Attributes:
         collected: sums of losses, metrics and moments.
-        outputs: version → per micro-batch, its nest.
+        outputs: version that leaves → per micro-batch, its nest.
         gradients: path → gradient, in the dtype of the master copy.
     """
 
     collected: Collected
-    outputs: dict[int, list[Any]]
+    outputs: dict[int, list[Nest]]
     gradients: dict[str, tf.Tensor]
 
 
 class Executor:
-    """Runs tables over cells that are placed on devices."""
+    """Runs passes over cells that are placed on devices.
+
+    Attributes:
+        programs: per cell.
+        devices: per cell, the name of its device.
+    """
 
     def __init__(
         self,
         analysis: network.Analysis,
-        the_cells: Sequence[cell_programs.Cell],
+        programs: Sequence[cell_programs.CellPrograms],
         devices: Sequence[str],
     ) -> None:
         """Make an executor.
 
         Args:
             analysis: of the network.
-            the_cells: its K cells.
-            devices: per cell, the name of its device.
+            programs: see the class.
+            devices: see the class.
         """
-        self._analysis = analysis
-        self.cells = list(the_cells)
+        self.analysis = analysis
+        self.programs = list(programs)
         self.devices = list(devices)
 
     def device_of(self, path: str) -> str:
         """Return the device of the variable at `path`: that of its owner's cell."""
-        return self.devices[self._analysis.cell_of(self._analysis.owner[path])]
+        return self.devices[self.analysis.owner_cell(path)]
 
-    def forward(
-        self, mode: cell_programs.Mode, table: table.Table, feed: Feed, leaving: Sequence[int]
-    ) -> Outcome:
-        """Run a table of forward slots alone."""
-        walk = Walk(self, mode, table, feed)
-        for device, slot in table.order():
-            with walk.at(device, slot) as run:
-                run.forward(self.cells[slot.cell].forward(mode, walk.given(slot)))
-        return walk.outcome(leaving, {})
+    def forward(self, forward_pass: network.Pass, inputs: PassInputs) -> PassOutputs:
+        """Run a pass whose table has forward slots only."""
+        run = PassRun(self, forward_pass, inputs)
+        for device, slot in forward_pass.table.order():
+            with run.call(device, slot) as call:
+                call.forward()
+        return run.outputs({})
 
-    def train(
-        self,
-        mode: cell_programs.Mode,
-        table: table.Table,
-        feed: Feed,
-        *,
-        scales: Mapping[str, tf.Tensor],
-        policies: Sequence[str],
-        fuse: bool,
-        accumulators: Mapping[str, tf.Tensor] | None,
-    ) -> Outcome:
-        """Run a whole table: losses inside, gradients added up.
-
-        Args:
-            mode: what the pass is for.
-            table: the schedule.
-            feed: weights, micro-batches, seeds.
-            scales: loss name → derivative of the update's loss by the loss's sum.
-            policies: per cell, its recompute policy.
-            fuse: fuses the last cell's F and B where they meet.
-            accumulators: path → what gradients are added to; None: zeros.
-        """
-        walk = Walk(self, mode, table, feed)
-        walk.start(scales, accumulators)
-        last = len(self.cells) - 1
-        reuse = recompute.reuse(table, policies, fuse=fuse)
-        for device, slot in table.order():
-            cell, m = self.cells[slot.cell], slot.micro_batch
-            back = cell.has_backward(mode)
-            joined = slot.cell == last and m in reuse.fused and back
+    def train(self, training_pass: network.Pass, inputs: PassInputs) -> PassOutputs:
+        """Run a pass of training: losses inside, gradients of weights added up."""
+        run = PassRun(self, training_pass, inputs)
+        run.start_accumulators()
+        for device, slot in training_pass.table.order():
+            cell, m = training_pass.cells[slot.cell], slot.micro_batch
             if slot.phase == "F":
-                with walk.at(device, slot) as run:
-                    if joined:
-                        run.fused()
-                    elif m in reuse.kept[slot.cell] and back:
-                        run.kept()
+                with run.call(device, slot) as call:
+                    if m in cell.fused:
+                        call.fused()
+                    elif m in cell.kept:
+                        call.kept_forward()
                     else:
-                        run.forward(cell.forward(mode, walk.given(slot)))
-            elif back and not joined:
-                with walk.at(device, slot) as run:
-                    run.backward()
-        return walk.outcome([], walk.gradients())
+                        call.forward()
+            elif cell.has_backward and m not in cell.fused:
+                with run.call(device, slot) as call:
+                    call.backward()
+        return run.outputs(run.weight_gradients())
 
 
-class Walk:
-    """One walk over a table: values, gradients, and each device's previous slot."""
+class PassRun:
+    """A pass while its calls are issued: the tensors so far, and each device's last call.
 
-    def __init__(
-        self, executor: Executor, mode: cell_programs.Mode, table: table.Table, feed: Feed
-    ) -> None:
+    Attributes:
+        executor: that runs it.
+        network_pass: table and cells.
+        inputs: of the pass.
+        values: (version, micro-batch) → nest.
+        value_gradients: (version, micro-batch) → per cell that reads the version, the gradients of
+            its floating leaves.
+        collected: (cell, micro-batch) → what its forward collected.
+        kept: (cell, micro-batch) → its forward, where a tape keeps it.
+        accumulators: per cell and weight, the sum of its gradients so far.
+    """
+
+    def __init__(self, executor: Executor, network_pass: network.Pass, inputs: PassInputs) -> None:
         self.executor = executor
-        self.mode = mode
-        self.table = table
-        self.feed = feed
-        self.values: dict[tuple[int, int], Any] = {
-            (v, m): value for v, parts in feed.fields.items() for m, value in enumerate(parts)
+        self.network_pass = network_pass
+        self.inputs = inputs
+        self.values: dict[tuple[int, int], Nest] = {
+            (v, m): value for v, parts in inputs.fields.items() for m, value in enumerate(parts)
         }
+        self.value_gradients: dict[tuple[int, int], list[list[tf.Tensor]]] = {}
         self.collected: dict[tuple[int, int], Collected] = {}
-        self.previous: dict[int, tf.Operation] = {}
-        self.back: dict[tuple[int, int], list[list[tf.Tensor]]] = {}
-        self.kept: dict[tuple[int, int], cell_programs.Kept] = {}
-        self.totals: list[list[tf.Tensor]] = []
-        self.scales: list[list[tf.Tensor]] = []
+        self.kept: dict[tuple[int, int], cell_programs.KeptForward] = {}
+        self.accumulators: list[list[tf.Tensor]] = []
+        self._last_call: dict[int, tf.Operation] = {}
 
-    def start(
-        self, scales: Mapping[str, tf.Tensor], accumulators: Mapping[str, tf.Tensor] | None
-    ) -> None:
-        """Set out accumulators on each cell's device; a tied weight's carried sum at its owner."""
-        analysis = self.executor._analysis
-        for cell, device in zip(self.executor.cells, self.executor.devices, strict=True):
-            self.scales.append([scales[loss.name] for loss in cell.losses])
-            totals = []
+    def start_accumulators(self) -> None:
+        """Make zeros on each cell's device; a weight's earlier sum begins at its owner."""
+        analysis, given = self.executor.analysis, self.inputs.accumulators
+        for cell, device in zip(self.network_pass.cells, self.executor.devices, strict=True):
+            sums = []
             for path in cell.weights:
-                spec = analysis.variables[path]
-                owned = analysis.owner[path] in cell.route.layers
-                if accumulators is not None and owned:
-                    totals.append(accumulators[path])
+                if given is not None and analysis.owner[path] in cell.layers:
+                    sums.append(given[path])
                 else:
+                    spec = analysis.variables[path]
                     with tf.device(device):
-                        totals.append(tf.zeros(spec.shape, spec.dtype))
-            self.totals.append(totals)
+                        sums.append(tf.zeros(spec.shape, spec.dtype))
+            self.accumulators.append(sums)
 
     @contextlib.contextmanager
-    def at(self, device: int, slot: table.Slot) -> Iterator[_Slot]:
-        """Issue a slot's call under its device, behind the device's previous slot."""
-        before = [self.previous[device]] if device in self.previous else []
-        place = self.executor.devices[slot.cell]
-        with tf.device(place), tf.control_dependencies(before):
-            run = _Slot(self, slot)
-            yield run
-        if run.mark is not None and not tf.executing_eagerly():
-            self.previous[device] = run.mark.op
+    def call(self, device: int, slot: Slot) -> Iterator[_SlotCall]:
+        """Issue a slot's call on its device, after the device's last call."""
+        before = [self._last_call[device]] if device in self._last_call else []
+        with tf.device(self.executor.devices[slot.cell]), tf.control_dependencies(before):
+            call = _SlotCall(self, slot)
+            yield call
+        if call.result is not None and not tf.executing_eagerly():
+            self._last_call[device] = call.result.op
 
-    def given(self, slot: table.Slot) -> cell_programs.Given:
-        """Return the arguments that all of a cell's programs share."""
-        cell, m = self.executor.cells[slot.cell], slot.micro_batch
-        return cell_programs.Given(
-            weights=[self.feed.weights[path] for path in cell.weights],
-            state=[self.feed.weights[path] for path in cell.state],
-            imports={v: self.values[v, m] for v in cell.route.imports},
-            seed=self.feed.seeds[m],
-            step=self.feed.step,
+    def cell_inputs(self, k: int, m: int) -> cell_calls.CellInputs:
+        """Return what all programs of cell k are called with for micro-batch m."""
+        cell = self.network_pass.cells[k]
+        return cell_calls.CellInputs(
+            weights=[self.inputs.weights[path] for path in cell.weights],
+            state=[self.inputs.weights[path] for path in cell.state],
+            imports={v: self.values[v, m] for v in cell.imports},
+            seed=self.inputs.seeds[m],
+            step=self.inputs.step,
         )
 
-    def exported(self, slot: table.Slot) -> dict[int, list[tf.Tensor]]:
-        """Return the summed gradients of a cell's exports, for its backward slot."""
-        cell, m = self.executor.cells[slot.cell], slot.micro_batch
-        found = {}
-        for v in cell.graded_exports(self.mode):
-            leaves = self.back.get((v, m), [])
-            if not leaves:
-                found[v] = [tf.zeros_like(t) for t in cell_programs.floating(self.values[v, m])]
-            else:
-                found[v] = [
-                    tf.add_n(same) if len(same) > 1 else same[0]
-                    for same in zip(*leaves, strict=True)
-                ]
-        return found
+    def backward_inputs(self, k: int, m: int) -> cell_calls.BackwardInputs:
+        """Return what a backward program of cell k is called with besides."""
+        cell = self.network_pass.cells[k]
+        return cell_calls.BackwardInputs(
+            {v: self._added_gradients(v, m) for v in cell.exports_with_gradient},
+            [self.inputs.loss_scales[loss.name] for loss in cell.losses],
+            self.accumulators[k],
+        )
 
-    def gradients(self) -> dict[str, tf.Tensor]:
-        """Return every weight's gradient, a tied one's shares added where its owner lives."""
-        shares: dict[str, list[tf.Tensor]] = {}
-        for cell, totals in zip(self.executor.cells, self.totals, strict=True):
-            for path, total in zip(cell.weights, totals, strict=True):
-                shares.setdefault(path, []).append(total)
+    def weight_gradients(self) -> dict[str, tf.Tensor]:
+        """Return every weight's gradient; a tied one's parts are added on its owner's device."""
+        parts: dict[str, list[tf.Tensor]] = {}
+        for cell, sums in zip(self.network_pass.cells, self.accumulators, strict=True):
+            for path, total in zip(cell.weights, sums, strict=True):
+                parts.setdefault(path, []).append(total)
         gradients = {}
-        for path, parts in shares.items():
+        for path, of_cells in parts.items():
             with tf.device(self.executor.device_of(path)):
-                gradients[path] = tf.add_n(parts) if len(parts) > 1 else parts[0]
+                gradients[path] = _sum(of_cells)
         return gradients
 
-    def outcome(self, leaving: Sequence[int], gradients: dict[str, tf.Tensor]) -> Outcome:
-        """Add up what the micro-batches gave."""
+    def outputs(self, gradients: dict[str, tf.Tensor]) -> PassOutputs:
+        """Add up what the micro-batches collected."""
+        micro_batches = range(self.network_pass.num_micro_batches)
         total = Collected()
         for k, device in enumerate(self.executor.devices):
-            parts = [self.collected[k, m] for m in range(self.table.num_micro_batches)]
-            flat = [tf.nest.flatten(part.as_nest()) for part in parts]
+            nests = [self.collected[k, m].as_nest() for m in micro_batches]
+            leaves = zip(*map(tf.nest.flatten, nests), strict=True)
             with tf.device(device):
-                added = [
-                    tf.add_n(same) if len(same) > 1 else same[0] for same in zip(*flat, strict=True)
-                ]
-            total.update(tf.nest.pack_sequence_as(parts[0].as_nest(), added))
-        outputs = {
-            v: [self.values[v, m] for m in range(self.table.num_micro_batches)] for v in leaving
-        }
-        return Outcome(total, outputs, gradients)
+                added = [_sum(same) for same in leaves]
+            total.update(tf.nest.pack_sequence_as(nests[0], added))
+        leaving = sorted(self.network_pass.mode.leaving)
+        outputs = {v: [self.values[v, m] for m in micro_batches] for v in leaving}
+        return PassOutputs(total, outputs, gradients)
+
+    def _added_gradients(self, version: int, micro_batch: int) -> list[tf.Tensor]:
+        """Return the gradients of a version's leaves, added over the cells that read it."""
+        of_readers = self.value_gradients.get((version, micro_batch), [])
+        if not of_readers:
+            leaves = floating(self.values[version, micro_batch])
+            return [tf.zeros_like(leaf) for leaf in leaves]
+        return [_sum(same) for same in zip(*of_readers, strict=True)]
 
 
-class _Slot:
-    """One slot while its call is issued; `mark` is a tensor of the call."""
+class _SlotCall:
+    """The call of one slot; one of its methods issues it.
 
-    def __init__(self, walk: Walk, slot: table.Slot) -> None:
-        self.walk = walk
-        self.slot = slot
-        self.cell = walk.executor.cells[slot.cell]
-        self.mark: tf.Tensor | None = None
+    Attributes:
+        result: a tensor that the call returned, if any.
+    """
 
-    def forward(self, given: cell_programs.Forward) -> None:
-        """Take what a forward call gave."""
-        k, m = self.slot.cell, self.slot.micro_batch
-        for v, value in given.exports.items():
-            self.walk.values[v, m] = value
-        self.walk.collected[k, m] = given.collected
-        self._mark(given.exports, given.collected.as_nest())
+    def __init__(self, run: PassRun, slot: Slot) -> None:
+        self.result: tf.Tensor | None = None
+        self._run = run
+        self._slot = slot
+        self._key = slot.cell, slot.micro_batch
+        self._cell = run.network_pass.cells[slot.cell]
+        self._programs = run.executor.programs[slot.cell]
+
+    def forward(self) -> None:
+        """Run the forward program."""
+        self.store_outputs(self._programs.forward(self._cell, self._run.cell_inputs(*self._key)))
 
     def fused(self) -> None:
-        """Run forward and backward as one call."""
-        k = self.slot.cell
-        forward, gradients = self.cell.fused(
-            self.walk.mode,
-            self.walk.given(self.slot),
-            scales=self.walk.scales[k],
-            accumulators=self.walk.totals[k],
+        """Run forward and backward as one program."""
+        outputs, gradients = self._programs.fused(
+            self._cell,
+            self._run.cell_inputs(*self._key),
+            self._run.backward_inputs(*self._key),
         )
-        self.forward(forward)
-        self._take(gradients)
+        self.store_outputs(outputs)
+        self._store_gradients(gradients)
 
-    def kept(self) -> None:
-        """Run the forward under a tape of its own, which keeps its intermediate tensors."""
-        kept = self.cell.keep(self.walk.mode, self.walk.given(self.slot))
-        self.walk.kept[self.slot.cell, self.slot.micro_batch] = kept
-        self.forward(kept.forward)
+    def kept_forward(self) -> None:
+        """Run the forward program under a tape of its own, which keeps intermediate tensors."""
+        kept = self._programs.keep(self._cell, self._run.cell_inputs(*self._key))
+        self._run.kept[self._key] = kept
+        self.store_outputs(kept.outputs)
 
     def backward(self) -> None:
-        """Run a backward slot: from what its forward kept, else recomputing."""
-        walk, k, phase = self.walk, self.slot.cell, str(self.slot.phase)
-        kept = walk.kept.get((k, self.slot.micro_batch))
+        """Run a backward: from the kept forward if there is one, else recomputing it."""
+        kept, phase = self._run.kept.get(self._key), self._slot.phase
         if kept is not None and phase == "W":
-            return  # I has done all
-        back = cell_programs.Back(walk.exported(self.slot), walk.scales[k], walk.totals[k])
+            return  # from a kept forward, I has computed all gradients
+        upstream = self._run.backward_inputs(*self._key)
         if kept is not None:
-            self._take(kept.gradients(back))
+            self._store_gradients(kept.gradients(upstream))
         else:
-            self._take(self.cell.backward(walk.mode, walk.given(self.slot), back, phase))
+            inputs = self._run.cell_inputs(*self._key)
+            self._store_gradients(self._programs.backward(self._cell, inputs, upstream, phase))
 
-    def _take(self, gradients: cell_programs.Gradients) -> None:
-        m = self.slot.micro_batch
+    def store_outputs(self, outputs: cell_calls.CellOutputs) -> None:
+        """Hand on what a forward call returned."""
+        for v, value in outputs.exports.items():
+            self._run.values[v, self._slot.micro_batch] = value
+        self._run.collected[self._key] = outputs.collected
+        self._note_result(outputs.as_nest())
+
+    def _store_gradients(self, gradients: cell_calls.CellGradients) -> None:
         for v, leaves in gradients.imports.items():
-            self.walk.back.setdefault((v, m), []).append(leaves)
+            self._run.value_gradients.setdefault((v, self._slot.micro_batch), []).append(leaves)
         if gradients.weights:
-            self.walk.totals[self.slot.cell] = gradients.weights
-        self._mark(gradients.imports, gradients.weights)
+            self._run.accumulators[self._slot.cell] = gradients.weights
+        self._note_result((gradients.imports, gradients.weights))
 
-    def _mark(self, *nests: Any) -> None:
-        for leaf in tf.nest.flatten(nests):
-            self.mark = leaf
-            return
-
-
-def read_weights(
-    analysis: network.Analysis, variables: Mapping[str, tf.Variable], executor: Executor
-) -> dict[str, tf.Tensor]:
-    """Read every variable once, on its own device, weights in the compute dtype."""
-    read = {}
-    for path, variable in variables.items():
-        with tf.device(executor.device_of(path)):
-            value = tf.convert_to_tensor(variable)
-            read[path] = cell_programs.computed(analysis.variables[path], value)
-    return read
+    def _note_result(self, nest: Nest) -> None:
+        flat = tf.nest.flatten(nest)
+        if flat:
+            self.result = flat[0]
 
 
-def field_versions(wiring: Wiring) -> dict[str, int]:
-    """Return field name → version, for every field of the mini-batch."""
-    return {v.name: v.index for v in wiring.versions if v.producer == FIELD}
-
-
-def read_fields(analysis: network.Analysis, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return every field that the network has, name → nest, in the dtypes of its specs."""
-    return {
-        name: tf.nest.map_structure(
-            lambda leaf, spec: precision.cast(leaf, spec.dtype),
-            fields[name],
-            analysis.specs[version],
-        )
-        for name, version in field_versions(analysis.wiring).items()
-    }
+def _sum(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Add tensors; one is returned as it is."""
+    return tf.add_n(tensors) if len(tensors) > 1 else tensors[0]

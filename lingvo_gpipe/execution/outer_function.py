@@ -57,7 +57,10 @@ class OuterFunction:
         """Call it, traced where the shapes are new."""
         if tf.inside_function():
             return self._function(*arguments)
-        shapes = tuple((tuple(t.shape), t.dtype) for t in tf.nest.flatten(arguments))
+        shapes = tuple(
+            None if leaf is None else (tuple(leaf.shape), leaf.dtype)
+            for leaf in tf.nest.flatten(arguments)
+        )
         key = shapes, _structure(arguments)
         if key not in self._concretes:
             self._concretes[key] = self._traced.get_concrete_function(*arguments)

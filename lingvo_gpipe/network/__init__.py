@@ -9,25 +9,22 @@ from lingvo_gpipe import lazy
 
 if TYPE_CHECKING:
     from lingvo_gpipe.network.analysis import Analysis as Analysis
-    from lingvo_gpipe.network.analysis import LayerInfo as LayerInfo
-    from lingvo_gpipe.network.analysis import PipelineParams as PipelineParams
     from lingvo_gpipe.network.analysis import analyze as analyze
     from lingvo_gpipe.network.analysis import forward_table as forward_table
-    from lingvo_gpipe.network.analysis import layer_params as layer_params
-    from lingvo_gpipe.network.analysis import make_table as make_table
+    from lingvo_gpipe.network.cell import Cell as Cell
+    from lingvo_gpipe.network.cell import Mode as Mode
+    from lingvo_gpipe.network.cell import Pass as Pass
+    from lingvo_gpipe.network.params import PipelineParams as PipelineParams
+    from lingvo_gpipe.network.params import layer_params as layer_params
+    from lingvo_gpipe.network.wired_layers import LayerInfo as LayerInfo
 
 # Lazily: `network.partition` needs no TensorFlow, `network.analysis` does.
 __getattr__, __dir__, __all__ = lazy.exports(
     __name__,
     {
-        "analysis": [
-            "Analysis",
-            "LayerInfo",
-            "PipelineParams",
-            "analyze",
-            "forward_table",
-            "layer_params",
-            "make_table",
-        ]
+        "analysis": ["Analysis", "analyze", "forward_table"],
+        "cell": ["Cell", "Mode", "Pass"],
+        "params": ["PipelineParams", "layer_params"],
+        "wired_layers": ["LayerInfo"],
     },
 )

@@ -79,7 +79,7 @@ def holdings(table: table.Table, policies: Sequence[str]) -> list[Holding]:
     A value waits from its producer's F on. Of those micro-batches whose gradient the producer's
     cell has not got, no more wait than have gone forward there; others wait for W alone.
     """
-    kept = recompute.reuse(table, policies, fuse=False).kept
+    kept = [reuse.kept for reuse in recompute.reuse(table, policies, fuse=False)]
     open_, held, late = ([0] * table.num_cells for _ in range(3))
     ahead, inside, latest = [1] * table.num_cells, [1] * table.num_cells, [0] * table.num_cells
     for slot in table:
@@ -207,7 +207,7 @@ def cuts_within(
         return partition.partition(
             costs[0],
             num_cells,
-            own_costs=dict(enumerate(costs)),
+            cell_costs=dict(enumerate(costs)),
             reach=within.reach,
             speeds=speeds,
             link_costs=links,

@@ -8,6 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from lingvo_gpipe import errors
+from lingvo_gpipe.nests import Nest, SpecNest
+from lingvo_gpipe.network.params import PipelineParams
 
 
 def sizes(
@@ -70,6 +72,17 @@ def batch_size(fields: Mapping[str, Any], batch_dim: int, unbatched: Collection[
             "dimension are to be named in `unbatched`"
         )
     return next(iter(found))
+
+
+def sizes_of(params: PipelineParams, fields: Mapping[str, Nest | SpecNest]) -> tuple[int, ...]:
+    """Return how many examples each micro-batch of a mini-batch holds.
+
+    Args:
+        params: of the network.
+        fields: the mini-batch, name → nest of tensors or `tf.TensorSpec`.
+    """
+    count = batch_size(fields, params.batch_dim, params.unbatched)
+    return sizes(count, params.num_micro_batches, params.micro_batch_size)
 
 
 def split(

@@ -26,7 +26,7 @@ def partition(
     costs: Sequence[float],
     num_partitions: int,
     *,
-    own_costs: Mapping[int, Sequence[float]] | None = None,
+    cell_costs: Mapping[int, Sequence[float]] | None = None,
     reach: Callable[[int, int], int] | None = None,
     speeds: Sequence[float] | None = None,
     link_costs: Sequence[float] | None = None,
@@ -35,13 +35,13 @@ def partition(
 
     The heaviest cell is as light as possible. Among the cuts that reach this, the sum of squared
     cell costs is least: this is the least variance, the paper's criterion, since the sum of all
-    cells is the same for every cut (where it is not, with `own_costs`, `speeds` or `link_costs`,
+    cells is the same for every cut (where it is not, with `cell_costs`, `speeds` or `link_costs`,
     cells are light first and even second). Among equals, the first cells are the shortest.
 
     Args:
         costs: [L] any unit, what each layer costs.
         num_partitions: K, from 1 to L.
-        own_costs: cell → [L] what each layer costs if it lies in that cell, where that differs: in
+        cell_costs: cell → [L] what each layer costs if it lies in that cell, where that differs: in
             one that recomputes nothing, or in the last one, whose forward and backward may be
             fused.
         reach: (cell, start) → the last end so that the cell can hold layers [start, end); `start`
@@ -63,13 +63,13 @@ def partition(
 
     >>> partition([1, 1, 1, 1, 4], 3)
     (2, 2, 1)
-    >>> partition([4, 4, 4, 4, 4, 4], 2, own_costs={1: [3, 3, 3, 3, 3, 3]})
+    >>> partition([4, 4, 4, 4, 4, 4], 2, cell_costs={1: [3, 3, 3, 3, 3, 3]})
     (2, 4)
     """
     num_layers = len(costs)
     if not 1 <= num_partitions <= num_layers:
         raise PartitionError(_wrong_number(num_partitions, num_layers))
-    rows, links = _rows(costs, num_partitions, own_costs or {}, link_costs)
+    rows, links = _rows(costs, num_partitions, cell_costs or {}, link_costs)
     cells = [
         _Cell.of(row, [0, *links, 0], factor, _reaches(index, num_layers, reach))
         for index, (row, factor) in enumerate(
@@ -347,7 +347,7 @@ class _Search:
 def _rows(
     costs: Sequence[float],
     num_partitions: int,
-    own_costs: Mapping[int, Sequence[float]],
+    cell_costs: Mapping[int, Sequence[float]],
     link_costs: Sequence[float] | None,
 ) -> tuple[list[list[int]], list[int]]:
     """Return per cell what each layer costs in it, and what links cost, in whole numbers."""
@@ -355,14 +355,14 @@ def _rows(
     exact = [_numbers("costs", costs, num_layers)]
     numbered = {id(costs): 0}
     row_of = [0] * num_partitions
-    for cell, own in own_costs.items():
+    for cell, own in cell_costs.items():
         if not 0 <= cell < num_partitions:
             raise PartitionError(
-                f"own_costs names cell {cell}, but there are {num_partitions} cells, counted from 0"
+                f"cell_costs has cell {cell}, but there are {num_partitions} cells, counted from 0"
             )
         if id(own) not in numbered:  # many cells share few rows
             numbered[id(own)] = len(exact)
-            exact.append(_numbers(f"own_costs[{cell}]", own, num_layers))
+            exact.append(_numbers(f"cell_costs[{cell}]", own, num_layers))
         row_of[cell] = numbered[id(own)]
     links = [0.0] * (num_layers - 1) if link_costs is None else link_costs
     *rows, whole_links = _whole(*exact, _numbers("link_costs", links, num_layers - 1))

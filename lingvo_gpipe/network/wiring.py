@@ -57,6 +57,11 @@ class Wiring:
     writes: tuple[tuple[int, ...], ...]
     outputs: dict[str, int]
 
+    @property
+    def fields(self) -> dict[str, int]:
+        """Name → version, for every field of the mini-batch."""
+        return {v.name: v.index for v in self.versions if v.producer == FIELD}
+
     def made_of(self, fields: Collection[str]) -> frozenset[int]:
         """Return the versions that depend on no other field than these.
 
@@ -224,7 +229,7 @@ def differentiable(
     return frozenset(found)
 
 
-def flowing(wiring: Wiring, has_weights: Sequence[bool]) -> tuple[bool, ...]:
+def layers_with_gradient(wiring: Wiring, has_weights: Sequence[bool]) -> tuple[bool, ...]:
     """Return per layer whether a gradient of training flows into its weights or through it.
 
     Args:
@@ -232,7 +237,7 @@ def flowing(wiring: Wiring, has_weights: Sequence[bool]) -> tuple[bool, ...]:
         has_weights: per layer, whether it has a weight that is trained.
 
     >>> wiring = wire([Node("stem"), Node("body"), Node("head")], ["x"])
-    >>> flowing(wiring, [False, True, False])
+    >>> layers_with_gradient(wiring, [False, True, False])
     (False, True, True)
     """
     reached = differentiable(wiring, has_weights)

@@ -116,7 +116,7 @@ def _rows(analysis: network.Analysis) -> Iterator[tuple[str, ...]]:
     costs = cell_costs(analysis)
     forms = _Forms(analysis)
     shown: set[Any] = set()
-    for k, route in enumerate(analysis.routes):
+    for k, route in enumerate(analysis.cells):
         layers = [analysis.layers[n] for n in route.layers]
         yield (
             f"cell {k}",
@@ -133,10 +133,7 @@ def _rows(analysis: network.Analysis) -> Iterator[tuple[str, ...]]:
 
 def cell_costs(analysis: network.Analysis) -> list[float]:
     """Return each cell's cost of one micro-batch, as the partition saw it."""
-    return [
-        sum(costs[n] for n in route.layers)
-        for route, costs in zip(analysis.routes, analysis.costs, strict=True)
-    ]
+    return [cell.cost for cell in analysis.cells]
 
 
 def _run_rows(
@@ -144,7 +141,7 @@ def _run_rows(
 ) -> Iterator[tuple[str, ...]]:
     """Yield the row of equal layers in a row, and those of what is inside each of them."""
     first = analysis.layers[same[0]]
-    name, kind = first.name, first.params.owner.__name__
+    name, kind = first.name, base.class_name(first.params)
     if len(same) > 1:
         last = analysis.layers[same[-1]].name
         stem = last.rstrip("0123456789")
@@ -204,7 +201,7 @@ class _Forms:
         if id(info.meta) not in self._known:
             self._known[id(info.meta)] = _inside(info.meta)
         told = self._known[id(info.meta)]
-        return info.params.owner, len(self._analysis.trainable(layer)), told
+        return type(info.params), len(self._analysis.trainable(layer)), told
 
 
 def _inside(meta: base.Meta) -> tuple[Any, ...]:

@@ -16,11 +16,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from lingvo_gpipe import network
-from lingvo_gpipe.execution import cell_programs
+from lingvo_gpipe import nests, network
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.network import memory_formulas, micro_batches, wiring
-from lingvo_gpipe.schedule import recompute, simulate
+from lingvo_gpipe.schedule import simulate
 from lingvo_gpipe.schedule.table import Phase, Slot
 
 INPUT = -1  # the source of links that carry the mini-batch's own fields
@@ -75,45 +74,24 @@ class Network:
     Attributes:
         params: its `network.PipelineParams`.
         analysis: of it.
-        cells: its cells, without programs.
-        has_backward: per cell, whether its backward slots do anything.
+        cells: its cells, in training.
         wanted: per cell, the imports whose gradient it sends back.
-        reuse: what its backwards make use of, where cells have one.
-        kept: per cell, the micro-batches whose forward it keeps.
-        fused: the micro-batches that the last cell runs as one program.
     """
 
     def __init__(self, params: Any, analysis: network.Analysis) -> None:
         """Make it; nothing is traced."""
         self.params = params
         self.analysis = analysis
-        mode = cell_programs.mode_for(analysis, training=True)
-        self.cells = [
-            cell_programs.Cell(k, analysis, (), jit=False) for k in range(len(analysis.routes))
-        ]
-        self.has_backward = [cell.has_backward(mode) for cell in self.cells]
+        self.cells = analysis.cells
         self.wanted = [
-            cell.wanted_imports(mode) if back else []
-            for cell, back in zip(self.cells, self.has_backward, strict=True)
+            cell.imports_with_gradient if cell.has_backward else () for cell in self.cells
         ]
-        self.reuse = recompute.reuse(analysis.table, analysis.policies, fuse=params.fuse)
-        self.kept = [
-            own if back else frozenset[int]()
-            for own, back in zip(self.reuse.kept, self.has_backward, strict=True)
-        ]
-        self.fused = self.reuse.fused if self.has_backward[-1] else frozenset[int]()
-        self._cell_of = [k for k, route in enumerate(analysis.routes) for _ in route.layers]
         self._specs = {size: _specs_for(params, analysis, size) for size in set(analysis.sizes)}
         self._sizes: dict[tuple[int, int, bool], int] = {}
 
     def works(self, slot: Slot) -> bool:
-        """Tell whether a slot does anything; from a kept forward, I does all and W nothing."""
-        k, phase = slot.cell, slot.phase
-        if phase == "F" or not self.has_backward[k]:
-            return phase == "F"
-        if phase == "B" or slot.micro_batch in self.kept[k]:
-            return phase != "W"
-        return bool(self.wanted[k] if phase == "I" else self.cells[k].weights)
+        """Whether a slot has anything to compute."""
+        return self.cells[slot.cell].computes(slot.phase, slot.micro_batch)
 
     def value_bytes(self, version: int, micro_batch: int, *, floating: bool = False) -> int:
         """Return the bytes of a version of the stream in one micro-batch.
@@ -126,13 +104,13 @@ class Network:
         key = version, self.analysis.sizes[micro_batch], floating
         if key not in self._sizes:
             spec = self._specs[key[1]][version]
-            self._sizes[key] = base.spec_bytes(cell_programs.floating(spec) if floating else spec)
+            self._sizes[key] = base.spec_bytes(nests.floating(spec) if floating else spec)
         return self._sizes[key]
 
     def source(self, version: int) -> int:
         """Return the cell that makes a version, or `INPUT`."""
         producer = self.analysis.wiring.versions[version].producer
-        return INPUT if producer == wiring.FIELD else self._cell_of[producer]
+        return INPUT if producer == wiring.FIELD else self.analysis.cell_of(producer)
 
     def is_whole(self, version: int) -> bool:
         """Tell whether a version is a field that all micro-batches share."""
@@ -141,7 +119,7 @@ class Network:
 
     def owner(self, path: str) -> int:
         """Return the cell that owns a variable."""
-        return self._cell_of[self.analysis.owner[path]]
+        return self.analysis.owner_cell(path)
 
 
 def parameter_bytes(net: Network) -> list[int]:
@@ -167,7 +145,7 @@ def copy_bytes(net: Network) -> list[int]:
         total = 0
         for path in [*cell.weights, *cell.state]:
             spec = net.analysis.variables[path]
-            own = net.analysis.owner[path] in cell.route.layers
+            own = net.analysis.owner[path] in cell.layers
             if not own or spec.read_dtype != spec.dtype:
                 total += spec.read_bytes
         totals.append(total)
@@ -187,9 +165,7 @@ def update_bytes(net: Network, slots: Mapping[str, int]) -> list[int]:
     for path, spec in net.analysis.variables.items():
         if spec.is_trained:
             weights[net.analysis.owner[path]].append((spec.size_bytes, slots[path]))
-    return [
-        max(memory_formulas.update(weights[n]) for n in cell.route.layers) for cell in net.cells
-    ]
+    return [max(memory_formulas.update(weights[n]) for n in cell.layers) for cell in net.cells]
 
 
 def links(net: Network) -> tuple[Link, ...]:
@@ -217,7 +193,7 @@ def links(net: Network) -> tuple[Link, ...]:
 
     for cell in net.cells:
         wanted = net.wanted[cell.index]
-        for v in cell.route.imports:
+        for v in cell.imports:
             # A field without a batch side is sent once for all micro-batches.
             counted = range(1 if net.is_whole(v) else len(analysis.sizes))
             size = sum(net.value_bytes(v, m) for m in counted)
@@ -238,11 +214,9 @@ def estimate(net: Network, cell: int) -> CellBytes:
     """Tell a cell's bytes by the layers' formulas, for the largest micro-batch."""
     analysis = net.analysis
     left = kept = working = widest = 0
-    for n in analysis.routes[cell].layers:
+    for n in analysis.cells[cell].layers:
         info = analysis.layers[n]
-        held = memory_formulas.activations(
-            info.params, info.meta, n, analysis.wiring, analysis.specs, analysis.flowing
-        )
+        held = memory_formulas.activations(analysis, info)
         working = max(working, held.forward)
         widest = max(widest, held.beside)
         left += held.residual
@@ -348,7 +322,7 @@ def _imports(net: Network, spans: Spans) -> Iterator[_Held]:
     for m in range(table.num_micro_batches):
         for cell in net.cells:
             device = table.device_of(cell.index)
-            for v in cell.route.imports:
+            for v in cell.imports:
                 source = net.source(v)
                 # Fields are cut and sent before the first slot, shared ones as they are.
                 start = -1.0 if source == INPUT else spans[Slot(source, "F", m)].end_s
@@ -366,7 +340,7 @@ def _returned(net: Network, spans: Spans) -> Iterator[_Held]:
     for cell in net.cells:
         for v in net.wanted[cell.index]:
             source = net.source(v)
-            if source == INPUT or not net.has_backward[source]:
+            if source == INPUT or not net.cells[source].has_backward:
                 continue
             for m in range(table.num_micro_batches):
                 start = _gradient_s(spans, cell.index, m)
@@ -381,7 +355,7 @@ def _residuals(net: Network, spans: Spans, needs: Sequence[CellBytes]) -> Iterat
     """Yield what kept forwards leave."""
     table = net.analysis.table
     for cell in range(len(net.cells)):
-        for m in net.kept[cell]:
+        for m in net.cells[cell].kept:
             start = spans[Slot(cell, "F", m)].start_s
             end = _last_use_s(net, spans, cell, m)
             yield _Held(table.device_of(cell), start, end, needs[cell].residual)
@@ -397,8 +371,8 @@ def _working(
 
 
 def _slot_bytes(net: Network, slot: Slot, needs: CellBytes) -> int:
-    kept = slot.micro_batch in net.kept[slot.cell]
-    if slot.cell == len(net.cells) - 1 and slot.micro_batch in net.fused:
+    kept = slot.micro_batch in net.cells[slot.cell].kept
+    if slot.micro_batch in net.cells[slot.cell].fused:
         return needs.fused
     if slot.phase == "F":
         return max(0, needs.kept_forward - needs.residual) if kept else needs.forward

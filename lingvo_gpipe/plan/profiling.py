@@ -15,8 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from lingvo_gpipe import network, precision, seeds
-from lingvo_gpipe.execution import cell_programs
+from lingvo_gpipe import nests, network, precision, seeds
+from lingvo_gpipe.execution import cell_calls, cell_programs
 from lingvo_gpipe.graphs import traced_memory
 from lingvo_gpipe.network import micro_batches
 from lingvo_gpipe.plan import memory_timeline
@@ -80,12 +80,9 @@ def balance_by_time(
         Seconds per layer of forward, recomputation and backward of one micro-batch.
     """
     times = layer_times(params, fields, runs=runs, warm_up=warm_up, clock=clock)
-    batch = micro_batches.batch_size(fields, params.batch_dim, params.unbatched)
-    sizes = micro_batches.sizes(batch, params.num_micro_batches, params.micro_batch_size)
-    table = network.make_table(params, len(sizes))
-    policies = recompute.policies(params.recompute, table.num_cells)
-    reuse = recompute.reuse(table, policies, fuse=params.fuse)
-    rows = reuse.costs([one.work for one in times])
+    specs = {name: tf.nest.map_structure(_spec, value) for name, value in fields.items()}
+    reuses = [cell.reuse for cell in network.analyze(params, specs).cells]
+    rows = recompute.costs(reuses, [one.work for one in times])
     return tuple(map(statistics.fmean, zip(*rows, strict=True)))
 
 
@@ -108,14 +105,13 @@ def layer_times(
     """
     specs = {name: tf.nest.map_structure(_spec, value) for name, value in fields.items()}
     analysis = _layer_by_layer(params, specs)
-    mode = cell_programs.mode_for(analysis, training=True)
     timed: list[tuple[Any, LayerTime]] = []
     times = []
     for number in range(len(analysis.layers)):
-        form = _form(analysis, mode, number)
+        form = _form(analysis, number)
         found = next((t for known, t in timed if known == form), None)
         if found is None:
-            runner = _Runner(analysis, mode, number, params.jit_compile)
+            runner = _Runner(analysis, number, params.jit_compile)
             found = runner.time(_Stopwatch(clock, runs, warm_up))
             timed.append((form, found))
         times.append(found)
@@ -128,8 +124,7 @@ def _spec(leaf: Any) -> tf.TensorSpec:
 
 def _layer_by_layer(params: Any, fields: dict[str, Any]) -> network.Analysis:
     """Analyse the network with a cell for each layer, all on one device."""
-    batch = micro_batches.batch_size(fields, params.batch_dim, params.unbatched)
-    sizes = micro_batches.sizes(batch, params.num_micro_batches, params.micro_batch_size)
+    sizes = micro_batches.sizes_of(params, fields)
     whole = memory_timeline.uncut(params)
     count = len(network.layer_params(whole))
     order = [f"{k}F0" for k in range(count)] + [f"{k}B0" for k in reversed(range(count))]
@@ -137,12 +132,12 @@ def _layer_by_layer(params: Any, fields: dict[str, Any]) -> network.Analysis:
     return network.analyze(whole, memory_timeline.resized(params, fields, max(sizes)))
 
 
-def _form(analysis: network.Analysis, mode: cell_programs.Mode, number: int) -> Any:
+def _form(analysis: network.Analysis, number: int) -> Any:
     """Return what two layers must share to take equal time."""
     info = analysis.layers[number]
     unnamed = info.params.copy().set(name="", reads=(), writes=(), tie={})
-    route = analysis.routes[number]
-    graded = [v in mode.differentiable for v in (*route.imports, *route.exports)]
+    cell = analysis.cells[number]
+    graded = [v in cell.mode.differentiable for v in (*cell.imports, *cell.exports)]
     reads = [analysis.specs[v] for v in analysis.wiring.reads[number]]
     return unnamed, reads, graded, len(analysis.trainable(number))
 
@@ -171,31 +166,26 @@ class _Stopwatch:
 class _Runner:
     """A layer as a cell of its own, with values to run it on."""
 
-    def __init__(
-        self, analysis: network.Analysis, mode: cell_programs.Mode, number: int, jit: bool
-    ) -> None:
+    def __init__(self, analysis: network.Analysis, number: int, jit: bool) -> None:
         layers: list[Any] = [None] * len(analysis.layers)
         layers[number] = analysis.layers[number].params.instantiate()
-        self.mode = mode
-        self.cell = cell_programs.Cell(number, analysis, layers, jit)
+        self.cell = analysis.cells[number]
+        self.programs = cell_programs.CellPrograms(number, analysis, layers, jit)
         self.given = _values(analysis, self.cell)
         master = precision.policy(analysis.layers[number].params.dtype).variable
         specs = (analysis.variables[path] for path in self.cell.weights)
-        self.back = cell_programs.Back(
+        self.back = cell_calls.BackwardInputs(
             exports={
-                v: [
-                    tf.ones(spec.shape, spec.dtype)
-                    for spec in cell_programs.floating(analysis.specs[v])
-                ]
-                for v in self.cell.graded_exports(mode)
+                v: [tf.ones(spec.shape, spec.dtype) for spec in nests.floating(analysis.specs[v])]
+                for v in self.cell.exports_with_gradient
             },
-            scales=[tf.ones([], master) for _ in self.cell.losses],
-            totals=[tf.zeros(spec.shape, spec.dtype) for spec in specs],
+            loss_scales=[tf.ones([], master) for _ in self.cell.losses],
+            accumulators=[tf.zeros(spec.shape, spec.dtype) for spec in specs],
         )
 
     def time(self, watch: _Stopwatch) -> LayerTime:
-        forward_s = watch.median_s(lambda _: self.cell.forward(self.mode, self.given))
-        if not self.cell.has_backward(self.mode):
+        forward_s = watch.median_s(lambda _: self.programs.forward(self.cell, self.given))
+        if not self.cell.has_backward:
             return LayerTime(forward_s, 0.0, 0.0)
         return LayerTime(
             forward_s,
@@ -203,28 +193,28 @@ class _Runner:
             watch.median_s(lambda _: self._backward()),
         )
 
-    def _backward(self) -> cell_programs.Gradients:
-        return self.cell.backward(self.mode, self.given, self.back)
+    def _backward(self) -> cell_calls.CellGradients:
+        return self.programs.backward(self.cell, self.given, self.back)
 
-    def _keep(self) -> cell_programs.Kept:
-        return self.cell.keep(self.mode, self.given)
+    def _keep(self) -> cell_programs.KeptForward:
+        return self.programs.keep(self.cell, self.given)
 
-    def _from_kept(self, kept: cell_programs.Kept) -> cell_programs.Gradients:
+    def _from_kept(self, kept: cell_programs.KeptForward) -> cell_calls.CellGradients:
         return kept.gradients(self.back)
 
 
-def _values(analysis: network.Analysis, cell: cell_programs.Cell) -> cell_programs.Given:
+def _values(analysis: network.Analysis, cell: network.Cell) -> cell_calls.CellInputs:
     """Return what a cell's programs are called with: fresh weights, and values of its imports."""
 
     def variable(path: str) -> tf.Tensor:
         spec = analysis.variables[path]
         value = spec.initializer(spec.shape, spec.dtype, seeds.variable_seed(0, path))
-        return cell_programs.computed(spec, value)
+        return cell_calls.in_read_dtype(spec, value)
 
-    return cell_programs.Given(
+    return cell_calls.CellInputs(
         weights=[variable(path) for path in cell.weights],
         state=[variable(path) for path in cell.state],
-        imports={v: tf.nest.map_structure(_value, analysis.specs[v]) for v in cell.route.imports},
+        imports={v: tf.nest.map_structure(_value, analysis.specs[v]) for v in cell.imports},
         seed=seeds.base_seed(0),
         step=tf.zeros([], tf.int64),
     )
@@ -267,29 +257,27 @@ def cell_bytes(
 def _traced(
     net: memory_timeline.Network, k: int, layers: Sequence[Any], threads: int
 ) -> memory_timeline.CellBytes:
-    mode = cell_programs.mode_for(net.analysis, training=True)
-    cell = cell_programs.Cell(k, net.analysis, layers, jit=False)
-    back, last = cell.has_backward(mode), k == len(net.cells) - 1
+    cell = net.analysis.cells[k]
+    traced = cell_programs.CellPrograms(k, net.analysis, layers, jit=False)
+    back, last = cell.has_backward, k == len(net.cells) - 1
 
-    def programs(given: cell_programs.Given, behind: cell_programs.Back) -> Any:
+    def programs(given: cell_calls.CellInputs, behind: cell_calls.BackwardInputs) -> Any:
         """Call every program, so that it is traced."""
-        called: list[Any] = [cell.forward(mode, given).exports]
+        called: list[Any] = [traced.forward(cell, given).exports]
         if back:
-            called.append(cell.backward(mode, given, behind).weights)
+            called.append(traced.backward(cell, given, behind).weights)
         if back and last:
-            scales, totals = behind.scales, behind.totals
-            graded = cell.fused(mode, given, scales=scales, accumulators=totals)[1]
-            called.append(graded.weights)
+            called.append(traced.fused(cell, given, behind)[1].weights)
         return called
 
-    def kept(given: cell_programs.Given, behind: cell_programs.Back) -> Any:
+    def kept(given: cell_calls.CellInputs, behind: cell_calls.BackwardInputs) -> Any:
         """Keep a forward and go back through it."""
-        found = cell.keep(mode, given).gradients(behind._replace(totals=()))
+        found = traced.keep(cell, given).gradients(behind._replace(accumulators=()))
         return found.weights, found.imports
 
-    specs = _program_specs(net, cell, mode)
+    specs = _program_specs(net, cell)
     tf.function(programs, autograph=False).get_concrete_function(*specs)
-    graphs = dict(cell.graphs)
+    graphs = dict(traced.graphs)
     is_told = all(map(traced_memory.is_complete, graphs.values()))
     forward = traced_memory.peak_bytes(graphs["F"], threads)
     if not back:
@@ -315,26 +303,26 @@ def _traced(
 
 
 def _program_specs(
-    net: memory_timeline.Network, cell: cell_programs.Cell, mode: cell_programs.Mode
-) -> tuple[cell_programs.Given, cell_programs.Back]:
+    net: memory_timeline.Network, cell: network.Cell
+) -> tuple[cell_calls.CellInputs, cell_calls.BackwardInputs]:
     """Return the specs of what all of a cell's programs share, then of what its backward takes."""
     analysis = net.analysis
 
     def read(path: str) -> tf.TensorSpec:
         return tf.TensorSpec(analysis.variables[path].shape, analysis.variables[path].read_dtype)
 
-    given = cell_programs.Given(
+    given = cell_calls.CellInputs(
         weights=[read(path) for path in cell.weights],
         state=[read(path) for path in cell.state],
-        imports={v: analysis.specs[v] for v in cell.route.imports},
+        imports={v: analysis.specs[v] for v in cell.imports},
         seed=tf.TensorSpec([2], tf.int32),
         step=tf.TensorSpec([], tf.int64),
     )
     master = precision.policy(net.params.dtype).variable
-    back = cell_programs.Back(
-        exports={v: cell_programs.floating(analysis.specs[v]) for v in cell.graded_exports(mode)},
-        scales=[tf.TensorSpec([], master) for _ in cell.losses],
-        totals=[
+    back = cell_calls.BackwardInputs(
+        exports={v: nests.floating(analysis.specs[v]) for v in cell.exports_with_gradient},
+        loss_scales=[tf.TensorSpec([], master) for _ in cell.losses],
+        accumulators=[
             tf.TensorSpec(analysis.variables[path].shape, analysis.variables[path].dtype)
             for path in cell.weights
         ],

@@ -79,10 +79,11 @@ def render(given: step_plan.Plan) -> str:
 
 def _head(given: step_plan.Plan) -> Iterator[str]:
     analysis = given.analysis
+    policies = _policies([cell.policy for cell in analysis.cells])
     yield (
         f"{units.count(given.parameters)} parameters in {len(analysis.layers)} layers; "
         f"K={analysis.table.num_devices}, {len(analysis.sizes)} micro-batches of "
-        f"{describe.sizes_text(analysis.sizes)}, recompute {','.join(_policies(analysis.policies))}"
+        f"{describe.sizes_text(analysis.sizes)}, recompute {','.join(policies)}"
     )
     if given.profiled:
         some = any(cell.is_estimate for cell in given.partitions)

@@ -11,7 +11,7 @@ from typing import Any
 
 from lingvo_gpipe import network, optim
 from lingvo_gpipe.plan import describe, memory_timeline, profiling
-from lingvo_gpipe.schedule import simulate
+from lingvo_gpipe.schedule import recompute, simulate
 
 # A slot of no time would hold nothing. So small a part of the longest is none in the result, and
 # yet no rounding error behind a million of them.
@@ -137,14 +137,15 @@ def make(
     net = memory_timeline.Network(params, analysis)
     if profile:
         times = profiling.layer_times(params, fields)
-        costs = net.reuse.costs([time.work for time in times])
+        reuses = [cell.reuse for cell in analysis.cells]
+        costs = recompute.costs(reuses, [time.work for time in times])
         analysis = network.analyze(params, fields, costs=costs)
         net = memory_timeline.Network(params, analysis)
     else:
         times = tuple(
-            _stated(params, n, info, analysis.flowing[n]) for n, info in enumerate(analysis.layers)
+            _stated(params, n, info, info.has_gradient) for n, info in enumerate(analysis.layers)
         )
-    seconds = [_seconds(net, k, times).on(speed) for k, speed in enumerate(analysis.speeds)]
+    seconds = [_seconds(net, cell.index, times).on(cell.device_speed) for cell in analysis.cells]
     line = _timeline(net, seconds)
     cells = range(len(net.cells))
     needs = (
@@ -171,7 +172,7 @@ def make(
     return Plan(
         partitions=tuple(
             PartitionPlan(
-                layers=tuple(analysis.layers[n].name for n in analysis.routes[k].layers),
+                layers=tuple(analysis.layers[n].name for n in analysis.cells[k].layers),
                 cost_share=loads[k] / (sum(loads) or 1.0),
                 forward_s=seconds[k].forward,
                 backward_s=seconds[k].whole_backward,
@@ -239,20 +240,20 @@ def _seconds(
 ) -> _Seconds:
     """Return what the slots of a cell take."""
     table = net.analysis.table
-    own = [times[n] for n in net.analysis.routes[cell].layers]
+    own = [times[n] for n in net.cells[cell].layers]
     ahead = sum(time.forward_s for time in own)
-    if not net.has_backward[cell]:
+    if not net.cells[cell].has_backward:
         return _Seconds(ahead, 0.0, 0.0, 0.0, 0.0, 0.0)
     from_kept = sum(time.kept_backward_s for time in own)
     # A frozen layer has no backward, but is computed again with its cell.
     again = sum(time.again_s if time.backward_s else time.forward_s for time in own)
     split = table.split()[cell]
-    kept = _share(net.kept[cell], split)
+    kept = _share(net.cells[cell].kept, split)
     inputs, weights = _halves(net, cell, times, again)
     # From a kept forward, I does all and W nothing.
     inputs = (1 - kept) * inputs + kept * from_kept
     weights = (1 - kept) * weights
-    whole_kept = _share(net.kept[cell], frozenset(range(table.num_micro_batches)) - split)
+    whole_kept = _share(net.cells[cell].kept, frozenset(range(table.num_micro_batches)) - split)
     backward = (1 - whole_kept) * again + from_kept
     share = len(split) / table.num_micro_batches
     whole = (1 - share) * backward + share * (inputs + weights)
@@ -269,7 +270,7 @@ def _halves(
     which they depend: of all layers behind the first with such weights. Where there is but one of
     the two to give, it takes the whole backward.
     """
-    layers = net.analysis.routes[cell].layers
+    layers = net.cells[cell].layers
     backs = [times[n].kept_backward_s for n in layers]
     trained = [bool(net.analysis.trainable(n)) for n in layers]
     whole = again + sum(backs)
@@ -294,13 +295,13 @@ def _timeline(net: memory_timeline.Network, seconds: Sequence[_Seconds]) -> simu
     def lengths(times: Iterable[float]) -> list[float]:
         return [max(time, least) for time in times]
 
-    forward = {(net.source(v), cell.index) for cell in net.cells for v in cell.route.imports}
+    forward = {(net.source(v), cell.index) for cell in net.cells for v in cell.imports}
     back = {(net.source(v), k) for k, wanted in enumerate(net.wanted) for v in wanted}
     return simulate.simulate(
         net.analysis.table,
         lengths(cell.forward for cell in seconds),
         lengths(cell.backward for cell in seconds),
-        fused_s=max(seconds[-1].fused, least) if net.fused else None,
+        fused_s=max(seconds[-1].fused, least) if net.cells[-1].fused else None,
         input_gradient_s=lengths(cell.input_gradient for cell in seconds),
         weight_gradient_s=lengths(cell.weight_gradient for cell in seconds),
         link_s={ends: 0.0 for ends in forward if ends[0] != memory_timeline.INPUT},

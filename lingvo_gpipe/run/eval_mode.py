@@ -43,7 +43,7 @@ class CheckpointEvaluator:
         self.pipe.build(self._input.element_spec(training=True))
         check_names(self.pipe, params.eval)
         self._writers: dict[Path, summaries.Writer] = {}
-        key_of = restoring.saved_keys(self.pipe.specs, params.train)
+        key_of = restoring.saved_keys(self.pipe.analysis.variables, params.train)
         variables = {key_of[path]: variable for path, variable in self.pipe.by_path.items()}
         self._checkpoints = checkpoints.Checkpoints(directory, variables, read_only=True)
 

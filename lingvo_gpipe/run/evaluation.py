@@ -124,7 +124,9 @@ def _finished(
     empty: Evaluation,
 ) -> Evaluation:
     """Return `empty` with the results of these means of losses and sums of metrics."""
-    finished = {name: np.asarray(pipe.metrics[name].finish(sums[name])) for name in metrics or sums}
+    finished = {
+        name: np.asarray(pipe.analysis.metrics[name].finish(sums[name])) for name in metrics or sums
+    }
     values = {name: float(result) for name, result in finished.items() if result.ndim == 0}
     arrays = {name: result for name, result in finished.items() if result.ndim}
     coefficients = {loss.name: loss.coefficient for loss in pipe.analysis.losses}
@@ -133,7 +135,7 @@ def _finished(
         values |= {f"loss/{name}": mean for name, mean in means.items()}
     curves: dict[str, float] = {}
     for name, result in arrays.items():
-        curves |= pipe.metrics[name].curves(result)
+        curves |= pipe.analysis.metrics[name].curves(result)
     return dataclasses.replace(empty, values=values, arrays=arrays, curves=curves)
 
 
@@ -144,15 +146,15 @@ def check_names(pipe: pipelining.PipeliningLayer, params: task.Eval) -> None:
         ParamsError: names the nearest.
     """
     losses = [loss.name for loss in pipe.analysis.losses if not loss.training_only]
-    vectors = {metric.name for metric in pipe.metrics.values() if metric.labels}
+    vectors = {metric.name for metric in pipe.analysis.metrics.values() if metric.labels}
     numbers = [
         name
-        for name in params.metrics or pipe.metrics
+        for name in params.metrics or pipe.analysis.metrics
         if name not in vectors and not name.endswith(heads.CONFUSION)
     ]
     known = [*numbers, "loss", *(f"loss/{name}" for name in losses if len(losses) > 1)]
     for path, names, allowed in (
-        ("eval.metrics", params.metrics, list(pipe.metrics)),
+        ("eval.metrics", params.metrics, list(pipe.analysis.metrics)),
         ("eval.best", () if params.best is None else (params.best,), known),
     ):
         for name in names:
@@ -170,7 +172,7 @@ def check_best(pipe: pipelining.PipeliningLayer, name: str, sums: Mapping[str, N
     Raises:
         ParamsError: names those that are.
     """
-    ranks = {n: np.ndim(pipe.metrics[n].finish(total)) for n, total in sums.items()}
+    ranks = {n: np.ndim(pipe.analysis.metrics[n].finish(total)) for n, total in sums.items()}
     if ranks.get(name):
         raise _not_a_number(name, [*(n for n, rank in ranks.items() if not rank), "loss"])
 

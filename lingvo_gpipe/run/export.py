@@ -24,7 +24,7 @@ import tensorflow as tf
 from absl import logging
 
 from lingvo_gpipe import errors, network, seeds, task
-from lingvo_gpipe.execution import cell_programs, executor
+from lingvo_gpipe.execution import cell_calls, cell_programs, mini_batch
 from lingvo_gpipe.input import Function, Program, Serving
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.network import micro_batches
@@ -137,7 +137,7 @@ class Network:
             },
         )
         layers = [info.params.instantiate() for info in self.analysis.layers]
-        self._cell = cell_programs.Cell(0, self.analysis, layers, jit=False)
+        self._programs = cell_programs.CellPrograms(0, self.analysis, layers, jit=False)
         with tf.device("CPU:0"):
             self.by_path: dict[str, tf.Variable] = {
                 path: tf.Variable(
@@ -149,13 +149,14 @@ class Network:
     def __call__(self, fields: Mapping[str, Any]) -> dict[str, tf.Tensor]:
         """Run the network in inference."""
         wiring, params = self.analysis.wiring, self._plain.params
-        read = executor.read_fields(self.analysis, fields)
-        imports = {version: read[name] for name, version in executor.field_versions(wiring).items()}
-        values, _ = self._cell.run(
-            False,
-            cell_programs.Given(
-                weights=[tf.convert_to_tensor(self.by_path[path]) for path in self._cell.weights],
-                state=[tf.convert_to_tensor(self.by_path[path]) for path in self._cell.state],
+        read = mini_batch.read_fields(self.analysis, fields)
+        (cell,) = self.analysis.evaluation_pass(1, outputs=True).cells
+        imports = {version: read[name] for name, version in wiring.fields.items()}
+        values, _ = self._programs.run(
+            cell,
+            cell_calls.CellInputs(
+                weights=[tf.convert_to_tensor(self.by_path[path]) for path in cell.weights],
+                state=[tf.convert_to_tensor(self.by_path[path]) for path in cell.state],
                 imports=imports,
                 seed=seeds.base_seed(params.seed),
                 step=tf.constant(0, tf.int64),

@@ -68,9 +68,9 @@ class Learner:
         self.updater = optim.Updater(
             params.train,
             variables=self.pipe.weights,
-            specs=self.pipe.specs,
-            device_of=self.pipe.device_of,
-            layer_of=self.pipe.layer_of,
+            specs=self.pipe.analysis.variables,
+            device_of=self.pipe.executor.device_of,
+            layer_of=self.pipe.analysis.layer_of,
             state=self.pipe.state,
         )
         with tf.device("CPU:0"):
@@ -125,12 +125,14 @@ class Learner:
         """Assign averages, and slots that begin as their weight, the present weights."""
         for path, average in self.updater.averages.items():
             average.assign(self.pipe.by_path[path])
-        for (path, slot), spec in self.updater.optimizer.slots(self.pipe.specs.values()).items():
+        for (path, slot), spec in self.updater.optimizer.slots(
+            self.pipe.analysis.variables.values()
+        ).items():
             if spec.initial is None:
                 self.updater.slots[path, slot].assign(self.pipe.by_path[path])
 
     def _zeros(self, path: str, variable: tf.Variable) -> tf.Tensor:
-        with tf.device(self.pipe.device_of(path)):
+        with tf.device(self.pipe.executor.device_of(path)):
             return tf.zeros(variable.shape, variable.dtype)
 
     def _update_by_one_batch(self, batch: Batch) -> UpdateResult:

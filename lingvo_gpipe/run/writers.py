@@ -92,7 +92,7 @@ class Writers:
         """Write the curves of an update."""
         scalars = report.scalars()
         for name, total in report.result.sums.items():
-            metric = self._learner.pipe.metrics[name]
+            metric = self._learner.pipe.analysis.metrics[name]
             result = metric.finish(total)
             scalars |= {name: result, **metric.curves(result)}
         self._train.scalars(

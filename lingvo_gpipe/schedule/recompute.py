@@ -41,88 +41,91 @@ def policies(text: str, num_cells: int) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Work:
-    """What a layer does for one micro-batch, in FLOPs, seconds or any unit.
+    """What a layer computes for one micro-batch, in FLOPs, seconds or any unit.
 
     Attributes:
         forward: its forward.
         backward: its backward from a forward that was kept.
-        again: its forward where a backward computes it again.
+        recompute: its forward where a backward computes it again.
     """
 
     forward: float
     backward: float
-    again: float
+    recompute: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Reuse:
-    """How the backward slots of a table come by their forward, where cells have a backward.
+class CellReuse:
+    """How the backward slots of one cell get their forward, if the cell has a backward.
 
     Attributes:
-        kept: per cell, the micro-batches whose forward is kept for its backward.
-        fused: the micro-batches that the last cell runs forward and backward as one program.
-        again: per cell, how often the forward of a micro-batch is computed again, on average; I
-            and W, where both of them work, do so each for itself.
-        halved: per cell, the share of micro-batches whose I and W both work: from a kept forward,
-            I does all, and in cell 0, which reads fields alone, W.
+        kept: the micro-batches whose forward is kept for the backward.
+        fused: the micro-batches whose forward and backward run as one program.
+        recomputations: how often the forward of a micro-batch is computed again, on average. I
+            and W each compute it again where both have work.
+        split_share: the share of micro-batches whose I and W both have work. From a kept forward,
+            I computes all gradients; in cell 0, which reads only fields, W does.
     """
 
-    kept: tuple[frozenset[int], ...]
-    fused: frozenset[int]
-    again: tuple[float, ...]
-    halved: tuple[float, ...]
+    kept: frozenset[int] = frozenset()
+    fused: frozenset[int] = frozenset()
+    recomputations: float = 0.0
+    split_share: float = 0.0
 
-    def costs(self, layers: Sequence[Work]) -> tuple[tuple[float, ...], ...]:
-        """Return per cell what each layer would cost in it; cells that are alike share one row.
+    def cost(self, work: Work) -> float:
+        """Return what a layer costs in the cell.
 
-        A backward that is halved counts once and a half: both halves compute the gradient of the
-        layer's inputs.
+        A backward that is split counts one and a half times: I and W both compute the gradient of
+        the layer's inputs.
 
-        >>> none = frozenset()
-        >>> Reuse((none, none), none, (1.0, 0.0), (0.0, 0.5)).costs([Work(1.0, 2.0, 1.5)])
-        ((4.5,), (3.5,))
+        >>> CellReuse(recomputations=1.0, split_share=0.5).cost(Work(1.0, 2.0, 1.5))
+        5.0
         """
-        shares = list(zip(self.again, self.halved, strict=True))
-        rows = {
-            (again, halved): tuple(
-                work.forward + again * work.again + (1 + halved / 2) * work.backward
-                for work in layers
-            )
-            for again, halved in set(shares)
-        }
-        return tuple(rows[share] for share in shares)
+        backward = (1 + self.split_share / 2) * work.backward
+        return work.forward + self.recomputations * work.recompute + backward
 
 
-def reuse(table: Table, by_cell: Sequence[str], *, fuse: bool) -> Reuse:
-    """Tell what the backwards of a table make use of.
+def costs(reuses: Sequence[CellReuse], layers: Sequence[Work]) -> tuple[tuple[float, ...], ...]:
+    """Return per cell what each layer would cost in it; cells with equal costs share one row."""
+    shares = [(reuse.recomputations, reuse.split_share) for reuse in reuses]
+    by_share = dict(zip(shares, reuses, strict=True))
+    rows = {share: tuple(map(reuse.cost, layers)) for share, reuse in by_share.items()}
+    return tuple(rows[share] for share in shares)
+
+
+def reuse(table: Table, by_cell: Sequence[str], *, fuse: bool) -> tuple[CellReuse, ...]:
+    """Return how the backwards of each cell of a table get their forward.
 
     Args:
         table: the schedule.
         by_cell: per cell, its policy.
         fuse: fuses the last cell's F and B where they meet, unless it keeps every forward.
 
-    >>> table = Table.from_text("0F0,0F1,0B1,0B0")
-    >>> reuse(table, ["full"], fuse=True).again
-    (0.5,)
-    >>> reuse(table, ["except_last"], fuse=False).kept
-    (frozenset({1}),)
+    >>> reverse = Table.from_text("0F0,0F1,0B1,0B0")
+    >>> reuse(reverse, ["full"], fuse=True)[0].recomputations
+    0.5
+    >>> reuse(reverse, ["except_last"], fuse=False)[0].kept
+    frozenset({1})
     """
     forwards: list[list[int]] = [[] for _ in by_cell]
     for _, slot in table.order():
         if slot.phase == "F":
             forwards[slot.cell].append(slot.micro_batch)
     M = table.num_micro_batches
-    count = {"full": 0, "except_last": 1, "never": M}
-    kept = tuple(
-        frozenset(order[len(order) - count[policy] :])
-        for order, policy in zip(forwards, by_cell, strict=True)
-    )
-    fused = table.fused() if fuse and by_cell[-1] != "never" else frozenset[int]()
-    kept = (*kept[:-1], kept[-1] - fused)
-    spared = [*kept[:-1], kept[-1] | fused]
-    halves = [
-        split - own if cell else frozenset[int]()
-        for cell, (own, split) in enumerate(zip(spared, table.split(), strict=True))
-    ]
-    again = tuple((M - len(own) + len(both)) / M for own, both in zip(spared, halves, strict=True))
-    return Reuse(kept, fused, again, tuple(len(both) / M for both in halves))
+    num_kept = {"full": 0, "except_last": 1, "never": M}
+    last, split = len(by_cell) - 1, table.split()
+    reuses = []
+    for k, (order, policy) in enumerate(zip(forwards, by_cell, strict=True)):
+        fused = table.fused() if k == last and fuse and policy != "never" else frozenset[int]()
+        kept = frozenset(order[len(order) - num_kept[policy] :]) - fused
+        not_recomputed = kept | fused
+        both = split[k] - not_recomputed if k else frozenset[int]()
+        reuses.append(
+            CellReuse(
+                kept=kept,
+                fused=fused,
+                recomputations=(M - len(not_recomputed) + len(both)) / M,
+                split_share=len(both) / M,
+            )
+        )
+    return tuple(reuses)

@@ -95,7 +95,7 @@ def test_evaluation_of_several_cells_on_a_device() -> None:
     own = pipelines.pipe(num_partitions=2, num_micro_batches=2, schedule=text)
     own.build(pipelines.batch())
     assert len(own.analysis.cuts) == 4
-    devices = [own.device_of(f"d{n}/kernel")[-5:] for n in range(6)]
+    devices = [own.executor.device_of(f"d{n}/kernel")[-5:] for n in range(6)]
     assert set(devices) == {"CPU:0", "CPU:1"}
     assert devices != sorted(devices)
     wanted = pipelines.plain_loss(own.by_path, pipelines.batch())
@@ -214,7 +214,7 @@ def test_mixed_precision_keeps_float32_gradients(
     np.testing.assert_allclose(result.loss, _in_float32().loss, rtol=tolerance)
     gradients = {path: g / (scale or 1.0) for path, g in result.gradients.items()}
     pipelines.close(gradients, _in_float32().gradients, tolerance)
-    boundary = own.executor.cells[0].graphs["F"].structured_outputs[0]
+    boundary = own.executor.programs[0].graphs["F"].structured_outputs[0]
     assert boundary.dtype == tf.as_dtype(policy.removeprefix("mixed_"))
 
 
@@ -424,8 +424,8 @@ def test_a_context_used_twice_is_refused() -> None:
     with pytest.raises(errors.LayerError) as error:
         own(pipelines.batch(), ctx=ctx)
     assert str(error.value) == (
-        "this context has collected the loss 'loss' before, which would be lost. Give each call a "
-        "context of its own: context(training=...)"
+        "this context has collected the loss 'loss' before, which would be lost. Use a new "
+        "context for each call: context(training=...)"
     )
 
 
@@ -459,8 +459,8 @@ def test_training_without_a_loss_is_refused() -> None:
     with pytest.raises(errors.LayerError) as error:
         own.value_and_gradients({"x": pipelines.batch()["x"]})
     assert str(error.value) == (
-        "the network gives no loss, so that nothing would be trained. End it in a layer that gives "
-        "one (Softmax, MeanSquaredError), or use fprop under your own tape"
+        "the network has no loss, so nothing would be trained. End it with a layer that has one "
+        "(Softmax, MeanSquaredError), or use fprop under your own tape"
     )
     assert own.evaluate({"x": pipelines.batch()["x"]}, outputs=True).outputs["x"].shape == [
         pipelines.N,
@@ -474,21 +474,21 @@ def test_training_by_a_forward_only_table_is_refused() -> None:
     with pytest.raises(errors.ScheduleError) as error:
         own.value_and_gradients(pipelines.batch())
     assert str(error.value) == (
-        "the schedule has forward slots alone, so that nothing would be trained. Use gpipe or "
-        "1f1b; evaluate() needs no schedule of its own"
+        "the schedule has forward slots only, so nothing would be trained. Use gpipe or 1f1b; "
+        "evaluate() makes its own schedule"
     )
 
 
-@pytest.mark.parametrize("name", ["weights", "state", "by_path", "specs", "metrics", "executor"])
+@pytest.mark.parametrize("name", ["weights", "state", "by_path", "analysis", "executor"])
 def test_asking_before_building_is_refused(name: str) -> None:
     with pytest.raises(errors.LayerError) as error:
         getattr(pipelines.three(), name)
     assert str(error.value) == (
-        "the pipeline has no variables yet. Call build(fields) first, or give it a mini-batch"
+        "the pipeline has no variables yet. Call build(fields) first, or run a mini-batch"
     )
 
 
-def test_a_missing_field_is_told_at_every_door() -> None:
+def test_a_missing_field_is_refused_by_every_call() -> None:
     own = pipelines.three()
     own.build(pipelines.batch())
     fields = {"x": pipelines.batch()["x"]}
@@ -504,7 +504,7 @@ def test_a_missing_field_is_told_at_every_door() -> None:
             call(fields)
         assert str(error.value) == (
             "the mini-batch has no field 'target', with which the pipeline was built; it has x. "
-            "Give every field"
+            "Include every field"
         )
 
 

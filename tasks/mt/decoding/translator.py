@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, network, pipelining, task
-from lingvo_gpipe.execution import executor, outer_function
+from lingvo_gpipe.execution import outer_function, variables
 from lingvo_gpipe.run import restoring
 from lingvo_gpipe.tasks.mt.decoding import incremental
 from lingvo_gpipe.tasks.mt.decoding import search as search_lib
@@ -185,7 +185,7 @@ class Translator:
         steps = incremental.steps(pipe.analysis)
         parts = [
             incremental.Part(steps[n] for n in route.layers if n in steps)
-            for route in pipe.analysis.routes
+            for route in pipe.analysis.cells
         ]
         devices = pipe.executor.devices
         self._cells = [
@@ -347,7 +347,7 @@ class Translator:
 
     def _thetas(self) -> tuple[list[incremental.Theta], list[incremental.Theta]]:
         """Read the weights, on their devices: per cell those of `begin`, and of `extend`."""
-        weights = executor.read_weights(self._analysis, self._pipe.by_path, self._pipe.executor)
+        weights = variables.read_weights(self._pipe.executor, self._pipe.by_path)
         begins, extends = [], []
         for cell in self._cells:
             with tf.device(cell.device):
@@ -417,7 +417,9 @@ class Decoder:
         self.max_length: int = own.decode.max_length or own.input.max_length
         pipe: pipelining.PipeliningLayer = own.model.instantiate()
         pipe.build(source.element_spec(training=True))
-        restored = restoring.restore(pipe.by_path, pipe.specs, own, logdir=logdir, which=checkpoint)
+        restored = restoring.restore(
+            pipe.by_path, pipe.analysis.variables, own, logdir=logdir, which=checkpoint
+        )
         self.step: int = restored.step
         self._translator = Translator(
             pipe,

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, layers, pipelining
-from lingvo_gpipe.execution import cell_programs, placement
+from lingvo_gpipe import errors, hyperparams, layers, network, pipelining
+from lingvo_gpipe.execution import cell_calls, cell_programs, placement
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.base import Theta
 from lingvo_gpipe.nests import Nest, SpecNest
@@ -72,7 +72,7 @@ def test_no_program_is_ever_inlined_or_stateful(recompute: str) -> None:
         assert library[name].attr["_noinline"].b, name
         assert not library[name].signature.is_stateful, name
     assert {op.type for op in pipelines.calls(graph)} == {"PartitionedCall"}
-    for cell in own.executor.cells:
+    for cell in own.executor.programs:
         for program in cell.graphs.values():
             assert not [op.name for op in program.get_operations() if op.op_def.is_stateful]
 
@@ -82,7 +82,7 @@ def test_backward_programs_compute_their_forward_again() -> None:
     pipelines.step_graph(own)
     matmuls = [
         {phase: pipelines.count(program)["MatMul"] for phase, program in cell.graphs.items()}
-        for cell in own.executor.cells
+        for cell in own.executor.programs
     ]
     # Two layers: 2 forward, 2 by weights, 2 by inputs (not by the mini-batch's own field).
     assert matmuls[0] == {"F": 2, "B": 5}
@@ -119,7 +119,7 @@ def test_under_ones_own_tape_cells_recompute_on_their_devices_in_a_row() -> None
     wanted = {(kind, f"/device:CPU:{k}"): 4 for kind in ("forward", "backward") for k in range(3)}
     assert collections.Counter((pipelines.called(op), op.device) for op in found) == wanted
     # The last cell's two layers: 2 forward, 2 by weights, 2 by inputs.
-    assert pipelines.count(own.executor.cells[2].graphs["B"])["MatMul"] == 6
+    assert pipelines.count(own.executor.programs[2].graphs["B"])["MatMul"] == 6
     for k in range(3):
         row = [op for op in found if pipelines.called(op) == "backward"]
         row = [op for op in row if op.device == f"/device:CPU:{k}"]
@@ -140,21 +140,21 @@ def test_ones_own_tape_keeps_nothing_of_what_is_inside(
     own = pipelines.three(recompute=recompute)
     own.build(pipelines.batch())
     inside: list[tf.Tensor] = []
-    plain = cell_programs.Cell.forward
+    plain = cell_programs.CellPrograms.forward
 
     def spied(
-        cell: cell_programs.Cell, mode: cell_programs.Mode, given: cell_programs.Given
-    ) -> cell_programs.Forward:
+        programs: cell_programs.CellPrograms, cell: network.Cell, given: cell_calls.CellInputs
+    ) -> cell_calls.CellOutputs:
         sums = [tf.reduce_sum(weight) for weight in given.weights]
         sums += [
             tf.reduce_sum(value)
             for version, value in given.imports.items()
-            if version in cell.wanted_imports(mode)
+            if version in cell.imports_with_gradient
         ]
         inside.append(tf.add_n(sums))
-        return plain(cell, mode, given)
+        return plain(programs, cell, given)
 
-    monkeypatch.setattr(cell_programs.Cell, "forward", spied)
+    monkeypatch.setattr(cell_programs.CellPrograms, "forward", spied)
     with tf.GradientTape(persistent=True) as tape:
         loss = tf.reduce_sum(own(pipelines.batch(), training=True))
     weights = list(own.weights.values())
@@ -187,7 +187,7 @@ def test_second_derivatives_are_those_of_the_plain_network_or_refused() -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
     kept = pipelines.three(recompute="never")
     kept.build(fields)
-    with pytest.raises(errors.LayerError, match="a forward that is kept is differentiated once"):
+    with pytest.raises(errors.LayerError, match="a kept forward can be differentiated only once"):
         penalty(kept, pipelined)
 
 
@@ -206,7 +206,7 @@ def test_gathered_rows_are_scattered_into_the_accumulator() -> None:
         "target": pipelines.data(3, 2, 3, seed=2),
     }
     result = own.value_and_gradients(fields)
-    found = pipelines.count(own.executor.cells[0].graphs["B"])
+    found = pipelines.count(own.executor.programs[0].graphs["B"])
     assert found["TensorScatterAdd"] == 1
     assert not {"UnsortedSegmentSum", "IndexedSlicesToDense"} & set(found)
     with tf.GradientTape() as tape:
@@ -270,7 +270,7 @@ def test_a_wholly_frozen_first_cell_has_empty_backward_slots() -> None:
     ]
     assert set(own.frozen_weights) == {"d0/kernel", "d0/bias", "d1/kernel", "d1/bias"}
     assert set(own.value_and_gradients(pipelines.batch()).gradients) == set(own.weights)
-    assert "B" not in own.executor.cells[0].graphs
+    assert "B" not in own.executor.programs[0].graphs
 
 
 def test_variables_and_calls_live_on_their_cells_devices() -> None:
@@ -278,7 +278,7 @@ def test_variables_and_calls_live_on_their_cells_devices() -> None:
     graph = pipelines.step_graph(own)
     for n in range(6):
         device = ("/device:CPU:5", "/device:CPU:1", "/device:CPU:3")[n // 2]
-        assert own.device_of(f"d{n}/kernel") == device
+        assert own.executor.device_of(f"d{n}/kernel") == device
         assert own.by_path[f"d{n}/kernel"].device.endswith(device)
     assert [op.device[-1] for op in pipelines.calls(graph)][:1] == ["5"]
     assert {op.device for op in pipelines.calls(graph)} == set(own.executor.devices)
@@ -289,7 +289,7 @@ def test_variables_and_calls_live_on_their_cells_devices() -> None:
             placed[path] = gradient.device
 
     pipelines.graph_of(gradients)
-    assert placed == {path: own.device_of(path) for path in own.weights}
+    assert placed == {path: own.executor.device_of(path) for path in own.weights}
 
 
 # --- what a cell refuses --------------------------------------------------------------------------
@@ -380,21 +380,23 @@ def test_an_impure_layer_is_refused(kind: str, operation: str) -> None:
     [
         (
             {"declares": ("lost",)},
-            "odd: its Meta declares the loss 'lost', but its fprop gave none. Call ctx.add_loss",
+            "odd: its Meta declares the loss 'lost', but its fprop did not add it. Call "
+            "ctx.add_loss",
         ),
         (
             {"metrics": ("hits",)},
-            "odd: its Meta declares the metric 'hits', but its fprop gave none. Call ctx.add_sum",
+            "odd: its Meta declares the metric 'hits', but its fprop did not add it. Call "
+            "ctx.add_sum",
         ),
         (
             {"declares": ("right",), "gives": ("right", "rigth")},
-            "odd: its fprop gave the loss 'rigth', which its Meta does not declare; nearest right. "
-            "Declare it, or it would count nowhere",
+            "odd: its fprop added the loss 'rigth', which its Meta does not declare; nearest "
+            "right. Declare it, or it is counted nowhere",
         ),
         (  # the last layer's: given twice, whether in one cell or in two
             {"gives": ("loss",)},
-            "odd: its fprop gave the loss 'loss', which its Meta does not declare; nearest none. "
-            "Declare it, or it would count nowhere",
+            "odd: its fprop added the loss 'loss', which its Meta does not declare; nearest none. "
+            "Declare it, or it is counted nowhere",
         ),
     ],
 )

@@ -37,8 +37,8 @@ def _run(metric: str, config: dict[str, Any], x: Any, label: Any, **fields: Any)
         num_micro_batches=4,
     ).instantiate()
     result = pipe.evaluate({"x": x, "label": label, **fields})
-    (name,) = pipe.metrics
-    return pipe.metrics[name].finish(result.sums[name])
+    (name,) = pipe.analysis.metrics
+    return pipe.analysis.metrics[name].finish(result.sums[name])
 
 
 @pytest.mark.parametrize(

@@ -83,12 +83,14 @@ def test_the_given_params_are_left_alone() -> None:
 
 def test_two_layers_of_one_name_are_refused() -> None:
     text = text_of(errors.LayerError, dense(4, name="a"), dense(4, name="a"))
-    assert text == "two layers are named 'a'. Give each its own name"
+    assert text == "two layers are named 'a'. Rename one of them"
 
 
 def test_a_slash_in_a_name_is_refused() -> None:
     text = text_of(errors.LayerError, dense(4, name="a/b"))
-    assert text == "the layer name 'a/b' holds a slash, which separates paths"
+    assert text == (
+        "layer name 'a/b' contains a slash, which separates parts of a path. Rename the layer"
+    )
 
 
 def test_no_layers_are_refused() -> None:
@@ -111,9 +113,7 @@ def test_a_name_given_by_two_layers_is_refused(kind: str) -> None:
     with pytest.raises(errors.LayerError) as error:
         network.analyze(own, {"x": FIELDS["x"], "label": tf.TensorSpec([N], tf.int32)})
     name = {"loss": "loss", "metric": "accuracy"}[kind]
-    assert str(error.value) == (
-        f"two layers give a {kind} named {name!r}. Give one of them another name"
-    )
+    assert str(error.value) == (f"two layers return a {kind} named {name!r}. Rename one of them")
 
 
 # --- recompute, schedule --------------------------------------------------------------------------
@@ -201,13 +201,13 @@ def test_a_tie_with_one_frozen_side_is_frozen(frozen: str) -> None:
     [
         (
             {"kernel": "a/kernal"},
-            "b/kernel is tied to 'a/kernal', which is no variable of its own in the network; "
-            "nearest 'a/kernel'",
+            "b/kernel is tied to 'a/kernal', but no layer owns a variable of this path; nearest "
+            "'a/kernel'",
         ),
         (
             {"kernel": "a/bias"},
-            "b/kernel is (6, 6) float32, but tied to a/bias, which is (6,) float32. Make the two "
-            "alike",
+            "b/kernel is (6, 6) float32, but tied to a/bias, which is (6,) float32. Give both "
+            "the same shape and dtype",
         ),
         (
             {"kernl": "a/kernel"},
@@ -255,13 +255,13 @@ def test_statistics_are_frozen_with_their_layer_alone() -> None:
     assert analyze(dense(4), norm, frozen=whole).frozen_layers == {"norm"}
     text = text_of(errors.LayerError, dense(4), norm, frozen=("norm/moving_*",))
     assert text == (
-        "frozen pattern 'norm/moving_*' fits norm/moving_mean, a statistic, which stands still "
-        "only where its layer is frozen. Freeze norm/*, or where it has no weights, leave the "
-        "pattern out and set trainable=False in its Params"
+        "frozen pattern 'norm/moving_*' matches norm/moving_mean, a statistic, which is frozen "
+        "only together with its layer. Freeze norm/*, or where the layer has no weights, remove "
+        "the pattern and set trainable=False in its Params"
     )
     bare = layers.BatchNorm.Params(name="norm", center=False, scale=False)
     text = text_of(errors.LayerError, dense(4), bare, frozen=("norm/*",))
-    assert "fits norm/moving_mean, a statistic" in text
+    assert "matches norm/moving_mean, a statistic" in text
     block = layers.Sequential.Params(name="block", layers=[dense(4, name="a"), bare])
     still = analyze(block, dense(3), frozen=("block/a/*", "block/norm/*"))
     assert "block" in still.frozen_layers
@@ -271,12 +271,12 @@ def test_statistics_cannot_be_tied() -> None:
     norms = [layers.BatchNorm.Params(name=name) for name in ("one", "two")]
     norms[1].tie = {"moving_mean": "one/moving_mean"}
     text = text_of(errors.LayerError, dense(4), *norms)
-    assert text.startswith("two/moving_mean is a statistic of its own micro-batches and cannot")
+    assert text.startswith("two/moving_mean is a statistic of its layer's micro-batches and cannot")
 
 
 def test_a_frozen_pattern_that_fits_nothing_is_refused() -> None:
     text = text_of(errors.LayerError, dense(4, name="stem"), frozen=("sten/*",))
-    assert text == "frozen pattern 'sten/*' fits no variable; nearest stem/bias, stem/kernel"
+    assert text == "frozen pattern 'sten/*' matches no variable; nearest stem/bias, stem/kernel"
 
 
 # --- shapes ---------------------------------------------------------------------------------------
@@ -319,13 +319,13 @@ def test_a_layers_error_names_the_layer() -> None:
 
 def test_a_layer_with_too_few_outputs_for_its_names_is_refused() -> None:
     text = text_of(errors.LayerError, dense(4, name="d", writes=("x", "y")), outputs=("x", "y"))
-    assert text == ("d writes 2 names (x, y), but gives 1 output. Write as many names as it gives")
+    assert text == ("d writes 2 names (x, y), but returns 1 output. Write one name for each output")
 
 
 def test_a_layer_with_too_many_outputs_for_its_names_is_refused() -> None:
     three = Tripled.Params(name="t", writes=("x", "y"))
     assert text_of(errors.LayerError, three, outputs=("x", "y")) == (
-        "t writes 2 names (x, y), but gives 3 outputs. Write as many names as it gives"
+        "t writes 2 names (x, y), but returns 3 outputs. Write one name for each output"
     )
 
 

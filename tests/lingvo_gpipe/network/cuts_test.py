@@ -21,7 +21,9 @@ def test_ready_cells_are_the_cut() -> None:
     assert [layer.name for layer in found.layers][:3] == ["dense", "dense_1", "dense_2"]
     flat = analyze(*[layer for cell in cells for layer in cell], num_partitions=3, cuts=(1, 2, 2))
     assert list(flat.variables) == list(found.variables)
-    assert flat.routes == found.routes
+    assert [(c.layers, c.imports, c.exports) for c in flat.cells] == [
+        (c.layers, c.imports, c.exports) for c in found.cells
+    ]
 
 
 def test_ready_cells_of_another_number_are_refused() -> None:
@@ -87,7 +89,10 @@ def test_all_cells_of_a_device_are_as_fast_as_it() -> None:
     rows = "0F0,2F0,2B0,0B0\n1F0,3F0,3B0,1B0"
     own = {"num_partitions": 2, "schedule": rows, "device_speeds": (1.0, 2.0), "fuse": False}
     found = analyze(*(dense(D) for _ in range(12)), **own)
-    assert (found.cuts, found.speeds) == ((2, 4, 2, 4), (1.0, 2.0, 1.0, 2.0))
+    assert (found.cuts, tuple(cell.device_speed for cell in found.cells)) == (
+        (2, 4, 2, 4),
+        (1.0, 2.0, 1.0, 2.0),
+    )
 
 
 def test_a_link_that_costs_moves_the_cut_to_where_little_is_sent() -> None:
@@ -101,8 +106,8 @@ def test_a_link_that_costs_moves_the_cut_to_where_little_is_sent() -> None:
     found = network.analyze(params.set(link_cost_per_byte=30.0), fields)
     assert (free.cuts, found.cuts) == ((2, 3), (4, 1))
     sent = [30.0 * 2 * 4 * n for n in units[:-1]]
-    rows = dict(enumerate(found.costs))
-    assert partition.partition(rows[0], 2, own_costs=rows, link_costs=sent) == found.cuts
+    rows = {cell.index: cell.costs for cell in found.cells}
+    assert partition.partition(rows[0], 2, cell_costs=rows, link_costs=sent) == found.cuts
     assert network.analyze(params.set(device_memory="1MiB"), fields).cuts == found.cuts
     with pytest.raises(errors.PartitionError, match=r"^link_cost_per_byte=-1.0 is no cost. Use 0"):
         network.analyze(params.set(link_cost_per_byte=-1.0), fields)
@@ -121,7 +126,7 @@ def test_costs_are_forward_recomputation_and_backward() -> None:
     flops = 2 * N * D * D
     for policy, again in (("full", 1), ("never", 0)):
         found = analyze(dense(D), dense(D), fuse=False, recompute=policy)
-        assert found.costs == ((flops * (1 + again + 2),) * 2,)
+        assert [cell.costs for cell in found.cells] == [(flops * (1 + again + 2),) * 2]
 
 
 def test_each_cells_policy_decides_what_layers_cost_in_it() -> None:
@@ -131,7 +136,7 @@ def test_each_cells_policy_decides_what_layers_cost_in_it() -> None:
         *given, num_partitions=3, num_micro_batches=4, recompute="full,never,except_last"
     )
     kept, once, all_again = 3.0, 3.75, 4.0
-    assert [row[0] / flops for row in found.costs] == [all_again, kept, once]
+    assert [cell.costs[0] / flops for cell in found.cells] == [all_again, kept, once]
     assert found.cuts == (3, 5, 3)  # 12, 15 and 11.25
     assert analyze(*given, num_partitions=3, fuse=False).cuts == (3, 4, 4)
     found = analyze(*given, num_partitions=3, recompute="never,full,full", fuse=False)
@@ -143,28 +148,28 @@ def test_both_halves_of_a_split_backward_cost_the_gradient_of_the_inputs() -> No
     split = "0F0,0F1,,0I0,0W0,0I1,0W1\n,1F0,1I0,1W0,1F1,1I1,1W1"
     found = analyze(dense(D), dense(D), num_partitions=2, num_micro_batches=2, schedule=split)
     # Cell 0 has none to give: 1 + 1 + 2. Cell 1: a forward, and 1 + 1 and 1 + 2 behind it.
-    assert [row[0] / flops for row in found.costs] == [4.0, 6.0]
+    assert [cell.costs[0] / flops for cell in found.cells] == [4.0, 6.0]
 
 
 def test_a_stated_cost_holds_in_every_cell() -> None:
     given = [dense(D, cost=5.0), dense(D), dense(D)]
     found = analyze(*given, num_partitions=3, recompute="full,never,full")
-    assert [row[0] for row in found.costs] == [5.0] * 3
-    assert found.costs[0][1] > found.costs[1][1]
+    assert [cell.costs[0] for cell in found.cells] == [5.0] * 3
+    assert found.cells[0].costs[1] > found.cells[1].costs[1]
 
 
 def test_a_layers_stated_cost_is_taken() -> None:
     given = [dense(4, cost=1.0), dense(4, cost=1.0), dense(4, cost=1.0), dense(4, cost=9.0)]
     found = analyze(*given, num_partitions=2)
     assert found.cuts == (3, 1)
-    assert found.costs == ((1.0, 1.0, 1.0, 9.0),) * 2
+    assert [cell.costs for cell in found.cells] == [(1.0, 1.0, 1.0, 9.0)] * 2
 
 
 def test_given_costs_replace_all() -> None:
     given = [dense(4, cost=7.0), dense(4), dense(4), dense(4)]
     found = analyze(*given, num_partitions=2, costs=(1.0, 1.0, 1.0, 5.0))
     assert found.cuts == (3, 1)
-    assert found.costs == ((1.0, 1.0, 1.0, 5.0),) * 2
+    assert [cell.costs for cell in found.cells] == [(1.0, 1.0, 1.0, 5.0)] * 2
 
 
 def test_costs_of_another_length_are_refused() -> None:

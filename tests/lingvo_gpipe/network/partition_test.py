@@ -28,7 +28,7 @@ def brute_force(
     costs: Sequence[float],
     num_partitions: int,
     *,
-    own_costs: Mapping[int, Sequence[float]] | None = None,
+    cell_costs: Mapping[int, Sequence[float]] | None = None,
     reach: Callable[[int, int], int] | None = None,
     speeds: Sequence[float] | None = None,
     link_costs: Sequence[float] | None = None,
@@ -41,7 +41,7 @@ def brute_force(
         end = 0
         for cell, count in enumerate(cuts):
             start, end = end, end + count
-            parts = list((own_costs or {}).get(cell, costs)[start:end])
+            parts = list((cell_costs or {}).get(cell, costs)[start:end])
             if link_costs is not None:
                 parts += [link_costs[start - 1]] if start else []
                 parts += [link_costs[end - 1]] if cell < num_partitions - 1 else []
@@ -77,7 +77,7 @@ def test_partition_equals_brute_force_with_any_options(
         return st.none() | st.lists(values, min_size=count, max_size=count)
 
     rows = st.lists(any_cost, min_size=len(costs), max_size=len(costs))
-    own_costs = data.draw(st.dictionaries(st.integers(0, num_partitions - 1), rows))
+    cell_costs = data.draw(st.dictionaries(st.integers(0, num_partitions - 1), rows))
     link_costs = data.draw(some(any_cost, len(costs) - 1))
     speeds = data.draw(some(st.sampled_from([0.5, 1.0, 1.1, 3.0]), num_partitions))
     reaches = data.draw(
@@ -94,7 +94,7 @@ def test_partition_equals_brute_force_with_any_options(
         return min(len(costs), start + reaches[cell][start])
 
     options: dict[str, Any] = {
-        "own_costs": own_costs,
+        "cell_costs": cell_costs,
         "reach": None if reaches is None else reach,
         "speeds": speeds,
         "link_costs": link_costs,
@@ -152,11 +152,11 @@ def test_partition_of_2000_layers_on_128_devices_is_balanced() -> None:
 
 def test_last_cell_gets_more_layers_when_it_is_fused() -> None:
     assert partition.partition([4.0] * 15, 4) == (3, 4, 4, 4)
-    assert partition.partition([4.0] * 15, 4, own_costs={3: [3.0] * 15}) == (3, 3, 4, 5)
+    assert partition.partition([4.0] * 15, 4, cell_costs={3: [3.0] * 15}) == (3, 3, 4, 5)
 
 
 def test_a_cell_that_recomputes_nothing_gets_more_layers() -> None:
-    assert partition.partition([4.0] * 14, 4, own_costs={1: [3.0] * 14}) == (3, 5, 3, 3)
+    assert partition.partition([4.0] * 14, 4, cell_costs={1: [3.0] * 14}) == (3, 5, 3, 3)
 
 
 def test_faster_devices_get_more_layers() -> None:
@@ -183,13 +183,13 @@ def test_what_cells_can_hold_moves_the_cut() -> None:
         (0, {"num_partitions": 1}, "there are no layers to cut. Give one or more"),
         (
             3,
-            {"num_partitions": 2, "own_costs": {1: [1, 2]}},
-            "own_costs[1] has 2 numbers. Give 3",
+            {"num_partitions": 2, "cell_costs": {1: [1, 2]}},
+            "cell_costs[1] has 2 numbers. Give 3",
         ),
         (
             3,
-            {"num_partitions": 2, "own_costs": {2: [1, 2, 3]}},
-            "own_costs names cell 2, but there are 2 cells, counted from 0",
+            {"num_partitions": 2, "cell_costs": {2: [1, 2, 3]}},
+            "cell_costs has cell 2, but there are 2 cells, counted from 0",
         ),
         (
             3,

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from benchmarks import activations
 from lingvo_gpipe import layers, network, pipelining
-from lingvo_gpipe.execution import cell_programs
+from lingvo_gpipe.execution import cell_calls, cell_programs
 from lingvo_gpipe.keras_layers import adapter
 from lingvo_gpipe.plan import memory_timeline, profiling, step_plan
 
@@ -78,14 +78,16 @@ def test_a_backward_holds_what_is_asked_of_the_allocator(name: str) -> None:
     params, fields = CASES[name]
     analysis = network.analyze(params, fields)
     net = memory_timeline.Network(params, analysis)
-    mode = cell_programs.mode_for(analysis, training=True)
     made = [info.params.instantiate() for info in analysis.layers]
-    cell = cell_programs.Cell(0, analysis, made, jit=False)
+    programs = cell_programs.CellPrograms(0, analysis, made, jit=False)
+    (cell,) = analysis.cells
     given = profiling._values(analysis, cell)
     totals = [tf.zeros(analysis.variables[path].shape) for path in cell.weights]
 
+    upstream = cell_calls.BackwardInputs({}, [tf.ones([])], totals)
+
     def backward() -> Any:
-        return cell.backward(mode, given, cell_programs.Back({}, [tf.ones([])], totals))
+        return programs.backward(cell, given, upstream)
 
     (told,) = profiling.cell_bytes(net)
     assert not told.is_estimate

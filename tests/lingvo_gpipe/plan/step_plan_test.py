@@ -142,7 +142,7 @@ def test_weights_gradients_and_slots_are_those_of_the_built_pipeline() -> None:
         own = {
             path: variable.numpy().nbytes
             for path, variable in made.by_path.items()
-            if made.layer_of(path) in cell.layers
+            if made.analysis.layer_of(path) in cell.layers
         }
         trained = {path: size for path, size in own.items() if path in made.weights}
         averaged = sum(trained.values()) + sum(own[p] for p in own if p in made.state)

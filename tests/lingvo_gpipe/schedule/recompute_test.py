@@ -13,19 +13,19 @@ SPLIT = table.Table.from_text("0F0,0F1,,0I0,0W0,0I1,0W1\n,1F0,1I0,1W0,1F1,1B1")
 def test_what_a_policy_keeps_is_never_computed_again() -> None:
     table = schedule.make("1f1b", 3, 4)
     found = recompute.reuse(table, ("full", "except_last", "never"), fuse=True)
-    assert found.kept == (frozenset(), frozenset({3}), frozenset(range(4)))
-    assert found.fused == frozenset()
-    assert found.again == (1.0, 0.75, 0.0)
+    assert [cell.kept for cell in found] == [frozenset(), frozenset({3}), frozenset(range(4))]
+    assert not any(cell.fused for cell in found)
+    assert [cell.recomputations for cell in found] == [1.0, 0.75, 0.0]
 
 
 @pytest.mark.parametrize(("name", "fused"), [("gpipe", {3}), ("1f1b", {0, 1, 2, 3})])
 def test_the_last_cell_computes_nothing_again_where_it_is_fused(name: str, fused: set[int]) -> None:
     table = schedule.make(name, 2, 4)
     found = recompute.reuse(table, ("full", "full"), fuse=True)
-    assert found.fused == fused
-    assert found.again == (1.0, 1.0 - len(fused) / 4)
+    assert [cell.fused for cell in found] == [frozenset(), fused]
+    assert [cell.recomputations for cell in found] == [1.0, 1.0 - len(fused) / 4]
     alone = recompute.reuse(table, ("full", "full"), fuse=False)
-    assert (alone.fused, alone.again) == (frozenset(), (1.0, 1.0))
+    assert alone == (recompute.CellReuse(recomputations=1.0),) * 2
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
@@ -40,7 +40,8 @@ def test_what_is_fused_is_not_kept(name: str) -> None:
 def test_both_halves_of_a_split_backward_compute_their_forward_again() -> None:
     def shares(*by_cell: str, fuse: bool = False) -> tuple[tuple[float, ...], ...]:
         found = recompute.reuse(SPLIT, by_cell, fuse=fuse)
-        return found.again, found.halved
+        recomputations = tuple(cell.recomputations for cell in found)
+        return recomputations, tuple(cell.split_share for cell in found)
 
     # Cell 0 has no gradient of inputs to give: its I does nothing.
     assert shares("full", "full") == ((1.0, 1.5), (0.0, 0.5))

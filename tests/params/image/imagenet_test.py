@@ -48,7 +48,7 @@ def test_a_published_model_has_its_published_size(name: str) -> None:
     found = analysis(REGISTRY.model(name)().task())
     parameters, partitions = MODELS[name]
     assert describe.counts(found).parameters == parameters
-    assert len(found.routes) == partitions
+    assert len(found.cells) == partitions
     cells = int(name.rpartition("AmoebaNet")[2][1:].split("x")[0])
     assert len(found.layers) == cells + 6
 

@@ -209,12 +209,12 @@ def test_the_small_stem_has_no_stem_cells() -> None:
 def test_every_link_carries_the_last_two_states() -> None:
     """The state before last goes straight to its reader: two tensors, and labels, no more."""
     found = analysed("D", 18, 256, 1001, num_partitions=4)
-    names = [[found.wiring.versions[v].name for v in route.imports] for route in found.routes]
+    names = [[found.wiring.versions[v].name for v in route.imports] for route in found.cells]
     assert names[0] == ["image"]
-    for before, route, imported in zip(found.routes[:-1], found.routes[1:], names[1:], strict=True):
+    for before, route, imported in zip(found.cells[:-1], found.cells[1:], names[1:], strict=True):
         last, first = before.layers[-1], found.layers[before.layers[-1]].name
         assert set(imported) - {"label"} == {first, found.layers[last - 1].name}
-        assert ("label" in imported) == (route is found.routes[-1])
+        assert ("label" in imported) == (route is found.cells[-1])
 
 
 def test_every_kernel_and_nothing_else_decays() -> None:
@@ -343,10 +343,10 @@ def test_the_auxiliary_head_is_of_training_alone() -> None:
     assert float(told.loss) == float(told.losses["loss"])
     total = float(trained.losses["loss"]) + 0.4 * float(trained.losses["auxiliary"])
     assert float(trained.loss) == pytest.approx(total, rel=1e-6)
-    of_head = {path for path in pipe.specs if path.startswith("normal_0/auxiliary/")}
-    assert {path for path, spec in pipe.specs.items() if spec.training_only} == of_head
+    of_head = {path for path in pipe.analysis.variables if path.startswith("normal_0/auxiliary/")}
+    assert {path for path, spec in pipe.analysis.variables.items() if spec.training_only} == of_head
     assert "normal_0/auxiliary/softmax/kernel" in of_head
-    weights = [path for path in of_head if not pipe.specs[path].is_state]
+    weights = [path for path in of_head if not pipe.analysis.variables[path].is_state]
     assert all(np.any(trained.gradients[path] != 0) for path in weights)
     assert np.all(np.isfinite(pipe({**batch}, training=False)))
 

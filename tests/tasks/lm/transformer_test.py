@@ -61,5 +61,5 @@ def test_the_boundary_between_cells_is_x_alone() -> None:
         layers=transformer.language_model(103), num_partitions=8
     )
     analysis = network.analyze(params, FIELDS)
-    for route in analysis.routes[1:-1]:
+    for route in analysis.cells[1:-1]:
         assert {analysis.wiring.versions[v].name for v in route.imports} == {"x"}

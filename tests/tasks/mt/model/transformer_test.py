@@ -111,7 +111,7 @@ def test_encoder_output_goes_straight_to_the_cells_that_read_it() -> None:
     layers = transformer_layers(2, 32, 2, 50)
     analysis = network.analyze(model(layers, num_partitions=4, cuts=(4, 1, 2, 2)), fields())
     imports = [
-        {analysis.wiring.versions[v].name for v in route.imports} for route in analysis.routes
+        {analysis.wiring.versions[v].name for v in route.imports} for route in analysis.cells
     ]
     assert imports == [
         {"source"},
@@ -133,7 +133,7 @@ def test_transparent_attention_sends_what_decoders_mix(transparent: Any, imports
     decoder = next(i for i, p in enumerate(layers) if p.name == "decoder_1")
     cuts = (decoder, len(layers) - decoder)
     analysis = network.analyze(model(layers, num_partitions=2, cuts=cuts), fields())
-    found = {analysis.wiring.versions[v].name for v in analysis.routes[1].imports}
+    found = {analysis.wiring.versions[v].name for v in analysis.cells[1].imports}
     assert found == imports | {"decoder_0", "target", "source", "label", "weight"}
 
 

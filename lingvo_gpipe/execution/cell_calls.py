@@ -1,0 +1,91 @@
+"""What a cell's programs are called with and what they return; nests for `tf.nest`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from lingvo_gpipe import precision
+from lingvo_gpipe.layers import base
+from lingvo_gpipe.layers.context import Collected
+from lingvo_gpipe.nests import Nest
+
+
+class CellInputs(NamedTuple):
+    """What every program of a cell is called with, whatever its phase.
+
+    Attributes:
+        weights: the cell's `weights` in the compute dtype.
+        state: the cell's `state`.
+        imports: version → nest, for every version in the cell's `imports`.
+        seed: int32 [2], of the micro-batch.
+        step: int64 scalar.
+    """
+
+    weights: Sequence[tf.Tensor]
+    state: Sequence[tf.Tensor]
+    imports: dict[int, Nest]
+    seed: tf.Tensor
+    step: tf.Tensor
+
+
+class BackwardInputs(NamedTuple):
+    """What a backward program is called with besides.
+
+    Attributes:
+        exports: version in the cell's `exports_with_gradient` → gradients of its floating leaves.
+        loss_scales: per loss of the cell, the derivative of the update's loss by the loss's sum.
+        accumulators: per weight, what its gradient is added to; empty: gradients are returned
+            as they are.
+    """
+
+    exports: dict[int, list[tf.Tensor]]
+    loss_scales: Sequence[tf.Tensor]
+    accumulators: Sequence[tf.Tensor] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CellOutputs:
+    """What a forward call returns.
+
+    Attributes:
+        exports: version → nest of tensors.
+        collected: losses, sums and moments of the micro-batch.
+    """
+
+    exports: dict[int, Nest]
+    collected: Collected
+
+    def as_nest(self) -> Nest:
+        """Return both as one nest, so that `tf.nest` can pack it."""
+        return self.exports, self.collected.as_nest()
+
+    @classmethod
+    def of_nest(cls, nest: Nest) -> CellOutputs:
+        """Return the outputs whose `as_nest` is `nest`."""
+        exports, collected_nest = nest
+        collected = Collected()
+        collected.update(collected_nest)
+        return cls(exports, collected)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CellGradients:
+    """What a backward call returns.
+
+    Attributes:
+        imports: version → gradients of its floating leaves.
+        weights: per trained weight of the cell: its accumulator with the gradient of this
+            micro-batch added, or the gradient itself where there were no accumulators.
+    """
+
+    imports: dict[int, list[tf.Tensor]]
+    weights: list[tf.Tensor]
+
+
+def in_read_dtype(spec: base.VariableSpec, value: tf.Tensor) -> tf.Tensor:
+    """Return a variable's value in the dtype in which its layer reads it."""
+    return precision.cast(value, spec.read_dtype)

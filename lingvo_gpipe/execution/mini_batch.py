@@ -1,0 +1,231 @@
+"""A mini-batch through the pipeline: cut into micro-batches, run, and put together again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import tensorflow as tf
+from absl import logging
+
+from lingvo_gpipe import errors, network, precision, seeds
+from lingvo_gpipe.execution import cell_calls, custom_gradient, executor, variables
+from lingvo_gpipe.layers.context import Collected, Context
+from lingvo_gpipe.nests import Nest
+from lingvo_gpipe.network import micro_batches
+
+
+class MiniBatchInputs(NamedTuple):
+    """What a mini-batch is run with; a nest, so that a tf.function takes it.
+
+    Attributes:
+        fields: name → nest of tensors [N, …], all fields of the mini-batch.
+        step: int64 scalar, number of the update.
+        loss_weights: loss name → its weight in the whole update.
+        first_micro_batch: int32 scalar, number of the first micro-batch in the update.
+        accumulators: path → what gradients are added to; None: zeros.
+        loss_scale: scalar factor on the gradients; None: 1.
+    """
+
+    fields: dict[str, Nest]
+    step: tf.Tensor
+    loss_weights: dict[str, tf.Tensor]
+    first_micro_batch: tf.Tensor
+    accumulators: dict[str, tf.Tensor] | None = None
+    loss_scale: tf.Tensor | None = None
+
+
+class MiniBatchResult(NamedTuple):
+    """What a mini-batch returns; the fields of `pipelining.Result` that are tensors."""
+
+    loss: tf.Tensor
+    losses: dict[str, tf.Tensor]
+    sums: dict[str, Nest]
+    gradients: dict[str, tf.Tensor]
+    moments: dict[str, Nest]
+    outputs: dict[str, Nest]
+
+
+class MiniBatchRunner:
+    """Runs mini-batches of any size through a built network.
+
+    Attributes:
+        executor: runs the network's passes.
+        variables: of the network.
+    """
+
+    def __init__(self, runner: executor.Executor, created: variables.PipelineVariables) -> None:
+        self.executor = runner
+        self.variables = created
+        self._analysis = runner.analysis
+        self._params = runner.analysis.params
+
+    def num_micro_batches(self, fields: Mapping[str, Nest]) -> int:
+        """Return M for a mini-batch; log it where that is less than the Params ask for."""
+        sizes, wanted = self._sizes(fields), self._params.num_micro_batches
+        if self._params.micro_batch_size is None and len(sizes) < wanted:
+            logging.log_first_n(
+                logging.WARNING,
+                "a mini-batch of %d examples lowers the number of micro-batches from %d to %d",
+                10,  # times in all: the last mini-batch of every evaluation may be smaller
+                sum(sizes),
+                wanted,
+                len(sizes),
+            )
+        return len(sizes)
+
+    def train(self, inputs: MiniBatchInputs) -> MiniBatchResult:
+        """Run the table of training: losses inside, gradients of all weights.
+
+        Raises:
+            LayerError: the network has no loss.
+            ScheduleError: the table has no backward slots.
+        """
+        if not self._analysis.losses:
+            raise errors.LayerError(
+                "the network has no loss, so nothing would be trained. End it with a layer "
+                "that has one (Softmax, MeanSquaredError), or use fprop under your own tape"
+            )
+        sizes = self._sizes(inputs.fields)
+        training_pass = self._analysis.training_pass(len(sizes))
+        if training_pass.table.is_forward_only:
+            raise errors.ScheduleError(
+                "the schedule has forward slots only, so nothing would be trained. Use gpipe or "
+                "1f1b; evaluate() makes its own schedule"
+            )
+        coefficients = self._coefficients()
+        loss_scales = {
+            name: tf.math.divide_no_nan(tf.constant(coefficients[name], weight.dtype), weight)
+            for name, weight in inputs.loss_weights.items()
+        }
+        if inputs.loss_scale is not None:
+            loss_scales = {
+                name: scale * tf.cast(inputs.loss_scale, scale.dtype)
+                for name, scale in loss_scales.items()
+            }
+        pass_inputs = dataclasses.replace(
+            self.pass_inputs(inputs),
+            loss_scales=loss_scales,
+            accumulators=inputs.accumulators,
+        )
+        outputs = self.executor.train(training_pass, pass_inputs)
+        return self._result(outputs, inputs.loss_weights)
+
+    def evaluate(self, inputs: MiniBatchInputs, *, outputs: bool) -> MiniBatchResult:
+        """Run forward slots only, without training's randomness.
+
+        Args:
+            inputs: the mini-batch.
+            outputs: whether the network's outputs are returned.
+        """
+        num_micro_batches = len(self._sizes(inputs.fields))
+        evaluation_pass = self._analysis.evaluation_pass(num_micro_batches, outputs=outputs)
+        pass_outputs = self.executor.forward(evaluation_pass, self.pass_inputs(inputs))
+        return self._result(pass_outputs, inputs.loss_weights)
+
+    def under_tape(
+        self, fields: dict[str, Nest], weights: Mapping[str, tf.Tensor], ctx: Context
+    ) -> tuple[dict[str, Nest], Collected]:
+        """Run forward slots, each differentiable by the caller's own tape.
+
+        Args:
+            fields: all fields of the mini-batch.
+            weights: path → every variable's value.
+            ctx: its seed is the run's.
+
+        Returns:
+            Name → output of the network, and what the layers collected.
+        """
+        num_micro_batches = self.num_micro_batches(fields)
+        specs = self._analysis.variables
+        read = {path: cell_calls.in_read_dtype(specs[path], v) for path, v in weights.items()}
+        cut = self._cut(fields)
+        micro_batch_seeds = [
+            seeds.micro_batch_seed(ctx.root_seed, ctx.step, m) for m in range(num_micro_batches)
+        ]
+        tape_pass = self._analysis.tape_pass(num_micro_batches, training=ctx.training)
+        pass_inputs = executor.PassInputs(read, cut, micro_batch_seeds, ctx.step)
+        outputs = custom_gradient.forward(self.executor, tape_pass, pass_inputs)
+        return self._merged(outputs), outputs.collected
+
+    def pass_inputs(self, inputs: MiniBatchInputs) -> executor.PassInputs:
+        """Cut a mini-batch into micro-batches, and read every variable once."""
+        cut = self._cut(inputs.fields)
+        base_seed = seeds.base_seed(self._params.seed)
+        return executor.PassInputs(
+            weights=variables.read_weights(self.executor, self.variables.by_path),
+            fields=cut,
+            seeds=[
+                seeds.micro_batch_seed(base_seed, inputs.step, inputs.first_micro_batch + m)
+                for m in range(len(self._sizes(inputs.fields)))
+            ],
+            step=inputs.step,
+        )
+
+    def _sizes(self, fields: Mapping[str, Nest]) -> tuple[int, ...]:
+        return micro_batches.sizes_of(self._params, fields)
+
+    def _cut(self, fields: Mapping[str, Nest]) -> dict[int, list[Nest]]:
+        """Return version of each field → per micro-batch, its nest."""
+        params, versions = self._params, self._analysis.wiring.fields
+        read = read_fields(self._analysis, fields)
+        cut = micro_batches.split(read, self._sizes(fields), params.batch_dim, params.unbatched)
+        return {versions[name]: parts for name, parts in cut.items()}
+
+    def _coefficients(self) -> dict[str, float]:
+        return {loss.name: loss.coefficient for loss in self._analysis.losses}
+
+    def _result(
+        self, outputs: executor.PassOutputs, loss_weights: Mapping[str, tf.Tensor]
+    ) -> MiniBatchResult:
+        master = precision.policy(self._params.dtype).variable
+        collected = outputs.collected
+        means = {
+            name: tf.math.divide_no_nan(tf.cast(collected.losses[name], weight.dtype), weight)
+            for name, weight in loss_weights.items()
+            if name in collected.losses  # an auxiliary head has no loss in evaluation
+        }
+        coefficients = self._coefficients()
+        parts = [tf.constant(coefficients[name], master) * mean for name, mean in means.items()]
+        return MiniBatchResult(
+            loss=tf.add_n(parts) if parts else tf.zeros([], master),
+            losses=means,
+            sums=collected.sums,
+            gradients=outputs.gradients,
+            moments=collected.moments,
+            outputs=self._merged(outputs),
+        )
+
+    def _merged(self, outputs: executor.PassOutputs) -> dict[str, Nest]:
+        """Join the micro-batches' outputs; one that depends on no batched field is whole already.
+
+        Raises:
+            LayerError: an output has no batch dimension along which to join it.
+        """
+        analysis, batch_dim = self._analysis, self._params.batch_dim
+        whole = analysis.wiring.made_of(self._params.unbatched)
+        merged = {}
+        for name, v in analysis.wiring.outputs.items():
+            if v not in outputs.outputs:
+                continue  # not asked for
+            parts = outputs.outputs[v]
+            if v in whole:
+                merged[name] = parts[0]
+                continue
+            if len(parts) > 1:
+                micro_batches.check_batched(name, analysis.specs[v], max(analysis.sizes), batch_dim)
+            merged[name] = micro_batches.merge(parts, batch_dim)
+        return merged
+
+
+def read_fields(analysis: network.Analysis, fields: Mapping[str, Nest]) -> dict[str, Nest]:
+    """Return every field that the network has, name → nest, in the dtypes of its specs."""
+    return {
+        name: tf.nest.map_structure(
+            lambda leaf, spec: precision.cast(leaf, spec.dtype),
+            fields[name],
+            analysis.specs[version],
+        )
+        for name, version in analysis.wiring.fields.items()
+    }

@@ -1,0 +1,99 @@
+"""The variables of a built pipeline, each on the device of the cell that owns it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import tensorflow as tf
+
+from lingvo_gpipe import seeds
+from lingvo_gpipe.execution import cell_calls, executor
+from lingvo_gpipe.layers import base
+from lingvo_gpipe.nests import Nest
+
+
+class PipelineVariables(tf.Module):
+    """Every variable of a network by its path.
+
+    Attributes:
+        by_path: path → variable: weights, frozen weights and statistics.
+    """
+
+    def __init__(self, runner: executor.Executor) -> None:
+        """Create the variables, with their initial values."""
+        super().__init__()
+        analysis = runner.analysis
+        self._specs = analysis.variables
+        self._device_of = runner.device_of
+        self.by_path: dict[str, tf.Variable] = {}
+        for path, spec in analysis.variables.items():
+            with tf.device(runner.device_of(path)):
+                seed = seeds.variable_seed(analysis.params.seed, path)
+                value = spec.initializer(spec.shape, spec.dtype, seed)
+                self.by_path[path] = tf.Variable(
+                    value,
+                    trainable=spec.is_trained,
+                    name=path.replace("/", "."),
+                )
+
+    def where(self, condition: Callable[[base.VariableSpec], bool]) -> dict[str, tf.Variable]:
+        """Return path → variable, for those whose spec meets a condition."""
+        return {path: v for path, v in self.by_path.items() if condition(self._specs[path])}
+
+    def read_nested(self, condition: Callable[[base.VariableSpec], bool]) -> dict[str, Nest]:
+        """Read those whose spec meets a condition, on their devices; nested by layer."""
+        tree: dict[str, Nest] = {}
+        for path, variable in self.where(condition).items():
+            *parents, last = path.split("/")
+            node = tree
+            for parent in parents:
+                node = node.setdefault(parent, {})
+            with tf.device(self._device_of(path)):
+                node[last] = tf.convert_to_tensor(variable)
+        return tree
+
+    def merge_moments(
+        self, layers: Mapping[str, base.Layer], moments: Mapping[str, Nest]
+    ) -> dict[str, tf.Tensor]:
+        """Return path → new value of every statistic.
+
+        Args:
+            layers: name → layer of the network.
+            moments: path of a layer → its moments, added up over an update.
+        """
+        by_layer: dict[str, dict[str, tf.Variable]] = {}
+        for path, variable in self.where(lambda spec: spec.is_state).items():
+            layer_path, _, name = path.rpartition("/")
+            by_layer.setdefault(layer_path, {})[name] = variable
+        values = {}
+        for path, added in moments.items():
+            top, _, rest = path.partition("/")
+            layer, statistics = layers[top].find(rest), by_layer[path]
+            with tf.device(self._device_of(f"{path}/{next(iter(statistics))}")):
+                read = {name: tf.convert_to_tensor(v) for name, v in statistics.items()}
+                for name, value in layer.merge_moments(read, added).items():
+                    values[f"{path}/{name}"] = value
+        return values
+
+
+def read_weights(
+    runner: executor.Executor, by_path: Mapping[str, tf.Variable]
+) -> dict[str, tf.Tensor]:
+    """Read every variable once, on its own device, weights in the compute dtype."""
+    read = {}
+    for path, variable in by_path.items():
+        with tf.device(runner.device_of(path)):
+            value = tf.convert_to_tensor(variable)
+            read[path] = cell_calls.in_read_dtype(runner.analysis.variables[path], value)
+    return read
+
+
+def flatten(tree: Mapping[str, Nest], prefix: str = "") -> dict[str, tf.Tensor]:
+    """Return path → tensor of a tree that is nested by layer, such as theta."""
+    flat: dict[str, tf.Tensor] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{prefix}{name}/"))
+        else:
+            flat[prefix + name] = value
+    return flat

@@ -1,0 +1,142 @@
+"""What is known about one cell in one pass over the network, and about the pass.
+
+A `Cell` is made once, by the analysis. The executor, the cell programs, the plan and the
+measurements read it; none of them decides again what a cell keeps, sends or differentiates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from lingvo_gpipe.layers import base
+from lingvo_gpipe.schedule import recompute
+from lingvo_gpipe.schedule.slot import Phase
+from lingvo_gpipe.schedule.table import Table
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Mode:
+    """What a pass over the network is for; programs are traced for it.
+
+    Attributes:
+        training: dropout drops, batch norm uses its micro-batch, and gradients flow back.
+        differentiable: versions of the stream that gradients flow into.
+        leaving: versions that the pass returns.
+    """
+
+    training: bool
+    differentiable: frozenset[int]
+    leaving: frozenset[int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cell:
+    """Consecutive layers that live on one device, in one pass over the network.
+
+    Attributes:
+        index: k.
+        layers: indices of its layers.
+        device: row of the table, which is the number of its device.
+        device_speed: how fast the device is beside the others.
+        policy: its recompute policy.
+        costs: what each layer of the network costs if it lies in this cell: seconds or FLOPs of
+            forward, recomputation and backward of one micro-batch.
+        weights: network paths of its trained weights, tied ones of other cells included.
+        state: network paths of its frozen weights and statistics.
+        imports: versions of the stream that it receives, fields included, ascending.
+        exports: versions that other cells read or the pass returns, ascending.
+        losses: those that it returns; an auxiliary head's only in training.
+        mode: of the pass.
+        reuse: how its backward gets its forward, if it has a backward.
+    """
+
+    index: int
+    layers: range
+    device: int
+    device_speed: float
+    policy: str
+    costs: tuple[float, ...]
+    weights: tuple[str, ...]
+    state: tuple[str, ...]
+    imports: tuple[int, ...]
+    exports: tuple[int, ...]
+    losses: tuple[base.LossSpec, ...]
+    mode: Mode
+    reuse: recompute.CellReuse
+
+    @property
+    def imports_with_gradient(self) -> tuple[int, ...]:
+        """The imports whose gradient its backward returns."""
+        return tuple(v for v in self.imports if v in self.mode.differentiable)
+
+    @property
+    def exports_with_gradient(self) -> tuple[int, ...]:
+        """The exports whose gradient its backward is called with."""
+        return tuple(v for v in self.exports if v in self.mode.differentiable)
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether a gradient flows back through it; else its backward slots are empty."""
+        sources = self.weights or self.imports_with_gradient
+        targets = self.losses or self.exports_with_gradient
+        return self.mode.training and bool(sources) and bool(targets)
+
+    @property
+    def kept(self) -> frozenset[int]:
+        """The micro-batches whose forward it keeps for the backward."""
+        return self.reuse.kept if self.has_backward else frozenset()
+
+    @property
+    def fused(self) -> frozenset[int]:
+        """The micro-batches whose forward and backward it runs as one program."""
+        return self.reuse.fused if self.has_backward else frozenset()
+
+    @property
+    def cost(self) -> float:
+        """Its cost of one micro-batch, as the partition saw it."""
+        return sum(self.costs[n] for n in self.layers)
+
+    def computes(self, phase: Phase, micro_batch: int) -> bool:
+        """Whether a slot of the cell has anything to compute.
+
+        From a kept forward, I computes all gradients and W none.
+        """
+        if phase == "F" or not self.has_backward:
+            return phase == "F"
+        if phase == "B" or micro_batch in self.kept:
+            return phase != "W"
+        return bool(self.imports_with_gradient if phase == "I" else self.weights)
+
+    def in_pass(self, mode: Mode, exports: tuple[int, ...], reuse: recompute.CellReuse) -> Cell:
+        """Return the same cell in another pass than training's.
+
+        Args:
+            mode: of the pass.
+            exports: versions that other cells read or the pass returns.
+            reuse: how its backward gets its forward in that pass.
+        """
+        losses = tuple(loss for loss in self.losses if mode.training or not loss.training_only)
+        return dataclasses.replace(self, mode=mode, exports=exports, losses=losses, reuse=reuse)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pass:
+    """A pass over the network, for one number of micro-batches.
+
+    Attributes:
+        table: which slot runs when, on which device.
+        cells: in order.
+    """
+
+    table: Table
+    cells: tuple[Cell, ...]
+
+    @property
+    def mode(self) -> Mode:
+        """What the pass is for."""
+        return self.cells[0].mode
+
+    @property
+    def num_micro_batches(self) -> int:
+        """M of its table."""
+        return self.table.num_micro_batches

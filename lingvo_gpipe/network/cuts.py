@@ -1,0 +1,115 @@
+"""Where a network is cut: as its Params state, or by costs, within the devices' memory."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from lingvo_gpipe.console import units
+from lingvo_gpipe.layers import base
+from lingvo_gpipe.network import capacity, layer_costs, memory_formulas, partition, wiring
+from lingvo_gpipe.network.wired_layers import LayerInfo, WiredLayers
+from lingvo_gpipe.schedule import recompute
+from lingvo_gpipe.schedule.table import Table
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CellSettings:
+    """What is known of the cells before it is known which layers they hold.
+
+    Attributes:
+        table: the schedule of training.
+        policies: per cell, its recompute policy.
+        reuses: per cell, how its backward gets its forward.
+        costs: per cell, what each layer of the network costs in it.
+        speeds: per cell, how fast its device is.
+    """
+
+    table: Table
+    policies: tuple[str, ...]
+    reuses: tuple[recompute.CellReuse, ...]
+    costs: tuple[tuple[float, ...], ...]
+    speeds: tuple[float, ...]
+
+
+def choose(layers: WiredLayers, settings: CellSettings) -> tuple[int, ...]:
+    """Return the number of layers in each cell.
+
+    Raises:
+        PartitionError: cuts that the Params state do not fit, or no cut fits the devices' memory.
+    """
+    params, table = layers.params, settings.table
+    links = layer_costs.links(layers)
+    stated = tuple(len(cell) for cell in params.cells) if params.cells else params.cuts
+    partition.check_cells(stated, len(layers.layers), table.num_cells, table.num_devices)
+    if stated is not None:
+        return partition.check_cuts(stated, len(layers.layers), table.num_cells)
+    if params.device_memory is None:
+        return partition.partition(
+            settings.costs[0],
+            table.num_cells,
+            cell_costs=dict(enumerate(settings.costs)),
+            speeds=settings.speeds,
+            link_costs=links,
+        )
+    return capacity.cuts_within(
+        params.device_memory,
+        _capacity(layers, settings, params.device_memory),
+        settings.costs,
+        [layer.name for layer in layers.layers],
+        settings.speeds,
+        links,
+    )
+
+
+def _capacity(layers: WiredLayers, settings: CellSettings, device_memory: str) -> capacity.Capacity:
+    """Return how far cells reach in the memory of a device, by formula."""
+    # A kept forward also leaves what frozen layers compute.
+    keeps_all = set(settings.policies) != {"full"}
+    unbatched = layers.params.unbatched
+    return capacity.Capacity(
+        [_layer_bytes(layers, layer, keeps_all) for layer in layers.layers],
+        [
+            capacity.ValueBytes(
+                base.spec_bytes(layers.specs[v.index]),
+                v.producer,
+                v.consumers,
+                shared=v.producer == wiring.FIELD and v.name in unbatched,
+            )
+            for v in layers.wiring.versions
+        ],
+        capacity.holdings(settings.table, settings.policies),
+        settings.table.num_micro_batches,
+        units.parse_size(device_memory),
+    )
+
+
+def _layer_bytes(layers: WiredLayers, layer: LayerInfo, keeps_all: bool) -> capacity.LayerBytes:
+    """Return what a layer would add to its cell, by formula.
+
+    Args:
+        layers: of the network.
+        layer: one of them.
+        keeps_all: whether cells keep what layers without a gradient compute.
+    """
+    fixed = gradients = 0
+    updated = []
+    for path in dict.fromkeys(layer.paths.values()):
+        spec, owns = layers.variables[path], layers.owner[path] == layer.index
+        gradients += spec.size_bytes if spec.is_trained else 0
+        if owns:
+            slots = 0
+            if spec.is_trained:
+                slots = int(layers.params.slots_per_weight * spec.size_bytes)
+                updated.append((spec.size_bytes, slots))
+            fixed += spec.size_bytes + slots
+        # A copy, unless the owner of a tied weight turns out to lie in the same cell.
+        if not owns or spec.read_dtype != spec.dtype:
+            fixed += spec.read_bytes
+    held = memory_formulas.activations(layers, layer, keeps_all=keeps_all)
+    return capacity.LayerBytes(
+        fixed + gradients,
+        held.kept,
+        held.beside if layer.has_gradient or keeps_all else held.forward,
+        gradients,
+        memory_formulas.update(updated),
+    )

@@ -1,0 +1,80 @@
+"""What a partition weighs: what each layer costs in each cell, and what a cut sends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from lingvo_gpipe import errors
+from lingvo_gpipe.layers import base
+from lingvo_gpipe.network.wired_layers import LayerInfo, WiredLayers
+from lingvo_gpipe.schedule import recompute
+
+
+def by_cell(
+    layers: WiredLayers, reuses: Sequence[recompute.CellReuse]
+) -> tuple[tuple[float, ...], ...]:
+    """Return per cell what each layer would cost in it: by FLOPs, or as its Params state.
+
+    Layers without a gradient, such as a frozen beginning, have no backward. If such a layer lies
+    in a cell with trained layers, its recomputation is not counted. A stated cost holds in every
+    cell.
+
+    Args:
+        layers: of the network.
+        reuses: per cell, how its backward gets its forward.
+
+    Raises:
+        PartitionError: a stated cost is no cost, or the Params have not one for each layer.
+    """
+    stated = layers.params.costs
+    if stated is not None:
+        if len(stated) != len(layers.layers):
+            raise errors.PartitionError(
+                f"costs has {len(stated)} numbers for {len(layers.layers)} layers. Give one for "
+                "each"
+            )
+        return (tuple(stated),) * len(reuses)
+    rows = recompute.costs(reuses, [_flops(layer) for layer in layers.layers])
+    of_layers = {
+        layer.index: layer.params.cost for layer in layers.layers if layer.params.cost is not None
+    }
+    for n, cost in of_layers.items():
+        if not 0 <= cost < math.inf:
+            raise errors.PartitionError(f"{layers.layers[n].name} has cost={cost}. Use 0 or more")
+    return tuple(tuple(of_layers.get(n, cost) for n, cost in enumerate(row)) for row in rows)
+
+
+def _flops(layer: LayerInfo) -> recompute.Work:
+    forward, backward = layer.meta.flops_forward, layer.meta.flops_backward
+    if not layer.has_gradient:
+        return recompute.Work(forward, 0.0, 0.0)
+    return recompute.Work(forward, backward, forward)
+
+
+def links(layers: WiredLayers) -> list[float] | None:
+    """Return what a cut after each layer but the last costs by what it sends; None: nothing.
+
+    It sends what layers before it write and layers after it read, in one micro-batch, and the
+    gradient back. Fields go directly to the cells that read them, wherever the cut is.
+
+    Raises:
+        PartitionError: `link_cost_per_byte` is no cost.
+    """
+    per_byte = layers.params.link_cost_per_byte
+    if not 0 <= per_byte < math.inf:
+        raise errors.PartitionError(f"link_cost_per_byte={per_byte} is no cost. Use 0 or more")
+    if per_byte == 0:
+        return None
+    sent = [0] * len(layers.layers)
+    for version in layers.wiring.versions:
+        if version.producer >= 0 and version.consumers:
+            leaves = tf.nest.flatten(layers.specs[version.index])
+            size = base.spec_bytes(leaves)
+            if layers.layers[version.producer].has_gradient:
+                size += base.spec_bytes([leaf for leaf in leaves if leaf.dtype.is_floating])
+            for place in range(version.producer, version.consumers[-1]):
+                sent[place] += size
+    return [per_byte * size for size in sent[:-1]]

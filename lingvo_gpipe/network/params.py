@@ -1,0 +1,113 @@
+"""The Params of a pipelined network, and its layers' params as the network completes them."""
+
+from __future__ import annotations
+
+import itertools
+
+from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe.layers import base, composition
+
+
+class PipelineParams(hyperparams.Configurable.Params):
+    """A sequence of layers, and how it is cut and run."""
+
+    name: str = hyperparams.field("", "Name of the network in messages.")
+    layers: list[base.Layer.Params] = hyperparams.field([], "The layers, in order.")
+    cells: list[list[base.Layer.Params]] = hyperparams.field(
+        [], "Ready cells, each a list of layers, in place of `layers` and `cuts`."
+    )
+    num_partitions: int = hyperparams.field(1, "K: devices, each with a cell, or as a table says.")
+    num_micro_batches: int = hyperparams.field(1, "M: micro-batches per mini-batch.")
+    micro_batch_size: int | None = hyperparams.field(
+        None, "Examples per micro-batch, in place of their number; the last may be smaller."
+    )
+    schedule: str = hyperparams.field(
+        "gpipe", "Name of a schedule (gpipe, 1f1b), or a table as text, or @file with one."
+    )
+    recompute: str = hyperparams.field(
+        "full", "full, except_last or never; or one for each cell: full,full,never."
+    )
+    cuts: tuple[int, ...] | None = hyperparams.field(
+        None, "Layers per cell; None: the heaviest cell as light as possible."
+    )
+    costs: tuple[float, ...] | None = hyperparams.field(
+        None, "Cost per layer, measured for example; None: FLOPs, or what a layer states."
+    )
+    device_speeds: tuple[float, ...] = hyperparams.field(
+        (), "How fast each device is beside the others, for an automatic cut; none: all alike."
+    )
+    link_cost_per_byte: float = hyperparams.field(
+        0.0, "What an automatic cut takes a byte that it sends to cost both cells, in costs' unit."
+    )
+    device_memory: str | None = hyperparams.field(
+        None,
+        "Bytes of each device, such as 8GiB, that no cell of an automatic cut may exceed, "
+        "activations by formula: leave room, and see what plan tells. None: any.",
+    )
+    slots_per_weight: float = hyperparams.field(
+        2.0,
+        "Optimizer slots and averages per weight that device_memory reckons with: Adam 2, "
+        "momentum 1; averages 1 more, updates of several mini-batches 1 more.",
+    )
+    devices: tuple[str, ...] | None = hyperparams.field(
+        None, "Names of the K devices; None: as `placement` finds them."
+    )
+    placement: str = hyperparams.field("auto", "auto, cpu, gpu or tpu.")
+    batch_dim: int = hyperparams.field(0, "The dimension that counts examples.")
+    unbatched: tuple[str, ...] = hyperparams.field(
+        (), "Fields of the mini-batch without a batch dimension, sent whole."
+    )
+    outputs: tuple[str, ...] = hyperparams.field(
+        (), "Names that leave the network; none: what the last layer writes."
+    )
+    frozen: tuple[str, ...] = hyperparams.field(
+        (), "Glob patterns of variable paths that are not trained, such as stem/*."
+    )
+    dtype: str | None = hyperparams.field(None, "Precision policy; None is float32.")
+    jit_compile: bool = hyperparams.field(False, "Compiles every cell program with XLA.")
+    fuse: bool = hyperparams.field(
+        True, "Fuses the last cell's forward and backward where they meet in the table."
+    )
+    seed: int = hyperparams.field(0, "Seed of the initial weights and of every random number.")
+
+
+def layer_params(params: PipelineParams) -> list[base.Layer.Params]:
+    """Return copies of the network's layer params, each with a unique name and a policy.
+
+    Raises:
+        LayerError: there is no layer, or two have the same name.
+    """
+    layers = [layer for cell in params.cells for layer in cell] if params.cells else params.layers
+    if not layers:
+        raise errors.LayerError(f"{params.name or 'the network'} has no layers. Fill `layers`")
+    if params.cells and params.layers:
+        raise errors.LayerError("give `layers` or ready `cells`, not both")
+    if params.cells and params.cuts is not None:
+        raise errors.LayerError("ready `cells` are cut already: give `cuts` with `layers` alone")
+    taken = {layer.name for layer in layers if layer.name}
+    seen: set[str] = set()
+    numbers: dict[str, itertools.count[int]] = {}  # stem → numbers not tried yet
+    copies = []
+    for layer in layers:
+        copy = layer.copy()
+        if copy.dtype is None:
+            copy.dtype = params.dtype
+        if copy.batch_dim is None:
+            copy.batch_dim = params.batch_dim
+        if not copy.name:
+            stem = composition.default_name(copy)
+            copy.name = next(
+                name
+                for number in numbers.setdefault(stem, itertools.count())
+                if (name := f"{stem}_{number}" if number else stem) not in taken
+            )
+        if copy.name in seen or "/" in copy.name:
+            raise errors.LayerError(
+                f"two layers are named {copy.name!r}. Rename one of them"
+                if copy.name in seen
+                else f"layer name {copy.name!r} contains a slash, which separates parts of a path. "
+                "Rename the layer"
+            )
+        seen.add(copy.name)
+        copies.append(copy)
+    return copies

@@ -1,0 +1,229 @@
+"""The layers of a network, wired: what is known before the network is cut into cells."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Collection, Mapping, Sequence
+
+import tensorflow as tf
+
+from lingvo_gpipe import errors, precision
+from lingvo_gpipe.layers import base
+from lingvo_gpipe.nests import SpecNest
+from lingvo_gpipe.network import micro_batches, variables, wiring
+from lingvo_gpipe.network.params import PipelineParams, layer_params
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LayerInfo:
+    """A layer of the network, from its params alone.
+
+    Attributes:
+        index: its place in the network.
+        params: its Params, with a name and the network's precision policy.
+        meta: for one micro-batch.
+        paths: path of a variable in the layer → its path in the network (ties resolved).
+        has_gradient: whether a gradient of training flows into its weights or through it.
+    """
+
+    index: int
+    params: base.Layer.Params
+    meta: base.Meta
+    paths: dict[str, str]
+    has_gradient: bool
+
+    @property
+    def name(self) -> str:
+        """Unique in the network; the first part of all its paths."""
+        return self.params.name
+
+
+@dataclasses.dataclass(frozen=True)
+class WiredLayers:
+    """The layers of a network and what they read from each other.
+
+    Attributes:
+        params: of the network.
+        fields: the mini-batch's specs.
+        sizes: examples of each micro-batch.
+        layers: in order.
+        variables: path → spec, tied ones once, by their owner.
+        owner: path → index of the layer that owns the variable.
+        wiring: which layer reads and writes which version of the stream.
+        specs: per version of the stream, its nest of specs for the largest micro-batch.
+    """
+
+    params: PipelineParams
+    fields: dict[str, SpecNest]
+    sizes: tuple[int, ...]
+    layers: tuple[LayerInfo, ...]
+    variables: dict[str, base.VariableSpec]
+    owner: dict[str, int]
+    wiring: wiring.Wiring
+    specs: tuple[SpecNest, ...]
+
+    @property
+    def losses(self) -> tuple[base.LossSpec, ...]:
+        """All losses, in the order of layers."""
+        return tuple(loss for layer in self.layers for loss in layer.meta.losses)
+
+    @property
+    def metrics(self) -> dict[str, base.MetricSpec]:
+        """All metrics by name."""
+        return {m.name: m for layer in self.layers for m in layer.meta.metrics}
+
+    def trainable(self, layer: int) -> tuple[str, ...]:
+        """Paths of the weights of a layer (tied ones too) that are trained."""
+        paths = dict.fromkeys(self.layers[layer].paths.values())
+        return tuple(path for path in paths if self.variables[path].is_trained)
+
+    def layer_of(self, path: str) -> str:
+        """Return the name of the layer that owns the variable at `path`."""
+        return self.layers[self.owner[path]].name
+
+    @functools.cached_property
+    def frozen_layers(self) -> frozenset[str]:
+        """Paths of layers, at any depth, all of whose weights are frozen."""
+        return variables.frozen_layers(self.variables)
+
+    @functools.cached_property
+    def is_trained(self) -> tuple[bool, ...]:
+        """Whether each layer has a weight that is trained."""
+        return tuple(bool(self.trainable(n)) for n in range(len(self.layers)))
+
+
+def wire(params: PipelineParams, fields: Mapping[str, SpecNest]) -> WiredLayers:
+    """Name the layers, resolve what they read, and collect their specs, costs and variables.
+
+    Args:
+        params: of the network.
+        fields: the mini-batch's fields, name → nest of `tf.TensorSpec` with static shapes.
+
+    Raises:
+        UserError: names, shapes or ties do not match; the text says where.
+    """
+    layers = layer_params(params)
+    sizes = micro_batches.sizes_of(params, fields)
+    nodes = [wiring.Node(p.name, tuple(p.reads), tuple(p.writes)) for p in layers]
+    wired = wiring.wire(nodes, list(fields), params.outputs)
+    specs = _field_specs(params, fields, max(sizes), _compared(wired, layers))
+    metas = _metas(layers, wired, specs)
+    found = variables.resolve(layers, metas, params.frozen)
+    trained = [
+        any(found.specs[path].is_trained for path in paths.values()) for paths in found.paths
+    ]
+    gradients = wiring.layers_with_gradient(wired, trained)
+    return WiredLayers(
+        params=params,
+        fields=dict(fields),
+        sizes=sizes,
+        layers=tuple(
+            LayerInfo(n, layer, metas[n], found.paths[n], gradients[n])
+            for n, layer in enumerate(layers)
+        ),
+        variables=found.specs,
+        owner=found.owner,
+        wiring=wired,
+        specs=tuple(specs),
+    )
+
+
+def _field_specs(
+    params: PipelineParams, fields: Mapping[str, SpecNest], size: int, compared: Collection[str]
+) -> list[SpecNest]:
+    """Return the specs of the fields in a micro-batch of `size` examples, as layers read them."""
+    policy = precision.policy(params.dtype)
+    specs = []
+    for name, nest in fields.items():
+        floats = policy.variable if name in compared else policy.compute
+        if name not in params.unbatched:
+            nest = micro_batches.with_batch(nest, size, params.batch_dim)
+        specs.append(
+            tf.nest.map_structure(
+                lambda spec, floats=floats: tf.TensorSpec(
+                    spec.shape, floats if spec.dtype.is_floating else spec.dtype
+                ),
+                nest,
+            )
+        )
+    return specs
+
+
+def _compared(wired: wiring.Wiring, layers: Sequence[base.Layer.Params]) -> frozenset[str]:
+    """Return the names of the fields that layers compare with and do not compute on."""
+    names = []
+    for version in wired.versions:
+        readers = [layers[number] for number in version.consumers]
+        compared = all(version.name in layer.compared() for layer in readers)
+        if version.producer == wiring.FIELD and readers and compared:
+            names.append(version.name)
+    return frozenset(names)
+
+
+def _metas(
+    layers: Sequence[base.Layer.Params], wired: wiring.Wiring, specs: list[SpecNest]
+) -> list[base.Meta]:
+    """Return the Meta of each layer, and append to `specs` those of what the layers write."""
+    metas: list[base.Meta] = []
+    alike: dict[type[base.Layer.Params], _KnownMeta] = {}
+    for number, layer in enumerate(layers):
+        meta = _known_meta(alike, layer, [specs[v] for v in wired.reads[number]])
+        specs.extend(meta.outputs if len(layer.writes) > 1 else (meta.outputs,))
+        metas.append(meta)
+    for kind, names in (
+        ("loss", [loss.name for meta in metas for loss in meta.losses]),
+        ("metric", [metric.name for meta in metas for metric in meta.metrics]),
+    ):
+        for name, count in collections.Counter(names).items():
+            if count > 1:
+                raise errors.LayerError(
+                    f"two layers return a {kind} named {name!r}. Rename one of them"
+                )
+    return metas
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _KnownMeta:
+    """The Meta of a layer, whose name is left out, for these inputs."""
+
+    unnamed: base.Layer.Params
+    inputs: list[SpecNest]
+    meta: base.Meta
+
+
+def _known_meta(
+    alike: dict[type[base.Layer.Params], _KnownMeta],
+    layer: base.Layer.Params,
+    inputs: list[SpecNest],
+) -> base.Meta:
+    """Return a layer's Meta: that of the last layer of its class, if only their names differ.
+
+    Very deep networks repeat a layer a thousand times, and computing a Meta takes longer than
+    comparing. A layer with losses or metrics is always asked: it may name them by its own name.
+    """
+    unnamed = layer.copy()
+    unnamed.name = ""
+    known = alike.get(type(layer))
+    if known is None or (known.unnamed, known.inputs) != (unnamed, inputs):
+        known = _KnownMeta(unnamed, inputs, _layer_meta(layer, inputs))
+        if not (known.meta.losses or known.meta.metrics):
+            alike[type(layer)] = known
+    return known.meta
+
+
+def _layer_meta(layer: base.Layer.Params, inputs: Sequence[SpecNest]) -> base.Meta:
+    try:
+        meta = layer.fprop_meta(*inputs)
+    except errors.LayerError as error:
+        text = str(error)
+        raise errors.LayerError(text if layer.name in text else f"{layer.name}: {text}") from error
+    if len(layer.writes) > 1:
+        count = len(meta.outputs) if isinstance(meta.outputs, tuple) else 1
+        if count != len(layer.writes):
+            raise errors.LayerError(
+                f"{layer.name} writes {len(layer.writes)} names ({', '.join(layer.writes)}), but "
+                f"returns {count} output{'s' if count > 1 else ''}. Write one name for each output"
+            )
+    return meta

@@ -2,8 +2,8 @@
 
 Position counts the mini-batches drawn since a run began; it is all that a checkpoint must hold of
 the data. Example number g of a run is in epoch g // n, and its place there is looked up in that
-epoch's permutation, so any position is reached without reading what lies before it. Batches cross
-the borders of epochs: every example is seen once per epoch and none is dropped.
+epoch's permutation, so any position is reached without reading the examples before it. A batch
+may span two epochs: every example is seen once per epoch and none is dropped.
 """
 
 from __future__ import annotations
@@ -11,31 +11,36 @@ from __future__ import annotations
 import abc
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe.nests import Nest, SpecNest
 
-# Rounds of the block cipher behind the permutation; with 8, sets of 3 examples are even as well.
+if TYPE_CHECKING:
+    from lingvo_gpipe import network
+    from lingvo_gpipe.task import Task
+
+# Rounds of the permutation's block cipher; with 8, even 3 examples are permuted uniformly.
 _SHUFFLE_ROUNDS = 8
 _PREFETCH = 2
 
 
 Batch = dict[str, tf.Tensor]
-# (what was read, counts of a `Batches`, which it raises) → whole mini-batches.
-Mend = Callable[[Iterator[Batch], dict[str, int]], Iterator[Batch]]
+# (mini-batches as read, counts of a `Batches`, which it increases) → whole mini-batches.
+Repair = Callable[[Iterator[Batch], dict[str, int]], Iterator[Batch]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Serving:
-    """How an exported model makes a mini-batch of what it is sent.
+    """How an exported model makes a mini-batch of its inputs.
 
     Attributes:
-        signature: name → spec of what is sent, a row for each example.
-        fields: those tensors → fields of a mini-batch, in evaluation's preprocessing; in-graph.
+        signature: name → spec of an input, a row for each example.
+        fields: inputs by name → fields of a mini-batch, preprocessed as in evaluation; in-graph.
     """
 
     signature: Mapping[str, tf.TensorSpec]
@@ -44,13 +49,13 @@ class Serving:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Function:
-    """A function that an exported model offers; it gets a SavedModel of its own.
+    """A function of an exported model; it has a SavedModel of its own.
 
     Attributes:
-        signature: name → spec of what is sent.
-        call: those tensors by name → name → tensor; in-graph.
+        signature: name → spec of an input.
+        call: inputs by name → outputs by name; in-graph.
         folder: below the export's; needed where a function uses operations of another package, so
-            that TensorFlow alone loads what does not.
+            that the other functions load with TensorFlow alone.
         resources: trackable objects that it uses besides the network's variables.
     """
 
@@ -60,36 +65,50 @@ class Function:
     resources: tuple[Any, ...] = ()
 
 
+class ServedNetwork(Protocol):
+    """The network of an exported model, in inference.
+
+    Attributes:
+        analysis: of its layers.
+        by_path: path → variable.
+    """
+
+    analysis: network.Analysis
+    by_path: dict[str, tf.Variable]
+
+    def __call__(self, fields: Mapping[str, Nest]) -> dict[str, tf.Tensor]:
+        """Return the network's outputs for a mini-batch."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Program:
-    """How an exported model is called where one call of the network does not answer (a search).
+    """How an exported model is called where one call of the network is not enough (a search).
 
     Attributes:
         fields: specs of the fields that inference has; the number of rows need not be known.
-        functions: the plain network, an `export.Network` with its layers' analysis and variables
-            by path → what is offered.
-        notes: what a user should know of it, such as a function that cannot be offered.
+        functions: network → functions of the exported model.
+        notes: lines for the user, such as why a function is missing.
     """
 
-    fields: Mapping[str, Any]
-    functions: Callable[[Any], Sequence[Function]]
+    fields: Mapping[str, SpecNest]
+    functions: Callable[[ServedNetwork], Sequence[Function]]
     notes: tuple[str, ...] = ()
 
 
 class Batches:
-    """Mini-batches of a `tf.data.Dataset`; an error of reading them is the user's to mend.
+    """Mini-batches of a `tf.data.Dataset`; an error of reading them is a user's mistake.
 
     Attributes:
-        dataset: dicts of tensors as they are read, before examples that cannot be are seen to.
+        dataset: dicts of tensors as they are read, before unreadable examples are replaced.
         counts: examples that could not be read so far, by what became of them (`replaced`,
-            `left_out`); empty where the input does not bear any.
+            `left_out`); empty where the input allows none.
     """
 
     def __init__(
         self,
         dataset: tf.data.Dataset,
         explain: Callable[[int], str | None],
-        mend: Mend | None = None,
+        repair: Repair | None = None,
         *,
         first: int = 0,
     ) -> None:
@@ -97,18 +116,18 @@ class Batches:
 
         Args:
             dataset: of mini-batches.
-            explain: tells what is wrong with the batch of some number; None: not known.
-            mend: makes mini-batches of what was read, and counts what it replaces or leaves out.
+            explain: returns what is wrong with the batch of a number; None: not known.
+            repair: replaces or leaves out examples that cannot be read, and counts them.
             first: position of its first mini-batch; `explain` counts from there.
         """
         self.dataset = dataset
         self.counts: dict[str, int] = {}
         self._explain = explain
-        self._mend = mend
+        self._repair = repair
         self._first = first
 
     def __iter__(self) -> Iterator[Batch]:
-        return self._read() if self._mend is None else self._mend(self._read(), self.counts)
+        return self._read() if self._repair is None else self._repair(self._read(), self.counts)
 
     def _read(self) -> Iterator[Batch]:
         source = iter(self.dataset)
@@ -130,7 +149,7 @@ class Input(hyperparams.Configurable, abc.ABC):
     """Base of every input: named fields of mini-batches.
 
     Attributes:
-        asset_names: of the files that a run keeps; see `assets`.
+        asset_names: names of the files that a run keeps; see `assets`.
     """
 
     asset_names: tuple[str, ...] = ()
@@ -143,7 +162,7 @@ class Input(hyperparams.Configurable, abc.ABC):
             None, "Examples in a mini-batch of evaluation; None: those of training."
         )
 
-    def __init__(self, params: Any) -> None:
+    def __init__(self, params: Input.Params) -> None:
         super().__init__(params)
         for name in ("batch_size", "eval_batch_size"):
             size = getattr(params, name)
@@ -152,7 +171,7 @@ class Input(hyperparams.Configurable, abc.ABC):
 
     @abc.abstractmethod
     def element_spec(self, training: bool = True) -> dict[str, tf.TensorSpec]:
-        """Tell the fields of one mini-batch, from params alone; in evaluation the last is less."""
+        """Return the fields of one mini-batch, from params alone; evaluation's last may be less."""
 
     @abc.abstractmethod
     def batches(self, seed: int, position: int = 0) -> Batches:
@@ -167,38 +186,38 @@ class Input(hyperparams.Configurable, abc.ABC):
         """Names of the classes in the order of their labels; empty: not known."""
         return ()
 
-    def complete(self, task_params: Any) -> None:
-        """Fill in what of a task only the data knows (its number of classes), or check it.
+    def complete(self, task_params: Task.Params) -> None:
+        """Set the fields of a task that only the data determines, such as the number of classes.
 
         Raises:
-            InputError: the task's model does not fit the data.
+            InputError: a field is set already and does not fit the data.
         """
         del task_params
 
     def is_there(self) -> bool:
-        """Tell whether `complete` finds what it needs on the disk; nothing is made or read for it.
+        """Return whether `complete` finds what it needs on the disk, without making or reading it.
 
-        Where it does, describe and plan tell the sizes of the data in place of those declared.
+        If so, describe and plan show the sizes of the data in place of those declared.
         """
         return False
 
     def constants(self) -> Mapping[str, float]:
-        """Return numbers of the data that TensorBoard is told once each time a run starts."""
+        """Return numbers of the data that are written to TensorBoard each time a run starts."""
         return {}
 
     def assets(self) -> Mapping[str, bytes]:
-        """Return files without which the model's ids mean nothing: `asset_names` → content.
+        """Return the files that define the model's ids: `asset_names` → content.
 
-        They are kept in the run's folder, where others of these names are refused, and exported
-        with the model.
+        They are kept in the run's folder, where different files of these names are refused, and
+        exported with the model.
         """
         return {}
 
     def recall(self, assets: Mapping[str, bytes]) -> None:
-        """Take what a run keeps in place of the data, which may be gone: serving needs no more.
+        """Use what a run keeps in place of the data, which may be gone: serving needs no more.
 
         Args:
-            assets: all of them, as `assets` gave them when the run began.
+            assets: all of them, as `assets` returned them when the run began.
         """
         del assets
 
@@ -206,20 +225,20 @@ class Input(hyperparams.Configurable, abc.ABC):
         """Return how an exported model is called.
 
         Raises:
-            InputError: this input knows no way.
+            InputError: this input cannot be served.
         """
         raise errors.InputError(
             f"a model on {type(self).__name__} cannot be exported: that input defines no serving"
         )
 
     def pictures(self, batch: Batch) -> dict[str, tf.Tensor]:
-        """Return samples of a mini-batch as they are trained on: name → uint8 [n, H, W, C]."""
+        """Return samples of a mini-batch as used in training: name → uint8 [n, H, W, C]."""
         del batch
         return {}
 
 
 class Indexed(Input):
-    """Base of inputs whose examples are known by number; subclasses define what they are."""
+    """Base of inputs whose examples are found by number; subclasses define how they are read."""
 
     class Params(Input.Params):
         """Fields of Indexed."""
@@ -229,7 +248,7 @@ class Indexed(Input):
 
     @abc.abstractmethod
     def example_spec(self) -> dict[str, tf.TensorSpec]:
-        """Tell the fields of one example, from params alone."""
+        """Return the fields of one example, from params alone."""
 
     @abc.abstractmethod
     def num_examples(self, split: str) -> int:
@@ -247,24 +266,24 @@ class Indexed(Input):
 
         Args:
             rows: per mini-batch {"index": int64 [B], "epoch": int64 [B]}, which examples.
-            split: where they are.
-            batch_size: B; the last batch may have less.
+            split: that they are in.
+            batch_size: B; the last batch may be smaller.
             seed: of training, where examples may be distorted by (seed, epoch, index); None in
                 evaluation.
         """
 
     def explain(self, split: str, indices: np.ndarray[Any, Any]) -> str | None:
-        """Tell which of these examples cannot be read, and why; None: not known."""
+        """Return which of these examples cannot be read, and why; None: not known."""
         del split, indices
         return None
 
-    def mend(self, split: str, seed: int | None) -> Mend | None:
-        """Return what sees to examples that cannot be read; see `read`. None: they end a run."""
+    def repair(self, split: str, seed: int | None) -> Repair | None:
+        """Return what replaces examples that cannot be read; see `read`. None: they end a run."""
         del split, seed
         return None
 
     def element_spec(self, training: bool = True) -> dict[str, tf.TensorSpec]:
-        """Tell the fields of one mini-batch, from params alone; in evaluation the last is less."""
+        """Return the fields of one mini-batch, from params alone; evaluation's last may be less."""
         size = self.params.batch_size
         if not training:
             size = self.params.eval_batch_size or size
@@ -311,7 +330,7 @@ class Indexed(Input):
         options = tf.data.Options()
         options.deterministic = True
         dataset = self.read(rows, split, size, seed).prefetch(_PREFETCH).with_options(options)
-        return Batches(dataset, explain, self.mend(split, seed), first=first)
+        return Batches(dataset, explain, self.repair(split, seed), first=first)
 
 
 class InMemory(Indexed):
@@ -329,9 +348,9 @@ class InMemory(Indexed):
         fields = self._split(split)
         lengths = {name: len(array) for name, array in fields.items()}
         if len(set(lengths.values())) != 1:
-            told = ", ".join(f"{name} {length}" for name, length in lengths.items())
+            listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
             raise errors.InputError(
-                f"{type(self).__name__}: fields of split {split!r} have different lengths: {told}"
+                f"{type(self).__name__}: fields of split {split!r} have different lengths: {listed}"
             )
         return next(iter(lengths.values()))
 
@@ -355,7 +374,7 @@ class InMemory(Indexed):
         return splits[split]
 
 
-def check_split(where: str, split: str, splits: Any) -> None:
+def check_split(where: str, split: str, splits: Collection[str]) -> None:
     """Refuse a split that does not exist.
 
     Raises:
@@ -368,7 +387,7 @@ def check_split(where: str, split: str, splits: Any) -> None:
 
 
 def _permute(place: tf.Tensor, epoch: tf.Tensor, count: int, seed: int | None) -> tf.Tensor:
-    """Return which example stands at `place` in the order of `epoch`; all int64 [B]."""
+    """Return the example at `place` in the order of `epoch`; all int64 [B]."""
     if seed is None:
         return place
     # The permutation is only as random as its key, and epochs are 0, 1, 2, …
@@ -395,7 +414,7 @@ def _mix(number: tf.Tensor) -> tf.Tensor:
     return number
 
 
-# What TensorFlow says of its own graphs, before and after the message itself.
+# What TensorFlow says about its graphs, before and after the message itself.
 _ABOUT_GRAPHS = re.compile(
     r"Graph execution error:|Detected at node |  File |<stack tr|\s*\[\[|\s*$"
 )
@@ -404,7 +423,7 @@ _ASSERTION = re.compile(r"assertion failed: \[(.*?)\].*")
 
 
 def plain(error: tf.errors.OpError) -> str:
-    """Return the line of TensorFlow's message that tells what is wrong."""
+    """Return the line of TensorFlow's message that says what is wrong."""
     lines = [line for line in error.message.splitlines() if not _ABOUT_GRAPHS.match(line)]
-    told = re.sub(r"\{\{[^}]*\}\}\s*|\s*\[Op:.*", "", (lines or [error.message.strip()])[0])
-    return _ASSERTION.sub(r"\1", _PREFIX.sub("", told)).strip().rstrip(".")
+    line = re.sub(r"\{\{[^}]*\}\}\s*|\s*\[Op:.*", "", (lines or [error.message.strip()])[0])
+    return _ASSERTION.sub(r"\1", _PREFIX.sub("", line)).strip().rstrip(".")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-from typing import Any, Literal
+from typing import Literal, TypeVar
 
 from lingvo_gpipe import errors, hyperparams, optim, pipelining
 from lingvo_gpipe.hyperparams import comparison
@@ -16,10 +16,10 @@ from lingvo_gpipe.input import Input, Program, Serving
 
 
 class Start(hyperparams.Params):
-    """What a run takes from the checkpoint of another one that it begins from."""
+    """What a run takes from another run's checkpoint, with which it begins."""
 
     without: tuple[str, ...] = hyperparams.field(
-        (), "Glob patterns of variable paths that begin anew, such as classifier/*."
+        (), "Glob patterns of variable paths that are not taken, such as classifier/*."
     )
     averages: bool = hyperparams.field(
         True, "Takes the checkpoint's averages as weights and statistics, where it has them."
@@ -27,14 +27,16 @@ class Start(hyperparams.Params):
 
 
 class Train(optim.Updater.Params):
-    """How a network is trained: the update's own fields, and when it ends, saves and tells."""
+    """How a network is trained: the fields of the update, and when to end, save and log."""
 
     max_steps: int = hyperparams.required("Updates to train for.")
     accumulate: int = hyperparams.field(1, "A: mini-batches whose gradients make one update.")
     save_interval_steps: int = hyperparams.field(
-        500, "Updates between two checkpoints; one is written at the end whatever it is."
+        500, "Updates between two checkpoints; the last step is always saved."
     )
-    keep_checkpoints: int = hyperparams.field(3, "Newest checkpoints that are kept, besides best.")
+    keep_checkpoints: int = hyperparams.field(
+        3, "How many of the newest checkpoints are kept, besides the best."
+    )
     log_interval_steps: int = hyperparams.field(
         10, "Updates between two points of TensorBoard's curves."
     )
@@ -42,13 +44,13 @@ class Train(optim.Updater.Params):
 
 
 class Eval(hyperparams.Params):
-    """How a network is measured, and what its measure decides."""
+    """How a network is evaluated, and what the result decides."""
 
     split: str = hyperparams.field("test", "Part of the data that is evaluated.")
     interval_steps: int | None = hyperparams.field(
         None, "Updates between two evaluations in train_eval; None: at each checkpoint."
     )
-    metrics: tuple[str, ...] = hyperparams.field((), "Names of metrics to tell; none: all.")
+    metrics: tuple[str, ...] = hyperparams.field((), "Names of metrics to report; empty: all.")
     best: str | None = hyperparams.field(
         None, "Metric or loss whose best checkpoint is kept; None: no checkpoint is better."
     )
@@ -63,7 +65,7 @@ class Eval(hyperparams.Params):
 
 
 def highest_is_best(params: Eval) -> bool:
-    """Tell whether the highest value of `params.best` is the best one."""
+    """Return whether the highest value of `params.best` is the best one."""
     if params.best_is is not None:
         return params.best_is == "highest"
     name = str(params.best)
@@ -94,8 +96,8 @@ class Task(hyperparams.Configurable):
         return source.serving()
 
 
-# What a resumed run may change: how the same numbers are computed, how long, and what is told.
-# Everything below other roots (eval, a task's own) may change as well.
+# What a resumed run may change: how the same numbers are computed, how long, and what is reported.
+# Everything below other roots (eval, fields of a subclass) may change as well.
 _MAY_CHANGE = (
     "model.name",
     "model.cells*",
@@ -134,7 +136,7 @@ _NO_NAME = "''"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Change:
-    """How the params of a run differ from those that it was begun with.
+    """How the params of a run differ from those with which it began.
 
     Attributes:
         lines: `path: old -> new`, `- path: old`, `+ path: new`.
@@ -147,7 +149,7 @@ class Change:
     models: tuple[str, str] | None
 
     def touches(self, *paths: str) -> bool:
-        """Tell whether a field whose path begins with one of `paths` has changed."""
+        """Return whether a field whose path begins with one of `paths` has changed."""
         return any(
             line.removeprefix("- ").removeprefix("+ ").startswith(paths) for line in self.lines
         )
@@ -182,8 +184,8 @@ def _with_defaults(text: str) -> str:
         return text
 
 
-def is_complete(params: Any) -> bool:
-    """Tell whether every layer knows its number of classes, so that no data need be read."""
+def is_complete(params: Task.Params) -> bool:
+    """Return whether every layer knows its number of classes, so that no data need be read."""
     return all(
         value is not None
         for _, value, declared in params.model.iter_paths()
@@ -191,23 +193,26 @@ def is_complete(params: Any) -> bool:
     )
 
 
-def complete(params: Any, source: Input | None = None) -> Any:
-    """Return a copy of a task in which is filled in what only its data knows.
+_Params = TypeVar("_Params", bound="Task.Params")
+
+
+def complete(params: _Params, source: Input | None = None) -> _Params:
+    """Return a copy of a task with the fields that only its data determines.
 
     Args:
-        params: a `Task.Params`.
-        source: its input, where it is there already.
+        params: of the task.
+        source: its input; None: it is made.
 
     Raises:
         UserError: the data cannot be read, or the model does not fit it.
     """
-    completed = params.copy()
+    completed: _Params = params.copy()
     (source or completed.input.instantiate()).complete(completed)
     return completed
 
 
-def check(params: Any) -> None:
-    """Refuse what no single part can see to be wrong.
+def check(params: Task.Params) -> None:
+    """Refuse values that no single part of the task can check.
 
     Raises:
         ParamsError: a number is out of range, or fields contradict each other; names the field.

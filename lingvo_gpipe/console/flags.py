@@ -47,7 +47,7 @@ class Flags:
         self._add(name, help_text)
 
     def optional_text(self, name: str, help_text: str, bare: str) -> None:
-        """Add a flag with a text that may be left out, for which `bare` stands."""
+        """Add a flag with a text; `bare` where the flag is given without a text."""
         self._add(name, help_text, nargs="?", const=bare)
 
     def number(self, name: str, help_text: str) -> None:

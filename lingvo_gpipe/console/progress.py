@@ -138,7 +138,7 @@ class Count(_Display):
 
         Args:
             what: name of the work.
-            unit: name of what is counted.
+            unit: name of the things that are counted.
             total: how many there will be; None: not known.
             interval_s: seconds between two lines where there is no terminal.
             stream: where to write; None: the standard error.

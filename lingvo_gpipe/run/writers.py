@@ -1,4 +1,4 @@
-"""What a run writes for people: TensorBoard's files of training and evaluation."""
+"""TensorBoard's files of a run: training and evaluation."""
 
 from __future__ import annotations
 

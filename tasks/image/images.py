@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, seeds
-from lingvo_gpipe.input import Batch, Indexed, Mend, Serving, plain
+from lingvo_gpipe.input import Batch, Indexed, Repair, Serving, plain
 from lingvo_gpipe.tasks.image import broken, classes
 from lingvo_gpipe.tasks.image.preprocessing import Preprocessing
 
@@ -203,7 +203,7 @@ class Images(Indexed):
             deterministic=True,
         )
 
-    def mend(self, split: str, seed: int | None) -> Mend:
+    def repair(self, split: str, seed: int | None) -> Repair:
         """Return the function that repairs mini-batches with broken images; see `broken`."""
         repair = broken.left_out if seed is None else broken.replaced
         count = self.num_examples(split)

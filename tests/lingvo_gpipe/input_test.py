@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams
-from lingvo_gpipe.input import Batch, Batches, InMemory, Mend, plain
+from lingvo_gpipe.input import Batch, Batches, InMemory, Repair, plain
 
 SIZES = {"train": 10, "test": 7}
 
@@ -183,7 +183,7 @@ def test_params_go_to_text_and_back() -> None:
 class Mending(Numbers):
     """Leaves odd numbers out and counts them."""
 
-    def mend(self, split: str, seed: int | None) -> Mend:
+    def repair(self, split: str, seed: int | None) -> Repair:
         def even(batches: Iterator[Batch], counts: dict[str, int]) -> Iterator[Batch]:
             for batch in batches:
                 kept = batch["id"] % 2 == 0

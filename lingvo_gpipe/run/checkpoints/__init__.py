@@ -13,7 +13,7 @@ from lingvo_gpipe.run.checkpoints.files import (
     step_of,
 )
 from lingvo_gpipe.run.checkpoints.store import Checkpoints, Matched, Restored, restore_matching
-from lingvo_gpipe.run.checkpoints.values import read_value
+from lingvo_gpipe.run.checkpoints.values import read_value, reason
 
 __all__ = [
     "Best",
@@ -26,6 +26,7 @@ __all__ = [
     "newest",
     "params_text",
     "read_value",
+    "reason",
     "refuse_patterns",
     "restore_matching",
     "step_of",

@@ -68,7 +68,7 @@ def read_value(prefix: str, key: str) -> np.ndarray[Any, Any]:
 
 
 def reason(error: BaseException) -> str:
-    """Return the first line of what an error of files or of TensorFlow says."""
+    """Return the first line of the message of an error of files or of TensorFlow."""
     text = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
     return str(text).strip().splitlines()[0].rstrip(".") if str(text).strip() else repr(error)
 

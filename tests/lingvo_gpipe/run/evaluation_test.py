@@ -147,7 +147,7 @@ def test_a_name_that_is_no_text_is_written_as_far_as_it_is(tmp_path: Path) -> No
 
 
 def test_examples_that_cannot_be_read_are_told() -> None:
-    def mend(
+    def repair(
         batches: Iterator[dict[str, tf.Tensor]], counts: dict[str, int]
     ) -> Iterator[dict[str, tf.Tensor]]:
         counts["left_out"] = 0
@@ -160,7 +160,7 @@ def test_examples_that_cannot_be_read_are_told() -> None:
     pipe = params.model.instantiate()
     pipe.build(own.element_spec())
     given = own.evaluation("test", 5)
-    found = evaluation.evaluate(pipe, Batches(given.dataset, lambda _: None, mend), step=3)
+    found = evaluation.evaluate(pipe, Batches(given.dataset, lambda _: None, repair), step=3)
     assert found is not None
     assert (found.num_rows, found.unread) == (HELD_OUT - 3, {"left_out": 3})
     assert found.line().endswith(" left_out=3")

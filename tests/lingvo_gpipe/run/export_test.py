@@ -21,7 +21,7 @@ from lingvo_gpipe.keras_layers.model import from_keras_model
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.base import Theta
 from lingvo_gpipe.nests import Nest, SpecNest
-from lingvo_gpipe.run import checkpoints, eval_mode, export, loop
+from lingvo_gpipe.run import checkpoints, eval_mode, export, inference, loop
 from lingvo_gpipe.tasks.image import amoebanet, convnet
 from lingvo_gpipe.tasks.image.input import SklearnDigits
 from tests.tiny_task import tiny_task
@@ -423,7 +423,7 @@ def test_what_serves_training_alone_is_left_out(tmp_path: Path) -> None:
 
 def plain_names(flat: list[Any], **model: Any) -> list[str]:
     params = pipelining.PipeliningLayer.Params(layers=flat, **model)
-    return [own.name for own in export.plain(params, ("image",)).params.layers]
+    return [own.name for own in inference.inference_params(params, ("image",)).params.layers]
 
 
 def test_layers_that_no_output_needs_are_left_out() -> None:
@@ -438,7 +438,7 @@ def test_a_value_that_is_read_in_training_alone_is_no_fault() -> None:
         layers.KerasMetric.Params(metric="Mean", reads=("aside", "label"), writes=("aside",)),
         layers.Softmax.Params(name="head", classes=10),
     ]
-    own = export.plain(pipelining.PipeliningLayer.Params(layers=flat), ("image",))
+    own = inference.inference_params(pipelining.PipeliningLayer.Params(layers=flat), ("image",))
     pipe = own.params.instantiate()
     outputs = pipe.evaluate({"image": tf.ones([2, 8, 8, 1])}, outputs=True).outputs
     assert [info.name for info in pipe.analysis.layers] == ["two", "flat", "head"]
@@ -460,7 +460,7 @@ def test_fields_without_a_batch_side_that_training_alone_has_are_no_fault() -> N
         layers.Softmax.Params(name="head", classes=10),
     ]
     model = pipelining.PipeliningLayer.Params(layers=flat, unbatched=("gain",))
-    served = export.Network(model, {"image": tf.TensorSpec([None, 8, 8, 1])})
+    served = inference.InferenceNetwork(model, {"image": tf.TensorSpec([None, 8, 8, 1])})
     assert [info.name for info in served.analysis.layers] == ["flat", "head"]
 
 
@@ -484,18 +484,18 @@ def test_an_input_that_serves_nothing_is_told(tmp_path: Path) -> None:
     [
         (
             [layers.Dense.Params(name="one", units=3, reads=("label",)), *many()[-2:-1]],
-            "the network cannot be exported: it gives 'x', but one (Dense) reads 'label', which is "
-            "not served. Let the layer's `inference` do without, or name other outputs in "
+            "the network cannot be exported: its output is 'x', but one (Dense) reads 'label', "
+            "which is not served. Let the layer's `inference` do without, or name other outputs in "
             "model.outputs",
         ),
         (
             [layers.Dense.Params(name="head", units=3, reads=("image",), training_only=True)],
-            "the network cannot be exported: it gives 'x', but no layer that inference has writes "
+            "the network cannot be exported: its output is 'x', but no layer of inference writes "
             "it. Let",
         ),
     ],
 )
 def test_an_output_that_needs_the_label_is_told(flat: list[Any], text: str) -> None:
     with pytest.raises(errors.LayerError) as caught:
-        export.plain(pipelining.PipeliningLayer.Params(layers=flat), ("image",))
+        inference.inference_params(pipelining.PipeliningLayer.Params(layers=flat), ("image",))
     assert str(caught.value).startswith(text)

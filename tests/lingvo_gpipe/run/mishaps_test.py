@@ -167,7 +167,7 @@ class Torn(Points):
     ("guard", "place"),
     [
         (True, "field point of the mini-batch, micro-batch 0;"),
-        (False, "layer first, variable first/kernel, or before it (train.finite_guard=True tells "),
+        (False, "layer first, variable first/kernel, or before it (train.finite_guard=True shows "),
     ],
 )
 def test_an_update_that_is_not_finite_is_told_by_its_own_step(

@@ -20,10 +20,12 @@ BY_HAND = {2: (9, 15), 4: (3, 6, 7, 8), 8: (2, 2, 2, 3, 3, 4, 4, 4)}
 def network(filters: int) -> Any:
     """Return the network's params, uncut."""
     from lingvo_gpipe import pipelining
-    from lingvo_gpipe.tasks.image import amoebanet
+    from lingvo_gpipe.tasks.image.model import amoebanet
 
     return pipelining.PipeliningLayer.Params(
-        layers=amoebanet.amoeba_net("D", CELLS, filters, CLASSES)
+        layers=amoebanet.amoeba_net(
+            amoebanet.AmoebaNet(genotype="D", num_cells=CELLS, filters=filters, classes=CLASSES)
+        )
     )
 
 

@@ -52,7 +52,7 @@ def write_files(folder: pathlib.Path, height: int, width: int, broken: int) -> N
 
 def source(folder: pathlib.Path, side: int, batch: int, more: dict[str, Any]) -> Iterator[Any]:
     """Return endless mini-batches."""
-    from lingvo_gpipe.tasks.image.input import ImageFolder
+    from lingvo_gpipe.tasks.image import ImageFolder
 
     given = {"height": side, "width": side, "resize": True, "max_broken_share": 0.1, **more}
     params = ImageFolder.Params(data_dir=str(folder), batch_size=batch, **given)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from lingvo_gpipe.tasks.image import amoebanet, operations
+from lingvo_gpipe.tasks.image.model import amoebanet, heads, operations
 from tests.layer_cases import FEATURES, IMAGE, Case
 
 LABEL = tf.TensorSpec((4,), tf.int32)
@@ -43,7 +43,7 @@ CASES = (
             genotype="D",
             filters=8,
             drop_path=DROP,
-            auxiliary=amoebanet.AuxiliaryHead.Params(classes=3),
+            auxiliary=heads.AuxiliaryHead.Params(classes=3),
             reads=("x", "previous", "label"),
         ),
         (IMAGE, LARGER, LABEL),
@@ -53,11 +53,11 @@ CASES = (
         lambda: amoebanet.AmoebaCell.Params(genotype="D", reduction=True, filters=6, reads=("x",)),
         (IMAGE,),
     ),
-    Case("auxiliary_head", lambda: amoebanet.AuxiliaryHead.Params(classes=3), (IMAGE, LABEL)),
+    Case("auxiliary_head", lambda: heads.AuxiliaryHead.Params(classes=3), (IMAGE, LABEL)),
     Case(
         "crop_softmax",
-        lambda: amoebanet.CropSoftmax.Params(classes=3, top_k=2, confusion=True),
+        lambda: heads.CropSoftmax.Params(classes=3, top_k=2, confusion=True),
         (FEATURES, tf.TensorSpec((5,), tf.int32)),
     ),
-    Case("classifier", lambda: amoebanet.Classifier.Params(classes=3, top_k=2), (IMAGE, LABEL)),
+    Case("classifier", lambda: heads.Classifier.Params(classes=3, top_k=2), (IMAGE, LABEL)),
 )

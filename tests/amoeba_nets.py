@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from lingvo_gpipe.tasks.image import amoebanet
+from lingvo_gpipe.tasks.image.model import amoebanet
 from tests import amoeba_reference, sameness_nets
 
 STEP = 5  # the update that the sameness tests compute
@@ -18,6 +18,16 @@ N = 9  # examples: 2 micro-batches are ragged, 3 are not (each size is traced by
 KEEP, STEPS = 0.6, 8
 DROPOUT, SMOOTHING, AUXILIARY = 0.4, 0.1, 0.4
 MOMENTUM, EPSILON = 0.8, 1e-3
+
+
+def amoeba_net(
+    genotype: str, num_cells: int, filters: int, classes: int | None, **fields: Any
+) -> list[Any]:
+    """Return the layers of an AmoebaNet."""
+    params = amoebanet.AmoebaNet(
+        genotype=genotype, num_cells=num_cells, filters=filters, classes=classes, **fields
+    )
+    return amoebanet.amoeba_net(params)
 
 
 def _smoothed(logits: tf.Tensor, label: tf.Tensor) -> tf.Tensor:
@@ -51,7 +61,7 @@ def _net(genotype: str, num_cells: int, filters: int, stem: Any, side: int) -> s
     name = f"amoeba_{genotype.lower()}_{stem}"
     return sameness_nets.Net(
         name,
-        lambda: amoebanet.amoeba_net(
+        lambda: amoeba_net(
             genotype,
             num_cells,
             filters,

@@ -140,7 +140,7 @@ def main() -> None:
     from lingvo_gpipe.plan import describe
 
     task = cifar10.AmoebaNetSmallFolder().task()
-    task.input.data_dir = given.data_dir
+    task.input.set(data_dir=given.data_dir)
     analysis = network.analyze(task.model, describe.fields_of(task))
     parameters = describe.counts(analysis).parameters
     print(f"# {machine.describe()}; equal in size to {parameters} parameters")

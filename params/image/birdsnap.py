@@ -5,11 +5,10 @@ TFDS lacks it: docs/image_models.md says how to lay it out.
 
 from __future__ import annotations
 
-from typing import Any
-
 from lingvo_gpipe import registry
 from lingvo_gpipe.params.image import reference
-from lingvo_gpipe.tasks.image.input import ImageFolder
+from lingvo_gpipe.task import Task
+from lingvo_gpipe.tasks.image import ImageFolder
 
 
 class AmoebaNetB18x512(registry.Model):
@@ -18,7 +17,7 @@ class AmoebaNetB18x512(registry.Model):
     num_cells = 18
     filters = 512
 
-    def task(self) -> Any:
+    def task(self) -> Task.Params:
         """Return the task."""
         # UNKNOWN: cutout's side; a quarter of the image's.
         source = ImageFolder.Params(data_dir="data/birdsnap", **reference.resized(cutout=120))

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from lingvo_gpipe import optim, pipelining, registry, task
+from lingvo_gpipe import optim, pipelining, registry
 from lingvo_gpipe.params.image import reference, small
-from lingvo_gpipe.tasks.image import convnet
-from lingvo_gpipe.tasks.image.input import TFDS, ImageFolder
+from lingvo_gpipe.task import Eval, Task, Train
+from lingvo_gpipe.tasks.image import TFDS, ImageFolder, Images
+from lingvo_gpipe.tasks.image.model import convnet
 
 
 class ConvNet(registry.Model):
     """Six convolutions in three stages, on `tfds.load("cifar10")`."""
 
-    def task(self) -> Any:
+    def task(self) -> Task.Params:
         """Return the task."""
         return _task(
             TFDS.Params(name="cifar10", batch_size=128, height=32, width=32, flip=True, pad=4)
@@ -23,7 +22,7 @@ class ConvNet(registry.Model):
 class ConvNetFolder(registry.Model):
     """The same network on a folder of image files, `--data_dir=FOLDER`: FOLDER/train/cat/1.png."""
 
-    def task(self) -> Any:
+    def task(self) -> Task.Params:
         """Return the task."""
         return _task(
             ImageFolder.Params(
@@ -38,7 +37,7 @@ class AmoebaNetB18x512(registry.Model):
     num_cells = 18
     filters = 512
 
-    def task(self) -> Any:
+    def task(self) -> Task.Params:
         """Return the task."""
         # UNKNOWN: cutout's side; half of the image's, as 16 of 32 pixels in its paper.
         source = TFDS.Params(name="cifar10", **reference.resized(cutout=240))
@@ -51,7 +50,7 @@ class AmoebaNetSmall(registry.Model):
     num_cells = small.NUM_CELLS
     filters = small.FILTERS
 
-    def task(self) -> Any:
+    def task(self) -> Task.Params:
         """Return the task."""
         source = TFDS.Params(name="cifar10", **small.augmented(32))
         return small.classifier(self, source, classes=10, steps=40 * 390)
@@ -63,19 +62,19 @@ class AmoebaNetSmallFolder(registry.Model):
     num_cells = small.NUM_CELLS
     filters = small.FILTERS
 
-    def task(self) -> Any:
+    def task(self) -> Task.Params:
         """Return the task."""
         source = ImageFolder.Params(data_dir="data/cifar10", **small.augmented(32))
         return small.classifier(self, source, classes=10, steps=32 * 78)
 
 
-def _task(source: Any) -> Any:
+def _task(source: Images.Params) -> Task.Params:
     steps = 10_000
     source.mean, source.std = small.MEAN, small.STD
     rate = optim.KerasLearningRate.Params(
         name="CosineDecay", config={"initial_learning_rate": 2e-3, "decay_steps": steps}
     )
-    return task.Task.Params(
+    return Task.Params(
         model=pipelining.PipeliningLayer.Params(
             layers=convnet.conv_net(
                 [[32, 32], [64, 64], [128, 128]], classes=10, dense_units=128, dropout=0.3
@@ -84,7 +83,7 @@ def _task(source: Any) -> Any:
             num_micro_batches=4,
         ),
         input=source,
-        train=task.Train(
+        train=Train(
             optimizer=optim.Optimizer.Params(
                 name="AdamW", config={"weight_decay": 0.01}, learning_rate=rate
             ),
@@ -92,5 +91,5 @@ def _task(source: Any) -> Any:
             max_steps=steps,
             save_interval_steps=500,
         ),
-        eval=task.Eval(best="accuracy"),
+        eval=Eval(best="accuracy"),
     )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from lingvo_gpipe import optim, pipelining, registry, task
-from lingvo_gpipe.tasks.image import amoebanet, convnet
-from lingvo_gpipe.tasks.image.input import SklearnDigits
+from lingvo_gpipe import optim, pipelining, registry
+from lingvo_gpipe.task import Eval, Task, Train
+from lingvo_gpipe.tasks.image import SklearnDigits
+from lingvo_gpipe.tasks.image.model import amoebanet, convnet
 
 BATCH_SIZE = 128
 
@@ -14,10 +13,10 @@ BATCH_SIZE = 128
 class ConvNet(registry.Model):
     """Four convolutions with batch norm, two dense layers with dropout; the default job."""
 
-    def task(self) -> Any:
+    def task(self) -> Task.Params:
         """Return the task."""
         steps = 700
-        return task.Task.Params(
+        return Task.Params(
             model=pipelining.PipeliningLayer.Params(
                 layers=convnet.conv_net(
                     [[32, 32], [64, 64]], classes=10, dense_units=64, dropout=0.3
@@ -26,33 +25,33 @@ class ConvNet(registry.Model):
                 num_micro_batches=4,
             ),
             input=SklearnDigits.Params(batch_size=BATCH_SIZE),
-            train=task.Train(
+            train=Train(
                 optimizer=optim.Optimizer.Params(name="Adam", learning_rate=cosine(2e-3, steps)),
                 clip_norm=5.0,
                 max_steps=steps,
                 save_interval_steps=100,
             ),
-            eval=task.Eval(best="accuracy"),
+            eval=Eval(best="accuracy"),
         )
 
 
 class MLP(registry.Model):
     """Two dense layers of 128, trained without a pipeline."""
 
-    def task(self) -> Any:
+    def task(self) -> Task.Params:
         """Return the task."""
         steps = 700
-        return task.Task.Params(
+        return Task.Params(
             model=pipelining.PipeliningLayer.Params(
                 layers=convnet.mlp([128, 128], classes=10, dropout=0.2)
             ),
             input=SklearnDigits.Params(batch_size=BATCH_SIZE),
-            train=task.Train(
+            train=Train(
                 optimizer=optim.Optimizer.Params(name="Adam", learning_rate=cosine(2e-3, steps)),
                 max_steps=steps,
                 save_interval_steps=100,
             ),
-            eval=task.Eval(best="accuracy"),
+            eval=Eval(best="accuracy"),
         )
 
 
@@ -62,25 +61,27 @@ class AmoebaNet(registry.Model):
     num_cells = 3
     filters = 24
 
-    def task(self) -> Any:
+    def task(self) -> Task.Params:
         """Return the task."""
         steps = 500
-        return task.Task.Params(
+        return Task.Params(
             model=pipelining.PipeliningLayer.Params(
                 layers=amoebanet.amoeba_net(
-                    "D",
-                    self.num_cells,
-                    self.filters,
-                    classes=10,
-                    stem="small",
-                    dropout=0.3,
+                    amoebanet.AmoebaNet(
+                        genotype="D",
+                        num_cells=self.num_cells,
+                        filters=self.filters,
+                        classes=10,
+                        stem="small",
+                        dropout=0.3,
+                    )
                 ),
                 num_partitions=2,
                 num_micro_batches=4,
                 recompute="never",
             ),
             input=SklearnDigits.Params(batch_size=BATCH_SIZE),
-            train=task.Train(
+            train=Train(
                 optimizer=optim.Optimizer.Params(
                     name="AdamW", config={"weight_decay": 0.05}, learning_rate=cosine(3e-3, steps)
                 ),
@@ -88,11 +89,11 @@ class AmoebaNet(registry.Model):
                 max_steps=steps,
                 save_interval_steps=100,
             ),
-            eval=task.Eval(best="accuracy"),
+            eval=Eval(best="accuracy"),
         )
 
 
-def cosine(peak: float, steps: int) -> Any:
+def cosine(peak: float, steps: int) -> optim.KerasLearningRate.Params:
     """Return a learning rate that falls from `peak` to 0 over `steps`, along a cosine."""
     return optim.KerasLearningRate.Params(
         name="CosineDecay", config={"initial_learning_rate": peak, "decay_steps": steps}

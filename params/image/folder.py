@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from lingvo_gpipe import registry
 from lingvo_gpipe.params.image import reference, small
-from lingvo_gpipe.tasks.image.input import ImageFolder
+from lingvo_gpipe.task import Task
+from lingvo_gpipe.tasks.image import ImageFolder
 
 
 class AmoebaNetSmall(registry.Model):
@@ -20,7 +19,7 @@ class AmoebaNetSmall(registry.Model):
     filters = small.FILTERS
     image_size = 32
 
-    def task(self) -> Any:
+    def task(self) -> Task.Params:
         """Return the task."""
         source = ImageFolder.Params(
             data_dir="data/images", resize=True, **small.augmented(self.image_size)

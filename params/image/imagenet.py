@@ -6,11 +6,10 @@ GP, REF, REAL: see `reference`.
 
 from __future__ import annotations
 
-from typing import Any
-
-from lingvo_gpipe import optim, pipelining, registry, task
+from lingvo_gpipe import optim, pipelining, registry
 from lingvo_gpipe.params.image import reference
-from lingvo_gpipe.tasks.image.input import TFDS
+from lingvo_gpipe.task import Eval, Task
+from lingvo_gpipe.tasks.image import TFDS
 
 CLASSES = 1001
 # TFDS has no labels of `test`; the 50,000 of `validation` are what papers report.
@@ -32,14 +31,14 @@ class AmoebaNetB18x512(registry.Model):
     filters = 512
     image_size = 480
 
-    def task(self) -> Any:
+    def task(self) -> Task.Params:
         """Return the task."""
         epoch = 10_009  # updates: 1,281,167 // 128
         steps = 100 * epoch
         rate = optim.WarmupStaircase.Params(
             peak=0.06, warmup_steps=3 * epoch, decay=0.97, decay_steps=2.4 * epoch, floor=1e-4
         )
-        return task.Task.Params(
+        return Task.Params(
             model=pipelining.PipeliningLayer.Params(
                 layers=reference.by_library(
                     "B", self.num_cells, self.filters, CLASSES, max_steps=steps
@@ -50,7 +49,7 @@ class AmoebaNetB18x512(registry.Model):
             ),
             input=_source(self.image_size, 128),
             train=reference.train(rate, max_steps=steps, save_interval_steps=epoch, clip_norm=10.0),
-            eval=task.Eval(split=SPLIT, best="accuracy"),
+            eval=Eval(split=SPLIT, best="accuracy"),
         )
 
 
@@ -68,13 +67,13 @@ class _AmoebaNetD(registry.Model):
     num_micro_batches = 32
     _recompute = "full"
 
-    def task(self) -> Any:
+    def task(self) -> Task.Params:
         """Return the task."""
         epoch = 10_009  # updates: 1,281,167 // 128
         rate = optim.WarmupStaircase.Params(
             peak=0.32, warmup_steps=3 * epoch, decay=0.9, decay_steps=float(epoch), floor=1e-4
         )
-        return task.Task.Params(
+        return Task.Params(
             model=pipelining.PipeliningLayer.Params(
                 layers=reference.by_command_line("D", self.num_cells, self.filters, CLASSES),
                 num_partitions=self.num_partitions,
@@ -84,7 +83,7 @@ class _AmoebaNetD(registry.Model):
             ),
             input=_source(self.image_size, 128),
             train=reference.train(rate, max_steps=48 * epoch, save_interval_steps=epoch),
-            eval=task.Eval(split=SPLIT, best="accuracy"),
+            eval=Eval(split=SPLIT, best="accuracy"),
         )
 
 
@@ -151,13 +150,13 @@ class AmoebaNetD6x256(registry.Model):
     filters = 256
     image_size = 224
 
-    def task(self) -> Any:
+    def task(self) -> Task.Params:
         """Return the task."""
         epoch = 1_251  # updates: 1,281,167 // 1,024
         rate = optim.WarmupStaircase.Params(
             peak=2.56, warmup_steps=437, decay=0.88, decay_steps=float(epoch), floor=1e-4
         )
-        return task.Task.Params(
+        return Task.Params(
             model=pipelining.PipeliningLayer.Params(
                 layers=reference.by_command_line("D", self.num_cells, self.filters, CLASSES),
                 num_partitions=4,
@@ -166,11 +165,11 @@ class AmoebaNetD6x256(registry.Model):
             ),
             input=_source(self.image_size, 1_024),
             train=reference.train(rate, max_steps=35 * epoch, save_interval_steps=epoch),
-            eval=task.Eval(split=SPLIT, best="accuracy"),
+            eval=Eval(split=SPLIT, best="accuracy"),
         )
 
 
-def _source(image_size: int, batch_size: int) -> Any:
+def _source(image_size: int, batch_size: int) -> TFDS.Params:
     """Return REF's input: `inception_preprocessing.py`, at its defaults."""
     return TFDS.Params(
         name="imagenet2012",

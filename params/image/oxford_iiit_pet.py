@@ -5,11 +5,10 @@ GP's 3,369 test images look like a slip; TFDS has 3,669.
 
 from __future__ import annotations
 
-from typing import Any
-
 from lingvo_gpipe import registry
 from lingvo_gpipe.params.image import reference
-from lingvo_gpipe.tasks.image.input import TFDS
+from lingvo_gpipe.task import Task
+from lingvo_gpipe.tasks.image import TFDS
 
 
 class AmoebaNetB18x512(registry.Model):
@@ -18,7 +17,7 @@ class AmoebaNetB18x512(registry.Model):
     num_cells = 18
     filters = 512
 
-    def task(self) -> Any:
+    def task(self) -> Task.Params:
         """Return the task."""
         # UNKNOWN: cutout's side; a quarter of the image's.
         source = TFDS.Params(name="oxford_iiit_pet", **reference.resized(cutout=120))

@@ -11,10 +11,12 @@ What none of them says is marked UNKNOWN where it is set, with how the value was
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
-from lingvo_gpipe import optim, pipelining, task
-from lingvo_gpipe.tasks.image import amoebanet
+from lingvo_gpipe import layers, optim, pipelining
+from lingvo_gpipe.task import Eval, Task, Train
+from lingvo_gpipe.tasks.image import Images
+from lingvo_gpipe.tasks.image.model import amoebanet
 
 # REF, both defaults. REAL: decay 0.9, ε 0.1.
 RMS_PROP = optim.RMSProp.Params(decay=0.9, momentum=0.9, epsilon=1.0)
@@ -28,9 +30,9 @@ def train(
     max_steps: int,
     save_interval_steps: int,
     clip_norm: float | None = None,
-) -> Any:
-    """Return how REF trains, by either of its defaults: all but the rate and the clipping agree."""
-    return task.Train(
+) -> Train:
+    """Return REF's training; its two sets of defaults differ only in the rate and the clipping."""
+    return Train(
         optimizer=optim.Optimizer.Params(rule=RMS_PROP, learning_rate=rate),
         clip_norm=clip_norm,
         weight_decay=optim.WeightDecay.Params(kernel=4e-5),
@@ -41,49 +43,57 @@ def train(
 
 
 def by_library(
-    genotype: str,
-    num_cells: int,
-    filters: int,
-    classes: int | None,
-    *,
-    max_steps: int,
-) -> list[Any]:
+    genotype: str, num_cells: int, filters: int, classes: int | None, *, max_steps: int
+) -> list[layers.Layer.Params]:
     """Return the layers with REF's library defaults: drop-path to 0.7, slow batch norm."""
     return amoebanet.amoeba_net(
-        genotype,
-        num_cells,
-        filters,
-        classes,
-        drop_path_keep=0.7,
-        drop_path_steps=max_steps,
-        dropout=0.5,
-        auxiliary_weight=0.4,
-        label_smoothing=0.1,
-        momentum=0.9997,
-        epsilon=1e-3,
+        amoebanet.AmoebaNet(
+            genotype=genotype,
+            num_cells=num_cells,
+            filters=filters,
+            classes=classes,
+            drop_path_keep=0.7,
+            drop_path_steps=max_steps,
+            dropout=0.5,
+            auxiliary_weight=0.4,
+            label_smoothing=0.1,
+            momentum=0.9997,
+            epsilon=1e-3,
+        )
     )
 
 
-def by_command_line(genotype: str, num_cells: int, filters: int, classes: int | None) -> list[Any]:
+def by_command_line(
+    genotype: str, num_cells: int, filters: int, classes: int | None
+) -> list[layers.Layer.Params]:
     """Return the layers with REF's command-line defaults: no drop-path, fast batch norm."""
     return amoebanet.amoeba_net(
-        genotype,
-        num_cells,
-        filters,
-        classes,
-        dropout=0.5,
-        auxiliary_weight=0.4,
-        label_smoothing=0.1,
-        momentum=0.9,
-        epsilon=1e-5,
+        amoebanet.AmoebaNet(
+            genotype=genotype,
+            num_cells=num_cells,
+            filters=filters,
+            classes=classes,
+            dropout=0.5,
+            auxiliary_weight=0.4,
+            label_smoothing=0.1,
+            momentum=0.9,
+            epsilon=1e-5,
+        )
     )
+
+
+class Sized(Protocol):
+    """A recipe of a family of AmoebaNets."""
+
+    num_cells: int
+    filters: int
 
 
 def resized(**fields: Any) -> dict[str, Any]:
     """Return the fields of an input at 480² (GP, section 4): resize, flip, cutout, all at once.
 
-    UNKNOWN: cutout's side (given by each set), and whether the aspect is kept (it is not, as in
-    REF's evaluation).
+    UNKNOWN: cutout's size (set by each recipe), and whether the aspect is kept (here it is not, as
+    in REF's evaluation).
     """
     return {
         "batch_size": 128,
@@ -98,7 +108,9 @@ def resized(**fields: Any) -> dict[str, Any]:
     }
 
 
-def fine_tuning(recipe: Any, source: Any, *, classes: int, split: str = "test") -> Any:
+def fine_tuning(
+    recipe: Sized, source: Images.Params, *, classes: int, split: str = "test"
+) -> Task.Params:
     """Return the task of GP's section 4: B(18, 512) from ImageNet to another set, at 480².
 
     Known (GP): a new softmax, everything else restored; resize to 480², flip, cutout; the
@@ -109,10 +121,10 @@ def fine_tuning(recipe: Any, source: Any, *, classes: int, split: str = "test") 
     recipe, which falls to a hundredth in stairs of 0.97; its drop-path.
 
     Args:
-        recipe: has `num_cells` and `filters`.
+        recipe: its size.
         source: the input.
-        classes: of the set.
-        split: that is evaluated.
+        classes: number of classes.
+        split: evaluated split.
     """
     steps = 20_000
     rate = optim.WarmupStaircase.Params(
@@ -120,7 +132,7 @@ def fine_tuning(recipe: Any, source: Any, *, classes: int, split: str = "test") 
     )
     how = train(rate, max_steps=steps, save_interval_steps=1_000, clip_norm=10.0)
     how.start.without = HEADS
-    return task.Task.Params(
+    return Task.Params(
         model=pipelining.PipeliningLayer.Params(
             layers=by_library("B", recipe.num_cells, recipe.filters, classes, max_steps=steps),
             num_partitions=4,
@@ -129,5 +141,5 @@ def fine_tuning(recipe: Any, source: Any, *, classes: int, split: str = "test") 
         ),
         input=source,
         train=how,
-        eval=task.Eval(split=split, best="accuracy"),
+        eval=Eval(split=split, best="accuracy"),
     )

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from lingvo_gpipe import optim, pipelining, task
-from lingvo_gpipe.tasks.image import amoebanet
+from lingvo_gpipe import optim, pipelining
+from lingvo_gpipe.params.image import reference
+from lingvo_gpipe.task import Eval, Task, Train
+from lingvo_gpipe.tasks.image import Images
+from lingvo_gpipe.tasks.image.model import amoebanet
 
 GENOTYPE = "D"
 # With so few cells, each follows a reduction cell: none runs at the images' full size, where a cell
@@ -37,16 +40,21 @@ def augmented(image_size: int) -> dict[str, Any]:
 
 
 def classifier(
-    recipe: Any, source: Any, *, classes: int | None, steps: int, peak: float = 3e-3
-) -> Any:
+    recipe: reference.Sized,
+    source: Images.Params,
+    *,
+    classes: int | None,
+    steps: int,
+    peak: float = 3e-3,
+) -> Task.Params:
     """Return the task of an AmoebaNet with the small stem, in two cells.
 
     Args:
-        recipe: has `num_cells` and `filters`.
+        recipe: its size.
         source: the input.
-        classes: their number; None: as many as the data has.
-        steps: updates; the rate falls along a cosine from `peak` to 0 over them.
-        peak: of the rate.
+        classes: number of classes; None: as many as the data has.
+        steps: updates, over which the learning rate falls along a cosine from `peak` to 0.
+        peak: largest learning rate.
     """
     rate = optim.KerasLearningRate.Params(
         name="CosineDecay",
@@ -57,24 +65,26 @@ def classifier(
             "decay_steps": steps - steps // 20,
         },
     )
-    return task.Task.Params(
+    return Task.Params(
         model=pipelining.PipeliningLayer.Params(
             layers=amoebanet.amoeba_net(
-                GENOTYPE,
-                recipe.num_cells,
-                recipe.filters,
-                classes,
-                stem="small",
-                dropout=0.1,
-                auxiliary_weight=0.4,
-                label_smoothing=0.1,
+                amoebanet.AmoebaNet(
+                    genotype=GENOTYPE,
+                    num_cells=recipe.num_cells,
+                    filters=recipe.filters,
+                    classes=classes,
+                    stem="small",
+                    dropout=0.1,
+                    auxiliary_weight=0.4,
+                    label_smoothing=0.1,
+                )
             ),
             num_partitions=2,
             num_micro_batches=4,
             recompute="never",
         ),
         input=source,
-        train=task.Train(
+        train=Train(
             optimizer=optim.Optimizer.Params(
                 name="AdamW", config={"weight_decay": 0.05}, learning_rate=rate
             ),
@@ -82,5 +92,5 @@ def classifier(
             max_steps=steps,
             save_interval_steps=156,  # two epochs of 10,000 images
         ),
-        eval=task.Eval(best="accuracy"),
+        eval=Eval(best="accuracy"),
     )

@@ -1,15 +1,14 @@
 """Transformer-L, the language models of the GPipe paper's Table 1 (Huang et al. 2019).
 
-Known: d = 2048, 8192 in the middle, 32 heads, 32,000 ids, rows of 1,024 in mini-batches of 32, the
+Known: d = 2048, 8192 hidden units, 32 heads, 32,000 ids, rows of 1,024 in mini-batches of 32, the
 number of partitions, "RMSProp". UNKNOWN: the text, micro-batches, precision of activations, rates.
-Chosen: M = 32, float32, RMSProp with Lingvo's rate schedule of a tenth of its height.
+Chosen: M = 32, float32, RMSProp with a tenth of Lingvo's learning rate.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-from lingvo_gpipe import optim, pipelining, registry, task
+from lingvo_gpipe import optim, pipelining, registry
+from lingvo_gpipe.task import Eval, Task, Train
 from lingvo_gpipe.tasks.lm import transformer
 from lingvo_gpipe.tasks.lm.input import Tokens
 
@@ -25,10 +24,10 @@ class _Transformer(registry.Model):
     num_micro_batches = 32
     _recompute = "full"
 
-    def task(self) -> Any:
+    def task(self) -> Task.Params:
         """Return the task."""
         rate = optim.InverseSquareRoot.Params(factor=0.3, units=2048, warmup_steps=10_000)
-        return task.Task.Params(
+        return Task.Params(
             model=pipelining.PipeliningLayer.Params(
                 layers=transformer.language_model(self.num_layers),
                 num_partitions=self.num_partitions,
@@ -36,11 +35,11 @@ class _Transformer(registry.Model):
                 recompute=self._recompute,
             ),
             input=Tokens.Params(batch_size=ROWS, data_dir="data/lm", length=LENGTH),
-            train=task.Train(
+            train=Train(
                 # Weight and two slots, 12 bytes a parameter: the paper's memory column.
                 optimizer=optim.Optimizer.Params(
                     name="RMSprop",
-                    # Keras adds it below the root, where clipped gradients are as small as 1e-11.
+                    # Keras adds epsilon under the root; clipped gradients are as small as 1e-11.
                     config={"rho": 0.9, "momentum": 0.9, "epsilon": 1e-14},
                     learning_rate=rate,
                 ),
@@ -48,7 +47,7 @@ class _Transformer(registry.Model):
                 max_steps=100_000,
                 save_interval_steps=1_000,
             ),
-            eval=task.Eval(best="log_perplexity", best_is="lowest"),
+            eval=Eval(best="log_perplexity", best_is="lowest"),
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -13,44 +13,49 @@ import tensorflow as tf
 from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.input import InMemory
 
+if TYPE_CHECKING:
+    from lingvo_gpipe.task import Task
+
 Array = np.ndarray[Any, Any]
 
 
 class Tokens(InMemory):
     """Rows of `length` ids each, cut from data_dir/SPLIT.npy, an array [n] of integers.
 
-    Fields: target, label: [B, T] int32, label one id further; weight: [B, T] float32, all 1. What
-    is left at the end of the text, less than a row, is not used.
+    Fields: target, label: [B, T] int32, label shifted by one id; weight: [B, T] float32, all 1. The
+    incomplete row at the end of the text is not used.
     """
 
     class Params(InMemory.Params):
         """Fields of Tokens."""
 
         data_dir: str = hyperparams.required("Folder with train.npy, test.npy and so on.")
-        length: int = hyperparams.field(1024, "T, ids in a row.")
+        length: int = hyperparams.field(1024, "T: ids in a row.")
 
-    def __init__(self, params: Any) -> None:
+    params: Params
+
+    def __init__(self, params: Params) -> None:
         super().__init__(params)
         if params.length < 1:
             raise errors.InputError(f"input.length={params.length} is too small. Use 1 or more")
 
     def example_spec(self) -> dict[str, tf.TensorSpec]:
-        """Tell the fields of one example, from params alone."""
-        sides = (self.params.length,)
-        ids = tf.TensorSpec(sides, tf.int32)
-        return {"target": ids, "label": ids, "weight": tf.TensorSpec(sides)}
+        """Return the fields of one example, from params alone."""
+        shape = (self.params.length,)
+        ids = tf.TensorSpec(shape, tf.int32)
+        return {"target": ids, "label": ids, "weight": tf.TensorSpec(shape)}
 
     @functools.cache  # noqa: B019 (an input lives as long as its run)
     def arrays(self) -> Mapping[str, Mapping[str, Array]]:
         """Return split → field → array.
 
         Raises:
-            InputError: the folder holds no such file, or one that is no array of ids.
+            InputError: there is no such file, or it is not an array of ids.
         """
         length = self.params.length
         splits = {}
         for split, ids in self._texts.items():
-            target, label = (side.reshape(-1, length) for side in (ids[:-1], ids[1:]))
+            target, label = (shifted.reshape(-1, length) for shifted in (ids[:-1], ids[1:]))
             weight = np.broadcast_to(np.float32(1.0), target.shape)
             splits[split] = {"target": target, "label": label, "weight": weight}
         return splits
@@ -66,27 +71,27 @@ class Tokens(InMemory):
 
         def fields(row: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
             places = row["index"][:, None] * length + tf.range(length + 1, dtype=tf.int64)
-            found = tf.gather(ids, places)
-            target, label = found[:, :-1], found[:, 1:]
+            row_ids = tf.gather(ids, places)
+            target, label = row_ids[:, :-1], row_ids[:, 1:]
             return {"target": target, "label": label, "weight": tf.ones_like(label, tf.float32)}
 
         return rows.map(fields)
 
     @functools.cached_property
     def _texts(self) -> dict[str, Array]:
-        """Split → the ids of its rows, one after another, and the last one's last label."""
+        """Split → the ids of all its rows in order, and the last row's last label."""
         folder = os.path.expanduser(self.params.data_dir)
         names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
         files = [name for name in names if name.endswith(".npy")]
         if not files:
             raise errors.InputError(
-                f"input.data_dir={folder!r} holds no .npy file. Write each split's ids there, as "
+                f"input.data_dir={folder!r} has no .npy file. Write each split's ids there: "
                 "numpy.save('train.npy', ids)"
             )
         return {name.removesuffix(".npy"): self._ids(os.path.join(folder, name)) for name in files}
 
-    def complete(self, task_params: Any) -> None:
-        """Refuse ids that the model has no row for; see `Input.complete`."""
+    def complete(self, task_params: Task.Params) -> None:
+        """Refuse ids outside the model's vocabulary; see `Input.complete`."""
         sizes = [
             value
             for _, value, declared in task_params.model.iter_paths()
@@ -98,7 +103,7 @@ class Tokens(InMemory):
                 raise errors.InputError(
                     f"{split}.npy in {self.params.data_dir} holds the id "
                     f"{least if least < 0 else most}, but the model has ids 0 to "
-                    f"{min(sizes) - 1}. Give it a larger vocabulary, or other ids"
+                    f"{min(sizes) - 1}. Use a larger vocabulary, or other ids"
                 )
 
     def _ids(self, path: str) -> Array:
@@ -106,7 +111,7 @@ class Tokens(InMemory):
             ids = np.lib.format.open_memmap(path, mode="r")
         except (OSError, ValueError) as error:
             raise errors.InputError(
-                f"{path} cannot be read: {error}. Write it anew by numpy.save"
+                f"{path} cannot be read: {error}. Write it again with numpy.save"
             ) from error
         if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
             raise errors.InputError(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from lingvo_gpipe import errors, layers
 
 
@@ -15,30 +13,30 @@ def language_model(
     hidden: int = 8192,
     vocabulary: int = 32_000,
     dropout: float = 0.0,
-) -> list[Any]:
-    """Return the layers of a decoder-only Transformer: L + 3 of them, one more with dropout.
+) -> list[layers.Layer.Params]:
+    """Return the layers of a decoder-only Transformer: L + 3, or L + 4 with dropout.
 
-    target, label: [B, T] ids; weight: [B, T] → logits [B, T, V]. Pre-norm, an embedding and a
-    softmax of tables of their own, positions without weights, no final norm: with the defaults
-    exactly the paper's parameters, L(12d² + 13d) + 2Vd + V.
+    target, label: [B, T] ids; weight: [B, T] → logits [B, T, V]. Pre-norm, separate tables
+    of embedding and softmax, positions without weights, no final norm: with the defaults exactly
+    the paper's parameters, L(12d² + 13d) + 2Vd + V.
 
     Args:
         num_layers: L.
         units: d, model dimension.
         heads: heads of each attention.
-        hidden: features in the middle of feed-forward parts.
+        hidden: hidden units of feed-forward parts.
         vocabulary: V.
-        dropout: rate on embeddings and on what each branch adds.
+        dropout: rate on embeddings and on each branch's output.
 
     Raises:
-        LayerError: there is no layer.
+        LayerError: `num_layers` is less than 1.
 
     >>> [params.name for params in language_model(2)]
     ['embedding', 'position', 'layer_0', 'layer_1', 'softmax']
     """
     if num_layers < 1:
         raise errors.LayerError(f"language_model: num_layers={num_layers}. Use 1 or more")
-    flat: list[Any] = [
+    flat: list[layers.Layer.Params] = [
         layers.Embedding.Params(
             name="embedding",
             vocabulary=vocabulary,

@@ -99,7 +99,7 @@ class Wrong(registry.Model):
 
 class Foldered(registry.Model):
     def task(self):
-        from lingvo_gpipe.tasks.image.input import ImageFolder
+        from lingvo_gpipe.tasks.image import ImageFolder
         task = Tiny().task()
         task.input = ImageFolder.Params(batch_size=4, height=8, width=8)
         return task

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, layers, precision
 from lingvo_gpipe.layers import composition
-from lingvo_gpipe.tasks.image import amoebanet, operations
+from lingvo_gpipe.tasks.image.model import amoebanet, operations
 from lingvo_gpipe.tasks.mt.model import layers as mt_layers
 from tests import amoeba_layer_cases, layer_cases, mt_layer_cases
 from tests.layer_cases import CASES, Case

@@ -22,8 +22,8 @@ from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.base import Theta
 from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.run import checkpoints, eval_mode, export, inference, loop
-from lingvo_gpipe.tasks.image import amoebanet, convnet
-from lingvo_gpipe.tasks.image.input import SklearnDigits
+from lingvo_gpipe.tasks.image import SklearnDigits
+from lingvo_gpipe.tasks.image.model import amoebanet, convnet
 from tests.tiny_task import tiny_task
 
 NAMES = tuple(f"digit {n}" for n in range(10))
@@ -286,7 +286,15 @@ def test_an_amoeba_net_serves_the_mean_of_its_crops_without_its_auxiliary_head(
     tmp_path: Path,
 ) -> None:
     flat = amoebanet.amoeba_net(
-        "D", 3, 8, classes=10, stem="small", auxiliary_weight=0.4, drop_path_keep=0.9
+        amoebanet.AmoebaNet(
+            genotype="D",
+            num_cells=3,
+            filters=8,
+            classes=10,
+            stem="small",
+            auxiliary_weight=0.4,
+            drop_path_keep=0.9,
+        )
     )
     params = digits_task(flat, num_partitions=2, num_micro_batches=2)
     params.input = CroppedDigits.Params(batch_size=8)

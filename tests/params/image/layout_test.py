@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe.tasks.image.input import ImageFolder
+from lingvo_gpipe.tasks.image import ImageFolder
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "image_models.md"
 

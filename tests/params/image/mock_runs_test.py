@@ -18,7 +18,7 @@ import pytest
 from lingvo_gpipe import registry
 from lingvo_gpipe import task as tasks
 from lingvo_gpipe.run import loop
-from lingvo_gpipe.tasks.image.input import TFDS
+from lingvo_gpipe.tasks.image import TFDS
 from tests.tasks.image import mock_tfds
 
 REGISTRY = registry.Registry()

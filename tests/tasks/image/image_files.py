@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from lingvo_gpipe.tasks.image.input import ImageFolder
+from lingvo_gpipe.tasks.image import ImageFolder
 
 
 def pixels(seed: int, height: int = 6, width: int = 5, channels: int = 3) -> Any:

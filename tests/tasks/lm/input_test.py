@@ -58,7 +58,7 @@ def test_a_file_that_holds_no_rows_is_refused(tmp_path: Path, array: Any, text: 
 
 
 def test_a_folder_or_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(errors.InputError, match=r"input.data_dir=.* holds no .npy file. Write"):
+    with pytest.raises(errors.InputError, match=r"input.data_dir=.* has no .npy file. Write"):
         source(tmp_path / "none").batches(seed=0)
     (tmp_path / "train.npy").write_text("these are no ids")
     with pytest.raises(errors.InputError, match=r"train.npy cannot be read: "):
@@ -76,7 +76,7 @@ def test_files_of_no_one_array_are_refused(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
     path.write_bytes(b"")
-    refused(r"train.npy cannot be read: EOF: .* Write it anew by numpy.save")
+    refused(r"train.npy cannot be read: EOF: .* Write it again with numpy.save")
     np.savez(tmp_path / "ids.npz", ids=np.arange(9))
     (tmp_path / "ids.npz").rename(path)
     refused(r"train.npy cannot be read: the magic string is not correct; .* Write it anew by")

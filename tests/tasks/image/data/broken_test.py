@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.tasks.image import broken
+from lingvo_gpipe.tasks.image.data import broken
 from tests.tasks.image import image_files
 from tests.tasks.image.image_files import drawn, folder_input, pixels
 

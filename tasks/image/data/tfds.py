@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.input import check_split
-from lingvo_gpipe.tasks.image import images
+from lingvo_gpipe.tasks.image.data import images
 
 _BUFFER_BYTES = 1 << 16
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from lingvo_gpipe import seeds
-from lingvo_gpipe.tasks.image import auto_augment
+from lingvo_gpipe.tasks.image.data import auto_augment
 
 if TYPE_CHECKING:
-    from lingvo_gpipe.tasks.image.images import Images
+    from lingvo_gpipe.tasks.image.data.images import Images
 
 # Folded into the image's key by each random draw.
 _PAD, _FLIP, _WINDOW, _POLICY, _BRIGHTNESS, _SATURATION, _CUTOUT = range(7)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import network, pipelining
 from lingvo_gpipe.plan import describe
-from lingvo_gpipe.tasks.image import convnet
+from lingvo_gpipe.tasks.image.model import convnet
 
 FIELDS = {"image": tf.TensorSpec([4, 8, 8, 1]), "label": tf.TensorSpec([4], tf.int32)}
 

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import seeds
-from lingvo_gpipe.tasks.image import auto_augment
+from lingvo_gpipe.tasks.image.data import auto_augment
 
 # The table once more, as it is abbreviated elsewhere.
 V0 = (

@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, seeds
 from lingvo_gpipe.input import Batch, Indexed, Repair, Serving, plain
-from lingvo_gpipe.tasks.image import broken, classes
-from lingvo_gpipe.tasks.image.preprocessing import Preprocessing
+from lingvo_gpipe.tasks.image.data import broken, classes
+from lingvo_gpipe.tasks.image.data.preprocessing import Preprocessing
 
 if TYPE_CHECKING:
     from lingvo_gpipe.task import Task

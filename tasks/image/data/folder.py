@@ -10,7 +10,7 @@ from absl import logging
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.input import check_split
-from lingvo_gpipe.tasks.image import images
+from lingvo_gpipe.tasks.image.data import images
 
 _EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".gif")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from lingvo_gpipe import layers
 
@@ -15,7 +14,7 @@ def conv_net(
     dense_units: int,
     dropout: float,
     momentum: float = 0.9,
-) -> list[Any]:
+) -> list[layers.Layer.Params]:
     """Return the layers of a plain convolutional classifier.
 
     image: [B, H, W, C] → logits [B, classes]. Every convolution is 3 × 3 without bias, followed by
@@ -25,10 +24,10 @@ def conv_net(
         widths: filters of each convolution, stage by stage.
         classes: number of classes.
         dense_units: features of the one hidden dense layer.
-        dropout: share dropped before each of the two dense layers.
-        momentum: of the batch norms' moving statistics.
+        dropout: rate before each of the two dense layers.
+        momentum: momentum of the moving statistics of batch norms.
     """
-    flat: list[Any] = []
+    flat: list[layers.Layer.Params] = []
     for stage, filters_of_stage in enumerate(widths, 1):
         for number, filters in enumerate(filters_of_stage, 1):
             name = f"stage_{stage}_{number}"
@@ -44,7 +43,7 @@ def conv_net(
     return _reading_images(flat)
 
 
-def mlp(units: Sequence[int], classes: int, *, dropout: float) -> list[Any]:
+def mlp(units: Sequence[int], classes: int, *, dropout: float) -> list[layers.Layer.Params]:
     """Return the layers of a dense classifier.
 
     image: [B, H, W, C] → logits [B, classes].
@@ -52,15 +51,17 @@ def mlp(units: Sequence[int], classes: int, *, dropout: float) -> list[Any]:
     Args:
         units: features of each hidden layer.
         classes: number of classes.
-        dropout: share dropped before each dense layer but the first.
+        dropout: rate before each dense layer except the first.
     """
     first = layers.Dense.Params(name="dense_1", units=units[0], activation="relu")
     rest = _head(units[1:], classes, dropout, first=2)
     return _reading_images([layers.Flatten.Params(name="flatten"), first, *rest])
 
 
-def _head(units: Sequence[int], classes: int, dropout: float, first: int = 1) -> list[Any]:
-    flat: list[Any] = []
+def _head(
+    units: Sequence[int], classes: int, dropout: float, first: int = 1
+) -> list[layers.Layer.Params]:
+    flat: list[layers.Layer.Params] = []
     for number, features in enumerate(units, first):
         flat += [
             layers.Dropout.Params(name=f"dropout_{number}", rate=dropout),
@@ -73,6 +74,6 @@ def _head(units: Sequence[int], classes: int, dropout: float, first: int = 1) ->
     ]
 
 
-def _reading_images(flat: list[Any]) -> list[Any]:
+def _reading_images(flat: list[layers.Layer.Params]) -> list[layers.Layer.Params]:
     flat[0].reads = ("image",)
     return flat

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.tasks.image import augment
+from lingvo_gpipe.tasks.image.data import augment
 
 if TYPE_CHECKING:
-    from lingvo_gpipe.tasks.image.images import Images
+    from lingvo_gpipe.tasks.image.data.images import Images
 
 
 class Preprocessing:

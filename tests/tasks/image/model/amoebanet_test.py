@@ -12,8 +12,9 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, layers, network, pipelining
 from lingvo_gpipe.plan import describe
-from lingvo_gpipe.tasks.image import amoebanet, genotypes, operations
+from lingvo_gpipe.tasks.image.model import amoebanet, genotypes, operations
 from tests import amoeba_reference, layer_cases
+from tests.amoeba_nets import amoeba_net
 
 KINDS = tuple(amoeba_reference.CELLS)
 FILTERS = 8
@@ -167,7 +168,7 @@ def test_a_broken_cell_is_found(break_it: Any, monkeypatch: pytest.MonkeyPatch) 
 
 def analysed(*model: Any, side: int = 224, batch: int = 4, **settings: Any) -> network.Analysis:
     pipeline = {key: settings.pop(key) for key in ("num_partitions",) if key in settings}
-    flat = amoebanet.amoeba_net(*model, **settings)
+    flat = amoeba_net(*model, **settings)
     fields = {
         "image": tf.TensorSpec([batch, side, side, 3]),
         "label": tf.TensorSpec([batch], tf.int32),
@@ -177,7 +178,7 @@ def analysed(*model: Any, side: int = 224, batch: int = 4, **settings: Any) -> n
 
 
 def test_the_layers_and_what_they_read() -> None:
-    flat = amoebanet.amoeba_net("D", 18, 256, 1001, auxiliary_weight=0.4)
+    flat = amoeba_net("D", 18, 256, 1001, auxiliary_weight=0.4)
     assert [p.name for p in flat] == [
         *("stem_conv", "stem_cell_0", "stem_cell_1"),
         *(f"normal_{n}" for n in range(6)),
@@ -199,7 +200,7 @@ def test_the_layers_and_what_they_read() -> None:
 
 
 def test_the_small_stem_has_no_stem_cells() -> None:
-    flat = amoebanet.amoeba_net("A", 3, 8, 10, stem="small")
+    flat = amoeba_net("A", 3, 8, 10, stem="small")
     names = ["stem_conv", "normal_0", "reduction_0", "normal_1", "reduction_1", "normal_2"]
     assert [p.name for p in flat] == [*names, "classifier"]
     assert flat[1].reads == ("stem_conv",)
@@ -237,7 +238,7 @@ def test_kernels_begin_with_the_reference_s_deviation() -> None:
 
 def test_describe_reads_like_the_genotype() -> None:
     """A line per operation; one that does nothing has none."""
-    flat = amoebanet.amoeba_net("D", 2, 8, 10)
+    flat = amoeba_net("D", 2, 8, 10)
     image, label = tf.TensorSpec([1, 32, 32, 3]), tf.TensorSpec([1], tf.int32)
     params = pipelining.PipeliningLayer.Params(layers=flat)
     text = describe.describe_network(params, {"image": image, "label": label})
@@ -288,7 +289,7 @@ def test_drop_path_is_drawn_by_seed_and_path_and_leaves_evaluation_alone() -> No
 
 
 def test_drop_path_ends_every_operation_but_none() -> None:
-    flat = amoebanet.amoeba_net("A", 2, 8, 10, drop_path_keep=0.7, drop_path_steps=100)
+    flat = amoeba_net("A", 2, 8, 10, drop_path_keep=0.7, drop_path_steps=100)
     cell = next(p for p in flat if p.name == "normal_0").instantiate()
     ends = {name: list(child.children)[-1] for name, child in cell.children.items()}
     operations_of = {name: child.params for name, child in cell.children.items() if "state" in name}
@@ -302,7 +303,7 @@ def test_drop_path_ends_every_operation_but_none() -> None:
 
 
 def pipeline(**settings: Any) -> Any:
-    flat = amoebanet.amoeba_net("D", 2, 4, 3, stem="small", auxiliary_weight=0.4, **settings)
+    flat = amoeba_net("D", 2, 4, 3, stem="small", auxiliary_weight=0.4, **settings)
     pipe = pipelining.PipeliningLayer.Params(layers=flat, num_partitions=2, seed=1).instantiate()
     fields = {"image": tf.TensorSpec([4, 11, 11, 3]), "label": tf.TensorSpec([4], tf.int32)}
     pipe.build(fields)
@@ -352,7 +353,7 @@ def test_the_auxiliary_head_is_of_training_alone() -> None:
 
 
 def test_what_is_served_has_no_auxiliary_head_and_no_label() -> None:
-    flat = amoebanet.amoeba_net("D", 2, 4, 3, stem="small", auxiliary_weight=0.4)
+    flat = amoeba_net("D", 2, 4, 3, stem="small", auxiliary_weight=0.4)
     served = [p.inference(()) for p in flat]
     assert not any("label" in p.reads for p in served)
     assert all(getattr(p, "auxiliary", None) is None for p in served)
@@ -364,7 +365,7 @@ def test_what_is_served_has_no_auxiliary_head_and_no_label() -> None:
 
 
 def test_an_auxiliary_head_is_taken_away_by_its_field() -> None:
-    flat = amoebanet.amoeba_net("D", 2, 4, 3, stem="small", auxiliary_weight=0.4)
+    flat = amoeba_net("D", 2, 4, 3, stem="small", auxiliary_weight=0.4)
     params = pipelining.PipeliningLayer.Params(layers=flat)
     (place,) = (n for n, own in enumerate(flat) if getattr(own, "auxiliary", None) is not None)
     params.override(f"layers[{place}].auxiliary=None")
@@ -381,28 +382,28 @@ def test_an_auxiliary_head_is_taken_away_by_its_field() -> None:
     ("call", "text"),
     [
         (
-            lambda: amoebanet.amoeba_net("C", 18, 256, 10),
+            lambda: amoeba_net("C", 18, 256, 10),
             "no genotype 'C'. Use one of A, B, D",
         ),
         (
-            lambda: amoebanet.amoeba_net("A", 6, 190, 10),
-            "amoeba_net: filters=190 does not divide by 4, but the stem cells have a quarter and a "
-            "half of them. Use 188 or 192",
+            lambda: amoeba_net("A", 6, 190, 10),
+            "amoeba_net: filters=190 is not a multiple of 4, but the stem cells have a quarter and "
+            "a half of them. Use 188 or 192",
         ),
         (
-            lambda: amoebanet.amoeba_net("A", 1, 192, 10),
-            "amoeba_net: num_cells=1, but a reduction cell stands before the second and the last "
+            lambda: amoeba_net("A", 1, 192, 10),
+            "amoeba_net: num_cells=1, but a reduction cell comes before the second and the last "
             "third of them. Use 2 or more; the published networks have 6, 18, 36 or 72",
         ),
         (
-            lambda: amoebanet.amoeba_net("A", 2, 0, 10, stem="small"),
+            lambda: amoeba_net("A", 2, 0, 10, stem="small"),
             "amoeba_net: filters=0. Use 1 or more",
         ),
         (
             lambda: analysed("D", 6, 32, 10, side=66, auxiliary_weight=0.4),
-            "normal_3: the auxiliary head pools windows of 5x5, but the cell before it gives 4x4: "
-            "the images are too small for it. Use 67x67 at least (11x11 with the small stem): "
-            "input.height, input.width; or take the head away by auxiliary=None of its cell",
+            "normal_3: the auxiliary head pools windows of 5x5, but the cell before it returns "
+            "4x4: the images are too small for it. Use at least 67x67 (11x11 with the small stem): "
+            "input.height, input.width; or remove the head by auxiliary=None of its cell",
         ),
         (
             lambda: analysed("D", 6, 32, 10, side=2),
@@ -411,8 +412,8 @@ def test_an_auxiliary_head_is_taken_away_by_its_field() -> None:
         ),
         (
             lambda: analysed("D", 6, 32, None),
-            "classifier (Classifier): its number of classes is the dataset's, which is filled in "
-            "before a run (task.complete). Without a dataset set its field classes",
+            "classifier (Classifier): its number of classes is taken from the dataset "
+            "before a run (task.complete). Without a dataset, set its field classes",
         ),
         (
             lambda: analysed("D", 6, 32, 10, drop_path_keep=0.0),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from lingvo_gpipe.tasks.image.input import SklearnDigits
+from lingvo_gpipe.tasks.image import SklearnDigits
 from tests.tasks.image.image_files import values
 
 

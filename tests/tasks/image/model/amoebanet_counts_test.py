@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import network, pipelining
 from lingvo_gpipe.plan import describe
-from lingvo_gpipe.tasks.image import amoebanet
+from tests.amoeba_nets import amoeba_net
 
 STEM = 32
 # Genotype, L, D, classes → parameters used by inference.
@@ -66,7 +66,7 @@ LAYERS = {
 
 
 def settings(*model: Any, side: int, **fields: Any) -> tuple[Any, dict[str, tf.TensorSpec]]:
-    flat = amoebanet.amoeba_net(*model, **fields)
+    flat = amoeba_net(*model, **fields)
     image = tf.TensorSpec([1, side, side, 3])
     params = pipelining.PipeliningLayer.Params(layers=flat)
     return params, {"image": image, "label": tf.TensorSpec([1], tf.int32)}

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, layers, optim, pipelining, task
-from lingvo_gpipe.tasks.image.input import TFDS
+from lingvo_gpipe.tasks.image import TFDS
 from tests.tasks.image import image_files
 from tests.tasks.image.image_files import drawn, folder_input, pixels, values
 

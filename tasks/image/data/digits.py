@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import sklearn.datasets
 import tensorflow as tf
 
 from lingvo_gpipe.input import Batch, InMemory, Serving
-from lingvo_gpipe.tasks.image import classes
+from lingvo_gpipe.tasks.image.data import classes
+
+if TYPE_CHECKING:
+    from lingvo_gpipe.task import Task
 
 _SAMPLES = 16
 
@@ -37,12 +40,12 @@ class SklearnDigits(InMemory):
         """Names of the classes in the order of their labels."""
         return tuple("0123456789")
 
-    def complete(self, task_params: Any) -> None:
+    def complete(self, task_params: Task.Params) -> None:
         """Fill in or check the model's number of classes; see `Input.complete`."""
         classes.complete(task_params, len(self.class_names), "the set of digits")
 
     def serving(self) -> Serving:
-        """Return how digits are served: as pixels in [0, 1]."""
+        """Return how an exported model is called: pixels in [0, 1]."""
         image = self.example_spec()["image"]
         signature = {"image": tf.TensorSpec([None, *image.shape], image.dtype)}
         return Serving(signature, dict)

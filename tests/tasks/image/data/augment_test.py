@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import seeds
-from lingvo_gpipe.tasks.image import augment
+from lingvo_gpipe.tasks.image.data import augment
 from tests.tasks.image.image_files import folder_input, pixels
 
 

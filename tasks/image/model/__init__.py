@@ -1,0 +1,4 @@
+"""Image classifiers as flat lists of layers: AmoebaNet and small networks.
+
+Where images come from is in `data`.
+"""

@@ -1,0 +1,355 @@
+"""AmoebaNet (L, D): L normal cells, D filters in the first stack, as a flat list of layers.
+
+Source: Real et al. 2019 (arXiv 1802.01548) in the wiring of its reference code
+(tensorflow/tpu, `amoeba_net/`), with which parameters and multiply-adds agree exactly.
+
+Each layer writes one name, its own, and reads those of the two layers before it. Wherever the list
+is cut, the output before the last goes directly to the cell that reads it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, Literal, Self
+
+import tensorflow as tf
+
+from lingvo_gpipe import errors, hyperparams, layers
+from lingvo_gpipe.layers import base, checks, composition, joining
+from lingvo_gpipe.layers.base import Theta
+from lingvo_gpipe.nests import Nest, SpecNest
+from lingvo_gpipe.tasks.image.model import genotypes, heads, operations
+
+STEM_FILTERS = 32  # whatever D is
+
+
+class AmoebaNet(hyperparams.Params):
+    """Sizes and options of AmoebaNet (L, D)."""
+
+    genotype: str = hyperparams.required('"A", "B" or "D"; see `genotypes`.')
+    num_cells: int = hyperparams.required(
+        "L: normal cells; a reduction cell comes before the second and the last third of them."
+    )
+    filters: int = hyperparams.required("D: channels of the first stack; the others have 2D, 4D.")
+    classes: int | None = hyperparams.required(
+        "Number of classes; None: as many as the dataset has, filled in before a run."
+    )
+    stem: Literal["imagenet", "small"] = hyperparams.field(
+        "imagenet",
+        "imagenet divides height and width by 8 (a convolution and two reduction cells); small "
+        "keeps them, for images of a few dozen pixels.",
+    )
+    drop_path_keep: float = hyperparams.field(
+        1.0, "Share of examples that each operation keeps in the end; 1: all."
+    )
+    drop_path_steps: int = hyperparams.field(
+        0, "Updates over which that share falls from 1; 0: it is constant."
+    )
+    dropout: float = hyperparams.field(0.5, "Rate before the classifier.")
+    auxiliary_weight: float = hyperparams.field(
+        0.0,
+        "Coefficient of the auxiliary head's loss; 0: no such head. It reads the last normal cell "
+        "before the second reduction cell.",
+    )
+    label_smoothing: float = hyperparams.field(0.1, "Label smoothing of both losses.")
+    momentum: float = hyperparams.field(0.9, "Momentum of the moving statistics of batch norms.")
+    epsilon: float = hyperparams.field(1e-5, "Added to the variance in batch norms.")
+    top_k: int = hyperparams.field(5, "Adds the metric top{k} beside accuracy; 0: does not.")
+    confusion: bool = hyperparams.field(False, "Adds the confusion matrix in evaluation.")
+
+
+def amoeba_net(params: AmoebaNet) -> list[layers.Layer.Params]:
+    """Return the layers of AmoebaNet: L + 6, or L + 4 with the small stem.
+
+    image: [B, H, W, 3] (or several crops of each, [B, crops, H, W, 3], in evaluation), label: [B]
+    → logits [B, classes]. Losses: "loss" and, with an auxiliary head, "auxiliary".
+
+    Raises:
+        LayerError: there is no such genotype, or L or D do not fit it.
+
+    >>> params = AmoebaNet(genotype="D", num_cells=3, filters=32, classes=10)
+    >>> [layer.name for layer in amoeba_net(params)]  # doctest: +ELLIPSIS
+    ['stem_conv', 'stem_cell_0', 'stem_cell_1', 'normal_0', 'reduction_0', 'normal_1', ...
+    """
+    genotypes.genotype(params.genotype)
+    _check_size(params)
+    norm = layers.BatchNorm.Params(momentum=params.momentum, epsilon=params.epsilon)
+    drop_path = None
+    if params.drop_path_keep != 1.0:
+        drop_path = operations.DropPath.Params(
+            keep=params.drop_path_keep, steps=params.drop_path_steps
+        )
+    stem = Stem.Params(name="stem_conv", reads=("image",), kind=params.stem, norm=norm)
+    cells = [
+        AmoebaCell.Params(
+            name=name,
+            genotype=params.genotype,
+            reduction=is_reduction,
+            filters=filters,
+            norm=norm,
+            drop_path=drop_path,
+        )
+        for name, is_reduction, filters in _cells(params)
+    ]
+    classifier = heads.Classifier.Params(
+        name="classifier",
+        classes=params.classes,
+        dropout=params.dropout,
+        label_smoothing=params.label_smoothing,
+        top_k=params.top_k,
+        confusion=params.confusion,
+    )
+    network: list[layers.Layer.Params] = [stem, *cells, classifier]
+    for layer in network:
+        layer.writes = (layer.name,)
+    names = [layer.name for layer in network]
+    for number, cell in enumerate(cells, 1):
+        cell.set(reads=tuple(reversed(names[max(0, number - 2) : number])))
+    classifier.reads = (names[-2], "label")
+    if params.auxiliary_weight:
+        last = f"normal_{params.num_cells * 2 // 3 - 1}"
+        (cell,) = (cell for cell in cells if cell.name == last)
+        cell.set(reads=(*cell.reads, "label"))
+        cell.auxiliary = heads.AuxiliaryHead.Params(
+            classes=params.classes,
+            coefficient=params.auxiliary_weight,
+            label_smoothing=params.label_smoothing,
+            norm=norm,
+        )
+    return network
+
+
+def _check_size(params: AmoebaNet) -> None:
+    num_cells, filters = params.num_cells, params.filters
+    if num_cells < 2:
+        raise errors.LayerError(
+            f"amoeba_net: num_cells={num_cells}, but a reduction cell comes before the second and "
+            "the last third of them. Use 2 or more; the published networks have 6, 18, 36 or 72"
+        )
+    if params.stem == "imagenet" and (filters < 4 or filters % 4):
+        near = max(4, filters // 4 * 4)
+        raise errors.LayerError(
+            f"amoeba_net: filters={filters} is not a multiple of 4, but the stem cells have a "
+            f"quarter and a half of them. Use {near} or {near + 4}"
+        )
+    if filters < 1:
+        raise errors.LayerError(f"amoeba_net: filters={filters}. Use 1 or more")
+
+
+def _cells(params: AmoebaNet) -> Iterator[tuple[str, bool, int]]:
+    """Yield name, whether it is a reduction cell, and filters of each cell."""
+    filters = params.filters
+    if params.stem == "imagenet":
+        yield "stem_cell_0", True, filters // 4
+        yield "stem_cell_1", True, filters // 2
+    reductions = [params.num_cells // 3, params.num_cells * 2 // 3]
+    for number in range(params.num_cells):
+        if number in reductions:
+            filters *= 2
+            yield f"reduction_{reductions.index(number)}", True, filters
+        yield f"normal_{number}", False, filters
+
+
+class Stem(layers.Layer):
+    """image: [B, H, W, C] → [B, H', W', filters]: a 3×3 convolution without padding, batch norm.
+
+    Several crops of each image, [B, crops, H, W, C], become separate examples, those of an image
+    next to each other: [B·crops, H', W', filters].
+    """
+
+    class Params(layers.Layer.Params):
+        kind: Literal["imagenet", "small"] = hyperparams.field(
+            "imagenet", "imagenet: stride 2; small: stride 1."
+        )
+        filters: int = hyperparams.field(STEM_FILTERS, "Output channels.")
+        norm: layers.BatchNorm.Params = hyperparams.field(
+            operations.NORM, "Settings of its batch norm."
+        )
+
+        def _parts(self) -> list[Any]:
+            strides = 2 if self.kind == "imagenet" else 1
+            conv = operations.conv(
+                "conv", self.filters, kernel_size=3, strides=strides, padding="valid"
+            )
+            return [conv, operations.norm(self.norm)]
+
+        def _meta(self, *inputs: SpecNest) -> base.Meta:
+            checks.arity(self, inputs, ("image",))
+            layout = "[B, ..., H, W, C]"
+            *batch, height, width, channels = checks.shape(
+                self, inputs[0], layout, "It takes images, or several crops of each"
+            )
+            if len(batch) > 2:
+                raise errors.LayerError(
+                    f"{base.describe(self)}: expected images [B, H, W, C], or crops of each "
+                    f"[B, crops, H, W, C], got shape {inputs[0].shape}"
+                )
+            if min(height, width) < 3:
+                raise errors.LayerError(
+                    f"{base.describe(self)}: an image of {height}x{width} is too small for the "
+                    "stem's 3x3 convolution. Use images of 3x3 at least: input.height, input.width"
+                )
+            count = batch[0] * batch[-1] if len(batch) == 2 else batch[0]
+            image = tf.TensorSpec((count, height, width, channels), inputs[0].dtype)
+            return composition.chain_meta(self, self._parts(), (image,))
+
+    params: Params
+
+    def __init__(self, params: Params) -> None:
+        """See `Layer`."""
+        super().__init__(params)
+        for child in params._parts():
+            self.add_child(child.name, child)
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
+        """See `Layer.fprop`."""
+        x = inputs
+        if x.shape.rank == 5:
+            x = tf.reshape(x, (-1, *x.shape[2:]))
+        for name in self.children:
+            x = self.child(name, theta, x, ctx)
+        return x
+
+
+class AmoebaCell(layers.Layer):
+    """A normal or reduction cell; see `genotypes`.
+
+    x: [B, H, W, C], previous: [B, H or 2H, W or 2W, C'] → [B, H', W', outputs · filters]. A
+    reduction cell halves height and width. State 0 is x after ReLU, 1×1 convolution and batch norm.
+    State 1 is `previous` in the same shape (`operations.Fit`), or x itself if the cell reads x
+    alone. A cell with an auxiliary head also reads the label.
+    """
+
+    class Params(layers.Layer.Params):
+        genotype: str = hyperparams.required("Name of its genotype.")
+        reduction: bool = hyperparams.field(False, "Halves height and width.")
+        filters: int = hyperparams.required("Channels of each state.")
+        norm: layers.BatchNorm.Params = hyperparams.field(
+            operations.NORM, "Settings of its batch norms."
+        )
+        drop_path: operations.DropPath.Params | None = hyperparams.field(
+            None, "Drop-path on each operation's output; None: none."
+        )
+        auxiliary: heads.AuxiliaryHead.Params | None = hyperparams.field(
+            None, "A head on its output, in training only; None: none."
+        )
+        reads = ("x", "previous")
+
+        def _inference(self, available: Collection[str]) -> Self:
+            """Leave out the auxiliary head and its label."""
+            del available
+            served = self.copy()
+            served.auxiliary, served.reads = None, served.reads[:2]
+            return served
+
+        def _wiring(self) -> genotypes.Wiring:
+            genotype = genotypes.genotype(self.genotype)
+            return genotype.reduction if self.reduction else genotype.normal
+
+        def _parts(self) -> dict[str, Any]:
+            """Return the params of all children by name."""
+            filters, norm, wiring = self.filters, self.norm, self._wiring()
+            fit = operations.Fit.Params(filters=filters, norm=norm)
+            entrance = [operations.relu(), operations.conv("conv", filters), operations.norm(norm)]
+            parts: dict[str, Any] = {"base": layers.Sequential.Params(layers=entrance)}
+            if len(self.reads) > 1:
+                parts["previous"] = fit
+            for number, edges in enumerate(wiring.sums, genotypes.FIRST_SUM):
+                for side, edge in zip(("left", "right"), edges, strict=True):
+                    parts[f"state_{number}_{side}"] = operations.Operation.Params(
+                        operation=edge.operation,
+                        filters=filters,
+                        stride=2 if self.reduction and edge.state < genotypes.FIRST_SUM else 1,
+                        norm=norm,
+                        drop_path=self.drop_path,
+                    )
+            for state in wiring.output:
+                if state < genotypes.FIRST_SUM:
+                    parts[f"output_{state}"] = fit.copy().set(relu=False)
+            if self.auxiliary is not None:
+                parts["auxiliary"] = self.auxiliary.copy().set(reads=("x", self.reads[-1]))
+            return parts
+
+        def _walk(
+            self,
+            inputs: tuple[SpecNest, ...],
+            run: Callable[..., Any],
+            add: Callable[[Any, Any], Any],
+            concat: Callable[[list[Any]], Any],
+        ) -> Any:
+            """Return the cell's output, computed on tensors or on specs.
+
+            Args:
+                inputs: x and, if there is one, previous.
+                run: name of a child, its inputs → its output.
+                add: two outputs → their sum.
+                concat: states → their concatenation.
+            """
+            x, wiring = inputs[0], self._wiring()
+            states = [run("base", x), run("previous", inputs[1], x) if len(inputs) > 1 else x]
+            for number, (left, right) in enumerate(wiring.sums, genotypes.FIRST_SUM):
+                states.append(
+                    add(
+                        run(f"state_{number}_left", states[left.state]),
+                        run(f"state_{number}_right", states[right.state]),
+                    )
+                )
+            return concat(
+                [
+                    run(f"output_{state}", states[state], states[-1])
+                    if state < genotypes.FIRST_SUM
+                    else states[state]
+                    for state in wiring.output
+                ]
+            )
+
+        def _meta(self, *inputs: SpecNest) -> base.Meta:
+            # Where the head was removed by an override, the label is still read.
+            forms = ("x, previous, label",)
+            checks.arity(self, inputs, forms if self.auxiliary else ("x", "x, previous", *forms))
+            parts = self._parts()
+            metas: list[base.Meta] = []
+            joined: list[base.Meta] = []
+
+            def run(name: str, *specs: Any) -> Any:
+                part = parts[name]
+                meta = base.child_meta(self, name, part, *specs)
+                if isinstance(part, operations.Operation.Params):
+                    meta = dataclasses.replace(meta, kind=part.operation)
+                if meta.children or meta.variables:  # `none` may do nothing, and has no line
+                    metas.append(meta)
+                return meta.outputs
+
+            def concat(states: list[Any]) -> Any:
+                joined.append(joining.concat_meta(self, tuple(states), -1))
+                return joined[0].outputs
+
+            output = self._walk(
+                inputs[:2], run, lambda a, b: joining.sum_meta(self, (a, b)), concat
+            )
+            if self.auxiliary is not None:
+                run("auxiliary", output, inputs[2])
+            meta = base.sum_metas(output, metas)
+            kept_bytes = meta.activation_bytes + joined[0].activation_bytes
+            return dataclasses.replace(meta, activation_bytes=kept_bytes)
+
+    params: Params
+
+    def __init__(self, params: Params) -> None:
+        """See `Layer`."""
+        super().__init__(params)
+        for name, child in params._parts().items():
+            self.add_child(name, child)
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
+        """See `Layer.fprop`."""
+        read = inputs if isinstance(inputs, tuple) else (inputs,)
+
+        def run(name: str, *values: Any) -> Any:
+            return self.child(name, theta, values[0] if len(values) == 1 else values, ctx)
+
+        output = self.params._walk(read[:2], run, tf.add, lambda states: tf.concat(states, -1))
+        if self.params.auxiliary is not None and ctx.training:
+            run("auxiliary", output, read[2])
+        return output

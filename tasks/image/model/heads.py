@@ -1,0 +1,195 @@
+"""The heads of AmoebaNet: a classifier that averages over crops, and an auxiliary head."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from lingvo_gpipe import errors, hyperparams, layers
+from lingvo_gpipe.layers import base, checks, composition
+from lingvo_gpipe.layers import heads as core_heads
+from lingvo_gpipe.layers.base import Theta
+from lingvo_gpipe.nests import Nest, SpecNest
+from lingvo_gpipe.tasks.image.model import operations
+
+AUXILIARY_FILTERS = (51, 307)  # ⌊128 · 0.4⌋ and ⌊768 · 0.4⌋
+AUXILIARY_POOL = 5
+
+
+class AuxiliaryHead(layers.Layer):
+    """x: [B, H, W, C], label: [B] → logits [B, classes], and their loss, in training only.
+
+    ReLU, 5×5 average pool of stride 3, 1×1 convolution, a convolution as large as its input, and
+    softmax: so its weights depend on the size of the images. Loss: "auxiliary".
+    """
+
+    class Params(layers.Layer.Params):
+        classes: int | None = hyperparams.required("Number of classes; None: the dataset's.")
+        coefficient: float = hyperparams.field(0.4, "Factor of its loss.")
+        loss_name: str = hyperparams.field("auxiliary", "Name of its loss.")
+        label_smoothing: float = hyperparams.field(
+            0.1, "Share of the target spread evenly over all classes, in [0, 1)."
+        )
+        norm: layers.BatchNorm.Params = hyperparams.field(
+            operations.NORM, "Settings of its batch norms."
+        )
+        reads = ("x", "label")
+        training_only = True
+
+        def _parts(self) -> list[layers.Layer.Params]:
+            narrow, whole = AUXILIARY_FILTERS
+            return [
+                operations.relu(),
+                layers.AvgPool2D.Params(
+                    name="pool", pool_size=AUXILIARY_POOL, strides=3, padding="valid"
+                ),
+                operations.conv("narrow_conv", narrow),
+                operations.norm(self.norm, "narrow_norm"),
+                operations.relu("narrow_relu"),
+                operations.WholeConv2D.Params(name="whole_conv", filters=whole),
+                operations.norm(self.norm, "whole_norm"),
+                operations.relu("whole_relu"),
+                softmax(layers.Softmax, self, reads=("x",)),
+            ]
+
+        def _meta(self, *inputs: SpecNest) -> base.Meta:
+            checks.arity(self, inputs, ("x, label",))
+            _, height, width, _ = checks.shape(
+                self, inputs[0], "[B, H, W, C]", "It reads a cell's output"
+            )
+            checks.share(self, "label_smoothing", self.label_smoothing)
+            if min(height, width) < AUXILIARY_POOL:
+                raise errors.LayerError(
+                    f"the auxiliary head pools windows of {AUXILIARY_POOL}x{AUXILIARY_POOL}, but "
+                    f"the cell before it returns {height}x{width}: the images are too small for "
+                    "it. Use at least 67x67 (11x11 with the small stem): input.height, "
+                    "input.width; or remove the head by auxiliary=None of its cell"
+                )
+            meta = composition.chain_meta(self, self._parts(), inputs[:1])
+            weight = core_heads.weight_by(self.reads[1], meta.outputs.dtype, given=False)
+            loss = base.LossSpec(self.loss_name, self.coefficient, weight, training_only=True)
+            return dataclasses.replace(meta, losses=(loss,))
+
+    params: Params
+
+    def __init__(self, params: Params) -> None:
+        """See `Layer`."""
+        super().__init__(params)
+        for child in params._parts():
+            self.add_child(child.name, child)
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
+        """See `Layer.fprop`."""
+        x, label = inputs
+        for name in self.children:
+            x = self.child(name, theta, x, ctx)
+        if ctx.training:
+            each, _ = core_heads.cross_entropy(x, label, self.params.label_smoothing)
+            ctx.add_loss(self.params.loss_name, tf.reduce_sum(each))
+        return x
+
+
+def softmax(
+    head: type[layers.Softmax], params: AuxiliaryHead.Params | Classifier.Params, **fields: Any
+) -> layers.Softmax.Params:
+    """Return the Params of a softmax over the classes of `params`.
+
+    Raises:
+        LayerError: the number of classes is not known yet.
+    """
+    if params.classes is None:
+        raise errors.LayerError(
+            f"{base.describe(params)}: its number of classes is taken from the dataset before a "
+            "run (task.complete). Without a dataset, set its field classes"
+        )
+    return head.Params(
+        name="softmax",
+        classes=params.classes,
+        kernel_init=operations.KERNEL_INIT,
+        kernel_init_args=operations.KERNEL_INIT_ARGS,
+        **fields,
+    )
+
+
+class CropSoftmax(layers.Softmax):
+    """x: [crops·B, D], label: [B] → logits [B, classes]; otherwise as Softmax.
+
+    In evaluation the crops of an image, which are next to each other, are one example: their
+    probabilities are averaged, and the logits are the logarithms of the mean.
+    """
+
+    class Params(layers.Softmax.Params):
+        """Fields of CropSoftmax."""
+
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
+        """See `Layer.fprop`."""
+        x, *labels = inputs if isinstance(inputs, tuple) else (inputs,)
+        logits = super().fprop(theta, x, ctx)
+        if labels:
+            if not ctx.training and not _known_equal(logits, labels[0]):
+                logits = _averaged(logits, tf.shape(labels[0])[0])
+            core_heads.give(self.params, ctx, logits, tuple(labels))
+        return logits
+
+
+def _known_equal(logits: tf.Tensor, label: tf.Tensor) -> bool:
+    """Whether both are known, while tracing, to have as many rows."""
+    return logits.shape[0] is not None and logits.shape[0] == label.shape[0]
+
+
+def _averaged(logits: tf.Tensor, examples: tf.Tensor) -> tf.Tensor:
+    """Return the logarithm of the mean probabilities of each example's rows."""
+    by_crop = tf.reshape(tf.nn.log_softmax(logits), [examples, -1, logits.shape[-1]])
+    crops = tf.cast(tf.shape(by_crop)[1], logits.dtype)
+    return tf.reduce_logsumexp(by_crop, 1) - tf.math.log(crops)
+
+
+class Classifier(core_heads.Head):
+    """x: [B, H, W, C], label: [B] → logits [B, classes]: ReLU, mean over [H, W], dropout, softmax.
+
+    See `CropSoftmax` for the loss, metrics and several crops of an image.
+    """
+
+    class Params(core_heads.LabelledParams):
+        classes: int | None = hyperparams.required("Number of classes; None: the dataset's.")
+        dropout: float = hyperparams.field(0.5, "Share of the features dropped, in [0, 1).")
+
+        def _parts(self) -> list[layers.Layer.Params]:
+            names = ("loss_name", "coefficient", "label_smoothing", "metric_prefix", "top_k")
+            shared = {name: self.get(name) for name in (*names, "confusion")}
+            return [
+                operations.relu(),
+                layers.GlobalPool2D.Params(name="pool"),
+                layers.Dropout.Params(name="dropout", rate=self.dropout),
+                softmax(CropSoftmax, self, reads=("x", *self.reads[1:]), **shared),
+            ]
+
+        def _meta(self, *inputs: SpecNest) -> base.Meta:
+            checks.arity(self, inputs, ("x", "x, label"))
+            *body, head = self._parts()
+            features = composition.chain_meta(self, body, inputs[:1])
+            last = base.child_meta(self, head.name, head, features.outputs, *inputs[1:])
+            return base.sum_metas(last.outputs, [*features.children, last])
+
+        def served(self, outputs: Nest) -> dict[str, Nest]:
+            """Return probabilities."""
+            return core_heads.probabilities(outputs)
+
+    params: Params
+
+    def __init__(self, params: Params) -> None:
+        """See `Layer`."""
+        super().__init__(params)
+        for child in params._parts():
+            self.add_child(child.name, child)
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
+        """See `Layer.fprop`."""
+        x, *label = inputs if isinstance(inputs, tuple) else (inputs,)
+        for name in ("relu", "pool", "dropout"):
+            x = self.child(name, theta, x, ctx)
+        return self.child("softmax", theta, (x, *label) if label else x, ctx)

@@ -13,7 +13,7 @@ from lingvo_gpipe import keras_layers, optim, registry
 from lingvo_gpipe.pipelining import PipeliningLayer
 from lingvo_gpipe.task import Eval, Task, Train
 from lingvo_gpipe.tasks import image, lm, mt
-from lingvo_gpipe.tasks.image import amoebanet, convnet
+from lingvo_gpipe.tasks.image.model import amoebanet, convnet
 from lingvo_gpipe.tasks.lm import transformer as language_model
 from lingvo_gpipe.tasks.mt.model import transformer
 
@@ -163,7 +163,15 @@ class AmoebaNet(registry.Model):
         return Task.Params(
             model=PipeliningLayer.Params(
                 layers=amoebanet.amoeba_net(
-                    "D", 3, 4, classes=10, stem="small", drop_path_keep=0.8, dropout=0.2
+                    amoebanet.AmoebaNet(
+                        genotype="D",
+                        num_cells=3,
+                        filters=4,
+                        classes=10,
+                        stem="small",
+                        drop_path_keep=0.8,
+                        dropout=0.2,
+                    )
                 ),
                 num_partitions=2,
                 num_micro_batches=2,

@@ -223,7 +223,7 @@ def _weight(params: Any) -> Callable[[dict[str, Any]], tf.Tensor]:
         name = params.examples or next(iter(fields))
         dtype = precision.policy(params.dtype).variable
         counted = {name: tf.nest.flatten(fields[name])[0]} if name in fields else fields
-        return heads.weight_by(name, dtype, given=False, examples=0)(counted)
+        return heads.weight_by(name, dtype, examples=0)(counted)
 
     return weight
 

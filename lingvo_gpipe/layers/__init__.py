@@ -1,10 +1,9 @@
-"""Layers of our own: each a pure function made from Params; `base` says what a layer is.
+"""Layers, each a pure function made from Params; `base` says what a layer is.
 
-Keras layers are adapted in `lingvo_gpipe.keras_layers`; layers of one field only live in its task.
+Keras layers are adapted in `lingvo_gpipe.keras_layers`; layers of one field of application are in
+its task.
 """
 
-from lingvo_gpipe.layers.activation import Activation
-from lingvo_gpipe.layers.attention import MultiHeadAttention, TransformerLayer
 from lingvo_gpipe.layers.base import (
     Layer,
     LossSpec,
@@ -13,18 +12,28 @@ from lingvo_gpipe.layers.base import (
     VariableSpec,
     initializer,
 )
-from lingvo_gpipe.layers.composition import Parallel, Residual, Sequential
+from lingvo_gpipe.layers.composite import Composite, Parallel, Residual, Sequential
 from lingvo_gpipe.layers.context import Collected, Context
-from lingvo_gpipe.layers.convolution import Conv2D, DepthwiseConv2D, SeparableConv2D
 from lingvo_gpipe.layers.dense import Dense
-from lingvo_gpipe.layers.dropout import Dropout
-from lingvo_gpipe.layers.embedding import Embedding, PositionalEncoding
+from lingvo_gpipe.layers.elementwise import Activation, Dropout
 from lingvo_gpipe.layers.heads import AuxiliaryLoss, MeanSquaredError, SequenceSoftmax, Softmax
-from lingvo_gpipe.layers.joining import Add, Concat, Identity, Rename
 from lingvo_gpipe.layers.metric import KerasMetric
 from lingvo_gpipe.layers.normalization import BatchNorm, GroupNorm, LayerNorm
-from lingvo_gpipe.layers.pooling import AvgPool2D, GlobalPool2D, MaxPool2D
-from lingvo_gpipe.layers.shaping import Flatten, Reshape
+from lingvo_gpipe.layers.reshaping import Add, Concat, Flatten, Identity, Rename, Reshape
+from lingvo_gpipe.layers.sequence import (
+    Embedding,
+    MultiHeadAttention,
+    PositionalEncoding,
+    TransformerLayer,
+)
+from lingvo_gpipe.layers.windows import (
+    AvgPool2D,
+    Conv2D,
+    DepthwiseConv2D,
+    GlobalPool2D,
+    MaxPool2D,
+    SeparableConv2D,
+)
 
 __all__ = [
     "Activation",
@@ -33,6 +42,7 @@ __all__ = [
     "AvgPool2D",
     "BatchNorm",
     "Collected",
+    "Composite",
     "Concat",
     "Context",
     "Conv2D",

@@ -1,8 +1,8 @@
-"""Layer: the smallest thing that a cut can separate.
+"""Layer: the smallest unit that a cut can separate.
 
 A layer is made from Params, creates no variables, and is a pure function of
-(theta, state, inputs, ctx). What it needs and costs is told by `fprop_meta` from params alone, so
-that a model of any size is described, cut and planned without a device.
+(theta, state, inputs, ctx). `Params.fprop_meta` returns what it needs and costs, from fields and
+input shapes alone, so that a model of any size is described, cut and planned without a device.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeAlias
 
 import keras
@@ -36,13 +36,13 @@ class VariableSpec:
         shape: static.
         dtype: of the master copy.
         initializer: (shape, dtype, integer seed) → tensor, stateless.
-        trainable: False: a weight that is frozen.
-        is_state: not a weight but a statistic, handed to the layer in `ctx.state`.
+        trainable: False for a frozen weight.
+        is_state: not a weight but a statistic, which the layer receives in `ctx.state`.
         group: weight-decay group: "kernel", "bias" or "norm".
         training_only: inference does not use it; counted apart.
-        tie: path of the owner in the network whose tensor is used instead; None: an own one.
-        compute: dtype in which the layer is handed a weight; None until `fprop_meta` has filled
-            in that of the layer's policy.
+        tie: path of a variable of the network that is used instead; None: it is not tied.
+        compute: dtype in which the layer receives a weight; None until `fprop_meta` has filled in
+            that of the layer's policy.
     """
 
     path: str
@@ -59,10 +59,7 @@ class VariableSpec:
     @property
     def size(self) -> int:
         """Number of elements."""
-        count = 1
-        for side in self.shape:
-            count *= side
-        return count
+        return math.prod(self.shape)
 
     @property
     def size_bytes(self) -> int:
@@ -87,43 +84,43 @@ class VariableSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LossSpec:
-    """A loss that a layer gives by `ctx.add_loss(name, sum)`.
+    """A loss that a layer adds by `ctx.add_loss(name, sum)`.
 
     The update's loss is the sum over losses of coefficient · Σ_m sum_m / Σ_m weight_m.
 
     Attributes:
         name: unique in the network.
-        coefficient: its share in the update's loss.
-        weight: the mini-batch's own fields → floating scalar (examples, real tokens); evaluated
-            before the first slot, over the whole update.
-        training_only: given where `ctx.training` alone (an auxiliary head's).
+        coefficient: its factor in the update's loss.
+        weight: fields of the mini-batch → floating scalar (examples, real tokens); computed before
+            the first slot, over the whole update.
+        training_only: added only where `ctx.training` (an auxiliary head's loss).
     """
 
     name: str
     coefficient: float
-    weight: Callable[[dict[str, Any]], tf.Tensor]
+    weight: Callable[[dict[str, Nest]], tf.Tensor]
     training_only: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """A metric that a layer gives by `ctx.add_sum(name, tensors)`.
+    """A metric that a layer adds by `ctx.add_sum(name, tensors)`.
 
     Attributes:
         name: unique in the network.
-        finish: the added-up nest → result (a scalar, vector or matrix).
-        evaluation_only: not given where `ctx.training`: too large to be told of every update.
-        labels: names of a vector's elements, each of which is a curve of its own; NaN stands for an
-            element of which nothing was seen.
+        finish: the nest of sums → result (a scalar, vector or matrix).
+        evaluation_only: not added where `ctx.training`: too large to log at every update.
+        labels: names of a vector's elements, each a separate curve; NaN for an element without
+            any example.
     """
 
     name: str
-    finish: Callable[[Any], Any]
+    finish: Callable[[Nest], tf.Tensor]
     evaluation_only: bool = False
     labels: tuple[str, ...] = ()
 
-    def curves(self, result: Any) -> dict[str, float]:
-        """Return the labelled elements of what `finish` gave, as `name/label`, without NaN."""
+    def curves(self, result: Iterable[float]) -> dict[str, float]:
+        """Return the labelled elements of a result of `finish`, as `name/label`, without NaN."""
         if not self.labels:
             return {}
         pairs = zip(self.labels, map(float, result), strict=True)
@@ -132,7 +129,7 @@ class MetricSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Meta:
-    """What a layer needs and gives, known from params and input shapes alone.
+    """What a layer needs and returns, known from params and input shapes alone.
 
     Attributes:
         outputs: nest of `tf.TensorSpec`; a tuple, one per written name, where there are several.
@@ -140,11 +137,11 @@ class Meta:
         flops_forward: operations of one forward call on these inputs, 2 per multiply-add.
         flops_backward: of its gradient by inputs and weights, without recomputation.
         activation_bytes: what a backward call keeps of its forward, inputs not counted.
-        losses: losses it gives.
-        metrics: metrics it gives.
+        losses: that it adds.
+        metrics: that it adds.
         name: below the layer around it; empty for a layer of the network.
-        kind: its class's name, where it lies in another layer.
-        children: of the layers inside it, variables named as it sees them.
+        kind: how descriptions call it, where it is a part of another layer.
+        children: Metas of the layers inside it, their variables named as it sees them.
     """
 
     outputs: SpecNest
@@ -176,11 +173,11 @@ class Layer(tf.Module, hyperparams.Configurable):
         writes: tuple[str, ...] = hyperparams.field(("x",), "Names of the stream it writes.")
         dtype: str | None = hyperparams.field(
             None,
-            "Precision policy (float32, float64, mixed_bfloat16, mixed_float16); None: the "
-            "one around it.",
+            "Precision policy (float32, float64, mixed_bfloat16, mixed_float16); None: that of "
+            "the network.",
         )
         batch_dim: int | None = hyperparams.field(
-            None, "The dimension that counts examples; None: as the network around it has it."
+            None, "The dimension that counts examples; None: that of the network."
         )
         trainable: bool = hyperparams.field(True, "False freezes its weights and statistics.")
         training_only: bool = hyperparams.field(
@@ -193,13 +190,17 @@ class Layer(tf.Module, hyperparams.Configurable):
             None, "Stated cost for the partition (the paper's c_i), in place of FLOPs."
         )
         tie: dict[str, str] = hyperparams.field(
-            {}, "Own variable path → path of the variable in the network that is used instead."
+            {}, "Path of a variable of the layer → path of the network's variable used instead."
         )
 
         @property
         def policy(self) -> precision.Policy:
             """The layer's precision policy."""
             return precision.policy(self.dtype)
+
+        def kind_name(self) -> str:
+            """Return how descriptions call the kind of layer: by its class."""
+            return class_name(self)
 
         def fprop_meta(self, *inputs: SpecNest) -> Meta:
             """Return what the layer needs and returns, without a variable or a device.
@@ -360,8 +361,8 @@ def recompute_grad(
 ) -> Callable[..., list[tf.Tensor]]:
     """Return `tf.recompute_grad(function)` for positional tensors of any dtype.
 
-    TensorFlow adds a zero to every argument, so that the recomputation waits for the gradient;
-    booleans and strings cannot be added to. They have no gradient either, so they are closed over.
+    TensorFlow adds a zero to every argument, so that the recomputation waits for the gradient.
+    Booleans and strings have no addition and no gradient, so the function closes over them.
     """
 
     def call(*flat: tf.Tensor) -> list[tf.Tensor]:
@@ -379,21 +380,21 @@ def recompute_grad(
 def recomputed(layer: Layer, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
     """Run `layer.fprop` so that the backward pass computes it again instead of keeping it.
 
-    Everything that matters enters `tf.recompute_grad` as a positional tensor and leaves it as an
-    output, collected losses and statistics too.
+    All tensors enter `tf.recompute_grad` as positional arguments and leave it as outputs, collected
+    losses and statistics too.
     """
-    given = (theta, inputs, ctx.state, ctx.root_seed, ctx.step)
-    packed: list[Any] = []
+    arguments = (theta, inputs, ctx.state, ctx.root_seed, ctx.step)
+    results: list[Nest] = []
 
     def forward(*flat: tf.Tensor) -> list[tf.Tensor]:
-        own_theta, own_inputs, state, root_seed, step = tf.nest.pack_sequence_as(given, list(flat))
-        sub = ctx.replace(state=state, root_seed=root_seed, step=step, collected=Collected())
-        outputs = layer.fprop(own_theta, own_inputs, sub)
-        packed[:] = [(outputs, sub.collected.as_nest())]
-        return [tf.identity(t) for t in tf.nest.flatten(packed[0])]
+        theta, inputs, state, root_seed, step = tf.nest.pack_sequence_as(arguments, list(flat))
+        inner = ctx.replace(state=state, root_seed=root_seed, step=step, collected=Collected())
+        outputs = layer.fprop(theta, inputs, inner)
+        results[:] = [(outputs, inner.collected.as_nest())]
+        return [tf.identity(t) for t in tf.nest.flatten(results[0])]
 
-    flat = recompute_grad(forward)(*tf.nest.flatten(given))
-    outputs, collected = tf.nest.pack_sequence_as(packed[0], list(flat))
+    flat = recompute_grad(forward)(*tf.nest.flatten(arguments))
+    outputs, collected = tf.nest.pack_sequence_as(results[0], list(flat))
     ctx.collected.update(collected)
     return outputs
 
@@ -408,36 +409,6 @@ def inherit(parent: Layer.Params, child: Layer.Params) -> Layer.Params:
     if not parent.trainable:
         copy.trainable = False
     return copy
-
-
-def child_meta(parent: Layer.Params, name: str, child: Layer.Params, *inputs: SpecNest) -> Meta:
-    """Return the Meta of a child as its parent sees it: variables named below `name`."""
-    meta = inherit(parent, child).fprop_meta(*inputs)
-    variables = tuple(dataclasses.replace(v, path=f"{name}/{v.path}") for v in meta.variables)
-    return dataclasses.replace(meta, variables=variables, name=name, kind=class_name(child))
-
-
-def sum_metas(
-    outputs: SpecNest, metas: Sequence[Meta], variables: tuple[VariableSpec, ...] = ()
-) -> Meta:
-    """Return the Meta of a layer that runs its children one after the other.
-
-    Args:
-        outputs: the parent's outputs.
-        metas: of the children (`child_meta`); each child's outputs are kept for the backward pass
-            inside that child's own `activation_bytes`.
-        variables: the parent's own ones.
-    """
-    return Meta(
-        outputs=outputs,
-        variables=variables + tuple(v for m in metas for v in m.variables),
-        flops_forward=sum(m.flops_forward for m in metas),
-        flops_backward=sum(m.flops_backward for m in metas),
-        activation_bytes=sum(m.activation_bytes for m in metas),
-        losses=tuple(loss for m in metas for loss in m.losses),
-        metrics=tuple(metric for m in metas for metric in m.metrics),
-        children=tuple(metas),
-    )
 
 
 def class_name(params: Layer.Params) -> str:
@@ -471,14 +442,14 @@ def initializer(name: str, **config: Any) -> Initializer:
         LayerError: Keras has no such initializer.
     """
     try:
-        found = keras.initializers.get({"class_name": name, "config": config} if config else name)
+        like = keras.initializers.get({"class_name": name, "config": config} if config else name)
     except (ValueError, TypeError) as error:
         raise errors.LayerError(f"no Keras initializer {name!r}: {error}") from error
-    kind, settings = type(found), found.get_config()
+    kind, settings = type(like), like.get_config()
 
     def create(shape: tuple[int, ...], dtype: tf.DType, seed: int) -> tf.Tensor:
-        own = dict(settings, seed=seed) if "seed" in settings else settings
-        value = kind.from_config(own)(shape, dtype=dtype.name)
+        seeded = dict(settings, seed=seed) if "seed" in settings else settings
+        value = kind.from_config(seeded)(shape, dtype=dtype.name)
         return tf.convert_to_tensor(value, dtype)
 
     return create

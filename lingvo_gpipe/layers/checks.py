@@ -1,21 +1,20 @@
-"""What a layer says of inputs that do not fit it: whose, expected, got, way out."""
+"""Checks of a layer's inputs and fields: layer, what was expected, what came, the way out."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import tensorflow as tf
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.layers import base
+from lingvo_gpipe.nests import SpecNest
 
 
-def arity(params: Any, inputs: tuple[Any, ...], forms: tuple[str, ...]) -> None:
+def arity(params: base.Layer.Params, inputs: tuple[SpecNest, ...], forms: tuple[str, ...]) -> None:
     """Check how many names a layer reads.
 
     Args:
-        params: the layer's.
-        inputs: what `_meta` was given.
+        params: of the layer.
+        inputs: of `_meta`.
         forms: the legal forms of `reads`, such as ("x", "x, mask").
 
     Raises:
@@ -29,60 +28,62 @@ def arity(params: Any, inputs: tuple[Any, ...], forms: tuple[str, ...]) -> None:
     )
 
 
-def shape(params: Any, spec: Any, layout: str, way_out: str) -> tuple[int, ...]:
+def shape(params: base.Layer.Params, spec: SpecNest, layout: str, way_out: str) -> tuple[int, ...]:
     """Return the static shape of one floating input, checked against a layout.
 
     Args:
-        params: the layer's.
+        params: of the layer.
         spec: the input.
-        layout: such as "[B, H, W, C]"; "[B, ..., D]" is any rank from two on.
+        layout: such as "[B, H, W, C]"; "[B, ..., D]" is any rank of at least two.
         way_out: what the user may do, the message's last sentence.
 
     Raises:
-        LayerError: it is no floating tensor of that rank, or a side is unknown.
+        LayerError: it is not a floating tensor of that rank, or a dimension is unknown.
     """
-    found = any_shape(params, spec, layout, way_out)
+    dims = any_shape(params, spec, layout, way_out)
     if not spec.dtype.is_floating:
         raise errors.LayerError(
             f"{base.describe(params)}: expected floating {layout}, got {spec.dtype.name} "
-            f"{list(found)}. Scale or embed it before"
+            f"{list(dims)}. Scale or embed it before"
         )
-    return found
+    return dims
 
 
-def any_shape(params: Any, spec: Any, layout: str, way_out: str) -> tuple[int, ...]:
+def any_shape(
+    params: base.Layer.Params, spec: SpecNest, layout: str, way_out: str
+) -> tuple[int, ...]:
     """Return the static shape of one input of any dtype; see `shape`."""
     if not isinstance(spec, tf.TensorSpec):
         raise errors.LayerError(
             f"{base.describe(params)}: expected one tensor {layout}, got {type(spec).__name__}. "
             f"{way_out}"
         )
-    sides = layout.strip("[]").split(", ")
+    dims = layout.strip("[]").split(", ")
     rank = spec.shape.rank
-    known = len(sides) - sides.count("...")
-    fits = rank is not None and (rank >= known if "..." in sides else rank == known)
+    known = len(dims) - dims.count("...")
+    fits = rank is not None and (rank >= known if "..." in dims else rank == known)
     if not fits or not spec.shape.is_fully_defined():
         raise errors.LayerError(
-            f"{base.describe(params)}: expected {layout} with known sides, got shape {spec.shape}. "
-            f"{way_out}"
+            f"{base.describe(params)}: expected {layout} with known dimensions, got shape "
+            f"{spec.shape}. {way_out}"
         )
     return tuple(spec.shape.as_list())
 
 
-def positive(params: Any, **values: int | tuple[int, ...]) -> None:
+def positive(params: base.Layer.Params, **values: int | tuple[int, ...]) -> None:
     """Check that fields which are sizes are at least 1.
 
     Raises:
         LayerError: one is not.
     """
     for name, value in values.items():
-        if any(side < 1 for side in (value if isinstance(value, tuple) else (value,))):
+        if any(size < 1 for size in (value if isinstance(value, tuple) else (value,))):
             raise errors.LayerError(
                 f"{base.describe(params)}: field {name} is {value}, expected at least 1"
             )
 
 
-def share(params: Any, name: str, value: float) -> None:
+def share(params: base.Layer.Params, name: str, value: float) -> None:
     """Check that a field is in [0, 1).
 
     Raises:

@@ -1,8 +1,8 @@
-"""What a layer may know besides its inputs, and what it may give besides its outputs.
+"""Context: what a layer reads besides its inputs, and what it adds besides its outputs.
 
-Nothing is written from inside a program: whatever a layer gives (losses, sums, moments) is
-collected here and leaves every traced function as an output. A loss collected inside a recomputed
-function and not returned would lose its gradient silently (`Layer.run` hands them through).
+Programs write nothing. What a layer adds (losses, sums, moments) is collected here and leaves every
+traced function as an output. A loss collected inside a recomputed function and not returned from it
+would lose its gradient silently, so `Layer.run` returns them too.
 """
 
 from __future__ import annotations
@@ -13,42 +13,43 @@ from typing import Any
 import tensorflow as tf
 
 from lingvo_gpipe import errors, seeds
+from lingvo_gpipe.nests import Nest
 
 
 @dataclasses.dataclass(slots=True)
 class Collected:
-    """What layers gave besides their outputs; every field is a nest of tensors.
+    """What layers added besides their outputs.
 
     Attributes:
         losses: loss name → its sum over the micro-batch's examples, a floating scalar.
-        sums: metric name → any nest of tensors that add up over examples.
+        sums: metric name → any nest of tensors that are summed over examples.
         moments: path of a layer → its additive statistics of the micro-batch.
     """
 
-    losses: dict[str, Any] = dataclasses.field(default_factory=dict)
-    sums: dict[str, Any] = dataclasses.field(default_factory=dict)
-    moments: dict[str, Any] = dataclasses.field(default_factory=dict)
+    losses: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
+    sums: dict[str, Nest] = dataclasses.field(default_factory=dict)
+    moments: dict[str, dict[str, tf.Tensor]] = dataclasses.field(default_factory=dict)
 
-    def as_nest(self) -> dict[str, dict[str, Any]]:
+    def as_nest(self) -> dict[str, dict[str, Nest]]:
         """Return the three dictionaries as one nest, so that `tf.nest` can pack it."""
         return {"losses": self.losses, "sums": self.sums, "moments": self.moments}
 
-    def update(self, nest: dict[str, dict[str, Any]]) -> None:
-        """Take over what `as_nest` of another gave."""
+    def update(self, nest: dict[str, dict[str, Nest]]) -> None:
+        """Add what another one collected, as its `as_nest` returns it."""
         self.losses.update(nest["losses"])
         self.sums.update(nest["sums"])
         self.moments.update(nest["moments"])
 
 
 class Context:
-    """Handed to every `fprop`: seed, state, step, and where losses and statistics go.
+    """What every `fprop` receives: seed, state, step, and where it adds losses and statistics.
 
     Attributes:
         training: whether dropout drops and batch norm uses its micro-batch.
         step: int64 scalar tensor, the update's number.
-        state: the layer's own state variables as tensors, nested by child like `theta`.
+        state: the layer's state variables as tensors, nested by child like `theta`.
         path: the layer's path, `block/conv`; losses and variables are named by it.
-        collected: what this layer and its children gave so far.
+        collected: what this layer and its children have added so far.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Context:
         training: bool,
         step: tf.Tensor,
         root_seed: tf.Tensor,
-        state: dict[str, Any],
+        state: dict[str, Nest],
         path: str,
         frozen: frozenset[str] = frozenset(),
         collected: Collected | None = None,
@@ -71,7 +72,7 @@ class Context:
             state: see the class.
             path: see the class.
             frozen: paths of layers all of whose weights are frozen.
-            collected: where to collect; None begins a new one.
+            collected: where to collect; None: a new one.
         """
         self.training = training
         self.step = step
@@ -83,11 +84,11 @@ class Context:
 
     @property
     def seed(self) -> tf.Tensor:
-        """Int32 [2]: this layer's own seed in this micro-batch of this step."""
+        """Int32 [2]: this layer's seed in this micro-batch of this step."""
         return seeds.fold(self.root_seed, seeds.path_hash(self.path))
 
     def fold(self, draw: int) -> tf.Tensor:
-        """Return int32 [2]: the seed of the layer's draw number `draw`, for a second one and on."""
+        """Return int32 [2]: the seed of draw number `draw`, for layers that draw more than once."""
         return seeds.fold(self.seed, draw)
 
     @property
@@ -97,12 +98,12 @@ class Context:
         return any("/".join(parts[: n + 1]) in self.frozen for n in range(len(parts)))
 
     def child(self, name: str) -> Context:
-        """Return the context of the child layer `name`: its own seed, state and names."""
+        """Return the context of the child layer `name`, with its seed, state and path."""
         return self.replace(path=f"{self.path}/{name}", state=self.state.get(name, {}))
 
     def replace(self, **changes: Any) -> Context:
-        """Return a copy with some constructor arguments changed; collects into the same place."""
-        kept = {
+        """Return a copy with some arguments changed; it collects into the same place."""
+        arguments = {
             "training": self.training,
             "step": self.step,
             "root_seed": self.root_seed,
@@ -111,32 +112,32 @@ class Context:
             "frozen": self.frozen,
             "collected": self.collected,
         }
-        return Context(**(kept | changes))
+        return Context(**(arguments | changes))
 
     def add_loss(self, name: str, total: tf.Tensor) -> None:
-        """Give the loss `name`: its *sum* over the micro-batch (its weight is declared in Meta).
+        """Add the loss `name`: its *sum* over the micro-batch (its weight is declared in Meta).
 
         Args:
             name: as declared in `Meta.losses` by this layer.
             total: floating scalar.
 
         Raises:
-            LayerError: the name was given before in this micro-batch.
+            LayerError: the name was added before in this micro-batch.
         """
         self._add(self.collected.losses, name, total, "loss")
 
-    def add_sum(self, name: str, value: Any) -> None:
-        """Give the metric `name`: any nest of tensors that add up over examples."""
+    def add_sum(self, name: str, value: Nest) -> None:
+        """Add the metric `name`: any nest of tensors that are summed over examples."""
         self._add(self.collected.sums, name, value, "metric")
 
-    def add_moments(self, moments: Any) -> None:
-        """Give additive statistics of the micro-batch, for `Layer.merge_moments`."""
+    def add_moments(self, moments: dict[str, tf.Tensor]) -> None:
+        """Add additive statistics of the micro-batch, for `Layer.merge_moments`."""
         self._add(self.collected.moments, self.path, moments, "moments of")
 
-    def _add(self, where: dict[str, Any], name: str, value: Any, kind: str) -> None:
+    def _add(self, where: dict[str, Nest], name: str, value: Nest, kind: str) -> None:
         if name in where:
             raise errors.LayerError(
-                f"{self.path}: {kind} {name!r} is given twice in one micro-batch; names of losses "
-                "and metrics are the network's. Rename one of the two"
+                f"{self.path}: {kind} {name!r} is added twice in one micro-batch; names of losses "
+                "and metrics are unique in the network. Rename one of the two"
             )
         where[name] = value

@@ -1,29 +1,33 @@
-"""Keras' metrics, as layers that read predictions and labels where they lie."""
+"""Keras' metrics, as layers that read predictions and labels in the cell that has them."""
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, precision
-from lingvo_gpipe.layers import base, checks, joining
+from lingvo_gpipe.layers import base, checks, reshaping
 from lingvo_gpipe.layers.base import Layer, Meta, MetricSpec, Theta
 from lingvo_gpipe.layers.context import Context
 from lingvo_gpipe.nests import Nest, SpecNest
 
+_Like: TypeAlias = tuple[tuple[int, ...], str]
+"""Shape and name of the dtype of a tensor."""
+
 
 class KerasMetric(Layer):
-    """x: predictions, label: what Keras' metric compares them with → x; gives the metric.
+    """x: nest of [B, ...], label: of any shape → x in the master dtype; adds a Keras metric.
 
-    The metric runs on zeros in each micro-batch, and its variables are added over micro-batches,
-    so it must be one whose variables add up over examples (means, AUC, F1, MeanIoU, R2, confusion
-    counts); another is refused. A third name it reads is Keras' `sample_weight`.
+    x are predictions, and `label` what the metric compares them with. The metric starts from zeros
+    in each micro-batch, and its variables are summed over micro-batches, so it must be one whose
+    variables add up over examples (means, AUC, F1, MeanIoU, R2, confusion counts); another one is
+    refused. A third name it reads, weights: [B], is Keras' `sample_weight`.
 
     >>> auc = KerasMetric.Params(metric="AUC", reads=("x", "label"), writes=("x",))
     >>> auc.metric_name = "auc"
@@ -35,16 +39,16 @@ class KerasMetric(Layer):
         config: dict[str, Any] = hyperparams.field({}, "Arguments of the class.")
         metric_name: str = hyperparams.field("", "Name of the result; empty: that of the metric.")
         activation: str = hyperparams.field(
-            "linear", "Keras activation of x that the metric is given, such as softmax for logits."
+            "linear", "Keras activation of x before the metric, such as softmax for logits."
         )
 
         def _meta(self, *inputs: SpecNest) -> Meta:
             checks.arity(self, inputs, ("x, label", "x, label, weights"))
-            made = _metric(self)
+            metric = _metric(self)
             dtype = self.policy.variable
 
-            def finish(sums: Any) -> Any:
-                return made.stateless_result([sums[name] for name in sorted(sums)])
+            def finish(sums: dict[str, tf.Tensor]) -> tf.Tensor:
+                return metric.stateless_result([sums[name] for name in sorted(sums)])
 
             def output(spec: tf.TensorSpec) -> tf.TensorSpec:
                 return tf.TensorSpec(spec.shape, dtype if spec.dtype.is_floating else spec.dtype)
@@ -53,13 +57,13 @@ class KerasMetric(Layer):
             return Meta(tf.nest.map_structure(output, inputs[0]), metrics=metrics)
 
         def compared(self) -> tuple[str, ...]:
-            """Name label and weights; see `Layer.compared`."""
+            """Return label and weights."""
             return tuple(self.reads[1:])
 
         def _inference(self, available: Collection[str]) -> Layer.Params | None:
-            """Hand predictions on; see `Layer.inference`."""
+            """Pass predictions on."""
             del available
-            return joining.passing(self)
+            return reshaping.passing(self)
 
     params: Params
 
@@ -76,25 +80,24 @@ class KerasMetric(Layer):
         return x
 
 
-def _name(params: Any) -> str:
+def _name(params: KerasMetric.Params) -> str:
     return str(params.metric_name or _metric(params).name)
 
 
-def _metric(params: Any) -> Any:
+def _metric(params: KerasMetric.Params) -> keras.Metric:
     """Return the Keras metric; its variables are never written.
 
     Raises:
-        LayerError: Keras has none of that name, or refuses its arguments.
+        LayerError: Keras has no metric of that name, or refuses its arguments.
     """
     return _made(params.metric, json.dumps(params.config, sort_keys=True, default=repr))
 
 
 @functools.cache
-def _made(name: str, config: str) -> Any:
+def _made(name: str, config: str) -> keras.Metric:
     try:
         with tf.init_scope():
-            metric = keras.metrics.get({"class_name": name, "config": json.loads(config)})
-            return metric
+            return keras.metrics.get({"class_name": name, "config": json.loads(config)})
     except (ValueError, TypeError) as error:
         known = [n for n in dir(keras.metrics) if n[0].isupper()]
         near = errors.nearest(name, known)
@@ -104,36 +107,42 @@ def _made(name: str, config: str) -> Any:
         ) from error
 
 
-def _update(params: Any, metric: Any, x: Any, label: Any, weights: Any) -> dict[str, tf.Tensor]:
+def _update(
+    params: KerasMetric.Params,
+    metric: keras.Metric,
+    x: Nest,
+    label: Nest,
+    weights: Sequence[tf.Tensor],
+) -> dict[str, tf.Tensor]:
     """Return the metric's variables after one update from zeros, by their number."""
-    own = tf.as_dtype(metric.dtype)  # confusion matrices count in integers
-    dtype = own if own.is_floating else tf.float32
+    dtype = tf.as_dtype(metric.dtype)
+    if not dtype.is_floating:  # confusion matrices count in integers
+        dtype = tf.float32
     x, label, weights = tf.nest.map_structure(
         lambda leaf: precision.cast(leaf, dtype), (x, label, list(weights))
     )
-    given = keras.activations.get(params.activation)(x) if params.activation != "linear" else x
+    activation = keras.activations.get(params.activation)
+    predictions = x if params.activation == "linear" else activation(x)
     zeros = [tf.zeros(v.shape, v.dtype) for v in metric.variables]
-    after = metric.stateless_update_state(zeros, label, given, *weights)
+    after = metric.stateless_update_state(zeros, label, predictions, *weights)
     return {f"{number:03d}": tf.convert_to_tensor(v) for number, v in enumerate(after)}
 
 
-def _like(value: tf.Tensor) -> tuple[tuple[int, ...], str]:
-    return tuple(side or 2 for side in value.shape), value.dtype.name
+def _like(value: tf.Tensor) -> _Like:
+    return tuple(dim or 2 for dim in value.shape), value.dtype.name
 
 
 @functools.cache
-def _additive(
-    name: str, config: str, activation: str, x: tuple[Any, str], label: tuple[Any, str]
-) -> bool:
-    """Try whether an update by all examples is the sum of updates by two halves."""
+def _additive(name: str, config: str, activation: str, x: _Like, label: _Like) -> bool:
+    """Test whether an update by all examples is the sum of updates by two parts of them."""
     params = KerasMetric.Params(metric=name, config=json.loads(config), activation=activation)
     metric = _metric(params)
     random = np.random.default_rng(0)
 
-    def draw(shape: tuple[int, ...], dtype: str) -> Any:
+    def draw(shape: tuple[int, ...], dtype: str) -> tf.Tensor:
         kind = tf.as_dtype(dtype)
-        sides = (4, *shape[1:])
-        values = random.random(sides) if kind.is_floating else random.integers(0, 2, sides)
+        dims = (4, *shape[1:])
+        values = random.random(dims) if kind.is_floating else random.integers(0, 2, dims)
         return tf.cast(values, kind)
 
     predicted, wanted = draw(*x), draw(*label)
@@ -149,10 +158,10 @@ def _additive(
     )
 
 
-def _check_additive(params: Any, x: tuple[Any, str], label: tuple[Any, str]) -> None:
+def _check_additive(params: KerasMetric.Params, x: _Like, label: _Like) -> None:
     config = json.dumps(params.config, sort_keys=True, default=repr)
     if not _additive(params.metric, config, params.activation, x, label):
         raise errors.LayerError(
             f"{base.describe(params)}: the variables of Keras' {params.metric} do not add up over "
-            "examples, so it cannot be taken from micro-batches. Use a metric that counts or sums"
+            "examples, so micro-batches cannot compute it. Use a metric that counts or sums"
         )

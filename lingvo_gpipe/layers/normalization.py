@@ -20,28 +20,24 @@ class NormParams(Layer.Params):
     center: bool = hyperparams.field(True, "Adds a learned beta.")
     scale: bool = hyperparams.field(True, "Multiplies by a learned gamma.")
 
+    def weights(self, features: int) -> tuple[VariableSpec, ...]:
+        """Return the specs of gamma and beta, as far as they are used."""
+        return tuple(
+            VariableSpec(
+                name, (features,), self.policy.variable, base.initializer(start), group="norm"
+            )
+            for name, start, used in (("gamma", "ones", self.scale), ("beta", "zeros", self.center))
+            if used
+        )
 
-def _weights(params: Any, features: int) -> tuple[VariableSpec, ...]:
-    dtype = precision.policy(params.dtype).variable
-    return tuple(
-        VariableSpec(name, (features,), dtype, base.initializer(start), group="norm")
-        for name, start, used in (("gamma", "ones", params.scale), ("beta", "zeros", params.center))
-        if used
-    )
-
-
-def _meta(params: Any, x: tf.TensorSpec, variables: tuple[VariableSpec, ...]) -> Meta:
-    """Return the Meta of a norm.
-
-    It keeps x less its mean, in the statistics' dtype, in the place of x itself.
-    """
-    policy = precision.policy(params.dtype)
-    kept = base.spec_bytes(tf.TensorSpec(x.shape, policy.variable))
-    return Meta(tf.TensorSpec(x.shape, policy.compute), variables, activation_bytes=kept)
+    def norm_meta(self, x: tf.TensorSpec, variables: tuple[VariableSpec, ...]) -> Meta:
+        """Return the Meta of a norm of x; it keeps x less its mean in place of x itself."""
+        kept = base.spec_bytes(tf.TensorSpec(x.shape, self.policy.variable))
+        return Meta(tf.TensorSpec(x.shape, self.policy.compute), variables, activation_bytes=kept)
 
 
 def _scaled(
-    centred: tf.Tensor, inverse: tf.Tensor, theta: dict[str, Any], policy: precision.Policy
+    centred: tf.Tensor, inverse: tf.Tensor, theta: Theta, policy: precision.Policy
 ) -> tf.Tensor:
     """Return centred·inverse·gamma + beta in the compute dtype."""
     if "gamma" in theta:
@@ -53,13 +49,13 @@ def _scaled(
 
 
 class BatchNorm(Layer):
-    """x: [..., C] → the same shape, each channel normalised over all other sides.
+    """x: [..., C] floating → [..., C] in the compute dtype, each channel normalised.
 
-    Training normalises with the micro-batch's own mean and biased variance (the paper's rule) and
-    gives additive moments; after the update `merge_moments` moves the moving statistics by those
-    of the whole mini-batch: moving·momentum + batch·(1 − momentum). Evaluation, and a frozen
-    layer always, use the moving statistics. A second name may be read, a mask of x's shape less C
-    or broadcastable to it: where it is 0, positions count in no statistic.
+    Training normalises with the mean and biased variance of the micro-batch, over all axes but the
+    last (the paper's rule), and adds moments; after the update `merge_moments` moves the moving
+    statistics towards those of the whole mini-batch: moving·momentum + batch·(1 − momentum).
+    Evaluation, and a frozen layer always, use the moving statistics. A second name may be a mask,
+    of x's shape without C or broadcastable to it: positions where it is 0 count in no statistic.
 
     Variables: gamma [C], beta [C]; state moving_mean [C], moving_variance [C].
     """
@@ -70,7 +66,7 @@ class BatchNorm(Layer):
 
         def _meta(self, *inputs: SpecNest) -> Meta:
             checks.arity(self, inputs, ("x", "x, mask"))
-            shape = checks.shape(self, inputs[0], "[B, ..., C]", "It normalises the last side")
+            shape = checks.shape(self, inputs[0], "[B, ..., C]", "It normalises the last axis")
             checks.share(self, "momentum", self.momentum)
             if len(inputs) == 2:
                 _check_mask(self, inputs[1], shape)
@@ -87,7 +83,7 @@ class BatchNorm(Layer):
                 )
                 for name, start in (("moving_mean", "zeros"), ("moving_variance", "ones"))
             )
-            return _meta(self, inputs[0], _weights(self, shape[-1]) + state)
+            return self.norm_meta(inputs[0], self.weights(shape[-1]) + state)
 
     params: Params
 
@@ -112,13 +108,15 @@ class BatchNorm(Layer):
         _add_moments(ctx, count, (mean, average(centred)), variance, moving_mean)
         return _scaled(centred, tf.math.rsqrt(variance + p.epsilon), theta, policy)
 
-    def merge_moments(self, state: dict[str, tf.Tensor], moments: Any) -> dict[str, tf.Tensor]:
-        """Move the moving statistics by mean and biased variance of all added-up positions."""
+    def merge_moments(
+        self, state: dict[str, tf.Tensor], moments: dict[str, tf.Tensor]
+    ) -> dict[str, tf.Tensor]:
+        """Move the moving statistics towards mean and biased variance of all positions."""
         shift = tf.math.divide_no_nan(moments["sum"], moments["count"])
         square = tf.math.divide_no_nan(moments["sum_of_squares"], moments["count"])
         old_mean = tf.cast(state["moving_mean"], shift.dtype)
         old_variance = tf.cast(state["moving_variance"], shift.dtype)
-        # Where nothing was counted the batch says nothing.
+        # Without a position the statistics stay as they are.
         rate = tf.constant(1.0 - self.params.momentum, shift.dtype)
         rate = tf.where(moments["count"] > 0, rate, tf.zeros_like(rate))
         new = {
@@ -128,25 +126,26 @@ class BatchNorm(Layer):
         return {name: tf.cast(value, state[name].dtype) for name, value in new.items()}
 
 
-def _check_mask(params: Any, mask: Any, shape: tuple[int, ...]) -> None:
-    found = checks.any_shape(params, mask, "[...]", "Its mask is one tensor")
-    fits = len(found) == len(shape) - 1 and all(
-        side in (1, full) for side, full in zip(found, shape[:-1], strict=True)
+def _check_mask(params: BatchNorm.Params, mask: SpecNest, shape: tuple[int, ...]) -> None:
+    """Check the mask of an x of that shape."""
+    dims = checks.any_shape(params, mask, "[...]", "Its mask is one tensor")
+    fits = len(dims) == len(shape) - 1 and all(
+        dim in (1, full) for dim, full in zip(dims, shape[:-1], strict=True)
     )
     if not fits:
         raise errors.LayerError(
-            f"{base.describe(params)}: mask of shape {list(found)}, expected {list(shape[:-1])} "
-            f"for x of shape {list(shape)}, or 1 for some of its sides. Reshape it before"
+            f"{base.describe(params)}: mask of shape {list(dims)}, expected {list(shape[:-1])} "
+            f"for x of shape {list(shape)}, or 1 for some of its dimensions. Reshape it before"
         )
 
 
 def _normalised(
-    x: tf.Tensor, theta: dict[str, Any], epsilon: float
+    x: tf.Tensor, theta: Theta, epsilon: float
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Return x normalised over all sides but the last, and what `_add_moments` is told.
+    """Return x normalised over all axes but the last, and the arguments of `_add_moments`.
 
-    Its gradient in closed form reads x less its mean twice; a tape's would read and keep every
-    tensor on the way.
+    Its gradient in closed form reads x less its mean twice; the gradient of a tape would read and
+    keep every intermediate tensor.
 
     Args:
         x: [..., C].
@@ -154,7 +153,7 @@ def _normalised(
         epsilon: added to the variance.
 
     Returns:
-        y [..., C]; mean [C], the mean of what remains (its rounding) [C], variance [C].
+        y [..., C]; mean [C]; mean of x − mean, which is its rounding, [C]; variance [C].
 
     Source: Ioffe and Szegedy 2015, section 3.
     """
@@ -193,9 +192,10 @@ def _positions(x: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.T
 
 
 def _reduced(reduce: Callable[..., tf.Tensor], value: tf.Tensor) -> tf.Tensor:
-    """Reduce all sides but the last, the last but one first.
+    """Reduce all axes but the last, the last but one first.
 
-    At [8, 112, 112, 64] on a CPU a third of the time and a tenth of the rounding of one reduction.
+    At [8, 112, 112, 64] on a CPU this takes a third of the time of one reduction and has a tenth
+    of its rounding error.
     """
     if value.shape.rank > 2:
         value = reduce(value, -2)
@@ -209,16 +209,16 @@ def _add_moments(
     variance: tf.Tensor,
     moving_mean: tf.Tensor,
 ) -> None:
-    """Give count, Σ(x − μ₀) and Σ(x − μ₀)², where μ₀ is the moving mean, in float64.
+    """Add count, Σ(x − μ₀) and Σ(x − μ₀)², where μ₀ is the moving mean, in float64.
 
-    Float64, since far from μ₀ the second sum is a large number that holds a small variance; a few
-    numbers per channel cost nothing.
+    Far from μ₀ the second sum is a large number that holds a small variance, so float32 would not
+    do; float64 of a few numbers per channel costs nothing.
 
     Args:
-        ctx: where to.
+        ctx: to which they are added.
         count: float64, of positions.
-        means: of x, and of what remains when it is subtracted: its rounding.
-        variance: mean square of what remains.
+        means: of x, and of x − mean, which is the rounding of the first.
+        variance: mean of (x − mean)².
         moving_mean: μ₀.
     """
     mean, rest, square, origin = (
@@ -235,7 +235,7 @@ def _add_moments(
 
 
 class LayerNorm(Layer):
-    """x: [..., D] → the same shape, normalised over its last side.
+    """x: [..., D] floating → [..., D] in the compute dtype, normalised over the last axis.
 
     Variables: gamma [D], beta [D].
     """
@@ -245,8 +245,8 @@ class LayerNorm(Layer):
 
         def _meta(self, *inputs: SpecNest) -> Meta:
             checks.arity(self, inputs, ("x",))
-            shape = checks.shape(self, inputs[0], "[B, ..., D]", "It normalises the last side")
-            return _meta(self, inputs[0], _weights(self, shape[-1]))
+            shape = checks.shape(self, inputs[0], "[B, ..., D]", "It normalises the last axis")
+            return self.norm_meta(inputs[0], self.weights(shape[-1]))
 
     params: Params
 
@@ -261,7 +261,9 @@ class LayerNorm(Layer):
 
 
 class GroupNorm(Layer):
-    """x: [B, ..., C] → the same shape, each group of channels normalised over all sides but B.
+    """x: [B, ..., C] floating → [B, ..., C] in the compute dtype, normalised by group of channels.
+
+    Each group is normalised over all axes but the first.
 
     Variables: gamma [C], beta [C].
     """
@@ -279,7 +281,7 @@ class GroupNorm(Layer):
                     f"{base.describe(self)}: {self.groups} groups do not divide {shape[-1]} "
                     "channels. Choose a divisor"
                 )
-            return _meta(self, inputs[0], _weights(self, shape[-1]))
+            return self.norm_meta(inputs[0], self.weights(shape[-1]))
 
     params: Params
 
@@ -288,9 +290,9 @@ class GroupNorm(Layer):
         del ctx
         x = precision.cast(inputs, self.policy.variable)
         groups, channels = self.params.groups, x.shape[-1]
-        sides = tf.shape(x)
-        grouped = tf.reshape(x, tf.concat([sides[:1], [-1, groups, channels // groups]], 0))
+        dims = tf.shape(x)
+        grouped = tf.reshape(x, tf.concat([dims[:1], [-1, groups, channels // groups]], 0))
         centred = grouped - tf.reduce_mean(grouped, (1, 3), keepdims=True)
         variance = tf.reduce_mean(tf.square(centred), (1, 3), keepdims=True)
         normal = centred * tf.math.rsqrt(variance + self.params.epsilon)
-        return _scaled(tf.reshape(normal, sides), tf.ones([], x.dtype), theta, self.policy)
+        return _scaled(tf.reshape(normal, dims), tf.ones([], x.dtype), theta, self.policy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from lingvo_gpipe import errors, hyperparams
-from lingvo_gpipe.layers import base, composition
+from lingvo_gpipe.layers import base, composite
 
 
 class PipelineParams(hyperparams.Configurable.Params):
@@ -95,7 +95,7 @@ def layer_params(params: PipelineParams) -> list[base.Layer.Params]:
         if copy.batch_dim is None:
             copy.batch_dim = params.batch_dim
         if not copy.name:
-            stem = composition.default_name(copy)
+            stem = composite.default_name(copy)
             copy.name = next(
                 name
                 for number in numbers.setdefault(stem, itertools.count())

@@ -10,13 +10,13 @@ is cut, the output before the last goes directly to the cell that reads it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator
-from typing import Any, Literal, Self
+from collections.abc import Collection, Iterator
+from typing import Literal, Self
 
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, layers
-from lingvo_gpipe.layers import base, checks, composition, joining
+from lingvo_gpipe.layers import base, checks, composite
 from lingvo_gpipe.layers.base import Theta
 from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.tasks.image.model import genotypes, heads, operations
@@ -151,14 +151,14 @@ def _cells(params: AmoebaNet) -> Iterator[tuple[str, bool, int]]:
         yield f"normal_{number}", False, filters
 
 
-class Stem(layers.Layer):
-    """image: [B, H, W, C] → [B, H', W', filters]: a 3×3 convolution without padding, batch norm.
+class Stem(layers.Composite):
+    """image: [B, H, W, C] floating → [B, H', W', filters]: a 3×3 convolution, batch norm.
 
     Several crops of each image, [B, crops, H, W, C], become separate examples, those of an image
     next to each other: [B·crops, H', W', filters].
     """
 
-    class Params(layers.Layer.Params):
+    class Params(layers.Composite.Params):
         kind: Literal["imagenet", "small"] = hyperparams.field(
             "imagenet", "imagenet: stride 2; small: stride 1."
         )
@@ -167,12 +167,13 @@ class Stem(layers.Layer):
             operations.NORM, "Settings of its batch norm."
         )
 
-        def _parts(self) -> list[Any]:
+        def parts(self) -> dict[str, layers.Layer.Params]:
+            """See `Composite`."""
             strides = 2 if self.kind == "imagenet" else 1
             conv = operations.conv(
                 "conv", self.filters, kernel_size=3, strides=strides, padding="valid"
             )
-            return [conv, operations.norm(self.norm)]
+            return operations.by_name([conv, operations.norm(self.norm)])
 
         def _meta(self, *inputs: SpecNest) -> base.Meta:
             checks.arity(self, inputs, ("image",))
@@ -192,27 +193,19 @@ class Stem(layers.Layer):
                 )
             count = batch[0] * batch[-1] if len(batch) == 2 else batch[0]
             image = tf.TensorSpec((count, height, width, channels), inputs[0].dtype)
-            return composition.chain_meta(self, self._parts(), (image,))
+            return super()._meta(image)
 
     params: Params
-
-    def __init__(self, params: Params) -> None:
-        """See `Layer`."""
-        super().__init__(params)
-        for child in params._parts():
-            self.add_child(child.name, child)
 
     def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
         """See `Layer.fprop`."""
         x = inputs
         if x.shape.rank == 5:
             x = tf.reshape(x, (-1, *x.shape[2:]))
-        for name in self.children:
-            x = self.child(name, theta, x, ctx)
-        return x
+        return self.run_parts(theta, ctx, x)
 
 
-class AmoebaCell(layers.Layer):
+class AmoebaCell(layers.Composite):
     """A normal or reduction cell; see `genotypes`.
 
     x: [B, H, W, C], previous: [B, H or 2H, W or 2W, C'] → [B, H', W', outputs · filters]. A
@@ -221,7 +214,7 @@ class AmoebaCell(layers.Layer):
     alone. A cell with an auxiliary head also reads the label.
     """
 
-    class Params(layers.Layer.Params):
+    class Params(layers.Composite.Params):
         genotype: str = hyperparams.required("Name of its genotype.")
         reduction: bool = hyperparams.field(False, "Halves height and width.")
         filters: int = hyperparams.required("Channels of each state.")
@@ -247,12 +240,13 @@ class AmoebaCell(layers.Layer):
             genotype = genotypes.genotype(self.genotype)
             return genotype.reduction if self.reduction else genotype.normal
 
-        def _parts(self) -> dict[str, Any]:
-            """Return the params of all children by name."""
+        def parts(self) -> dict[str, layers.Layer.Params]:
+            """See `Composite`."""
             filters, norm, wiring = self.filters, self.norm, self._wiring()
             fit = operations.Fit.Params(filters=filters, norm=norm)
             entrance = [operations.relu(), operations.conv("conv", filters), operations.norm(norm)]
-            parts: dict[str, Any] = {"base": layers.Sequential.Params(layers=entrance)}
+            parts: dict[str, layers.Layer.Params] = {}
+            parts["base"] = layers.Sequential.Params(layers=entrance)
             if len(self.reads) > 1:
                 parts["previous"] = fit
             for number, edges in enumerate(wiring.sums, genotypes.FIRST_SUM):
@@ -271,85 +265,37 @@ class AmoebaCell(layers.Layer):
                 parts["auxiliary"] = self.auxiliary.copy().set(reads=("x", self.reads[-1]))
             return parts
 
-        def _walk(
-            self,
-            inputs: tuple[SpecNest, ...],
-            run: Callable[..., Any],
-            add: Callable[[Any, Any], Any],
-            concat: Callable[[list[Any]], Any],
-        ) -> Any:
-            """Return the cell's output, computed on tensors or on specs.
-
-            Args:
-                inputs: x and, if there is one, previous.
-                run: name of a child, its inputs → its output.
-                add: two outputs → their sum.
-                concat: states → their concatenation.
-            """
-            x, wiring = inputs[0], self._wiring()
-            states = [run("base", x), run("previous", inputs[1], x) if len(inputs) > 1 else x]
+        def flow(self, call: composite.Calls, *inputs: Nest) -> Nest:
+            """See `Composite`."""
+            x, *others = inputs
+            wiring = self._wiring()
+            states = [call("base", x), call("previous", others[0], x) if others else x]
             for number, (left, right) in enumerate(wiring.sums, genotypes.FIRST_SUM):
                 states.append(
-                    add(
-                        run(f"state_{number}_left", states[left.state]),
-                        run(f"state_{number}_right", states[right.state]),
+                    call.add(
+                        call(f"state_{number}_left", states[left.state]),
+                        call(f"state_{number}_right", states[right.state]),
                     )
                 )
-            return concat(
+            output = call.concat(
                 [
-                    run(f"output_{state}", states[state], states[-1])
+                    call(f"output_{state}", states[state], states[-1])
                     if state < genotypes.FIRST_SUM
                     else states[state]
                     for state in wiring.output
                 ]
             )
+            if self.auxiliary is not None and call.training:
+                call("auxiliary", output, others[1])
+            return output
 
         def _meta(self, *inputs: SpecNest) -> base.Meta:
             # Where the head was removed by an override, the label is still read.
             forms = ("x, previous, label",)
             checks.arity(self, inputs, forms if self.auxiliary else ("x", "x, previous", *forms))
-            parts = self._parts()
-            metas: list[base.Meta] = []
-            joined: list[base.Meta] = []
-
-            def run(name: str, *specs: Any) -> Any:
-                part = parts[name]
-                meta = base.child_meta(self, name, part, *specs)
-                if isinstance(part, operations.Operation.Params):
-                    meta = dataclasses.replace(meta, kind=part.operation)
-                if meta.children or meta.variables:  # `none` may do nothing, and has no line
-                    metas.append(meta)
-                return meta.outputs
-
-            def concat(states: list[Any]) -> Any:
-                joined.append(joining.concat_meta(self, tuple(states), -1))
-                return joined[0].outputs
-
-            output = self._walk(
-                inputs[:2], run, lambda a, b: joining.sum_meta(self, (a, b)), concat
-            )
-            if self.auxiliary is not None:
-                run("auxiliary", output, inputs[2])
-            meta = base.sum_metas(output, metas)
-            kept_bytes = meta.activation_bytes + joined[0].activation_bytes
-            return dataclasses.replace(meta, activation_bytes=kept_bytes)
+            meta = super()._meta(*inputs)
+            # `none` may do nothing, and has no line in descriptions.
+            children = tuple(child for child in meta.children if child.children or child.variables)
+            return dataclasses.replace(meta, children=children)
 
     params: Params
-
-    def __init__(self, params: Params) -> None:
-        """See `Layer`."""
-        super().__init__(params)
-        for name, child in params._parts().items():
-            self.add_child(name, child)
-
-    def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
-        """See `Layer.fprop`."""
-        read = inputs if isinstance(inputs, tuple) else (inputs,)
-
-        def run(name: str, *values: Any) -> Any:
-            return self.child(name, theta, values[0] if len(values) == 1 else values, ctx)
-
-        output = self.params._walk(read[:2], run, tf.add, lambda states: tf.concat(states, -1))
-        if self.params.auxiliary is not None and ctx.training:
-            run("auxiliary", output, read[2])
-        return output

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, layers
-from lingvo_gpipe.layers import base, checks, composition
+from lingvo_gpipe.layers import base, checks, composite
 from lingvo_gpipe.layers import heads as core_heads
 from lingvo_gpipe.layers.base import Theta
 from lingvo_gpipe.nests import Nest, SpecNest
@@ -18,14 +18,14 @@ AUXILIARY_FILTERS = (51, 307)  # ⌊128 · 0.4⌋ and ⌊768 · 0.4⌋
 AUXILIARY_POOL = 5
 
 
-class AuxiliaryHead(layers.Layer):
+class AuxiliaryHead(layers.Composite):
     """x: [B, H, W, C], label: [B] → logits [B, classes], and their loss, in training only.
 
     ReLU, 5×5 average pool of stride 3, 1×1 convolution, a convolution as large as its input, and
     softmax: so its weights depend on the size of the images. Loss: "auxiliary".
     """
 
-    class Params(layers.Layer.Params):
+    class Params(layers.Composite.Params):
         classes: int | None = hyperparams.required("Number of classes; None: the dataset's.")
         coefficient: float = hyperparams.field(0.4, "Factor of its loss.")
         loss_name: str = hyperparams.field("auxiliary", "Name of its loss.")
@@ -38,9 +38,10 @@ class AuxiliaryHead(layers.Layer):
         reads = ("x", "label")
         training_only = True
 
-        def _parts(self) -> list[layers.Layer.Params]:
+        def parts(self) -> dict[str, layers.Layer.Params]:
+            """See `Composite`."""
             narrow, whole = AUXILIARY_FILTERS
-            return [
+            parts: list[layers.Layer.Params] = [
                 operations.relu(),
                 layers.AvgPool2D.Params(
                     name="pool", pool_size=AUXILIARY_POOL, strides=3, padding="valid"
@@ -53,6 +54,7 @@ class AuxiliaryHead(layers.Layer):
                 operations.relu("whole_relu"),
                 softmax(layers.Softmax, self, reads=("x",)),
             ]
+            return operations.by_name(parts)
 
         def _meta(self, *inputs: SpecNest) -> base.Meta:
             checks.arity(self, inputs, ("x, label",))
@@ -67,28 +69,21 @@ class AuxiliaryHead(layers.Layer):
                     "it. Use at least 67x67 (11x11 with the small stem): input.height, "
                     "input.width; or remove the head by auxiliary=None of its cell"
                 )
-            meta = composition.chain_meta(self, self._parts(), inputs[:1])
-            weight = core_heads.weight_by(self.reads[1], meta.outputs.dtype, given=False)
+            meta = super()._meta(inputs[0])
+            weight = core_heads.weight_by(self.reads[1], meta.outputs.dtype)
             loss = base.LossSpec(self.loss_name, self.coefficient, weight, training_only=True)
             return dataclasses.replace(meta, losses=(loss,))
 
     params: Params
 
-    def __init__(self, params: Params) -> None:
-        """See `Layer`."""
-        super().__init__(params)
-        for child in params._parts():
-            self.add_child(child.name, child)
-
     def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
         """See `Layer.fprop`."""
         x, label = inputs
-        for name in self.children:
-            x = self.child(name, theta, x, ctx)
+        logits = self.run_parts(theta, ctx, x)
         if ctx.training:
-            each, _ = core_heads.cross_entropy(x, label, self.params.label_smoothing)
+            each, _ = core_heads.cross_entropy(logits, label, self.params.label_smoothing)
             ctx.add_loss(self.params.loss_name, tf.reduce_sum(each))
-        return x
+        return logits
 
 
 def softmax(
@@ -132,7 +127,7 @@ class CropSoftmax(layers.Softmax):
         if labels:
             if not ctx.training and not _known_equal(logits, labels[0]):
                 logits = _averaged(logits, tf.shape(labels[0])[0])
-            core_heads.give(self.params, ctx, logits, tuple(labels))
+            core_heads.add_loss_and_metrics(self.params, ctx, logits, tuple(labels))
         return logits
 
 
@@ -148,48 +143,39 @@ def _averaged(logits: tf.Tensor, examples: tf.Tensor) -> tf.Tensor:
     return tf.reduce_logsumexp(by_crop, 1) - tf.math.log(crops)
 
 
-class Classifier(core_heads.Head):
+class Classifier(layers.Composite, core_heads.Head):
     """x: [B, H, W, C], label: [B] → logits [B, classes]: ReLU, mean over [H, W], dropout, softmax.
 
     See `CropSoftmax` for the loss, metrics and several crops of an image.
     """
 
-    class Params(core_heads.LabelledParams):
+    class Params(core_heads.LabelledParams, layers.Composite.Params):
         classes: int | None = hyperparams.required("Number of classes; None: the dataset's.")
         dropout: float = hyperparams.field(0.5, "Share of the features dropped, in [0, 1).")
 
-        def _parts(self) -> list[layers.Layer.Params]:
+        def parts(self) -> dict[str, layers.Layer.Params]:
+            """See `Composite`."""
             names = ("loss_name", "coefficient", "label_smoothing", "metric_prefix", "top_k")
             shared = {name: self.get(name) for name in (*names, "confusion")}
-            return [
+            parts: list[layers.Layer.Params] = [
                 operations.relu(),
                 layers.GlobalPool2D.Params(name="pool"),
                 layers.Dropout.Params(name="dropout", rate=self.dropout),
                 softmax(CropSoftmax, self, reads=("x", *self.reads[1:]), **shared),
             ]
+            return operations.by_name(parts)
+
+        def flow(self, call: composite.Calls, *inputs: Nest) -> Nest:
+            """See `Composite`."""
+            x, *label = inputs
+            return call("softmax", call.chain(("relu", "pool", "dropout"), x), *label)
 
         def _meta(self, *inputs: SpecNest) -> base.Meta:
             checks.arity(self, inputs, ("x", "x, label"))
-            *body, head = self._parts()
-            features = composition.chain_meta(self, body, inputs[:1])
-            last = base.child_meta(self, head.name, head, features.outputs, *inputs[1:])
-            return base.sum_metas(last.outputs, [*features.children, last])
+            return super()._meta(*inputs)
 
         def served(self, outputs: Nest) -> dict[str, Nest]:
             """Return probabilities."""
             return core_heads.probabilities(outputs)
 
     params: Params
-
-    def __init__(self, params: Params) -> None:
-        """See `Layer`."""
-        super().__init__(params)
-        for child in params._parts():
-            self.add_child(child.name, child)
-
-    def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
-        """See `Layer.fprop`."""
-        x, *label = inputs if isinstance(inputs, tuple) else (inputs,)
-        for name in ("relu", "pool", "dropout"):
-            x = self.child(name, theta, x, ctx)
-        return self.child("softmax", theta, (x, *label) if label else x, ctx)

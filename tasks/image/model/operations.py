@@ -8,15 +8,14 @@ declares the weights of) those that its input asks for.
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, layers, precision
-from lingvo_gpipe.layers import base, checks, composition, convolution, dense
+from lingvo_gpipe.layers import base, checks, composite, dense, windows
 from lingvo_gpipe.layers.base import Theta
 from lingvo_gpipe.nests import Nest, SpecNest
 
@@ -28,7 +27,7 @@ KERNEL_INIT_ARGS = {"scale": 2.0, "mode": "fan_out", "distribution": "truncated_
 NORM = layers.BatchNorm.Params(momentum=0.9, epsilon=1e-5)
 
 
-def conv(name: str, filters: int, **fields: Any) -> Any:
+def conv(name: str, filters: int, **fields: Any) -> layers.Conv2D.Params:
     """Return a 1×1 convolution of the networks; `fields` make it another."""
     settings = {"kernel_size": 1, "padding": "same", **fields}
     return layers.Conv2D.Params(
@@ -41,14 +40,19 @@ def conv(name: str, filters: int, **fields: Any) -> Any:
     )
 
 
-def relu(name: str = "relu") -> Any:
+def relu(name: str = "relu") -> layers.Activation.Params:
     """Return a ReLU."""
     return layers.Activation.Params(name=name, activation="relu")
 
 
-def norm(like: Any, name: str = "norm") -> Any:
+def norm(like: layers.BatchNorm.Params, name: str = "norm") -> layers.BatchNorm.Params:
     """Return a batch norm with the settings of `like`."""
     return like.copy().set(name=name)
+
+
+def by_name(parts: Iterable[layers.Layer.Params]) -> dict[str, layers.Layer.Params]:
+    """Return the params of layers by their names, in order."""
+    return {params.name: params for params in parts}
 
 
 class DropPath(layers.Layer):
@@ -98,22 +102,28 @@ def kept_share(keep: float, steps: int, step: tf.Tensor, dtype: tf.DType) -> tf.
     return 1.0 - passed * (1.0 - keep)
 
 
-class FactorizedReduction(layers.Layer):
-    """x: [B, H, W, C] → [B, ⌈H/2⌉, ⌈W/2⌉, filters], without losing what a stride leaves out.
+class FactorizedReduction(layers.Composite):
+    """x: [B, H, W, C] floating → [B, ⌈H/2⌉, ⌈W/2⌉, filters].
 
-    Half of the filters come from every second pixel, half from the pixels right below those (0
-    beyond the edge), then batch norm. Variables: path_1/kernel and path_2/kernel
-    [1, 1, C, filters / 2], norm.
+    It keeps what a stride leaves out: half of the filters come from every second pixel, half from
+    the pixels right below those (0 beyond the edge), then batch norm. Variables: path_1/kernel and
+    path_2/kernel [1, 1, C, filters / 2], norm.
     """
 
-    class Params(layers.Layer.Params):
+    class Params(layers.Composite.Params):
         filters: int = hyperparams.required("Output channels, even.")
         norm: layers.BatchNorm.Params = hyperparams.field(NORM, "Settings of its batch norm.")
 
-        def _parts(self) -> list[Any]:
+        def parts(self) -> dict[str, layers.Layer.Params]:
+            """See `Composite`."""
             half = self.filters // 2
             paths = [conv(name, half, strides=2, padding="valid") for name in ("path_1", "path_2")]
-            return [*paths, norm(self.norm)]
+            return by_name([*paths, norm(self.norm)])
+
+        def flow(self, call: composite.Calls, *inputs: Nest) -> Nest:
+            """See `Composite`."""
+            x, shifted = inputs
+            return call("norm", call.concat([call("path_1", x), call("path_2", shifted)]))
 
         def _meta(self, *inputs: SpecNest) -> base.Meta:
             checks.arity(self, inputs, ("x",))
@@ -122,86 +132,58 @@ class FactorizedReduction(layers.Layer):
                     f"{base.describe(self)}: filters is {self.filters}, and half of them come from "
                     f"each of two paths. Use an even number, such as {max(2, self.filters + 1)}"
                 )
-            first, second, last = self._parts()
-            # The shifted image is as large as x, so both paths tell the same.
-            paths = [base.child_meta(self, path.name, path, *inputs) for path in (first, second)]
-            batch, rows, columns, _ = paths[0].outputs.shape
-            joined = tf.TensorSpec((batch, rows, columns, self.filters), paths[0].outputs.dtype)
-            told = base.child_meta(self, last.name, last, joined)
-            summed = base.sum_metas(told.outputs, [*paths, told])
-            return dataclasses.replace(
-                summed, activation_bytes=summed.activation_bytes + base.spec_bytes(joined)
-            )
+            # The shifted image is as large as x.
+            return super()._meta(inputs[0], inputs[0])
 
     params: Params
-
-    def __init__(self, params: Params) -> None:
-        """See `Layer`."""
-        super().__init__(params)
-        for child in params._parts():
-            self.add_child(child.name, child)
 
     def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
         """See `Layer.fprop`."""
         shifted = tf.pad(inputs, [[0, 0], [0, 1], [0, 1], [0, 0]])[:, 1:, 1:, :]
-        first = self.child("path_1", theta, inputs, ctx)
-        second = self.child("path_2", theta, shifted, ctx)
-        return self.child("norm", theta, tf.concat([first, second], -1), ctx)
+        return self.run_parts(theta, ctx, inputs, shifted)
 
 
-class Fit(layers.Layer):
-    """x: [B, H, W, C], like: [B, H', W', ...] → [B, H', W', filters].
+class Fit(layers.Composite):
+    """x: [B, H, W, C] floating, like: [B, H', W', ...] → [B, H', W', filters].
 
-    Where the sides differ, a factorised reduction; where the channels do, a 1×1 convolution and
-    batch norm; where nothing does, nothing at all.
+    Where height or width differ, a factorised reduction; where the channels do, a 1×1 convolution
+    and batch norm; where nothing does, nothing at all.
     """
 
-    class Params(layers.Layer.Params):
+    class Params(layers.Composite.Params):
         filters: int = hyperparams.required("Output channels.")
         relu: bool = hyperparams.field(True, "Puts a ReLU before what changes x.")
         norm: layers.BatchNorm.Params = hyperparams.field(NORM, "Settings of its batch norm.")
         reads = ("x", "like")
 
-        def _ways(self) -> tuple[list[Any], list[Any]]:
-            """Return what makes the sides fit, and what the channels alone."""
-            before = [relu()] if self.relu else []
+        def parts(self) -> dict[str, layers.Layer.Params]:
+            """See `Composite`."""
             reduce = FactorizedReduction.Params(name="reduce", filters=self.filters, norm=self.norm)
-            return (
-                [*before, reduce],
-                [*before, conv("conv", self.filters), norm(self.norm)],
-            )
+            before = [relu()] if self.relu else []
+            return by_name([*before, reduce, conv("conv", self.filters), norm(self.norm)])
 
-        def _way(self, shape: Any, like: Any) -> list[Any]:
-            sides, channels = self._ways()
-            if tuple(shape[1:3]) != tuple(like[1:3]):
-                return sides
-            return channels if shape[3] != self.filters else []
+        def flow(self, call: composite.Calls, *inputs: Nest) -> Nest:
+            """See `Composite`."""
+            x, like = inputs
+            if tuple(x.shape[1:3]) != tuple(like.shape[1:3]):
+                changes = ["reduce"]
+            elif x.shape[3] != self.filters:
+                changes = ["conv", "norm"]
+            else:
+                return x
+            return call.chain(["relu", *changes] if self.relu else changes, x)
 
         def _meta(self, *inputs: SpecNest) -> base.Meta:
             checks.arity(self, inputs, ("x, like",))
-            shape, like = (
-                checks.shape(self, spec, convolution.LAYOUT, convolution.WAY_OUT) for spec in inputs
-            )
-            return composition.chain_meta(self, self._way(shape, like), inputs[:1])
+            for spec in inputs:
+                checks.shape(self, spec, windows.LAYOUT, windows.WAY_OUT)
+            return super()._meta(*inputs)
 
     params: Params
 
-    def __init__(self, params: Params) -> None:
-        """See `Layer`."""
-        super().__init__(params)
-        for child in {p.name: p for way in params._ways() for p in way}.values():
-            self.add_child(child.name, child)
 
-    def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
-        """See `Layer.fprop`."""
-        x, like = inputs
-        for part in self.params._way(x.shape, like.shape):
-            x = self.child(part.name, theta, x, ctx)
-        return x
-
-
-class Operation(layers.Layer):
-    """x: [B, H, W, C] → [B, ⌈H/stride⌉, ⌈W/stride⌉, filters]: an operation by its name.
+class Operation(layers.Composite):
+    """x: [B, H, W, C] floating → [B, ⌈H/stride⌉, ⌈W/stride⌉, filters]: an operation by its name.
 
     - `none`: x itself, or `1x1` where stride or channels have to change
     - `1x1`: ReLU, convolution, batch norm
@@ -214,43 +196,42 @@ class Operation(layers.Layer):
     A drop-path ends each but `none`.
     """
 
-    class Params(layers.Layer.Params):
+    class Params(layers.Composite.Params):
         operation: str = hyperparams.required("Its name in a genotype.")
         filters: int = hyperparams.required("Output channels.")
         stride: int = hyperparams.field(1, "Steps along H and W.")
         norm: layers.BatchNorm.Params = hyperparams.field(NORM, "Settings of its batch norms.")
         drop_path: DropPath.Params | None = hyperparams.field(None, "Drops examples of its output.")
 
-        def _parts(self, channels: int | None) -> list[Any]:
+        def kind_name(self) -> str:
+            """Return the operation's name."""
+            return self.operation
+
+        def parts(self) -> dict[str, layers.Layer.Params]:
+            """Return the parts for any number of input channels."""
+            return self.parts_for(None)
+
+        def parts_for(self, channels: int | None) -> dict[str, layers.Layer.Params]:
             """Return the parts for that many input channels; None: all that there may be."""
-            parts = _make(self, channels)
+            parts = by_name(_make(self, channels))
             if self.drop_path is not None and self.operation != "none":
-                parts.append(self.drop_path.copy().set(name="drop_path"))
+                parts["drop_path"] = self.drop_path.copy().set(name="drop_path")
             return parts
+
+        def flow(self, call: composite.Calls, *inputs: Nest) -> Nest:
+            """See `Composite`."""
+            return call.chain(self.parts_for(inputs[0].shape[-1]), *inputs)
 
         def _meta(self, *inputs: SpecNest) -> base.Meta:
             checks.arity(self, inputs, ("x",))
             checks.positive(self, filters=self.filters, stride=self.stride)
-            channels = checks.shape(self, inputs[0], convolution.LAYOUT, convolution.WAY_OUT)[-1]
-            return composition.chain_meta(self, self._parts(channels), inputs)
+            checks.shape(self, inputs[0], windows.LAYOUT, windows.WAY_OUT)
+            return super()._meta(*inputs)
 
     params: Params
 
-    def __init__(self, params: Params) -> None:
-        """See `Layer`."""
-        super().__init__(params)
-        for child in params._parts(None):
-            self.add_child(child.name, child)
 
-    def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
-        """See `Layer.fprop`."""
-        x = inputs
-        for part in self.params._parts(x.shape[-1]):
-            x = self.child(part.name, theta, x, ctx)
-        return x
-
-
-def _make(params: Any, channels: int | None) -> list[Any]:
+def _make(params: Operation.Params, channels: int | None) -> list[layers.Layer.Params]:
     for pattern, make in _OPERATIONS.items():
         found = re.fullmatch(pattern, params.operation)
         if found:
@@ -261,21 +242,21 @@ def _make(params: Any, channels: int | None) -> list[Any]:
     )
 
 
-def _none(params: Any, channels: int | None) -> list[Any]:
+def _none(params: Operation.Params, channels: int | None) -> list[layers.Layer.Params]:
     if params.stride == 1 and channels == params.filters:
         return []
     return _pointwise(params, channels)
 
 
-def _pointwise(params: Any, channels: int | None) -> list[Any]:
+def _pointwise(params: Operation.Params, channels: int | None) -> list[layers.Layer.Params]:
     del channels
     return [relu(), conv("conv", params.filters, strides=params.stride), norm(params.norm)]
 
 
-def _square(params: Any, channels: int | None) -> list[Any]:
+def _square(params: Operation.Params, channels: int | None) -> list[layers.Layer.Params]:
     del channels
     inner = params.filters // 4
-    body = [
+    body: list[layers.Layer.Params] = [
         relu(),
         conv("conv", inner or params.filters, kernel_size=3, strides=params.stride),
         norm(params.norm),
@@ -283,11 +264,11 @@ def _square(params: Any, channels: int | None) -> list[Any]:
     return _narrowed(params, body) if inner else body
 
 
-def _crossed(params: Any, channels: int | None) -> list[Any]:
+def _crossed(params: Operation.Params, channels: int | None) -> list[layers.Layer.Params]:
     del channels
     inner = params.filters // 4
     width, stride = inner or params.filters, params.stride
-    body = [
+    body: list[layers.Layer.Params] = [
         relu("relu_1x7"),
         conv("conv_1x7", width, kernel_size=(1, 7), strides=(1, stride)),
         norm(params.norm, "norm_1x7"),
@@ -298,7 +279,9 @@ def _crossed(params: Any, channels: int | None) -> list[Any]:
     return _narrowed(params, body) if inner else body
 
 
-def _narrowed(params: Any, body: list[Any]) -> list[Any]:
+def _narrowed(
+    params: Operation.Params, body: list[layers.Layer.Params]
+) -> list[layers.Layer.Params]:
     """Return `body` between a 1×1 to a quarter of the filters and one back to all of them."""
     return [
         relu("narrow_relu"),
@@ -311,9 +294,11 @@ def _narrowed(params: Any, body: list[Any]) -> list[Any]:
     ]
 
 
-def _separable(params: Any, channels: int | None, side: str) -> list[Any]:
+def _separable(
+    params: Operation.Params, channels: int | None, side: str
+) -> list[layers.Layer.Params]:
     del channels
-    parts = []
+    parts: list[layers.Layer.Params] = []
     for number, stride in enumerate((params.stride, 1), 1):
         pair = layers.SeparableConv2D.Params(
             name=f"separable_{number}",
@@ -329,7 +314,9 @@ def _separable(params: Any, channels: int | None, side: str) -> list[Any]:
     return parts
 
 
-def _pool(params: Any, channels: int | None, kind: str, side: str) -> list[Any]:
+def _pool(
+    params: Operation.Params, channels: int | None, kind: str, side: str
+) -> list[layers.Layer.Params]:
     pools: dict[str, Any] = {"max": layers.MaxPool2D, "avg": layers.AvgPool2D}
     pool = pools[kind].Params(
         name="pool", pool_size=int(side), strides=params.stride, padding="same"
@@ -339,7 +326,7 @@ def _pool(params: Any, channels: int | None, kind: str, side: str) -> list[Any]:
     return [pool, conv("conv", params.filters), norm(params.norm)]
 
 
-_OPERATIONS: dict[str, Callable[..., list[Any]]] = {
+_OPERATIONS: dict[str, Callable[..., list[layers.Layer.Params]]] = {
     r"none": _none,
     r"1x1": _pointwise,
     r"3x3": _square,
@@ -376,7 +363,7 @@ class WholeConv2D(layers.Layer):
 
         def _meta(self, *inputs: SpecNest) -> base.Meta:
             checks.arity(self, inputs, ("x",))
-            batch, *sides = checks.shape(self, inputs[0], convolution.LAYOUT, convolution.WAY_OUT)
+            batch, *sides = checks.shape(self, inputs[0], windows.LAYOUT, windows.WAY_OUT)
             checks.positive(self, filters=self.filters)
             policy = self.policy
             create = base.initializer(self.kernel_init, **self.kernel_init_args)

@@ -7,33 +7,35 @@ mini-batch, so every cell has them straight from the input and no mask crosses a
 
 from __future__ import annotations
 
+import abc
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, Self
 
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, precision
 from lingvo_gpipe import layers as core
-from lingvo_gpipe.layers import base, checks, heads
+from lingvo_gpipe.layers import base, checks, composite, heads
 from lingvo_gpipe.layers.base import Theta
-from lingvo_gpipe.layers.dropout import drop
+from lingvo_gpipe.layers.elementwise import drop
 from lingvo_gpipe.nests import Nest, SpecNest
 
 
-class TokenEmbedding(core.Layer):
+class TokenEmbedding(core.Composite):
     """ids: [B, T] → [B, T, units]: table · √units, sinusoidal positions added, dropout.
 
     A second name it reads holds the positions, where they do not count from 0 in each row.
     Variable: embedding/table [vocabulary, units].
     """
 
-    class Params(core.Layer.Params):
+    class Params(core.Composite.Params):
         vocabulary: int = hyperparams.required("Number of ids.")
         units: int = hyperparams.required("Features of an id.")
         dropout: float = hyperparams.field(0.0, "Rate after the positions are added.")
 
-        def _parts(self) -> dict[str, Any]:
+        def parts(self) -> dict[str, core.Layer.Params]:
+            """See `Composite`."""
             return {
                 "embedding": core.Embedding.Params(
                     vocabulary=self.vocabulary, units=self.units, scale=True
@@ -42,15 +44,15 @@ class TokenEmbedding(core.Layer):
                 "dropout": core.Dropout.Params(rate=self.dropout),
             }
 
+        def flow(self, call: composite.Calls, *inputs: Nest) -> Nest:
+            """See `Composite`."""
+            ids, *position = inputs
+            return call("dropout", call("position", call("embedding", ids), *position))
+
         def _meta(self, *inputs: SpecNest) -> core.Meta:
             checks.arity(self, inputs, ("ids", "ids, position"))
             checks.any_shape(self, inputs[0], "[B, T]", "It reads ids of sentences")
-            value, metas = inputs[0], []
-            for name, child in self._parts().items():
-                others = inputs[1:] if name == "position" else ()
-                metas.append(base.child_meta(self, name, child, value, *others))
-                value = metas[-1].outputs
-            return base.sum_metas(value, metas)
+            return super()._meta(*inputs)
 
         def _inference(self, available: Collection[str]) -> Self:
             """Count positions from 0 where there are none to read."""
@@ -60,19 +62,6 @@ class TokenEmbedding(core.Layer):
             return served
 
     params: Params
-
-    def __init__(self, params: Params) -> None:
-        """See `Layer`."""
-        super().__init__(params)
-        for name, child in params._parts().items():
-            self.add_child(name, child)
-
-    def fprop(self, theta: Theta, inputs: Nest, ctx: core.Context) -> Nest:
-        """See `Layer.fprop`."""
-        ids, *position = inputs if isinstance(inputs, tuple) else (inputs,)
-        x = self.child("embedding", theta, ids, ctx)
-        x = self.child("position", theta, (x, *position) if position else x, ctx)
-        return self.child("dropout", theta, x, ctx)
 
     def begin(
         self, theta: dict[str, Any], inputs: Any, rows: Any, length: int, ctx: core.Context
@@ -92,14 +81,14 @@ class TokenEmbedding(core.Layer):
         return self.child("dropout", theta, x, ctx), {"time": time + 1}
 
 
-class Block(core.Layer):
+class Block(core.Composite):
     """Base of encoder and decoder layers: x + branch(norm(x)), for one branch after the other.
 
     Children: {branch}_norm, {branch}, {branch}_dropout. Subclasses tell `branches` and what their
     attentions read besides x.
     """
 
-    class Params(core.Layer.Params):
+    class Params(core.Composite.Params):
         units: int = hyperparams.required("Features of x and of the output.")
         heads: int = hyperparams.required("Number of attention heads.")
         head_dim: int = hyperparams.field(64, "Features of a head.")
@@ -115,20 +104,34 @@ class Block(core.Layer):
         )
 
         @property
+        @abc.abstractmethod
         def branches(self) -> tuple[str, ...]:
             """Names of the branches, in the order in which they run."""
-            return ()
 
-        def _parts(self) -> dict[str, Any]:
-            """Return the params of all children by name, in the order in which they run."""
-            parts: dict[str, Any] = {}
+        def parts(self) -> dict[str, core.Layer.Params]:
+            """See `Composite`; by branch, in the order in which they run."""
+            parts: dict[str, core.Layer.Params] = {}
             for branch in self.branches:
                 parts[f"{branch}_norm"] = core.LayerNorm.Params()
                 parts[branch] = self._branch(branch)
                 parts[f"{branch}_dropout"] = core.Dropout.Params(rate=self.dropout)
             return parts
 
-        def _branch(self, branch: str) -> Any:
+        def flow(self, call: composite.Calls, *inputs: Nest) -> Nest:
+            """See `Composite`.
+
+            Args:
+                call: see there.
+                *inputs: x, then for each branch in order a tuple of what it reads besides.
+            """
+            x, *others = inputs
+            x = call.cast(x)
+            for branch, more in zip(self.branches, others, strict=True):
+                y = call(branch, call(f"{branch}_norm", x), *more)
+                x = call.add(x, call(f"{branch}_dropout", y))
+            return x
+
+        def _branch(self, branch: str) -> core.Layer.Params:
             if branch == "feed_forward":
                 return feed_forward(self)
             return attention(self)
@@ -141,25 +144,7 @@ class Block(core.Layer):
                 served.reads = tuple(name.removesuffix("_segment") for name in served.reads)
             return served
 
-        def _branches_meta(self, x: tf.TensorSpec, others: dict[str, tuple[Any, ...]]) -> core.Meta:
-            """Return the Meta of the branches on x; `others`: what attentions read besides."""
-            parts = self._parts()
-            metas: list[core.Meta] = []
-            for branch in self.branches:
-                for name in (f"{branch}_norm", branch, f"{branch}_dropout"):
-                    value = metas[-1].outputs if name != f"{branch}_norm" else x
-                    read = (value, *others.get(name, ()))
-                    metas.append(base.child_meta(self, name, parts[name], *read))
-            output = tf.TensorSpec(x.shape, self.policy.compute)
-            return base.sum_metas(output, metas)
-
     params: Params
-
-    def __init__(self, params: Params) -> None:
-        """See `Layer`."""
-        super().__init__(params)
-        for name, child in params._parts().items():
-            self.add_child(name, child)
 
     def _mask(self, keys: tf.Tensor, queries: tf.Tensor) -> tf.Tensor:
         """Return where `queries` [B, T] may attend to `keys` [B, S]: [B, S], or [B, T, S]."""
@@ -167,21 +152,6 @@ class Block(core.Layer):
         if not self.params.packed:
             return real
         return real[:, tf.newaxis] & (queries[:, :, tf.newaxis] == keys[:, tf.newaxis])
-
-    def _run(
-        self,
-        theta: dict[str, Any],
-        x: tf.Tensor,
-        others: dict[str, tuple[Any, ...]],
-        ctx: core.Context,
-    ) -> tf.Tensor:
-        x = precision.cast(x, self.policy.compute)
-        for branch in self.params.branches:
-            y = self.child(f"{branch}_norm", theta, x, ctx)
-            read = (y, *others[branch]) if branch in others else y
-            y = self.child(branch, theta, read, ctx)
-            x += self.child(f"{branch}_dropout", theta, y, ctx)
-        return x
 
 
 class EncoderLayer(Block):
@@ -199,14 +169,14 @@ class EncoderLayer(Block):
             checks.arity(self, inputs, ("x, source",))
             x, source = inputs
             mask = mask_spec(self, source, x)
-            return self._branches_meta(x, {"attention": (mask,)})
+            return super()._meta(x, (mask,), ())
 
     params: Params
 
     def fprop(self, theta: Theta, inputs: Nest, ctx: core.Context) -> Nest:
         """See `Layer.fprop`."""
         x, source = inputs
-        return self._run(theta, x, {"attention": (self._mask(source, source),)}, ctx)
+        return self.run_parts(theta, ctx, x, (self._mask(source, source),), ())
 
 
 class TransparentEncoderLayer(EncoderLayer):
@@ -305,14 +275,32 @@ class DecoderLayer(Block):
             """See `Block`."""
             return ("attention", "memory_attention", "feed_forward")
 
-        def _parts(self) -> dict[str, Any]:
-            parts: dict[str, Any] = {}
+        def parts(self) -> dict[str, core.Layer.Params]:
+            """See `Composite`."""
+            parts: dict[str, core.Layer.Params] = {}
             if len(self.reads) > 4:
                 parts["mixture"] = Mixture.Params(shares_dropout=self.shares_dropout)
                 parts["memory_norm"] = core.LayerNorm.Params()
-            return parts | super()._parts()
+            return parts | super().parts()
 
-        def _branch(self, branch: str) -> Any:
+        def flow(self, call: composite.Calls, *inputs: Nest) -> Nest:
+            """See `Composite`.
+
+            Args:
+                call: see there.
+                *inputs: x, all memories, and the masks of both attentions.
+            """
+            x, *memories, own_mask, memory_mask = inputs
+            memory = self.memory(call, memories)
+            return super().flow(call, x, (own_mask,), (memory, memory_mask), ())
+
+        def memory(self, call: composite.Calls, memories: Sequence[Nest]) -> Nest:
+            """Return what is attended to: the encoder's output, or a mixture of its layers'."""
+            if "mixture" not in call.names:
+                return memories[0]
+            return call("memory_norm", call("mixture", *memories))
+
+        def _branch(self, branch: str) -> core.Layer.Params:
             if branch == "feed_forward":
                 return feed_forward(self)
             own = attention(self)
@@ -324,19 +312,8 @@ class DecoderLayer(Block):
             if len(inputs) < 4:
                 checks.arity(self, inputs, ("x, memory, target, source",))
             x, *memories, target, source = inputs
-            before: list[core.Meta] = []
-            if len(memories) > 1:
-                parts = self._parts()
-                before.append(base.child_meta(self, "mixture", parts["mixture"], *memories))
-                mixed = before[-1].outputs
-                before.append(base.child_meta(self, "memory_norm", parts["memory_norm"], mixed))
-                memories = [before[-1].outputs]
-            others = {
-                "attention": (mask_spec(self, target, x),),
-                "memory_attention": (memories[0], mask_spec(self, source, x)),
-            }
-            told = self._branches_meta(x, others)
-            return base.sum_metas(told.outputs, (*before, *told.children))
+            masks = (mask_spec(self, target, x), mask_spec(self, source, x))
+            return super()._meta(x, *memories, *masks)
 
     params: Params
 
@@ -345,23 +322,8 @@ class DecoderLayer(Block):
     def fprop(self, theta: Theta, inputs: Nest, ctx: core.Context) -> Nest:
         """See `Layer.fprop`."""
         x, *memories, target, source = inputs
-        others = {
-            "attention": (self._mask(target, target),),
-            "memory_attention": (
-                self._memory(theta, memories, ctx),
-                self._mask(source, target),
-            ),
-        }
-        return self._run(theta, x, others, ctx)
-
-    def _memory(
-        self, theta: dict[str, Any], memories: list[tf.Tensor], ctx: core.Context
-    ) -> tf.Tensor:
-        """Return what is attended to: the encoder's output, or a mixture of its layers'."""
-        if "mixture" not in self.children:
-            return memories[0]
-        mixed = self.child("mixture", theta, tuple(memories), ctx)
-        return self.child("memory_norm", theta, mixed, ctx)
+        masks = (self._mask(target, target), self._mask(source, target))
+        return self.run_parts(theta, ctx, x, *memories, *masks)
 
     def begin(
         self, theta: dict[str, Any], inputs: Any, rows: Any, length: int, ctx: core.Context
@@ -373,7 +335,7 @@ class DecoderLayer(Block):
         """
         _, *memories, _, source = inputs
         attention: Any = self.children["memory_attention"]
-        memory = self._memory(theta, memories, ctx)
+        memory = self.params.memory(composite.TensorCalls(self, theta, ctx), memories)
         remembered = attention.remember(
             theta["memory_attention"], memory, ctx.child("memory_attention")
         )
@@ -475,8 +437,8 @@ class TranslationSoftmax(core.SequenceSoftmax):
         if p.logit_clip is not None and ctx.training:
             logits = tf.clip_by_value(logits, -p.logit_clip, p.logit_clip)
         if labels:
-            rows = heads.give(p, ctx, logits, tuple(labels[:2]))
-            heads.give_log_perplexity(p, ctx, rows)
+            rows = heads.add_loss_and_metrics(p, ctx, logits, tuple(labels[:2]))
+            heads.add_log_perplexity(p, ctx, rows)
             if p.languages:
                 self._count_by_language(rows, labels[0], labels[2], ctx)
         return logits
@@ -501,7 +463,7 @@ def mean_where_seen(sums: Any) -> tf.Tensor:
     return sums["total"] / sums["weight"]
 
 
-def attention(params: Any) -> Any:
+def attention(params: Block.Params) -> core.MultiHeadAttention.Params:
     """Return the params of an encoder layer's attention, to itself with a mask."""
     return core.MultiHeadAttention.Params(
         units=params.units,
@@ -512,7 +474,7 @@ def attention(params: Any) -> Any:
     )
 
 
-def feed_forward(params: Any) -> Any:
+def feed_forward(params: Block.Params) -> core.Sequential.Params:
     """Return the params of the feed-forward part of an encoder or decoder layer."""
     # Xavier's variance, by the square of the factor.
     init = {"scale": params.ff_init_scale**2, "mode": "fan_avg", "distribution": "uniform"}
@@ -528,7 +490,7 @@ def feed_forward(params: Any) -> Any:
     return core.Sequential.Params(layers=[middle, dropout, output])
 
 
-def mask_spec(params: Any, keys: Any, x: tf.TensorSpec) -> tf.TensorSpec:
+def mask_spec(params: Block.Params, keys: SpecNest, x: tf.TensorSpec) -> tf.TensorSpec:
     """Return the spec of what `Block._mask` makes of `keys` for queries x."""
     rows, span = checks.any_shape(params, keys, "[B, S]", "Set its field reads")
     if not keys.dtype.is_integer:
@@ -540,9 +502,9 @@ def mask_spec(params: Any, keys: Any, x: tf.TensorSpec) -> tf.TensorSpec:
     return tf.TensorSpec(shape, tf.bool)
 
 
-def shares_variable(params: Any, count: int) -> core.VariableSpec:
+def shares_variable(params: core.Layer.Params, count: int) -> core.VariableSpec:
     """Return the spec of a vector of equal shares."""
-    policy = precision.policy(params.dtype)
+    policy = params.policy
     equal = base.initializer("Constant", value=1.0 / count)
     return core.VariableSpec("shares", (count,), policy.variable, equal, group="bias")
 

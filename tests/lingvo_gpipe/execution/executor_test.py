@@ -417,7 +417,7 @@ def test_other_losses_than_declared_are_refused(
 
 def test_one_layer_giving_a_loss_twice_is_refused() -> None:
     own = pipelines.pipe(pipelines.mlp(Odd.Params(name="odd", declares=("l",), gives=("l", "l"))))
-    with pytest.raises(errors.LayerError, match=r"^odd: loss 'l' is given twice in one micro-batc"):
+    with pytest.raises(errors.LayerError, match=r"^odd: loss 'l' is added twice in one micro-batc"):
         own.value_and_gradients(pipelines.batch())
 
 

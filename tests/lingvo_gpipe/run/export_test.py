@@ -18,9 +18,8 @@ import tensorflow as tf
 from lingvo_gpipe import errors, hyperparams, layers, optim, pipelining, task
 from lingvo_gpipe.input import Batches, Serving
 from lingvo_gpipe.keras_layers.model import from_keras_model
-from lingvo_gpipe.layers import base
-from lingvo_gpipe.layers.base import Theta
-from lingvo_gpipe.nests import Nest, SpecNest
+from lingvo_gpipe.layers import composite
+from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.run import checkpoints, eval_mode, export, inference, loop
 from lingvo_gpipe.tasks.image import SklearnDigits
 from lingvo_gpipe.tasks.image.model import amoebanet, convnet
@@ -343,20 +342,23 @@ def test_keras_layers_are_served_as_tensorflows_operations(tmp_path: Path) -> No
 # --- what inference leaves out --------------------------------------------------------------------
 
 
-class Branching(layers.Layer):
+class Branching(layers.Composite):
     """x, label → x; an auxiliary head reads x and label in training alone."""
 
-    class Params(layers.Layer.Params):
+    class Params(layers.Composite.Params):
         reads = ("x", "label")
         auxiliary: layers.Softmax.Params | None = hyperparams.field(None, "Its head.")
         body: layers.Dense.Params = hyperparams.required("What it computes.")
 
-        def _meta(self, *inputs: SpecNest) -> Any:
-            body = base.child_meta(self, "body", self.body, inputs[0])
-            heads = []
-            if self.auxiliary is not None:
-                heads = [base.child_meta(self, "auxiliary", self.auxiliary, *inputs)]
-            return base.sum_metas(body.outputs, [body, *heads])
+        def parts(self) -> dict[str, layers.Layer.Params]:
+            head = {"auxiliary": self.auxiliary} if self.auxiliary is not None else {}
+            return {"body": self.body, **head}
+
+        def flow(self, call: composite.Calls, *inputs: Nest) -> Nest:
+            output = call("body", inputs[0])
+            if "auxiliary" in call.names:
+                call("auxiliary", *inputs)
+            return output
 
         def _inference(self, available: Collection[str]) -> Self:
             del available
@@ -364,18 +366,6 @@ class Branching(layers.Layer):
             return served.set(auxiliary=None, reads=served.reads[:1])
 
     params: Params
-
-    def __init__(self, params: Any) -> None:
-        super().__init__(params)
-        self.add_child("body", params.body)
-        if params.auxiliary is not None:
-            self.add_child("auxiliary", params.auxiliary)
-
-    def fprop(self, theta: Theta, inputs: Nest, ctx: Any) -> Any:
-        x = inputs[0] if isinstance(inputs, tuple) else inputs
-        if "auxiliary" in self.children:
-            self.child("auxiliary", theta, inputs, ctx)
-        return self.child("body", theta, x, ctx)
 
 
 def many() -> list[Any]:

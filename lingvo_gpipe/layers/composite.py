@@ -1,0 +1,409 @@
+"""Layers made of layers: in order, around a shortcut, side by side.
+
+`Composite` is their base. A cut does not separate the children of a composite. Children's variables
+are named below it, `block/body/dense/kernel`.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import re
+from collections.abc import Collection, Iterable, Sequence
+from typing import Literal, Self
+
+import tensorflow as tf
+
+from lingvo_gpipe import errors, hyperparams, precision
+from lingvo_gpipe.layers import base, elementwise, reshaping
+from lingvo_gpipe.layers.base import Layer, Meta, Theta, VariableSpec
+from lingvo_gpipe.layers.context import Context
+from lingvo_gpipe.nests import Nest, SpecNest
+
+
+class Calls(abc.ABC):
+    """Calls of a composite's children, on specs for its Meta or on tensors in `fprop`.
+
+    Attributes:
+        names: of the children, in the order in which they run.
+        training: whether this is a training pass; a Meta is that of one.
+    """
+
+    names: tuple[str, ...]
+    training: bool
+
+    @abc.abstractmethod
+    def __call__(self, name: str, *inputs: Nest) -> Nest:
+        """Call the child `name` on the values that it reads; return what it writes."""
+
+    @abc.abstractmethod
+    def cast(self, x: Nest) -> Nest:
+        """Return a floating tensor in the composite's compute dtype."""
+
+    @abc.abstractmethod
+    def add(self, *values: Nest) -> Nest:
+        """Return the sum of tensors of one shape, in the compute dtype."""
+
+    @abc.abstractmethod
+    def concat(self, values: Sequence[Nest], axis: int = -1) -> Nest:
+        """Return tensors concatenated along an axis, in the compute dtype."""
+
+    @abc.abstractmethod
+    def chain(self, names: Iterable[str], *inputs: Nest) -> Nest:
+        """Call children in order; each reads, by position, what the one before it writes."""
+
+
+class SpecCalls(Calls):
+    """Calls on specs; they collect the Metas of the children.
+
+    Attributes:
+        metas: of the children called so far, variables named as the composite sees them.
+    """
+
+    training = True
+
+    def __init__(self, params: Composite.Params) -> None:
+        """Begin without a call."""
+        self._params = params
+        self._parts = params.parts()
+        self._kept_bytes = 0
+        self.names = tuple(self._parts)
+        self.metas: list[Meta] = []
+
+    def __call__(self, name: str, *inputs: SpecNest) -> SpecNest:
+        """See `Calls`."""
+        child = base.inherit(self._params, self._parts[name])
+        meta = child.fprop_meta(*inputs)
+        variables = tuple(dataclasses.replace(v, path=f"{name}/{v.path}") for v in meta.variables)
+        self.metas.append(
+            dataclasses.replace(meta, variables=variables, name=name, kind=child.kind_name())
+        )
+        return meta.outputs
+
+    def cast(self, x: SpecNest) -> SpecNest:
+        """See `Calls`."""
+        floating = isinstance(x, tf.TensorSpec) and x.dtype.is_floating
+        return tf.TensorSpec(x.shape, self._params.policy.compute) if floating else x
+
+    def add(self, *values: SpecNest) -> SpecNest:
+        """See `Calls`."""
+        return reshaping.sum_spec(self._params, values)
+
+    def concat(self, values: Sequence[SpecNest], axis: int = -1) -> SpecNest:
+        """See `Calls`."""
+        output = reshaping.concat_spec(self._params, tuple(values), axis)
+        self._kept_bytes += base.spec_bytes(output)
+        return output
+
+    def chain(self, names: Iterable[str], *inputs: SpecNest) -> SpecNest:
+        """See `Calls`.
+
+        Raises:
+            LayerError: a child reads another number of values than the one before it writes.
+        """
+        values, before = inputs, "the layer itself reads"
+        for name in names:
+            child = self._parts[name]
+            self.check_reads(name, values, before)
+            outputs = self(name, *values)
+            values = (outputs,) if len(child.writes) == 1 else tuple(outputs)
+            before = f"{name} writes"
+        return values[0] if len(values) == 1 else values
+
+    def check_reads(self, name: str, values: Sequence[SpecNest], before: str) -> None:
+        """Check that a child reads as many values as it receives.
+
+        Args:
+            name: of the child.
+            values: what it receives.
+            before: what has that many values, for the message.
+
+        Raises:
+            LayerError: it reads another number of them.
+        """
+        child = self._parts[name]
+        if len(child.reads) != len(values):
+            raise errors.LayerError(
+                f"{base.describe(self._params)}: child {name} reads {len(child.reads)} values "
+                f"{child.reads!r}, but {before} {len(values)}. Inside, values are passed on by "
+                "position; put it into the network itself to read the stream's names"
+            )
+
+    def meta(self, outputs: SpecNest, variables: tuple[VariableSpec, ...] = ()) -> Meta:
+        """Return the composite's Meta: the sum of those of the children that were called.
+
+        Each child's `activation_bytes` count what it keeps; those of `concat` are added.
+
+        Args:
+            outputs: of the composite.
+            variables: of the composite itself, before those of its children.
+        """
+        metas = self.metas
+        return Meta(
+            outputs=outputs,
+            variables=variables + tuple(v for m in metas for v in m.variables),
+            flops_forward=sum(m.flops_forward for m in metas),
+            flops_backward=sum(m.flops_backward for m in metas),
+            activation_bytes=sum(m.activation_bytes for m in metas) + self._kept_bytes,
+            losses=tuple(loss for m in metas for loss in m.losses),
+            metrics=tuple(metric for m in metas for metric in m.metrics),
+            children=tuple(metas),
+        )
+
+
+class TensorCalls(Calls):
+    """Calls on tensors, each child with its part of theta and of the context."""
+
+    def __init__(self, layer: Composite, theta: Theta, ctx: Context) -> None:
+        """Call children of `layer`, with its theta and context."""
+        self._layer, self._theta, self._ctx = layer, theta, ctx
+        self.names = tuple(layer.children)
+        self.training = ctx.training
+
+    def __call__(self, name: str, *inputs: Nest) -> Nest:
+        """See `Calls`."""
+        return self._layer.child(
+            name, self._theta, inputs[0] if len(inputs) == 1 else inputs, self._ctx
+        )
+
+    def cast(self, x: tf.Tensor) -> tf.Tensor:
+        """See `Calls`."""
+        return precision.cast(x, self._layer.policy.compute)
+
+    def add(self, *values: tf.Tensor) -> tf.Tensor:
+        """See `Calls`."""
+        first, *others = (self.cast(value) for value in values)
+        return first + others[0] if len(others) == 1 else tf.add_n([first, *others])
+
+    def concat(self, values: Sequence[tf.Tensor], axis: int = -1) -> tf.Tensor:
+        """See `Calls`."""
+        return tf.concat([self.cast(value) for value in values], axis)
+
+    def chain(self, names: Iterable[str], *inputs: Nest) -> Nest:
+        """See `Calls`."""
+        values: Nest = inputs[0] if len(inputs) == 1 else inputs
+        for name in names:
+            values = self._layer.child(name, self._theta, values, self._ctx)
+        return values
+
+
+class Composite(Layer):
+    """Base of layers made of layers.
+
+    A subclass defines in its Params `parts`, its children, and `flow`, what each of them reads. One
+    flow serves the Meta, where values are specs, and `fprop`, where they are tensors. What a flow
+    cannot say on specs (a reshape, a mask) is done before it, in `_meta` and in `fprop`:
+
+        def _meta(self, image: tf.TensorSpec) -> Meta:
+            return super()._meta(merged_spec(image))
+
+        def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
+            return self.run_parts(theta, ctx, merged(inputs))
+    """
+
+    class Params(Layer.Params):
+        """Fields of every layer; `parts` and `flow` make a composite of them."""
+
+        @abc.abstractmethod
+        def parts(self) -> dict[str, Layer.Params]:
+            """Return the params of all children by name, in the order of their variables."""
+
+        def flow(self, call: Calls, *inputs: Nest) -> Nest:
+            """Return the outputs, computed by `call(name, *values)`; default: a chain of all parts.
+
+            Args:
+                call: calls children, and adds, casts and concatenates.
+                *inputs: the values that the layer reads; specs or tensors.
+            """
+            return call.chain(call.names, *inputs)
+
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            calls = SpecCalls(self)
+            return calls.meta(self.flow(calls, *inputs))
+
+    params: Params
+
+    def __init__(self, params: Params) -> None:
+        """Make the layer and its children."""
+        super().__init__(params)
+        for name, child in params.parts().items():
+            self.add_child(name, child)
+
+    def run_parts(self, theta: Theta, ctx: Context, *inputs: Nest) -> Nest:
+        """Return what the flow returns for tensors."""
+        return self.params.flow(TensorCalls(self, theta, ctx), *inputs)
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
+        """See `Layer.fprop`."""
+        values = inputs if len(self.params.reads) > 1 else (inputs,)
+        return self.run_parts(theta, ctx, *values)
+
+
+def default_name(params: Layer.Params) -> str:
+    """Return the name of a layer without one: `MaxPool2D` is max_pool2d."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", base.class_name(params)).lower()
+
+
+def named(params: Layer.Params, children: Sequence[Layer.Params]) -> dict[str, Layer.Params]:
+    """Return copies of the children's params by name, `dense`, `dense_1`, … where they have none.
+
+    Args:
+        params: of the layer around them, for the message.
+        children: their params, in order.
+
+    Raises:
+        LayerError: two have one name, or a name holds a slash.
+    """
+    taken = [child.name for child in children if child.name]
+    wrong = [name for name in taken if "/" in name or taken.count(name) > 1]
+    if wrong:
+        raise errors.LayerError(
+            f"{base.describe(params)}: no child can be called {wrong[0]!r}; names are unique among "
+            "its children and hold no slash. Leave one empty to have it named"
+        )
+    copies: dict[str, Layer.Params] = {}
+    for child in children:
+        copy = child.copy()
+        if not copy.name:
+            stem, number = default_name(copy), 0
+            copy.name = stem
+            while copy.name in taken or copy.name in copies:
+                number += 1
+                copy.name = f"{stem}_{number}"
+        copies[copy.name] = copy
+    return copies
+
+
+def inferred(params: Layer.Params, children: Sequence[Layer.Params]) -> list[Layer.Params]:
+    """Return named children's params as inference has them.
+
+    Values are passed on by position, so a child that would be left out, or read less, stays.
+    """
+    served = []
+    for child in named(params, children).values():
+        changed = child.inference(tuple(child.reads))
+        same = changed is not None and len(changed.reads) == len(child.reads)
+        served.append(changed if changed is not None and same else child)
+    return served
+
+
+class Sequential(Composite):
+    """What its first child reads → what its last child writes, of any shapes and dtypes.
+
+    Each child reads, by position, what the one before it writes.
+    """
+
+    class Params(Composite.Params):
+        layers: list[Layer.Params] = hyperparams.required("The children.")
+
+        def parts(self) -> dict[str, Layer.Params]:
+            """See `Composite`."""
+            return named(self, self.layers)
+
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            meta = super()._meta(*inputs)
+            count = len(meta.outputs) if isinstance(meta.outputs, tuple) else 1
+            if count != len(self.writes):
+                raise errors.LayerError(
+                    f"{base.describe(self)}: writes {self.writes!r}, but its last child returns "
+                    f"{count} values. Set its field writes to as many names"
+                )
+            return meta
+
+        def _inference(self, available: Collection[str]) -> Self:
+            """Leave out what the first child does not need, such as a label."""
+            del available
+            served = self.copy()
+            if not self.layers:
+                return served
+            first, *others = self.parts().values()
+            changed = first.inference(tuple(first.reads))
+            if changed is not None and set(changed.reads) <= set(first.reads):
+                places = [list(first.reads).index(name) for name in changed.reads]
+                served.reads = tuple(self.reads[place] for place in places)
+            else:
+                changed = first
+            served.layers = [changed, *inferred(self, others)]
+            return served
+
+        def served(self, outputs: Nest) -> dict[str, Nest]:
+            """Return what the last child returns."""
+            if not self.layers:
+                return super().served(outputs)
+            return self.layers[-1].copy().set(writes=self.writes).served(outputs)
+
+    params: Params
+
+
+class Residual(Composite):
+    """x: [B, ...] floating → activation(shortcut(x) + body(x)), in the body's output shape.
+
+    Without a shortcut x itself is added. It may read several names: the body reads all of them, the
+    shortcut the first.
+    """
+
+    class Params(Composite.Params):
+        body: list[Layer.Params] = hyperparams.required("Layers of the body, in order.")
+        shortcut: list[Layer.Params] = hyperparams.field(
+            [], "Layers that project x to the body's shape; none: x itself."
+        )
+        activation: str = hyperparams.field("linear", "Keras activation of the sum.")
+
+        def parts(self) -> dict[str, Layer.Params]:
+            """See `Composite`."""
+            parts: dict[str, Layer.Params] = {
+                "body": Sequential.Params(layers=self.body, reads=self.reads)
+            }
+            if self.shortcut:
+                parts["shortcut"] = Sequential.Params(layers=self.shortcut)
+            return parts
+
+        def flow(self, call: Calls, *inputs: Nest) -> Nest:
+            """See `Composite`."""
+            body, x = call("body", *inputs), inputs[0]
+            return call.add(call("shortcut", x) if "shortcut" in call.names else x, body)
+
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            meta = super()._meta(*inputs)
+            kept = elementwise.kept_bytes(self, self.activation, meta.outputs)
+            return dataclasses.replace(meta, activation_bytes=meta.activation_bytes + kept)
+
+        def _inference(self, available: Collection[str]) -> Self:
+            del available
+            return self.copy().set(
+                body=inferred(self, self.body), shortcut=inferred(self, self.shortcut)
+            )
+
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
+        """See `Layer.fprop`."""
+        total = super().fprop(theta, inputs, ctx)
+        return elementwise.activation_function(self.params, self.params.activation)(total)
+
+
+class Parallel(Composite):
+    """x → branches of x, floating [B, ...] each, added or concatenated along the last axis."""
+
+    class Params(Composite.Params):
+        branches: list[Layer.Params] = hyperparams.required("Layers that each read x.")
+        merge: Literal["add", "concat"] = hyperparams.field("add", "How their outputs are joined.")
+
+        def parts(self) -> dict[str, Layer.Params]:
+            """See `Composite`."""
+            if not self.branches:
+                raise errors.LayerError(
+                    f"{base.describe(self)}: has no branches. Give at least one"
+                )
+            return named(self, self.branches)
+
+        def flow(self, call: Calls, *inputs: Nest) -> Nest:
+            """See `Composite`."""
+            values = [call.chain((name,), *inputs) for name in call.names]
+            return call.add(*values) if self.merge == "add" else call.concat(values)
+
+        def _inference(self, available: Collection[str]) -> Self:
+            del available
+            return self.copy().set(branches=inferred(self, self.branches))
+
+    params: Params

@@ -36,7 +36,7 @@ def no_own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Writer]:
-    """Give a function that writes a new package from its files' texts and returns its name."""
+    """Return a function that writes a new package from its files' texts and returns its name."""
     monkeypatch.syspath_prepend(tmp_path)
     before = set(sys.modules)
 

@@ -1,4 +1,4 @@
-"""Runs of several seeds: what is run, what is not run again, what is told."""
+"""Runs of several seeds: what is run, what is not run again, what is printed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ Run = Callable[..., Outcome]
 
 @pytest.fixture
 def run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Run:
-    """Give a function that repeats the stub of a trainer."""
+    """Return a function that repeats the stub of a trainer."""
     stub = tmp_path / "trainer.py"
     stub.write_text(TRAINER)
 

@@ -121,7 +121,7 @@ class Outcome:
 def run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Run]:
-    """Give the trainer with a user's package of models; `model` is below it."""
+    """Return the trainer with a user's package of models; `model` is below it."""
     folder = tmp_path / "code" / PACKAGE
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text("")

@@ -24,7 +24,7 @@ class Best:
         self,
         directory: str,
         variables: Mapping[str, tf.Variable],
-        params_text: str = "",
+        params_text: str,
         *,
         larger_is_better: bool = True,
     ) -> None:

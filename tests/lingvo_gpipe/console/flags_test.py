@@ -10,7 +10,7 @@ from lingvo_gpipe.console.flags import Flags
 
 def known() -> Flags:
     flags = Flags("Counts.\n\n  count --most=3\n")
-    flags.text("name", "Of what.")
+    flags.text("name", "What is counted.")
     flags.number("most", "Where it ends.")
     flags.switch("aloud", "Says each, 100 % of them.")
     flags.repeated("skip", "Leaves one out.")

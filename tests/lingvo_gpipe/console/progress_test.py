@@ -1,4 +1,4 @@
-"""Progress: a bar for people, a line now and then for logs."""
+"""Progress: a bar on a terminal, lines at intervals in logs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lingvo_gpipe.console import progress
 
 
 class Clock:
-    """Seconds that rise when told to."""
+    """Seconds that the test sets."""
 
     def __init__(self) -> None:
         self.now_s = 100.0

@@ -1,4 +1,4 @@
-"""Optimizers as pure functions: bit-equal to Keras' own `apply`, slots told before they exist."""
+"""Optimizers as pure functions: bit-equal to Keras' own `apply`, slots known before they exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Confusion matrices for people: the table's figures, and what a picture shows."""
+"""Confusion matrices as text and picture: the table's figures, and what a picture shows."""
 
 from __future__ import annotations
 

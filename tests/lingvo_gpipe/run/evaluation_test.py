@@ -52,7 +52,7 @@ def events(folder: Path) -> event_accumulator.EventAccumulator:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
-    """Give a task with a confusion matrix and the folder of its run, trained without evaluation."""
+    """Return a task with a confusion matrix, and the folder of its run without evaluation."""
     params = confused_task(max_steps=12, save_interval_steps=4)
     folder = tmp_path_factory.mktemp("ran")
     loop.run(params, folder)
@@ -167,7 +167,7 @@ def test_examples_that_cannot_be_read_are_told() -> None:
 
 
 class RecordedPoints(NamedPoints):
-    """Points with a mark that tells them from others."""
+    """Points with a mark that no others have."""
 
     class Params(NamedPoints.Params):
         """Params of RecordedPoints."""
@@ -247,7 +247,7 @@ def train_to(params: Any, folder: Path, step: int) -> Any:
 
 
 def stop_after(updates: int) -> Callable[[], bool]:
-    """Return a `should_stop` that is true once so many updates were done."""
+    """Return a `should_stop` that is true after this number of updates."""
     asked = itertools.count()
     return lambda: next(asked) >= updates
 
@@ -333,7 +333,7 @@ def test_following_keeps_no_matrix_and_writes_one_file_of_curves(tmp_path: Path)
 
     found = eval_mode.follow(params, tmp_path, wait=train_on)
     assert [(each.step, each.arrays) for each in found] == [(2, {}), (4, {}), (6, {})]
-    # One of each of the three runs, and one of who follows them.
+    # One of each of the three runs, and one of the follower.
     assert len(list((tmp_path / "eval").glob("events.out*"))) == 3 + 1
     assert [event.step for event in events(tmp_path / "eval").Tensors("accuracy")] == [2, 4, 6]
 

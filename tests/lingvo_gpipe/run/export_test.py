@@ -100,7 +100,7 @@ def computed(concrete: Any) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
-    """Give a convolutional network of digits after three updates, with averages, and its folder."""
+    """Return a task of digits and its run's folder after three updates, with averages."""
     folder = tmp_path_factory.mktemp("trained")
     params = digits_task(conv_net(), num_partitions=2, num_micro_batches=4, schedule="1f1b")
     loop.run(params, folder)
@@ -148,8 +148,8 @@ import numpy as np
 import tensorflow as tf
 model = tf.saved_model.load({str(own)!r})
 given = tf.constant(np.load({str(tmp_path / "png.npy")!r}, allow_pickle=True))
-told = model.signatures["serving_default"](image_bytes=given)["probabilities"]
-print(json.dumps([told.numpy().tolist(), "lingvo_gpipe" in sys.modules]))
+probabilities = model.signatures["serving_default"](image_bytes=given)["probabilities"]
+print(json.dumps([probabilities.numpy().tolist(), "lingvo_gpipe" in sys.modules]))
 """
     run = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False

@@ -17,7 +17,7 @@ FEW, MANY = [1, 6, 3, 9], [0, 4, 8, 7]
 
 
 def updated(num_micro_batches: int, *batches: list[int]) -> dict[str, Any]:
-    """Return the weights after one update by mini-batches of such rows, and what was told of it."""
+    """Return the weights after one update by mini-batches of these rows, and its sums."""
     params = tiny_task(optimizer=optim.Optimizer.Params(name="SGD", learning_rate=1.0))
     case = sameness.Case("tied", 2, num_micro_batches, "1f1b", "losses inside", "full")
     params.model = sameness.params(case)

@@ -1,4 +1,4 @@
-"""A run is the same however often it was interrupted, and tells what it cannot go on with."""
+"""A run is the same however often it was interrupted, and refuses what it cannot continue with."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ def final_values(result: loop.Result) -> dict[str, Any]:
 
 
 def same_bits(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Tell whether two checkpoints hold the same keys and bits, but for TensorFlow's counter."""
+    """Return whether two checkpoints hold the same keys and bits, except TensorFlow's counter."""
     keys = [key for key in one if not key.startswith("save_counter")]
     assert keys == [key for key in other if not key.startswith("save_counter")]
     return all(np.asarray(one[key]).tobytes() == np.asarray(other[key]).tobytes() for key in keys)
 
 
 def stop_after(updates: int) -> Callable[[], bool]:
-    """Return a `should_stop` that is true once so many updates were done."""
+    """Return a `should_stop` that is true after this number of updates."""
     asked = itertools.count()
     return lambda: next(asked) >= updates
 
 
 @pytest.fixture
 def lines() -> list[str]:
-    """Give a list whose `append` takes the lines of a run."""
+    """Return a list whose `append` receives the lines of a run."""
     return []
 
 
@@ -345,7 +345,7 @@ def test_fields_that_cannot_be_right_are_named(
     assert str(caught.value).startswith(text)
 
 
-# What a run tells.
+# What a run reports.
 
 
 def test_tensorboard_gets_scalars_text_and_the_schedule(tmp_path: Path) -> None:
@@ -453,7 +453,7 @@ def test_a_dry_run_finds_what_would_fail_later(tmp_path: Path) -> None:
 
 
 def updated(num_micro_batches: int, batches: list[Any], accumulate: int) -> dict[str, Any]:
-    """Return the weights after one update in float64, and what was told of it."""
+    """Return the weights after one update in float64, and the sums of that update."""
     params = tiny_task(accumulate=accumulate, clip_norm=0.05)
     params.model.set(num_micro_batches=num_micro_batches, dtype="float64")
     # Batch norm sees the same micro-batches, dropout the same seeds.

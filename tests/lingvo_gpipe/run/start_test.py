@@ -1,4 +1,4 @@
-"""A run that begins from another's checkpoint: what it takes, and what it tells it leaves."""
+"""A run that begins from another's checkpoint: what it takes, and what it reports as left out."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> set[str]:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> loop.Result:
-    """Give a run of three updates in two cells, with averages."""
+    """Return a run of three updates in two cells, with averages."""
     params = squares_task(steps=3, num_partitions=2, num_micro_batches=2)
     params.train.average = optim.Average.Params(decay=0.9)
     return loop.run(params, tmp_path_factory.mktemp("source"))

@@ -312,7 +312,7 @@ def test_best_keeps_one_and_counts_misses(tmp_path: pathlib.Path) -> None:
     assert told == [(True, 0), (True, 0), (False, 1), (False, 2), (False, 3), (True, 0)]
     assert checkpoints.find(str(tmp_path)) == [str(tmp_path / "ckpt-5")]
     assert checkpoints.read_value(str(tmp_path / "ckpt-5"), "best/value") == 0.8
-    loss = checkpoints.Best(str(tmp_path / "loss"), objects, larger_is_better=False)
+    loss = checkpoints.Best(str(tmp_path / "loss"), objects, "", larger_is_better=False)
     assert [loss.consider(v, n) for n, v in enumerate([2.0, 3.0, 1.0])] == [True, False, True]
 
 

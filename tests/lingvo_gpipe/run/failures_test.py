@@ -71,12 +71,12 @@ def test_an_evaluation_that_fails_costs_no_update(
 
 
 class Shares(base.Layer):
-    """Hands x on and gives a vector without names as a metric, as some of Keras' do."""
+    """Returns x, and as a metric a vector without names, as some of Keras' metrics are."""
 
     class Params(base.Layer.Params):
         """Params of Shares."""
 
-        late: bool = hyperparams.field(False, "Gives it in evaluation alone.")
+        late: bool = hyperparams.field(False, "Returns the metric in evaluation alone.")
 
         def _meta(self, *inputs: SpecNest) -> base.Meta:
             metric = base.MetricSpec("shares", tf.identity, evaluation_only=self.late)
@@ -148,7 +148,7 @@ def test_a_network_of_which_all_is_frozen_is_evaluated_and_not_trained(tmp_path:
 
 
 class Torn(Points):
-    """Points in order, of which those of one mini-batch of eight are no numbers."""
+    """Points in order, of which those of one mini-batch of eight are not finite."""
 
     class Params(Points.Params):
         """Params of Torn."""

@@ -161,12 +161,6 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         """Path → statistic, such as a batch norm's moving mean."""
         return self._built.variables.where(lambda spec: spec.is_state)
 
-    def trace_counts(self) -> dict[str, int]:
-        """Return how many cell programs and outer functions were traced so far."""
-        programs = sum(programs.traces for programs in self.executor.programs)
-        functions = sum(function.traces for function in self._functions.values())
-        return {"programs": programs, "functions": functions}
-
     @_without_autograph
     def loss_weights(self, batch: Mapping[str, Nest]) -> dict[str, tf.Tensor]:
         """Return each loss's weight (examples, real tokens) in a mini-batch; they add up."""
@@ -349,7 +343,7 @@ def _step(step: int | tf.Tensor) -> tf.Tensor:
 
 
 def _by_name(inputs: Nest) -> dict[str, Nest]:
-    """Return the fields of a mini-batch; a value that is no dictionary is the field `x`."""
+    """Return the fields of a mini-batch; any other value than a dictionary is the field `x`."""
     return inputs if isinstance(inputs, dict) else {"x": inputs}
 
 
@@ -366,7 +360,7 @@ def _specs(fields: Mapping[str, Nest | SpecNest]) -> dict[str, SpecNest]:
 
 
 def _names(collected: Collected) -> set[str]:
-    """Return a name in words for everything that was collected."""
+    """Return how messages call everything that was collected."""
     return (
         {f"the loss {name!r}" for name in collected.losses}
         | {f"the metric {name!r}" for name in collected.sums}

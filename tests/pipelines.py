@@ -89,6 +89,12 @@ def called(op: tf.Operation) -> str:
     return next(kind for kind in ("forward", "backward", "fused") if f"_{kind}_" in name)
 
 
+def trace_counts(own: pipelining.PipeliningLayer) -> dict[str, int]:
+    """Return how many cell programs and outer functions were traced so far."""
+    functions = sum(function.traces for function in own._functions.values())
+    return {"programs": own.executor.num_traces, "functions": functions}
+
+
 def count(graph: Any) -> collections.Counter[str]:
     return collections.Counter(op.type for op in graph.get_operations())
 

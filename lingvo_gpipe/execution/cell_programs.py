@@ -85,7 +85,7 @@ class CellPrograms:
         self._programs: dict[tuple[_Kind, _Shapes], _Program] = {}
 
     @property
-    def traces(self) -> int:
+    def num_traces(self) -> int:
         """How many programs were traced so far."""
         return len(self._programs)
 

@@ -1,10 +1,11 @@
 """The forward slots of a table as a differentiable function, under the caller's own tape.
 
-`tf.custom_gradient` gives each forward call a gradient: the cell's backward program, on the cell's
-own device, which recomputes the forward; or, where the policy keeps the forward, the tape that
-watched it. The caller's tape sees only the call and keeps nothing of what is computed inside.
-Second derivatives go through the recomputation, and are refused where a forward was kept. On each
-device backward calls follow one another, in the order in which the caller's tape issues them.
+The gradient of each forward call is defined by `tf.custom_gradient`: the cell's backward program,
+on the cell's own device, which recomputes the forward; or, where the policy keeps the forward, the
+tape that watched it. The caller's tape sees only the call and keeps nothing of what is computed
+inside. Second derivatives go through the recomputation, and are refused where a forward was kept.
+On each device backward calls follow one another, in the order in which the caller's tape issues
+them.
 """
 
 from __future__ import annotations

@@ -82,6 +82,11 @@ class Executor:
         self.programs = list(programs)
         self.devices = list(devices)
 
+    @property
+    def num_traces(self) -> int:
+        """How many cell programs were traced so far."""
+        return sum(programs.num_traces for programs in self.programs)
+
     def device_of(self, path: str) -> str:
         """Return the device of the variable at `path`: that of its owner's cell."""
         return self.devices[self.analysis.owner_cell(path)]
@@ -269,7 +274,7 @@ class _SlotCall:
             self._store_gradients(self._programs.backward(self._cell, inputs, upstream, phase))
 
     def store_outputs(self, outputs: cell_calls.CellOutputs) -> None:
-        """Hand on what a forward call returned."""
+        """Store what a forward call returned, for the cells that read it."""
         for v, value in outputs.exports.items():
             self._run.values[v, self._slot.micro_batch] = value
         self._run.collected[self._key] = outputs.collected

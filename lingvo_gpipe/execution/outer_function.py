@@ -1,8 +1,8 @@
-"""How outer functions are called: an option of TensorFlow's runtime that has no public door.
+"""Outer functions: they call the cells' programs, and TensorFlow does not optimise them.
 
-An outer function, which is calls and little else, is not optimised as a graph: the optimizer would
-walk every call's function again for nothing (128 layers: most of the time to the first step); the
-programs themselves are optimised where they are called.
+An outer function consists of calls. The graph optimizer would go through the function of every call
+and change nothing (with 128 layers, that is most of the time to the first step); the programs
+themselves are optimised where they are called. The option has no public interface.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def unoptimized() -> Iterator[None]:
 class OuterFunction:
     """A function that issues calls of programs, traced once for each shapes and never optimised.
 
-    Traced under the caller's options, so that the programs inside are. Inside another function it
-    is no function of its own: its calls are that one's.
+    It is traced under the caller's options, so that the programs inside are optimised. Inside
+    another function it is not a function by itself: its calls become part of that function.
 
     Attributes:
         traces: how often it was traced.
@@ -69,7 +69,7 @@ class OuterFunction:
 
 
 def _structure(nest: Any) -> Any:
-    """Return what two nests have in common that hold equal tensors, in whatever order of keys."""
+    """Return the structure of a nest; the order of a dictionary's keys does not matter."""
     if isinstance(nest, Mapping):
         return tuple((key, _structure(nest[key])) for key in sorted(nest))
     if isinstance(nest, list | tuple):

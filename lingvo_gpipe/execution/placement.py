@@ -60,7 +60,7 @@ def place(
     if kind not in KINDS:
         near = errors.nearest(kind, KINDS) or KINDS
         raise errors.PlacementError(
-            f"placement {kind!r} is none; nearest {near[0]!r}. Use one of {', '.join(KINDS)}"
+            f"unknown placement {kind!r}; nearest {near[0]!r}. Use one of {', '.join(KINDS)}"
         )
     if names is not None:
         return _named(num_devices, names, found)
@@ -174,7 +174,7 @@ def prepare_threads(num_devices: int, cores: int) -> tuple[int, int]:
 def initialize_tpu(address: str = "local") -> None:
     """Connect to a TPU system and initialise it, before cells are placed on its cores.
 
-    The trainer does so for `placement='tpu'`; a program of one's own calls it first.
+    The trainer does so for `placement='tpu'`; any other program must call it first.
 
     Args:
         address: of the system; local: that of this machine.

@@ -1,9 +1,9 @@
-"""What a device of so many bytes can hold: how far a cell reaches from each layer.
+"""How many layers a cell can hold, from each first layer on, in a device of given memory.
 
-By the layers' formulas, before anything is cut: weights, gradients, optimizer slots, the imports
-and what is kept of the micro-batches under way, and on top the largest backward. Each only grows
-with the number of layers, so that the last end is found by halving. `plan` tells what the cells
-that come out really need.
+By the layers' formulas, before the network is cut: weights, gradients, optimizer slots, the
+imports and what is kept of the micro-batches in flight, and in addition the largest backward. Each
+of these only grows with the number of layers, so that bisection finds the last layer that fits.
+`plan` computes what the resulting cells need.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class LayerBytes:
     Attributes:
         fixed: of weights, gradients, slots and copies of weights.
         kept: what its backward keeps of its forward.
-        widest: what is there besides while its own backward works; or its forward, computed again,
-            where no gradient flows through it.
-        gradients: of its weights, new ones made while the old ones are there.
-        update: what its update holds, when activations and the new gradients are gone.
+        widest: what is held besides while its backward runs; or of its recomputed forward, where
+            no gradient flows through it.
+        gradients: of its weights: new ones, which are made while the old ones exist.
+        update: what its update holds, after activations and new gradients are freed.
     """
 
     fixed: int
@@ -61,10 +61,11 @@ class Holding:
     """How many micro-batches a cell holds at once, at most.
 
     Attributes:
-        near: of what the cell right before it makes, from there on to its own last use.
-        far: of what any cell before it makes.
-        inside: forwards whose inside is there: kept ones, and one that a backward computes again.
-        share: of the device's memory that is the cell's: 1, or less where cells share a device.
+        near: of the exports of the cell directly before it, until this cell's last use.
+        far: of the exports of any cell before it.
+        inside: forwards whose intermediate tensors exist: kept ones, and one that a backward
+            recomputes.
+        share: of the device's memory: 1, or less where cells share a device.
     """
 
     near: int
@@ -74,45 +75,47 @@ class Holding:
 
 
 def holdings(table: table.Table, policies: Sequence[str]) -> list[Holding]:
-    """Tell what each cell of a table holds at once, by the order of its slots alone.
+    """Return what each cell of a table holds at once, from the order of its slots.
 
-    A value waits from its producer's F on. Of those micro-batches whose gradient the producer's
-    cell has not got, no more wait than have gone forward there; others wait for W alone.
+    A value is held from its producer's F on. For micro-batches whose gradient the producer has not
+    received yet, there are at most as many as have run forward there; the others wait only for W.
     """
     kept = [reuse.kept for reuse in recompute.reuse(table, policies, fuse=False)]
-    open_, held, late = ([0] * table.num_cells for _ in range(3))
-    ahead, inside, latest = [1] * table.num_cells, [1] * table.num_cells, [0] * table.num_cells
+    # Per cell now: forwards without their gradient, kept forwards, micro-batches that wait for W.
+    in_flight, num_kept, late = ([0] * table.num_cells for _ in range(3))
+    # And at most.
+    most, inside, latest = [1] * table.num_cells, [1] * table.num_cells, [0] * table.num_cells
     for slot in table:
-        k, own = slot.cell, slot.micro_batch in kept[slot.cell]
+        k, is_kept = slot.cell, slot.micro_batch in kept[slot.cell]
         if slot.phase == "F":
-            open_[k] += 1
-            held[k] += own
-            ahead[k] = max(ahead[k], open_[k])
+            in_flight[k] += 1
+            num_kept[k] += is_kept
+            most[k] = max(most[k], in_flight[k])
             continue
-        inside[k] = max(inside[k], held[k] + (not own))
+        inside[k] = max(inside[k], num_kept[k] + (not is_kept))
         if slot.phase == "W":
-            late[k] -= not own
+            late[k] -= not is_kept
         else:
-            # From a kept forward, I does all.
-            open_[k] -= 1
-            held[k] -= own
-            late[k] += slot.phase == "I" and not own
+            # From a kept forward, I computes all gradients.
+            in_flight[k] -= 1
+            num_kept[k] -= is_kept
+            late[k] += slot.phase == "I" and not is_kept
             latest[k] = max(latest[k], late[k])
-    homes = [table.device_of(k) for k in range(table.num_cells)]
+    devices = [table.device_of(k) for k in range(table.num_cells)]
     M = table.num_micro_batches
     return [
         Holding(
-            near=min(M, max(ahead[max(0, k - 1) : k], default=0) + latest[k]),
-            far=min(M, max(ahead[:k], default=0) + latest[k]),
+            near=min(M, max(most[max(0, k - 1) : k], default=0) + latest[k]),
+            far=min(M, max(most[:k], default=0) + latest[k]),
             inside=inside[k],
-            share=1 / homes.count(homes[k]),
+            share=1 / devices.count(devices[k]),
         )
         for k in range(table.num_cells)
     ]
 
 
 class Capacity:
-    """Answers how far cells reach from each layer within a number of bytes."""
+    """How far a cell can reach from each layer within a number of bytes."""
 
     def __init__(
         self,
@@ -128,7 +131,7 @@ class Capacity:
             layers: of the network, in order.
             values: of the stream.
             holdings: per cell.
-            num_micro_batches: M; fields of all are there from the first slot on, in every cell.
+            num_micro_batches: M; the fields of all of them are held from the first slot on.
             limit_bytes: of a device.
         """
         self._num_layers = len(layers)
@@ -143,7 +146,7 @@ class Capacity:
         self._known: dict[tuple[Holding, int], int] = {}
 
     def reach(self, cell: int, start: int) -> int:
-        """Return the last end so that the cell can hold layers [start, end), for `partition`."""
+        """Return the last end such that the cell can hold layers [start, end), for `partition`."""
         key = self._holdings[cell], start
         if key not in self._known:
             self._known[key] = self._reach(*key)
@@ -159,7 +162,7 @@ class Capacity:
         return any(holding.share < 1 for holding in self._holdings)
 
     def device_bytes(self, cell: int, start: int, end: int) -> int:
-        """Return the same of its whole device, whose other cells have as much each."""
+        """Return the same for its whole device, if its other cells need as much each."""
         return round(self.need_bytes(cell, start, end) / self._holdings[cell].share)
 
     def _reach(self, holding: Holding, start: int) -> int:
@@ -189,18 +192,18 @@ def cuts_within(
     speeds: Sequence[float] | None = None,
     links: Sequence[float] | None = None,
 ) -> tuple[int, ...]:
-    """Return the cuts whose every cell fits its device.
+    """Return cuts such that every cell fits its device.
 
     Args:
-        limit: bytes of a device, as they were given.
+        limit: memory of a device, as the Params have it.
         within: how far cells reach in it.
         costs: per cell, what each layer costs in it.
         names: of the layers.
-        speeds: per cell, how fast its device is; None: all alike.
-        links: per layer but the last, what a cut behind it costs; None: nothing.
+        speeds: per cell, how fast its device is; None: all equal.
+        links: per layer except the last, what a cut after it costs; None: nothing.
 
     Raises:
-        PartitionError: there are none; tells by how much, and the way out.
+        PartitionError: there are none; the text says what is needed, and the way out.
     """
     num_layers, num_cells = len(names), len(costs)
     try:
@@ -242,7 +245,7 @@ def _running(sizes: Iterable[int]) -> list[int]:
 
 
 def _maxima(sizes: Sequence[int]) -> list[list[int]]:
-    """Return the largest of every 1, 2, 4, 8 … neighbours: by power of 2, by the first of them."""
+    """Return the largest of every 1, 2, 4, 8 … neighbours, indexed [power of 2, first of them]."""
     rows = [list(sizes)]
     while 2 ** len(rows) <= len(sizes):
         half = 2 ** (len(rows) - 1)
@@ -251,20 +254,20 @@ def _maxima(sizes: Sequence[int]) -> list[list[int]]:
 
 
 def _largest(maxima: Sequence[Sequence[int]], start: int, end: int) -> int:
-    """Return the largest of [start, end), of what `_maxima` gave."""
+    """Return the largest of [start, end) from the result of `_maxima`."""
     power = (end - start).bit_length() - 1
     return max(maxima[power][start], maxima[power][end - 2**power])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Crossing:
-    """What comes from before a layer, by its next reader.
+    """The values that enter at a layer from before it, in the order of their next reader.
 
     Attributes:
-        readers: ascending.
-        fields: bytes of the first 0, 1, 2 … of them, if they are fields: in all micro-batches.
-        near: the same if they are what the layer right before it makes: in one.
-        far: the same if they are others: in one.
+        readers: per value, the layer that reads it next; ascending.
+        fields: bytes of the first 0, 1, 2 … values that are fields, of all micro-batches.
+        near: the same of values that the layer directly before writes, of one micro-batch.
+        far: the same of all other values, of one micro-batch.
     """
 
     readers: list[int]
@@ -276,7 +279,7 @@ class _Crossing:
 def _crossing(
     values: Sequence[ValueBytes], num_layers: int, num_micro_batches: int
 ) -> Iterator[_Crossing]:
-    """Yield for each layer what comes from before it."""
+    """Yield for each layer the values that enter from before it."""
     open_values: list[ValueBytes] = [value for value in values if value.producer < 0]
     made: dict[int, list[ValueBytes]] = {}
     for value in values:
@@ -284,7 +287,7 @@ def _crossing(
     for start in range(num_layers):
         open_values += made.get(start - 1, []) if start else []
         open_values = [v for v in open_values if v.consumers and v.consumers[-1] >= start]
-        found = []
+        rows = []
         for value in open_values:
             reader = value.consumers[bisect.bisect_left(value.consumers, start)]
             if value.producer < 0:
@@ -292,8 +295,8 @@ def _crossing(
             else:
                 is_near = value.producer == start - 1
                 sizes = (0, value.size, 0) if is_near else (0, 0, value.size)
-            found.append((reader, *sizes))
-        found.sort()
-        readers, *columns = zip(*found, strict=True) if found else ((), (), (), ())
+            rows.append((reader, *sizes))
+        rows.sort()
+        readers, *columns = zip(*rows, strict=True) if rows else ((), (), (), ())
         fields, near, far = map(_running, columns)
         yield _Crossing(list(readers), fields, near, far)

@@ -27,7 +27,7 @@ def by_cell(
         reuses: per cell, how its backward gets its forward.
 
     Raises:
-        PartitionError: a stated cost is no cost, or the Params have not one for each layer.
+        PartitionError: a stated cost is negative or not finite, or the number of costs is wrong.
     """
     stated = layers.params.costs
     if stated is not None:
@@ -61,11 +61,13 @@ def links(layers: WiredLayers) -> list[float] | None:
     gradient back. Fields go directly to the cells that read them, wherever the cut is.
 
     Raises:
-        PartitionError: `link_cost_per_byte` is no cost.
+        PartitionError: `link_cost_per_byte` is negative or not finite.
     """
     per_byte = layers.params.link_cost_per_byte
     if not 0 <= per_byte < math.inf:
-        raise errors.PartitionError(f"link_cost_per_byte={per_byte} is no cost. Use 0 or more")
+        raise errors.PartitionError(
+            f"link_cost_per_byte={per_byte} is negative or not finite. Use 0 or more"
+        )
     if per_byte == 0:
         return None
     sent = [0] * len(layers.layers)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -26,7 +25,7 @@ def sizes(
     (4, 4, 2)
     """
     if num_examples < 1:
-        raise errors.InputError("a mini-batch holds no example. Give at least one")
+        raise errors.InputError("a mini-batch has no examples. Use at least one")
     if micro_batch_size is not None:
         full, rest = divmod(num_examples, micro_batch_size)
         return (micro_batch_size,) * full + ((rest,) if rest else ())
@@ -35,7 +34,9 @@ def sizes(
     return (small + 1,) * larger + (small,) * (count - larger)
 
 
-def batch_size(fields: Mapping[str, Any], batch_dim: int, unbatched: Collection[str]) -> int:
+def batch_size(
+    fields: Mapping[str, Nest | SpecNest], batch_dim: int, unbatched: Collection[str]
+) -> int:
     """Return the number of examples of a mini-batch from its tensors' or specs' static shapes.
 
     Args:
@@ -50,10 +51,10 @@ def batch_size(fields: Mapping[str, Any], batch_dim: int, unbatched: Collection[
         if name not in fields:
             near = errors.nearest(name, fields) or sorted(fields)
             raise errors.InputError(
-                f"unbatched names {name!r}, which is no field of the mini-batch; nearest "
+                f"unbatched names {name!r}, but the mini-batch has no such field; nearest "
                 f"{', '.join(map(repr, near))}. Correct it, or leave it out"
             )
-    found: dict[int, str] = {}
+    by_size: dict[int, str] = {}
     for name, value in fields.items():
         if name in unbatched:
             continue
@@ -64,14 +65,14 @@ def batch_size(fields: Mapping[str, Any], batch_dim: int, unbatched: Collection[
                     f"field {name!r} has shape {shape}, without a known size in its batch "
                     f"dimension {batch_dim}. Batch it, or name it in `unbatched`"
                 )
-            found.setdefault(int(shape[batch_dim]), name)
-    if len(found) != 1:
-        told = ", ".join(f"{name!r} {size}" for size, name in found.items()) or "none"
+            by_size.setdefault(int(shape[batch_dim]), name)
+    if len(by_size) != 1:
+        shown = ", ".join(f"{name!r} {size}" for size, name in by_size.items()) or "none"
         raise errors.InputError(
-            f"fields disagree on the number of examples: {told}. Fields without a batch "
-            "dimension are to be named in `unbatched`"
+            f"fields disagree on the number of examples: {shown}. Name fields without a batch "
+            "dimension in `unbatched`"
         )
-    return next(iter(found))
+    return next(iter(by_size))
 
 
 def sizes_of(params: PipelineParams, fields: Mapping[str, Nest | SpecNest]) -> tuple[int, ...]:
@@ -86,23 +87,23 @@ def sizes_of(params: PipelineParams, fields: Mapping[str, Nest | SpecNest]) -> t
 
 
 def split(
-    fields: Mapping[str, Any],
+    fields: Mapping[str, Nest],
     parts: Sequence[int],
     batch_dim: int,
     unbatched: Collection[str],
-) -> dict[str, list[Any]]:
+) -> dict[str, list[Nest]]:
     """Cut every field into micro-batches.
 
     Args:
         fields: name → nest of tensors, [N, …] with N = Σ parts.
         parts: examples of each micro-batch.
         batch_dim: which dimension counts examples.
-        unbatched: fields handed whole to every micro-batch.
+        unbatched: fields that every micro-batch gets whole.
 
     Returns:
         name → per micro-batch, the nest of its slices.
     """
-    cut: dict[str, list[Any]] = {}
+    cut: dict[str, list[Nest]] = {}
     for name, value in fields.items():
         if name in unbatched or len(parts) == 1:
             cut[name] = [value] * len(parts)
@@ -114,11 +115,11 @@ def split(
     return cut
 
 
-def merge(values: Sequence[Any], batch_dim: int) -> Any:
+def merge(values: Sequence[Nest], batch_dim: int) -> Nest:
     """Put the micro-batches' outputs together along the batch dimension.
 
     Values without one (rank at most `batch_dim`) are stacked, one row per micro-batch, where there
-    are several; a single micro-batch's values are given as they are.
+    are several; a single micro-batch's values are returned unchanged.
     """
     if len(values) == 1:
         return values[0]
@@ -132,7 +133,7 @@ def merge(values: Sequence[Any], batch_dim: int) -> Any:
     return tf.nest.pack_sequence_as(values[0], merged)
 
 
-def check_batched(name: str, nest: Any, size: int, batch_dim: int) -> None:
+def check_batched(name: str, nest: SpecNest, size: int, batch_dim: int) -> None:
     """Refuse an output that has dimensions, but none that counts a micro-batch's examples.
 
     Args:
@@ -142,7 +143,7 @@ def check_batched(name: str, nest: Any, size: int, batch_dim: int) -> None:
         batch_dim: which dimension counts them.
 
     Raises:
-        LayerError: joined along that dimension, it would mean nothing.
+        LayerError: the output cannot be joined along that dimension.
     """
     for spec in tf.nest.flatten(nest):
         shape = spec.shape
@@ -150,12 +151,12 @@ def check_batched(name: str, nest: Any, size: int, batch_dim: int) -> None:
             continue
         raise errors.LayerError(
             f"output {name!r} is {shape} in a micro-batch of {size} examples, so that "
-            f"micro-batches cannot be joined along dimension {batch_dim}. Give it a batch side, "
-            "or leave it out of the network's outputs"
+            f"micro-batches cannot be joined along dimension {batch_dim}. Give it a batch "
+            "dimension, or leave it out of the network's outputs"
         )
 
 
-def with_batch(spec: Any, size: int, batch_dim: int) -> Any:
+def with_batch(spec: SpecNest, size: int, batch_dim: int) -> SpecNest:
     """Return a nest of specs with the batch dimension set to `size`."""
 
     def resize(leaf: tf.TensorSpec) -> tf.TensorSpec:

@@ -16,7 +16,9 @@ class PipelineParams(hyperparams.Configurable.Params):
     cells: list[list[base.Layer.Params]] = hyperparams.field(
         [], "Ready cells, each a list of layers, in place of `layers` and `cuts`."
     )
-    num_partitions: int = hyperparams.field(1, "K: devices, each with a cell, or as a table says.")
+    num_partitions: int = hyperparams.field(
+        1, "K: devices; one cell each, unless the table has more."
+    )
     num_micro_batches: int = hyperparams.field(1, "M: micro-batches per mini-batch.")
     micro_batch_size: int | None = hyperparams.field(
         None, "Examples per micro-batch, in place of their number; the last may be smaller."
@@ -31,34 +33,34 @@ class PipelineParams(hyperparams.Configurable.Params):
         None, "Layers per cell; None: the heaviest cell as light as possible."
     )
     costs: tuple[float, ...] | None = hyperparams.field(
-        None, "Cost per layer, measured for example; None: FLOPs, or what a layer states."
+        None, "Cost per layer, such as measured seconds; None: FLOPs, or the layer's `cost`."
     )
     device_speeds: tuple[float, ...] = hyperparams.field(
-        (), "How fast each device is beside the others, for an automatic cut; none: all alike."
+        (), "Relative speed of each device, for an automatic cut; empty: all equal."
     )
     link_cost_per_byte: float = hyperparams.field(
-        0.0, "What an automatic cut takes a byte that it sends to cost both cells, in costs' unit."
+        0.0, "Cost that an automatic cut adds to both cells per byte sent, in the costs' unit."
     )
     device_memory: str | None = hyperparams.field(
         None,
-        "Bytes of each device, such as 8GiB, that no cell of an automatic cut may exceed, "
-        "activations by formula: leave room, and see what plan tells. None: any.",
+        "Memory of each device, such as 8GiB, that no cell of an automatic cut may exceed. "
+        "Activations are estimated by formula: leave room, and check with plan. None: unlimited.",
     )
     slots_per_weight: float = hyperparams.field(
         2.0,
-        "Optimizer slots and averages per weight that device_memory reckons with: Adam 2, "
-        "momentum 1; averages 1 more, updates of several mini-batches 1 more.",
+        "Optimizer slots and averages per weight, for device_memory: Adam 2, momentum 1; "
+        "averages add 1, updates of several mini-batches add 1.",
     )
     devices: tuple[str, ...] | None = hyperparams.field(
-        None, "Names of the K devices; None: as `placement` finds them."
+        None, "Names of the K devices; None: `placement` chooses."
     )
     placement: str = hyperparams.field("auto", "auto, cpu, gpu or tpu.")
     batch_dim: int = hyperparams.field(0, "The dimension that counts examples.")
     unbatched: tuple[str, ...] = hyperparams.field(
-        (), "Fields of the mini-batch without a batch dimension, sent whole."
+        (), "Fields of the mini-batch without a batch dimension; sent whole."
     )
     outputs: tuple[str, ...] = hyperparams.field(
-        (), "Names that leave the network; none: what the last layer writes."
+        (), "Names that the network returns; empty: what the last layer writes."
     )
     frozen: tuple[str, ...] = hyperparams.field(
         (), "Glob patterns of variable paths that are not trained, such as stem/*."

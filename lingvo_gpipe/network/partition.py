@@ -48,7 +48,7 @@ def partition(
             where it can hold none. Fewer layers always fit.
         speeds: [K] how fast each device is; a cell's cost is divided by it. None: all equal.
         link_costs: [L-1] what a cut after layer l costs, added to the cell before it and to the
-            one behind it. None: nothing.
+            one after it. None: nothing.
 
     Returns:
         [K] the number of layers in each cell.
@@ -94,7 +94,7 @@ def partition(
 
 
 def check_cuts(cuts: Sequence[int], num_layers: int, num_partitions: int) -> tuple[int, ...]:
-    """Return the user's own cuts, the number of layers in each cell, if they fit.
+    """Return stated cuts, the number of layers in each cell, if they fit.
 
     Raises:
         PartitionError: they are not `num_partitions` positive numbers that sum to `num_layers`.
@@ -121,50 +121,51 @@ def check_cuts(cuts: Sequence[int], num_layers: int, num_partitions: int) -> tup
     return tuple(int(count) for count in cuts)
 
 
-def cell_speeds(given: Sequence[float], homes: Sequence[int]) -> list[float]:
+def cell_speeds(device_speeds: Sequence[float], devices: Sequence[int]) -> list[float]:
     """Return how fast the device of each cell is.
 
     Args:
-        given: speed of each device; none: all alike.
-        homes: per cell, the number of its device.
+        device_speeds: of each device; empty: all equal.
+        devices: per cell, the number of its device.
 
     Raises:
-        PartitionError: they are not one number above 0 for each device.
+        PartitionError: there is not one number above 0 for each device.
 
-    >>> cell_speeds((1.0, 2.0), homes=[0, 1, 0])
+    >>> cell_speeds((1.0, 2.0), devices=[0, 1, 0])
     [1.0, 2.0, 1.0]
     """
-    num_devices = 1 + max(homes)
-    if not given:
-        return [1.0] * len(homes)
-    if len(given) != num_devices or not all(0 < speed < math.inf for speed in given):
+    num_devices = 1 + max(devices)
+    if not device_speeds:
+        return [1.0] * len(devices)
+    if len(device_speeds) != num_devices or not all(
+        0 < speed < math.inf for speed in device_speeds
+    ):
         raise PartitionError(
-            f"device_speeds={list(given)}, but there are num_partitions={num_devices}. Give a "
-            "number above 0 for each, or none where all are alike"
+            f"device_speeds={list(device_speeds)}, but num_partitions={num_devices}. Give a "
+            "number above 0 for each, or none where all are equally fast"
         )
-    return [given[home] for home in homes]
+    return [device_speeds[device] for device in devices]
 
 
 def check_cells(
     cuts: Sequence[int] | None, num_layers: int, num_cells: int, num_devices: int
 ) -> None:
-    """Refuse a table of several cells per device that the cuts or the layers do not fit.
+    """Refuse a table of several cells per device that does not fit the cuts or the layers.
 
     Raises:
-        PartitionError: they are not as many as the table's cells, or there are too few layers.
+        PartitionError: the cuts make another number of cells, or there are too few layers.
     """
     if num_cells == num_devices:
         return
-    given = f"the schedule's table has {num_cells} cells on num_partitions={num_devices}"
+    text = f"the schedule's table has {num_cells} cells on num_partitions={num_devices}"
     if cuts is not None and len(cuts) != num_cells:
         raise PartitionError(
-            f"cuts={list(cuts)} has {len(cuts)} cells, but {given}. Give each cell's number of "
+            f"cuts={list(cuts)} has {len(cuts)} cells, but {text}. Give each cell's number of "
             f"layers, or a table of {len(cuts)} cells"
         )
     if num_layers < num_cells:
         raise PartitionError(
-            f"{given}, but there are {num_layers} layers. Give a table of at most {num_layers} "
-            "cells"
+            f"{text}, but there are {num_layers} layers. Give a table of at most {num_layers} cells"
         )
 
 
@@ -188,26 +189,26 @@ class _Cell:
     """What one cell would cost if it held layers [start, end), for any start and end.
 
     Attributes:
-        sums: [L+1] running sums of its layers' costs; never falling.
-        ahead, behind: [L+1] the same with the links' costs: the cell costs
-            `behind[end] - ahead[start]`.
-        reaches: [L] the last end up to which its layers fit, for each start it can have.
+        sums: [L+1] running sums of its layers' costs; they never decrease.
+        at_start, at_end: [L+1] the same with the links' costs: the cell costs
+            `at_end[end] - at_start[start]`.
+        reaches: [L] the last end up to which its layers fit, for each possible start.
     """
 
     sums: list[int]
-    ahead: list[int]
-    behind: list[int]
+    at_start: list[int]
+    at_end: list[int]
     reaches: list[int]
 
     @classmethod
     def of(cls, costs: list[int], links: list[int], factor: int, reaches: list[int]) -> _Cell:
         sums = _running([cost * factor for cost in costs])
-        ahead = [cost - link * factor for cost, link in zip(sums, links, strict=True)]
-        behind = [cost + link * factor for cost, link in zip(sums, links, strict=True)]
-        return cls(sums, ahead, behind, reaches)
+        at_start = [cost - link * factor for cost, link in zip(sums, links, strict=True)]
+        at_end = [cost + link * factor for cost, link in zip(sums, links, strict=True)]
+        return cls(sums, at_start, at_end, reaches)
 
     def reach(self, start: int, most: int | None = None) -> int:
-        """Return the last end of a cell whose layers fit and, `most` given, cost no more."""
+        """Return the last end such that the cell fits, and costs at most `most` if given."""
         end = self.reaches[start]
         if most is not None:
             end = min(end, bisect.bisect_right(self.sums, self.sums[start] + most) - 1)
@@ -217,7 +218,7 @@ class _Cell:
 def _lightest_heaviest(cells: list[_Cell], ordered: bool) -> int | None:
     """Return the least possible cost of the heaviest cell; None where memory allows no cut."""
     num_layers = len(cells[0].sums) - 1
-    # The heaviest of the cells behind the one in hand, if they hold layers [position, L).
+    # The heaviest of the cells after the current one, if they hold layers [position, L).
     after: dict[int, int] = {num_layers: 0}
     for index in reversed(range(len(cells))):
         starts = range(index, num_layers) if index else range(1)
@@ -226,11 +227,12 @@ def _lightest_heaviest(cells: list[_Cell], ordered: bool) -> int | None:
 
 
 def _lightest_ordered(cell: _Cell, starts: range, after: dict[int, int]) -> dict[int, int]:
-    """Return the lightest heaviest for each start, by halving: the cell only grows with its end.
+    """Return the least cost of the heaviest cell for each start, by bisection.
 
-    `records` holds, from the far to the near, the ends behind which less remains than behind
-    every end before them: the others cost more on both sides. Far records are bound by the cell
-    itself, near ones by what is behind it; the best is one of the two where that changes.
+    A later end makes this cell heavier and those after it lighter. `records` holds, from the last
+    to the first, the ends after which less remains than after every earlier end; any other end
+    costs more in this cell and in those after it. At late records this cell is the heaviest, at
+    early ones those after it; the best end is one of the two records where that changes.
     """
     result: dict[int, int] = {}
     records: list[int] = []
@@ -254,16 +256,16 @@ def _lightest_ordered(cell: _Cell, starts: range, after: dict[int, int]) -> dict
 
 
 def _lightest_by_scan(cell: _Cell, starts: range, after: dict[int, int]) -> dict[int, int]:
-    """Return the lightest heaviest for each start, whatever links add to the cells."""
+    """Return the least cost of the heaviest cell for each start, with any cost of links."""
     result: dict[int, int] = {}
     candidates = sorted(after)
     for start in starts:
         best: int | None = None
-        before, ahead, reach = cell.sums[start], cell.ahead[start], cell.reach(start)
+        before, at_start, reach = cell.sums[start], cell.at_start[start], cell.reach(start)
         for end in candidates[bisect.bisect_right(candidates, start) :]:
             if end > reach or (best is not None and cell.sums[end] - before >= best):
                 break
-            cost = max(cell.behind[end] - ahead, after[end])
+            cost = max(cell.at_end[end] - at_start, after[end])
             best = cost if best is None else min(best, cost)
         if best is not None:
             result[start] = best
@@ -294,7 +296,7 @@ def _most_even(cells: list[_Cell], heaviest: int, ordered: bool) -> list[int]:
 
 
 class _Search:
-    """One cell's best end for every start, given the sums of squares behind each end."""
+    """One cell's best end for every start, given the sums of squares after each end."""
 
     def __init__(self, cell: _Cell, heaviest: int, after: dict[int, int]) -> None:
         self.sums: dict[int, int] = {}
@@ -324,18 +326,18 @@ class _Search:
         if not windows:
             return
         middle = len(windows) // 2
-        start, own_first, own_stop = windows[middle]
-        best = self._scan(start, max(first, own_first), min(stop, own_stop))
+        start, window_first, window_stop = windows[middle]
+        best = self._scan(start, max(first, window_first), min(stop, window_stop))
         self._halve(windows[:middle], first, best + 1)
         self._halve(windows[middle + 1 :], best, stop)
 
     def _scan(self, start: int, first: int, stop: int) -> int:
         """Store the best end for `start` among the candidates; ties go to the first of them."""
-        behind, ahead = self._cell.behind, self._cell.ahead[start]
+        at_end, at_start = self._cell.at_end, self._cell.at_start[start]
         best, best_sum = first, None
         for position in range(first, stop):
             end = self._candidates[position]
-            cost = behind[end] - ahead
+            cost = at_end[end] - at_start
             total = cost * cost + self._after[end]
             if cost <= self._heaviest and (best_sum is None or total < best_sum):
                 best, best_sum = position, total
@@ -355,15 +357,15 @@ def _rows(
     exact = [_numbers("costs", costs, num_layers)]
     numbered = {id(costs): 0}
     row_of = [0] * num_partitions
-    for cell, own in cell_costs.items():
+    for cell, in_cell in cell_costs.items():
         if not 0 <= cell < num_partitions:
             raise PartitionError(
                 f"cell_costs has cell {cell}, but there are {num_partitions} cells, counted from 0"
             )
-        if id(own) not in numbered:  # many cells share few rows
-            numbered[id(own)] = len(exact)
-            exact.append(_numbers(f"cell_costs[{cell}]", own, num_layers))
-        row_of[cell] = numbered[id(own)]
+        if id(in_cell) not in numbered:  # many cells share few rows
+            numbered[id(in_cell)] = len(exact)
+            exact.append(_numbers(f"cell_costs[{cell}]", in_cell, num_layers))
+        row_of[cell] = numbered[id(in_cell)]
     links = [0.0] * (num_layers - 1) if link_costs is None else link_costs
     *rows, whole_links = _whole(*exact, _numbers("link_costs", links, num_layers - 1))
     return [rows[number] for number in row_of], whole_links
@@ -390,7 +392,9 @@ def _numbers(what: str, values: Sequence[float], count: int) -> list[Fraction]:
         raise PartitionError(f"{what} has {len(values)} numbers. Give {count}")
     for index, value in enumerate(values):
         if not (math.isfinite(value) and value >= 0):
-            raise PartitionError(f"{what}[{index}]={value} is no cost. Use 0 or more")
+            raise PartitionError(
+                f"{what}[{index}]={value} is negative or not finite. Use 0 or more"
+            )
     return [
         Fraction(value) if isinstance(value, numbers.Rational) else Fraction(float(value))
         for value in values

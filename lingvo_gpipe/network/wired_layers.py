@@ -186,7 +186,7 @@ def _metas(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _KnownMeta:
-    """The Meta of a layer, whose name is left out, for these inputs."""
+    """The Meta of a layer of these Params, without its name, for these inputs."""
 
     unnamed: base.Layer.Params
     inputs: list[SpecNest]

@@ -154,7 +154,7 @@ def _leaving(wanted: Sequence[str], current: dict[str, int]) -> dict[str, int]:
         if name not in current:
             near = errors.nearest(name, current) or sorted(current)
             raise errors.StreamError(
-                f"output {name!r} is no field, nor written by any layer; nearest "
+                f"output {name!r} is neither a field nor written by a layer; nearest "
                 f"{', '.join(map(repr, near))}. Correct the network's outputs"
             )
     return {name: current[name] for name in wanted}
@@ -163,7 +163,7 @@ def _leaving(wanted: Sequence[str], current: dict[str, int]) -> dict[str, int]:
 def _unknown(name: str, node: Node, rest: Sequence[Node], current: Collection[str]) -> str:
     later = next((n for n in rest if name in n.writes), None)
     if later is not None and later is not node:
-        return f"{node.name} reads {name!r}, which only {later.name} behind it writes. Move it up"
+        return f"{node.name} reads {name!r}, which only {later.name} after it writes. Move it up"
     near = errors.nearest(name, current) or sorted(current)
     return (
         f"{node.name} reads {name!r}, which no field or layer before it writes; "
@@ -174,9 +174,9 @@ def _unknown(name: str, node: Node, rest: Sequence[Node], current: Collection[st
 def _unread(name: str, node: Node, rest: Sequence[Node]) -> str:
     wanted = {read for later in rest for read in later.reads}
     near = errors.nearest(name, wanted - {name})
-    hint = f"; nearest name read behind it {near[0]!r}" if near else ""
+    hint = f"; nearest name read after it {near[0]!r}" if near else ""
     return (
-        f"{node.name} writes {name!r}, which no layer behind it reads{hint}. "
+        f"{node.name} writes {name!r}, which no layer after it reads{hint}. "
         "Read it, or name it in the network's outputs"
     )
 
@@ -187,13 +187,13 @@ def cell_layers(cuts: Sequence[int]) -> list[range]:
     return [range(end - size, end) for size, end in zip(cuts, ends, strict=True)]
 
 
-def route(wiring: Wiring, cuts: Sequence[int], kept: Collection[int] = ()) -> tuple[Route, ...]:
-    """Tell each cell's imports and exports.
+def route(wiring: Wiring, cuts: Sequence[int], leaving: Collection[int] = ()) -> tuple[Route, ...]:
+    """Return each cell's imports and exports.
 
     Args:
         wiring: of the network.
         cuts: layers per cell.
-        kept: versions that leave the network; their producers export them.
+        leaving: versions that leave the network; their producers export them.
     """
     routes = []
     for layers in cell_layers(cuts):
@@ -204,44 +204,44 @@ def route(wiring: Wiring, cuts: Sequence[int], kept: Collection[int] = ()) -> tu
             v
             for n in layers
             for v in wiring.writes[n]
-            if v in kept or any(c not in layers for c in wiring.versions[v].consumers)
+            if v in leaving or any(c not in layers for c in wiring.versions[v].consumers)
         }
         routes.append(Route(layers, tuple(sorted(imports)), tuple(sorted(exports))))
     return tuple(routes)
 
 
 def differentiable(
-    wiring: Wiring, has_weights: Sequence[bool], fields_are: bool = False
+    wiring: Wiring, is_trained: Sequence[bool], from_fields: bool = False
 ) -> frozenset[int]:
-    """Return the versions that some trainable weight (or, asked so, some field) flows into.
+    """Return the versions that a trained weight (or, if asked for, a field) flows into.
 
     Args:
         wiring: of the network.
-        has_weights: per layer, whether it has a weight that is trained.
-        fields_are: whether gradients by the mini-batch's fields are wanted.
+        is_trained: per layer, whether it has a weight that is trained.
+        from_fields: whether gradients by the mini-batch's fields are wanted.
     """
-    found: set[int] = set()
-    if fields_are:
-        found.update(v.index for v in wiring.versions if v.producer == FIELD)
+    reached: set[int] = set()
+    if from_fields:
+        reached.update(v.index for v in wiring.versions if v.producer == FIELD)
     for number, (reads, writes) in enumerate(zip(wiring.reads, wiring.writes, strict=True)):
-        if has_weights[number] or any(v in found for v in reads):
-            found.update(writes)
-    return frozenset(found)
+        if is_trained[number] or any(v in reached for v in reads):
+            reached.update(writes)
+    return frozenset(reached)
 
 
-def layers_with_gradient(wiring: Wiring, has_weights: Sequence[bool]) -> tuple[bool, ...]:
+def layers_with_gradient(wiring: Wiring, is_trained: Sequence[bool]) -> tuple[bool, ...]:
     """Return per layer whether a gradient of training flows into its weights or through it.
 
     Args:
         wiring: of the network.
-        has_weights: per layer, whether it has a weight that is trained.
+        is_trained: per layer, whether it has a weight that is trained.
 
     >>> wiring = wire([Node("stem"), Node("body"), Node("head")], ["x"])
     >>> layers_with_gradient(wiring, [False, True, False])
     (False, True, True)
     """
-    reached = differentiable(wiring, has_weights)
+    reached = differentiable(wiring, is_trained)
     return tuple(
-        own or any(v in reached for v in reads)
-        for own, reads in zip(has_weights, wiring.reads, strict=True)
+        trained or any(v in reached for v in reads)
+        for trained, reads in zip(is_trained, wiring.reads, strict=True)
     )

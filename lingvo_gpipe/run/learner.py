@@ -97,7 +97,7 @@ class Learner:
             self._add,
             self._apply,
         )
-        programs = self.pipe.trace_counts()["programs"] + self.updater.num_traces
+        programs = self.pipe.executor.num_traces + self.updater.num_traces
         return programs + sum(function.traces for function in functions)
 
     def update(self, batches: Sequence[Batch]) -> UpdateResult:

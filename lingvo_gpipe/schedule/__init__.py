@@ -1,6 +1,6 @@
 """Schedule tables: which slot runs when on which device; by name, by text, or from a file.
 
-Plain Python: what a slot computes, and on which device, belongs to `lingvo_gpipe.execution`.
+Plain Python. What a slot computes, and on which device, belongs to `lingvo_gpipe.execution`.
 
 A schedule is a function (num_devices K, num_micro_batches M, cells_per_device V) → `Table` in a
 file of its own, named here.
@@ -24,10 +24,10 @@ SCHEDULES: dict[str, Callable[..., Table]] = {
 
 
 def make(spec: str, num_devices: int, num_micro_batches: int) -> Table:
-    """Return the table that `spec` asks for.
+    """Return the table that `spec` describes.
 
     Args:
-        spec: a name from `SCHEDULES`; or a table's own text; or `@` and the path of a file with
+        spec: a name from `SCHEDULES`; or the text of a table; or `@` and the path of a file with
             such a text.
         num_devices: K, which a text must fit.
         num_micro_batches: M, which a text must fit.
@@ -51,7 +51,7 @@ def make(spec: str, num_devices: int, num_micro_batches: int) -> Table:
         near = nearest(spec, SCHEDULES, count=1)
         hint = f"; nearest {near[0]!r}" if near else ""
         raise ScheduleError(
-            f"no schedule is named {spec[:40]!r}{hint}. Use {', '.join(SCHEDULES)}, a table's text "
+            f"unknown schedule {spec[:40]!r}{hint}. Use {', '.join(SCHEDULES)}, a table's text "
             "such as '0F0,0B0', or @FILE with one"
         )
     if table.num_devices != num_devices:

@@ -1,4 +1,4 @@
-"""A timeline for people: a grid for terminals, a picture, a trace for a browser."""
+"""Drawings of a timeline: a grid for terminals, a picture, a trace for a browser."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def draw(timeline: simulate.Timeline, *, unit: str | None = None) -> bytes:
     """Return a picture of the timeline: PNG, a row per device, a box per slot.
 
     Boxes are coloured by phase and bear the micro-batch where it fits; of the cells that share a
-    device, later ones are lighter. The title tells how long it takes and how much is waiting.
+    device, later ones are lighter. The title shows how long it takes and how much is waiting.
 
     Args:
         timeline: simulated or measured.
-        unit: what its numbers are, where they are no seconds: "FLOPs".
+        unit: of its numbers, such as "FLOPs"; None: seconds.
     """
     table = timeline.table
     height = 1.5 + 0.42 * min(table.num_devices, 40)
@@ -96,7 +96,7 @@ def draw(timeline: simulate.Timeline, *, unit: str | None = None) -> bytes:
             linewidths=[min(0.8, 100 * length / whole) if whole else 0.0 for _, length in places],
         )
     axis = f"time ({name})" if unit is None else f"work ({name})"
-    _dress(plot, timeline, f"{whole:.3g} {name}", axis)
+    _draw_legend_and_axes(plot, timeline, f"{whole:.3g} {name}", axis)
     plot.set_xlim(0, whole or 1.0)
     buffer = io.BytesIO()
     picture.savefig(buffer, format="png")
@@ -131,8 +131,10 @@ def chrome_trace(timeline: simulate.Timeline) -> str:
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
 
 
-def _dress(plot: axes.Axes, timeline: simulate.Timeline, length: str, axis: str) -> None:
-    """Give the picture its title, axes and legend."""
+def _draw_legend_and_axes(
+    plot: axes.Axes, timeline: simulate.Timeline, length: str, axis: str
+) -> None:
+    """Draw title, axes and legend."""
     table = timeline.table
     plot.set_title(
         f"{_count(table.num_cells, 'cell', 's')}, "
@@ -167,7 +169,7 @@ def _dress(plot: axes.Axes, timeline: simulate.Timeline, length: str, axis: str)
 
 
 def _fold(text: str, width: int) -> str:
-    """Leave out whole columns in the middle of a grid, so that its lines have `width` or less."""
+    """Leave out columns in the middle of a grid, so that its lines have at most `width` letters."""
     lines = text.splitlines()
     full = max(map(len, lines))
     if full <= width:
@@ -201,13 +203,13 @@ def _count(number: int, what: str, plural: str) -> str:
 
 
 def _scale(whole: float, unit: str | None) -> tuple[float, str]:
-    """Return the size and the name of the largest unit of which the whole has one."""
+    """Return the size and the name of the largest unit that is not larger than the whole."""
     known = _UNITS if unit is None else [(size, prefix + unit) for size, prefix in _PREFIXES]
     return next(((size, name) for size, name in known if whole >= size), known[-1])
 
 
 def _shades(table: Table) -> list[float]:
-    """Return for each cell how far to lighten its colour: 0 for a device's first, then up."""
+    """Return how far to lighten each cell's colour: 0 for a device's first, then more."""
     seen = [0] * table.num_devices
     result = []
     for cell in range(table.num_cells):

@@ -1,6 +1,6 @@
-"""What makes a table legal, and the texts for those that are not.
+"""What makes a table legal, and the errors for one that is not.
 
-Every fault names the slot, the way out, and prints the grid with that slot marked by `<`.
+Every error names the slot and the way out, and prints the grid with that slot marked by `<`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def check(rows: Rows) -> None:
     for device, row in enumerate(rows):
         if not any(row):
             raise ScheduleError(
-                f"device {device} has no slots. Give it a cell, or leave its line out"
+                f"device {device} has no slots. Assign it a cell, or remove its line"
             )
     places = _places(rows)
     _check_numbers(rows, places)
     _check_phases(rows, places)
-    _check_own_order(rows, places)
+    _check_order_in_cell(rows, places)
     ticks(rows)
 
 
@@ -67,9 +67,10 @@ def ticks(rows: Rows) -> Ticks:
 
 
 def grid(rows: Rows, mark: tuple[int, int] | None = None) -> str:
-    """Return `rows` for people; with a `mark` (row, column), its surroundings, that slot with `<`.
+    """Return `rows` as a text grid; with a `mark` (row, column), the part around that slot.
 
-    Slots name their cell only where a device has others than the one of its number.
+    The marked slot ends in `<`. Slots name their cell only where a device has other cells than
+    the one of its own number.
     """
     plain = is_plain(rows)
     texts = [["." if slot is None else _name(slot, plain) for slot in row] for row in rows]
@@ -103,7 +104,7 @@ def _places(rows: Rows) -> Places:
                 _refuse(
                     rows,
                     (device, column),
-                    f"stands a second time, first in slot {first_column}{where}. Remove one",
+                    f"is repeated; first in slot {first_column}{where}. Remove one",
                 )
             places[slot] = (device, column)
     return places
@@ -131,12 +132,12 @@ def _check_numbers(rows: Rows, places: Places) -> None:
             _refuse(
                 rows,
                 (device, column),
-                f"is apart from its cell, which lives on device {home}. Move it there",
+                f"is not on the device of its cell, which is device {home}. Move it there",
             )
 
 
 def _check_phases(rows: Rows, places: Places) -> None:
-    """Every cell does every micro-batch once, whole, and all tables but forward-only go back."""
+    """Every cell runs every micro-batch exactly once, backward included, unless forward-only."""
     forward_only = all(slot.phase == "F" for slot in places)
     for slot, place in places.items():
         beside = {
@@ -149,12 +150,10 @@ def _check_phases(rows: Rows, places: Places) -> None:
             _refuse(
                 rows,
                 place,
-                f"has no B{number}. Add it, or take all backwards out for a forward-only table",
+                f"has no B{number}. Add it, or remove all backwards for a forward-only table",
             )
         if slot.phase in ("I", "W") and beside["B"]:
-            _refuse(
-                rows, place, f"stands beside B{number}, which does the same. Remove one of them"
-            )
+            _refuse(rows, place, f"repeats part of B{number}. Remove one of them")
         if slot.phase == "I" and not beside["W"]:
             _refuse(
                 rows, place, f"has no W{number}. Add it after that, or write B{number} for both"
@@ -166,11 +165,13 @@ def _check_phases(rows: Rows, places: Places) -> None:
         for number in range(num_micro_batches):
             if Slot(cell, "F", number) not in places:
                 place = next(place for slot, place in places.items() if slot.micro_batch == number)
-                _refuse(rows, place, f"has no like in cell {cell}. Every cell needs F{number}")
+                _refuse(
+                    rows, place, f"has no counterpart in cell {cell}. Every cell needs F{number}"
+                )
 
 
-def _check_own_order(rows: Rows, places: Places) -> None:
-    """Within its cell a backward follows its forward; told apart from deadlocks for its text."""
+def _check_order_in_cell(rows: Rows, places: Places) -> None:
+    """Within its cell a backward follows its forward; a deadlock otherwise, with its own text."""
     for slot, (device, column) in places.items():
         for need in slot.needs(num_cells=slot.cell + 1):
             if need in places and need.cell == slot.cell and places[need][1] > column:
@@ -203,7 +204,7 @@ def _refuse_deadlock(rows: Rows, queues: list[list[Slot]]) -> NoReturn:
         device = pending[need]
     ring = ring[seen[device] :]
     # Each head keeps back, on its own device, the slot that the one before it in the ring needs.
-    # The data alone has no ring, so some head may stand behind the slot that it keeps back.
+    # The data alone has no ring, so some head can be placed after the slot that it keeps back.
     for (_, kept), (head, need) in zip([ring[-1], *ring], ring, strict=False):
         if not _follows(kept, head):
             plain = is_plain(rows)
@@ -211,14 +212,14 @@ def _refuse_deadlock(rows: Rows, queues: list[list[Slot]]) -> NoReturn:
             _refuse(
                 rows,
                 places[head],
-                f"waits for {_name(need, plain)}{where}, which waits in its turn for "
+                f"waits for {_name(need, plain)}{where}, which waits for "
                 f"slots after this one: deadlock. Move it after slot {places[kept][1]}",
             )
     raise RuntimeError("the data dependencies of a schedule have a ring")
 
 
 def _follows(later: Slot, earlier: Slot) -> bool:
-    """Whether the data alone puts `later` behind `earlier`, or both are one slot."""
+    """Whether the data alone orders `later` after `earlier`, or both are the same slot."""
     if later.micro_batch != earlier.micro_batch:
         return False
     if earlier.phase == "F":

@@ -1,6 +1,7 @@
-"""What backwards make use of: which forwards are kept, fused, or computed again.
+"""Recomputation: which forwards are kept for the backward, fused with it, or computed again.
 
-The table and each cell's policy alone decide it. Executor, costs, cuts and plan ask here.
+It follows from the table and each cell's policy. The analysis asks once; everything else reads
+its `Cell`s.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def policies(text: str, num_cells: int) -> tuple[str, ...]:
         if part not in POLICIES:
             near = errors.nearest(part, POLICIES) or POLICIES
             raise errors.LayerError(
-                f"recompute {part!r} is no policy; nearest {near[0]!r}. Use "
+                f"unknown recompute policy {part!r}; nearest {near[0]!r}. Use "
                 f"{', '.join(POLICIES)}, or one for each cell separated by commas"
             )
     if len(parts) not in (1, num_cells):

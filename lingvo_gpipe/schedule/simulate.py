@@ -64,8 +64,8 @@ class Timeline:
         """The most micro-batches that each device keeps at once.
 
         One is kept from the start of its forward to the end of its backward (of W, where the
-        backward is split); by a device of several cells, once for each. Forward only, nothing is
-        kept but the one at work.
+        backward is split); on a device of several cells, once for each. In a forward-only table,
+        only the one being computed is kept.
         """
         peaks = [0] * self.table.num_devices
         live = [0] * self.table.num_devices
@@ -89,22 +89,21 @@ def simulate(
     link_s: Links | None = None,
     no_gradient: Collection[tuple[int, int]] = (),
 ) -> Timeline:
-    """Tell when every slot of `table` starts and ends.
+    """Compute the start and end of every slot of `table`.
 
     Args:
         table: a schedule of K cells and M micro-batches.
         forward_s: [K] seconds, one micro-batch's forward in each cell.
-        backward_s: [K] seconds, its backward, recomputation included. Unread where the table has
-            none.
+        backward_s: [K] seconds, its backward, recomputation included. Not used where the table
+            has none.
         fused_s: seconds of the last cell's forward and backward where the table fuses them
-            (`Table.fused`): one stretch of work, whose backward part is what `forward_s` leaves of
-            it. None: the sum of both.
+            (`Table.fused`), of which `forward_s` is the forward's part. None: the sum of both.
         input_gradient_s: [K] seconds of I slots; needed where the table has any.
         weight_gradient_s: [K] seconds of W slots; needed where the table has any.
         link_s: [K-1] seconds, one boundary tensor from cell k to k+1 or its gradient back; or
-            {(from, to): seconds} with from < to, for all links that there are, which need be no
-            chain: the later cell waits for the earlier one's tensor, the earlier one for the
-            gradient. None: a chain whose links are free.
+            {(from, to): seconds} with from < to, for all links, which need not be a chain: the
+            later cell waits for the earlier one's tensor, the earlier one for the gradient.
+            None: a chain whose links are free.
         no_gradient: links over which no gradient comes back, such as those from a frozen cell.
 
     Returns:
@@ -231,4 +230,4 @@ def _check_times(name: str, times: Sequence[float], num_cells: int) -> None:
 
 def _check_time(name: str, seconds: float) -> None:
     if not (math.isfinite(seconds) and seconds >= 0):
-        raise ScheduleError(f"{name}={seconds} is no time. Use seconds of 0 or more")
+        raise ScheduleError(f"{name}={seconds} is negative or not finite. Use seconds of 0 or more")

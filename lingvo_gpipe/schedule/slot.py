@@ -32,8 +32,8 @@ class Slot:
     def __post_init__(self) -> None:
         if self.cell < 0 or self.micro_batch < 0 or self.phase not in get_args(Phase):
             raise ScheduleError(
-                f"cell={self.cell!r}, phase={self.phase!r}, micro_batch={self.micro_batch!r} is no "
-                "slot. Count cells and micro-batches from 0; phases are F, B, I and W"
+                f"cell={self.cell!r}, phase={self.phase!r}, micro_batch={self.micro_batch!r}: not "
+                "a slot. Count cells and micro-batches from 0; phases are F, B, I and W"
             )
 
     def __str__(self) -> str:
@@ -44,19 +44,19 @@ class Slot:
         """Read a slot from its text, such as `0F3`.
 
         Raises:
-            ScheduleError: the text is no slot.
+            ScheduleError: the text is not a slot.
         """
         match = _TEXT.fullmatch(text)
         shown = repr(text if len(text) <= 24 else text[:21] + "...")
         if match is None:
             raise ScheduleError(
-                f"{shown} is no slot. Write cell, phase and micro-batch, such as 0F3"
+                f"{shown} is not a slot. Write cell, phase and micro-batch, such as 0F3"
             )
         cell, phase, micro_batch = match.groups()
         if phase not in get_args(Phase) or not micro_batch:
             raise ScheduleError(
-                f"{shown} is no slot: phases are F, B, I and W. Leave sends, receives and the like "
-                "out; they follow from these"
+                f"{shown} is not a slot: phases are F, B, I and W. Leave out sends and receives; "
+                "they follow from these"
             )
         return cls(int(cell), cast(Phase, phase), int(micro_batch))
 

@@ -1,11 +1,11 @@
 """The schedule as data: for each device, its slots in order.
 
-Simulator, plan, picture and executor read the same table, and nothing else decides an order. So a
-`Table` is checked when it is made: one that exists is legal, and the executor cannot meet a slot
-that waits for ever. The text form is the one that PyTorch's pipelining reads and writes.
+Simulator, plan, picture and executor read the same table, and nothing else decides an order. A
+`Table` is checked when it is made: every `Table` is legal, and the executor cannot meet a slot
+that waits forever. PyTorch's pipelining reads and writes the same text form.
 
-Empty fields are waiting, drawn so that printed tables look like the known pictures. They carry no
-order: a device takes its next slot as soon as what the slot needs is there.
+Empty fields mean waiting; with them printed tables look like the well-known figures. They imply
+no order: a device starts its next slot as soon as the slot's inputs are there.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Row: TypeAlias = tuple[Slot | None, ...]
 class Table:
     r"""A whole schedule: for each device its slots in order, None where it waits.
 
-    Legal is a table in which every cell lives on one device, has every micro-batch's F once and
-    its B once (or I and W once each, in place of B; a forward-only table has F alone), and in
-    which the devices' orders and the data's agree:
+    A table is legal if every cell lives on one device and has every micro-batch's F once and its B
+    once (or I and W once each instead of B; a forward-only table has only F), and if the orders
+    of the devices agree with the data:
     F(k, m) needs F(k-1, m); B(k, m) and I(k, m) need F(k, m) and B or I of (k+1, m);
     W(k, m) needs I(k, m).
 
@@ -54,7 +54,7 @@ class Table:
 
     @classmethod
     def on_grid(cls, orders: Sequence[Sequence[Slot]]) -> Table:
-        r"""Make a table from each device's order alone, waiting drawn as if all slots were equal.
+        r"""Make a table from each device's order; waiting is drawn as if all slots were equal.
 
         >>> Table.on_grid([[Slot(0, "F", 0), Slot(0, "F", 1)], [Slot(1, "F", 0), Slot(1, "F", 1)]])
         Table.from_text('0F0,0F1\n,1F0,1F1')
@@ -71,11 +71,10 @@ class Table:
     def from_text(cls, text: str) -> Table:
         """Read a table from its text: a line per device, its slots between commas.
 
-        PyTorch's pipelining writes such a text where it is asked for computations alone
-        (`_dump_csv(path, format="compute_only")`).
+        PyTorch's pipelining writes such a text with `_dump_csv(path, format="compute_only")`.
 
         Raises:
-            ScheduleError: the text is no table, or the table is illegal.
+            ScheduleError: the text is not a table, or the table is illegal.
         """
         lines = text.strip("\r\n").splitlines()
         rows: list[Row] = []
@@ -99,7 +98,7 @@ class Table:
         return f"Table.from_text({self.to_text()!r})"
 
     def grid(self) -> str:
-        """Return the table for people: a line per device, a column per slot, dots for waiting."""
+        """Return the table as text: a line per device, a column per slot, dots for waiting."""
         return legality.grid(self.devices)
 
     def validate(self) -> None:
@@ -123,12 +122,12 @@ class Table:
 
     @functools.cached_property
     def is_forward_only(self) -> bool:
-        """Whether the table has forward slots alone, as evaluation needs."""
+        """Whether the table has only forward slots, as evaluation needs."""
         return all(slot.phase == "F" for slot in self)
 
     @functools.cached_property
     def is_plain(self) -> bool:
-        """Whether device k has cell k and no other, so that pictures need not name cells."""
+        """Whether device k has only cell k, so that pictures need not name cells."""
         return legality.is_plain(self.devices)
 
     def __iter__(self) -> Iterator[Slot]:
@@ -143,15 +142,15 @@ class Table:
         """Return every (device, slot) in one order that devices and data allow.
 
         The order is that of a clock with equal slots, devices in turn within a tick; the same
-        table always gives the same one.
+        table always has the same order.
         """
         return [entry for tick in self._ticks for entry in tick]
 
     def fused(self) -> frozenset[int]:
         """Return the micro-batches whose B directly follows their own F in the last cell.
 
-        There, one program computes both and need not recompute: nothing that the backward waits
-        for lies between. Waiting does not count as between.
+        One program computes both and need not recompute: the backward waits for nothing else.
+        Empty fields between the two do not count.
         """
         last = self.num_cells - 1
         row = [slot for slot in self.devices[self.device_of(last)] if slot is not None]
@@ -182,7 +181,7 @@ class Table:
 
 
 def check_sizes(name: str, num_devices: int, num_micro_batches: int, cells_per_device: int) -> None:
-    """Refuse numbers that schedule `name`, of one cell per device, cannot be made for."""
+    """Refuse numbers for which schedule `name`, of one cell per device, cannot be made."""
     if num_devices < 1 or num_micro_batches < 1:
         raise ScheduleError(
             f"{name} for num_devices={num_devices}, num_micro_batches={num_micro_batches}. "

@@ -202,7 +202,7 @@ def test_models_of_the_project_and_of_the_user_are_listed(run: Run) -> None:
         ),
         (
             ["--model=lab.Tiny", "--schedule=1f1", "--mode=describe"],
-            "ScheduleError: no schedule is named '1f1'; nearest '1f1b'",
+            "ScheduleError: unknown schedule '1f1'; nearest '1f1b'",
         ),
         (
             ["--model=lab.Tiny", "--mode=eval", "--checkpoint=/nowhere/ckpt-3"],

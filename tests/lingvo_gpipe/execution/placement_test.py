@@ -89,7 +89,7 @@ def test_devices_are_ordered_by_number_not_by_text() -> None:
             1,
             "gpus",
             CPUS,
-            "placement 'gpus' is none; nearest 'gpu'. Use one of auto, cpu, gpu, tpu",
+            "unknown placement 'gpus'; nearest 'gpu'. Use one of auto, cpu, gpu, tpu",
         ),
     ],
 )

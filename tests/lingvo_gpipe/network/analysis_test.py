@@ -17,7 +17,7 @@ from tests.plain_networks import FIELDS, D, N, analyze, dense, error_head, param
 
 
 class Named(base.Layer):
-    """x → x; gives a loss and a metric called like the layer."""
+    """x → x; has a loss and a metric named like the layer."""
 
     class Params(base.Layer.Params):
         def _meta(self, *inputs: SpecNest) -> base.Meta:
@@ -129,8 +129,8 @@ def test_recompute_policies_are_for_all_cells_or_each() -> None:
     [
         (
             "nevr",
-            "recompute 'nevr' is no policy; nearest 'never'. Use full, except_last, never, or one "
-            "for each cell separated by commas",
+            "unknown recompute policy 'nevr'; nearest 'never'. Use full, except_last, never, or "
+            "one for each cell separated by commas",
         ),
         (
             "full,never,full",
@@ -331,7 +331,7 @@ def test_a_layer_with_too_many_outputs_for_its_names_is_refused() -> None:
 
 def test_names_without_a_batch_side_are_those_of_fields() -> None:
     assert text_of(errors.InputError, dense(4), unbatched=("tarket",)) == (
-        "unbatched names 'tarket', which is no field of the mini-batch; nearest 'target'. Correct "
+        "unbatched names 'tarket', but the mini-batch has no such field; nearest 'target'. Correct "
         "it, or leave it out"
     )
 

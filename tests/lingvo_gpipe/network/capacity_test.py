@@ -146,5 +146,5 @@ def test_other_mistakes_are_not_told_as_too_little_memory() -> None:
     layers = [capacity.LayerBytes(1, 0, 0, 0, 0)] * 2
     held = capacity.holdings(schedule.make("gpipe", 1, 1), ("full",))
     within = capacity.Capacity(layers, [], held, 1, 10)
-    with pytest.raises(errors.PartitionError, match=r"costs\[1\]=-1.0 is no cost"):
+    with pytest.raises(errors.PartitionError, match=r"costs\[1\]=-1.0 is negative or not finite"):
         capacity.cuts_within("10", within, [(1.0, -1.0)], "ab")

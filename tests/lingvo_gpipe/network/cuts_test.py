@@ -96,7 +96,7 @@ def test_all_cells_of_a_device_are_as_fast_as_it() -> None:
 
 
 def test_a_link_that_costs_moves_the_cut_to_where_little_is_sent() -> None:
-    """Behind each layer what it makes is sent, of one micro-batch, and its gradient back."""
+    """After each layer its output for one micro-batch is sent, and its gradient back."""
     units = (16, 16, 16, 2, 16)
     fields = {"x": tf.TensorSpec((1, 16), tf.float32)}
     params = network.PipelineParams(
@@ -109,7 +109,9 @@ def test_a_link_that_costs_moves_the_cut_to_where_little_is_sent() -> None:
     rows = {cell.index: cell.costs for cell in found.cells}
     assert partition.partition(rows[0], 2, cell_costs=rows, link_costs=sent) == found.cuts
     assert network.analyze(params.set(device_memory="1MiB"), fields).cuts == found.cuts
-    with pytest.raises(errors.PartitionError, match=r"^link_cost_per_byte=-1.0 is no cost. Use 0"):
+    with pytest.raises(
+        errors.PartitionError, match=r"^link_cost_per_byte=-1.0 is negative or not finite. Use 0"
+    ):
         network.analyze(params.set(link_cost_per_byte=-1.0), fields)
 
 
@@ -117,8 +119,8 @@ def test_a_link_that_costs_moves_the_cut_to_where_little_is_sent() -> None:
 def test_speeds_that_are_none_are_refused(speeds: tuple[float, ...]) -> None:
     own = {"num_partitions": 2, "device_speeds": speeds}
     assert text_of(errors.PartitionError, dense(4), dense(4), **own) == (
-        f"device_speeds={list(speeds)}, but there are num_partitions=2. Give a number above 0 for "
-        "each, or none where all are alike"
+        f"device_speeds={list(speeds)}, but num_partitions=2. Give a number above 0 for "
+        "each, or none where all are equally fast"
     )
 
 
@@ -147,7 +149,7 @@ def test_both_halves_of_a_split_backward_cost_the_gradient_of_the_inputs() -> No
     flops = 2 * (N // 2) * D * D
     split = "0F0,0F1,,0I0,0W0,0I1,0W1\n,1F0,1I0,1W0,1F1,1I1,1W1"
     found = analyze(dense(D), dense(D), num_partitions=2, num_micro_batches=2, schedule=split)
-    # Cell 0 has none to give: 1 + 1 + 2. Cell 1: a forward, and 1 + 1 and 1 + 2 behind it.
+    # Cell 0 returns none: 1 + 1 + 2. Cell 1: a forward, and after it 1 + 1 and 1 + 2.
     assert [cell.costs[0] / flops for cell in found.cells] == [4.0, 6.0]
 
 

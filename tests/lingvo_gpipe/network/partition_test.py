@@ -200,7 +200,7 @@ def test_what_cells_can_hold_moves_the_cut() -> None:
         (
             3,
             {"num_partitions": 2, "link_costs": [1, -2]},
-            "link_costs[1]=-2 is no cost. Use 0 or more",
+            "link_costs[1]=-2 is negative or not finite. Use 0 or more",
         ),
         (
             3,
@@ -218,7 +218,9 @@ def test_impossible_tasks_say_the_way_out(
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
 def test_costs_that_are_no_costs_are_refused(bad: float) -> None:
-    with pytest.raises(errors.PartitionError, match=rf"^costs\[1\]={bad} is no cost\. Use 0 or"):
+    with pytest.raises(
+        errors.PartitionError, match=rf"^costs\[1\]={bad} is negative or not finite\. Use 0 or"
+    ):
         partition.partition([1.0, bad], 1)
 
 

@@ -104,7 +104,7 @@ def test_a_field_may_leave_the_network() -> None:
         (
             [Node("d0", ("late",)), Node("d1", ("image",), ("late",))],
             (),
-            "d0 reads 'late', which only d1 behind it writes. Move it up",
+            "d0 reads 'late', which only d1 after it writes. Move it up",
         ),
         (
             [Node("d0", ("late",), ("late",))],
@@ -119,20 +119,20 @@ def test_a_field_may_leave_the_network() -> None:
         (
             [Node("d0", ("image",), ("lable",)), Node("d1", ("image", "label"))],
             (),
-            "d0 writes 'lable', which no layer behind it reads; nearest name read behind it "
+            "d0 writes 'lable', which no layer after it reads; nearest name read after it "
             "'label'. Read it, or name it in the network's outputs",
         ),
         (
             [Node("d0", ("image",)), Node("d1", ("image",))],
             (),
-            "d0 writes 'x', which no layer behind it reads. Read it, or name it in the network's "
+            "d0 writes 'x', which no layer after it reads. Read it, or name it in the network's "
             "outputs",
         ),
         (
             [Node("d0", ("image",), ("logits",))],
             ("logit",),
-            "output 'logit' is no field, nor written by any layer; nearest 'logits'. Correct the "
-            "network's outputs",
+            "output 'logit' is neither a field nor written by a layer; nearest 'logits'. Correct "
+            "the network's outputs",
         ),
         (
             [Node("d0", ("image",), ("y", "y"))],
@@ -171,7 +171,7 @@ def test_differentiable_is_what_weights_flow_into() -> None:
 
 def test_differentiable_by_fields_is_everything_behind_them() -> None:
     wiring = stream.wire(SKIPS, ["x", "label"])
-    found = stream.differentiable(wiring, [False] * 5, fields_are=True)
+    found = stream.differentiable(wiring, [False] * 5, from_fields=True)
     assert found == frozenset(range(len(wiring.versions)))
 
 

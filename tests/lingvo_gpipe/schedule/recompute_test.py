@@ -43,7 +43,7 @@ def test_both_halves_of_a_split_backward_compute_their_forward_again() -> None:
         recomputations = tuple(cell.recomputations for cell in found)
         return recomputations, tuple(cell.split_share for cell in found)
 
-    # Cell 0 has no gradient of inputs to give: its I does nothing.
+    # Cell 0 returns no gradient of inputs: its I does nothing.
     assert shares("full", "full") == ((1.0, 1.5), (0.0, 0.5))
     assert shares("never", "never") == ((0.0, 0.0), (0.0, 0.0))
     # The micro-batch that is fused, or kept, is not the one that is split.
@@ -53,7 +53,9 @@ def test_both_halves_of_a_split_backward_compute_their_forward_again() -> None:
 
 
 def test_an_unknown_policy_is_refused() -> None:
-    with pytest.raises(errors.LayerError, match=r"recompute 'nevr' is no policy; nearest 'never'"):
+    with pytest.raises(
+        errors.LayerError, match=r"unknown recompute policy 'nevr'; nearest 'never'"
+    ):
         recompute.policies("nevr", 2)
     with pytest.raises(errors.LayerError, match=r"recompute names 3 policies for 2 cells"):
         recompute.policies("full,full,never", 2)

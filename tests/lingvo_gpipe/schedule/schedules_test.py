@@ -117,12 +117,12 @@ def test_make_reads_a_file(tmp_path: pathlib.Path) -> None:
     [
         (
             "1f1",
-            "no schedule is named '1f1'; nearest '1f1b'. Use gpipe, 1f1b, a "
+            "unknown schedule '1f1'; nearest '1f1b'. Use gpipe, 1f1b, a "
             "table's text such as '0F0,0B0', or @FILE with one",
         ),
         (
             "zigzag",
-            "no schedule is named 'zigzag'. Use gpipe, 1f1b, a "
+            "unknown schedule 'zigzag'. Use gpipe, 1f1b, a "
             "table's text such as '0F0,0B0', or @FILE with one",
         ),
         (

@@ -173,17 +173,23 @@ def test_no_time_at_all_has_no_bubble() -> None:
     [
         ({"forward_s": [1.0]}, "forward_s has 1 times for 2 cells. Give one per cell"),
         ({"backward_s": [1.0] * 3}, "backward_s has 3 times for 2 cells. Give one per cell"),
-        ({"forward_s": [1.0, -1.0]}, "forward_s[1]=-1.0 is no time. Use seconds of 0 or more"),
+        (
+            {"forward_s": [1.0, -1.0]},
+            "forward_s[1]=-1.0 is negative or not finite. Use seconds of 0 or more",
+        ),
         (
             {"backward_s": [math.nan, 1.0]},
-            "backward_s[0]=nan is no time. Use seconds of 0 or more",
+            "backward_s[0]=nan is negative or not finite. Use seconds of 0 or more",
         ),
-        ({"fused_s": math.inf}, "fused_s=inf is no time. Use seconds of 0 or more"),
+        ({"fused_s": math.inf}, "fused_s=inf is negative or not finite. Use seconds of 0 or more"),
         (
             {"link_s": [1.0, 2.0]},
             "link_s has 2 times for 2 cells. Give 1, one between each cell and the next",
         ),
-        ({"link_s": [-1.0]}, "link_s[(0, 1)]=-1.0 is no time. Use seconds of 0 or more"),
+        (
+            {"link_s": [-1.0]},
+            "link_s[(0, 1)]=-1.0 is negative or not finite. Use seconds of 0 or more",
+        ),
         (
             {"link_s": {(1, 0): 1.0}},
             "link_s names a link from cell 1 to cell 0. Name links from an earlier cell to a "

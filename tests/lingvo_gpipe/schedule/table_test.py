@@ -158,13 +158,13 @@ def test_hostile_text_is_refused_briefly(text: str) -> None:
 
 ILLEGAL = {
     "": "the table is empty. Write a line per device, such as 0F0,0B0",
-    "0F0,0B0\n\n1F0,1B0": "device 1 has no slots. Give it a cell, or leave its line out",
+    "0F0,0B0\n\n1F0,1B0": "device 1 has no slots. Assign it a cell, or remove its line",
     "0F0,0X0": (
-        "device 0, slot 1: '0X0' is no slot: phases are F, B, I and W. "
-        "Leave sends, receives and the like out; they follow from these"
+        "device 0, slot 1: '0X0' is not a slot: phases are F, B, I and W. "
+        "Leave out sends and receives; they follow from these"
     ),
     "0F0,0 B0": (
-        "device 0, slot 1: '0 B0' is no slot. Write cell, phase and micro-batch, such as 0F3"
+        "device 0, slot 1: '0 B0' is not a slot. Write cell, phase and micro-batch, such as 0F3"
     ),
     "0F0,0F1,,,0B1,0B0\n1B0,1F0,1F1,,1B1": """\
 cell 1, slot 0: B0 comes before its own F0. Move it after slot 1
@@ -174,25 +174,25 @@ cell 1, slot 0: B0 comes before its own F0. Move it after slot 1
 cell 0, slot 1: W0 comes before its own I0. Move it after slot 2
     cell 0: F0 W0< I0""",
     "0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0": """\
-cell 0, slot 1: B0 waits for B0 of cell 1, which waits in its turn for slots after this one: \
+cell 0, slot 1: B0 waits for B0 of cell 1, which waits for slots after this one: \
 deadlock. Move it after slot 2
     cell 0: F0 B0< F1 B1
     cell 1: F1 B1  F0 B0""",
     "0F0,0B0,1F0,1B0\n2F0,2B0": """\
-device 0, slot 1: 0B0 waits for 1B0, which waits in its turn for slots after this one: \
+device 0, slot 1: 0B0 waits for 1B0, which waits for slots after this one: \
 deadlock. Move it after slot 3
     device 0: 0F0 0B0< 1F0 1B0
     device 1: 2F0 2B0""",
     "1F0,1B0\n2F0,0F0,2B0,0B0": """\
-device 1, slot 0: 2F0 waits for 1F0, which waits in its turn for slots after this one: \
+device 1, slot 0: 2F0 waits for 1F0, which waits for slots after this one: \
 deadlock. Move it after slot 1
     device 0: 1F0  1B0
     device 1: 2F0< 0F0 2B0 0B0""",
     "0F0,0F0,0B0": """\
-cell 0, slot 1: F0 stands a second time, first in slot 0. Remove one
+cell 0, slot 1: F0 is repeated; first in slot 0. Remove one
     cell 0: F0 F0< B0""",
     "0F0,0B0\n1F0,1B0,0B0": """\
-device 1, slot 2: 0B0 stands a second time, first in slot 1 of device 0. Remove one
+device 1, slot 2: 0B0 is repeated; first in slot 1 of device 0. Remove one
     device 0: 0F0 0B0
     device 1: 1F0 1B0 0B0<""",
     "0F0,0F2,0B0,0B2": """\
@@ -204,17 +204,17 @@ device 1, slot 0: 2F0 is of cell 2, but there is no cell 1. Number them from 0 w
     device 0: 0F0  0B0
     device 1: 2F0< 2B0""",
     "0F0,0B0\n0F1,0B1": """\
-device 1, slot 0: 0F1 is apart from its cell, which lives on device 0. Move it there
+device 1, slot 0: 0F1 is not on the device of its cell, which is device 0. Move it there
     device 0: 0F0  0B0
     device 1: 0F1< 0B1""",
     "0B0": """\
 cell 0, slot 0: B0 has no F0 of its cell. Put F0 before it
     cell 0: B0<""",
     "0F0,0B0,0F1": """\
-cell 0, slot 2: F1 has no B1. Add it, or take all backwards out for a forward-only table
+cell 0, slot 2: F1 has no B1. Add it, or remove all backwards for a forward-only table
     cell 0: F0 B0 F1<""",
     "0F0,0B0,0W0": """\
-cell 0, slot 2: W0 stands beside B0, which does the same. Remove one of them
+cell 0, slot 2: W0 repeats part of B0. Remove one of them
     cell 0: F0 B0 W0<""",
     "0F0,0I0": """\
 cell 0, slot 1: I0 has no W0. Add it after that, or write B0 for both
@@ -223,7 +223,7 @@ cell 0, slot 1: I0 has no W0. Add it after that, or write B0 for both
 cell 0, slot 1: W0 has no I0. Put it before, or write B0 for both
     cell 0: F0 W0<""",
     "0F0,0F1,0B0,0B1\n1F0,1B0": """\
-cell 0, slot 1: F1 has no like in cell 1. Every cell needs F1
+cell 0, slot 1: F1 has no counterpart in cell 1. Every cell needs F1
     cell 0: F0 F1< B0 B1
     cell 1: F0 B0""",
 }
@@ -253,7 +253,7 @@ def test_error_reads_slots_behind_the_window_of_short_rows() -> None:
     with pytest.raises(errors.ScheduleError) as caught:
         Table.from_text(f"{long_row}\n1F0")
     assert str(caught.value).splitlines() == [
-        "cell 0, slot 61: F0 stands a second time, first in slot 0. Remove one",
+        "cell 0, slot 61: F0 is repeated; first in slot 0. Remove one",
         "    cell 0: ... " + ". " * 23 + "F0<",
         "    cell 1: ...",
     ]
@@ -263,7 +263,7 @@ def test_error_reads_slots_behind_the_window_of_short_rows() -> None:
     ("cell", "phase", "micro_batch"), [(-1, "F", 0), (0, "F", -1), (0, "X", 0)]
 )
 def test_slot_refuses_what_is_no_slot(cell: int, phase: slot.Phase, micro_batch: int) -> None:
-    with pytest.raises(errors.ScheduleError, match=r"is no slot\. Count cells"):
+    with pytest.raises(errors.ScheduleError, match=r"not a slot\. Count cells"):
         Slot(cell, phase, micro_batch)
 
 

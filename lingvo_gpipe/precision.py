@@ -1,4 +1,4 @@
-"""Precision policies: in which dtype weights are kept, and in which programs compute."""
+"""Precision policies: the dtype in which weights are stored, and that in which programs compute."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Policy:
     """A precision policy.
 
     Attributes:
-        name: Keras' name of it.
+        name: as in Keras.
         variable: dtype of master weights, optimizer slots, accumulators, moments, loss sums.
         compute: dtype in which programs compute and boundary tensors travel.
     """
@@ -46,7 +46,7 @@ def policy(name: str | None) -> Policy:
     if name not in POLICIES:
         near = errors.nearest(name, POLICIES) or sorted(POLICIES)
         raise errors.LayerError(
-            f"no precision policy {name!r}; nearest {', '.join(near)}. Use one of "
+            f"unknown precision policy {name!r}; nearest {', '.join(near)}. Use one of "
             f"{', '.join(POLICIES)}"
         )
     return POLICIES[name]

@@ -1,8 +1,8 @@
-"""Stateless seeds, named by what they are for and by nothing else.
+"""Stateless seeds, derived from what they are used for.
 
-A random number of a layer depends on (seed, step, global micro-batch, the layer's path): never on
-the partition, the schedule or the device, so recomputation and every cut draw the same numbers.
-Source: DESIGN "Randomness"; `tf.random.fold_in` is the field's standard way to derive keys.
+The random numbers of a layer depend on (seed, step, global micro-batch, the layer's path), never on
+the partition, the schedule or the device: recomputation and every cut draw the same numbers.
+`tf.random.fold_in` is the standard way to derive one key from another.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Contract 1: whatever K, M, schedule, policy and door, the gradients of the plain network.
+"""Contract 1: whatever K, M, schedule, policy and code path, the gradients of the plain network.
 
 `compare` runs one network through the pipeline and through its reference (plain TensorFlow, none of
 our pipeline code) and compares the loss, every gradient by name, every statistic and the hits.
@@ -31,13 +31,13 @@ class Case:
     num_partitions: int
     num_micro_batches: int
     schedule: str
-    door: str
+    code_path: str
     recompute: str
 
     def __str__(self) -> str:
         return (
             f"{self.net}-K{self.num_partitions}-M{self.num_micro_batches}-{self.schedule}-"
-            f"{self.door}-{self.recompute}"
+            f"{self.code_path}-{self.recompute}"
         )
 
 
@@ -200,10 +200,10 @@ def analyze(case: Case) -> network.Analysis:
 
 
 def pipelined(case: Case, **changes: Any) -> Answer:
-    """Run a case through the pipeline, by its door."""
+    """Run a case through the pipeline, by its code path."""
     fields = NETS[case.net].fields()
     pipe = build(case, **changes)
-    if case.door == "losses inside":
+    if case.code_path == "losses inside":
         result = pipe.value_and_gradients(fields, step=STEP)
         loss, gradients, moments = result.loss, result.gradients, result.moments
         sums = result.sums

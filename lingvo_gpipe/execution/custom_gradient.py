@@ -11,7 +11,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import NoReturn
 
 import tensorflow as tf
 
@@ -24,6 +24,9 @@ from lingvo_gpipe.execution.cell_calls import (
     CellOutputs,
 )
 from lingvo_gpipe.nests import Nest, floating
+
+_WithGradient = tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]
+"""What `tf.custom_gradient` takes: a function's results, and its gradient function."""
 
 
 def forward(
@@ -94,7 +97,7 @@ class _DifferentiableCall:
         packed: list[Nest] = []
 
         @tf.custom_gradient
-        def call(*sources: tf.Tensor) -> Any:
+        def call(*sources: tf.Tensor) -> _WithGradient:
             # Tensors that the caller's tape does not watch: it would keep what is computed of them.
             unwatched = self._with_sources(inputs, [tf.stop_gradient(t) for t in sources])
             kept = self._programs.keep(cell, unwatched) if self._keeps else None
@@ -152,8 +155,8 @@ def _differentiated_once(
     """Return gradients by `sources` which refuse to be differentiated again."""
 
     @tf.custom_gradient
-    def once(*_: tf.Tensor) -> Any:
-        def refuse(*_: tf.Tensor) -> Any:
+    def once(*_: tf.Tensor) -> _WithGradient:
+        def refuse(*_: tf.Tensor) -> NoReturn:
             raise errors.LayerError(
                 "a kept forward can be differentiated only once. Use model.recompute='full' where "
                 "second derivatives are needed"

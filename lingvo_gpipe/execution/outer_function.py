@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Mapping
 
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.eager import context as tf_context
+
+from lingvo_gpipe.nests import Nest
 
 
 @contextlib.contextmanager
@@ -34,7 +35,7 @@ def unoptimized() -> Iterator[None]:
 
 
 class OuterFunction:
-    """A function that issues calls of programs, traced once for each shapes and never optimised.
+    """A function of nests of tensors that calls programs; traced per shapes, never optimised.
 
     It is traced under the caller's options, so that the programs inside are optimised. Inside
     another function it is not a function by itself: its calls become part of that function.
@@ -43,18 +44,18 @@ class OuterFunction:
         traces: how often it was traced.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Nest]) -> None:
         self._function = function
         self._traced = tf.function(function, autograph=False)
-        self._concretes: dict[Any, Any] = {}
+        self._concretes: dict[Hashable, tf.types.experimental.ConcreteFunction] = {}
 
     @property
     def traces(self) -> int:
         """How often it was traced."""
         return len(self._concretes)
 
-    def __call__(self, *arguments: Any) -> Any:
-        """Call it, traced where the shapes are new."""
+    def __call__(self, *arguments: Nest) -> Nest:
+        """Call it; trace it first where the shapes are new. None stands for no tensor."""
         if tf.inside_function():
             return self._function(*arguments)
         shapes = tuple(
@@ -68,7 +69,7 @@ class OuterFunction:
             return self._concretes[key](*arguments)
 
 
-def _structure(nest: Any) -> Any:
+def _structure(nest: Nest) -> Hashable:
     """Return the structure of a nest; the order of a dictionary's keys does not matter."""
     if isinstance(nest, Mapping):
         return tuple((key, _structure(nest[key])) for key in sorted(nest))

@@ -1,7 +1,7 @@
-"""Which device each cell lives on, from a list of device names.
+"""Which device each cell lives on, chosen from a list of device names.
 
-Everything here works on names, so that placements on accelerators are tested without them.
-Logical CPU devices are names, not cores: only the table's edges make one of them run one slot at a
+The choice works on names, so that placements on accelerators are tested without them. Logical CPU
+devices are names, not cores: only the table's control edges make each of them run one slot at a
 time.
 """
 
@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from lingvo_gpipe import errors
+from lingvo_gpipe.nests import SpecNest
 
 KINDS = ("auto", "cpu", "gpu", "tpu")
 
@@ -24,7 +24,7 @@ class Placement:
 
     Attributes:
         devices: per row of the table, the name of its device.
-        compile_all: every program must be compiled (TPU cores).
+        compile_all: whether every program must be compiled (TPU cores).
     """
 
     devices: tuple[str, ...]
@@ -73,11 +73,11 @@ def place(
     return Placement(tuple(chosen[:num_devices]), compile_all=kind == "tpu")
 
 
-def refuse_strings(received: Mapping[str, Any]) -> None:
-    """Refuse values that a compiled cell (on a TPU core: every one) cannot be sent.
+def refuse_strings(received: Mapping[str, SpecNest]) -> None:
+    """Refuse strings that would be sent to a compiled cell (on TPU cores, every cell is compiled).
 
     Args:
-        received: name in the stream → nest of `tf.TensorSpec`, of all that cells import.
+        received: name in the stream → nest of `tf.TensorSpec`, for all imports of cells.
 
     Raises:
         PlacementError: naming the first that holds strings.
@@ -86,13 +86,13 @@ def refuse_strings(received: Mapping[str, Any]) -> None:
         if any(leaf.dtype == tf.string for leaf in tf.nest.flatten(nest)):
             raise errors.PlacementError(
                 f"{name!r} holds strings, which no compiled cell can receive (TPU cores compile "
-                "all). Make numbers of them in the input, or use placement='cpu' without "
+                "all). Convert them to numbers in the input, or use placement='cpu' without "
                 "jit_compile"
             )
 
 
 def short(name: str) -> str:
-    """Return a device's name without job, replica and task where those are the local ones.
+    """Return a device's name without the job, replica and task of the local process.
 
     >>> short("/job:localhost/replica:0/task:0/device:CPU:1")
     '/device:CPU:1'
@@ -133,10 +133,10 @@ def _too_few(wanted: int, kind: str, there: int) -> str:
 
 
 def prepare_logical_cpus(count: int) -> None:
-    """Make TensorFlow show `count` logical CPU devices, or more where more were asked for before.
+    """Configure TensorFlow with at least `count` logical CPU devices.
 
     Raises:
-        PlacementError: TensorFlow has begun with fewer, which cannot be changed any more.
+        PlacementError: TensorFlow has been initialised with fewer, which cannot be changed.
     """
     physical = tf.config.list_physical_devices("CPU")[0]
     if len(tf.config.get_logical_device_configuration(physical) or ()) >= count:
@@ -149,8 +149,8 @@ def prepare_logical_cpus(count: int) -> None:
         there = len(tf.config.list_logical_devices("CPU"))
         if there < count:
             raise errors.PlacementError(
-                f"{count} logical CPU devices are wanted, but TensorFlow has begun with {there}. "
-                "Prepare them before its first operation"
+                f"{count} logical CPU devices are needed, but TensorFlow was initialised with "
+                f"{there}. Prepare them before its first operation"
             ) from error
 
 
@@ -158,8 +158,8 @@ def prepare_threads(num_devices: int, cores: int) -> tuple[int, int]:
     """Set TensorFlow's thread counts so that cells on logical CPUs share the cores fairly.
 
     One thread inside an operation where there are as many devices as cores, since devices run at
-    the same time; at least two threads between operations, so that a cell waiting for another
-    never holds the only one.
+    the same time; at least two threads between operations, so that a cell that waits for another
+    never blocks the only one.
 
     Returns:
         (inter-op, intra-op) thread counts; some kernels' sums depend on them.

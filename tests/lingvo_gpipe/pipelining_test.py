@@ -1,4 +1,4 @@
-"""PipeliningLayer: both doors, evaluation, traces, precision, randomness, texts of mistakes."""
+"""PipeliningLayer: evaluation, traces, precision, randomness, errors, params."""
 
 from __future__ import annotations
 
@@ -6,58 +6,14 @@ import functools
 import logging
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, layers, pipelining
-from lingvo_gpipe.layers import base
-from lingvo_gpipe.layers.base import Theta
-from lingvo_gpipe.nests import Nest, SpecNest
 from tests import pipelines
-
-# --- layers that tests are made of ----------------------------------------------------------------
-
-
-class Poison(base.Layer):
-    """x → x; spoils a value in the forward pass, or the gradient alone."""
-
-    class Params(base.Layer.Params):
-        where: Literal["forward", "gradient"] = hyperparams.field("forward", "Which pass.")
-
-        def _meta(self, *inputs: SpecNest) -> base.Meta:
-            return base.Meta(inputs[0])
-
-    params: Params
-
-    def fprop(self, theta: Theta, inputs: Nest, ctx: base.Context) -> Nest:
-        del theta, ctx
-        # log 0 is -inf; √0 is 0, its derivative times 0 is NaN.
-        zero = inputs * 0
-        return inputs + (tf.math.log(zero) if self.params.where == "forward" else tf.sqrt(zero))
-
-
-class Both(base.Layer):
-    """x → {"low": x[..., :2], "rest": (x[..., 2:], rounded int32)}."""
-
-    class Params(base.Layer.Params):
-        def _meta(self, *inputs: SpecNest) -> base.Meta:
-            size, depth = inputs[0].shape
-            dtype = inputs[0].dtype
-            rest = (tf.TensorSpec([size, depth - 2], dtype), tf.TensorSpec([size], tf.int32))
-            return base.Meta({"low": tf.TensorSpec([size, 2], dtype), "rest": rest})
-
-    params: Params
-
-    def fprop(self, theta: Theta, inputs: Nest, ctx: base.Context) -> Nest:
-        del theta, ctx
-        rounded = tf.cast(tf.reduce_sum(inputs, -1) * 100, tf.int32)
-        return {"low": inputs[..., :2], "rest": (inputs[..., 2:], rounded)}
-
-
-# --- evaluation -----------------------------------------------------------------------------------
 
 
 def test_evaluation_is_a_plain_forward_before_between_and_after_training() -> None:
@@ -90,7 +46,7 @@ def test_evaluation_has_no_randomness_and_uses_moving_statistics() -> None:
 
 
 def test_evaluation_of_several_cells_on_a_device() -> None:
-    """A table by hand, two cells on each of two devices, in both doors."""
+    """A table by hand, two cells on each of two devices, on both code paths."""
     text = "0F0,0F1,2F0,2F1,2B1,2B0,0B1,0B0\n1F0,1F1,3F0,3F1,3B1,3B0,1B1,1B0"
     own = pipelines.pipe(num_partitions=2, num_micro_batches=2, schedule=text)
     own.build(pipelines.batch())
@@ -106,9 +62,6 @@ def test_evaluation_of_several_cells_on_a_device() -> None:
         np.testing.assert_allclose(
             outputs, pipelines.plain(own.by_path, pipelines.batch()["x"]), rtol=1e-12
         )
-
-
-# --- traces ---------------------------------------------------------------------------------------
 
 
 def test_a_tables_file_is_read_once(tmp_path: Path) -> None:
@@ -172,9 +125,6 @@ def test_initial_weights_are_bit_equal_at_any_k() -> None:
     assert np.all(other.by_path["d0/kernel"] != made[0].by_path["d0/kernel"])
 
 
-# --- compiled, and in other precisions ------------------------------------------------------------
-
-
 def test_compiled_is_plain() -> None:
     own, compiled = pipelines.three(), pipelines.three(jit_compile=True)
     wanted, got = (
@@ -218,7 +168,7 @@ def test_mixed_precision_keeps_float32_gradients(
     assert boundary.dtype == tf.as_dtype(policy.removeprefix("mixed_"))
 
 
-def test_a_layers_own_precision_holds_at_both_doors_for_ties_and_children() -> None:
+def test_a_layers_own_precision_holds_on_both_code_paths_for_ties_and_children() -> None:
     """Float32 islands in a bfloat16 network: their own weights are not rounded on their way."""
     inner = layers.Sequential.Params(
         name="seq", layers=[pipelines.dense("in", 6, dtype="float32")], writes=("h",)
@@ -296,9 +246,6 @@ def test_a_row_that_is_read_often_has_an_exact_sum(owner: str, recompute: str) -
     np.testing.assert_allclose(found["mixed_bfloat16"], found["float32"], rtol=0.03, atol=0.01)
 
 
-# --- randomness -----------------------------------------------------------------------------------
-
-
 def test_draws_depend_on_seed_and_step_and_nothing_else() -> None:
     given = pipelines.mlp(layers.Dropout.Params(name="drop", rate=0.5))
 
@@ -315,143 +262,6 @@ def test_draws_depend_on_seed_and_step_and_nothing_else() -> None:
     assert loss(1) == first
     assert loss(1, num_partitions=3) == pytest.approx(first, rel=1e-12)
     assert len({first, loss(2), loss(1, seed=4), loss(2, seed=4)}) == 4
-
-
-# --- the door under one's own tape ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("recompute", ["full", "except_last", "never"])
-@pytest.mark.parametrize("traced", [False, True])
-def test_gradients_by_weights_and_inputs_are_the_plain_ones(recompute: str, traced: bool) -> None:
-    own = pipelines.three(recompute=recompute)
-    own.build(pipelines.batch())
-    x, target = pipelines.batch()["x"], pipelines.batch()["target"]
-
-    def gradients(compute: Any) -> Any:
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            # A loss of one's own, not the network's; the input is used past the pipeline too.
-            loss = tf.reduce_sum(tf.square(compute() - target) * 3.0) + tf.reduce_sum(x * x)
-        return tape.gradient(loss, {**own.weights, "input": x})
-
-    def run() -> Any:
-        return gradients(lambda: own({"x": x, "target": target}, training=True))
-
-    got = tf.function(run)() if traced else run()
-    pipelines.close(got, gradients(lambda: pipelines.plain(own.by_path, x)))
-
-
-def test_an_input_of_integers_alone_before_a_frozen_cell() -> None:
-    own = pipelines.pipe(
-        [
-            layers.Embedding.Params(name="emb", vocabulary=7, units=3, reads=("ids",)),
-            pipelines.dense("d", 2),
-        ],
-        num_partitions=2,
-        cuts=(1, 1),
-        frozen=("emb/*",),
-    )
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(own({"ids": tf.constant([3, 1])}, training=True))
-    gradients = tape.gradient(loss, own.by_path)
-    assert gradients["emb/table"] is None
-    assert float(tf.reduce_sum(tf.abs(gradients["d/kernel"]))) > 0
-
-
-def test_gradients_flow_in_evaluation_mode_too() -> None:
-    own = pipelines.three()
-    own.build(pipelines.batch())
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(own(pipelines.batch(), training=False))
-    got = tape.gradient(loss, own.weights)
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(pipelines.plain(own.by_path, pipelines.batch()["x"]))
-    pipelines.close(got, tape.gradient(loss, own.weights))
-
-
-def test_several_and_nested_outputs() -> None:
-    given = [
-        pipelines.dense("a", 4, writes=("a",)),
-        pipelines.dense("b", 6, reads=("a",)),
-        layers.Activation.Params(name="bent", activation="tanh", reads=("gain",), writes=("bent",)),
-        Both.Params(writes=("y",)),
-    ]
-    fields = {"x": pipelines.batch()["x"], "gain": pipelines.data(2, seed=5)}
-    own = pipelines.pipe(
-        given,
-        num_partitions=3,
-        num_micro_batches=3,
-        outputs=("y", "a", "gain", "bent"),
-        unbatched=("gain",),
-    )
-    own.build(fields)
-    weights = own.by_path
-
-    def compute() -> Any:
-        a = tf.tanh(tf.matmul(fields["x"], weights["a/kernel"]) + weights["a/bias"])
-        return a, tf.tanh(tf.matmul(a, weights["b/kernel"]) + weights["b/bias"])
-
-    with tf.GradientTape(persistent=True) as tape:
-        got = own(fields, training=True)
-        a, b = compute()
-        ours = tf.reduce_sum(got["y"]["rest"][0]) + tf.reduce_sum(tf.square(got["a"]))
-        theirs = tf.reduce_sum(b[:, 2:]) + tf.reduce_sum(tf.square(a))
-    assert list(got) == ["y", "a", "gain", "bent"]
-    np.testing.assert_allclose(got["a"], a, rtol=1e-12)
-    np.testing.assert_allclose(got["y"]["low"], b[:, :2], rtol=1e-12)
-    assert got["y"]["rest"][1].shape == [pipelines.N]
-    # One, not one per micro-batch: the field itself, and what is made of it alone.
-    np.testing.assert_array_equal(got["gain"], fields["gain"])
-    np.testing.assert_array_equal(got["bent"], tf.tanh(fields["gain"]))
-    pipelines.close(tape.gradient(ours, own.weights), tape.gradient(theirs, own.weights))
-
-
-def test_numpy_and_a_value_alone_are_taken() -> None:
-    own = pipelines.pipe(
-        [pipelines.dense("a", 4), pipelines.dense("b", 3)], num_partitions=2, num_micro_batches=2
-    )
-    x = pipelines.batch()["x"]
-    wanted = own(x)
-    np.testing.assert_array_equal(own(x.numpy()), wanted)
-    np.testing.assert_array_equal(own({"x": x.numpy()}), wanted)
-
-
-def test_a_context_used_twice_is_refused() -> None:
-    own = pipelines.three()
-    own.build(pipelines.batch())
-    ctx = own.context(training=True)
-    own(pipelines.batch(), ctx=ctx)
-    with pytest.raises(errors.LayerError) as error:
-        own(pipelines.batch(), ctx=ctx)
-    assert str(error.value) == (
-        "this context has collected the loss 'loss' before, which would be lost. Use a new "
-        "context for each call: context(training=...)"
-    )
-
-
-def test_moments_in_a_context_used_twice_are_not_lost() -> None:
-    own = pipelines.pipe([pipelines.dense("a", 4), layers.BatchNorm.Params(name="norm")])
-    x = {"x": pipelines.batch()["x"]}
-    own.build(x)
-    ctx = own.context(training=True)
-    own(x, ctx=ctx)
-    with pytest.raises(errors.LayerError, match="has collected moments of 'norm' before"):
-        own(x, ctx=ctx)
-
-
-def test_both_doors_work_in_a_callers_function_that_builds() -> None:
-    one, other = pipelines.three(), pipelines.three()
-    loss = tf.function(lambda fields: one.value_and_gradients(fields).loss)(pipelines.batch())
-    outputs = tf.function(lambda fields: other(fields, training=True))(pipelines.batch())
-    np.testing.assert_allclose(
-        loss, pipelines.plain_loss(one.by_path, pipelines.batch()), rtol=1e-12
-    )
-    np.testing.assert_allclose(
-        outputs, pipelines.plain(one.by_path, pipelines.batch()["x"]), rtol=1e-12
-    )
-
-
-# --- what is refused ------------------------------------------------------------------------------
 
 
 def test_training_without_a_loss_is_refused() -> None:
@@ -514,45 +324,6 @@ def test_too_few_devices_are_told_when_it_is_built() -> None:
     )
     with pytest.raises(errors.PlacementError, match=r"^9 partitions need 9 CPU devices, but there"):
         own.build(pipelines.batch())
-
-
-# --- where a value stops being finite -------------------------------------------------------------
-
-
-def test_first_nonfinite_names_the_layer_in_the_middle() -> None:
-    own = pipelines.three(layers=pipelines.mlp(Poison.Params(name="spoiled")), cuts=None)
-    assert own.first_nonfinite(pipelines.batch()) == "layer spoiled, output x, micro-batch 0"
-
-
-def test_first_nonfinite_names_the_field_and_micro_batch() -> None:
-    fields = pipelines.batch()
-    fields["target"] = tf.tensor_scatter_nd_update(fields["target"], [[5, 1]], [np.inf])
-    found = pipelines.three().first_nonfinite(fields)
-    assert found == "field target of the mini-batch, micro-batch 2"
-
-
-def test_first_nonfinite_names_the_layer_whose_gradient_it_is() -> None:
-    own = pipelines.three(
-        layers=pipelines.mlp(Poison.Params(name="spoiled", where="gradient")), cuts=None
-    )
-    assert np.isfinite(own.value_and_gradients(pipelines.batch()).loss)
-    found = own.first_nonfinite(pipelines.batch())
-    assert found.startswith("layer d2, gradient of d2/")  # the nearest weights before it
-
-
-def test_first_nonfinite_names_a_weight() -> None:
-    own = pipelines.three()
-    own.build(pipelines.batch())
-    kernel = own.by_path["d3/kernel"]
-    kernel.assign(tf.tensor_scatter_nd_update(kernel, [[0, 0]], [np.nan]))
-    assert own.first_nonfinite(pipelines.batch()) == "layer d3, variable d3/kernel"
-
-
-def test_first_nonfinite_finds_nothing_in_sound_values() -> None:
-    assert pipelines.three().first_nonfinite(pipelines.batch()) == "nowhere"
-
-
-# --- params ---------------------------------------------------------------------------------------
 
 
 def test_params_text_round_trip() -> None:

@@ -32,7 +32,7 @@ def test_an_unknown_policy_is_told_with_the_nearest(name: str, nearest: str) -> 
     with pytest.raises(errors.LayerError) as error:
         precision.policy(name)
     assert str(error.value) == (
-        f"no precision policy {name!r}; nearest {nearest}. Use one of float32, float64, "
+        f"unknown precision policy {name!r}; nearest {nearest}. Use one of float32, float64, "
         "mixed_bfloat16, mixed_float16"
     )
 

@@ -165,6 +165,6 @@ def test_logical_cpus_cannot_grow_once_tensorflow_has_begun() -> None:
     with pytest.raises(errors.PlacementError) as error:
         placement.prepare_logical_cpus(there + 1)
     assert str(error.value) == (
-        f"{there + 1} logical CPU devices are wanted, but TensorFlow has begun with {there}. "
+        f"{there + 1} logical CPU devices are needed, but TensorFlow was initialised with {there}. "
         "Prepare them before its first operation"
     )

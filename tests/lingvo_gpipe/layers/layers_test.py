@@ -404,7 +404,7 @@ TOKENS = tf.TensorSpec((4, 6, 8))
         (
             layers.Dense.Params(units=3, dtype="float23"),
             [FLAT],
-            "no precision policy 'float23'; nearest float32",
+            "unknown precision policy 'float23'; nearest float32",
         ),
         (
             layers.Dense.Params(units=3, tie={"kernle": "a/kernel"}),

@@ -1,0 +1,164 @@
+"""Under the caller's own tape: gradients of the plain network, contexts, outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import errors, layers
+from lingvo_gpipe.layers import base
+from lingvo_gpipe.layers.base import Theta
+from lingvo_gpipe.nests import Nest, SpecNest
+from tests import pipelines
+
+
+class Both(base.Layer):
+    """x → {"low": x[..., :2], "rest": (x[..., 2:], rounded int32)}."""
+
+    class Params(base.Layer.Params):
+        def _meta(self, *inputs: SpecNest) -> base.Meta:
+            size, depth = inputs[0].shape
+            dtype = inputs[0].dtype
+            rest = (tf.TensorSpec([size, depth - 2], dtype), tf.TensorSpec([size], tf.int32))
+            return base.Meta({"low": tf.TensorSpec([size, 2], dtype), "rest": rest})
+
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: base.Context) -> Nest:
+        del theta, ctx
+        rounded = tf.cast(tf.reduce_sum(inputs, -1) * 100, tf.int32)
+        return {"low": inputs[..., :2], "rest": (inputs[..., 2:], rounded)}
+
+
+@pytest.mark.parametrize("recompute", ["full", "except_last", "never"])
+@pytest.mark.parametrize("traced", [False, True])
+def test_gradients_by_weights_and_inputs_are_the_plain_ones(recompute: str, traced: bool) -> None:
+    own = pipelines.three(recompute=recompute)
+    own.build(pipelines.batch())
+    x, target = pipelines.batch()["x"], pipelines.batch()["target"]
+
+    def gradients(compute: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            # The caller's loss, not the network's; the input is used past the pipeline too.
+            loss = tf.reduce_sum(tf.square(compute() - target) * 3.0) + tf.reduce_sum(x * x)
+        return tape.gradient(loss, {**own.weights, "input": x})
+
+    def run() -> Any:
+        return gradients(lambda: own({"x": x, "target": target}, training=True))
+
+    got = tf.function(run)() if traced else run()
+    pipelines.close(got, gradients(lambda: pipelines.plain(own.by_path, x)))
+
+
+def test_an_input_of_integers_alone_before_a_frozen_cell() -> None:
+    own = pipelines.pipe(
+        [
+            layers.Embedding.Params(name="emb", vocabulary=7, units=3, reads=("ids",)),
+            pipelines.dense("d", 2),
+        ],
+        num_partitions=2,
+        cuts=(1, 1),
+        frozen=("emb/*",),
+    )
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(own({"ids": tf.constant([3, 1])}, training=True))
+    gradients = tape.gradient(loss, own.by_path)
+    assert gradients["emb/table"] is None
+    assert float(tf.reduce_sum(tf.abs(gradients["d/kernel"]))) > 0
+
+
+def test_gradients_flow_in_evaluation_mode_too() -> None:
+    own = pipelines.three()
+    own.build(pipelines.batch())
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(own(pipelines.batch(), training=False))
+    got = tape.gradient(loss, own.weights)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(pipelines.plain(own.by_path, pipelines.batch()["x"]))
+    pipelines.close(got, tape.gradient(loss, own.weights))
+
+
+def test_several_and_nested_outputs() -> None:
+    given = [
+        pipelines.dense("a", 4, writes=("a",)),
+        pipelines.dense("b", 6, reads=("a",)),
+        layers.Activation.Params(name="bent", activation="tanh", reads=("gain",), writes=("bent",)),
+        Both.Params(writes=("y",)),
+    ]
+    fields = {"x": pipelines.batch()["x"], "gain": pipelines.data(2, seed=5)}
+    own = pipelines.pipe(
+        given,
+        num_partitions=3,
+        num_micro_batches=3,
+        outputs=("y", "a", "gain", "bent"),
+        unbatched=("gain",),
+    )
+    own.build(fields)
+    weights = own.by_path
+
+    def compute() -> Any:
+        a = tf.tanh(tf.matmul(fields["x"], weights["a/kernel"]) + weights["a/bias"])
+        return a, tf.tanh(tf.matmul(a, weights["b/kernel"]) + weights["b/bias"])
+
+    with tf.GradientTape(persistent=True) as tape:
+        got = own(fields, training=True)
+        a, b = compute()
+        ours = tf.reduce_sum(got["y"]["rest"][0]) + tf.reduce_sum(tf.square(got["a"]))
+        theirs = tf.reduce_sum(b[:, 2:]) + tf.reduce_sum(tf.square(a))
+    assert list(got) == ["y", "a", "gain", "bent"]
+    np.testing.assert_allclose(got["a"], a, rtol=1e-12)
+    np.testing.assert_allclose(got["y"]["low"], b[:, :2], rtol=1e-12)
+    assert got["y"]["rest"][1].shape == [pipelines.N]
+    # One, not one per micro-batch: the field itself, and what is made of it alone.
+    np.testing.assert_array_equal(got["gain"], fields["gain"])
+    np.testing.assert_array_equal(got["bent"], tf.tanh(fields["gain"]))
+    pipelines.close(tape.gradient(ours, own.weights), tape.gradient(theirs, own.weights))
+
+
+def test_numpy_and_a_value_alone_are_taken() -> None:
+    own = pipelines.pipe(
+        [pipelines.dense("a", 4), pipelines.dense("b", 3)], num_partitions=2, num_micro_batches=2
+    )
+    x = pipelines.batch()["x"]
+    wanted = own(x)
+    np.testing.assert_array_equal(own(x.numpy()), wanted)
+    np.testing.assert_array_equal(own({"x": x.numpy()}), wanted)
+
+
+def test_a_context_used_twice_is_refused() -> None:
+    own = pipelines.three()
+    own.build(pipelines.batch())
+    ctx = own.context(training=True)
+    own(pipelines.batch(), ctx=ctx)
+    with pytest.raises(errors.LayerError) as error:
+        own(pipelines.batch(), ctx=ctx)
+    assert str(error.value) == (
+        "this context has collected the loss 'loss' before, which would be lost. Use a new "
+        "context for each call: context(training=...)"
+    )
+
+
+def test_moments_in_a_context_used_twice_are_not_lost() -> None:
+    own = pipelines.pipe([pipelines.dense("a", 4), layers.BatchNorm.Params(name="norm")])
+    x = {"x": pipelines.batch()["x"]}
+    own.build(x)
+    ctx = own.context(training=True)
+    own(x, ctx=ctx)
+    with pytest.raises(errors.LayerError, match="has collected moments of 'norm' before"):
+        own(x, ctx=ctx)
+
+
+def test_both_code_paths_work_in_a_callers_function_that_builds() -> None:
+    one, other = pipelines.three(), pipelines.three()
+    loss = tf.function(lambda fields: one.value_and_gradients(fields).loss)(pipelines.batch())
+    outputs = tf.function(lambda fields: other(fields, training=True))(pipelines.batch())
+    np.testing.assert_allclose(
+        loss, pipelines.plain_loss(one.by_path, pipelines.batch()), rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        outputs, pipelines.plain(one.by_path, pipelines.batch()["x"]), rtol=1e-12
+    )

@@ -139,8 +139,8 @@ def test_strings_are_refused_by_compiled_cells() -> None:
     with pytest.raises(errors.PlacementError) as error:
         placement.refuse_strings({**numbers, "text": {"raw": [tf.TensorSpec([2], tf.string)]}})
     assert str(error.value) == (
-        "'text' holds strings, which no compiled cell can receive (TPU cores compile all). Make "
-        "numbers of them in the input, or use placement='cpu' without jit_compile"
+        "'text' holds strings, which no compiled cell can receive (TPU cores compile all). "
+        "Convert them to numbers in the input, or use placement='cpu' without jit_compile"
     )
 
 

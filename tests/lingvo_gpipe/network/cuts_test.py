@@ -238,4 +238,4 @@ def test_too_little_memory_names_the_layer_or_the_need() -> None:
         "device_memory=40MiB, but no cut into 3 cells fits: in one cell, the layers need 100 MiB. "
         "Use more partitions, more micro-batches, or larger devices"
     )
-    assert "is no size" in text_of(errors.ParamsError, dense(4), device_memory="8 giraffes")
+    assert "is not a size" in text_of(errors.ParamsError, dense(4), device_memory="8 giraffes")

@@ -66,7 +66,7 @@ def test_sizes_add_up_and_larger_ones_come_first(examples: int, count: int) -> N
 
 def test_no_example_is_refused() -> None:
     with pytest.raises(
-        errors.InputError, match=r"^a mini-batch holds no example\. Give at least one$"
+        errors.InputError, match=r"^a mini-batch has no examples\. Use at least one$"
     ):
         micro_batches.sizes(0, 4)
 
@@ -101,13 +101,13 @@ def test_batch_size_is_read_from_tensors_and_specs() -> None:
         ),
         (
             {"x": tf.TensorSpec([4]), "y": (tf.TensorSpec([4]), tf.TensorSpec([3]))},
-            "fields disagree on the number of examples: 'x' 4, 'y' 3. Fields without a batch "
-            "dimension are to be named in `unbatched`",
+            "fields disagree on the number of examples: 'x' 4, 'y' 3. Name fields without a batch "
+            "dimension in `unbatched`",
         ),
         (
             {},
-            "fields disagree on the number of examples: none. Fields without a batch dimension "
-            "are to be named in `unbatched`",
+            "fields disagree on the number of examples: none. Name fields without a batch "
+            "dimension in `unbatched`",
         ),
     ],
 )

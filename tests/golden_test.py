@@ -41,6 +41,9 @@ EXPORTS = [name for name, home in RUNS.items() if (home / "served.npz").exists()
 ROUNDING = 1e-5
 # The same after more updates, which amplify it; beside it, of the largest value of the tensor.
 AMPLIFIED = 1e-3
+# Weights whose gradient is rounding alone, since they have no effect on the loss: a bias before a
+# batch norm, a key's bias. Adam divides it by its own size.
+WITHOUT_EFFECT = re.compile(r"\.S(separable|key)\.Sbias(\.S|$)")
 # Thread counts are the machine's.
 OF_THE_MACHINE = ("threads",)
 # Set → registered models whose recipe was changed on purpose since, or that are gone: their texts
@@ -168,7 +171,8 @@ def test_a_run_goes_on_to_the_same_end(name: str, tmp_path: Path) -> None:
     tensors = make.tensors(str(folder / "checkpoints" / last.name))
     wanted = expected(home, name_of(home, str(last)))
     within = functools.partial(close, tolerance=AMPLIFIED)
-    assert compare(tensors, wanted, within) == []
+    differing = compare(tensors, wanted, within)
+    assert [key for key in differing if not WITHOUT_EFFECT.search(key)] == []
     metrics = json.loads((home / "metrics.json").read_text())[name_of(home, str(last))]
     assert result.metrics == pytest.approx(metrics, rel=AMPLIFIED)
 

@@ -36,7 +36,7 @@ def layer_costs(params: Any, fields: dict[str, Any]) -> tuple[list[float], list[
 
     layers = network.analyze(params, fields).layers
     flops = [2.0 * info.meta.flops_forward + info.meta.flops_backward for info in layers]
-    return flops, [one.inner_s for one in profiling.layer_times(params, fields)]
+    return flops, [time.recomputed_s for time in profiling.layer_times(params, fields)]
 
 
 def rows(flops: Sequence[float], seconds: Sequence[float]) -> list[str]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lingvo_gpipe.network.cell import Pass as Pass
     from lingvo_gpipe.network.params import PipelineParams as PipelineParams
     from lingvo_gpipe.network.params import layer_params as layer_params
+    from lingvo_gpipe.network.params import uncut as uncut
     from lingvo_gpipe.network.wired_layers import LayerInfo as LayerInfo
 
 # Lazily: `network.partition` needs no TensorFlow, `network.analysis` does.
@@ -24,7 +25,7 @@ __getattr__, __dir__, __all__ = lazy.exports(
     {
         "analysis": ["Analysis", "analyze", "forward_table"],
         "cell": ["Cell", "Mode", "Pass"],
-        "params": ["PipelineParams", "layer_params"],
+        "params": ["PipelineParams", "layer_params", "uncut"],
         "wired_layers": ["LayerInfo"],
     },
 )

@@ -82,6 +82,11 @@ class Cell:
         return self.mode.training and bool(sources) and bool(targets)
 
     @property
+    def returned_gradients(self) -> tuple[int, ...]:
+        """The imports whose gradient its backward slots send back; none if they are empty."""
+        return self.imports_with_gradient if self.has_backward else ()
+
+    @property
     def kept(self) -> frozenset[int]:
         """The micro-batches whose forward it keeps for the backward."""
         return self.reuse.kept if self.has_backward else frozenset()

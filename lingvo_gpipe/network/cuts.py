@@ -91,25 +91,18 @@ def _layer_bytes(layers: WiredLayers, layer: LayerInfo, keeps_all: bool) -> capa
         layer: one of them.
         keeps_all: whether cells keep what layers without a gradient compute.
     """
-    fixed = gradients = 0
-    updated = []
-    for path in dict.fromkeys(layer.paths.values()):
-        spec, owns = layers.variables[path], layers.owner[path] == layer.index
-        gradients += spec.size_bytes if spec.is_trained else 0
-        if owns:
-            slots = 0
-            if spec.is_trained:
-                slots = int(layers.params.slots_per_weight * spec.size_bytes)
-                updated.append((spec.size_bytes, slots))
-            fixed += spec.size_bytes + slots
-        # A copy, unless the owner of a tied weight turns out to lie in the same cell.
-        if not owns or spec.read_dtype != spec.dtype:
-            fixed += spec.read_bytes
+    per_weight = layers.params.slots_per_weight
+    slots = {
+        path: int(per_weight * layers.variables[path].size_bytes)
+        for path in layers.owned_weights(layer.index)
+    }
+    # A tied weight needs no copy if its owner turns out to be in the same cell: here it counts.
+    weights = memory_formulas.weights(layers, (layer.index,))
     held = memory_formulas.activations(layers, layer, keeps_all=keeps_all)
     return capacity.LayerBytes(
-        fixed + gradients,
-        held.kept,
-        held.beside if layer.has_gradient or keeps_all else held.forward,
-        gradients,
-        memory_formulas.update(updated),
+        fixed=weights.variables + weights.gradients + weights.copies + sum(slots.values()),
+        kept=held.kept,
+        widest=held.beside if layer.has_gradient or keeps_all else held.forward,
+        gradients=weights.gradients,
+        update=memory_formulas.update(layers, layer, slots),
     )

@@ -1,16 +1,66 @@
-"""What one layer holds, by formula: cuts and the plan calculate with the same numbers.
+"""Memory by formula: of layers and of cells. Cuts and the plan calculate with the same numbers.
 
 A layer's Meta has what its backward keeps (`Meta.activation_bytes`); the bytes of its inputs and
-outputs follow from their specs.
+outputs follow from their specs. `graphs.traced_memory` reads traced functions instead.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from lingvo_gpipe.layers import base
+from lingvo_gpipe.network.cell import Cell
 from lingvo_gpipe.network.wired_layers import LayerInfo, WiredLayers
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WeightBytes:
+    """Bytes that some layers hold for their variables, whatever the size of the mini-batch.
+
+    Attributes:
+        variables: of the variables that the layers own, frozen ones and statistics included.
+        gradients: of the gradients of their trained weights; a weight that is tied to a layer
+            outside counts here too.
+        copies: of weights in another compute dtype, and of those that layers outside own.
+    """
+
+    variables: int
+    gradients: int
+    copies: int
+
+
+def weights(layers: WiredLayers, indices: Collection[int]) -> WeightBytes:
+    """Return the bytes of the variables of some layers, which lie in one cell.
+
+    Args:
+        layers: of the network.
+        indices: of the layers in question.
+    """
+    variables = gradients = copies = 0
+    paths = dict.fromkeys(path for n in indices for path in layers.layers[n].paths.values())
+    for path in paths:
+        spec, is_owned = layers.variables[path], layers.owner[path] in indices
+        variables += spec.size_bytes if is_owned else 0
+        gradients += spec.size_bytes if spec.is_trained else 0
+        copies += spec.read_bytes if not is_owned or spec.read_dtype != spec.dtype else 0
+    return WeightBytes(variables, gradients, copies)
+
+
+def update(layers: WiredLayers, layer: LayerInfo, slot_bytes: Mapping[str, int]) -> int:
+    """Return the most bytes that the update of a layer holds besides what exists before it.
+
+    They are the new values of the weights that it owns and of their slots, and the largest of
+    these weights once more, for intermediate results.
+
+    Args:
+        layers: of the network.
+        layer: one of them.
+        slot_bytes: path → bytes of the weight's optimizer slots and of its average.
+    """
+    owned = layers.owned_weights(layer.index)
+    sizes = [layers.variables[path].size_bytes for path in owned]
+    return sum(sizes) + sum(slot_bytes[path] for path in owned) + max(sizes, default=0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,16 +113,49 @@ def activations(layers: WiredLayers, layer: LayerInfo, *, keeps_all: bool = Fals
     )
 
 
-def update(weights: Collection[tuple[int, int]]) -> int:
-    """Return the most bytes that the update of a layer holds besides what exists before it.
+@dataclasses.dataclass(frozen=True, slots=True)
+class CellBytes:
+    """Bytes that a cell holds for one micro-batch while a slot runs; its imports do not count.
 
-    They are the new values of its weights and slots, and its largest weight once more, for
-    intermediate results.
-
-    Args:
-        weights: for each trained weight its bytes, and those of its slots and its average.
-
-    >>> update([(4, 8), (10, 20)])
-    52
+    Attributes:
+        forward: the most that a forward holds at once, exports included.
+        backward: the most that a backward holds that computes its forward again; new accumulators
+            and the gradients of the imports included.
+        fused: the most that forward and backward hold as one program.
+        kept_forward: the most that a kept forward holds, `residual` included.
+        residual: what a kept forward leaves for its backward.
+        kept_backward: the most that a backward from a kept forward holds, besides `residual`.
+        is_estimate: whether some of these are by formula.
     """
-    return sum(map(sum, weights)) + max((size for size, _ in weights), default=0)
+
+    forward: int
+    backward: int
+    fused: int
+    kept_forward: int
+    residual: int
+    kept_backward: int
+    is_estimate: bool
+
+    def at_least(self, other: CellBytes) -> CellBytes:
+        """Return the larger one of each number; an estimate if one of the two is."""
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return CellBytes(*map(max, pairs))
+
+
+def cell_bytes(layers: WiredLayers, cell: Cell) -> CellBytes:
+    """Return the bytes of a cell by the formulas of its layers, for the largest micro-batch."""
+    held = [activations(layers, layers.layers[n]) for n in cell.layers]
+    forward = max(layer.forward for layer in held)
+    residual = sum(layer.residual for layer in held)
+    # The gradients are new accumulators, made while the old ones exist.
+    kept_backward = max(layer.beside for layer in held) + weights(layers, cell.layers).gradients
+    backward = max(forward, sum(layer.kept for layer in held) + kept_backward)
+    return CellBytes(
+        forward=forward,
+        backward=backward,
+        fused=backward,
+        kept_forward=max(forward, residual),
+        residual=residual,
+        kept_backward=kept_backward,
+        is_estimate=True,
+    )

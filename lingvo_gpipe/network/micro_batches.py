@@ -165,3 +165,13 @@ def with_batch(spec: SpecNest, size: int, batch_dim: int) -> SpecNest:
         return tf.TensorSpec(shape, leaf.dtype)
 
     return tf.nest.map_structure(resize, spec)
+
+
+def resized(
+    params: PipelineParams, fields: Mapping[str, SpecNest], size: int
+) -> dict[str, SpecNest]:
+    """Return the specs of a mini-batch's fields with `size` examples, name → nest."""
+    return {
+        name: spec if name in params.unbatched else with_batch(spec, size, params.batch_dim)
+        for name, spec in fields.items()
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import TypeVar
 
 from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.layers import base, composite
@@ -113,3 +114,26 @@ def layer_params(params: PipelineParams) -> list[base.Layer.Params]:
         seen.add(copy.name)
         copies.append(copy)
     return copies
+
+
+_Pipeline = TypeVar("_Pipeline", bound=PipelineParams)
+
+
+def uncut(params: _Pipeline) -> _Pipeline:
+    """Return a copy of a network's params with one cell and one micro-batch."""
+    copy = params.copy()
+    copy.set(
+        layers=[layer for cell in params.cells for layer in cell] or params.layers,
+        cells=[],
+        num_partitions=1,
+        num_micro_batches=1,
+        micro_batch_size=None,
+        schedule="gpipe",
+        recompute="full",
+        cuts=None,
+        costs=None,
+        devices=None,
+        device_speeds=(),
+        device_memory=None,
+    )
+    return copy

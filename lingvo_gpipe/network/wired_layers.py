@@ -79,6 +79,10 @@ class WiredLayers:
         paths = dict.fromkeys(self.layers[layer].paths.values())
         return tuple(path for path in paths if self.variables[path].is_trained)
 
+    def owned_weights(self, layer: int) -> tuple[str, ...]:
+        """Paths of the trained weights that a layer owns."""
+        return tuple(path for path in self.trainable(layer) if self.owner[path] == layer)
+
     def layer_of(self, path: str) -> str:
         """Return the name of the layer that owns the variable at `path`."""
         return self.layers[self.owner[path]].name

@@ -1,20 +1,23 @@
-"""A model in words: its layers with shapes, parameters and FLOPs, and where it is cut.
+"""Summary of a model: its layers with shapes, parameters and FLOPs, and where it is cut.
 
-Everything comes from params alone: no variable, no device, a model of any size.
+It comes from the Params only. No variable is created, so a model may have any size.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import tensorflow as tf
 
 from lingvo_gpipe import network
 from lingvo_gpipe.console import units
+from lingvo_gpipe.input import Input
 from lingvo_gpipe.layers import base
+from lingvo_gpipe.nests import SpecNest
+from lingvo_gpipe.task import Task
 
 _NAME_WIDTH = 26
 _KIND_WIDTH = 22
@@ -23,11 +26,11 @@ _OUTPUT_WIDTH = 20
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Counts:
-    """Elements of a network's variables, tied ones once.
+    """Number of elements of a network's variables; tied ones count once.
 
     Attributes:
         parameters: trained, and used by inference.
-        auxiliary: trained, and used by training alone.
+        auxiliary: trained, and used by training only.
         frozen: weights that are not trained.
         statistics: such as a batch norm's moving mean.
     """
@@ -52,50 +55,50 @@ def counts(analysis: network.Analysis) -> Counts:
     return Counts(**totals)
 
 
-def fields_of(task: Any) -> dict[str, tf.TensorSpec]:
-    """Return the specs of a training mini-batch of a `Task.Params`; no data is read."""
-    specs: dict[str, tf.TensorSpec] = task.input.instantiate().element_spec(training=True)
-    return specs
+def fields_of(task: Task.Params) -> dict[str, tf.TensorSpec]:
+    """Return the specs of a training mini-batch of a task; no data is read."""
+    source: Input = task.input.instantiate()
+    return source.element_spec(training=True)
 
 
-def describe(task: Any) -> str:
-    """Describe the network of a `Task.Params`: see `describe_network`."""
+def describe(task: Task.Params) -> str:
+    """Describe the network of a task: see `describe_network`."""
     return describe_network(task.model, fields_of(task))
 
 
-def describe_network(params: Any, fields: Mapping[str, Any]) -> str:
+def describe_network(params: network.PipelineParams, fields: Mapping[str, SpecNest]) -> str:
     """Describe a network: its layers by cell, shapes, parameters, FLOPs.
 
     Args:
-        params: a `network.PipelineParams`, such as `PipeliningLayer.Params`.
+        params: such as `PipeliningLayer.Params`.
         fields: the mini-batch's fields, name → nest of `tf.TensorSpec`.
 
     Returns:
-        Lines; `parameters: 1234` stands alone on one of them (trained and used by inference, tied
-        ones once), and auxiliary, frozen ones and statistics, where there are any, on their own.
-        Equal layers in a row share a line, and what is inside equal ones is shown once.
+        Lines. One of them is `parameters: 1234` (trained and used by inference, tied ones once);
+        auxiliary parameters, frozen ones and statistics have lines of their own if there are any.
+        Equal consecutive layers share a line, and their inner layers are shown once.
     """
     analysis = network.analyze(params, fields)
-    found = counts(analysis)
-    lines = [*_head(params, analysis), "", *units.table(_rows(analysis), "lllrrr"), ""]
-    lines.append(f"parameters: {found.parameters}")
+    elements = counts(analysis)
+    lines = [*_head(analysis), "", *units.table(_rows(analysis), "lllrrr"), ""]
+    lines.append(f"parameters: {elements.parameters}")
     for name, number in (
-        ("auxiliary parameters", found.auxiliary),
-        ("frozen parameters", found.frozen),
-        ("statistics", found.statistics),
+        ("auxiliary parameters", elements.auxiliary),
+        ("frozen parameters", elements.frozen),
+        ("statistics", elements.statistics),
     ):
         if number:
             lines.append(f"{name}: {number}")
     return "\n".join(lines)
 
 
-def _head(params: Any, analysis: network.Analysis) -> Iterator[str]:
+def _head(analysis: network.Analysis) -> Iterator[str]:
     for name, spec in analysis.fields.items():
         yield f"input {name}: {shape_text(spec)}"
     yield (
         f"{sum(analysis.sizes)} examples in {len(analysis.sizes)} micro-batches of "
         f"{sizes_text(analysis.sizes)}; K={analysis.table.num_devices}, "
-        f"schedule {schedule_text(params)}, recompute {params.recompute}"
+        f"schedule {_schedule_text(analysis.params)}, recompute {analysis.params.recompute}"
     )
     yield "Outputs and FLOPs are those of one micro-batch; float32 where nothing else is said."
 
@@ -105,50 +108,45 @@ def sizes_text(sizes: Sequence[int]) -> str:
     return " or ".join(str(size) for size in sorted(set(sizes), reverse=True))
 
 
-def schedule_text(params: Any) -> str:
-    """Return how a network's schedule is called; a table's own text is not repeated."""
-    text: str = params.schedule
+def _schedule_text(params: network.PipelineParams) -> str:
+    """Return the name of a network's schedule; the text of a table is not repeated."""
+    text = params.schedule
     return "written by hand" if "," in text or "\n" in text else text
 
 
 def _rows(analysis: network.Analysis) -> Iterator[tuple[str, ...]]:
     yield "", "", "output", "parameters", "forward", "backward"
-    costs = cell_costs(analysis)
-    forms = _Forms(analysis)
-    shown: set[Any] = set()
-    for k, route in enumerate(analysis.cells):
-        layers = [analysis.layers[n] for n in route.layers]
+    total_cost = sum(cell.cost for cell in analysis.cells)
+    equalities = _Equality(analysis)
+    shown: set[_Key] = set()
+    for cell in analysis.cells:
+        layers = [analysis.layers[n] for n in cell.layers]
         yield (
-            f"cell {k}",
+            f"cell {cell.index}",
             f"{len(layers)} layers" if len(layers) > 1 else "1 layer",
-            f"{units.percent(costs[k] / (sum(costs) or 1.0))} of the cost",
-            f"{sum(_own_size(info.meta) for info in layers):,}",
+            f"{units.percent(cell.cost / (total_cost or 1.0))} of the cost",
+            f"{sum(_num_weights(info.meta) for info in layers):,}",
             units.count(sum(info.meta.flops_forward for info in layers)),
             units.count(sum(info.meta.flops_backward for info in layers)),
         )
-        for form, same in itertools.groupby(route.layers, key=forms.of):
-            yield from _run_rows(analysis, list(same), inside=form not in shown)
-            shown.add(form)
+        for key, equal in itertools.groupby(cell.layers, key=equalities.key):
+            yield from _equal_rows(analysis, list(equal), inside=key not in shown)
+            shown.add(key)
 
 
-def cell_costs(analysis: network.Analysis) -> list[float]:
-    """Return each cell's cost of one micro-batch, as the partition saw it."""
-    return [cell.cost for cell in analysis.cells]
-
-
-def _run_rows(
-    analysis: network.Analysis, same: Sequence[int], *, inside: bool
+def _equal_rows(
+    analysis: network.Analysis, equal: Sequence[int], *, inside: bool
 ) -> Iterator[tuple[str, ...]]:
-    """Yield the row of equal layers in a row, and those of what is inside each of them."""
-    first = analysis.layers[same[0]]
+    """Yield the row of equal consecutive layers and, for `inside`, those of their inner layers."""
+    first = analysis.layers[equal[0]]
     name, kind = first.name, base.class_name(first.params)
-    if len(same) > 1:
-        last = analysis.layers[same[-1]].name
+    if len(equal) > 1:
+        last = analysis.layers[equal[-1]].name
         stem = last.rstrip("0123456789")
         name += f" … {last.removeprefix(stem) if name.startswith(stem.rstrip('_')) else last}"
-        kind = f"{len(same)} × {kind}"
-    yield _row(name, kind, first.meta, 1, len(same))
-    for note in _notes(analysis, same[0]):
+        kind = f"{len(equal)} × {kind}"
+    yield _row(name, kind, first.meta, 1, len(equal))
+    for note in _notes(analysis, equal[0]):
         yield (f"    {note}",)
     if inside:
         yield from _children_rows(first.meta, 2)
@@ -165,13 +163,13 @@ def _row(name: str, kind: str, meta: base.Meta, depth: int, times: int = 1) -> t
         units.shortened("  " * depth + name, _NAME_WIDTH),
         units.shortened(kind, _KIND_WIDTH),
         units.shortened(_leaves(meta.outputs), _OUTPUT_WIDTH),
-        f"{times * _own_size(meta):,}",
+        f"{times * _num_weights(meta):,}",
         units.count(times * meta.flops_forward),
         units.count(times * meta.flops_backward),
     )
 
 
-def _own_size(meta: base.Meta) -> int:
+def _num_weights(meta: base.Meta) -> int:
     return sum(v.size for v in meta.variables if not v.is_state and v.tie is None)
 
 
@@ -188,23 +186,27 @@ def _notes(analysis: network.Analysis, layer: int) -> Iterator[str]:
             yield f"{v.path} is tied to {v.tie}"
 
 
-class _Forms:
-    """Tells what two layers must share to stand on one line."""
+_Key: TypeAlias = Hashable
+
+
+class _Equality:
+    """Decides which layers are equal, so that they can share a line."""
 
     def __init__(self, analysis: network.Analysis) -> None:
         self._analysis = analysis
-        self._known: dict[int, Any] = {}
+        self._known: dict[int, _Key] = {}
 
-    def of(self, layer: int) -> tuple[Any, ...]:
+    def key(self, layer: int) -> _Key:
+        """Return a key that is the same for equal layers."""
         info = self._analysis.layers[layer]
-        # Equal layers share one Meta: compared by what it says only where that is not so.
+        # Most equal layers share one Meta object; the key of an object is computed once.
         if id(info.meta) not in self._known:
-            self._known[id(info.meta)] = _inside(info.meta)
-        told = self._known[id(info.meta)]
-        return type(info.params), len(self._analysis.trainable(layer)), told
+            self._known[id(info.meta)] = _meta_key(info.meta)
+        num_trained = len(self._analysis.trainable(layer))
+        return type(info.params), num_trained, self._known[id(info.meta)]
 
 
-def _inside(meta: base.Meta) -> tuple[Any, ...]:
+def _meta_key(meta: base.Meta) -> _Key:
     return (
         meta.name,
         meta.kind,
@@ -212,17 +214,17 @@ def _inside(meta: base.Meta) -> tuple[Any, ...]:
         meta.flops_forward,
         meta.flops_backward,
         tuple((v.path, v.shape, v.training_only, v.tie) for v in meta.variables),
-        tuple(_inside(child) for child in meta.children),
+        tuple(_meta_key(child) for child in meta.children),
     )
 
 
-def shape_text(specs: Any) -> str:
+def shape_text(specs: SpecNest) -> str:
     """Return the shapes and dtypes of a nest of specs, leaves between commas."""
     return ", ".join(f"{spec.shape.as_list()} {spec.dtype.name}" for spec in tf.nest.flatten(specs))
 
 
-def _leaves(specs: Any) -> str:
-    """Return the shapes of a nest of specs, dtypes where they are not the usual one."""
+def _leaves(specs: SpecNest) -> str:
+    """Return the shapes of a nest of specs, and dtypes other than float32."""
     return ", ".join(
         f"{spec.shape.as_list()}" + ("" if spec.dtype == tf.float32 else f" {spec.dtype.name}")
         for spec in tf.nest.flatten(specs)

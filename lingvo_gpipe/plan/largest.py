@@ -1,6 +1,6 @@
 """The largest member of a family of models that fits a device's memory.
 
-The paper's Table 1 asked this way: how large may the model be on K devices?
+This is the question of the paper's Table 1: how large can the model be on K devices?
 """
 
 from __future__ import annotations
@@ -8,18 +8,26 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.plan import step_plan
+from lingvo_gpipe.task import Task
 
 PARTITIONS = (1, 2, 4, 8)
-# A family whose members are this deep and still fit has no largest one worth waiting for.
+# The search ends at this depth, even if deeper members fit.
 _MOST_LAYERS = 20_000
 
+Rebuild: TypeAlias = Callable[[str, int], Task.Params]
+"""(name, value) → task whose recipe has another value of an integer, such as a number of layers."""
 
-def cut(task: Any, partitions: int | None) -> Any:
-    """Return the task with another number of partitions, and nothing that hangs on the old one."""
+
+def with_partitions(task: Task.Params, partitions: int | None) -> Task.Params:
+    """Return the task with another number of partitions, without what was set for the old one.
+
+    Raises:
+        ParamsError: the task has a recompute policy for each cell.
+    """
     if partitions is None or partitions == task.model.num_partitions:
         return task
     copy = task.copy()
@@ -33,15 +41,15 @@ def cut(task: Any, partitions: int | None) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Fitted:
+class LargestMember:
     """The largest member of a family that fits.
 
     Attributes:
         num_partitions: K.
-        value: of the field that grows; None: not even the smallest fits.
-        plan: of that member, or of the smallest where none fits.
-        is_largest: False where the search ended before anything ceased to fit.
-        refusal: why the model takes no value at all, where that is so.
+        value: of the field that grows; None: not even the smallest member fits.
+        plan: of that member, or of the smallest one if none fits.
+        is_largest: False if the search ended before a member did not fit.
+        refusal: why the model accepts no value at all; empty if it accepts some.
     """
 
     num_partitions: int
@@ -54,18 +62,16 @@ class Fitted:
 class Family:
     """Tasks that differ in one integer."""
 
-    def __init__(
-        self, task: Any, grow: str, rebuild: Callable[[str, int], Any] | None = None
-    ) -> None:
-        """Find where `grow` lives.
+    def __init__(self, task: Task.Params, grow: str, rebuild: Rebuild | None = None) -> None:
+        """Make it.
 
         Args:
             task: a member.
-            grow: dotted path of an integer field of the task, or what `rebuild` knows.
-            rebuild: see `plan`.
+            grow: dotted path of an integer field of the task, or a name that `rebuild` accepts.
+            rebuild: None: only fields of the task can grow.
 
         Raises:
-            ParamsError: it is neither, or no integer.
+            ParamsError: `grow` is neither, or the field is not an integer.
         """
         self._task = task
         self._grow = grow
@@ -75,33 +81,35 @@ class Family:
         except errors.ParamsError:
             if rebuild is None:
                 raise
-            self._of_recipe = True
+            self._is_of_recipe = True
         else:
-            self._of_recipe = False
+            self._is_of_recipe = False
             if isinstance(value, bool) or not isinstance(value, int):
-                raise errors.ParamsError(f"--grow={grow}: its value {value!r} is no whole number")
+                raise errors.ParamsError(f"--grow={grow}: its value {value!r} is not an integer")
 
-    def member(self, value: int, partitions: int) -> Any:
-        """Return the task with the field at `value`, cut into K."""
-        if self._of_recipe and self._rebuild is not None:
+    def member(self, value: int, partitions: int) -> Task.Params:
+        """Return the task whose field has this value, with this many partitions."""
+        if self._is_of_recipe and self._rebuild is not None:
             task = self._rebuild(self._grow, value)
         else:
             task = self._task.copy()
             task.set_path(self._grow, value)
-        fitted = cut(task, partitions).copy()
-        fitted.model.device_memory = None  # the question names the memory
-        return fitted
+        member = with_partitions(task, partitions).copy()
+        member.model.device_memory = None  # `largest` has a limit of its own
+        return member
 
-    def largest(self, partitions: int, limit_bytes: int, *, together: bool = False) -> Fitted:
-        """Find the largest value whose every device stays within `limit_bytes`.
+    def largest(
+        self, partitions: int, limit_bytes: int, *, together: bool = False
+    ) -> LargestMember:
+        """Find the largest value with which every device stays within `limit_bytes`.
 
-        Doubles while it fits, then halves what lies between. Values that the model refuses (no
-        multiple of its heads, fewer layers than partitions) are passed over.
+        Doubles the value while it fits, then bisects. Values that the model refuses (not a multiple
+        of its heads, fewer layers than partitions) are skipped.
 
         Args:
             partitions: K.
             limit_bytes: of a device.
-            together: of all devices together, which share one memory.
+            together: the limit is that of all devices together, which share one memory.
         """
 
         def fits(plan: step_plan.Plan) -> bool:
@@ -111,13 +119,13 @@ class Family:
         try:
             smallest = self._smallest(partitions)
         except errors.UserError as refusal:
-            return Fitted(partitions, None, None, refusal=str(refusal))
+            return LargestMember(partitions, None, None, refusal=str(refusal))
         if not fits(smallest[1]):
-            return Fitted(partitions, None, smallest[1])
+            return LargestMember(partitions, None, smallest[1])
         best, above = smallest, None
         while above is None:
             if len(best[1].analysis.layers) > _MOST_LAYERS or best[0] > 2**40:
-                return Fitted(partitions, *best, is_largest=False)
+                return LargestMember(partitions, *best, is_largest=False)
             tried = self._near(2 * best[0], best[0], partitions)
             if tried is None or not fits(tried[1]):
                 above = 2 * best[0]
@@ -130,13 +138,13 @@ class Family:
                 best = tried
             else:
                 above = middle if tried is None else tried[0]
-        return Fitted(partitions, *best)
+        return LargestMember(partitions, *best)
 
     def _smallest(self, partitions: int) -> tuple[int, step_plan.Plan]:
-        """Return the first of some small round values that the model takes.
+        """Return the first of some small round values that the model accepts, and its plan.
 
         Raises:
-            UserError: it takes none of them; of the last.
+            UserError: it accepts none of them; the error is that of the last.
         """
         values = sorted({factor * 2**power for power in range(14) for factor in (1, 3)})
         for value in values[:-1]:
@@ -145,7 +153,7 @@ class Family:
         return values[-1], self._plan(values[-1], partitions)
 
     def _near(self, value: int, above: int, partitions: int) -> tuple[int, step_plan.Plan] | None:
-        """Return the first value from `value` down that the model takes, above `above`."""
+        """Return the largest value in (above, value] that the model accepts, and its plan."""
         for lower in range(value, above, -1):
             try:
                 return lower, self._plan(lower, partitions)

@@ -1,28 +1,28 @@
-"""Costs measured on this machine, in place of formulas: a layer's time, a cell's activations.
+"""Times of layers, measured on this machine.
 
-Every layer is run as a cell of its own, by the very programs that training runs, on values of the
-micro-batch's shapes: so a skip or a tie is no special case. Equal layers are run once.
+Every layer is run as a cell of its own, by the same programs as in training, on values with the
+micro-batch's shapes: skip connections and ties need no special case. Equal layers are run once.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TypeAlias, TypeVar
 
 import tensorflow as tf
 
 from lingvo_gpipe import nests, network, precision, seeds
 from lingvo_gpipe.execution import cell_calls, cell_programs
-from lingvo_gpipe.graphs import traced_memory
+from lingvo_gpipe.layers import base
+from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.network import micro_batches
-from lingvo_gpipe.plan import memory_timeline
 from lingvo_gpipe.schedule import recompute
 
-Clock = Callable[[], float]
+Clock: TypeAlias = Callable[[], float]
+_Value = TypeVar("_Value")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class LayerTime:
 
     Attributes:
         forward_s: its forward.
-        kept_backward_s: its backward from a forward that was kept.
+        kept_backward_s: its backward from a kept forward.
         backward_s: its backward that recomputes the forward.
     """
 
@@ -40,24 +40,24 @@ class LayerTime:
     backward_s: float
 
     @property
-    def inner_s(self) -> float:
-        """Seconds of a step with recomputation."""
+    def recomputed_s(self) -> float:
+        """Seconds of forward, recomputation and backward."""
         return self.forward_s + self.backward_s
 
     @property
     def again_s(self) -> float:
-        """Seconds of the forward that a backward computes again."""
+        """Seconds of the recomputation in a backward."""
         return max(0.0, self.backward_s - self.kept_backward_s)
 
     @property
     def work(self) -> recompute.Work:
-        """What costs are made of."""
+        """The same as a partition takes it."""
         return recompute.Work(self.forward_s, self.kept_backward_s, self.again_s)
 
 
 def balance_by_time(
-    params: Any,
-    fields: Mapping[str, Any],
+    params: network.PipelineParams,
+    fields: Mapping[str, Nest | SpecNest],
     *,
     runs: int = 5,
     warm_up: int = 2,
@@ -65,16 +65,17 @@ def balance_by_time(
 ) -> tuple[float, ...]:
     """Measure each layer's cost on this machine, for `PipeliningLayer.Params.costs`.
 
-    One number for a layer, in whichever cell it may lie: what it would cost in the mean of all
-    cells. Where they differ in how often they compute a forward again, by a policy for each or a
-    last cell that is fused, `plan --profile` cuts by what it costs in each.
+    The cost of a layer is the mean over all cells in which it may lie. Cells differ in how often
+    they recompute a forward if they have different policies, or if the last one is fused;
+    `--mode=plan --profile` uses the cost in each cell.
 
     Args:
-        params: a `network.PipelineParams`; table and recompute policies decide what counts.
+        params: of the network; schedule and recompute policies decide how often a layer's forward
+            is computed.
         fields: the mini-batch, name → nest of tensors or `tf.TensorSpec`.
         runs: runs of each program, of which the median counts.
         warm_up: runs before them.
-        clock: tells seconds.
+        clock: returns seconds.
 
     Returns:
         Seconds per layer of forward, recomputation and backward of one micro-batch.
@@ -87,8 +88,8 @@ def balance_by_time(
 
 
 def layer_times(
-    params: Any,
-    fields: Mapping[str, Any],
+    params: network.PipelineParams,
+    fields: Mapping[str, Nest | SpecNest],
     *,
     runs: int = 5,
     warm_up: int = 2,
@@ -97,49 +98,69 @@ def layer_times(
     """Measure forward and backward of every layer at the micro-batch's shape.
 
     Args:
-        params: a `network.PipelineParams`.
-        fields: the mini-batch's fields, name → nest of tensors or `tf.TensorSpec`.
+        params: of the network.
+        fields: the mini-batch, name → nest of tensors or `tf.TensorSpec`.
         runs: as in `balance_by_time`.
         warm_up: as in `balance_by_time`.
         clock: as in `balance_by_time`.
     """
     specs = {name: tf.nest.map_structure(_spec, value) for name, value in fields.items()}
     analysis = _layer_by_layer(params, specs)
-    timed: list[tuple[Any, LayerTime]] = []
+    layers = [info.params.instantiate() for info in analysis.layers]
+    watch = _Stopwatch(clock, runs, warm_up)
+    known: list[tuple[_Work, LayerTime]] = []
     times = []
     for number in range(len(analysis.layers)):
-        form = _form(analysis, number)
-        found = next((t for known, t in timed if known == form), None)
-        if found is None:
-            runner = _Runner(analysis, number, params.jit_compile)
-            found = runner.time(_Stopwatch(clock, runs, warm_up))
-            timed.append((form, found))
-        times.append(found)
+        work = _work(analysis, number)
+        time_s = next((time_s for other, time_s in known if other == work), None)
+        if time_s is None:
+            time_s = _Runner(analysis, layers, number).time(watch)
+            known.append((work, time_s))
+        times.append(time_s)
     return tuple(times)
 
 
-def _spec(leaf: Any) -> tf.TensorSpec:
+def _spec(leaf: tf.Tensor | tf.TensorSpec) -> tf.TensorSpec:
     return leaf if isinstance(leaf, tf.TensorSpec) else tf.TensorSpec(leaf.shape, leaf.dtype)
 
 
-def _layer_by_layer(params: Any, fields: dict[str, Any]) -> network.Analysis:
+def _layer_by_layer(
+    params: network.PipelineParams, fields: Mapping[str, SpecNest]
+) -> network.Analysis:
     """Analyse the network with a cell for each layer, all on one device."""
     sizes = micro_batches.sizes_of(params, fields)
-    whole = memory_timeline.uncut(params)
-    count = len(network.layer_params(whole))
+    uncut = network.uncut(params)
+    count = len(network.layer_params(uncut))
     order = [f"{k}F0" for k in range(count)] + [f"{k}B0" for k in reversed(range(count))]
-    whole.set(schedule=",".join(order), cuts=(1,) * count)
-    return network.analyze(whole, memory_timeline.resized(params, fields, max(sizes)))
+    uncut.set(schedule=",".join(order), cuts=(1,) * count)
+    return network.analyze(uncut, micro_batches.resized(params, fields, max(sizes)))
 
 
-def _form(analysis: network.Analysis, number: int) -> Any:
-    """Return what two layers must share to take equal time."""
-    info = analysis.layers[number]
-    unnamed = info.params.copy().set(name="", reads=(), writes=(), tie={})
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Work:
+    """What two layers must share to take equal time.
+
+    Attributes:
+        params: of the layer, without names.
+        inputs: specs of what it reads.
+        has_gradient: of each value that it reads or writes.
+        num_trained: how many of its weights are trained.
+    """
+
+    params: base.Layer.Params
+    inputs: list[SpecNest]
+    has_gradient: list[bool]
+    num_trained: int
+
+
+def _work(analysis: network.Analysis, number: int) -> _Work:
     cell = analysis.cells[number]
-    graded = [v in cell.mode.differentiable for v in (*cell.imports, *cell.exports)]
-    reads = [analysis.specs[v] for v in analysis.wiring.reads[number]]
-    return unnamed, reads, graded, len(analysis.trainable(number))
+    return _Work(
+        params=analysis.layers[number].params.copy().set(name="", reads=(), writes=(), tie={}),
+        inputs=[analysis.specs[v] for v in analysis.wiring.reads[number]],
+        has_gradient=[v in cell.mode.differentiable for v in (*cell.imports, *cell.exports)],
+        num_trained=len(analysis.trainable(number)),
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -148,33 +169,32 @@ class _Stopwatch:
     runs: int
     warm_up: int
 
-    def median_s(
-        self, call: Callable[[Any], Any], before: Callable[[], Any] = lambda: None
-    ) -> float:
-        """Return the median seconds of `call`, which takes what `before`, untimed, returned."""
-        found = []
+    def median_s(self, prepare: Callable[[], _Value], call: Callable[[_Value], object]) -> float:
+        """Return the median seconds of `call` with the result of `prepare`, which is not timed."""
+        seconds = []
         for _ in range(self.warm_up + self.runs):
-            given = before()
+            prepared = prepare()
             _wait()
             start_s = self.clock()
-            call(given)
+            call(prepared)
             _wait()
-            found.append(self.clock() - start_s)
-        return statistics.median(found[self.warm_up :])
+            seconds.append(self.clock() - start_s)
+        return statistics.median(seconds[self.warm_up :])
 
 
 class _Runner:
-    """A layer as a cell of its own, with values to run it on."""
+    """A layer as a cell of its own, and the values that its programs are called with."""
 
-    def __init__(self, analysis: network.Analysis, number: int, jit: bool) -> None:
-        layers: list[Any] = [None] * len(analysis.layers)
-        layers[number] = analysis.layers[number].params.instantiate()
+    def __init__(
+        self, analysis: network.Analysis, layers: Sequence[base.Layer], number: int
+    ) -> None:
         self.cell = analysis.cells[number]
+        jit = analysis.params.jit_compile
         self.programs = cell_programs.CellPrograms(number, analysis, layers, jit)
-        self.given = _values(analysis, self.cell)
+        self.inputs = _values(analysis, self.cell)
         master = precision.policy(analysis.layers[number].params.dtype).variable
         specs = (analysis.variables[path] for path in self.cell.weights)
-        self.back = cell_calls.BackwardInputs(
+        self.upstream = cell_calls.BackwardInputs(
             exports={
                 v: [tf.ones(spec.shape, spec.dtype) for spec in nests.floating(analysis.specs[v])]
                 for v in self.cell.exports_with_gradient
@@ -184,27 +204,24 @@ class _Runner:
         )
 
     def time(self, watch: _Stopwatch) -> LayerTime:
-        forward_s = watch.median_s(lambda _: self.programs.forward(self.cell, self.given))
-        if not self.cell.has_backward:
+        """Measure the layer."""
+        programs, cell, inputs, upstream = self.programs, self.cell, self.inputs, self.upstream
+        forward_s = watch.median_s(lambda: inputs, lambda inputs: programs.forward(cell, inputs))
+        if not cell.has_backward:
             return LayerTime(forward_s, 0.0, 0.0)
         return LayerTime(
-            forward_s,
-            watch.median_s(self._from_kept, self._keep),
-            watch.median_s(lambda _: self._backward()),
+            forward_s=forward_s,
+            kept_backward_s=watch.median_s(
+                lambda: programs.keep(cell, inputs), lambda kept: kept.gradients(upstream)
+            ),
+            backward_s=watch.median_s(
+                lambda: inputs, lambda inputs: programs.backward(cell, inputs, upstream)
+            ),
         )
-
-    def _backward(self) -> cell_calls.CellGradients:
-        return self.programs.backward(self.cell, self.given, self.back)
-
-    def _keep(self) -> cell_programs.KeptForward:
-        return self.programs.keep(self.cell, self.given)
-
-    def _from_kept(self, kept: cell_programs.KeptForward) -> cell_calls.CellGradients:
-        return kept.gradients(self.back)
 
 
 def _values(analysis: network.Analysis, cell: network.Cell) -> cell_calls.CellInputs:
-    """Return what a cell's programs are called with: fresh weights, and values of its imports."""
+    """Return values that a cell's programs can be called with: initial weights, random imports."""
 
     def variable(path: str) -> tf.Tensor:
         spec = analysis.variables[path]
@@ -221,7 +238,7 @@ def _values(analysis: network.Analysis, cell: network.Cell) -> cell_calls.CellIn
 
 
 def _value(spec: tf.TensorSpec) -> tf.Tensor:
-    """Return a value that every layer takes: noise, ids of 0, masks of True."""
+    """Return a value that any layer accepts: noise, ids of 0, masks of True."""
     if spec.dtype.is_floating:
         return tf.cast(tf.random.stateless_normal(spec.shape, seed=(0, 0)), spec.dtype)
     if spec.dtype == tf.string:
@@ -230,101 +247,5 @@ def _value(spec: tf.TensorSpec) -> tf.Tensor:
 
 
 def _wait() -> None:
-    """Wait until every device has done what was asked of it."""
+    """Wait until every device is idle."""
     tf.test.experimental.sync_devices()
-
-
-def cell_bytes(
-    net: memory_timeline.Network, threads: int | None = None
-) -> list[memory_timeline.CellBytes]:
-    """Trace every cell's programs and tell what they hold, for the largest micro-batch.
-
-    Nothing is run, and no variable is created. A cell with loops or conditions, whose bodies are
-    not looked into, holds at least what the layers' formulas tell, and is marked as an estimate.
-
-    Args:
-        net: the network.
-        threads: how many operations of a cell run at a time; None: as many as TensorFlow has for
-            operations in this process, which a device may use alone while others wait.
-    """
-    if threads is None:
-        # 0 is TensorFlow's own choice: the number of cores.
-        threads = tf.config.threading.get_inter_op_parallelism_threads() or os.cpu_count() or 1
-    layers = [info.params.instantiate() for info in net.analysis.layers]
-    return [_traced(net, k, layers, threads) for k in range(len(net.cells))]
-
-
-def _traced(
-    net: memory_timeline.Network, k: int, layers: Sequence[Any], threads: int
-) -> memory_timeline.CellBytes:
-    cell = net.analysis.cells[k]
-    traced = cell_programs.CellPrograms(k, net.analysis, layers, jit=False)
-    back, last = cell.has_backward, k == len(net.cells) - 1
-
-    def programs(given: cell_calls.CellInputs, behind: cell_calls.BackwardInputs) -> Any:
-        """Call every program, so that it is traced."""
-        called: list[Any] = [traced.forward(cell, given).exports]
-        if back:
-            called.append(traced.backward(cell, given, behind).weights)
-        if back and last:
-            called.append(traced.fused(cell, given, behind)[1].weights)
-        return called
-
-    def kept(given: cell_calls.CellInputs, behind: cell_calls.BackwardInputs) -> Any:
-        """Keep a forward and go back through it."""
-        found = traced.keep(cell, given).gradients(behind._replace(accumulators=()))
-        return found.weights, found.imports
-
-    specs = _program_specs(net, cell)
-    tf.function(programs, autograph=False).get_concrete_function(*specs)
-    graphs = dict(traced.graphs)
-    is_told = all(map(traced_memory.is_complete, graphs.values()))
-    forward = traced_memory.peak_bytes(graphs["F"], threads)
-    if not back:
-        found = memory_timeline.CellBytes(forward, 0, 0, 0, 0, 0, is_estimate=False)
-        return (
-            found if is_told else memory_timeline.at_least(found, memory_timeline.estimate(net, k))
-        )
-    backward = traced_memory.peak_bytes(graphs["B"], threads)
-    fused = traced_memory.peak_bytes(graphs["FB"], threads) if last else backward
-    # Only now: the gradient adds outputs to the forward's graph.
-    outer = tf.function(kept, autograph=False).get_concrete_function(*specs).graph
-    pair = traced_memory.split_call(outer)
-    found = memory_timeline.CellBytes(
-        forward=forward,
-        backward=backward,
-        fused=fused,
-        kept_forward=traced_memory.peak_bytes(pair.forward, threads),
-        residual=traced_memory.kept_bytes(pair.forward, pair.kept),
-        kept_backward=traced_memory.peak_bytes(pair.backward, threads),
-        is_estimate=False,
-    )
-    return found if is_told else memory_timeline.at_least(found, memory_timeline.estimate(net, k))
-
-
-def _program_specs(
-    net: memory_timeline.Network, cell: network.Cell
-) -> tuple[cell_calls.CellInputs, cell_calls.BackwardInputs]:
-    """Return the specs of what all of a cell's programs share, then of what its backward takes."""
-    analysis = net.analysis
-
-    def read(path: str) -> tf.TensorSpec:
-        return tf.TensorSpec(analysis.variables[path].shape, analysis.variables[path].read_dtype)
-
-    given = cell_calls.CellInputs(
-        weights=[read(path) for path in cell.weights],
-        state=[read(path) for path in cell.state],
-        imports={v: analysis.specs[v] for v in cell.imports},
-        seed=tf.TensorSpec([2], tf.int32),
-        step=tf.TensorSpec([], tf.int64),
-    )
-    master = precision.policy(net.params.dtype).variable
-    back = cell_calls.BackwardInputs(
-        exports={v: nests.floating(analysis.specs[v]) for v in cell.exports_with_gradient},
-        loss_scales=[tf.TensorSpec([], master) for _ in cell.losses],
-        accumulators=[
-            tf.TensorSpec(analysis.variables[path].shape, analysis.variables[path].dtype)
-            for path in cell.weights
-        ],
-    )
-    return given, back

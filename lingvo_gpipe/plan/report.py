@@ -1,93 +1,93 @@
-"""A plan in words: what each device holds, what links carry, how long devices wait.
+"""The text of a plan: what each device holds, what links carry, how long devices wait.
 
-And the question the other way round: which member of a family of models still fits (`fit`).
+Also that of a search for the largest member of a family of models that fits a memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.console import units
-from lingvo_gpipe.plan import describe, largest, memory_timeline, step_plan
+from lingvo_gpipe.plan import describe, largest, step_plan
+from lingvo_gpipe.plan.links import INPUT
 from lingvo_gpipe.schedule import drawing
+from lingvo_gpipe.task import Task
 
 _WIDTH = 100
 
 
 def plan(
-    task: Any,
+    task: Task.Params,
     *,
     fit: str | None = None,
     grow: str | None = None,
     profile: bool = False,
     partitions: int | None = None,
-    rebuild: Callable[[str, int], Any] | None = None,
+    rebuild: largest.Rebuild | None = None,
 ) -> str:
-    """Plan the training of a `Task.Params` in words.
+    """Return the text of the plan of a task's training.
 
     Args:
         task: the task.
-        fit: bytes of a device's memory, such as 8GiB: finds the largest value of `grow` whose
-            every device fits, for each number of partitions.
-        grow: dotted path of an integer field of the task; or what `rebuild` knows.
+        fit: bytes of a device's memory, such as 8GiB: finds, for each number of partitions, the
+            largest value of `grow` with which every device stays within it.
+        grow: dotted path of an integer field of the task, or a name that `rebuild` accepts.
         profile: see `step_plan.make`.
-        partitions: K, in place of the task's own; with `fit` the only one to try.
-        rebuild: (name, value) → task with another value of an integer of its recipe, such as a
-            number of layers that is no field of the task.
+        partitions: K, in place of the task's; with `fit` the only one to try.
+        rebuild: sets integers of the recipe that are not fields of the task.
 
     Raises:
-        UserError: the task does not fit together, or `fit` and `grow` are not both right.
+        UserError: the task is not consistent, or only one of `fit` and `grow` is there.
     """
     if (fit is None) != (grow is None):
         missing = "--grow=FIELD" if grow is None else "--fit=8GiB"
-        given = "--fit" if grow is None else "--grow"
-        raise errors.ParamsError(f"{given} needs {missing}: which field grows, into which memory")
+        present = "--fit" if grow is None else "--grow"
+        raise errors.ParamsError(f"{present} needs {missing}: which field grows, into which memory")
     if fit is None or grow is None:
-        own = largest.cut(task, partitions)
-        planned = step_plan.make_for(own, profile=profile)
+        task = largest.with_partitions(task, partitions)
+        planned = step_plan.make_for(task, profile=profile)
         text = render(planned)
-        if profile and own.model.cuts is None and not own.model.cells:
+        if profile and task.model.cuts is None and not task.model.cells:
             text += (
-                "\ncuts are by measured time, those of training by FLOPs unless it is given these: "
+                "\nthese cuts are by measured time; for training, which cuts by FLOPs, set them: "
                 f"--params_override='model.cuts={planned.analysis.cuts}'"
             )
         return text
     if profile:
         raise errors.ParamsError(
-            "--profile runs one model and --fit looks at many. Leave one of the two out"
+            "--profile runs one model, --fit compares many. Leave one of the two out"
         )
     limit_bytes = units.parse_size(fit)
     family = largest.Family(task, grow, rebuild)
     counts = largest.PARTITIONS if partitions is None else (partitions,)
-    found = [family.largest(k, limit_bytes) for k in counts]
-    if all(one.refusal for one in found):
-        raise errors.ParamsError(f"--grow={grow}: {found[0].refusal}")
-    return render_fit(grow, limit_bytes, found)
+    members = [family.largest(k, limit_bytes) for k in counts]
+    if all(member.refusal for member in members):
+        raise errors.ParamsError(f"--grow={grow}: {members[0].refusal}")
+    return render_largest(grow, limit_bytes, members)
 
 
-def render(given: step_plan.Plan) -> str:
+def render(plan: step_plan.Plan) -> str:
     """Return a plan as lines of at most 100 columns."""
-    lines = [*_head(given), "", *_partitions(given), *_memory(given), "", *_links(given), ""]
-    waiting = units.percent(given.bubble_share)
-    step = f" of {given.timeline.makespan_s:.3g} s" if given.profiled else ""
+    lines = [*_head(plan), "", *_partitions(plan), *_memory(plan), "", *_links(plan), ""]
+    waiting = units.percent(plan.bubble_share)
+    step = f" of {plan.timeline.makespan_s:.3g} s" if plan.profiled else ""
     lines.append(f"bubble: devices wait {waiting} of the step{step}, links taken as free")
-    lines.append(drawing.grid(given.analysis.table, _WIDTH))
+    lines.append(drawing.grid(plan.analysis.table, _WIDTH))
     return "\n".join(lines)
 
 
-def _head(given: step_plan.Plan) -> Iterator[str]:
-    analysis = given.analysis
+def _head(plan: step_plan.Plan) -> Iterator[str]:
+    analysis = plan.analysis
     policies = _policies([cell.policy for cell in analysis.cells])
     yield (
-        f"{units.count(given.parameters)} parameters in {len(analysis.layers)} layers; "
+        f"{units.count(plan.parameters)} parameters in {len(analysis.layers)} layers; "
         f"K={analysis.table.num_devices}, {len(analysis.sizes)} micro-batches of "
         f"{describe.sizes_text(analysis.sizes)}, recompute {','.join(policies)}"
     )
-    if given.profiled:
-        some = any(cell.is_estimate for cell in given.partitions)
-        least = ", ~ loops: by formula at least" if some else ""
+    if plan.profiled:
+        some = any(cell.is_estimate for cell in plan.partitions)
+        least = ", ~ where loops count by formula" if some else ""
         yield f"costs: measured on this machine; peak activations: traced programs{least}"
     else:
         yield "costs: FLOPs, or as stated; peak activations: estimate by formula (--profile traces)"
@@ -98,26 +98,24 @@ def _policies(policies: Sequence[str]) -> Sequence[str]:
     return policies[:1] if len(set(policies)) == 1 else policies
 
 
-def _partitions(given: step_plan.Plan) -> list[str]:
+def _partitions(plan: step_plan.Plan) -> list[str]:
     columns = {
-        "weights": [cell.parameter_bytes for cell in given.partitions],
-        "gradients": [cell.gradient_bytes for cell in given.partitions],
-        "optimizer": [cell.slot_bytes for cell in given.partitions],
+        "weights": [cell.parameter_bytes for cell in plan.partitions],
+        "gradients": [cell.gradient_bytes for cell in plan.partitions],
+        "optimizer": [cell.slot_bytes for cell in plan.partitions],
     }
-    if any(cell.copy_bytes for cell in given.partitions):
-        columns["copies"] = [cell.copy_bytes for cell in given.partitions]
-    activations = "activations" if given.profiled else "~activations"
-    columns[activations] = [cell.activation_bytes for cell in given.partitions]
-    # In place of copies and activations, which are gone by then.
-    if any(
-        cell.update_bytes > cell.copy_bytes + cell.activation_bytes for cell in given.partitions
-    ):
-        columns["or update"] = [cell.update_bytes for cell in given.partitions]
-    columns["total"] = [cell.total_bytes for cell in given.partitions]
+    if any(cell.copy_bytes for cell in plan.partitions):
+        columns["copies"] = [cell.copy_bytes for cell in plan.partitions]
+    activations = "activations" if plan.profiled else "~activations"
+    columns[activations] = [cell.activation_bytes for cell in plan.partitions]
+    # An update comes after copies and activations are freed.
+    if any(cell.update_bytes > cell.copy_bytes + cell.activation_bytes for cell in plan.partitions):
+        columns["or update"] = [cell.update_bytes for cell in plan.partitions]
+    columns["total"] = [cell.total_bytes for cell in plan.partitions]
     rows = [["cell", "n", "cost", *columns, "live", "layers"]]
-    for k, cell in enumerate(given.partitions):
+    for k, cell in enumerate(plan.partitions):
         sizes = {name: units.size(sizes[k]) for name, sizes in columns.items()}
-        if given.profiled and cell.is_estimate:
+        if plan.profiled and cell.is_estimate:
             sizes[activations] = "~" + sizes[activations]
         rows.append(
             [
@@ -133,13 +131,13 @@ def _partitions(given: step_plan.Plan) -> list[str]:
     lines = units.table(rows, align)
     if max(map(len, lines)) <= _WIDTH:
         return lines
-    # Names in full are worth a line of their own.
+    # Full names get lines of their own.
     lines = units.table([row[:-1] for row in rows], align[:-1])
     return [*lines, "", *(f"cell {row[0]}: {row[-1]}" for row in rows[1:])]
 
 
 def _layers_text(names: Sequence[str]) -> str:
-    """Return first … last, shortened only where a line of their own is too narrow."""
+    """Return first … last, shortened only if they do not fit on a line of their own."""
     room = _WIDTH - len("cell 999: ")
     if len(names) == 1:
         return units.shortened(names[0], room)
@@ -147,28 +145,28 @@ def _layers_text(names: Sequence[str]) -> str:
     return f"{units.shortened(names[0], half)} … {units.shortened(names[-1], half)}"
 
 
-def _memory(given: step_plan.Plan) -> Iterator[str]:
-    if len(given.partitions) > 1:
+def _memory(plan: step_plan.Plan) -> Iterator[str]:
+    if len(plan.partitions) > 1:
         yield (
             f"all devices together, where they share one memory: at most "
-            f"{units.size(given.together_bytes)} at once"
+            f"{units.size(plan.together_bytes)} at once"
         )
-    limit = given.device_memory
+    limit = plan.analysis.params.device_memory
     if limit is not None:
-        over = given.heaviest_bytes - units.parse_size(limit)
+        over = plan.heaviest_bytes - units.parse_size(limit)
         fits = "every device stays within it"
         if over > 0:
             fits = (
-                f"the heaviest device needs {units.size(over)} more than that. Set it lower by "
-                "so much, or use more partitions or micro-batches"
+                f"the heaviest device needs {units.size(over)} more than that. Lower it by as "
+                "much, or use more partitions or micro-batches"
             )
         yield f"device_memory {limit}: {fits}"
 
 
-def _links(given: step_plan.Plan) -> list[str]:
+def _links(plan: step_plan.Plan) -> list[str]:
     rows = [["link, per step", "forward", "back", ""]]
-    for link in given.links:
-        source = "input" if link.source == memory_timeline.INPUT else f"cell {link.source}"
+    for link in plan.links:
+        source = "input" if link.source == INPUT else f"cell {link.source}"
         names = ", ".join(dict.fromkeys(link.names))
         rows.append(
             [
@@ -181,8 +179,8 @@ def _links(given: step_plan.Plan) -> list[str]:
     return units.table(rows, "lrrl")
 
 
-def render_fit(grow: str, limit_bytes: int, found: Sequence[largest.Fitted]) -> str:
-    """Return what `fit` found, a line per number of partitions."""
+def render_largest(grow: str, limit_bytes: int, members: Sequence[largest.LargestMember]) -> str:
+    """Return a table of the largest members, a row per number of partitions."""
     lines = [f"largest {grow} whose every device stays within {units.size(limit_bytes)}", ""]
     head = (
         "K",
@@ -195,26 +193,28 @@ def render_fit(grow: str, limit_bytes: int, found: Sequence[largest.Fitted]) -> 
         "bubble",
     )
     rows: list[tuple[str, ...]] = [head]
-    for one in found:
-        if one.plan is None or one.value is None:
-            least = "" if one.plan is None else units.size(one.plan.heaviest_bytes)
-            answer = "none" if one.refusal else "none fits"
-            rows.append((str(one.num_partitions), answer, "", "", "", "", least, ""))
+    for member in members:
+        if member.plan is None or member.value is None:
+            least = "" if member.plan is None else units.size(member.plan.heaviest_bytes)
+            answer = "none" if member.refusal else "none fits"
+            rows.append((str(member.num_partitions), answer, "", "", "", "", least, ""))
             continue
-        cells = one.plan.partitions
+        cells = member.plan.partitions
         rows.append(
             (
-                str(one.num_partitions),
-                f"{'' if one.is_largest else '≥ '}{one.value}",
-                units.count(one.plan.parameters),
-                str(len(one.plan.analysis.layers)),
+                str(member.num_partitions),
+                f"{'' if member.is_largest else '≥ '}{member.value}",
+                units.count(member.plan.parameters),
+                str(len(member.plan.analysis.layers)),
                 units.size(sum(cell.parameter_bytes for cell in cells)),
                 units.size(max(cell.activation_bytes for cell in cells)),
-                units.size(one.plan.heaviest_bytes),
-                units.percent(one.plan.bubble_share),
+                units.size(member.plan.heaviest_bytes),
+                units.percent(member.plan.bubble_share),
             )
         )
     lines += units.table(rows, "rrrrrrrr")
     lines += ["", "weights: of all devices; activations: peak of the device with most, by formula"]
-    lines += [f"K={one.num_partitions}: {one.refusal}" for one in found if one.refusal]
+    for member in members:
+        if member.refusal:
+            lines.append(f"K={member.num_partitions}: {member.refusal}")
     return "\n".join(lines)

@@ -1,21 +1,26 @@
-"""What a training step will need before it is run: bytes per device and link, time, bubble.
+"""What a training step will need before it runs: bytes per device and link, time, bubble.
 
-Numbers alone, for tests and TensorBoard; `plan` makes the text.
+Numbers only, for tests and TensorBoard; `report` makes the text.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from lingvo_gpipe import network, optim
-from lingvo_gpipe.plan import describe, memory_timeline, profiling
+from lingvo_gpipe.nests import SpecNest
+from lingvo_gpipe.network import memory_formulas
+from lingvo_gpipe.plan import (
+    describe,
+    links,
+    memory_timeline,
+    profiling,
+    slot_times,
+    traced_cells,
+)
 from lingvo_gpipe.schedule import recompute, simulate
-
-# A slot of no time would hold nothing. So small a part of the longest is none in the result, and
-# yet no rounding error behind a million of them.
-_LEAST = 1e-9
+from lingvo_gpipe.task import Task
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,20 +29,20 @@ class PartitionPlan:
 
     Attributes:
         layers: names, in order.
-        cost_share: its share of all cells' cost, as the partition saw it.
-        forward_s: seconds (FLOPs, where nothing was measured) of one micro-batch's forward, by
-            its device's relative speed.
-        backward_s: of its backward, recomputation included.
-        parameter_bytes: of its own variables, frozen ones and statistics too.
-        gradient_bytes: of the gradients of its weights, tied ones of other cells too; twice, old
-            and new sums, where an update has several mini-batches.
-        slot_bytes: of the optimizer's slots and of moving averages.
+        cost_share: its share of the cost of all cells, as the partition saw it.
+        forward_s: seconds (FLOPs, where nothing was measured) of the forward of one micro-batch,
+            divided by the relative speed of its device.
+        backward_s: the same of its backward, recomputation included.
+        parameter_bytes: of the variables that it owns, frozen ones and statistics included.
+        gradient_bytes: of the gradients of its weights, those tied to other cells included; twice,
+            old and new sums, if an update has several mini-batches.
+        slot_bytes: of optimizer slots and of moving averages.
         copy_bytes: of weights in the compute dtype and of tied ones from other cells.
-        activation_bytes: the most its device holds at once besides these, all its cells together.
-        update_bytes: the most its update holds in place of copies and activations, which are gone
-            by then: new values of one layer.
-        live_micro_batches: the most micro-batches that are under way on its device at once.
-        is_estimate: whether activations are by formula, in part at least.
+        activation_bytes: the most that its device holds at once besides these, for all its cells.
+        update_bytes: the most that its update holds, when copies and activations are freed: the
+            new values of one layer.
+        live_micro_batches: the most micro-batches that its device keeps at once.
+        is_estimate: whether some of the activations are by formula.
     """
 
     layers: tuple[str, ...]
@@ -55,14 +60,14 @@ class PartitionPlan:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of everything together; of its device, where no other cell lives there."""
+        """All its bytes; those of its device, if no other cell is there."""
         return _device_bytes([self])
 
 
 def _device_bytes(cells: Sequence[PartitionPlan]) -> int:
     """Return what the cells of one device need together."""
     kept = sum(cell.parameter_bytes + cell.gradient_bytes + cell.slot_bytes for cell in cells)
-    # Activations are the peak of the device, whichever of its cells holds them.
+    # Activations are the peak of the device: each of its cells has the same number.
     step = cells[0].activation_bytes + sum(cell.copy_bytes for cell in cells)
     return kept + max(step, *(cell.update_bytes for cell in cells))
 
@@ -77,18 +82,16 @@ class Plan:
         timeline: the simulated step; its unit is a FLOP where nothing was measured.
         step_bytes: the most that a step holds at once on all devices together, besides variables
             and slots: gradients, and activations and copies of weights or an update's new values.
-        device_memory: as the params have it.
-        parameters: elements of the trained weights that inference uses.
-        profiled: whether times were measured and activations read from traced programs, as far
-            as these tell them (`PartitionPlan.is_estimate`).
+        parameters: number of elements of the trained weights that inference uses.
+        profiled: whether times were measured and activations read from traced programs, except
+            those marked by `PartitionPlan.is_estimate`.
         analysis: of the network.
     """
 
     partitions: tuple[PartitionPlan, ...]
-    links: tuple[memory_timeline.Link, ...]
+    links: tuple[links.Link, ...]
     timeline: simulate.Timeline
     step_bytes: int
-    device_memory: str | None
     parameters: int
     profiled: bool
     analysis: network.Analysis
@@ -102,8 +105,8 @@ class Plan:
     def heaviest_bytes(self) -> int:
         """Bytes of the device that needs most, all its cells together."""
         devices: dict[int, list[PartitionPlan]] = {}
-        for k, cell in enumerate(self.partitions):
-            devices.setdefault(self.analysis.table.device_of(k), []).append(cell)
+        for cell, needs in zip(self.analysis.cells, self.partitions, strict=True):
+            devices.setdefault(cell.device, []).append(needs)
         return max(map(_device_bytes, devices.values()))
 
     @property
@@ -114,10 +117,10 @@ class Plan:
 
 
 def make(
-    params: Any,
-    fields: Mapping[str, Any],
+    params: network.PipelineParams,
+    fields: Mapping[str, SpecNest],
     *,
-    optimizer_params: Any = None,
+    optimizer_params: optim.Optimizer.Params | None = None,
     averages: bool = False,
     accumulate: int = 1,
     profile: bool = False,
@@ -125,209 +128,122 @@ def make(
     """Plan a training step.
 
     Args:
-        params: a `network.PipelineParams`.
+        params: of the network.
         fields: the mini-batch's fields, name → nest of `tf.TensorSpec`.
-        optimizer_params: an `optim.Optimizer.Params`; None: no slots, and no update.
+        optimizer_params: None: no slots, and no update.
         averages: whether moving averages of weights and statistics are kept.
         accumulate: mini-batches of an update.
-        profile: runs each layer to cut by its time, and reads activations from traced programs;
-            cuts that `params` state are kept. Else nothing is run, and nothing traced.
+        profile: runs each layer, cuts by the measured times (unless `params` state the cuts), and
+            reads activations from traced programs. Otherwise nothing is run or traced.
     """
     analysis = network.analyze(params, fields)
-    net = memory_timeline.Network(params, analysis)
     if profile:
-        times = profiling.layer_times(params, fields)
+        layer_times = profiling.layer_times(params, fields)
         reuses = [cell.reuse for cell in analysis.cells]
-        costs = recompute.costs(reuses, [time.work for time in times])
+        costs = recompute.costs(reuses, [time.work for time in layer_times])
         analysis = network.analyze(params, fields, costs=costs)
-        net = memory_timeline.Network(params, analysis)
+        needs = traced_cells.cell_bytes(analysis)
     else:
-        times = tuple(
-            _stated(params, n, info, info.has_gradient) for n, info in enumerate(analysis.layers)
-        )
-    seconds = [_seconds(net, cell.index, times).on(cell.device_speed) for cell in analysis.cells]
-    line = _timeline(net, seconds)
-    cells = range(len(net.cells))
-    needs = (
-        profiling.cell_bytes(net) if profile else [memory_timeline.estimate(net, k) for k in cells]
-    )
-    table = analysis.table
-    peaks = memory_timeline.peak_activations(net, line, needs)
-    owned = memory_timeline.parameter_bytes(net)
-    sums = 1 if accumulate == 1 else 2
-    gradients = [sums * held for held in memory_timeline.gradient_bytes(net)]
-    copies = memory_timeline.copy_bytes(net)
-    slots = _slot_bytes(net, optimizer_params, averages)
-    slots_held = [0] * len(net.cells)
-    for path, held in slots.items():
-        slots_held[net.owner(path)] += held
-    updates = [0] * len(net.cells)
-    if optimizer_params is not None:
-        updates = memory_timeline.update_bytes(net, slots)
-    at_once = [0] * table.num_devices
-    for k in cells:
-        at_once[table.device_of(k)] = max(at_once[table.device_of(k)], updates[k])
-    estimated = {table.device_of(k) for k in cells if needs[k].is_estimate}
-    loads = describe.cell_costs(analysis)
+        layer_times = slot_times.by_flops(analysis)
+        needs = [memory_formulas.cell_bytes(analysis, cell) for cell in analysis.cells]
+    times = [slot_times.of_cell(analysis, cell, layer_times) for cell in analysis.cells]
+    stream = links.Stream(analysis)
+    timeline = slot_times.timeline(analysis, stream, times)
+    peaks = memory_timeline.peak_activations(analysis, stream, timeline, needs)
+    variables = _variables(analysis, optimizer_params, averages, accumulate)
+    at_once = [0] * analysis.table.num_devices  # of an update
+    for cell, held in zip(analysis.cells, variables, strict=True):
+        at_once[cell.device] = max(at_once[cell.device], held.update)
+    step = max(peaks.together + sum(held.copies for held in variables), sum(at_once))
+    estimated = {cell.device for cell in analysis.cells if needs[cell.index].is_estimate}
+    total_cost = sum(cell.cost for cell in analysis.cells)
     return Plan(
         partitions=tuple(
             PartitionPlan(
-                layers=tuple(analysis.layers[n].name for n in analysis.cells[k].layers),
-                cost_share=loads[k] / (sum(loads) or 1.0),
-                forward_s=seconds[k].forward,
-                backward_s=seconds[k].whole_backward,
-                parameter_bytes=owned[k],
-                gradient_bytes=gradients[k],
-                slot_bytes=slots_held[k],
-                copy_bytes=copies[k],
-                activation_bytes=peaks.devices[table.device_of(k)],
-                update_bytes=updates[k],
-                live_micro_batches=line.peak_live[table.device_of(k)],
-                is_estimate=table.device_of(k) in estimated,
+                layers=tuple(analysis.layers[n].name for n in cell.layers),
+                cost_share=cell.cost / (total_cost or 1.0),
+                forward_s=times[cell.index].forward_s,
+                backward_s=times[cell.index].mean_backward_s,
+                parameter_bytes=held.variables,
+                gradient_bytes=held.gradients,
+                slot_bytes=held.slots,
+                copy_bytes=held.copies,
+                activation_bytes=peaks.devices[cell.device],
+                update_bytes=held.update,
+                live_micro_batches=timeline.peak_live[cell.device],
+                is_estimate=cell.device in estimated,
             )
-            for k in cells
+            for cell, held in zip(analysis.cells, variables, strict=True)
         ),
-        links=memory_timeline.links(net),
-        timeline=line,
-        step_bytes=sum(gradients) + max(peaks.together + sum(copies), sum(at_once)),
-        device_memory=params.device_memory,
+        links=links.links(analysis, stream),
+        timeline=timeline,
+        step_bytes=sum(held.gradients for held in variables) + step,
         parameters=describe.counts(analysis).parameters,
         profiled=profile,
         analysis=analysis,
     )
 
 
-def _stated(params: Any, number: int, info: network.LayerInfo, flows: bool) -> profiling.LayerTime:
-    """Return a layer's FLOPs as its time, or the shares of a cost that was stated."""
-    ahead, back = float(info.meta.flops_forward), float(info.meta.flops_backward)
-    stated = info.params.cost if params.costs is None else params.costs[number]
-    if not flows:
-        return profiling.LayerTime(ahead if stated is None else stated, 0.0, 0.0)
-    if stated is not None:
-        whole = 2 * ahead + back
-        shares = (ahead / whole, back / whole) if whole else (0.25, 0.5)
-        ahead, back = stated * shares[0], stated * shares[1]
-    return profiling.LayerTime(ahead, back, ahead + back)
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Seconds:
-    """What the slots of a cell take.
+class _Variables:
+    """Bytes that a cell holds for its variables: see `PartitionPlan`."""
 
-    Attributes:
-        forward: of F.
-        backward: of B.
-        fused: of F and B as one program.
-        input_gradient: of I.
-        weight_gradient: of W.
-        whole_backward: of a micro-batch's backward, in one slot or two.
-    """
-
-    forward: float
-    backward: float
-    fused: float
-    input_gradient: float
-    weight_gradient: float
-    whole_backward: float
-
-    def on(self, speed: float) -> _Seconds:
-        """Return the same on a device that is so many times as fast."""
-        return _Seconds(*(seconds / speed for seconds in dataclasses.astuple(self)))
+    variables: int
+    gradients: int
+    copies: int
+    slots: int
+    update: int
 
 
-def _seconds(
-    net: memory_timeline.Network, cell: int, times: Sequence[profiling.LayerTime]
-) -> _Seconds:
-    """Return what the slots of a cell take."""
-    table = net.analysis.table
-    own = [times[n] for n in net.cells[cell].layers]
-    ahead = sum(time.forward_s for time in own)
-    if not net.cells[cell].has_backward:
-        return _Seconds(ahead, 0.0, 0.0, 0.0, 0.0, 0.0)
-    from_kept = sum(time.kept_backward_s for time in own)
-    # A frozen layer has no backward, but is computed again with its cell.
-    again = sum(time.again_s if time.backward_s else time.forward_s for time in own)
-    split = table.split()[cell]
-    kept = _share(net.cells[cell].kept, split)
-    inputs, weights = _halves(net, cell, times, again)
-    # From a kept forward, I does all and W nothing.
-    inputs = (1 - kept) * inputs + kept * from_kept
-    weights = (1 - kept) * weights
-    whole_kept = _share(net.cells[cell].kept, frozenset(range(table.num_micro_batches)) - split)
-    backward = (1 - whole_kept) * again + from_kept
-    share = len(split) / table.num_micro_batches
-    whole = (1 - share) * backward + share * (inputs + weights)
-    return _Seconds(ahead, backward, ahead + from_kept, inputs, weights, whole)
-
-
-def _halves(
-    net: memory_timeline.Network, cell: int, times: Sequence[profiling.LayerTime], again: float
-) -> tuple[float, float]:
-    """Return what I and W of a cell take, each with its forward computed again.
-
-    A layer's backward is half the gradient of its inputs, half that of its weights, if it has any
-    that are trained. I wants the first halves. W wants the others, and those inputs' gradients on
-    which they depend: of all layers behind the first with such weights. Where there is but one of
-    the two to give, it takes the whole backward.
-    """
-    layers = net.cells[cell].layers
-    backs = [times[n].kept_backward_s for n in layers]
-    trained = [bool(net.analysis.trainable(n)) for n in layers]
-    whole = again + sum(backs)
-    if not net.wanted[cell]:
-        return 0.0, whole
-    if not any(trained):
-        return whole, 0.0
-    shares = [0.5 if own else 1.0 for own in trained]
-    inputs = again + sum(share * back for share, back in zip(shares, backs, strict=True))
-    first = trained.index(True)
-    return inputs, again + sum(backs[first:]) - backs[first] / 2
-
-
-def _share(some: frozenset[int], of: frozenset[int]) -> float:
-    return len(some & of) / len(of) if of else 0.0
-
-
-def _timeline(net: memory_timeline.Network, seconds: Sequence[_Seconds]) -> simulate.Timeline:
-    """Simulate the step; every slot takes some time, and cells wait for what they read alone."""
-    least = _LEAST * (max(max(dataclasses.astuple(cell)) for cell in seconds) or 1.0)
-
-    def lengths(times: Iterable[float]) -> list[float]:
-        return [max(time, least) for time in times]
-
-    forward = {(net.source(v), cell.index) for cell in net.cells for v in cell.imports}
-    back = {(net.source(v), k) for k, wanted in enumerate(net.wanted) for v in wanted}
-    return simulate.simulate(
-        net.analysis.table,
-        lengths(cell.forward for cell in seconds),
-        lengths(cell.backward for cell in seconds),
-        fused_s=max(seconds[-1].fused, least) if net.cells[-1].fused else None,
-        input_gradient_s=lengths(cell.input_gradient for cell in seconds),
-        weight_gradient_s=lengths(cell.weight_gradient for cell in seconds),
-        link_s={ends: 0.0 for ends in forward if ends[0] != memory_timeline.INPUT},
-        no_gradient=forward - back,
-    )
+def _variables(
+    analysis: network.Analysis,
+    optimizer_params: optim.Optimizer.Params | None,
+    averages: bool,
+    accumulate: int,
+) -> list[_Variables]:
+    """Return what each cell holds for its variables."""
+    slots = _slot_bytes(analysis, optimizer_params, averages)
+    of_cells = [0] * len(analysis.cells)
+    for path, size in slots.items():
+        of_cells[analysis.owner_cell(path)] += size
+    cells = []
+    for cell in analysis.cells:
+        weights = memory_formulas.weights(analysis, cell.layers)
+        update = 0
+        if optimizer_params is not None:
+            # A device updates layer after layer.
+            layers = (analysis.layers[n] for n in cell.layers)
+            update = max(memory_formulas.update(analysis, layer, slots) for layer in layers)
+        cells.append(
+            _Variables(
+                variables=weights.variables,
+                gradients=weights.gradients * (1 if accumulate == 1 else 2),
+                copies=weights.copies,
+                slots=of_cells[cell.index],
+                update=update,
+            )
+        )
+    return cells
 
 
 def _slot_bytes(
-    net: memory_timeline.Network, optimizer_params: Any, averages: bool
+    analysis: network.Analysis, optimizer_params: optim.Optimizer.Params | None, averages: bool
 ) -> dict[str, int]:
     """Return path → bytes of its optimizer slots and of its average."""
-    variables = net.analysis.variables
-    held = dict.fromkeys(variables, 0)
+    sizes = dict.fromkeys(analysis.variables, 0)
     if optimizer_params is not None:
-        rule: optim.Optimizer = optimizer_params.instantiate()
-        for (path, _), slot in rule.slots(variables.values()).items():
-            held[path] += slot.size_bytes
+        optimizer: optim.Optimizer = optimizer_params.instantiate()
+        for (path, _), slot in optimizer.slots(analysis.variables.values()).items():
+            sizes[path] += slot.size_bytes
     if averages:
-        for path, spec in variables.items():
+        for path, spec in analysis.variables.items():
             if spec.trainable or spec.is_state:
-                held[path] += spec.size_bytes
-    return held
+                sizes[path] += spec.size_bytes
+    return sizes
 
 
-def make_for(task: Any, *, profile: bool = False) -> Plan:
-    """Plan the training of a `Task.Params`; see `make`."""
+def make_for(task: Task.Params, *, profile: bool = False) -> Plan:
+    """Plan the training of a task; see `make`."""
     return make(
         task.model,
         describe.fields_of(task),

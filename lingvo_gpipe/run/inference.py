@@ -18,7 +18,6 @@ from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.network import micro_batches
 from lingvo_gpipe.network.wiring import FIELD
 from lingvo_gpipe.pipelining import PipeliningLayer
-from lingvo_gpipe.plan import memory_timeline
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ def _needed(
         needed = needed - set(layer.writes) | set(layer.reads)
         layer.writes = tuple(spare.get(name, name) for name in layer.writes)
         chain.append(layer)
-    params: PipeliningLayer.Params = memory_timeline.uncut(model)
+    params = network.uncut(model)
     unbatched = tuple(name for name in model.unbatched if name in available)
     params.set(layers=chain[::-1], outputs=(*outputs, *unread), unbatched=unbatched, frozen=())
     return InferenceParams(params, outputs)
@@ -115,15 +114,7 @@ class InferenceNetwork:
         """
         self._served = inference_params(model, fields)
         params = self._served.params
-        self.analysis = network.analyze(
-            params,
-            {
-                name: value
-                if name in params.unbatched
-                else micro_batches.with_batch(value, 1, params.batch_dim)
-                for name, value in fields.items()
-            },
-        )
+        self.analysis = network.analyze(params, micro_batches.resized(params, fields, 1))
         layers = [info.params.instantiate() for info in self.analysis.layers]
         self._programs = cell_programs.CellPrograms(0, self.analysis, layers, jit=False)
         with tf.device("CPU:0"):

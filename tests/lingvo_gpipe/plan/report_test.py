@@ -111,7 +111,7 @@ def test_activations_of_loops_are_marked_where_others_are_traced() -> None:
         given, partitions=(one, dataclasses.replace(other, is_estimate=True))
     )
     text = report.render(looped)
-    assert "traced programs, ~ loops: by formula at least" in text
+    assert "traced programs, ~ where loops count by formula" in text
     assert f"~{units.size(other.activation_bytes)}" in text
     assert text.count("~") == 2
     assert max(map(len, text.splitlines())) <= 100
@@ -169,7 +169,7 @@ def test_devices_that_share_a_memory_hold_less() -> None:
     assert together.plan is not None
     assert together.plan.together_bytes <= limit
     assert (together.value or 0) < (apart.value or 0)
-    above = largest.cut(deep_task((together.value or 0) + 1), 4)
+    above = largest.with_partitions(deep_task((together.value or 0) + 1), 4)
     assert step_plan.make_for(above).together_bytes > limit
 
 
@@ -216,9 +216,9 @@ def test_what_never_fits_is_said() -> None:
     [
         ({"fit": "8GiB"}, "--fit needs --grow=FIELD"),
         ({"grow": "model.seed"}, "--grow needs --fit=8GiB"),
-        ({"fit": "8 giraffes", "grow": "model.seed"}, "'8 giraffes' is no size"),
+        ({"fit": "8 giraffes", "grow": "model.seed"}, "'8 giraffes' is not a size"),
         ({"fit": "8GiB", "grow": "train.max_step"}, "nearest 'train.max_steps'"),
-        ({"fit": "8GiB", "grow": "model.schedule"}, "'gpipe' is no whole number"),
+        ({"fit": "8GiB", "grow": "model.schedule"}, "'gpipe' is not an integer"),
         ({"fit": "8GiB", "grow": "width", "rebuild": rebuild}, "no 'width'"),
         ({"fit": "8GiB", "grow": "depth", "profile": True}, "Leave one of the two out"),
     ],
@@ -239,7 +239,7 @@ def test_sizes_are_read(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "1e9", "8XB", "1" * 40])
 def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(errors.ParamsError, match="is no size"):
+    with pytest.raises(errors.ParamsError, match="is not a size"):
         units.parse_size(text)
 
 

@@ -6,7 +6,8 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, layers, optim, pipelining
-from lingvo_gpipe.plan import memory_timeline, step_plan
+from lingvo_gpipe.plan import step_plan
+from lingvo_gpipe.plan.links import INPUT, Link
 from tests import sameness_nets
 from tests.tiny_task import tiny_task
 
@@ -48,21 +49,19 @@ def points(examples: int) -> dict[str, tf.TensorSpec]:
     return {"x": floats(examples, 64), "target": floats(examples, 64)}
 
 
-def ends(plan: step_plan.Plan) -> dict[tuple[int, int], memory_timeline.Link]:
+def ends(plan: step_plan.Plan) -> dict[tuple[int, int], Link]:
     return {(link.source, link.target): link for link in plan.links}
 
 
 def test_a_skip_is_charged_straight_and_not_to_the_cells_between() -> None:
     links = ends(step_plan.make(skipping(num_micro_batches=2), SKIPPING))
-    assert links[0, 2] == memory_timeline.Link(0, 2, 8 * 6 * 4, 8 * 6 * 4, ("skip",))
-    assert links[1, 2] == memory_timeline.Link(1, 2, 8 * 4 * 4, 8 * 4 * 4, ("x",))
+    assert links[0, 2] == Link(0, 2, 8 * 6 * 4, 8 * 6 * 4, ("skip",))
+    assert links[1, 2] == Link(1, 2, 8 * 4 * 4, 8 * 4 * 4, ("x",))
     assert (0, 1) not in links
     # The fields have no gradient; each goes to the cells that read it.
-    assert links[memory_timeline.INPUT, 0] == memory_timeline.Link(-1, 0, 8 * 5 * 4, 0, ("x",))
-    assert links[memory_timeline.INPUT, 1] == memory_timeline.Link(-1, 1, 8 * 5 * 4, 0, ("x",))
-    assert links[memory_timeline.INPUT, 2] == memory_timeline.Link(
-        -1, 2, 8 * 10 * 4, 0, ("target",)
-    )
+    assert links[INPUT, 0] == Link(-1, 0, 8 * 5 * 4, 0, ("x",))
+    assert links[INPUT, 1] == Link(-1, 1, 8 * 5 * 4, 0, ("x",))
+    assert links[INPUT, 2] == Link(-1, 2, 8 * 10 * 4, 0, ("target",))
     assert len(links) == 5
 
 
@@ -70,7 +69,7 @@ def test_a_skip_is_charged_straight_and_not_to_the_cells_between() -> None:
 def test_links_carry_the_whole_mini_batch_however_it_is_cut(micro_batches: int) -> None:
     links = ends(step_plan.make(skipping(num_micro_batches=micro_batches), SKIPPING))
     assert links[0, 2].forward_bytes == 8 * 6 * 4
-    assert links[memory_timeline.INPUT, 2].forward_bytes == 8 * 10 * 4
+    assert links[INPUT, 2].forward_bytes == 8 * 10 * 4
 
 
 def test_links_carry_what_the_pipeline_computes() -> None:
@@ -94,7 +93,7 @@ def test_boundaries_travel_in_the_compute_dtype_and_weights_are_copied_into_it()
 
 def test_a_frozen_first_cell_gets_no_gradient_back() -> None:
     plan = step_plan.make(skipping(frozen=("a/*",)), SKIPPING)
-    assert ends(plan)[0, 2] == memory_timeline.Link(0, 2, 8 * 6 * 4, 0, ("skip",))
+    assert ends(plan)[0, 2] == Link(0, 2, 8 * 6 * 4, 0, ("skip",))
     assert plan.partitions[0].gradient_bytes == 0
     assert plan.partitions[0].parameter_bytes == (5 * 6 + 6) * 4
 
@@ -188,7 +187,7 @@ def test_one_partition_of_one_micro_batch_is_the_plain_network() -> None:
     assert cell.cost_share == 1.0
     assert plan.bubble_share == 0.0
     assert cell.live_micro_batches == 1
-    assert [link.source for link in plan.links] == [memory_timeline.INPUT]
+    assert [link.source for link in plan.links] == [INPUT]
     assert cell.total_bytes == cell.parameter_bytes + cell.gradient_bytes + cell.activation_bytes
 
 

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, network, pipelining
-from lingvo_gpipe.plan import describe, memory_timeline, step_plan
+from lingvo_gpipe.plan import describe, links, step_plan
 from lingvo_gpipe.tasks.mt.model import transformer
 from tests.tasks.mt.toy_model import transformer_layers
 
@@ -215,7 +215,7 @@ def test_the_plan_shows_the_bytes_of_transparent_attention(starts: tuple[int, ..
         }
         cuts = tuple(b - a for a, b in itertools.pairwise([*begins, len(flat)]))
         told = step_plan.make(model(flat, num_partitions=len(cuts), cuts=cuts), fields())
-        crossing = [link for link in told.links if link.source != memory_timeline.INPUT]
+        crossing = [link for link in told.links if link.source != links.INPUT]
         sent[transparent] = sum(link.forward_bytes for link in crossing)
     state = 4 * 7 * 32 * 4  # of the mini-batch's sources
     cells = len(starts) - 1

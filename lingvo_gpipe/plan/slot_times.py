@@ -1,0 +1,160 @@
+"""How long the slots of a step take, from the times of layers, and their simulated timeline."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from lingvo_gpipe import network
+from lingvo_gpipe.plan.links import INPUT, Stream
+from lingvo_gpipe.plan.profiling import LayerTime
+from lingvo_gpipe.schedule import simulate
+
+# Zero-length slots would hold no memory, so every slot lasts at least this share of the longest:
+# too little to show in a result, and more than the rounding error after a million slots.
+_LEAST_SHARE = 1e-9
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SlotTimes:
+    """Seconds (FLOPs, where nothing was measured) that the slots of a cell take.
+
+    Attributes:
+        forward_s: of F.
+        backward_s: of B.
+        fused_s: of F and B as one program.
+        input_gradient_s: of I.
+        weight_gradient_s: of W.
+        mean_backward_s: of the backward of one micro-batch, in one slot or two, on average.
+    """
+
+    forward_s: float
+    backward_s: float
+    fused_s: float
+    input_gradient_s: float
+    weight_gradient_s: float
+    mean_backward_s: float
+
+    def on(self, speed: float) -> SlotTimes:
+        """Return the times on a device `speed` times as fast."""
+        return SlotTimes(*(seconds / speed for seconds in dataclasses.astuple(self)))
+
+
+def by_flops(analysis: network.Analysis) -> tuple[LayerTime, ...]:
+    """Return the FLOPs of each layer as its time, or its stated cost, divided as its FLOPs are."""
+    return tuple(_layer_flops(analysis, layer) for layer in analysis.layers)
+
+
+def _layer_flops(analysis: network.Analysis, layer: network.LayerInfo) -> LayerTime:
+    forward, backward = float(layer.meta.flops_forward), float(layer.meta.flops_backward)
+    costs = analysis.params.costs
+    stated = layer.params.cost if costs is None else costs[layer.index]
+    if not layer.has_gradient:
+        return LayerTime(forward if stated is None else stated, 0.0, 0.0)
+    if stated is not None:
+        total = 2 * forward + backward
+        shares = (forward / total, backward / total) if total else (0.25, 0.5)
+        forward, backward = stated * shares[0], stated * shares[1]
+    return LayerTime(forward, backward, forward + backward)
+
+
+def of_cell(
+    analysis: network.Analysis, cell: network.Cell, times: Sequence[LayerTime]
+) -> SlotTimes:
+    """Return the times of a cell's slots on its device.
+
+    Args:
+        analysis: of the network.
+        cell: one of its cells.
+        times: of each layer of the network, on a device of speed 1.
+    """
+    table = analysis.table
+    layers = [times[n] for n in cell.layers]
+    forward = sum(layer.forward_s for layer in layers)
+    if not cell.has_backward:
+        return SlotTimes(forward, 0.0, 0.0, 0.0, 0.0, 0.0).on(cell.device_speed)
+    from_kept = sum(layer.kept_backward_s for layer in layers)
+    # A frozen layer has no backward, but its forward is recomputed with that of its cell.
+    again = sum(layer.again_s if layer.backward_s else layer.forward_s for layer in layers)
+    split = table.split()[cell.index]
+    kept_share = _share(cell.kept, split)
+    inputs, weights = _split_backward(analysis, cell, times, again)
+    # From a kept forward, I computes all gradients and W none.
+    inputs = (1 - kept_share) * inputs + kept_share * from_kept
+    weights = (1 - kept_share) * weights
+    whole = frozenset(range(table.num_micro_batches)) - split
+    backward = (1 - _share(cell.kept, whole)) * again + from_kept
+    split_share = len(split) / table.num_micro_batches
+    return SlotTimes(
+        forward_s=forward,
+        backward_s=backward,
+        fused_s=forward + from_kept,
+        input_gradient_s=inputs,
+        weight_gradient_s=weights,
+        mean_backward_s=(1 - split_share) * backward + split_share * (inputs + weights),
+    ).on(cell.device_speed)
+
+
+def _share(part: frozenset[int], whole: frozenset[int]) -> float:
+    return len(part & whole) / len(whole) if whole else 0.0
+
+
+def _split_backward(
+    analysis: network.Analysis, cell: network.Cell, times: Sequence[LayerTime], again: float
+) -> tuple[float, float]:
+    """Return the times of a cell's I and W, each of which recomputes the forward.
+
+    Half of a layer's backward computes the gradient of its inputs, half that of its weights, if it
+    has any that are trained. I computes the first halves. W computes the others, and the gradients
+    of inputs on which they depend: those of all layers after the first one with trained weights.
+    Where only one of the two has gradients to compute, it takes the whole backward.
+
+    Args:
+        analysis: of the network.
+        cell: one of its cells.
+        times: of each layer of the network.
+        again: time of the recomputation.
+    """
+    backwards = [times[n].kept_backward_s for n in cell.layers]
+    is_trained = [analysis.is_trained[n] for n in cell.layers]
+    whole = again + sum(backwards)
+    if not cell.returned_gradients:
+        return 0.0, whole
+    if not any(is_trained):
+        return whole, 0.0
+    shares = [0.5 if trained else 1.0 for trained in is_trained]
+    inputs = again + sum(share * time for share, time in zip(shares, backwards, strict=True))
+    first = is_trained.index(True)
+    return inputs, again + sum(backwards[first:]) - backwards[first] / 2
+
+
+def timeline(
+    analysis: network.Analysis, stream: Stream, cells: Sequence[SlotTimes]
+) -> simulate.Timeline:
+    """Simulate a step: links take no time, and a cell waits only for cells whose values it reads.
+
+    Args:
+        analysis: of the network.
+        stream: of the same network.
+        cells: times of each cell's slots.
+    """
+    longest = max(max(dataclasses.astuple(cell)) for cell in cells)
+    least = _LEAST_SHARE * (longest or 1.0)
+
+    def lengths(times: Iterable[float]) -> list[float]:
+        return [max(time, least) for time in times]
+
+    forward = {(stream.source(v), cell.index) for cell in analysis.cells for v in cell.imports}
+    backward = {
+        (stream.source(v), cell.index) for cell in analysis.cells for v in cell.returned_gradients
+    }
+    return simulate.simulate(
+        analysis.table,
+        lengths(cell.forward_s for cell in cells),
+        lengths(cell.backward_s for cell in cells),
+        fused_s=max(cells[-1].fused_s, least) if analysis.cells[-1].fused else None,
+        input_gradient_s=lengths(cell.input_gradient_s for cell in cells),
+        weight_gradient_s=lengths(cell.weight_gradient_s for cell in cells),
+        link_s={ends: 0.0 for ends in forward if ends[0] != INPUT},
+        no_gradient=forward - backward,
+    )

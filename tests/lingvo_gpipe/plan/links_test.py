@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from lingvo_gpipe import layers, network, pipelining
+from lingvo_gpipe.plan import links
+
+N, D = 512, 64
+
+
+def test_cells_of_one_device_send_each_other_nothing_and_receive_once() -> None:
+    # The first layer's output is read by the other three, of which two share a device.
+    first = layers.Dense.Params(name="first", units=D, writes=("skip",))
+    others = [
+        layers.Dense.Params(name=f"d{n}", units=D, reads=("skip",), writes=(f"y{n}",))
+        for n in range(3)
+    ]
+    end = layers.Concat.Params(name="end", reads=("y0", "y1", "y2"))
+    params = pipelining.PipeliningLayer.Params(
+        layers=[first, *others, end, layers.MeanSquaredError.Params()],
+        num_partitions=2,
+        cuts=(1, 1, 1, 3),
+        schedule="0F0,2F0,2B0,0B0\n1F0,3F0,3B0,1B0",
+    )
+    fields = {"x": tf.TensorSpec([N, D]), "target": tf.TensorSpec([N, 3 * D])}
+    analysis = network.analyze(params, fields)
+    found = links.links(analysis, links.Stream(analysis))
+    one = N * D * 4
+    assert [dataclasses.astuple(link) for link in found] == [
+        (links.INPUT, 0, one, 0, ("x",)),
+        (links.INPUT, 3, 3 * one, 0, ("target",)),
+        (0, 1, one, one, ("skip",)),
+        # Its value is there; the gradient of each cell comes back by itself.
+        (0, 3, 0, one, ("skip",)),
+        (2, 3, one, one, ("y1",)),
+    ]

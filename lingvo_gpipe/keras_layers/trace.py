@@ -65,9 +65,18 @@ def trace(params: Any, inputs: Sequence[Any]) -> Traced:
 
 
 def known(params: Any, inputs: Sequence[Any]) -> Traced:
-    """Return what `trace` gave for these inputs, or for ones that differ in their batch alone."""
+    """Return what `trace` gave for these inputs, or for ones that differ in their batch alone.
+
+    An export has batches of any size: where theirs is unknown, one example is traced.
+    """
     examples = tf.nest.map_structure(lambda s: (tuple(s.shape[1:]), s.dtype.name), tuple(inputs))
-    return _of_any_batch(_Key(params, params), _Key(examples, tuple(inputs)))
+    sized = tf.nest.map_structure(_with_known_batch, tuple(inputs))
+    return _of_any_batch(_Key(params, params), _Key(examples, sized))
+
+
+def _with_known_batch(spec: tf.TensorSpec) -> tf.TensorSpec:
+    batch = [1 if size is None else size for size in spec.shape[:1]]
+    return tf.TensorSpec([*batch, *spec.shape[1:]], spec.dtype)
 
 
 class _Key:

@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from lingvo_gpipe import hyperparams
-from lingvo_gpipe.keras_layers import adapter
+from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe.keras_layers import adapter, trace
 from tests.lingvo_gpipe.keras_layers import keras_runs
 
 hyperparams.register_package(__name__)
@@ -58,6 +58,15 @@ def test_params_go_to_text_and_back(make: Any, shape: tuple[int, ...]) -> None:
     assert [v.path for v in one.variables] == [v.path for v in other.variables]
     x = keras_runs.random(*shape)
     assert np.array_equal(keras_runs.run(params, x)[0], keras_runs.run(again, x)[0])
+
+
+def test_a_layer_is_traced_for_batches_of_unknown_size() -> None:
+    """An export asks for no other: it may be the first in its process to trace the layer."""
+    params = adapter.from_keras(layers.Dense(7, name="traced_here_alone"))
+    traced = trace.known(params, [tf.TensorSpec([None, 4])])
+    assert traced.outputs.shape == [1, 7]
+    with pytest.raises(errors.LayerError, match=r"an input of shape \(1, None\)"):
+        trace.known(params, [tf.TensorSpec([None, None])])
 
 
 def test_float64_policy_replaces_the_layers_own() -> None:

@@ -6,7 +6,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from lingvo_gpipe.tasks.mt.model import layers
+from lingvo_gpipe.tasks.mt.model.decoder import DecoderLayer
+from lingvo_gpipe.tasks.mt.model.embedding import TokenEmbedding
+from lingvo_gpipe.tasks.mt.model.encoder import EncoderLayer, TransparentEncoderLayer
+from lingvo_gpipe.tasks.mt.model.mixture import Mixture
+from lingvo_gpipe.tasks.mt.model.softmax import TranslationSoftmax
 from tests.layer_cases import Case
 
 SOURCE = tf.TensorSpec((3, 5), tf.int32)  # ids or sentences, 0 to 2
@@ -18,7 +22,7 @@ DROPOUT: dict[str, Any] = {"dropout": 0.2, "attention_dropout": 0.1, "relu_dropo
 
 
 def _transparent(num_shares: int, reads: tuple[str, ...], writes: tuple[str, ...]) -> Any:
-    return layers.TransparentEncoderLayer.Params(
+    return TransparentEncoderLayer.Params(
         **BLOCK, num_shares=num_shares, shares_dropout=0.4, reads=reads, writes=writes
     )
 
@@ -26,18 +30,18 @@ def _transparent(num_shares: int, reads: tuple[str, ...], writes: tuple[str, ...
 CASES = (
     Case(
         "token_embedding",
-        lambda: layers.TokenEmbedding.Params(vocabulary=5, units=6, dropout=0.3),
+        lambda: TokenEmbedding.Params(vocabulary=5, units=6, dropout=0.3),
         (SOURCE,),
     ),
     Case(
         "token_embedding_given",
-        lambda: layers.TokenEmbedding.Params(vocabulary=5, units=6, reads=("ids", "position")),
+        lambda: TokenEmbedding.Params(vocabulary=5, units=6, reads=("ids", "position")),
         (SOURCE, SOURCE),
     ),
-    Case("encoder_layer", lambda: layers.EncoderLayer.Params(**BLOCK, **DROPOUT), (STATE, SOURCE)),
+    Case("encoder_layer", lambda: EncoderLayer.Params(**BLOCK, **DROPOUT), (STATE, SOURCE)),
     Case(
         "encoder_layer_packed",
-        lambda: layers.EncoderLayer.Params(**BLOCK, packed=True),
+        lambda: EncoderLayer.Params(**BLOCK, packed=True),
         (STATE, SOURCE),
     ),
     Case(
@@ -57,24 +61,24 @@ CASES = (
     ),
     Case(
         "mixture",
-        lambda: layers.Mixture.Params(shares_dropout=0.4, reads=tuple("abcdefghijkl")),
+        lambda: Mixture.Params(shares_dropout=0.4, reads=tuple("abcdefghijkl")),
         (STATE,) * 12,
     ),
     Case(
         "decoder_layer",
-        lambda: layers.DecoderLayer.Params(**BLOCK, **DROPOUT),
+        lambda: DecoderLayer.Params(**BLOCK, **DROPOUT),
         (X, STATE, TARGET, SOURCE),
     ),
     Case(
         "decoder_layer_mixing",
-        lambda: layers.DecoderLayer.Params(
+        lambda: DecoderLayer.Params(
             **BLOCK, packed=True, shares_dropout=0.0, reads=("x", "a", "b", "target", "source")
         ),
         (X, STATE, STATE, TARGET, SOURCE),
     ),
     Case(
         "translation_softmax",
-        lambda: layers.TranslationSoftmax.Params(
+        lambda: TranslationSoftmax.Params(
             vocabulary=7,
             logit_clip=0.5,
             languages=("de", "fr", "cs"),

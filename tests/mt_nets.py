@@ -212,7 +212,7 @@ TARGET_PARTS = ((2, 3), (1, 2), (4,), (1, 2, 1), (3, 2), (1, 1), (1, 1, 2), (5,)
 
 
 def packed() -> dict[str, tf.Tensor]:
-    """Return a mini-batch whose rows hold several sentences, and padding behind them."""
+    """Return a mini-batch whose rows hold several sentences, then padding."""
     rows = len(SOURCE_PARTS)
     source_segment, source_position = _segments(SOURCE_PARTS, S)
     target_segment, target_position = _segments(TARGET_PARTS, T)

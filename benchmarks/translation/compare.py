@@ -1,18 +1,18 @@
-r"""Puts scores of several systems side by side: a markdown table and a bar plot.
+r"""Compares the scores of several systems: a markdown table and a bar plot.
 
     python -m benchmarks.translation.compare --metric=BLEU --against=bilingual \
         --picture=benchmarks/translation/multi30k.png "untrained=runs/untrained" \
         "bilingual=runs/de,runs/fr,runs/cs" "multilingual=runs/multilingual"
 
-Each system is NAME=LOGDIR of a run that `--mode=score` has scored, or several between commas, whose
-pairs of languages are put together. All must have translated the same sentences: then resamples are
-the same, and the columns of differences are a paired bootstrap's.
+Each system is NAME=LOGDIR of a run that `--mode=score` has scored, or several, separated by commas,
+whose pairs of languages are combined. All must have translated the same sentences: then they have
+the same resamples, and the intervals of differences are those of a paired bootstrap.
 
 `--metric=loss` reads the loss per token instead, from each run's newest evaluation, which must be
-of the checkpoint that was scored, and is of all sentences of the run's `eval.split`;
-`--evaluations=eval_test` reads those by `--mode=eval --params_override=eval.split=test`. Its
-intervals are of the languages of a group, drawn anew; those of BLEU and chrF are of the sentences
-of each language.
+of the scored checkpoint and covers all sentences of the run's `eval.split`.
+`--evaluations=eval_test` reads the evaluations of `--mode=eval --params_override=eval.split=test`.
+Intervals of the loss resample the languages of a group; those of BLEU and chrF resample the
+sentences of each language.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ import dataclasses
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from benchmarks.translation import curves
 from lingvo_gpipe import errors
 from lingvo_gpipe.run import writers
-from lingvo_gpipe.tasks.mt.decoding import scores
+from lingvo_gpipe.tasks.mt.decoding import score_files, scores
 
 LOSS = "loss"
 RESAMPLES = 1_000
@@ -42,33 +41,33 @@ class System:
     """A system's scores.
 
     Attributes:
-        name: as it is told.
-        report: its scores, of which groups are known.
-        values: row → score by the wanted metric.
+        name: in tables and plots.
+        report: its scores, with the groups of languages.
+        values: row → score by the chosen metric.
         copied: row → score of the copied source; empty for the loss.
-        references: pair of languages → what its sentences were scored against.
+        references: pair of languages → reference translations.
     """
 
     name: str
-    report: scores.Report
+    report: scores.ScoreReport
     values: Mapping[str, scores.Score]
     copied: Mapping[str, scores.Score]
     references: Mapping[str, Sequence[str]]
 
 
 def read(name: str, logdirs: Sequence[Path], split: str, metric: str, evaluations: str) -> System:
-    """Read what `--mode=score` and evaluations left in log directories.
+    """Read the files of `--mode=score` and of evaluations in log directories.
 
     Raises:
-        InputError: it is not there, or of different checkpoints.
+        InputError: there are none, or they are of different checkpoints.
     """
-    texts: list[scores.Text] = []
+    texts: list[scores.PairTranslations] = []
     losses: dict[str, float] = {}
     for logdir in logdirs:
-        own, step = scores.read(logdir / "score", split)
-        texts += own
+        of_run, step = score_files.read(logdir / "score", split)
+        texts += of_run
         if metric == LOSS:
-            losses |= _losses(logdir / evaluations, [text.pair for text in own], step)
+            losses |= _losses(logdir / evaluations, [text.pair for text in of_run], step)
     report = scores.score(texts, scores.Scoring(resamples=RESAMPLES))
     rows = (*report.groups, *report.languages)
     references = {text.pair: text.references for text in texts}
@@ -85,10 +84,10 @@ def read(name: str, logdirs: Sequence[Path], split: str, metric: str, evaluation
 
 def _losses(folder: Path, pairs: Sequence[str], step: int) -> dict[str, float]:
     """Return pair → loss per token in the newest evaluation of a folder."""
-    found = curves.read(folder)
+    tags = curves.read(folder)
     losses = {}
     for pair in pairs:
-        points = found.get(_BY_LANGUAGE + pair, found.get(_WHOLE) if len(pairs) == 1 else None)
+        points = tags.get(_BY_LANGUAGE + pair, tags.get(_WHOLE) if len(pairs) == 1 else None)
         if not points or points[-1].step != step:
             raise errors.InputError(
                 f"{folder} has no evaluation of {pair} at step {step}. Make it by --mode=eval "
@@ -99,9 +98,9 @@ def _losses(folder: Path, pairs: Sequence[str], step: int) -> dict[str, float]:
 
 
 def _group_losses(
-    report: scores.Report, losses: Mapping[str, float]
+    report: scores.ScoreReport, losses: Mapping[str, float]
 ) -> Iterator[tuple[str, scores.Score]]:
-    """Yield row → loss; a group's resamples are of its languages, alike for every system."""
+    """Yield row → loss; a group's resamples draw its languages, the same for every system."""
     for group in report.groups:
         members = [r for r in report.languages if group.name in (r.group, scores.ALL)]
         names = sorted(row.name for row in members)
@@ -114,7 +113,7 @@ def _group_losses(
 
 
 def check(systems: Sequence[System]) -> None:
-    """Refuse systems that have not translated the same sentences, of the same groups.
+    """Refuse systems that did not translate the same sentences, in the same groups.
 
     Raises:
         InputError: names the two.
@@ -123,7 +122,7 @@ def check(systems: Sequence[System]) -> None:
     for other in systems[1:]:
         if other.references != first.references:
             raise errors.InputError(
-                f"{first.name!r} and {other.name!r} have not translated the same sentences. Score "
+                f"{first.name!r} and {other.name!r} did not translate the same sentences. Score "
                 "both with the same score.split and score.max_sentences"
             )
         groups = [
@@ -131,7 +130,7 @@ def check(systems: Sequence[System]) -> None:
         ]
         if groups[0] != groups[1]:
             raise errors.InputError(
-                f"{first.name!r} and {other.name!r} have not the same languages in each resource "
+                f"{first.name!r} and {other.name!r} differ in the languages of a resource "
                 "group. Compare systems that were scored with the same training data"
             )
 
@@ -140,14 +139,14 @@ def table(systems: Sequence[System], rows: Sequence[str], against: str | None) -
     """Return the rows of a markdown table, the head first.
 
     Args:
-        systems: side by side.
+        systems: one column for each.
         rows: names of pairs and groups.
-        against: name of the system from which the others' differences are told; None: none are.
+        against: name of the system to which the others are compared; None: no comparison.
     """
     base = next((system for system in systems if system.name == against), None)
     others = [system for system in systems if base is not None and system is not base]
     copied = bool(systems[0].copied)
-    # The loss is of all sentences, whichever were translated; it has no copied source.
+    # The loss covers all sentences, translated or not; it has no copied source.
     head = ["", "training", *(["sentences", "copied source"] if copied else [])]
     head += [system.name for system in systems]
     head += [f"{system.name} − {against}" for system in others]
@@ -157,14 +156,14 @@ def table(systems: Sequence[System], rows: Sequence[str], against: str | None) -
         cells = [name, f"{row.examples:,}"]
         if copied:
             cells += [f"{row.sentences:,}", f"{systems[0].copied[name].value:.2f}"]
-        cells += [_told(system.values[name]) for system in systems]
+        cells += [_cell(system.values[name]) for system in systems]
         if base is not None:
-            cells += [_told(system.values[name] - base.values[name], "+") for system in others]
+            cells += [_cell(system.values[name] - base.values[name], "+") for system in others]
         lines.append(cells)
     return lines
 
 
-def _told(score: scores.Score, sign: str = "") -> str:
+def _cell(score: scores.Score, sign: str = "") -> str:
     low, high = score.interval
     if low == high:
         return f"{score.value:{sign}.2f}"
@@ -196,31 +195,35 @@ def draw(systems: Sequence[System], rows: Sequence[str], metric: str, path: Path
     picture.savefig(path, format="png", metadata={"Software": None})
 
 
-def compare(given: Any) -> None:
-    """Do what the arguments ask.
+def compare(arguments: argparse.Namespace) -> None:
+    """Print the table and draw the plot that the arguments ask for.
 
     Raises:
-        InputError: scores are missing, or do not fit together.
+        InputError: scores are missing, or cannot be compared.
     """
     systems = []
-    for text in given.systems:
+    for text in arguments.systems:
         name, _, logdirs = text.rpartition("=")
         folders = [Path(logdir) for logdir in logdirs.split(",")]
-        systems.append(read(name, folders, given.split, given.metric, given.evaluations))
+        systems.append(
+            read(name, folders, arguments.split, arguments.metric, arguments.evaluations)
+        )
     check(systems)
     known = [system.name for system in systems]
-    if given.against is not None and given.against not in known:
-        raise errors.InputError(f"--against={given.against}: there are {', '.join(known)}")
+    if arguments.against is not None and arguments.against not in known:
+        raise errors.InputError(f"--against={arguments.against}: there are {', '.join(known)}")
     report = systems[0].report
     groups = [row.name for row in report.groups]
     pairs = [row.name for row in report.languages]
-    rows = {"groups": groups, "pairs": [*pairs, scores.ALL], "both": [*groups, *pairs]}[given.rows]
-    for line in table(systems, rows, given.against):
+    rows = {"groups": groups, "pairs": [*pairs, scores.ALL], "both": [*groups, *pairs]}[
+        arguments.rows
+    ]
+    for line in table(systems, rows, arguments.against):
         print(f"| {' | '.join(line)} |")
-    if given.metric != LOSS:
-        print(f"\n{given.metric}|{report.row(scores.ALL).signatures[given.metric]}")
-    if given.picture is not None:
-        draw(systems, rows, given.metric, given.picture)
+    if arguments.metric != LOSS:
+        print(f"\n{arguments.metric}|{report.row(scores.ALL).signatures[arguments.metric]}")
+    if arguments.picture is not None:
+        draw(systems, rows, arguments.metric, arguments.picture)
 
 
 def main() -> None:
@@ -233,7 +236,7 @@ def main() -> None:
         "--evaluations", default=writers.EVALUATIONS, help="folder of the losses in each LOGDIR"
     )
     parser.add_argument("--rows", default="pairs", choices=["pairs", "groups", "both"])
-    parser.add_argument("--against", help="system from which the others' differences are told")
+    parser.add_argument("--against", help="system to which the others are compared")
     parser.add_argument("--picture", type=Path, help="PNG to write")
     try:
         compare(parser.parse_args())

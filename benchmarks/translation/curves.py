@@ -3,10 +3,10 @@ r"""Draws evaluation losses of runs over the tokens that they have seen.
     python -m benchmarks.translation.curves batch.png --tokens=4096,16384,65536 \
         "4k=runs/De" "16k=runs/batch16k" "64k=runs/batch64k"
 
-Each run is NAME=LOGDIR of the trainer (`--mode=train_eval`). `--tokens` are those of an update, one
-number per run or one for all; without it curves go over updates. `--tag` names another metric.
-Where each run ended is printed; its minutes are from before its first update to its last point of
-training or evaluation, a pause included where it was resumed.
+Each run is NAME=LOGDIR of the trainer (`--mode=train_eval`). `--tokens` are the tokens of an
+update, one number for each run or one for all; without it the x axis counts updates. `--tag`
+selects another metric. The end of each run is printed; its minutes are from before its first update
+to its last point of training or evaluation, with any pause before it was resumed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class Point:
 def read(folder: Path) -> dict[str, list[Point]]:
     """Return the scalars in a folder of TensorBoard: tag → points in the order of writing.
 
-    A folder that is not there has none.
+    A folder that does not exist has none.
     """
     if not folder.exists():
         return {}
@@ -39,18 +38,18 @@ def read(folder: Path) -> dict[str, list[Point]]:
     from tensorboard.backend.event_processing import event_accumulator
     from tensorboard.util import tensor_util
 
-    found = event_accumulator.EventAccumulator(str(folder), size_guidance={"tensors": 0})
-    found.Reload()
+    events = event_accumulator.EventAccumulator(str(folder), size_guidance={"tensors": 0})
+    events.Reload()
 
-    def value(event: Any) -> float:
+    def value(event: event_accumulator.TensorEvent) -> float:
         return float(tensor_util.make_ndarray(event.tensor_proto))
 
     points: dict[str, list[Point]] = {}
-    for tag in found.Tags()["tensors"]:
-        if found.SummaryMetadata(tag).plugin_data.plugin_name != "scalars":
+    for tag in events.Tags()["tensors"]:
+        if events.SummaryMetadata(tag).plugin_data.plugin_name != "scalars":
             continue
         points[tag] = sorted(
-            (Point(event.step, event.wall_time, value(event)) for event in found.Tensors(tag)),
+            (Point(event.step, event.wall_time, value(event)) for event in events.Tensors(tag)),
             key=lambda point: point.wall_s,
         )
     return points
@@ -80,27 +79,32 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", metavar="NAME=LOGDIR")
     parser.add_argument("--tokens", default="1", help="of an update: a number, or one per run")
     parser.add_argument("--tag", default="log_perplexity", help="metric of the evaluation")
-    given = parser.parse_args()
-    tokens = [int(number) for number in given.tokens.split(",")]
+    arguments = parser.parse_args()
+    tokens = [int(number) for number in arguments.tokens.split(",")]
     if len(tokens) == 1:
-        tokens *= len(given.runs)
-    if len(tokens) != len(given.runs):
-        parser.error(f"--tokens has {len(tokens)} numbers for {len(given.runs)} runs")
+        tokens *= len(arguments.runs)
+    if len(tokens) != len(arguments.runs):
+        parser.error(f"--tokens has {len(tokens)} numbers for {len(arguments.runs)} runs")
     curves = []
-    print("run", "updates", "tokens", "minutes", f"last {given.tag}", sep="\t")
-    for run, each in zip(given.runs, tokens, strict=True):
+    print("run", "updates", "tokens", "minutes", f"last {arguments.tag}", sep="\t")
+    for run, each in zip(arguments.runs, tokens, strict=True):
         name, _, logdir = run.rpartition("=")
-        points = read(Path(logdir) / "eval").get(given.tag)
+        points = read(Path(logdir) / "eval").get(arguments.tag)
         training = read(Path(logdir) / "train")
         if not points or "loss" not in training:
-            parser.error(f"{logdir} has no {given.tag!r} of an evaluation, or no training")
+            parser.error(f"{logdir} has no {arguments.tag!r} of an evaluation, or no training")
         last = points[-1]
         # Constants such as sampling shares are written before the first update.
-        times = [point.wall_s for own in (*training.values(), points) for point in own]
+        times = [point.wall_s for series in (*training.values(), points) for point in series]
         minutes = (max(times) - min(times)) / 60.0
         print(*(name, last.step, last.step * each, f"{minutes:.1f}", f"{last.value:.4f}"), sep="\t")
         curves.append((name, each, points))
-    draw(curves, given.tag, "updates" if given.tokens == "1" else "tokens seen", given.picture)
+    draw(
+        curves,
+        arguments.tag,
+        "updates" if arguments.tokens == "1" else "tokens seen",
+        arguments.picture,
+    )
 
 
 if __name__ == "__main__":

@@ -47,6 +47,10 @@ MODULES: Mapping[str, str] = {
 RENAMED: Mapping[str, str] = {
     "optim.KerasSchedule": "optim.KerasLearningRate",
     "optim.Schedule": "optim.LearningRate",
+    "tasks.mt.Files": "tasks.mt.FileCorpus",
+    "tasks.mt.Policy": "tasks.mt.FaultPolicy",
+    "tasks.mt.TFDS": "tasks.mt.TFDSCorpus",
+    "tasks.mt.Training": "tasks.mt.VocabularyTraining",
 }
 """Public names that texts gave before → the public names of the same classes now."""
 

@@ -15,7 +15,9 @@ from lingvo_gpipe.params.mt import small
 from lingvo_gpipe.tasks.mt import task as mt_task
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.model import transformer
-from lingvo_gpipe.tasks.mt.text import catalogues, preparation, vocabulary
+from lingvo_gpipe.tasks.mt.text import preparation
+from lingvo_gpipe.tasks.mt.text.corpora import django_catalogues
+from lingvo_gpipe.tasks.mt.text.vocabulary_training import VocabularyTraining
 
 VOCABULARY = 4_000
 UNITS = 128
@@ -40,8 +42,8 @@ class Tiny(registry.Model):
             Translation.Params(
                 data_dir="data/django",
                 preparation=preparation.Preparation.Params(
-                    corpora=[catalogues.Django.Params()],
-                    vocabulary=vocabulary.Training(size=VOCABULARY, sentences=60_000),
+                    corpora=[django_catalogues.Django.Params()],
+                    vocabulary=VocabularyTraining(size=VOCABULARY, sentences=60_000),
                 ),
                 batch_size=4096,
                 max_length=128,

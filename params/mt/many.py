@@ -18,7 +18,9 @@ from lingvo_gpipe.params.mt import small
 from lingvo_gpipe.tasks.mt import task as mt_task
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.model import transformer
-from lingvo_gpipe.tasks.mt.text import corpus, preparation, vocabulary
+from lingvo_gpipe.tasks.mt.text import preparation
+from lingvo_gpipe.tasks.mt.text.corpora import text_files
+from lingvo_gpipe.tasks.mt.text.vocabulary_training import VocabularyTraining
 
 VOCABULARY = 8_000
 UNITS = 192
@@ -47,8 +49,8 @@ class ShallowWide(registry.Model):
             Translation.Params(
                 data_dir="data/many",
                 preparation=preparation.Preparation.Params(
-                    corpora=[corpus.TranslateFolder.Params(folder="data/many_text")],
-                    vocabulary=vocabulary.Training(size=VOCABULARY, sentences=200_000),
+                    corpora=[text_files.TranslateFolder.Params(folder="data/many_text")],
+                    vocabulary=VocabularyTraining(size=VOCABULARY, sentences=200_000),
                 ),
                 batch_size=4096,
                 temperature=5.0,

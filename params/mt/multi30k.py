@@ -17,7 +17,9 @@ from lingvo_gpipe.params.mt import small
 from lingvo_gpipe.tasks.mt import task as mt_task
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.model import transformer
-from lingvo_gpipe.tasks.mt.text import corpus, preparation, vocabulary
+from lingvo_gpipe.tasks.mt.text import preparation
+from lingvo_gpipe.tasks.mt.text.corpora import text_files
+from lingvo_gpipe.tasks.mt.text.vocabulary_training import VocabularyTraining
 
 VOCABULARY = 8_000
 UNITS = 256
@@ -44,8 +46,8 @@ def _task(pairs: tuple[str, ...], accumulate: int = 1) -> mt_task.TranslationTas
         Translation.Params(
             data_dir="data/multi30k",
             preparation=preparation.Preparation.Params(
-                corpora=[corpus.TranslateFolder.Params(folder="data/multi30k_text")],
-                vocabulary=vocabulary.Training(size=VOCABULARY, sentences=120_000),
+                corpora=[text_files.TranslateFolder.Params(folder="data/multi30k_text")],
+                vocabulary=VocabularyTraining(size=VOCABULARY, sentences=120_000),
             ),
             pairs=pairs,
             batch_size=TOKENS,

@@ -6,33 +6,35 @@ from lingvo_gpipe import lazy
 
 if TYPE_CHECKING:
     from lingvo_gpipe.tasks.mt.bilingual import Bilingual as Bilingual
+    from lingvo_gpipe.tasks.mt.decoding.decode_params import Decode as Decode
     from lingvo_gpipe.tasks.mt.decoding.scores import Scoring as Scoring
     from lingvo_gpipe.tasks.mt.decoding.search import Search as Search
-    from lingvo_gpipe.tasks.mt.decoding.translator import Decode as Decode
     from lingvo_gpipe.tasks.mt.input import Translation as Translation
-    from lingvo_gpipe.tasks.mt.model.layers import Block as Block
-    from lingvo_gpipe.tasks.mt.model.layers import DecoderLayer as DecoderLayer
-    from lingvo_gpipe.tasks.mt.model.layers import EncoderLayer as EncoderLayer
-    from lingvo_gpipe.tasks.mt.model.layers import Mixture as Mixture
-    from lingvo_gpipe.tasks.mt.model.layers import TokenEmbedding as TokenEmbedding
-    from lingvo_gpipe.tasks.mt.model.layers import TranslationSoftmax as TranslationSoftmax
-    from lingvo_gpipe.tasks.mt.model.layers import (
+    from lingvo_gpipe.tasks.mt.model.block import Block as Block
+    from lingvo_gpipe.tasks.mt.model.decoder import DecoderLayer as DecoderLayer
+    from lingvo_gpipe.tasks.mt.model.embedding import TokenEmbedding as TokenEmbedding
+    from lingvo_gpipe.tasks.mt.model.encoder import EncoderLayer as EncoderLayer
+    from lingvo_gpipe.tasks.mt.model.encoder import (
         TransparentEncoderLayer as TransparentEncoderLayer,
     )
+    from lingvo_gpipe.tasks.mt.model.mixture import Mixture as Mixture
+    from lingvo_gpipe.tasks.mt.model.softmax import TranslationSoftmax as TranslationSoftmax
     from lingvo_gpipe.tasks.mt.model.transformer import (
         TranslationTransformer as TranslationTransformer,
     )
     from lingvo_gpipe.tasks.mt.task import TranslationTask as TranslationTask
-    from lingvo_gpipe.tasks.mt.text.catalogues import Django as Django
-    from lingvo_gpipe.tasks.mt.text.corpus import TSV as TSV
-    from lingvo_gpipe.tasks.mt.text.corpus import Aligned as Aligned
-    from lingvo_gpipe.tasks.mt.text.corpus import Corpus as Corpus
-    from lingvo_gpipe.tasks.mt.text.corpus import Files as Files
-    from lingvo_gpipe.tasks.mt.text.corpus import Policy as Policy
-    from lingvo_gpipe.tasks.mt.text.corpus import TranslateFolder as TranslateFolder
+    from lingvo_gpipe.tasks.mt.text.corpora.corpus import Corpus as Corpus
+    from lingvo_gpipe.tasks.mt.text.corpora.django_catalogues import Django as Django
+    from lingvo_gpipe.tasks.mt.text.corpora.faults import FaultPolicy as FaultPolicy
+    from lingvo_gpipe.tasks.mt.text.corpora.text_files import TSV as TSV
+    from lingvo_gpipe.tasks.mt.text.corpora.text_files import Aligned as Aligned
+    from lingvo_gpipe.tasks.mt.text.corpora.text_files import FileCorpus as FileCorpus
+    from lingvo_gpipe.tasks.mt.text.corpora.text_files import TranslateFolder as TranslateFolder
+    from lingvo_gpipe.tasks.mt.text.corpora.tfds_corpus import TFDSCorpus as TFDSCorpus
     from lingvo_gpipe.tasks.mt.text.preparation import Preparation as Preparation
-    from lingvo_gpipe.tasks.mt.text.tfds_corpus import TFDS as TFDS
-    from lingvo_gpipe.tasks.mt.text.vocabulary import Training as Training
+    from lingvo_gpipe.tasks.mt.text.vocabulary_training import (
+        VocabularyTraining as VocabularyTraining,
+    )
 
 __getattr__, __dir__, __all__ = lazy.exports(
     __name__,
@@ -40,23 +42,22 @@ __getattr__, __dir__, __all__ = lazy.exports(
         "bilingual": ["Bilingual"],
         "decoding.scores": ["Scoring"],
         "decoding.search": ["Search"],
-        "decoding.translator": ["Decode"],
+        "decoding.decode_params": ["Decode"],
         "input": ["Translation"],
-        "model.layers": [
-            "Block",
-            "DecoderLayer",
-            "EncoderLayer",
-            "Mixture",
-            "TokenEmbedding",
-            "TranslationSoftmax",
-            "TransparentEncoderLayer",
-        ],
+        "model.block": ["Block"],
+        "model.decoder": ["DecoderLayer"],
+        "model.embedding": ["TokenEmbedding"],
+        "model.encoder": ["EncoderLayer", "TransparentEncoderLayer"],
+        "model.mixture": ["Mixture"],
+        "model.softmax": ["TranslationSoftmax"],
         "model.transformer": ["TranslationTransformer"],
         "task": ["TranslationTask"],
-        "text.catalogues": ["Django"],
-        "text.corpus": ["Aligned", "Corpus", "Files", "Policy", "TSV", "TranslateFolder"],
+        "text.corpora.corpus": ["Corpus"],
+        "text.corpora.django_catalogues": ["Django"],
+        "text.corpora.faults": ["FaultPolicy"],
+        "text.corpora.text_files": ["Aligned", "FileCorpus", "TSV", "TranslateFolder"],
+        "text.corpora.tfds_corpus": ["TFDSCorpus"],
         "text.preparation": ["Preparation"],
-        "text.tfds_corpus": ["TFDS"],
-        "text.vocabulary": ["Training"],
+        "text.vocabulary_training": ["VocabularyTraining"],
     },
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.tasks.mt.input import Translation
 
@@ -11,14 +9,16 @@ _ENGLISH = "en"
 
 
 class Bilingual(Translation):
-    """Pairs of sentences in one language and English, whatever else the records hold."""
+    """Sentence pairs of one language and English, from records that may hold more."""
 
     class Params(Translation.Params):
         """Fields of Bilingual."""
 
         language: str = hyperparams.field("de", "Language that is translated to English.")
 
-    def __init__(self, params: Any) -> None:
+    params: Params
+
+    def __init__(self, params: Params) -> None:
         pairs = (f"{params.language}:{_ENGLISH}",)
         if params.pairs not in ((), pairs):
             raise errors.InputError(

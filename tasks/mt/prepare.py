@@ -12,15 +12,21 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias, TypeVar
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.console import command, output
 from lingvo_gpipe.console.flags import Flags
-from lingvo_gpipe.tasks.mt.text import catalogues, corpus, preparation, tfds_corpus
+from lingvo_gpipe.tasks.mt.text import preparation
+from lingvo_gpipe.tasks.mt.text.corpora import django_catalogues, text_files, tfds_corpus
+from lingvo_gpipe.tasks.mt.text.corpora.corpus import Corpus
+
+LanguageList: TypeAlias = tuple[str, ...]
+
+_Files = TypeVar("_Files")
 
 _USAGE = """\
-Makes a folder of records, from which translation models are trained, of corpora.
+Makes a folder of records from corpora, to train translation models on.
 
   python -m lingvo_gpipe.tasks.mt.prepare --output=FOLDER --translate_folder=FOLDER …
 """
@@ -31,27 +37,30 @@ def _flags() -> Flags:
     known = Flags(_USAGE)
     known.text("output", "Folder of records to make.")
     known.repeated("translate_folder", "Corpus: a folder of LANG.SPLIT.txt, or of such folders.")
-    known.repeated("aligned", "Corpus: plain files, en,de:SPLIT=PATH,PATH; a split at a time.")
+    known.repeated("aligned", "Corpus: aligned files of one split, en,de:SPLIT=PATH,PATH.")
     known.repeated(
         "tsv", "Corpus: files with tabs, en,de:SPLIT=PATH or a glob, one language a column."
     )
     known.repeated("tfds", "Corpus: a TFDS translation dataset, such as wmt14_translate/de-en.")
     known.switch("django", "Corpus: Django's message catalogues.")
-    known.text("tfds_dir", "Where TFDS keeps its datasets.")
-    known.several("pairs", "Pairs of languages: de:en,en:de. All to English if none.")
+    known.text("tfds_dir", "Folder of TFDS datasets.")
+    known.several("pairs", "Pairs of languages, de:en,en:de; by default all to English.")
     known.repeated(
         "override",
         "Sets a field of the preparation: PATH=VALUE, such as vocabulary.size=8000; "
         "policy.empty=fail sets it for every corpus.",
     )
-    known.number("vocabulary_size", "Pieces at most; 64,000 if not given.")
-    known.text("vocabulary_file", "A .model file to take in place of a trained one.")
-    known.number("threads", "That tokenise; one for each core if not given. Changes no bit.")
+    known.number("vocabulary_size", "Maximum number of pieces; by default 64,000.")
+    known.text("vocabulary_file", "A .model file to use instead of training a vocabulary.")
+    known.number(
+        "threads",
+        "Threads that tokenise; by default one for each core. The records do not depend on it.",
+    )
     return known
 
 
 def _read_flags(argv: Sequence[str]) -> argparse.Namespace | None:
-    """Return the flags of `argv`; None where it asked for help, which is printed.
+    """Return the flags of `argv`, or None if it asks for help, which is printed.
 
     Raises:
         ParamsError: a flag is unknown, misspelt, or has a value of the wrong kind; or the output
@@ -59,68 +68,70 @@ def _read_flags(argv: Sequence[str]) -> argparse.Namespace | None:
     """
     values = _flags().read(argv)
     if values is not None and values.output is None:
-        raise errors.ParamsError("--output=FOLDER is missing: where the records shall be")
+        raise errors.ParamsError("--output=FOLDER is missing: the folder of the records")
     return values
 
 
-def _parts(flag: str, given: str) -> tuple[tuple[str, ...], str, str]:
-    """Cut `en,de:train=PATH` into languages, split and the rest."""
-    head, equals, rest = given.partition("=")
+def _parts(flag: str, value: str) -> tuple[LanguageList, str, str]:
+    """Split `en,de:train=PATH` into languages, split and path."""
+    head, equals, rest = value.partition("=")
     languages, colon, split = head.rpartition(":")
     if not (equals and colon and languages and split and rest):
         raise errors.ParamsError(
-            f"--{flag}={given} is not of the form LANG,LANG:SPLIT=PATH, such as "
+            f"--{flag}={value} is not of the form LANG,LANG:SPLIT=PATH, such as "
             f"--{flag}=en,de:train=train.tsv"
         )
     return tuple(languages.split(",")), split, rest
 
 
-def _corpora(values: argparse.Namespace) -> list[Any]:
+def _corpora(values: argparse.Namespace) -> list[Corpus.Params]:
     """Return the Params of every corpus that the flags name."""
-    found: list[Any] = [
-        corpus.TranslateFolder.Params(folder=folder) for folder in values.translate_folder
+    corpora: list[Corpus.Params] = [
+        text_files.TranslateFolder.Params(folder=folder) for folder in values.translate_folder
     ]
-    aligned: dict[tuple[str, ...], list[dict[str, dict[str, str]]]] = {}
-    for given in values.aligned:
-        languages, split, rest = _parts("aligned", given)
+    aligned: dict[LanguageList, list[dict[str, dict[str, str]]]] = {}
+    for value in values.aligned:
+        languages, split, rest = _parts("aligned", value)
         paths = rest.split(",")
         if len(paths) != len(languages):
             raise errors.ParamsError(
-                f"--aligned={given} has {len(paths)} files for {len(languages)} languages"
+                f"--aligned={value} has {len(paths)} files for {len(languages)} languages"
             )
-        _put(aligned.setdefault(languages, []), split, dict(zip(languages, paths, strict=True)))
-    found += [corpus.Aligned.Params(files=files) for each in aligned.values() for files in each]
-    tables: dict[tuple[str, ...], list[dict[str, str]]] = {}
-    for given in values.tsv:
-        languages, split, path = _parts("tsv", given)
-        _put(tables.setdefault(languages, []), split, path)
-    found += [
-        corpus.TSV.Params(languages=languages, files=files)
-        for languages, each in tables.items()
-        for files in each
+        _add(aligned.setdefault(languages, []), split, dict(zip(languages, paths, strict=True)))
+    corpora += [
+        text_files.Aligned.Params(files=files) for groups in aligned.values() for files in groups
+    ]
+    tables: dict[LanguageList, list[dict[str, str]]] = {}
+    for value in values.tsv:
+        languages, split, path = _parts("tsv", value)
+        _add(tables.setdefault(languages, []), split, path)
+    corpora += [
+        text_files.TSV.Params(languages=languages, files=files)
+        for languages, groups in tables.items()
+        for files in groups
     ]
     for name in values.tfds:
-        own = {} if values.tfds_dir is None else {"tfds_dir": values.tfds_dir}
-        found.append(tfds_corpus.TFDS.Params(dataset=name, **own))
+        folder = {} if values.tfds_dir is None else {"tfds_dir": values.tfds_dir}
+        corpora.append(tfds_corpus.TFDSCorpus.Params(dataset=name, **folder))
     if values.django:
-        found.append(catalogues.Django.Params())
-    if not found:
+        corpora.append(django_catalogues.Django.Params())
+    if not corpora:
         raise errors.ParamsError(
-            "no corpus is given. Give --translate_folder, --aligned, --tsv, --tfds or --django"
+            "there is no corpus. Use --translate_folder, --aligned, --tsv, --tfds or --django"
         )
-    return found
+    return corpora
 
 
-def _put(groups: list[dict[str, Any]], split: str, files: Any) -> None:
-    """Put the files of a split into the first group that has none of it: a second is a corpus."""
-    for group in groups:
-        if split not in group:
-            group[split] = files
+def _add(corpora: list[dict[str, _Files]], split: str, files: _Files) -> None:
+    """Add the files of a split to the first corpus that lacks this split, or to a new corpus."""
+    for corpus in corpora:
+        if split not in corpus:
+            corpus[split] = files
             return
-    groups.append({split: files})
+    corpora.append({split: files})
 
 
-def _preparation(values: argparse.Namespace) -> Any:
+def _preparation(values: argparse.Namespace) -> preparation.Preparation.Params:
     """Return the Params that the flags describe.
 
     Raises:
@@ -161,7 +172,7 @@ def _run(argv: Sequence[str]) -> command.Exit:
         return done
     preparing = _preparation(values).instantiate()
     made = preparing.run(values.output, report=_report, num_threads=values.threads)
-    _report(f"{made.folder}: {len(made.pairs)} pairs of languages, whole")
+    _report(f"{made.folder}: {len(made.pairs)} pairs of languages, complete")
     return done
 
 

@@ -1,12 +1,14 @@
-"""The task of translation: what any task has, how it decodes, and the modes decode and score."""
+"""The task of translation: any task's fields, decoding, and the modes decode and score."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import cast
 
 from lingvo_gpipe import hyperparams, registry, task
-from lingvo_gpipe.input import Program
-from lingvo_gpipe.tasks.mt.decoding import scores, translator
+from lingvo_gpipe.input import Input, Program
+from lingvo_gpipe.tasks.mt.decoding.decode_params import Decode
+from lingvo_gpipe.tasks.mt.decoding.scores import Scoring
+from lingvo_gpipe.tasks.mt.input import Translation
 
 
 class TranslationTask(task.Task):
@@ -15,15 +17,16 @@ class TranslationTask(task.Task):
     class Params(task.Task.Params):
         """Root of a translation task's tree."""
 
-        decode: translator.Decode = hyperparams.field(translator.Decode(), "How it translates.")
-        score: scores.Scoring = hyperparams.field(
-            scores.Scoring(), "What --mode=score translates, and how it is scored."
+        decode: Decode = hyperparams.field(Decode(), "How it translates.")
+        score: Scoring = hyperparams.field(
+            Scoring(), "What --mode=score translates, and how it is scored."
         )
 
-    def serving(self, source: Any) -> Program:
-        """Have the exported model search as this task decodes; see `Task.serving`."""
-        found: Program = source.serving(self.params.decode.search)
-        return found
+    params: Params
+
+    def serving(self, source: Input) -> Program:
+        """Return a model that searches as this task decodes; see `Task.serving`."""
+        return cast(Translation, source).serving(self.params.decode.search)
 
 
 def _decode(job: registry.Job) -> None:

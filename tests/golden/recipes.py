@@ -106,7 +106,7 @@ class Translation(registry.Model):
                 data_dir="data",
                 preparation=mt.Preparation.Params(
                     corpora=[mt.TranslateFolder.Params(folder="text")],
-                    vocabulary=mt.Training(size=330),
+                    vocabulary=mt.VocabularyTraining(size=330),
                 ),
                 batch_size=192,
                 max_length=48,

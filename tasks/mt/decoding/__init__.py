@@ -1,4 +1,4 @@
 """Translating with a trained network: search, incremental decoding, serving, scores.
 
-The modes `decode` and `score` of the trainer are here too; training is not.
+The trainer's modes `decode` and `score` are here too; training is not.
 """

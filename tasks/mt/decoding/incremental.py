@@ -1,53 +1,48 @@
-"""Decoding token by token: what was computed for earlier ones is kept, not computed again.
+"""Decoding token by token: results of earlier tokens are cached, not computed again.
 
-A layer that looks at other positions has, beside `fprop`, two pure functions more:
-
-- `begin(theta, inputs, rows, length, ctx)` → its cache before the first token, for so many rows and
-  at most `length` tokens. Inputs that come token by token are None.
-- `extend(theta, cache, inputs, ctx)` → (outputs, cache) for one token more, inputs [B, 1, ...].
-  Inputs that do not come token by token are None: what is needed of them is in the cache.
-
-A cache is a dictionary of tensors. The first side of those that the layer names in `of_source` is
-that of the sources, since all hypotheses of a sentence share them; the first side of the others is
-that of the hypotheses, by which a beam gathers them. Other layers compute each position on its own;
-those are listed here.
+A layer that depends on other positions is an `IncrementalLayer`. All other layers must compute each
+position separately; those are listed here.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import TypeAlias
 
 import tensorflow as tf
 
 from lingvo_gpipe import errors, network, precision, seeds
 from lingvo_gpipe import layers as core
 from lingvo_gpipe.layers import base
+from lingvo_gpipe.layers.base import Theta
+from lingvo_gpipe.nests import Nest
+from lingvo_gpipe.tasks.mt.model.incremental_layer import Cache, IncrementalLayer
 
-# Layers whose `fprop` computes each position on its own.
+# Layers whose `fprop` computes each position separately.
 _BY_POSITION = (core.LayerNorm, core.SequenceSoftmax, core.Dense, core.Dropout, core.Activation)
 
-State = dict[str, dict[str, tf.Tensor]]  # layer → its cache
-Theta = dict[str, dict[str, Any]]  # layer → its weights by its own names, nested by child
+Caches: TypeAlias = dict[str, Cache]  # by layer
+LayerThetas: TypeAlias = dict[str, Theta]  # by layer
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Step:
-    """A layer that decoding runs.
+class DecodingLayer:
+    """A layer as decoding runs it.
 
     Attributes:
         name: of the layer.
-        layer: itself.
-        paths: its own variable path → path in the network.
-        dtypes: its own variable path → dtype in which it reads it.
+        layer: the layer.
+        paths: variable path in the layer → path in the network.
+        dtypes: variable path in the layer → dtype in which the layer reads it.
         reads: names that it reads.
         writes: names that it writes.
-        by_token: those of `reads` that come token by token; none: it runs once for a sentence.
+        by_token: those of `reads` that come token by token. Without any, the layer runs once for a
+            sentence.
     """
 
     name: str
-    layer: Any
+    layer: core.Layer
     paths: dict[str, str]
     dtypes: dict[str, tf.DType]
     reads: tuple[str, ...]
@@ -55,22 +50,22 @@ class Step:
     by_token: frozenset[str]
 
 
-def steps(analysis: network.Analysis) -> dict[int, Step]:
-    """Return the layers that decoding runs by their number, in the form that inference has.
+def decoding_layers(analysis: network.Analysis) -> dict[int, DecodingLayer]:
+    """Return the layers that decoding runs, in the form for inference, by number.
 
     Raises:
-        LayerError: a layer behind the target looks at other positions and keeps no cache.
+        LayerError: a layer after the target depends on other positions and has no cache.
     """
     available, by_token = {"source", "target"}, {"target"}
-    found: dict[int, Step] = {}
+    layers: dict[int, DecodingLayer] = {}
     for number, info in enumerate(analysis.layers):
-        own = info.params.inference(available)
-        if own is None or not set(own.reads) <= available:
+        params = info.params.inference(available)
+        if params is None or not set(params.reads) <= available:
             continue
-        reads, writes = tuple(own.reads), tuple(own.writes)
-        step = Step(
+        reads, writes = tuple(params.reads), tuple(params.writes)
+        layer = DecodingLayer(
             info.name,
-            own.instantiate(),
+            params.instantiate(),
             info.paths,
             {spec.path: spec.read_dtype for spec in info.meta.variables},
             reads,
@@ -78,215 +73,226 @@ def steps(analysis: network.Analysis) -> dict[int, Step]:
             frozenset(by_token & set(reads)),
         )
         available.update(writes)
-        if step.by_token:
-            if not (hasattr(step.layer, "extend") or isinstance(step.layer, _BY_POSITION)):
+        if layer.by_token:
+            if not isinstance(layer.layer, (IncrementalLayer, *_BY_POSITION)):
                 raise errors.LayerError(
-                    f"{base.describe(info.params)} cannot compute token by token. Give it begin "
-                    "and extend; see tasks/mt/incremental.py"
+                    f"{base.describe(info.params)} cannot compute token by token. Make it an "
+                    "IncrementalLayer; see tasks/mt/model/incremental_layer.py"
                 )
             by_token.update(writes)
-        found[number] = step
-    return found
+        layers[number] = layer
+    return layers
 
 
-class Part:
-    """Consecutive layers of a translation model, decoding: those of a cell, or all.
+class DecodingPart:
+    """Consecutive layers of a translation model while decoding: those of a cell, or all.
 
-    It is made of layers alone and has no variables: `begin`, `extend` and `reorder` are pure, and
-    may be traced.
+    It has no variables: `begin`, `extend` and `reorder` are pure and can be traced.
 
     Attributes:
         begin_reads: names that `begin` needs.
-        begin_writes: names that it gives.
+        begin_writes: names that it returns.
         extend_reads: names that `extend` needs.
-        extend_writes: names that it gives.
-        begin_layers: whose weights `begin` needs.
-        extend_layers: whose weights `extend` needs.
+        extend_writes: names that it returns.
+        begin_layers: layers whose weights `begin` needs.
+        extend_layers: layers whose weights `extend` needs.
     """
 
-    def __init__(self, own: Iterable[Step]) -> None:
-        """Take the layers, in order."""
-        own = tuple(own)
-        self._before = [step for step in own if not step.by_token]
-        self._stepped = [step for step in own if step.by_token]
-        keeping = [step for step in self._stepped if hasattr(step.layer, "begin")]
-        self.begin_writes = tuple(name for step in self._before for name in step.writes)
+    def __init__(self, layers: Iterable[DecodingLayer]) -> None:
+        """Combine the layers, in order."""
+        layers = tuple(layers)
+        self._per_source = [layer for layer in layers if not layer.by_token]
+        self._per_token = [layer for layer in layers if layer.by_token]
+        cached = [layer for layer in self._per_token if isinstance(layer.layer, IncrementalLayer)]
+        self.begin_writes = tuple(name for layer in self._per_source for name in layer.writes)
         self.begin_reads = _missing(
-            (set(step.reads) - step.by_token, step.writes) for step in (*self._before, *keeping)
+            (set(layer.reads) - layer.by_token, layer.writes)
+            for layer in (*self._per_source, *cached)
         )
-        self.extend_writes = tuple(name for step in self._stepped for name in step.writes)
-        self.extend_reads = _missing((step.by_token, step.writes) for step in self._stepped)
-        self.begin_layers = tuple(step.name for step in (*self._before, *keeping))
-        self.extend_layers = tuple(step.name for step in self._stepped)
+        self.extend_writes = tuple(name for layer in self._per_token for name in layer.writes)
+        self.extend_reads = _missing((layer.by_token, layer.writes) for layer in self._per_token)
+        self.begin_layers = tuple(layer.name for layer in (*self._per_source, *cached))
+        self.extend_layers = tuple(layer.name for layer in self._per_token)
 
-    def read(self, weights: Mapping[str, tf.Tensor]) -> Theta:
-        """Return the weights of all layers, as these read them: once, not for every token.
+    def read(self, weights: Mapping[str, tf.Tensor]) -> LayerThetas:
+        """Return the weights of all layers as they read them; called once, not for every token.
 
         Args:
             weights: of the network by path, variables or tensors.
         """
-        return {step.name: _theta(step, weights) for step in (*self._before, *self._stepped)}
+        layers = (*self._per_source, *self._per_token)
+        return {layer.name: _theta(layer, weights) for layer in layers}
 
     def begin(
-        self, theta: Theta, given: Mapping[str, Any], rows: Any, length: int
-    ) -> tuple[State, dict[str, Any]]:
-        """Run what runs once for a sentence.
+        self,
+        theta: LayerThetas,
+        inputs: Mapping[str, tf.Tensor],
+        rows: int | tf.Tensor,
+        length: int,
+    ) -> tuple[Caches, dict[str, tf.Tensor]]:
+        """Run the layers that run once for a sentence.
 
         Args:
             theta: of `begin_layers`.
-            given: `begin_reads` by name, of the sentences.
-            rows: hypotheses of all sentences, those of one behind each other.
-            length: target tokens at most.
+            inputs: `begin_reads` by name, for all sentences.
+            rows: number of hypotheses; those of one sentence are consecutive.
+            length: maximum number of target tokens.
 
         Returns:
-            The caches of no token by layer, and `begin_writes` by name.
+            The caches before the first token by layer; `begin_writes` by name.
         """
-        stream = dict(given)
-        for step in self._before:
-            value = step.layer.run(theta[step.name], _read(step, stream), _context(step))
-            _write(step, value, stream)
-        state = {}
-        for step in self._stepped:
-            if hasattr(step.layer, "begin"):
-                state[step.name] = step.layer.begin(
-                    theta[step.name], _read(step, stream), rows, length, _context(step)
+        stream = dict(inputs)
+        for layer in self._per_source:
+            value = layer.layer.run(theta[layer.name], _read(layer, stream), _context(layer))
+            _write(layer, value, stream)
+        caches: Caches = {}
+        for layer in self._per_token:
+            if isinstance(layer.layer, IncrementalLayer):
+                caches[layer.name] = layer.layer.begin(
+                    theta[layer.name], _read(layer, stream), rows, length, _context(layer)
                 )
-        return state, {name: stream[name] for name in self.begin_writes}
+        return caches, {name: stream[name] for name in self.begin_writes}
 
     def extend(
-        self, theta: Theta, state: State, given: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], State]:
+        self, theta: LayerThetas, caches: Caches, inputs: Mapping[str, tf.Tensor]
+    ) -> tuple[dict[str, tf.Tensor], Caches]:
         """Add a token to every hypothesis.
 
         Args:
             theta: of `extend_layers`.
-            state: what `begin`, `extend` or `reorder` gave.
-            given: `extend_reads` by name, such as target [rows, 1].
+            caches: from `begin`, `extend` or `reorder`.
+            inputs: `extend_reads` by name, such as target [rows, 1].
 
         Returns:
-            `extend_writes` by name, and the new caches.
+            `extend_writes` by name; the new caches.
         """
-        stream = dict(given)
-        caches = dict(state)
-        for step in self._stepped:
-            own, read = theta[step.name], _read(step, stream)
-            if hasattr(step.layer, "extend"):
-                value, caches[step.name] = step.layer.extend(
-                    own, state[step.name], read, _context(step)
+        stream = dict(inputs)
+        new = dict(caches)
+        for layer in self._per_token:
+            values, ctx = _read(layer, stream), _context(layer)
+            if isinstance(layer.layer, IncrementalLayer):
+                outputs, new[layer.name] = layer.layer.extend(
+                    theta[layer.name], caches[layer.name], values, ctx
                 )
             else:
-                value = step.layer.run(own, read, _context(step))
-            _write(step, value, stream)
-        return {name: stream[name] for name in self.extend_writes}, caches
+                outputs = layer.layer.run(theta[layer.name], values, ctx)
+            _write(layer, outputs, stream)
+        return {name: stream[name] for name in self.extend_writes}, new
 
-    def reorder(self, state: State, parents: tf.Tensor) -> State:
-        """Return the caches of hypotheses that go on from others, within their sentences.
+    def reorder(self, caches: Caches, parents: tf.Tensor) -> Caches:
+        """Return the caches of hypotheses that continue others of the same sentence.
 
         Args:
-            state: the caches.
-            parents: [rows] int32, the row that each goes on from.
+            caches: before.
+            parents: [rows] int32, the row that each hypothesis continues.
         """
-        shared = {step.name: getattr(step.layer, "of_source", ()) for step in self._stepped}
+        per_source = {
+            layer.name: layer.layer.per_source
+            for layer in self._per_token
+            if isinstance(layer.layer, IncrementalLayer)
+        }
         return {
             layer: {
-                name: value if name in shared[layer] else tf.gather(value, parents)
+                name: value if name in per_source[layer] else tf.gather(value, parents)
                 for name, value in cache.items()
             }
-            for layer, cache in state.items()
+            for layer, cache in caches.items()
         }
 
 
 class Incremental:
-    """The plain network of a translation model, run one target token at a time, on one device.
+    """A translation model on one device that computes one target token at a time.
 
     Attributes:
-        length: target tokens at most.
+        length: maximum number of target tokens.
     """
 
     def __init__(self, analysis: network.Analysis, length: int) -> None:
-        """Make the layers in the form that inference has.
+        """Make the layers in the form for inference.
 
         Args:
             analysis: of the model, as trained.
-            length: target tokens at most.
+            length: maximum number of target tokens.
 
         Raises:
-            LayerError: a layer behind the target looks at other positions and keeps no cache.
+            LayerError: a layer after the target depends on other positions and has no cache.
         """
         self.length = length
-        self._part = Part(steps(analysis).values())
+        self._part = DecodingPart(decoding_layers(analysis).values())
 
-    def read(self, weights: Mapping[str, tf.Tensor]) -> Theta:
-        """See `Part.read`."""
+    def read(self, weights: Mapping[str, tf.Tensor]) -> LayerThetas:
+        """See `DecodingPart.read`."""
         return self._part.read(weights)
 
-    def begin(self, theta: Theta, source: tf.Tensor, beam: int = 1) -> State:
-        """Encode source [B, S]; return the caches of B · beam hypotheses, before the first token.
+    def begin(self, theta: LayerThetas, source: tf.Tensor, beam: int = 1) -> Caches:
+        """Encode source [B, S]; return the caches of B · beam hypotheses before the first token.
 
         Args:
-            theta: what `read` gave.
+            theta: from `read`.
             source: ids, 0 is padding.
             beam: hypotheses of a sentence.
         """
         rows = tf.shape(source)[0] * beam
-        state, _ = self._part.begin(theta, {"source": source}, rows, self.length)
-        return state
+        caches, _ = self._part.begin(theta, {"source": source}, rows, self.length)
+        return caches
 
-    def extend(self, theta: Theta, state: State, target: tf.Tensor) -> tuple[tf.Tensor, State]:
-        """Return the logits [rows, V] behind target [rows], and the new caches.
+    def extend(
+        self, theta: LayerThetas, caches: Caches, target: tf.Tensor
+    ) -> tuple[tf.Tensor, Caches]:
+        """Return the logits [rows, V] of the token after target [rows], and the new caches.
 
         Args:
-            theta: what `read` gave.
-            state: what `begin`, `extend` or `reorder` gave.
-            target: ids of the tokens that are added, <s> first.
+            theta: from `read`.
+            caches: from `begin`, `extend` or `reorder`.
+            target: ids of the latest tokens, <s> at first.
         """
-        written, caches = self._part.extend(theta, state, {"target": target[:, tf.newaxis]})
-        return written[self._part.extend_writes[-1]][:, 0], caches
+        outputs, new = self._part.extend(theta, caches, {"target": target[:, tf.newaxis]})
+        return outputs[self._part.extend_writes[-1]][:, 0], new
 
-    def reorder(self, state: State, parents: tf.Tensor) -> State:
-        """See `Part.reorder`."""
-        return self._part.reorder(state, parents)
+    def reorder(self, caches: Caches, parents: tf.Tensor) -> Caches:
+        """See `DecodingPart.reorder`."""
+        return self._part.reorder(caches, parents)
 
 
 def _missing(
     read_and_written: Iterable[tuple[Collection[str], Collection[str]]],
 ) -> tuple[str, ...]:
     """Return the names that are read before they are written, sorted."""
-    there: set[str] = set()
+    available: set[str] = set()
     missing: set[str] = set()
     for reads, writes in read_and_written:
-        missing.update(set(reads) - there)
-        there.update(writes)
+        missing.update(set(reads) - available)
+        available.update(writes)
     return tuple(sorted(missing))
 
 
-def _theta(step: Step, weights: Mapping[str, tf.Tensor]) -> dict[str, Any]:
-    """Return the layer's weights by its own names, nested by child, in the dtypes it reads."""
-    theta: dict[str, Any] = {}
-    for own, path in step.paths.items():
-        *parents, last = own.split("/")
+def _theta(layer: DecodingLayer, weights: Mapping[str, tf.Tensor]) -> Theta:
+    """Return the layer's weights by their names in it, nested by child, in the dtypes it reads."""
+    theta: Theta = {}
+    for name, path in layer.paths.items():
+        *parents, last = name.split("/")
         node = theta
         for parent in parents:
             node = node.setdefault(parent, {})
-        node[last] = precision.cast(tf.convert_to_tensor(weights[path]), step.dtypes[own])
+        node[last] = precision.cast(tf.convert_to_tensor(weights[path]), layer.dtypes[name])
     return theta
 
 
-def _read(step: Step, stream: Mapping[str, Any]) -> Any:
-    values = tuple(stream.get(name) for name in step.reads)
+def _read(layer: DecodingLayer, stream: Mapping[str, tf.Tensor]) -> Nest:
+    values = tuple(stream.get(name) for name in layer.reads)
     return values if len(values) > 1 else values[0]
 
 
-def _write(step: Step, value: Any, stream: dict[str, Any]) -> None:
-    values = value if len(step.writes) > 1 else (value,)
-    stream.update(zip(step.writes, values, strict=True))
+def _write(layer: DecodingLayer, outputs: Nest, stream: dict[str, tf.Tensor]) -> None:
+    values = outputs if len(layer.writes) > 1 else (outputs,)
+    stream.update(zip(layer.writes, values, strict=True))
 
 
-def _context(step: Step) -> core.Context:
+def _context(layer: DecodingLayer) -> core.Context:
     return core.Context(
         training=False,
         step=tf.zeros([], tf.int64),
         root_seed=seeds.base_seed(0),
         state={},
-        path=step.name,
+        path=layer.name,
     )

@@ -3,55 +3,55 @@
     state = begin(rows, search)
     while not done(search, state):
         state, tokens, parents = advance(search, state, logits)
-    ids, score = finish(search, state)
+    ids, score = finish(state)
 
-A hypothesis of n tokens, </s> counted, scores log p / ((5 + n) / 6)^length_penalty (Wu et al. 2016,
-1609.08144, section 7). Of the 2·beam best continuations of a sentence the first `beam` may end it;
-the best `beam` that go on are searched further, until as many have ended as the beam is wide. So a
-beam of 1 is greedy search. A hypothesis that reaches its limit ends there and is scored as it is,
-without </s>.
+The score of a hypothesis of n tokens, with </s>, is log p / ((5 + n) / 6)^length_penalty (Wu et al.
+2016, 1609.08144, section 7). Of the 2·beam best continuations of a sentence, the first `beam` may
+end; the best `beam` that do not end are continued. The search of a sentence is over when `beam`
+hypotheses have ended, so a beam of 1 is greedy search. A hypothesis that reaches its limit ends
+there and is scored without </s>.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams
-from lingvo_gpipe.tasks.mt.decoding import incremental
+from lingvo_gpipe.tasks.mt.decoding.incremental import Caches, Incremental
 from lingvo_gpipe.tasks.mt.text.vocabulary import BEGIN, END
 
 
 class Search(hyperparams.Params):
     """How translations are searched for."""
 
-    beam: int = hyperparams.field(4, "Hypotheses of a sentence that are followed; 1 is greedy.")
+    beam: int = hyperparams.field(4, "Hypotheses of a sentence; 1 is greedy search.")
     length_penalty: float = hyperparams.field(
-        0.6, "Exponent of a hypothesis' length in its score: more favours longer ones; 0: none."
+        0.6, "Exponent of the length in a score: higher prefers longer translations; 0: no effect."
     )
-    max_length: int = hyperparams.field(256, "Target tokens at most, </s> included.")
+    max_length: int = hyperparams.field(256, "Maximum number of target tokens, with </s>.")
     max_extra: int | None = hyperparams.field(
-        50, "Target tokens at most beyond those of the source; None: no such bound."
+        50, "Maximum number of target tokens more than source tokens; None: no such limit."
     )
     early_stop: bool = hyperparams.field(
-        True, "Leaves a sentence when nothing can beat its best translation: the same results."
+        True, "Ends a sentence when nothing can beat its best translation; results are equal."
     )
 
 
-class State(NamedTuple):
-    """Where the search of some sentences stands; a nest of tensors.
+class SearchState(NamedTuple):
+    """State of the search of some sentences; a nest of tensors.
 
     Attributes:
-        time: int32, tokens so far.
-        ids: [rows, beam, max_length] int32 of what is followed, 0 behind the last.
-        live: [rows, beam] float32, log p of it; −∞ where there is none.
+        time: int32, number of tokens so far.
+        ids: [rows, beam, max_length] int32, the live hypotheses, 0 after their last token.
+        live: [rows, beam] float32, their log p; −∞ for a dead one.
         best_ids: [rows, max_length] int32, the best translation that has ended.
-        best: [rows] float32, its score; −∞: none has.
-        ended: [rows] int32, how many have.
-        limits: [rows] int32, tokens at most.
-        controls: int32, how many control symbols follow </s>, none of which is ever a translation.
+        best: [rows] float32, its score; −∞ if none has ended.
+        ended: [rows] int32, number of translations that have ended.
+        limits: [rows] int32, maximum number of tokens.
+        controls: int32, number of control symbols after </s>, which are never translations.
     """
 
     time: tf.Tensor
@@ -65,7 +65,7 @@ class State(NamedTuple):
 
 
 def check(search: Search) -> None:
-    """Refuse what no search can be.
+    """Refuse settings that are out of range.
 
     Raises:
         ParamsError: a number is out of range.
@@ -78,7 +78,7 @@ def check(search: Search) -> None:
 
 
 def limits_of(search: Search, source: tf.Tensor) -> tf.Tensor:
-    """Return the target tokens that each source [rows, S] may have; 0 for a row of padding."""
+    """Return the maximum number of target tokens of each source [rows, S]; 0 for padding rows."""
     lengths = tf.reduce_sum(tf.cast(source != 0, tf.int32), -1)
     most = tf.fill(tf.shape(lengths), search.max_length)
     if search.max_extra is not None:
@@ -87,21 +87,22 @@ def limits_of(search: Search, source: tf.Tensor) -> tf.Tensor:
 
 
 def begin(
-    rows: Any,
+    rows: int | tf.Tensor,
     search: Search,
     *,
     limits: tf.Tensor | None = None,
     controls: int = 0,
     length: int | None = None,
-) -> State:
-    """Return the search before the first token.
+) -> SearchState:
+    """Return the state before the first token.
 
     Args:
-        rows: how many sentences.
-        search: how.
-        limits: [rows] int32, target tokens at most, 0 for rows that are none; None: max_length.
-        controls: control symbols behind </s> in the vocabulary, the target tokens.
-        length: room for tokens, at least the largest limit; None: max_length.
+        rows: number of sentences.
+        search: settings.
+        limits: [rows] int32, maximum number of target tokens, 0 for rows without a sentence; None:
+            max_length.
+        controls: number of control symbols after </s> in the vocabulary, the target tokens.
+        length: size of the token axis, at least the largest limit; None: max_length.
 
     Raises:
         ParamsError: `search` is out of range.
@@ -111,11 +112,11 @@ def begin(
         limits = tf.fill([rows], search.max_length)
     length = search.max_length if length is None else length
     first = tf.one_hot(0, search.beam, on_value=0.0, off_value=-float("inf"))
-    there = (limits > 0)[:, tf.newaxis]
-    return State(
+    has_source = (limits > 0)[:, tf.newaxis]
+    return SearchState(
         time=tf.constant(0),
         ids=tf.zeros([rows, search.beam, length], tf.int32),
-        live=tf.where(there, first, -float("inf")),
+        live=tf.where(has_source, first, -float("inf")),
         best_ids=tf.zeros([rows, length], tf.int32),
         best=tf.fill([rows], -float("inf")),
         ended=tf.zeros([rows], tf.int32),
@@ -124,23 +125,25 @@ def begin(
     )
 
 
-def first_tokens(rows: Any, search: Search) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return what goes before the first `advance`: <s>, and parents that move nothing."""
+def first_tokens(rows: int | tf.Tensor, search: Search) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return tokens and parents before the first `advance`: <s>, and parents that move nothing."""
     count = rows * search.beam
     return tf.fill([count], BEGIN), tf.range(count)
 
 
-def advance(search: Search, state: State, logits: tf.Tensor) -> tuple[State, tf.Tensor, tf.Tensor]:
+def advance(
+    search: Search, state: SearchState, logits: tf.Tensor
+) -> tuple[SearchState, tf.Tensor, tf.Tensor]:
     """Add a token to every hypothesis.
 
     Args:
         search: as in `begin`.
         state: before.
-        logits: [rows · beam, V], of the token that follows each hypothesis.
+        logits: [rows · beam, V], of the next token of each hypothesis.
 
     Returns:
-        The state; tokens [rows · beam] that were added; parents [rows · beam], the row of the
-        hypothesis that each was added to, by which caches are gathered.
+        The new state; tokens [rows · beam], the added ones; parents [rows · beam], the row of the
+        hypothesis that each continues, by which caches are gathered.
     """
     beam = search.beam
     rows, size = tf.shape(state.live)[0], logits.shape[-1]
@@ -149,10 +152,10 @@ def advance(search: Search, state: State, logits: tf.Tensor) -> tuple[State, tf.
     allowed = (numbers == END) | (numbers > END + state.controls)
     log_p = tf.where(allowed, log_p, -float("inf"))
     live = state.live[:, :, tf.newaxis]
-    # A dead one stays dead whatever its logits, NaN included.
+    # A dead hypothesis stays dead even if its logits are NaN.
     totals = tf.where(live > -float("inf"), live + tf.reshape(log_p, [rows, beam, size]), live)
     count = min(2 * beam, beam * size)
-    found, index = tf.math.top_k(tf.reshape(totals, [rows, beam * size]), count)
+    continued, index = tf.math.top_k(tf.reshape(totals, [rows, beam * size]), count)
     parent, token = index // size, index % size
     time = state.time + 1
     ids = tf.gather(state.ids, parent, axis=1, batch_dims=1)
@@ -161,12 +164,12 @@ def advance(search: Search, state: State, logits: tf.Tensor) -> tuple[State, tf.
 
     at_limit = (time >= state.limits)[:, tf.newaxis]
     ending = (token == END) | at_limit
-    ending &= (tf.range(count) < beam) & (found > -float("inf"))
-    best_ids, best = _better(search, state, time, ids, tf.where(ending, found, -float("inf")))
+    ending &= (tf.range(count) < beam) & (continued > -float("inf"))
+    best_ids, best = _better(search, state, time, ids, tf.where(ending, continued, -float("inf")))
     ended = state.ended + tf.reduce_sum(tf.cast(ending, tf.int32), -1)
 
     over = at_limit | (ended >= beam)[:, tf.newaxis]
-    going = tf.where((token == END) | over, -float("inf"), found)
+    going = tf.where((token == END) | over, -float("inf"), continued)
     going, chosen = tf.math.top_k(going, beam)
     parent, token = (tf.gather(each, chosen, axis=1, batch_dims=1) for each in (parent, token))
     new = state._replace(
@@ -182,27 +185,31 @@ def advance(search: Search, state: State, logits: tf.Tensor) -> tuple[State, tf.
 
 
 def _better(
-    search: Search, state: State, time: tf.Tensor, ids: tf.Tensor, found: tf.Tensor
+    search: Search, state: SearchState, time: tf.Tensor, ids: tf.Tensor, ending: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the best of what had ended and of what ends now (`found`, log p or −∞)."""
-    # All that end now are of one length: the likeliest scores best.
-    which = tf.argmax(found, -1, tf.int32)
-    score = tf.reduce_max(found, -1) / _penalty(search, time)
+    """Return the best translation so far and its score.
+
+    `ending`: [rows, n] log p of the hypotheses `ids` that end now, −∞ for the others.
+    """
+    # All that end now have the same length, so the most likely has the best score.
+    which = tf.argmax(ending, -1, tf.int32)
+    score = tf.reduce_max(ending, -1) / _penalty(search, time)
     better = score > state.best
-    own = tf.gather(ids, which, axis=1, batch_dims=1)
-    return tf.where(better[:, tf.newaxis], own, state.best_ids), tf.where(better, score, state.best)
+    new_ids = tf.gather(ids, which, axis=1, batch_dims=1)
+    best_ids = tf.where(better[:, tf.newaxis], new_ids, state.best_ids)
+    return best_ids, tf.where(better, score, state.best)
 
 
 def _penalty(search: Search, count: tf.Tensor) -> tf.Tensor:
-    """Return what log p of so many tokens is divided by."""
+    """Return the divisor of log p for `count` tokens."""
     return ((5.0 + tf.cast(count, tf.float32)) / 6.0) ** search.length_penalty
 
 
-def done(search: Search, state: State) -> tf.Tensor:
-    """Tell whether the search is over.
+def done(search: Search, state: SearchState) -> tf.Tensor:
+    """Return whether the search is over.
 
-    With early stop: whether no hypothesis that is followed can beat the best that has ended. More
-    tokens make none more likely, and the divisor grows at most to that of the limit.
+    With early stop it is over when no live hypothesis can beat the best translation that has ended:
+    more tokens never raise log p, and the divisor is at most that of the limit.
     """
     bound = tf.reduce_max(state.live, -1)
     if search.early_stop:
@@ -211,32 +218,31 @@ def done(search: Search, state: State) -> tf.Tensor:
     return tf.logical_not(tf.reduce_any(bound > -float("inf")))
 
 
-def finish(search: Search, state: State) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return what was found.
+def finish(state: SearchState) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the result.
 
     Returns:
-        ids [rows, max_length] int32 of the best translations, without <s>, 0 behind </s>; a row
-        without a source has none. Their scores [rows] float32, 0 for such a row.
+        ids [rows, max_length] int32 of the best translations, without <s>, 0 after </s>; only 0 in
+        a row without a source. Their scores [rows] float32, 0 for such a row.
     """
-    del search
     return state.best_ids, tf.where(state.best > -float("inf"), state.best, 0.0)
 
 
 def translate(
-    incremental: incremental.Incremental,
+    incremental: Incremental,
     weights: Mapping[str, tf.Tensor],
     source: tf.Tensor,
     search: Search,
     *,
     controls: int = 0,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Translate on one device, in one graph where it is called in one.
+    """Translate on one device, eagerly or inside a graph.
 
     Args:
         incremental: the model.
         weights: by path, variables or tensors.
         source: [rows, S] ids, 0 is padding.
-        search: how.
+        search: settings.
         controls: see `begin`.
 
     Returns:
@@ -258,16 +264,19 @@ def translate(
     caches = incremental.begin(theta, source, search.beam)
     tokens, parents = first_tokens(rows, search)
 
-    def step(state: State, caches: Any, tokens: Any, parents: Any) -> Any:
+    def step(
+        state: SearchState, caches: Caches, tokens: tf.Tensor, parents: tf.Tensor
+    ) -> tuple[SearchState, Caches, tf.Tensor, tf.Tensor]:
         before = (state, caches, tokens, parents)
         if search.beam > 1:
             caches = incremental.reorder(caches, parents)
         logits, caches = incremental.extend(theta, caches, tokens)
         state, tokens, parents = advance(search, state, logits)
         after = (state, caches, tokens, parents)
-        return tf.nest.map_structure(
+        same: tuple[SearchState, Caches, tf.Tensor, tf.Tensor] = tf.nest.map_structure(
             lambda new, old: tf.ensure_shape(new, old.shape), after, before
         )
+        return same
 
     state, *_ = tf.while_loop(
         lambda state, *_: tf.logical_not(done(search, state)),
@@ -275,4 +284,4 @@ def translate(
         (state, caches, tokens, parents),
         maximum_iterations=search.max_length,
     )
-    return finish(search, state)
+    return finish(state)

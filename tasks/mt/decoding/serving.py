@@ -1,88 +1,87 @@
-"""Serving: a translation model from ids to ids, and from strings to strings, by search in-graph.
+"""Serving: exported translation models, from ids to ids and from strings to strings.
 
-The model from ids to ids needs TensorFlow alone. The one from strings to strings has the operations
-of tensorflow-text, without which it does not load, so it is a SavedModel of its own, below `text`.
+Both contain the beam search. The model from ids to ids needs only TensorFlow. The other one uses
+operations of tensorflow-text, without which it cannot be loaded; it is a separate SavedModel, in
+the folder `text`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from types import ModuleType
 
 import tensorflow as tf
 
-from lingvo_gpipe.input import Function, Program
+from lingvo_gpipe.input import Function, Program, ServedNetwork
 from lingvo_gpipe.tasks.mt.decoding import incremental, search
-from lingvo_gpipe.tasks.mt.text import vocabulary
+from lingvo_gpipe.tasks.mt.text.vocabulary import END, PAD, UNKNOWN, Vocabulary
 
 TEXT = "text"
-_SPAN = 16  # tokens of a side in the analysis; what is served may have any number
+_LENGTH = 16  # of source and target in the analysis; served ones may have any length
 
 
-def program(
-    vocabulary: vocabulary.Vocabulary, settings: search.Search, target_tokens: bool
-) -> Program:
+def program(vocabulary: Vocabulary, settings: search.Search, target_tokens: bool) -> Program:
     """Return how an exported translation model is called.
 
-    From ids to ids: source [B, S] int32, each row ending in </s>, 0 behind it → target [B, T] int32
-    without <s>, 0 behind </s>, and score [B]. From strings to strings: text [B] → translation [B]
-    and score [B]; of a blank text an empty translation and 0.
+    From ids to ids: source [B, S] int32, each row ending in </s>, 0 after it → target [B, T] int32
+    without <s>, 0 after </s>, and score [B]. From strings to strings: text [B] → translation [B]
+    and score [B]; a blank text has an empty translation and score 0.
 
     Args:
-        vocabulary: of both sides.
-        settings: how translations are searched.
-        target_tokens: sources begin with <2xx>: text comes with target_language [B], such as `de`.
+        vocabulary: of sources and targets.
+        settings: of the search.
+        target_tokens: sources begin with <2xx>, so texts need target_language [B], such as `de`.
     """
-    text, note = _text()
-    tokens = tf.TensorSpec([1, _SPAN], tf.int32)
+    text, note = _import_tensorflow_text()
+    tokens = tf.TensorSpec([1, _LENGTH], tf.int32)
 
-    def functions(network: Any) -> list[Function]:
+    def functions(network: ServedNetwork) -> list[Function]:
         translate = _Translate(network, settings, len(vocabulary.targets))
-        found = [Function({"source": tf.TensorSpec([None, None], tf.int32)}, translate)]
+        served = [Function({"source": tf.TensorSpec([None, None], tf.int32)}, translate)]
         if text is not None:
-            found.append(_of_strings(Tokenizer(vocabulary, text), translate, target_tokens))
-        return found
+            served.append(_of_strings(Tokenizer(vocabulary, text), translate, target_tokens))
+        return served
 
     return Program({"source": tokens, "target": tokens}, functions, note)
 
 
 class Tokenizer:
-    """A vocabulary in-graph: what `Vocabulary.encode_source` and `decode` do, by tensorflow-text.
+    """`Vocabulary.encode_source` and `decode` as operations of a graph, by tensorflow-text.
 
     Attributes:
-        resource: trackable; a SavedModel holds the vocabulary by it.
+        resource: the trackable object by which a SavedModel stores the vocabulary.
     """
 
-    def __init__(self, vocabulary: vocabulary.Vocabulary, text: Any) -> None:
-        """Take the vocabulary.
+    def __init__(self, vocabulary: Vocabulary, text: ModuleType) -> None:
+        """Load the vocabulary.
 
         Args:
-            vocabulary: of both sides.
+            vocabulary: of sources and targets.
             text: the module tensorflow_text.
         """
         self.resource = text.SentencepieceTokenizer(vocabulary.proto, out_type=tf.int32)
         self._targets = {name: vocabulary.target_id(name) for name in vocabulary.targets}
 
     def encode(self, texts: tf.Tensor, languages: tf.Tensor | None = None) -> tf.Tensor:
-        """Return sources as the encoder reads them, [B, S] int32, 0 behind </s>.
+        """Return sources as the encoder reads them, [B, S] int32, 0 after </s>.
 
         Args:
             texts: [B].
-            languages: [B], their target tokens; None: no target token.
+            languages: [B] target languages; None: no target tokens.
         """
-        side = [tf.shape(texts)[0], 1]
-        parts = [self.resource.tokenize(texts), tf.fill(side, vocabulary.END)]
+        ends = tf.fill([tf.shape(texts)[0], 1], END)
+        parts = [self.resource.tokenize(texts), ends]
         if languages is not None:
             parts.insert(0, self._target_ids(languages)[:, tf.newaxis])
-        return tf.concat(parts, 1).to_tensor(vocabulary.PAD)
+        return tf.concat(parts, 1).to_tensor(PAD)
 
     def is_blank(self, texts: tf.Tensor) -> tf.Tensor:
-        """Tell which texts [B] have no piece."""
+        """Return which texts [B] have no piece."""
         return tf.equal(self.resource.tokenize(texts).row_lengths(), 0)
 
     def decode(self, ids: tf.Tensor) -> tf.Tensor:
-        """Return the texts [B] of ids [B, T]: up to </s>, reserved ids left out."""
-        ended = tf.cumsum(tf.cast(tf.equal(ids, vocabulary.END), tf.int32), 1) > 0
-        kept = tf.logical_and(tf.logical_not(ended), ids > vocabulary.UNKNOWN)
+        """Return the texts [B] of ids [B, T]: up to </s>, without reserved ids."""
+        ended = tf.cumsum(tf.cast(tf.equal(ids, END), tf.int32), 1) > 0
+        kept = tf.logical_and(tf.logical_not(ended), ids > UNKNOWN)
         return self.resource.detokenize(tf.ragged.boolean_mask(ids, kept))
 
     def _target_ids(self, languages: tf.Tensor) -> tf.Tensor:
@@ -100,7 +99,7 @@ def _all_found(hits: tf.Tensor) -> tf.Tensor:
 class _Translate:
     """source [B, S] → target [B, T] and score [B]."""
 
-    def __init__(self, network: Any, settings: search.Search, controls: int) -> None:
+    def __init__(self, network: ServedNetwork, settings: search.Search, controls: int) -> None:
         self._weights = network.by_path
         self._controls = controls
         self._settings = settings
@@ -115,12 +114,12 @@ class _Translate:
 
 def _of_strings(tokenizer: Tokenizer, translate: _Translate, target_tokens: bool) -> Function:
     def call(text: tf.Tensor, target_language: tf.Tensor | None = None) -> dict[str, tf.Tensor]:
-        told = translate(tokenizer.encode(text, target_language))
-        # Of nothing a model would make something up.
+        outputs = translate(tokenizer.encode(text, target_language))
+        # The model would invent a translation of an empty source.
         blank = tokenizer.is_blank(text)
         return {
-            "translation": tf.where(blank, "", tokenizer.decode(told["target"])),
-            "score": tf.where(blank, 0.0, told["score"]),
+            "translation": tf.where(blank, "", tokenizer.decode(outputs["target"])),
+            "score": tf.where(blank, 0.0, outputs["score"]),
         }
 
     names = ("text", "target_language") if target_tokens else ("text",)
@@ -128,8 +127,8 @@ def _of_strings(tokenizer: Tokenizer, translate: _Translate, target_tokens: bool
     return Function(signature, call, folder=TEXT, resources=(tokenizer.resource,))
 
 
-def _text() -> tuple[Any, tuple[str, ...]]:
-    """Return the module tensorflow_text, or None and why it cannot be had."""
+def _import_tensorflow_text() -> tuple[ModuleType | None, tuple[str, ...]]:
+    """Return the module tensorflow_text, or None and a note why it is not available."""
     try:
         import tensorflow_text
     except ImportError:
@@ -138,5 +137,5 @@ def _text() -> tuple[Any, tuple[str, ...]]:
         why = f"tensorflow-text does not fit this TensorFlow ({error.message.splitlines()[0]})"
     else:
         return tensorflow_text, ()
-    told = f"{why}: pip install 'lingvo-gpipe[text]' adds a model from strings to strings"
-    return None, (told,)
+    note = f"{why}: pip install 'lingvo-gpipe[text]' adds a model from strings to strings"
+    return None, (note,)

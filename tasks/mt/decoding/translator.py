@@ -1,10 +1,10 @@
 """Translation by a model that is spread over devices: one token is one sweep over its cells.
 
-The cells are those of training. Each keeps its weights and its caches on its device, and receives
-of a token what its layers read: ids, or the one position that the cell before has made. A beam
-changes its order by an index that goes along, by which each cell gathers its own caches. As many
-groups of sentences are on their way as there are cells, so that all devices work; a group that is
-done makes room for the next one.
+The cells are those of training. Weights and caches of a cell stay on its device. For each token a
+cell receives what its layers read: ids, or one position of an earlier cell's output. When beam
+search reorders hypotheses, the order travels with the token as an index, by which each cell gathers
+its caches. There are as many groups of sentences as cells, so that all devices work; when a group
+is done, the next one takes its place.
 """
 
 from __future__ import annotations
@@ -12,149 +12,66 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, network, pipelining, task
+from lingvo_gpipe import network, pipelining, task
 from lingvo_gpipe.execution import outer_function, variables
 from lingvo_gpipe.run import restoring
-from lingvo_gpipe.tasks.mt.decoding import incremental
-from lingvo_gpipe.tasks.mt.decoding import search as search_lib
-from lingvo_gpipe.tasks.mt.text import vocabulary
+from lingvo_gpipe.tasks.mt.decoding import decode_params, incremental, search
+from lingvo_gpipe.tasks.mt.decoding.decode_params import Decode
+from lingvo_gpipe.tasks.mt.decoding.decoding_cell import Choice, DecodingCell
+from lingvo_gpipe.tasks.mt.decoding.incremental import Caches, DecodingPart, LayerThetas
+from lingvo_gpipe.tasks.mt.decoding.search import SearchState
+from lingvo_gpipe.tasks.mt.text.vocabulary import END, PAD, Vocabulary
+
+if TYPE_CHECKING:
+    from lingvo_gpipe.tasks.mt.input import Translation
+    from lingvo_gpipe.tasks.mt.task import TranslationTask
+
+Ids: TypeAlias = npt.NDArray[np.int32]
 
 
-class Decode(hyperparams.Params):
-    """How sentences are translated, and from where to where."""
-
-    search: search_lib.Search = hyperparams.field(search_lib.Search(), "How one is searched for.")
-    batch: int = hyperparams.field(32, "Sentences of a group, which are translated together.")
-    groups: int | None = hyperparams.field(
-        None, "M: groups that are on their way through the cells; None: as many as cells."
-    )
-    max_length: int | None = hyperparams.field(
-        None, "Source tokens at most, </s> included: longer lines are split; None: input's."
-    )
-    num_shapes: int = hyperparams.field(
-        4, "Lengths that sources are padded to: each is traced once, and pads less."
-    )
-    target: str | None = hyperparams.field(
-        None, "Language to translate to, of those that the vocabulary has a <2xx> for."
-    )
-    input: str | None = hyperparams.field(None, "File of lines; None: the standard input.")
-    output: str | None = hyperparams.field(None, "File of translations; None: standard output.")
-    read_ahead: int = hyperparams.field(
-        8192, "Lines that are read, sorted by length and translated together."
-    )
-
-
-def check(params: Decode) -> None:
-    """Refuse what cannot be done.
-
-    Raises:
-        ParamsError: a number is out of range.
-    """
-    search_lib.check(params.search)
-    least = {"batch": 1, "groups": 1, "max_length": 3, "num_shapes": 1, "read_ahead": 1}
-    for name, smallest in least.items():
-        value = params.get(name)
-        if value is not None and value < smallest:
-            raise errors.ParamsError(f"decode.{name}={value} is too small. Use {smallest} or more")
+class StoppedError(Exception):
+    """The user asked to stop the translation."""
 
 
 class _Group(NamedTuple):
     """Sentences that are translated together; a nest of tensors.
 
     Attributes:
-        caches: per cell, those of its layers.
+        caches: of each cell.
         state: of the search.
-        tokens: [rows · beam], the last of each hypothesis.
-        parents: [rows · beam], the rows that they were added to.
+        tokens: [rows · beam], the latest of each hypothesis.
+        parents: [rows · beam], the row that each hypothesis continues.
     """
 
-    caches: tuple[incremental.State, ...]
-    state: search_lib.State
+    caches: tuple[Caches, ...]
+    state: SearchState
     tokens: tf.Tensor
     parents: tf.Tensor
 
 
 class _Weights(NamedTuple):
-    """The weights of all cells while sentences are translated, as their layers read them.
+    """The weights of all cells, as their layers read them.
 
     Attributes:
-        begin: per cell, of the layers that begin a sentence.
-        extend: per cell, of those that add a token.
+        begin: of each cell, for the layers that `begin` runs.
+        extend: of each cell, for the layers that `extend` runs.
     """
 
-    begin: Sequence[incremental.Theta]
-    extend: Sequence[incremental.Theta]
-
-
-class _Cell:
-    """A cell's programs while decoding; pure, never inlined, traced once per shapes."""
-
-    def __init__(
-        self,
-        part: incremental.Part,
-        later: Sequence[incremental.Part],
-        device: str,
-        search: search_lib.Search,
-    ) -> None:
-        """Take the layers.
-
-        Args:
-            part: of the cell.
-            later: those behind it, which read what it gives.
-            device: on which it lives.
-            search: how translations are searched for.
-        """
-        self.part = part
-        self.device = device
-        self.extends = bool(part.extend_writes)
-        self._search = search
-        self._begin_exports = _read_by(later, part.begin_writes, "begin_reads")
-        self._extend_exports = _read_by(later, part.extend_writes, "extend_reads")
-        self.begin = _program(self._begin)
-        self.extend = _program(self._extend)
-        self.choose = _program(self._choose)
-
-    def _begin(self, theta: Any, given: Any, rows: int, length: int) -> Any:
-        """Return the caches of `rows` hypotheses, and what later cells read of the sentences."""
-        caches, written = self.part.begin(theta, given, rows, length)
-        return caches, {name: written[name] for name in self._begin_exports}
-
-    def _extend(self, theta: Any, caches: Any, parents: tf.Tensor, given: Any) -> Any:
-        """Return the caches with a token more, and what later cells read of it."""
-        if self._search.beam > 1:
-            caches = self.part.reorder(caches, parents)
-        written, caches = self.part.extend(theta, caches, given)
-        return caches, {name: written[name] for name in self._extend_exports}
-
-    def _choose(self, theta: Any, caches: Any, parents: tf.Tensor, given: Any, state: Any) -> Any:
-        """Extend, as the last cell does it: return the caches, and what the search makes of it."""
-        if self._search.beam > 1:
-            caches = self.part.reorder(caches, parents)
-        written, caches = self.part.extend(theta, caches, given)
-        logits = written[self.part.extend_writes[-1]][:, 0]
-        state, tokens, parents = search_lib.advance(self._search, state, logits)
-        return caches, (state, tokens, parents), search_lib.done(self._search, state)
-
-
-def _read_by(later: Sequence[Any], written: Sequence[str], reads: str) -> tuple[str, ...]:
-    wanted = {name for part in later for name in getattr(part, reads)}
-    return tuple(name for name in written if name in wanted)
-
-
-def _program(function: Callable[..., Any]) -> Any:
-    return tf.function(function, autograph=False, experimental_attributes={"_noinline": True})
+    begin: Sequence[LayerThetas]
+    extend: Sequence[LayerThetas]
 
 
 class Translator:
     """A built pipeline that translates.
 
     Attributes:
-        cut: translations so far that reached their limit of tokens, and end there.
+        cut: number of translations so far that ended because they reached their limit of tokens.
     """
 
     def __init__(
@@ -165,69 +82,70 @@ class Translator:
         max_length: int,
         controls: int = 0,
     ) -> None:
-        """Take the network with its present weights; whatever they become is used.
+        """Prepare the programs; each translation reads the weights at its start.
 
         Args:
-            pipe: built; its cells, devices and variables are those of decoding.
-            params: how.
-            max_length: source tokens at most for which shapes are planned; longer ones get more.
+            pipe: built; decoding uses its cells, devices and variables.
+            params: settings.
+            max_length: of the sources for which shapes are planned; longer ones get more shapes.
             controls: see `search.begin`.
 
         Raises:
             UserError: `params` are out of range, or the network cannot compute token by token.
         """
-        check(params)
+        decode_params.check(params)
         self._params = params
         self._search = params.search
         self._controls = controls
         self._pipe = pipe
         self._analysis = pipe.analysis
-        steps = incremental.steps(pipe.analysis)
+        layers = incremental.decoding_layers(pipe.analysis)
         parts = [
-            incremental.Part(steps[n] for n in route.layers if n in steps)
-            for route in pipe.analysis.cells
+            DecodingPart(layers[n] for n in cell.layers if n in layers)
+            for cell in pipe.analysis.cells
         ]
         devices = pipe.executor.devices
         self._cells = [
-            _Cell(part, parts[k + 1 :], devices[k], params.search) for k, part in enumerate(parts)
+            DecodingCell(part, parts[k + 1 :], devices[k], params.search)
+            for k, part in enumerate(parts)
         ]
         self._last = max(k for k, cell in enumerate(self._cells) if cell.extends)
         halves = (-(-max_length // 2**n) for n in range(params.num_shapes))
         self._spans = sorted(set(halves))
         self.cut = 0
-        self._read = outer_function.OuterFunction(self._thetas)
-        self._begin = outer_function.OuterFunction(self._begun)
-        self._sweep = outer_function.OuterFunction(self._swept)
+        self._read = outer_function.OuterFunction(self._read_weights)
+        self._begin = outer_function.OuterFunction(self._begin_group)
+        self._sweep = outer_function.OuterFunction(self._sweep_groups)
 
     def translate(
         self,
         sources: Sequence[Sequence[int]],
         progress: Callable[[int], None] | None = None,
     ) -> list[list[int]]:
-        """Translate sentences; alike in length go together.
+        """Translate sentences; those of similar length form a group.
 
         Args:
             sources: ids of each, ending in </s>.
-            progress: called after every token with the number of sentences that it finished; what
-                it raises ends the translation.
+            progress: called after every token with the number of sentences that it finished; an
+                exception ends the translation.
 
         Returns:
             The ids of each translation, in the order of `sources`, without <s> and </s>.
         """
-        found: list[list[int]] = [[] for _ in sources]
-        # Once, and not for every token: in mixed precision reading is a copy.
+        translations: list[list[int]] = [[] for _ in sources]
+        # Once, not for every token: in mixed precision reading is a copy.
         weights = _Weights(*self._read())
         for span, chunks in self._planned(sources):
             for numbers, ids in self._run(
                 weights, span, chunks, sources, progress or (lambda _: None)
             ):
                 for number, row in zip(numbers, ids, strict=False):
-                    found[number] = _trimmed(row)
-                    self.cut += vocabulary.END not in row
-        return found
+                    translations[number] = _trimmed(row)
+                    self.cut += END not in row
+        return translations
 
     def _planned(self, sources: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[list[int]]]]:
-        """Yield each length that sources are padded to, with the groups' numbers of sentences."""
+        """Yield each length to which sources are padded, with its groups of sentence numbers."""
         order = sorted(range(len(sources)), key=lambda n: -len(sources[n]))
         chunks: list[tuple[int, list[int]]] = []
         start = 0
@@ -236,20 +154,20 @@ class Translator:
             end = start + self._rows(len(sources), span)
             chunks.append((span, order[start:end]))
             start = end
-        for span, own in itertools.groupby(chunks, lambda chunk: chunk[0]):
-            yield span, [numbers for _, numbers in own]
+        for span, of_span in itertools.groupby(chunks, lambda chunk: chunk[0]):
+            yield span, [numbers for _, numbers in of_span]
 
     def _rows(self, count: int, span: int) -> int:
-        """Return the rows of a group: the batch; of a few sentences, a power of two.
+        """Return the rows of a group: the batch size, or a power of two for few sentences.
 
-        Of sentences that are longer than planned as many as hold the tokens of a batch, since one
-        of them would make all its neighbours as long.
+        A group of sentences that are longer than planned has only as many tokens as a batch,
+        because all are padded to the longest.
         """
         rows = min(self._params.batch, 1 << max(count - 1, 0).bit_length())
         return max(1, min(rows, self._params.batch * self._spans[-1] // span))
 
     def _span(self, length: int) -> int:
-        """Return the length that a source is padded to."""
+        """Return the length to which a source is padded."""
         longest = self._spans[-1]
         return next((n for n in self._spans if n >= length), -(-length // longest) * longest)
 
@@ -260,16 +178,16 @@ class Translator:
         waiting: list[list[int]],
         sources: Sequence[Sequence[int]],
         progress: Callable[[int], None],
-    ) -> Iterator[tuple[list[int], Any]]:
-        """Yield the numbers and the translated ids of each group, as they are done."""
+    ) -> Iterator[tuple[list[int], Ids]]:
+        """Yield the numbers and the translated ids of each group when it is done."""
         rows = self._rows(len(sources), span)
         places = self._params.groups or len(self._cells)
         running: list[tuple[list[int], _Group]] = []
         over: list[bool] = []
         while True:
             live = len(over) - sum(over)
-            # One that is done stays until another takes its place, or most are: a sweep of
-            # another width is another trace.
+            # A group that is done stays until another takes its place, or until half of them are
+            # done: a sweep over another number of groups is another trace.
             if waiting or 2 * live <= len(over):
                 running = [
                     entry for entry, is_over in zip(running, over, strict=True) if not is_over
@@ -289,64 +207,67 @@ class Translator:
                 if ends and not over[place]:
                     over[place] = True
                     numbers, group = running[place]
-                    ids, _ = search_lib.finish(self._search, group.state)
+                    ids, _ = search.finish(group.state)
                     yield numbers, ids.numpy()
                     finished += len(numbers)
             progress(finished)
 
-    def _begun(self, weights: Sequence[incremental.Theta], source: tf.Tensor) -> _Group:
+    def _begin_group(self, weights: Sequence[LayerThetas], source: tf.Tensor) -> _Group:
         """Encode sources [rows, S]: the outer function of a group."""
-        search, (rows, span) = self._search, source.shape
-        length = search.max_length
-        if search.max_extra is not None:
-            length = min(length, span + search.max_extra)
-        stream: dict[str, Any] = {"source": source}
+        settings, (rows, span) = self._search, source.shape
+        length = settings.max_length
+        if settings.max_extra is not None:
+            length = min(length, span + settings.max_extra)
+        stream: dict[str, tf.Tensor] = {"source": source}
         caches = []
         for cell, theta in zip(self._cells, weights, strict=True):
             with tf.device(cell.device):
-                given = {name: stream[name] for name in cell.part.begin_reads}
-                own, written = cell.begin(theta, given, rows * search.beam, length)
-            stream |= written
-            caches.append(own)
+                inputs = {name: stream[name] for name in cell.part.begin_reads}
+                cell_caches, outputs = cell.begin(theta, inputs, rows * settings.beam, length)
+            stream |= outputs
+            caches.append(cell_caches)
         with tf.device(self._cells[self._last].device):
-            state = search_lib.begin(
+            state = search.begin(
                 rows,
-                search,
-                limits=search_lib.limits_of(search, source),
+                settings,
+                limits=search.limits_of(settings, source),
                 controls=self._controls,
                 length=length,
             )
-        return _Group(tuple(caches), state, *search_lib.first_tokens(rows, search))
+        return _Group(tuple(caches), state, *search.first_tokens(rows, settings))
 
-    def _swept(
-        self, weights: Sequence[incremental.Theta], *groups: _Group
+    def _sweep_groups(
+        self, weights: Sequence[LayerThetas], *groups: _Group
     ) -> tuple[tuple[_Group, ...], tf.Tensor]:
         """Add a token to every hypothesis of all groups: the outer function of a token."""
         table = network.forward_table(self._analysis.table, len(groups))
         streams = [{"target": group.tokens[:, tf.newaxis]} for group in groups]
         caches = [list(group.caches) for group in groups]
-        chosen: dict[int, list[Any]] = {}
+        choices: dict[int, Choice] = {}
+        over: dict[int, tf.Tensor] = {}
         previous: dict[int, list[tf.Operation]] = {}
         for device, slot in table.order():
             cell, m = self._cells[slot.cell], slot.micro_batch
             if not cell.extends:
                 continue
             with tf.device(cell.device), tf.control_dependencies(previous.get(device, [])):
-                given = {name: streams[m][name] for name in cell.part.extend_reads}
-                common = (weights[slot.cell], caches[m][slot.cell], groups[m].parents, given)
+                inputs = {name: streams[m][name] for name in cell.part.extend_reads}
+                common = (weights[slot.cell], caches[m][slot.cell], groups[m].parents, inputs)
                 if slot.cell == self._last:
-                    caches[m][slot.cell], *chosen[m] = cell.choose(*common, groups[m].state)
-                    mark = chosen[m][1]
+                    caches[m][slot.cell], choices[m], over[m] = cell.choose(
+                        *common, groups[m].state
+                    )
+                    last = over[m]
                 else:
-                    caches[m][slot.cell], written = cell.extend(*common)
-                    streams[m] |= written
-                    mark = tf.nest.flatten(written)[0]
-            previous[device] = [mark.op]
-        moved = [_Group(tuple(own), *chosen[m][0]) for m, own in enumerate(caches)]
-        return tuple(moved), tf.stack([chosen[m][1] for m in range(len(groups))])
+                    caches[m][slot.cell], outputs = cell.extend(*common)
+                    streams[m] |= outputs
+                    last = tf.nest.flatten(outputs)[0]
+            previous[device] = [last.op]
+        extended = [_Group(tuple(caches[m]), *choices[m]) for m in range(len(groups))]
+        return tuple(extended), tf.stack([over[m] for m in range(len(groups))])
 
-    def _thetas(self) -> tuple[list[incremental.Theta], list[incremental.Theta]]:
-        """Read the weights, on their devices: per cell those of `begin`, and of `extend`."""
+    def _read_weights(self) -> tuple[list[LayerThetas], list[LayerThetas]]:
+        """Read the weights on their devices; return, for each cell, those for begin and extend."""
         weights = variables.read_weights(self._pipe.executor, self._pipe.by_path)
         begins, extends = [], []
         for cell in self._cells:
@@ -357,8 +278,8 @@ class Translator:
         return begins, extends
 
 
-def _padded(sources: Sequence[Sequence[int]], rows: int, span: int) -> Any:
-    """Return ids [rows, span] of sentences, 0 behind each and in further rows."""
+def _padded(sources: Sequence[Sequence[int]], rows: int, span: int) -> Ids:
+    """Return ids [rows, span] of sentences; 0 after their ends and in the other rows."""
     ids = np.zeros((rows, span), np.int32)
     for row, source in enumerate(sources):
         ids[row, : len(source)] = source
@@ -366,10 +287,10 @@ def _padded(sources: Sequence[Sequence[int]], rows: int, span: int) -> Any:
 
 
 def notes(cut: int) -> Iterator[str]:
-    """Yield what is told of translations that were cut, in a line of its own.
+    """Yield a line about translations that were cut, if there are any.
 
     Args:
-        cut: how many.
+        cut: their number.
     """
     if cut:
         yield (
@@ -378,52 +299,56 @@ def notes(cut: int) -> Iterator[str]:
         )
 
 
-def _trimmed(row: Any) -> list[int]:
+def _trimmed(row: Ids) -> list[int]:
     """Return ids up to </s> or padding."""
-    ends = np.flatnonzero((row == vocabulary.END) | (row == vocabulary.PAD))
+    ends = np.flatnonzero((row == END) | (row == PAD))
     kept: list[int] = row[: ends[0] if len(ends) else None].tolist()
     return kept
 
 
 class Decoder:
-    """The model of a checkpoint, spread over its devices, that translates.
+    """Translates with the model of a checkpoint, spread over its devices.
 
     Attributes:
         vocabulary: of the run.
         target_tokens: whether its sources begin with <2xx>.
-        max_length: source tokens at most, </s> included, that the model was made for.
-        step: updates that the weights have had.
+        max_length: maximum number of source tokens, with </s>, for which the model was made.
+        step: number of updates of the checkpoint.
     """
 
     def __init__(
-        self, params: Any, *, logdir: Path | None = None, checkpoint: str | None = None
+        self,
+        params: TranslationTask.Params,
+        *,
+        logdir: Path | None = None,
+        checkpoint: str | None = None,
     ) -> None:
-        """Make the network and restore it; averages stand for weights where training keeps them.
+        """Build the network and restore its weights, or their averages if training keeps them.
 
         Args:
-            params: a `TranslationTask.Params`.
-            logdir: of the run whose newest checkpoint is taken.
-            checkpoint: path of a checkpoint, or of a directory of them, in its place.
+            params: of the task.
+            logdir: of the run whose newest checkpoint is used.
+            checkpoint: path of another checkpoint, or of a directory of them.
 
         Raises:
-            UserError: there is no such checkpoint, it does not fit, or the run's vocabulary and
-                data are not there.
+            UserError: there is no such checkpoint, it does not fit, or neither the run's vocabulary
+                nor its data exist.
         """
-        check(params.decode)
-        source: Any = restoring.source(params, logdir=logdir, which=checkpoint)
-        own = task.complete(params, source)
-        self.vocabulary: vocabulary.Vocabulary = source.vocabulary
+        decode_params.check(params.decode)
+        source = cast("Translation", restoring.source(params, logdir=logdir, which=checkpoint))
+        completed = task.complete(params, source)
+        self.vocabulary: Vocabulary = source.vocabulary
         self.target_tokens: bool = source.target_tokens
-        self.max_length: int = own.decode.max_length or own.input.max_length
-        pipe: pipelining.PipeliningLayer = own.model.instantiate()
+        self.max_length: int = completed.decode.max_length or source.params.max_length
+        pipe: pipelining.PipeliningLayer = completed.model.instantiate()
         pipe.build(source.element_spec(training=True))
         restored = restoring.restore(
-            pipe.by_path, pipe.analysis.variables, own, logdir=logdir, which=checkpoint
+            pipe.by_path, pipe.analysis.variables, completed, logdir=logdir, which=checkpoint
         )
         self.step: int = restored.step
         self._translator = Translator(
             pipe,
-            own.decode,
+            completed.decode,
             max_length=self.max_length,
             controls=len(self.vocabulary.targets),
         )

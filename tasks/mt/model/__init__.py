@@ -1,4 +1,4 @@
 """The translation network: its layers, and the list of them.
 
-How it decodes is in `decoding`.
+Decoding with it is in `decoding`.
 """

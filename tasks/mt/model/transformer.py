@@ -15,11 +15,15 @@ from typing import Literal, TypeVar
 
 from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe import layers as core
-from lingvo_gpipe.tasks.mt.model import layers
+from lingvo_gpipe.tasks.mt.model.block import Block
+from lingvo_gpipe.tasks.mt.model.decoder import DecoderLayer
+from lingvo_gpipe.tasks.mt.model.embedding import TokenEmbedding
+from lingvo_gpipe.tasks.mt.model.encoder import EncoderLayer, TransparentEncoderLayer
+from lingvo_gpipe.tasks.mt.model.softmax import TranslationSoftmax
 
 _TABLE = "embedding/table"
 
-_BlockParams = TypeVar("_BlockParams", bound=layers.Block.Params)
+_BlockParams = TypeVar("_BlockParams", bound=Block.Params)
 
 
 class TranslationTransformer(hyperparams.Params):
@@ -92,7 +96,7 @@ def translation_transformer(params: TranslationTransformer) -> list[core.Layer.P
     source, target = _embedding(p, "source"), _embedding(p, "target")
     encoder = _encoder(p)
     decoder = _decoder(p, encoder.memories)
-    softmax = layers.TranslationSoftmax.Params(
+    softmax = TranslationSoftmax.Params(
         name="softmax",
         vocabulary=p.vocabulary,
         label_smoothing=p.label_smoothing,
@@ -113,20 +117,20 @@ def translation_transformer(params: TranslationTransformer) -> list[core.Layer.P
 def set_vocabulary(model_layers: Sequence[core.Layer.Params], size: int) -> None:
     """Set the vocabulary size of a `translation_transformer` to the data's."""
     for params in model_layers:
-        if isinstance(params, (layers.TokenEmbedding.Params, layers.TranslationSoftmax.Params)):
+        if isinstance(params, (TokenEmbedding.Params, TranslationSoftmax.Params)):
             params.vocabulary = size
 
 
 def is_packed(model_layers: Sequence[core.Layer.Params]) -> bool:
     """Return whether a `translation_transformer` takes rows of several sentences."""
-    blocks = [params for params in model_layers if isinstance(params, layers.Block.Params)]
+    blocks = [params for params in model_layers if isinstance(params, Block.Params)]
     return all(params.packed for params in blocks)
 
 
 def set_languages(model_layers: Sequence[core.Layer.Params], names: Sequence[str]) -> None:
     """Make a `translation_transformer` count by these languages; no names: not separately."""
     for params in model_layers:
-        if isinstance(params, layers.TranslationSoftmax.Params):
+        if isinstance(params, TranslationSoftmax.Params):
             reads = (*params.reads[:3], *(["language"] if names else []))
             params.set(languages=tuple(names), reads=reads)
 
@@ -139,9 +143,9 @@ class _Encoder:
     memories: tuple[str, ...]
 
 
-def _embedding(params: TranslationTransformer, text: str) -> layers.TokenEmbedding.Params:
+def _embedding(params: TranslationTransformer, text: str) -> TokenEmbedding.Params:
     """Return the embedding of `text`, "source" or "target"."""
-    return layers.TokenEmbedding.Params(
+    return TokenEmbedding.Params(
         name=f"{text}_embedding",
         vocabulary=params.vocabulary,
         units=params.units,
@@ -182,7 +186,7 @@ def _encoder(params: TranslationTransformer) -> _Encoder:
         return _Encoder([*mixing, _norm("encoder_norm", mixing[-1].writes[-1])], ("encoder_norm",))
     encoder: list[core.Layer.Params] = [
         _with_sizes(
-            layers.EncoderLayer.Params(name=name, reads=(previous, source), writes=(name,)), params
+            EncoderLayer.Params(name=name, reads=(previous, source), writes=(name,)), params
         )
         for previous, name in itertools.pairwise(names)
     ]
@@ -193,7 +197,7 @@ def _encoder(params: TranslationTransformer) -> _Encoder:
 
 def _transparent_layer(
     number: int, params: TranslationTransformer
-) -> layers.TransparentEncoderLayer.Params:
+) -> TransparentEncoderLayer.Params:
     """Return encoder layer `number`, which passes on the running sum and the remaining shares."""
     _, source = _mask_names(params)
     reads: tuple[str, ...] = ("source_embedding", source)
@@ -203,7 +207,7 @@ def _transparent_layer(
     writes: tuple[str, ...] = (f"mix_{number}",)
     if number < params.num_layers - 1:
         writes = (f"encoder_{number}", f"mix_{number}", f"shares_{number}")
-    layer = layers.TransparentEncoderLayer.Params(
+    layer = TransparentEncoderLayer.Params(
         name=f"encoder_{number}",
         num_shares=params.num_layers + 1 - number,
         shares_dropout=params.shares_dropout,
@@ -215,12 +219,12 @@ def _transparent_layer(
 
 def _decoder(
     params: TranslationTransformer, memories: tuple[str, ...]
-) -> list[layers.DecoderLayer.Params]:
+) -> list[DecoderLayer.Params]:
     """Return the decoder layers, which attend to the outputs named `memories`."""
     names = ["target_embedding", *(f"decoder_{n}" for n in range(params.num_layers))]
     decoder = [
         _with_sizes(
-            layers.DecoderLayer.Params(
+            DecoderLayer.Params(
                 name=name,
                 shares_dropout=params.shares_dropout,
                 reads=(previous, *memories, *_mask_names(params)),

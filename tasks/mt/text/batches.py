@@ -1,30 +1,32 @@
 """Which examples are in which mini-batch: a pure function of (seed, epoch, position).
 
-What is drawn is a *unit*: one example, or some that share a row (packing). Units of one language
-and one shape are a *stratum*. An epoch draws from each stratum as often as its language's share
-asks (at T=1 each unit once), pass after pass over the stratum, each pass in an order of its own;
-what an epoch draws is the difference of two rounded sums, so that over epochs no unit is left
-behind, and the number of mini-batches of an epoch is known without planning those before it.
+A *unit* is the content of a row: one example, or with packing several. The units of one language
+and one shape are a *stratum*. The share of its language decides how many units an epoch draws from
+a stratum; at T=1 it draws each once. Draws pass over the stratum again and again, each pass in a
+new order. The number that an epoch draws is the difference of two rounded running sums: over many
+epochs the shares are exact and no unit is forgotten, and the number of mini-batches of an epoch is
+known without planning the epochs before it.
 
-A mini-batch has one shape: rows × length. There are at most as many shapes as asked for, since
-each is traced once. The last mini-batch of a shape in an epoch may lack rows.
+A mini-batch has one shape: rows × length. Each shape is traced once, so their number is limited.
+The last mini-batch of a shape in an epoch may have fewer units than rows.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.console import progress
 from lingvo_gpipe.tasks.mt.text import mixture
 
-Array = np.ndarray[Any, Any]
+Array: TypeAlias = npt.NDArray[Any]
 
-# What the keys of permutations are for, so that no two are the same.
+# Part of the key of each permutation, so that no two are equal.
 _STRATUM, _MIX, _ORDER, _PACK = range(4)
 _EPOCHS_AHEAD = 64
 _OPEN_ROWS = 64
@@ -32,23 +34,45 @@ _OPEN_ROWS = 64
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shape:
-    """Of a mini-batch: `rows` of `length` tokens on either side."""
+    """Shape of a mini-batch: `rows` sources and targets of `length` tokens each."""
 
     rows: int
     length: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Units:
-    """What mini-batches are made of.
+class Examples:
+    """Examples from which units are made.
 
     Attributes:
-        members: numbers of examples, unit after unit.
-        ends: [U] where the members of each unit end.
+        numbers: [n] in their split.
+        lengths: [n, 2] tokens of source and target, with end tokens.
+        languages: [n] index of their pair of languages.
+        num_languages: number of pairs of languages.
+    """
+
+    numbers: Array
+    lengths: Array
+    languages: Array
+    num_languages: int
+
+    @property
+    def sizes(self) -> Array:
+        """[num_languages] number of examples of each pair of languages."""
+        return np.bincount(self.languages, minlength=self.num_languages)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Units:
+    """Contents of rows, from which mini-batches are drawn.
+
+    Attributes:
+        members: numbers of the examples of all units, in the order of units.
+        ends: [U] end of each unit's examples in `members`.
         languages: [U] index of the unit's pair of languages.
-        shapes: shapes of mini-batches.
+        shapes: of mini-batches.
         shape_of: [U] index of the unit's shape.
-        sizes: [languages] examples of each.
+        sizes: [languages] number of examples of each.
     """
 
     members: Array
@@ -64,7 +88,7 @@ class Units:
 
 
 def rows_of(tokens: int, length: int, multiple_of: int = 1) -> int:
-    """Return how many rows of `length` a mini-batch of `tokens` has: a multiple, and at least one.
+    """Return the rows of a mini-batch of `tokens` tokens, a positive multiple of `multiple_of`.
 
     >>> rows_of(4096, 100, multiple_of=4)
     40
@@ -73,187 +97,151 @@ def rows_of(tokens: int, length: int, multiple_of: int = 1) -> int:
 
 
 def bounds(lengths: Array, count: int) -> tuple[int, ...]:
-    """Return at most `count` lengths that rows are padded to, with the fewest padded tokens.
+    """Return the lengths, at most `count`, to which rows are padded with the least padding.
 
-    Exact, by dynamic programming over the lengths that occur.
+    Computed exactly, by dynamic programming over the lengths that occur.
 
     >>> bounds(np.array([3, 3, 4, 9, 10]), 2)
     (4, 10)
     """
-    there, amount = np.unique(lengths, return_counts=True)
+    distinct, amount = np.unique(lengths, return_counts=True)
     below = np.concatenate([[0], np.cumsum(amount)])
-    # best[j]: least padded length of the j shortest lengths, with the bounds so far.
-    best = np.concatenate([[0.0], np.full(len(there), np.inf)])
+    # best[j]: fewest padded tokens of the rows with the j shortest lengths, by the bounds so far.
+    best = np.concatenate([[0.0], np.full(len(distinct), np.inf)])
     choices = []
-    for _ in range(min(count, len(there))):
-        # One more bound, there[j - 1], for all lengths from number i on.
-        cost = best[:, None] + (below[None, :] - below[:, None]) * np.append(0, there)[None, :]
+    for _ in range(min(count, len(distinct))):
+        # cost[i, j]: distinct[j - 1] is one more bound, for the lengths i to j - 1.
+        cost = best[:, None] + (below[None, :] - below[:, None]) * np.append(0, distinct)[None, :]
         cost[np.tril_indices(len(best), -1)] = np.inf
         choices.append(cost.argmin(0))
         best = cost.min(0)
-    found = []
-    last = len(there)
+    chosen = []
+    last = len(distinct)
     for choice in reversed(choices):
         if last == 0:
             break
-        found.append(int(there[last - 1]))
+        chosen.append(int(distinct[last - 1]))
         last = int(choice[last])
-    return tuple(sorted(set(found)))
+    return tuple(sorted(set(chosen)))
 
 
-def by_length(
-    numbers: Array,
-    lengths: Array,
-    languages: Array,
-    num_languages: int,
-    *,
-    tokens: int,
-    num_shapes: int,
-    multiple_of: int = 1,
-) -> Units:
-    """Make every example a unit, in the shape of the least length that holds it.
+def by_length(examples: Examples, *, tokens: int, num_shapes: int, multiple_of: int = 1) -> Units:
+    """Make each example a unit, in the shortest shape into which it fits.
 
     Args:
-        numbers: [n] of examples.
-        lengths: [n] tokens of their longer side, end mark included.
-        languages: [n] index of their pair of languages.
-        num_languages: how many there are.
-        tokens: of a mini-batch, padding included.
-        num_shapes: at most.
+        examples: all of them.
+        tokens: of a mini-batch, with padding.
+        num_shapes: maximum number of shapes.
         multiple_of: divides the number of rows.
     """
+    lengths = examples.lengths.max(1)
     limits = bounds(lengths, num_shapes)
     return Units(
-        members=numbers,
-        ends=np.arange(1, len(numbers) + 1),
-        languages=languages,
+        members=examples.numbers,
+        ends=np.arange(1, len(examples.numbers) + 1),
+        languages=examples.languages,
         shapes=tuple(Shape(rows_of(tokens, limit, multiple_of), limit) for limit in limits),
         shape_of=np.searchsorted(limits, lengths),
-        sizes=np.bincount(languages, minlength=num_languages),
+        sizes=examples.sizes,
     )
 
 
 def packed(
-    numbers: Array,
-    lengths: Array,
-    languages: Array,
-    num_languages: int,
-    *,
-    tokens: int,
-    length: int,
-    seed: int,
-    multiple_of: int = 1,
+    examples: Examples, *, tokens: int, length: int, seed: int, multiple_of: int = 1
 ) -> Units:
-    """Make rows that hold as many examples of one language as fit, in an order drawn once.
+    """Make units of as many examples of one language as fit into a row, in a random order.
 
     Args:
-        numbers: [n] of examples.
-        lengths: [n, 2] tokens of source and target, end marks included; none over `length`.
-        languages: [n] index of their pair of languages.
-        num_languages: how many there are.
-        tokens: of a mini-batch, padding included.
-        length: of a row, on either side.
+        examples: none is longer than `length`.
+        tokens: of a mini-batch, with padding.
+        length: of a row, in source and target.
         seed: of the order.
         multiple_of: divides the number of rows.
     """
-    members, ends, of_language = [], [], []
+    members, ends, languages = [], [], []
     done = 0
-    with progress.Count("packing", "example", len(numbers)) as bar:
-        for language in range(num_languages):
-            own = np.flatnonzero(languages == language)
-            own = own[mixture.permutation(len(own), seed, _PACK, language)]
-            rows = _first_fit(lengths[own], length, bar)
-            members.append(numbers[own[np.argsort(rows, kind="stable")]])
+    with progress.Count("packing", "example", len(examples.numbers)) as bar:
+        for language in range(examples.num_languages):
+            places = np.flatnonzero(examples.languages == language)
+            places = places[mixture.permutation(len(places), seed, _PACK, language)]
+            rows = _first_fit(examples.lengths[places], length, bar)
+            members.append(examples.numbers[places[np.argsort(rows, kind="stable")]])
             stops = np.cumsum(np.bincount(rows)) if len(rows) else rows
             ends.append(stops + done)
-            of_language.append(np.full(len(stops), language))
-            done += len(own)
-    where = np.concatenate(of_language)
+            languages.append(np.full(len(stops), language))
+            done += len(places)
+    of_units = np.concatenate(languages)
     return Units(
         members=np.concatenate(members),
         ends=np.concatenate(ends),
-        languages=where,
+        languages=of_units,
         shapes=(Shape(rows_of(tokens, length, multiple_of), length),),
-        shape_of=np.zeros(len(where), np.int64),
-        sizes=np.bincount(languages, minlength=num_languages),
+        shape_of=np.zeros(len(of_units), np.int64),
+        sizes=examples.sizes,
     )
 
 
 def _first_fit(lengths: Array, capacity: int, bar: progress.Count) -> Array:
-    """Return the row of each example: the first that it fits into, of those not closed yet.
+    """Return the row of each example: the first open row that has room for it.
 
-    At most `_OPEN_ROWS` are open; where none takes an example, the fullest is closed.
+    At most `_OPEN_ROWS` rows are open. If none has room, the fullest is closed and a new one
+    opened.
     """
-    # Lists: on so few rows NumPy's calls would take several times as long.
-    sources, targets, both, names = ([0] * _OPEN_ROWS for _ in range(4))
-    found = np.empty(len(lengths), np.int64)
+    # Free tokens of the open rows. Lists: NumPy's calls are slower on this few rows.
+    sources, targets, both, row_numbers = ([0] * _OPEN_ROWS for _ in range(4))
+    rows = np.empty(len(lengths), np.int64)
     count = 0
-    sides = bar.over(zip(*lengths.T.tolist(), strict=True))
-    for number, (source, target) in enumerate(sides):
+    pairs = bar.over(zip(*lengths.T.tolist(), strict=True))
+    for number, (source, target) in enumerate(pairs):
         for place, free in enumerate(sources):
             if free >= source and targets[place] >= target:
                 break
         else:
             place = both.index(min(both))
             sources[place], targets[place], both[place] = capacity, capacity, 2 * capacity
-            names[place] = count
+            row_numbers[place] = count
             count += 1
         sources[place] -= source
         targets[place] -= target
         both[place] -= source + target
-        found[number] = names[place]
-    return found
+        rows[number] = row_numbers[place]
+    return rows
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedBatch:
     """A mini-batch.
 
     Attributes:
         shape: its rows and length.
-        units: that fill its first rows; there may be fewer than rows.
-        epoch: that it belongs to.
+        units: of its first rows; there may be fewer units than rows.
+        epoch: of the mini-batch.
     """
 
     shape: Shape
     units: Array
     epoch: int
 
-    def replica(self, index: int, count: int) -> Planned:
-        """Return the part of replica `index` of `count`: consecutive rows.
 
-        Raises:
-            InputError: the rows do not divide.
-        """
-        if self.shape.rows % count:
-            raise errors.InputError(
-                f"{self.shape.rows} rows do not divide among {count} replicas. Set "
-                f"input.multiple_of={count}"
-            )
-        rows = self.shape.rows // count
-        own = self.units[index * rows : (index + 1) * rows]
-        return Planned(Shape(rows, self.shape.length), own, self.epoch)
-
-
-class Plan:
-    """The mini-batches of training, by their number since the run began."""
+class BatchPlan:
+    """The mini-batches of training, by their number since the start of the run."""
 
     def __init__(
         self, units: Units, *, temperature: float, seed: int, epoch_examples: int | None = None
     ) -> None:
-        """Plan.
+        """Compute the shares and strata.
 
         Args:
-            units: what is drawn.
+            units: to draw from.
             temperature: T of the languages' shares.
             seed: of every order.
-            epoch_examples: drawn in an epoch; None: as many as there are.
+            epoch_examples: number of examples that an epoch draws; None: as many as there are.
         """
         self.units = units
         self.shares = mixture.probabilities(units.sizes.tolist(), temperature)
         self._seed = seed
         total = int(units.sizes.sum()) if epoch_examples is None else epoch_examples
-        # How often an example of each language is drawn in an epoch.
+        # How often an epoch draws an example of each language.
         rates = total * self.shares / np.maximum(units.sizes, 1)
         keys = units.shape_of * len(units.sizes) + units.languages
         order = np.argsort(keys, kind="stable")
@@ -265,12 +253,14 @@ class Plan:
         counts = np.array([len(stratum) for stratum in self._strata])
         self._quotas = counts * rates[units.languages[firsts]]
         if not self._quotas.sum() >= 1:
-            raise errors.InputError(f"an epoch of {total} examples draws none. Use more")
+            raise errors.InputError(
+                f"an epoch of {total} examples draws none. Set input.epoch_examples higher"
+            )
         self._before = np.zeros(1, np.int64)
-        self._planned: tuple[int, tuple[Planned, ...]] | None = None
+        self._planned: tuple[int, tuple[PlannedBatch, ...]] | None = None
 
     def locate(self, position: int) -> tuple[int, int]:
-        """Return (epoch, place in it) of mini-batch number `position`."""
+        """Return the epoch of mini-batch number `position`, and its place in the epoch."""
         while self._before[-1] <= position:
             first = len(self._before) - 1
             sizes = self.epoch_sizes(first, first + _EPOCHS_AHEAD)
@@ -287,22 +277,22 @@ class Plan:
         return (-(-drawn // rows)).sum(1)
 
     def _drawn_before(self, epochs: Array) -> Array:
-        """Return how many units of each stratum were drawn before each epoch, [E, strata]."""
-        # The half keeps sums that are whole but for rounding, as all are at T=1, from falling.
+        """Return the number of units drawn from each stratum before each epoch, [E, strata]."""
+        # The half keeps sums that are integers except for rounding (at T=1 all are) from falling.
         return np.floor(epochs[:, None] * self._quotas[None, :] + 0.5).astype(np.int64)
 
-    def batch(self, position: int) -> Planned:
+    def batch(self, position: int) -> PlannedBatch:
         """Return mini-batch number `position` of the run."""
         epoch, place = self.locate(position)
         return self.epoch(epoch)[place]
 
-    def epoch(self, epoch: int) -> tuple[Planned, ...]:
-        """Return the mini-batches of an epoch in their order; the last one asked for is kept."""
+    def epoch(self, epoch: int) -> tuple[PlannedBatch, ...]:
+        """Return the mini-batches of an epoch in order; the latest result is cached."""
         if self._planned is None or self._planned[0] != epoch:
             self._planned = (epoch, self._plan(epoch))
         return self._planned[1]
 
-    def _plan(self, epoch: int) -> tuple[Planned, ...]:
+    def _plan(self, epoch: int) -> tuple[PlannedBatch, ...]:
         edges = self._drawn_before(np.array([epoch, epoch + 1]))
         drawn: list[list[Array]] = [[] for _ in self.units.shapes]
         for number, stratum in enumerate(self._strata):
@@ -310,34 +300,34 @@ class Plan:
             key = int(self._stratum_keys[number])
             picks = mixture.draws(len(stratum), first, last, self._seed, _STRATUM, key)
             drawn[self._stratum_shapes[number]].append(stratum[picks])
-        found = []
+        planned = []
         for index, (shape, parts) in enumerate(zip(self.units.shapes, drawn, strict=True)):
             units = np.concatenate(parts) if parts else np.zeros(0, np.int64)
             units = units[mixture.permutation(len(units), self._seed, _MIX, epoch, index)]
             starts = range(0, len(units), shape.rows)
-            found += [Planned(shape, units[s : s + shape.rows], epoch) for s in starts]
-        order = mixture.permutation(len(found), self._seed, _ORDER, epoch)
-        return tuple(found[number] for number in order)
+            planned += [PlannedBatch(shape, units[s : s + shape.rows], epoch) for s in starts]
+        order = mixture.permutation(len(planned), self._seed, _ORDER, epoch)
+        return tuple(planned[number] for number in order)
 
 
-def once(units: Units) -> tuple[Planned, ...]:
-    """Return mini-batches with every unit once, in order: an evaluation."""
-    found = []
+def once(units: Units) -> tuple[PlannedBatch, ...]:
+    """Return the mini-batches of an evaluation: every unit once, in order."""
+    planned = []
     for index, shape in enumerate(units.shapes):
-        own = np.flatnonzero(units.shape_of == index)
-        found += [
-            Planned(shape, own[start : start + shape.rows], 0)
-            for start in range(0, len(own), shape.rows)
+        of_shape = np.flatnonzero(units.shape_of == index)
+        planned += [
+            PlannedBatch(shape, of_shape[start : start + shape.rows], 0)
+            for start in range(0, len(of_shape), shape.rows)
         ]
-    return tuple(found)
+    return tuple(planned)
 
 
-def fill(lengths: Array, units: Units, planned: Sequence[Planned]) -> float:
-    """Return the share of rows × length, both sides, that holds tokens and no padding.
+def fill(lengths: Array, units: Units, planned: Sequence[PlannedBatch]) -> float:
+    """Return the share of tokens that are not padding, over sources and targets.
 
     Args:
-        lengths: [N, 2] of all examples, end marks included.
-        units: that were planned.
+        lengths: [N, 2] of all examples of the split, with end tokens.
+        units: of the plan.
         planned: mini-batches.
     """
     sums = np.cumsum(lengths[units.members].sum(1))

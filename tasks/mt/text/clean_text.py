@@ -1,4 +1,4 @@
-"""Text between corpora and records: whole pairs of sentences in files, of two languages each."""
+"""Text between corpora and records: faultless sentence pairs in files, one for two languages."""
 
 from __future__ import annotations
 
@@ -9,15 +9,26 @@ from pathlib import Path
 
 import numpy as np
 
-from lingvo_gpipe.tasks.mt.text import corpus, mixture, vocabulary
+from lingvo_gpipe.tasks.mt.text import mixture
+from lingvo_gpipe.tasks.mt.text.corpora.corpus import Languages
+from lingvo_gpipe.tasks.mt.text.corpora.faults import SentencePair
+from lingvo_gpipe.tasks.mt.text.vocabulary_training import VocabularyTraining
 
-KEPT = "text"  # folder of what is kept with the records
+KEPT = "text"  # folder of the text that is kept with the records
 _BLOCK = 8192
 
 
 @dataclasses.dataclass(slots=True)
-class Text:
-    """Clean text of a split in two languages: line 2i holds one's sentence, 2i + 1 the other's."""
+class CleanText:
+    """Clean text of a split in two languages.
+
+    Attributes:
+        split: its name.
+        one: language of lines 0, 2, 4 …
+        other: language of lines 1, 3, 5 …, the translations.
+        path: of the file.
+        corpora: name → number of sentence pairs from it.
+    """
 
     split: str
     one: str
@@ -27,37 +38,37 @@ class Text:
 
     @property
     def count(self) -> int:
-        """How many pairs of sentences it has."""
+        """Number of sentence pairs."""
         return sum(self.corpora.values())
 
     def sentences(self) -> Iterator[tuple[str, str]]:
-        """Yield (one's, the other's)."""
+        """Yield the sentence pairs, in the order (one, other)."""
         with open(self.path, encoding="utf-8", newline="\n") as file:
             for line in file:
                 yield line[:-1], next(file)[:-1]
 
     def directed(self, source: str) -> Iterator[tuple[str, str]]:
-        """Yield (source, target)."""
+        """Yield the sentence pairs with the sentence in language `source` first."""
         if source == self.one:
             return self.sentences()
         return ((target, source) for source, target in self.sentences())
 
 
 def append(
-    texts: Mapping[corpus.Languages, Text],
+    texts: Mapping[Languages, CleanText],
     name: str,
-    found: Iterable[tuple[corpus.Languages, corpus.Pair]],
+    pairs: Iterable[tuple[Languages, SentencePair]],
 ) -> None:
-    """Write pairs of sentences of a corpus behind what their texts have.
+    """Append the sentence pairs of a corpus to the files of their texts.
 
-    A block at a time: there may be more texts than files that a process may have open.
+    Writes a block at a time: there may be more texts than files that a process can have open.
 
     Args:
-        texts: by the languages that the pairs are found with, in that order.
+        texts: by their languages, in the order in which `pairs` has them.
         name: of the corpus.
-        found: the pairs.
+        pairs: with their languages.
     """
-    lines: dict[corpus.Languages, list[str]] = {languages: [] for languages in texts}
+    lines: dict[Languages, list[str]] = {languages: [] for languages in texts}
     counts = dict.fromkeys(texts, 0)
 
     def write() -> None:
@@ -66,7 +77,7 @@ def append(
                 file.writelines(lines[languages])
             lines[languages].clear()
 
-    for number, (languages, pair) in enumerate(found, 1):
+    for number, (languages, pair) in enumerate(pairs, 1):
         lines[languages].append(f"{pair.source}\n{pair.target}\n")
         counts[languages] += 1
         if number % _BLOCK == 0:
@@ -76,8 +87,8 @@ def append(
         text.corpora[name] = counts[languages]
 
 
-def sample(texts: Sequence[Text], training: vocabulary.Training, seed: int) -> Iterator[str]:
-    """Yield the sentences that the vocabulary is trained on, language shares by temperature."""
+def sample(texts: Sequence[CleanText], training: VocabularyTraining, seed: int) -> Iterator[str]:
+    """Yield the sentences that the vocabulary is trained on, in shares by temperature."""
     sizes: dict[str, int] = {}
     for text in texts:
         for language in (text.one, text.other):
@@ -91,23 +102,23 @@ def sample(texts: Sequence[Text], training: vocabulary.Training, seed: int) -> I
         picks[name] = np.bincount(drawn, minlength=sizes[name])
     done = dict.fromkeys(languages, 0)
     for text in texts:
-        for sides in text.sentences():
-            for language, sentence in zip((text.one, text.other), sides, strict=True):
+        for pair in text.sentences():
+            for language, sentence in zip((text.one, text.other), pair, strict=True):
                 for _ in range(picks[language][done[language]]):
                     yield sentence
                 done[language] += 1
 
 
-def keep(folder: Path, text: Text, source: str, target: str) -> tuple[str, str]:
-    """Write sources and targets as they are; return the files' names in the folder."""
-    stem = f"{KEPT}/{text.split}.{source}.{target}"
+def keep(folder: Path, text: CleanText, languages: Languages) -> tuple[str, str]:
+    """Write the sources and targets of a text to two files; return their names in `folder`."""
+    stem = f"{KEPT}/{text.split}.{languages[0]}.{languages[1]}"
     names = (f"{stem}.source", f"{stem}.target")
     with contextlib.ExitStack() as stack:
         files = [
             stack.enter_context(open(folder / name, "w", encoding="utf-8", newline="\n"))
             for name in names
         ]
-        for sides in text.directed(source):
-            for file, sentence in zip(files, sides, strict=True):
+        for pair in text.directed(languages[0]):
+            for file, sentence in zip(files, pair, strict=True):
                 file.write(f"{sentence}\n")
     return names

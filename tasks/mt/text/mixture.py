@@ -1,20 +1,22 @@
-"""How often each language is drawn, and in what order: pure functions, the same on any machine.
+"""How often each language is drawn, and in what order: pure functions, equal on every machine.
 
-Shares follow p_l = D_l^(1/T) / Σ_k D_k^(1/T) for D_l sentences and a temperature T: proportional at
-T=1, nearly equal where T is large. Source: Arivazhagan et al. 2019 (arXiv 1907.05019), section 4.
+Language l with D_l sentences has the share p_l = D_l^(1/T) / Σ_k D_k^(1/T) at temperature T:
+proportional at T=1, nearly equal for large T. Source: Arivazhagan et al. 2019 (arXiv 1907.05019),
+section 4.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from lingvo_gpipe import errors
 
-Array = np.ndarray[Any, Any]
+Array: TypeAlias = npt.NDArray[Any]
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
@@ -27,8 +29,8 @@ def probabilities(sizes: Sequence[int], temperature: float) -> Array:
     [0.75, 0.25]
 
     Args:
-        sizes: D_l, sentences of each language; one without sentences has no share.
-        temperature: T, above 0; `inf` gives equal shares.
+        sizes: D_l, sentences of each language; without sentences the share is 0.
+        temperature: T, above 0; `inf` means equal shares.
 
     Raises:
         InputError: T is not above 0, or there is no sentence at all.
@@ -40,20 +42,20 @@ def probabilities(sizes: Sequence[int], temperature: float) -> Array:
         )
     counts = np.asarray(sizes, np.float64)
     if not counts.sum() > 0:
-        raise errors.InputError("there is no sentence to draw from. Give another corpus or split")
-    # Of the largest, so that no power overflows.
+        raise errors.InputError("there is no sentence to draw from. Use another corpus or split")
+    # Relative to the largest, so that no power overflows.
     weights = np.where(counts > 0, (counts / counts.max()) ** (1.0 / temperature), 0.0)
     return weights / weights.sum()
 
 
 def apportion(total: int, shares: Array) -> Array:
-    """Return whole numbers, int64, that sum to `total` and lie within 1 of total · shares.
+    """Return integers, int64, that sum to `total` and differ from total · shares by less than 1.
 
     >>> apportion(10, np.array([0.55, 0.45])).tolist()
     [6, 4]
     """
     quotas = total * np.asarray(shares, np.float64)
-    # A share that is whole but for rounding is taken as whole.
+    # The epsilon keeps integers that rounding made slightly smaller.
     whole = np.floor(quotas + 1e-9).astype(np.int64)
     rest = np.argsort(-(quotas - whole), kind="stable")[: max(0, total - int(whole.sum()))]
     whole[rest] += 1
@@ -61,7 +63,7 @@ def apportion(total: int, shares: Array) -> Array:
 
 
 def key(*numbers: int) -> int:
-    """Return 64 bits in which every bit depends on all of `numbers`."""
+    """Return 64 bits, each of which depends on all of `numbers`."""
     state = 0
     for number in numbers:
         state = int(_mix(np.array([(state + number) & _MASK], np.uint64))[0])
@@ -69,9 +71,9 @@ def key(*numbers: int) -> int:
 
 
 def permutation(count: int, *numbers: int) -> Array:
-    """Return an order of 0 … count − 1, int64, that depends on `numbers` alone.
+    """Return a permutation of 0 … count − 1, int64, that depends only on `numbers`.
 
-    NumPy's own generators may give other numbers in other versions; a resumed run must not.
+    NumPy's generators may change between versions; a resumed run must not.
     """
     start = np.uint64(key(*numbers))
     with np.errstate(over="ignore"):
@@ -80,10 +82,9 @@ def permutation(count: int, *numbers: int) -> Array:
 
 
 def draws(count: int, first: int, last: int, *numbers: int) -> Array:
-    """Return draws number first … last − 1 out of `count` things, int64.
+    """Return draws number first … last − 1 from 0 … count − 1, int64.
 
-    Each pass over the things is a new order of all of them, so that none is drawn twice before
-    every other was drawn once.
+    Draws are consecutive permutations: nothing is drawn twice before everything was drawn once.
     """
     if last <= first:
         return np.zeros(0, np.int64)
@@ -95,7 +96,7 @@ def draws(count: int, first: int, last: int, *numbers: int) -> Array:
 
 
 def _mix(numbers: Array) -> Array:
-    """Return uint64 in which every bit depends on every bit of `numbers`.
+    """Return uint64 numbers in which each bit depends on every bit of the original.
 
     Source: Steele, Lea and Flood 2014, Fast splittable pseudorandom number generators (SplitMix64).
     """

@@ -1,9 +1,9 @@
 """Tokenised text on disk: any example is read by its number, and no text is tokenised twice.
 
 A folder of records holds `manifest.json`, `vocabulary.model` and for each split `SPLIT.ids` (the
-ids of source and target, example after example) and `SPLIT.lengths` (int32 [N, 2]). Examples of a
-pair of languages stand together. What was faulty stands in `faults.tsv`: kind, place,
-what is wrong. The folder appears under its name when it is whole: see `preparation`.
+ids of source and target, example after example) and `SPLIT.lengths` (int32 [N, 2]). The examples of
+a pair of languages are consecutive. `faults.tsv` lists the faulty text: kind, place, description.
+The folder gets its name only when it is complete: see `preparation`.
 """
 
 from __future__ import annotations
@@ -14,37 +14,39 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.tasks.mt.text import vocabulary
+from lingvo_gpipe.tasks.mt.text.corpora.corpus import languages_of
+from lingvo_gpipe.tasks.mt.text.vocabulary import Vocabulary
 
-Array = np.ndarray[Any, Any]
+Array: TypeAlias = npt.NDArray[Any]
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 VOCABULARY = "vocabulary.model"
 FAULTS = "faults.tsv"
-TARGET_TOKENS = "target_tokens"  # of a run: whether its sources begin with <2xx>
+TARGET_TOKENS = "target_tokens"  # asset of a run: whether its sources begin with <2xx>
 _LENGTHS = np.dtype("<i4")
 _BLOCK = 8192
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Span:
-    """Where the examples of a pair of languages stand in a split.
+class PairSpan:
+    """The consecutive examples of a pair of languages in a split.
 
     Attributes:
         pair: such as `de:en`.
         first: number of its first example.
-        count: how many.
-        source_tokens: in all of them, target token included, end marks not.
-        target_tokens: the same of the targets.
-        longest: tokens of its longest side.
-        corpora: name → examples from it.
-        text: names of the files with sources and targets as they were; None for those trained on.
+        count: number of examples.
+        source_tokens: of all sources, with target tokens, without end tokens.
+        target_tokens: of all targets, without end tokens.
+        longest: tokens of its longest sentence.
+        corpora: name → number of examples from it.
+        text: names of the files with the text of sources and targets; None in the training split.
     """
 
     pair: str
@@ -58,14 +60,33 @@ class Span:
 
 
 class SplitWriter:
-    """Writes one split, pair after pair."""
+    """Writes one split, one pair of languages after the other."""
 
-    def __init__(self, folder: Path, split: str, vocabulary: vocabulary.Vocabulary) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        split: str,
+        vocabulary: Vocabulary,
+        *,
+        target_tokens: bool = False,
+        num_threads: int = 1,
+    ) -> None:
+        """Open the files of a split.
+
+        Args:
+            folder: of the records.
+            split: its name.
+            vocabulary: that tokenises.
+            target_tokens: begin each source with <2xx>, its target language.
+            num_threads: threads that tokenise; the files do not depend on it.
+        """
         self._vocabulary = vocabulary
+        self._target_tokens = target_tokens
+        self._num_threads = num_threads
         self._dtype = ids_dtype(len(vocabulary))
         self._ids = open(folder / f"{split}.ids", "wb")  # noqa: SIM115 (closed with this object)
         self._lengths = open(folder / f"{split}.lengths", "wb")  # noqa: SIM115
-        self._spans: list[Span] = []
+        self._spans: list[PairSpan] = []
 
     def add(
         self,
@@ -73,27 +94,24 @@ class SplitWriter:
         sentences: Iterable[tuple[str, str]],
         *,
         corpora: Mapping[str, int],
-        target_token: bool = False,
         text: tuple[str, str] | None = None,
-        num_threads: int = 1,
-    ) -> Span:
+    ) -> PairSpan:
         """Tokenise and write all examples of a pair of languages.
 
         Args:
             pair: such as `de:en`.
             sentences: sources and targets.
-            corpora: name → how many are from it.
-            target_token: puts <2en> before each source.
-            text: names of files that hold them as text.
-            num_threads: that tokenise; what is written does not depend on it.
+            corpora: name → number of examples from it.
+            text: names of the files that hold them as text.
         """
         first = sum(span.count for span in self._spans)
-        prefix = [self._vocabulary.target_id(pair.partition(":")[2])] if target_token else []
+        _, target = languages_of(pair)
+        prefix = [self._vocabulary.target_id(target)] if self._target_tokens else []
         count = longest = 0
         tokens = np.zeros(2, np.int64)
         for block in _blocks(sentences):
             texts = [sentence for both in block for sentence in both]
-            rows = self._vocabulary.encode(texts, num_threads)
+            rows = self._vocabulary.encode(texts, self._num_threads)
             if prefix:
                 rows[::2] = [prefix + row for row in rows[::2]]
             lengths = np.fromiter(map(len, rows), _LENGTHS, len(rows)).reshape(-1, 2)
@@ -103,7 +121,7 @@ class SplitWriter:
             count += len(block)
             tokens += lengths.sum(0)
             longest = max(longest, int(lengths.max()))
-        span = Span(pair, first, count, int(tokens[0]), int(tokens[1]), longest, corpora, text)
+        span = PairSpan(pair, first, count, int(tokens[0]), int(tokens[1]), longest, corpora, text)
         self._spans.append(span)
         return span
 
@@ -115,7 +133,7 @@ class SplitWriter:
         self._lengths.close()
 
     def entry(self) -> dict[str, Any]:
-        """Return what the manifest says of the split."""
+        """Return the split's entry in the manifest."""
         sizes = {"ids_bytes": self._ids.tell(), "lengths_bytes": self._lengths.tell()}
         spans = [dataclasses.asdict(span) for span in self._spans]
         return {"examples": sum(span.count for span in self._spans), **sizes, "pairs": spans}
@@ -141,47 +159,50 @@ class Split:
     """The examples of a split, by number.
 
     Attributes:
-        lengths: int32 [N, 2], tokens of source and target, end marks not counted.
+        name: of the split.
+        lengths: int32 [N, 2], tokens of source and target, without end tokens.
         spans: of the pairs of languages, in order.
     """
 
-    def __init__(self, folder: Path, name: str, entry: Mapping[str, Any], dtype: Any) -> None:
+    def __init__(
+        self, folder: Path, name: str, entry: Mapping[str, Any], dtype: np.dtype[Any]
+    ) -> None:
         self.name = name
-        self.spans = tuple(Span(**span) for span in entry["pairs"])
+        self.spans = tuple(PairSpan(**span) for span in entry["pairs"])
         self.lengths = _file(folder / f"{name}.lengths", entry["lengths_bytes"], _LENGTHS)
         self.lengths = self.lengths.reshape(-1, 2)
-        self._ids = _file(folder / f"{name}.ids", entry["ids_bytes"], np.dtype(dtype))
+        self._ids = _file(folder / f"{name}.ids", entry["ids_bytes"], dtype)
         self._ends = np.cumsum(self.lengths.sum(1, dtype=np.int64))
         total = int(self._ends[-1]) if len(self._ends) else 0
         if len(self.lengths) != entry["examples"] or total != len(self._ids):
             raise errors.InputError(
                 f"{folder / name}.ids holds {len(self._ids)} ids of {len(self.lengths)} examples, "
-                f"but {total} of {entry['examples']} are told. {_anew(folder)}"
+                f"but the manifest says {total} of {entry['examples']}. {_again(folder)}"
             )
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def example(self, number: int) -> tuple[Array, Array]:
-        """Return the ids of source and target, without end marks."""
+        """Return the ids of source and target, without end tokens."""
         source, target = (int(length) for length in self.lengths[number])
         last = int(self._ends[number])
         return self._ids[last - source - target : last - target], self._ids[last - target : last]
 
 
 def _file(path: Path, size: int, dtype: np.dtype[Any]) -> Array:
-    """Map a file that must have `size` bytes."""
+    """Memory-map a file that must have `size` bytes."""
     try:
-        found = path.stat().st_size
+        actual = path.stat().st_size
     except OSError as error:
         raise errors.InputError(
-            f"{path} cannot be read: {error.strerror}. {_anew(path.parent)}"
+            f"{path} cannot be read: {error.strerror}. {_again(path.parent)}"
         ) from error
-    if found != size:
+    if actual != size:
         raise errors.InputError(
-            f"{path} has {found} bytes, not {size} as the manifest says. {_anew(path.parent)}"
+            f"{path} has {actual} bytes, not {size} as the manifest says. {_again(path.parent)}"
         )
-    # A plain array over the map: each slice of a `memmap` would be another object in Python.
+    # A plain array over the map: slices of a `memmap` are slow to create.
     return np.asarray(np.memmap(path, dtype, "r")) if size else np.zeros(0, dtype)
 
 
@@ -192,34 +213,34 @@ def _lines(path: Path, count: int) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise errors.InputError(
-            f"{path} cannot be read: {reason}. {_anew(path.parents[1])}"
+            f"{path} cannot be read: {reason}. {_again(path.parents[1])}"
         ) from error
     if len(lines) != count:
         raise errors.InputError(
             f"{path} has {len(lines)} lines, not {count} as the manifest says. "
-            f"{_anew(path.parents[1])}"
+            f"{_again(path.parents[1])}"
         )
     return lines
 
 
-def _anew(folder: Path) -> str:
+def _again(folder: Path) -> str:
     return f"Remove {folder} and prepare it again"
 
 
 class Records:
-    """A whole folder of records.
+    """A complete folder of records.
 
     Attributes:
-        folder: where.
+        folder: of the files.
         manifest: content of `manifest.json`.
-        vocabulary: that the text was tokenised with.
+        vocabulary: with which the text was tokenised.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         """Open a folder.
 
         Raises:
-            InputError: it is none, or holds another vocabulary than its records were made with.
+            InputError: it holds no records, or not the vocabulary that they were made with.
         """
         self.folder = Path(folder)
         try:
@@ -233,30 +254,33 @@ class Records:
             ) from error
         except ValueError as error:
             raise errors.InputError(
-                f"{self.folder / MANIFEST} is torn: {error}. {_anew(self.folder)}"
+                f"{self.folder / MANIFEST} is damaged: {error}. {_again(self.folder)}"
             ) from error
         if not isinstance(self.manifest, dict) or self.manifest.get("format") != FORMAT:
             raise errors.InputError(
-                f"{self.folder / MANIFEST} is not of format {FORMAT}. {_anew(self.folder)}"
+                f"{self.folder / MANIFEST} is not of format {FORMAT}. {_again(self.folder)}"
             )
-        self.vocabulary = vocabulary.Vocabulary.load(self.folder / VOCABULARY)
+        self.vocabulary = Vocabulary.load(self.folder / VOCABULARY)
         self.check_vocabulary(self.vocabulary.hash)
 
     @property
     def vocabulary_hash(self) -> str:
-        """Of the vocabulary that the records were made with."""
+        """Hash of the vocabulary that the records were made with."""
         return str(self.manifest["vocabulary"]["hash"])
 
     def check_vocabulary(self, wanted: str) -> None:
-        """Refuse another vocabulary than that of the records.
+        """Refuse a vocabulary that the records were not made with.
+
+        Args:
+            wanted: hash of a vocabulary.
 
         Raises:
-            InputError: `wanted`, a hash, is another's.
+            InputError: the records have another hash.
         """
         if wanted != self.vocabulary_hash:
             raise errors.InputError(
                 f"records in {self.folder} were made with vocabulary {self.vocabulary_hash[:12]}…, "
-                f"not with {wanted[:12]}…. Prepare them anew with --vocabulary_file, or give "
+                f"not with {wanted[:12]}…. Prepare them again with --vocabulary_file, or use "
                 "another --data_dir"
             )
 
@@ -280,16 +304,16 @@ class Records:
         """Return a split.
 
         Raises:
-            InputError: there is none of this name, or its files are torn.
+            InputError: no split has this name, or its files are damaged.
         """
         if name not in self.manifest["splits"]:
-            told = ", ".join(self.splits)
-            raise errors.InputError(f"{self.folder} has no split {name!r}; there are {told}")
+            splits = ", ".join(self.splits)
+            raise errors.InputError(f"{self.folder} has no split {name!r}; there are {splits}")
         dtype = ids_dtype(len(self.vocabulary))
         return Split(self.folder, name, self.manifest["splits"][name], dtype)
 
     def check_files(self) -> None:
-        """Refuse torn files of any split.
+        """Refuse damaged files of any split.
 
         Raises:
             InputError: names the first.
@@ -298,7 +322,7 @@ class Records:
             self.split(name)
 
     def text(self, split: str, pair: str) -> tuple[list[str], list[str]]:
-        """Return sources and targets of a split that is not trained on, as they were.
+        """Return the text of sources and targets; the training split keeps none.
 
         Raises:
             InputError: the split or the pair has no text.

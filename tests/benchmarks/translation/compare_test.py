@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.translation import compare, curves
-from lingvo_gpipe.tasks.mt.decoding import scores
+from lingvo_gpipe.tasks.mt.decoding import score_files, scores
 from tests.tasks.mt.decoding import scores_test
 
 PAIRS = ("de:en", "sw:en", "ab:en")
@@ -19,7 +19,7 @@ def scored(logdir: Path, pairs: tuple[str, ...], share: float, step: int = 9) ->
     """Leave in `logdir` what --mode=score does."""
     texts = [scores_test.text(pair, share=share) for pair in pairs]
     report = scores.score(texts, scores.Scoring(resamples=10))
-    scores.write(logdir / "score", "test", texts, report, step)
+    score_files.write(logdir / "score", "test", texts, report, step)
     return logdir
 
 
@@ -33,7 +33,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def told(monkeypatch: pytest.MonkeyPatch, capsys: Any, *arguments: str) -> list[list[str]]:
+def reported(monkeypatch: pytest.MonkeyPatch, capsys: Any, *arguments: str) -> list[list[str]]:
     """Run the program; return the cells of its table."""
     monkeypatch.setattr(sys, "argv", ["compare", *arguments])
     compare.main()
@@ -51,7 +51,7 @@ def test_systems_stand_side_by_side(
 ) -> None:
     picture = f"--picture={tmp_path}/bars.png"
     flags = ("--metric=chrF", "--against=bilingual", picture, "--rows=both")
-    head, _, *rows = told(monkeypatch, capsys, *flags, *systems(runs))
+    head, _, *rows = reported(monkeypatch, capsys, *flags, *systems(runs))
     assert head[3:] == [
         *("copied source", "untrained", "bilingual", "multilingual"),
         *("untrained − bilingual", "multilingual − bilingual"),
@@ -92,7 +92,7 @@ def test_losses_come_from_the_newest_evaluation(
         return {"log_perplexity": [curves.Point(9, 1.0, 3.0)]}
 
     monkeypatch.setattr(curves, "read", read)
-    head, _, *rows = told(
+    head, _, *rows = reported(
         monkeypatch,
         capsys,
         *("--metric=loss", "--evaluations=eval_test", "--against=bilingual", "--rows=both"),
@@ -121,7 +121,7 @@ def test_resamples_of_a_loss_are_of_languages() -> None:
 
 def refused(monkeypatch: pytest.MonkeyPatch, capsys: Any, message: str, *arguments: str) -> None:
     with pytest.raises(SystemExit) as caught:
-        told(monkeypatch, capsys, *arguments)
+        reported(monkeypatch, capsys, *arguments)
     assert caught.value.code == 1
     assert message in capsys.readouterr().err
 
@@ -134,7 +134,7 @@ def test_what_does_not_fit_is_refused(
     texts = [scores_test.text(pair, share=0.3) for pair in PAIRS]
     regrouped = [dataclasses.replace(t, examples=-t.examples) for t in texts]
     report = scores.score(regrouped, scores.Scoring(resamples=10))
-    scores.write(tmp_path / "other/score", "test", regrouped, report, 9)
+    score_files.write(tmp_path / "other/score", "test", regrouped, report, 9)
     refused(monkeypatch, capsys, "the same languages in each", one, f"c={tmp_path}/other")
     refused(monkeypatch, capsys, "cannot be read: No such file", one, f"b={tmp_path}")
     refused(monkeypatch, capsys, "--against=c: there are a", "--against=c", one)

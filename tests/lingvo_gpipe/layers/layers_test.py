@@ -14,7 +14,7 @@ from lingvo_gpipe import errors, hyperparams, layers, precision
 from lingvo_gpipe.hyperparams.fields import left_open
 from lingvo_gpipe.layers import composite
 from lingvo_gpipe.tasks.image.model import amoebanet, heads, operations
-from lingvo_gpipe.tasks.mt.model import layers as mt_layers
+from lingvo_gpipe.tasks.mt.model import block, decoder, embedding, encoder, mixture, softmax
 from tests import amoeba_layer_cases, layer_cases, mt_layer_cases
 from tests.layer_cases import CASES, Case
 
@@ -126,7 +126,7 @@ def test_every_exported_layer_has_a_row() -> None:
     ("modules", "cases"),
     [
         ((amoebanet, heads, operations), amoeba_layer_cases.CASES),
-        ((mt_layers,), mt_layer_cases.CASES),
+        ((block, decoder, embedding, encoder, mixture, softmax), mt_layer_cases.CASES),
     ],
     ids=("image", "translation"),
 )

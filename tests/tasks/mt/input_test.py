@@ -15,7 +15,9 @@ import tensorflow_datasets as tfds
 
 from lingvo_gpipe import errors, pipelining, task
 from lingvo_gpipe.tasks.mt.input import Translation
-from lingvo_gpipe.tasks.mt.text import batches, corpus, records, tfds_corpus
+from lingvo_gpipe.tasks.mt.text import batches, records
+from lingvo_gpipe.tasks.mt.text.corpora import text_files, tfds_corpus
+from lingvo_gpipe.tasks.mt.text.corpora.faults import Faults
 from tests.tasks.mt import toy_model, toy_text
 
 SIZES = {"de": 300, "sw": 40}
@@ -148,7 +150,7 @@ def test_an_evaluation_has_every_sentence_once(
     assert len({batch["source"].shape for batch in found}) <= 3
 
 
-def test_shapes_are_those_told_and_few(folder: Path) -> None:
+def test_shapes_are_those_reported_and_few(folder: Path) -> None:
     made = params_of(folder, multiple_of=4).instantiate()
     shapes = {batch["source"].shape for batch in taken(made.batches(1), 60)}
     assert shapes == {(shape.rows, shape.length) for shape in made.plan(1).units.shapes}
@@ -177,7 +179,7 @@ def test_shares_are_those_of_the_formula(folder: Path) -> None:
     assert made.shares() == pytest.approx(wanted)
 
 
-def test_what_is_too_long_or_uneven_is_left_out_and_told(
+def test_what_is_too_long_or_uneven_is_left_out_and_reported(
     folder: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lengths = records.Records(folder).split("train").lengths
@@ -193,9 +195,9 @@ def test_what_is_too_long_or_uneven_is_left_out_and_told(
     assert not capsys.readouterr().err
     made.batches(1)
     count = len(plan.epoch(0))
-    told = capsys.readouterr().err
-    assert f"{count} mini-batches in epoch 0, " in told
-    assert "of 3 shapes, each traced once: " in told
+    reported = capsys.readouterr().err
+    assert f"{count} mini-batches in epoch 0, " in reported
+    assert "of 3 shapes, each traced once: " in reported
     made.batches(1, count)
     assert f"{plan.epoch_sizes(1, 2)[0]} mini-batches in epoch 1, " in capsys.readouterr().err
 
@@ -205,13 +207,13 @@ def test_going_on_plans_no_epoch_that_is_over(
 ) -> None:
     start = int(params_of(folder).instantiate().plan(1).epoch_sizes(0, 3).sum())
     planned: list[int] = []
-    plan = batches.Plan._plan
+    plan = batches.BatchPlan._plan
 
     def watched(own: Any, epoch: int) -> Any:
         planned.append(epoch)
         return plan(own, epoch)
 
-    monkeypatch.setattr(batches.Plan, "_plan", watched)
+    monkeypatch.setattr(batches.BatchPlan, "_plan", watched)
     taken(params_of(folder).instantiate().batches(1, start), 1)
     assert planned == [3]
 
@@ -247,7 +249,7 @@ def test_params_that_cannot_be_are_refused(folder: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_a_mini_batch_that_would_have_more_tokens_than_told_is_refused(
+def test_a_mini_batch_that_would_have_more_tokens_than_reported_is_refused(
     folder: Path, packing: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fields = {"packing": packing, "multiple_of": 4}
@@ -261,7 +263,7 @@ def test_a_mini_batch_that_would_have_more_tokens_than_told_is_refused(
         rf"\(input.multiple_of\) of {least // 4} tokens. Use {least} or more, or a smaller",
         small,
     )
-    # An evaluation has every sentence, however long, and tells what it takes.
+    # An evaluation has every sentence, however long, and reports its memory.
     capsys.readouterr()
     batches = taken(small.instantiate().evaluation("test", 70))
     rows, length = max((batch["source"].shape for batch in batches), key=np.prod)
@@ -279,7 +281,7 @@ def test_records_are_prepared_where_params_say_how(tmp_path: Path) -> None:
     again = taken(params.instantiate().batches(1), 2)
     np.testing.assert_array_equal(first[1]["source"], again[1]["source"])
     params.preparation.seed = 9
-    with pytest.raises(errors.InputError, match="was prepared otherwise"):
+    with pytest.raises(errors.InputError, match="was prepared with other params"):
         params.instantiate().batches(1)
 
 
@@ -340,18 +342,18 @@ def completed(folder: Path, recalled: bool = False) -> Any:
     return params
 
 
-def test_a_run_that_goes_on_with_other_records_of_its_vocabulary_is_told(
+def test_a_run_that_goes_on_with_other_records_of_its_vocabulary_is_reported(
     folder: Path, tmp_path: Path
 ) -> None:
     other = shutil.copytree(folder, tmp_path / "other")
     manifest = other / records.MANIFEST
-    told = json.loads(manifest.read_text())
+    content = json.loads(manifest.read_text())
     old = completed(folder).to_text()
     assert task.change(old, completed(folder).to_text()).lines == ()
     moved = task.change(old, completed(other).to_text())
     assert [line.partition(": ")[0] for line in moved.lines] == ["input.data_dir"]
-    told["splits"]["train"]["pairs"][0]["target_tokens"] += 1
-    manifest.write_text(json.dumps(told))
+    content["splits"]["train"]["pairs"][0]["target_tokens"] += 1
+    manifest.write_text(json.dumps(content))
     found = task.change(old, completed(other).to_text())
     assert [line.partition(": ")[0] for line in found.lines] == ["input.data_dir", "input.records"]
     assert found.refused == ()
@@ -362,8 +364,8 @@ def test_a_run_that_goes_on_with_other_records_of_its_vocabulary_is_told(
 # --- TFDS ---
 
 
-def read(params: Any, source: str, target: str) -> tuple[list[tuple[str, str]], corpus.Faults]:
-    faults = corpus.Faults(params.policy)
+def read(params: Any, source: str, target: str) -> tuple[list[tuple[str, str]], Faults]:
+    faults = Faults(params.policy)
     made = params.instantiate()
     found = made.read("train", {(source, target): faults})
     return [(pair.source, pair.target) for _, pair in found], faults
@@ -372,14 +374,14 @@ def read(params: Any, source: str, target: str) -> tuple[list[tuple[str, str]], 
 def test_a_translate_folder_is_read_as_tfds_reads_it(tmp_path: Path) -> None:
     text = toy_text.write_folder(tmp_path, {"de": 30}) / "de"
     theirs = tfds.TranslateFolder(str(text)).as_dataset(split="train").as_numpy_iterator()
-    ours, _ = read(corpus.TranslateFolder.Params(folder=str(text)), "de", "en")
+    ours, _ = read(text_files.TranslateFolder.Params(folder=str(text)), "de", "en")
     assert [(pair["de"].decode(), pair["en"].decode()) for pair in theirs] == ours
     assert len(ours) == 30
 
 
 def tfds_params(name: str, **fields: Any) -> Any:
     made = {"tfds_dir": "/nonexistent", "split_names": {"train": "train"}} | fields
-    return tfds_corpus.TFDS.Params(dataset=name, **made)
+    return tfds_corpus.TFDSCorpus.Params(dataset=name, **made)
 
 
 @pytest.mark.parametrize(
@@ -444,7 +446,7 @@ def test_what_is_no_tfds_translation_is_refused() -> None:
     refused_name("TFDS has no dataset 'wmt14'; ", tfds_params("wmt14"))
     refused_name("not prepared in .*Set download=True", tfds_params("mnist", download=False))
     with tfds.testing.mock_data(num_examples=1):
-        refused_name("'mnist' is no translation: its features are", tfds_params("mnist"))
+        refused_name("'mnist' is not a translation dataset: its features are", tfds_params("mnist"))
 
 
 def test_packed_rows_are_refused_by_a_model_that_would_mix_them(folder: Path) -> None:

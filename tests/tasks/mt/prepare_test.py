@@ -1,4 +1,4 @@
-"""The command that prepares records: what its flags mean, what it tells, how it ends."""
+"""The command that prepares records: flags, printed lines, exit codes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from lingvo_gpipe.tasks.mt import prepare
-from lingvo_gpipe.tasks.mt.text import corpus, records
+from lingvo_gpipe.tasks.mt.text import records
+from lingvo_gpipe.tasks.mt.text.corpora import text_files
 from tests.tasks.mt import toy_text
 
 
@@ -31,9 +32,9 @@ def test_the_command_makes_records(
         paths = ",".join(str(folder / "de" / f"{name}.{split}.txt") for name in ("en", "de"))
         flags.append(f"--aligned=en,de:{split}={paths}")
     assert prepare.run(flags) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert "read 300 training pairs of 2 pairs of languages" in told
-    assert told[-1] == f"{tmp_path / 'out'}: 2 pairs of languages, whole"
+    reported = capsys.readouterr().out.splitlines()
+    assert "read 300 training pairs of 2 pairs of languages" in reported
+    assert reported[-1] == f"{tmp_path / 'out'}: 2 pairs of languages, complete"
     found = records.Records(tmp_path / "out")
     assert found.splits == ("test", "train")
     assert "policy.empty: 'fail'" in found.manifest["params"]
@@ -55,9 +56,9 @@ def test_flags_name_corpora_of_every_kind() -> None:
     )
     assert values is not None
     kinds = [each.class_name().rpartition(".")[2] for each in prepare._corpora(values)]
-    assert kinds == ["TranslateFolder", "TSV", "TSV", "TFDS", "Django"]
+    assert kinds == ["TranslateFolder", "TSV", "TSV", "TFDSCorpus", "Django"]
     first = prepare._corpora(values)[1]
-    assert first == corpus.TSV.Params(
+    assert first == text_files.TSV.Params(
         languages=("en", "de"), files={"train": "b.tsv", "test": "c.tsv.gz"}
     )
 
@@ -66,7 +67,7 @@ def test_flags_name_corpora_of_every_kind() -> None:
     ("flags", "text"),
     [
         ([], "ParamsError: --output=FOLDER is missing"),
-        (["--output=x"], "ParamsError: no corpus is given. Give --translate_folder"),
+        (["--output=x"], "ParamsError: there is no corpus. Use --translate_folder"),
         (["--output=x", "y"], "ParamsError: 'y' stands alone"),
         (["--outpt=x"], "ParamsError: unknown flag --outpt; nearest --output. --help lists"),
         (
@@ -76,7 +77,7 @@ def test_flags_name_corpora_of_every_kind() -> None:
         (["--output=x", "--tsv=a.tsv"], "ParamsError: --tsv=a.tsv is not of the form LANG,LANG"),
         (["--output=x", "--aligned=a,b:c=d"], "has 1 files for 2 languages"),
         (["--output=x", "--translate_folder=/none"], "InputError: corpus folder /none does not"),
-        ([f"--output={'x' * 300}", "--django"], "cannot be looked into: File name too long. Give"),
+        ([f"--output={'x' * 300}", "--django"], "cannot be read: File name too long. Use another"),
         (
             ["--output=x", "--django", "--override=vocabulry.size=3"],
             "has no field 'vocabulry.size'; nearest 'vocabulary.size'",
@@ -84,9 +85,12 @@ def test_flags_name_corpora_of_every_kind() -> None:
         (["--output=x", "--django", "--override=policy.empty=5"], "must be 'skip' or 'fail', got"),
         (
             ["--output=x", "--tsv=en,de:train=a", "--tsv=en,de:../evil=a"],
-            "InputError: tsv: split '../evil' can name no file. Call it by letters, digits",
+            "InputError: tsv: split '../evil' cannot be part of a file name. Use letters, digits",
         ),
-        (["--output=x", "--tsv=en,d/e:train=a"], "tsv: language 'd/e' can name no file. Call"),
+        (
+            ["--output=x", "--tsv=en,d/e:train=a"],
+            "tsv: language 'd/e' cannot be part of a file name. Use",
+        ),
         (["--output=x", "--django", "--pairs=de:enn"], "no corpus has the pair 'de:enn'"),
     ],
 )
@@ -94,14 +98,14 @@ def test_a_users_mistake_is_one_line(
     flags: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert prepare.run(flags) == 1
-    told = capsys.readouterr()
-    assert text in told.err
-    assert told.err.count("\n") == 1
-    assert not told.out
+    reported = capsys.readouterr()
+    assert text in reported.err
+    assert reported.err.count("\n") == 1
+    assert not reported.out
 
 
 def test_help_lists_the_flags(capsys: pytest.CaptureFixture[str]) -> None:
     assert prepare.run(["--help"]) == 0
-    told = capsys.readouterr().out
-    assert "--translate_folder" in told
-    assert "--output" in told
+    reported = capsys.readouterr().out
+    assert "--translate_folder" in reported
+    assert "--output" in reported

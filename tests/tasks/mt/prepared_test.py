@@ -1,4 +1,4 @@
-"""What a preparation does where records are there already: opened, refused, told."""
+"""Preparation into a folder of existing records: opened, refused, reported."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def test_the_same_params_open_what_is_there_and_others_refuse_it(
     params = toy_text.params(folder)
     params.instantiate().run(tmp_path / "out")
     before = (tmp_path / "out" / records.MANIFEST).stat().st_mtime_ns
-    told: list[str] = []
-    params.instantiate().run(tmp_path / "out", report=told.append)
-    assert told == [f"{tmp_path / 'out'} is prepared already"]
+    reported: list[str] = []
+    params.instantiate().run(tmp_path / "out", report=reported.append)
+    assert reported == [f"{tmp_path / 'out'} is prepared already"]
     assert (tmp_path / "out" / records.MANIFEST).stat().st_mtime_ns == before
     params.vocabulary.size = 331
     with pytest.raises(errors.InputError) as caught:
         params.instantiate().run(tmp_path / "out")
     first, *lines = str(caught.value).splitlines()
-    assert "was prepared otherwise. Give a new folder" in first
+    assert "was prepared with other params. Use a new folder" in first
     assert lines == ["    vocabulary.size: 330 -> 331"]
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "thesis.txt").write_text("years of work")
@@ -45,30 +45,30 @@ def test_records_made_before_a_field_was_there_have_its_default(
 ) -> None:
     params = toy_text.params(folder)
     manifest = params.instantiate().run(tmp_path / "out").folder / records.MANIFEST
-    told = json.loads(manifest.read_text())
+    reported = json.loads(manifest.read_text())
     new = ("seed: 0", "corpora[0].policy.max_ratio: None")
-    kept = [line for line in told["params"].splitlines() if line not in new]
-    assert len(kept) == len(told["params"].splitlines()) - len(new)
-    manifest.write_text(json.dumps(told | {"params": "\n".join(kept)}))
+    kept = [line for line in reported["params"].splitlines() if line not in new]
+    assert len(kept) == len(reported["params"].splitlines()) - len(new)
+    manifest.write_text(json.dumps(reported | {"params": "\n".join(kept)}))
     params.instantiate().run(tmp_path / "out")
     params.seed = 1
     with pytest.raises(errors.InputError, match=r"the same params:\n    seed: 0 -> 1$"):
         params.instantiate().run(tmp_path / "out")
 
 
-def test_text_that_changed_behind_records_is_told(tmp_path: Path) -> None:
+def test_text_that_changed_behind_records_is_reported(tmp_path: Path) -> None:
     folder = toy_text.write_folder(tmp_path / "text", {"de": 300})
     params = toy_text.params(folder)
     params.instantiate().run(tmp_path / "out")
 
     def warned() -> list[str]:
-        told: list[str] = []
-        params.instantiate().run(tmp_path / "out", report=told.append)
-        assert told[0] == f"{tmp_path / 'out'} is prepared already"
-        return told[1:]
+        reported: list[str] = []
+        params.instantiate().run(tmp_path / "out", report=reported.append)
+        assert reported[0] == f"{tmp_path / 'out'} is prepared already"
+        return reported[1:]
 
     def warning(change: str) -> list[str]:
-        start = f"warning: {tmp_path / 'out'} was prepared of other text: {folder}"
+        start = f"warning: {tmp_path / 'out'} was prepared from other text: {folder}"
         return [f"{start}/{change}. Prepare into another folder, or remove this one"]
 
     assert not warned()
@@ -92,15 +92,15 @@ def test_records_that_are_there_need_no_text(tmp_path: Path) -> None:
     params = toy_text.params(folder)
     params.instantiate().run(tmp_path / "out")
     shutil.rmtree(folder)
-    told: list[str] = []
-    again = params.instantiate().run(tmp_path / "out", report=told.append)
+    reported: list[str] = []
+    again = params.instantiate().run(tmp_path / "out", report=reported.append)
     assert again.pairs == ("de:en",)
-    assert told == [f"{tmp_path / 'out'} is prepared already"]
+    assert reported == [f"{tmp_path / 'out'} is prepared already"]
     with pytest.raises(errors.InputError, match="text does not exist"):
         params.instantiate().run(tmp_path / "other")
 
 
-def test_torn_records_are_told_before_they_are_used(folder: Path, tmp_path: Path) -> None:
+def test_torn_records_are_reported_before_they_are_used(folder: Path, tmp_path: Path) -> None:
     params = toy_text.params(folder)
     params.instantiate().run(tmp_path / "out")
     (tmp_path / "out" / "test.ids").write_bytes(b"")

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gpipe.tasks.mt.text import corpus, preparation, vocabulary
+from lingvo_gpipe.tasks.mt.text import preparation
+from lingvo_gpipe.tasks.mt.text.corpora import text_files
+from lingvo_gpipe.tasks.mt.text.vocabulary_training import VocabularyTraining
 
 SYLLABLES = ("ba", "do", "ke", "li", "mu", "na", "po", "ri", "su", "te")
 WORDS = [one + other for one in SYLLABLES for other in SYLLABLES]
@@ -37,7 +39,7 @@ def write_folder(folder: Path, sizes: dict[str, int], held_out: int = 20) -> Pat
 def params(folder: Path, **fields: Any) -> Any:
     """Return the Params of a preparation of such folders, with a small vocabulary."""
     made: dict[str, Any] = {
-        "corpora": [corpus.TranslateFolder.Params(folder=str(folder))],
-        "vocabulary": vocabulary.Training(size=330),
+        "corpora": [text_files.TranslateFolder.Params(folder=str(folder))],
+        "vocabulary": VocabularyTraining(size=330),
     }
     return preparation.Preparation.Params(**made | fields)

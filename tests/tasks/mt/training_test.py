@@ -1,4 +1,4 @@
-"""A translation run: what it tells of each language, the vocabulary it keeps, what it exports."""
+"""A translation run: metrics by language, its vocabulary, its exports."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ from lingvo_gpipe.tasks.mt.decoding import (
     scores,
     search,
 )
-from lingvo_gpipe.tasks.mt.decoding.translator import Decode, Decoder
+from lingvo_gpipe.tasks.mt.decoding.decode_params import Decode
+from lingvo_gpipe.tasks.mt.decoding.translator import Decoder
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.text import records, vocabulary
+from lingvo_gpipe.tasks.mt.text.vocabulary_training import VocabularyTraining
 from tests.tasks.mt import toy_model, toy_text
 
 PAIRS = ("de:en", "sw:en")
@@ -114,19 +116,21 @@ def test_each_language_has_curves_where_it_was_seen(ran: Run) -> None:
             count = sum(pair in each for each in seen)
             assert len(train.get(f"{name}/{pair}", [])) == count
             assert len(held_out[f"{name}/{pair}"]) == 2
-    told = [line.split()[1:] for line in lines if line.startswith("eval ")]
-    assert [words[0] for words in told] == ["step=2", "step=3"]
-    for words in told:
+    reported = [line.split()[1:] for line in lines if line.startswith("eval ")]
+    assert [words[0] for words in reported] == ["step=2", "step=3"]
+    for words in reported:
         assert [word.partition("=")[0] for word in words] == [
             *("step", "accuracy", "log_perplexity", "loss"),
         ]
 
 
-def test_shares_are_told_and_the_vocabulary_is_kept(ran: Run) -> None:
+def test_shares_are_reported_and_the_vocabulary_is_kept(ran: Run) -> None:
     folder, source = ran.folder, ran.params.input.instantiate()
-    told = curves(folder / "train")
+    reported = curves(folder / "train")
     for pair, share in source.shares().items():
-        assert [float(value) for value in told[f"sampling_share/{pair}"]] == [pytest.approx(share)]
+        assert [float(value) for value in reported[f"sampling_share/{pair}"]] == [
+            pytest.approx(share)
+        ]
     assert (folder / records.VOCABULARY).read_bytes() == source.vocabulary.proto
     kept = (folder / records.TARGET_TOKENS).read_text()
     assert kept == f"{source.records.target_tokens}\n"
@@ -157,7 +161,7 @@ def test_a_run_goes_on_to_the_same_bits_by_its_own_vocabulary_alone(
         slots = [key for key in whole if f"/{part}/" in key.replace(".S", "/")]
         assert slots, sorted(whole)
         assert any(before[key].tobytes() != whole[key].tobytes() for key in slots)
-    other = task_of(prepared(tmp_path, vocabulary=vocabulary.Training(size=320)))
+    other = task_of(prepared(tmp_path, vocabulary=VocabularyTraining(size=320)))
     with pytest.raises(errors.TrainingError, match="holds a run with other params"):
         loop.run(other, own)
     with pytest.raises(errors.TrainingError) as caught:
@@ -171,7 +175,7 @@ def test_a_run_goes_on_to_the_same_bits_by_its_own_vocabulary_alone(
 # --- what is exported ----------------------------------------------------------------------------
 
 
-def test_both_models_are_told(ran: Run) -> None:
+def test_both_models_are_reported(ran: Run) -> None:
     folder = ran.folder
     assert ran.exported == [
         f"exported step=3 to {folder}/export/3",
@@ -196,12 +200,12 @@ class Hidden:
 sys.meta_path.insert(0, Hidden())
 import tensorflow as tf
 ids = tf.saved_model.load({str(folder / "export" / "3")!r}).signatures["serving_default"]
-told = ids(source=tf.constant({source.numpy().tolist()!r}))
+outputs = ids(source=tf.constant({source.numpy().tolist()!r}))
 Hidden.names.remove("tensorflow_text")
 import tensorflow_text
 text = tf.saved_model.load({str(folder / "export" / "text" / "3")!r}).signatures["serving_default"]
 strings = text(text=tf.constant({SENTENCES!r}))
-found = [told["target"], told["score"], strings["score"]]
+found = [outputs["target"], outputs["score"], strings["score"]]
 translations = [row.decode() for row in strings["translation"].numpy()]
 print(json.dumps([*(value.numpy().tolist() for value in found), translations]))
 """
@@ -272,14 +276,14 @@ def test_a_run_is_exported_and_decoded_without_its_data(ran: Run, tmp_path: Path
     assert [line.replace(str(own), str(ran.folder)) for line in lines] == ran.exported
     ids = ran.words.encode(["Meli ya abiria"])[0]
     source = tf.constant([[*ids, vocabulary.END]], tf.int32)
-    told, wanted = (
+    reported, wanted = (
         tf.saved_model.load(str(folder / "export" / "3")).signatures["serving_default"](
             source=source
         )
         for folder in (own, ran.folder)
     )
     for name, value in wanted.items():
-        np.testing.assert_array_equal(told[name], value)
+        np.testing.assert_array_equal(reported[name], value)
     decoder = Decoder(params, logdir=own)
     assert decoder.vocabulary.hash == ran.words.hash
 
@@ -288,11 +292,11 @@ def test_a_run_is_exported_and_decoded_without_its_data(ran: Run, tmp_path: Path
         export.run(params, own)
     (own / records.VOCABULARY).write_bytes(b"torn")
     (own / records.TARGET_TOKENS).write_text("False\n")
-    with pytest.raises(errors.InputError, match="the kept vocabulary is no SentencePiece model"):
+    with pytest.raises(errors.InputError, match="the kept vocabulary is not a SentencePiece model"):
         export.run(params, own)
 
 
-# --- what is told of other data -------------------------------------------------------------------
+# --- other data -------------------------------------------------------------------
 
 
 def test_a_checkpoint_is_evaluated_by_its_own_vocabulary_alone(ran: Run, tmp_path: Path) -> None:
@@ -310,22 +314,24 @@ def test_a_checkpoint_is_evaluated_by_its_own_vocabulary_alone(ran: Run, tmp_pat
     lines: list[str] = []
     other.train.max_steps = 0
     loop.run(other, tmp_path / "run", start=which, report=lines.append)
-    told = "    another vocabulary.model there: what was learned about its ids is not valid here"
-    assert told in lines
+    reported = (
+        "    another vocabulary.model there: what was learned about its ids is not valid here"
+    )
+    assert reported in lines
     ran_again = ran.params.copy()
     ran_again.train.max_steps = 0
     loop.run(ran_again, tmp_path / "same", start=which, report=lines.append)
-    assert lines.count(told) == 1
+    assert lines.count(reported) == 1
 
 
-def job(params: Any, folder: Path, told: list[str]) -> registry.Job:
-    """Return a job whose lines are added to `told`."""
+def job(params: Any, folder: Path, reported: list[str]) -> registry.Job:
+    """Return a job whose lines are added to `reported`."""
     return registry.Job(
         model="toy",
         task=params,
         logdir=folder,
         checkpoint=None,
-        report=told.append,
+        report=reported.append,
         should_stop=lambda: False,
         rebuild=Mock(),
     )
@@ -348,21 +354,21 @@ def test_a_run_of_both_directions_is_evaluated_decoded_scored_and_exported(tmp_p
     params.decode.set(input=str(text), output=str(found))
     with pytest.raises(errors.ParamsError, match=r"decode\.target is missing: .* de, en\. Try"):
         decode.run(job(params, folder, []))
-    told: list[str] = []
+    reported: list[str] = []
     of_target = {}
     for target in ("de", "en"):
         params.decode.target = target
-        decode.run(job(params, folder, told))
+        decode.run(job(params, folder, reported))
         of_target[target] = found.read_text()
     assert all(line.strip() for line in of_target.values())
 
-    score.run(job(params, folder, told))
+    score.run(job(params, folder, reported))
     table = (folder / "score" / "test.tsv").read_text()
     assert "de:en" in table
     assert "en:de" in table
 
     params.decode.set(input=None, output=None, target=None)
-    export.run(params, folder, report=told.append)
+    export.run(params, folder, report=reported.append)
     made = tf.saved_model.load(str(folder / "export" / "text" / "1"))
     serve = made.signatures["serving_default"]
     for target, line in of_target.items():
@@ -376,18 +382,18 @@ def test_lines_are_decoded_by_the_run_itself(ran: Run, tmp_path: Path) -> None:
     text.write_text("\n".join(lines))
     params = ran.params.copy()
     params.decode.set(input=str(text), output=str(found))
-    told: list[str] = []
-    decode.run(job(params, ran.folder, told))
+    reported: list[str] = []
+    decode.run(job(params, ran.folder, reported))
     translator = Decoder(params, logdir=ran.folder)
     ids = [[*own, vocabulary.END] for own in ran.words.encode([lines[0], lines[2]])]
     first, third = (
         " ".join(text.splitlines()) for text in ran.words.decode(translator.translate(ids))
     )
     assert found.read_text().split("\n") == [first, "", third, ""]
-    assert told[-1] == f"decode step=3 lines=3 empty=1 split=0 replaced=0 to {found}"
+    assert reported[-1] == f"decode step=3 lines=3 empty=1 split=0 replaced=0 to {found}"
 
 
-def test_every_further_shape_is_told_with_its_time(ran: Run, tmp_path: Path) -> None:
+def test_every_further_shape_is_reported_with_its_time(ran: Run, tmp_path: Path) -> None:
     params = ran.params.copy()
     params.input.num_shapes = 2
     params.model.set(num_partitions=1, num_micro_batches=1, devices=None)
@@ -397,6 +403,6 @@ def test_every_further_shape_is_told_with_its_time(ran: Run, tmp_path: Path) -> 
     ]
     lines: list[str] = []
     loop.run(params, tmp_path, report=lines.append)
-    told = [int(line.split()[1]) for line in lines if line.endswith("another shape was traced")]
+    reported = [int(line.split()[1]) for line in lines if line.endswith("another shape was traced")]
     assert len(set(shapes)) > 1
-    assert told == [n + 1 for n in range(1, 3) if shapes[n] not in shapes[:n]]
+    assert reported == [n + 1 for n in range(1, 3) if shapes[n] not in shapes[:n]]

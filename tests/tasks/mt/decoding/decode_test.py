@@ -1,4 +1,4 @@
-"""`--mode=decode`: lines in, as many lines out, in order; what is odd is told with its number."""
+"""`--mode=decode`: one translation for each line, in order; changed lines are reported."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from unittest.mock import Mock
 import pytest
 
 from lingvo_gpipe import errors, registry
-from lingvo_gpipe.tasks.mt.decoding import decode, translator
-from lingvo_gpipe.tasks.mt.text.vocabulary import END, Training, Vocabulary, train
+from lingvo_gpipe.tasks.mt.decoding import decode, text_streams, translator
+from lingvo_gpipe.tasks.mt.decoding.decode_params import Decode
+from lingvo_gpipe.tasks.mt.text.vocabulary import END, Vocabulary
+from lingvo_gpipe.tasks.mt.text.vocabulary_training import VocabularyTraining, train
 from tests.tasks.mt import toy_text
 
 MAX_LENGTH = 12
@@ -28,11 +30,11 @@ MAX_LENGTH = 12
 @functools.cache
 def vocabulary(*targets: str) -> Vocabulary:
     texts = toy_text.sentences(300, 0)
-    return train(texts, Training(size=330), targets)
+    return train(texts, VocabularyTraining(size=330), targets)
 
 
 class Copier:
-    """A decoder that gives each source back."""
+    """A decoder that returns each source."""
 
     step = 70
     max_length = MAX_LENGTH
@@ -73,11 +75,11 @@ class Cutter(Copier):
     cut = 2
 
 
-def translated(raw: bytes, model: Copier, **fields: Any) -> tuple[list[str], decode.Told]:
-    told = decode.Told()
-    lines = decode.Lines(model, translator.Decode(**fields), told)
+def translated(raw: bytes, model: Copier, **fields: Any) -> tuple[list[str], decode.LineCounts]:
+    counts = decode.LineCounts()
+    lines = decode.LineTranslator(model, Decode(**fields), counts)
     found = [line for some in lines.translate(io.BytesIO(raw), lambda: None) for line in some]
-    return found, told
+    return found, counts
 
 
 def test_every_line_has_its_translation_in_order() -> None:
@@ -86,9 +88,9 @@ def test_every_line_has_its_translation_in_order() -> None:
     texts[21] = " \t "
     raw = "".join(f"{text}\n" for text in texts).encode()
     for end in (raw, raw.removesuffix(b"\n"), raw.replace(b"\n", b"\r\n"), b"\xef\xbb\xbf" + raw):
-        found, told = translated(end, Copier(), read_ahead=8)
+        found, counts = translated(end, Copier(), read_ahead=8)
         assert found == [text.strip() for text in texts]
-        assert (told.lines, told.empty, told.replaced) == (50, 3, [])
+        assert (counts.lines, counts.empty, counts.replaced) == (50, 3, [])
     assert translated(b"", Copier())[0] == []
     assert translated(b"\n", Copier())[0] == [""]
 
@@ -111,16 +113,16 @@ def test_a_translation_is_one_line_whatever_bytes_it_spells() -> None:
     assert not any("\n" in line for line in found)
 
 
-def test_a_long_line_is_split_between_words_and_told() -> None:
+def test_a_long_line_is_split_between_words_and_reported() -> None:
     texts = ["bado", " ".join(toy_text.WORDS[:30]), "keli", "z" * 60]
     model = Copier()
-    found, told = translated("\n".join(texts).encode(), model)
+    found, counts = translated("\n".join(texts).encode(), model)
     assert found[:3] == texts[:3]
     assert found[3].replace(" ", "") == texts[3]  # no word to split between
-    assert told.split == [2, 4]
+    assert counts.split == [2, 4]
     assert max(map(len, model.asked)) <= MAX_LENGTH
     assert len(model.asked) > 6
-    assert list(told.notes(12)) == [
+    assert list(counts.notes(12)) == [
         "longer than 12 tokens, split, between words where there are any: lines 2, 4"
     ]
 
@@ -128,9 +130,9 @@ def test_a_long_line_is_split_between_words_and_told() -> None:
 def test_a_long_line_without_words_is_split_between_characters() -> None:
     text = "\u4e2d\u6587z\U0001f600" * 9  # which are bytes of no whole pieces but the z
     model = Copier()
-    found, told = translated(text.encode(), model)
+    found, counts = translated(text.encode(), model)
     assert found[0].replace(" ", "") == text
-    assert told.split == [1]
+    assert counts.split == [1]
     assert max(map(len, model.asked)) <= MAX_LENGTH
     parts = model.vocabulary.decode(model.asked)
     assert len(parts) > 9
@@ -152,7 +154,7 @@ def test_a_character_that_has_no_room_is_torn_and_no_byte_is_lost() -> None:
 def test_lines_are_counted_while_their_block_is_translated() -> None:
     raw = "\n".join(["bado", " ".join(toy_text.WORDS[:30]), "", "keli", "muna"]).encode()
     counted: list[int] = []
-    lines = decode.Lines(Copier(), translator.Decode(), decode.Told(), counted.append)
+    lines = decode.LineTranslator(Copier(), Decode(), decode.LineCounts(), counted.append)
     (found,) = lines.translate(io.BytesIO(raw), lambda: None)
     assert sum(counted) == len(found) == 5
     assert counted[:3] == [1, 1, 1]
@@ -168,23 +170,23 @@ def test_a_model_that_takes_two_tokens_has_room_for_one() -> None:
     assert {len(ids) for ids in model.asked} == {3}
 
 
-def test_bad_bytes_are_replaced_and_told() -> None:
-    found, told = translated(b"bado\nkeli \xff muna\n\xc3\n", Copier(), read_ahead=2)
+def test_bad_bytes_are_replaced_and_reported() -> None:
+    found, counts = translated(b"bado\nkeli \xff muna\n\xc3\n", Copier(), read_ahead=2)
     assert found[0] == "bado"
     assert found[1].startswith("keli")
     assert found[1].endswith("muna")
-    assert told.replaced == [2, 3]
-    assert list(told.notes(12)) == ["no UTF-8, bad bytes replaced by U+FFFD: lines 2, 3"]
-    told.replaced[:] = range(1, 14)
-    assert next(told.notes(12)).endswith(": lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 3 more")
-    assert told.counts() == f"lines=3 empty={told.empty} split=0 replaced=13"
+    assert counts.replaced == [2, 3]
+    assert list(counts.notes(12)) == ["not UTF-8, bad bytes replaced by U+FFFD: lines 2, 3"]
+    counts.replaced[:] = range(1, 14)
+    assert next(counts.notes(12)).endswith(": lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 3 more")
+    assert counts.summary() == f"lines=3 empty={counts.empty} split=0 replaced=13"
 
 
 def test_sources_begin_with_the_token_of_the_target() -> None:
     model = English()
     texts = ["bado", " ".join(toy_text.WORDS[:30])]
     found, _ = translated("\n".join(texts).encode(), model, target="en")
-    assert found == texts  # of the token is no text
+    assert found == texts  # without the target token
     first = model.vocabulary.target_id("en")
     assert all(ids[0] == first for ids in model.asked)
     assert max(map(len, model.asked)) <= MAX_LENGTH
@@ -221,7 +223,7 @@ def job(logdir: Path | None, lines: list[str], **fields: Any) -> registry.Job:
     stop = fields.pop("should_stop", lambda: False)
     return registry.Job(
         model="toy",
-        task=Mock(decode=translator.Decode(**fields)),
+        task=Mock(decode=Decode(**fields)),
         logdir=logdir,
         checkpoint=None,
         report=lines.append,
@@ -243,7 +245,7 @@ def test_a_file_is_translated_into_a_file(tmp_path: Path) -> None:
     assert target.read_text().startswith("bado keli\n\nmu")
     assert target.read_bytes().count(b"\n") == 3
     assert lines == [
-        "no UTF-8, bad bytes replaced by U+FFFD: line 3",
+        "not UTF-8, bad bytes replaced by U+FFFD: line 3",
         f"decode step=70 lines=3 empty=1 split=0 replaced=1 to {target}",
     ]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.de", "out.en"]
@@ -278,7 +280,7 @@ def test_the_standard_output_holds_translations_alone(
     assert not lines
 
 
-def test_translations_that_were_cut_are_told(
+def test_translations_that_were_cut_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(translator, "Decoder", Cutter)
@@ -327,7 +329,7 @@ def test_lines_of_a_pipe_are_those_of_a_file(
 def test_a_stop_ends_the_wait_for_lines_and_for_who_writes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decode, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(text_streams, "_POLL_INTERVAL_S", 0.0)
     reader, writer = os.pipe()
     os.write(writer, b"bado\nke")
     pipe = tmp_path / "pipe"
@@ -396,14 +398,17 @@ def test_a_translation_stands_above_the_bar(
         monkeypatch.setattr("sys.stdout", terminal)
         monkeypatch.setattr("sys.stderr", terminal)
         decode.run(job(tmp_path, [], input=str(text), read_ahead=1))
-        shown = os.read(master, 1 << 16).decode()
+        written = b""
+        while b"decode step=" not in written:  # a terminal's reader may receive it in parts
+            written += os.read(master, 1 << 16)
+    shown = written.decode()
     os.close(master)
     assert "translating:" in shown
     for word in ("bado", "keli"):
         assert shown[shown.index(word) - 1] in "\r\n"
 
 
-def test_a_full_disk_behind_the_standard_output_is_told(
+def test_a_full_disk_behind_the_standard_output_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"bado\n")))
@@ -445,7 +450,7 @@ def test_a_stop_leaves_no_half_file_and_keeps_the_old_one(tmp_path: Path) -> Non
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.de", "out.en"]
 
 
-def test_what_cannot_be_read_or_written_is_told(tmp_path: Path) -> None:
+def test_what_cannot_be_read_or_written_is_reported(tmp_path: Path) -> None:
     source = tmp_path / "in.de"
     source.write_text("bado\n")
     with pytest.raises(errors.InputError) as caught:
@@ -463,7 +468,7 @@ def test_what_cannot_be_read_or_written_is_told(tmp_path: Path) -> None:
     )
 
 
-def test_an_output_that_takes_no_more_is_told(
+def test_an_output_that_takes_no_more_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, target = tmp_path / "in.de", tmp_path / "pipe"
@@ -487,7 +492,7 @@ def test_an_output_that_takes_no_more_is_told(
         decode.run(job(tmp_path, [], input=str(source), output=str(target)))
 
 
-def test_a_closed_input_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_input_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(errors.InputError, match=r"input is closed. Name a file by decode\.input"):
         decode.run(job(tmp_path, []))

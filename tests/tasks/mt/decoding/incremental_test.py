@@ -61,7 +61,7 @@ def test_token_by_token_is_full_recomputation(settings: Any, dtype: str) -> None
     for t in range(LENGTH):
         logits, state = step(state, tf.constant(TARGET[:, t]))
         check(logits, whole[:, t], dtype)
-    # What the tokens behind are does not count, or a prefix would have other logits.
+    # Later tokens do not matter: a prefix has the same logits.
     prefix = pipe(fields(TARGET[:, :2]), training=False)
     check(prefix, whole[:, :2], dtype)
 

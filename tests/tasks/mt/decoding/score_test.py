@@ -16,7 +16,7 @@ from lingvo_gpipe import errors, optim, pipelining, registry
 from lingvo_gpipe.run import loop
 from lingvo_gpipe.task import Eval, Train, complete
 from lingvo_gpipe.tasks.mt import task
-from lingvo_gpipe.tasks.mt.decoding import score, scores, search, translator
+from lingvo_gpipe.tasks.mt.decoding import score, score_files, scores, search, translator
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.text import vocabulary
 from tests.tasks.mt import toy_model, toy_text
@@ -51,7 +51,7 @@ def params(folder: Path, **fields: Any) -> Any:
 
 
 class Reverser:
-    """A decoder that gives each source back, but the first half of its ids."""
+    """A decoder that returns the first half of each source's ids."""
 
     step = 70
     cut = 3
@@ -97,7 +97,7 @@ def test_a_run_is_translated_and_scored(
     registry.mode("score")(made)
     source = made.task.input.instantiate()
     assert len(reversed_by.asked) == 3 * 20
-    texts, step = scores.read(tmp_path / "score", "test")
+    texts, step = score_files.read(tmp_path / "score", "test")
     assert step == 70
     assert [text.pair for text in texts] == ["de:en", "cs:en", "sw:en"]
     for text in texts:
@@ -144,7 +144,7 @@ def test_tensorboard_gets_scores_text_and_plot(
 
 def test_sentences_are_spread_over_the_part(folder: Path) -> None:
     source = params(folder).input.instantiate()
-    whole, few = (score.parts(source, "test", most) for most in (None, 7))
+    whole, few = (score.sentences_to_translate(source, "test", most) for most in (None, 7))
     assert [(part.pair, len(part.ids)) for part in few] == [
         (pair, 7) for pair in ("cs:en", "de:en", "sw:en")
     ]
@@ -152,14 +152,18 @@ def test_sentences_are_spread_over_the_part(folder: Path) -> None:
         places = [0, 2, 5, 8, 11, 14, 17]
         for side in ("ids", "sources", "references"):
             assert getattr(part, side) == [getattr(all_of, side)[place] for place in places]
-    assert [len(part.ids) for part in score.parts(source, "test", 99)] == [20, 20, 20]
-    assert score.parts(source, "test", 99) == whole
+    assert [len(part.ids) for part in score.sentences_to_translate(source, "test", 99)] == [
+        20,
+        20,
+        20,
+    ]
+    assert score.sentences_to_translate(source, "test", 99) == whole
 
 
 def test_pairs_of_the_input_alone_are_scored(folder: Path) -> None:
     made = params(folder)
     made.input.pairs = ("sw:en",)
-    (part,) = score.parts(made.input.instantiate(), "test")
+    (part,) = score.sentences_to_translate(made.input.instantiate(), "test")
     assert (part.pair, part.examples) == ("sw:en", 40)
 
 
@@ -177,7 +181,7 @@ def test_a_separator_in_a_translation_stays_one_line(
     monkeypatch.setattr(reversed_by, "translate", broken)
     assert "\n" in vocabulary.decode([[newline, *vocabulary.encode(["ab do"])[0]]])[0]
     score.run(made)
-    texts, _ = scores.read(tmp_path / "score", "test")
+    texts, _ = score_files.read(tmp_path / "score", "test")
     assert all(len(text.hypotheses) == 20 for text in texts)
 
 
@@ -198,12 +202,12 @@ def test_an_untrained_model_is_scored(folder: Path, tmp_path: Path) -> None:
     made, lines = job(given, tmp_path)
     score.run(made)
     assert lines[0].startswith("score step=0 split=test BLEU=")
-    texts, step = scores.read(tmp_path / "score", "test")
+    texts, step = score_files.read(tmp_path / "score", "test")
     assert (step, len(texts)) == (0, 3)
-    # What the decoder gave of each source stands beside its reference.
+    # The decoder's output for each source is beside its reference.
     decoder = translator.Decoder(complete(given), logdir=tmp_path)
     by_pair = {text.pair: text for text in texts}
-    for part in score.parts(given.input.instantiate(), "test", 3):
+    for part in score.sentences_to_translate(given.input.instantiate(), "test", 3):
         text = by_pair[part.pair]
         found = decoder.vocabulary.decode(decoder.translate(part.ids))
         assert list(text.hypotheses) == [" ".join(line.splitlines()) for line in found]

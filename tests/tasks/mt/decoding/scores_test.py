@@ -14,13 +14,15 @@ import pytest
 import sacrebleu
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.tasks.mt.decoding import scores
+from lingvo_gpipe.tasks.mt.decoding import score_files, score_plot, scores
 
 WORDS = ["Haus", "the", "dog,", "sees", "a", "tree.", "naïve", "“yes”", "10", "co-op"]
 PAIRS = {"de:en": 900, "fr:en": 800, "cs:en": 700, "sw:en": 60, "ab:en": 50, "gsw:en": 40}
 
 
-def text(pair: str, *, seed: int = 0, share: float = 0.3, count: int = 12) -> scores.Text:
+def text(
+    pair: str, *, seed: int = 0, share: float = 0.3, count: int = 12
+) -> scores.PairTranslations:
     """Return made sentences whose hypotheses have about `share` of their words replaced."""
     random = np.random.RandomState(100 * list(PAIRS).index(pair))
     references = [" ".join(random.choice(WORDS, random.randint(3, 12))) for _ in range(count)]
@@ -30,15 +32,15 @@ def text(pair: str, *, seed: int = 0, share: float = 0.3, count: int = 12) -> sc
         " ".join(str(noise.choice(WORDS)) if noise.rand() < share else w for w in line.split())
         for line in references
     ]
-    return scores.Text(pair, PAIRS[pair], hypotheses, references, sources)
+    return scores.PairTranslations(pair, PAIRS[pair], hypotheses, references, sources)
 
 
-def scored(*texts: scores.Text, **fields: Any) -> scores.Report:
+def scored(*texts: scores.PairTranslations, **fields: Any) -> scores.ScoreReport:
     return scores.score(texts, scores.Scoring(resamples=200, **fields))
 
 
 @pytest.fixture(scope="module")
-def report() -> scores.Report:
+def report() -> scores.ScoreReport:
     return scored(*(text(pair, share=0.6 - PAIRS[pair] / 2000) for pair in PAIRS))
 
 
@@ -91,7 +93,7 @@ def test_resamples_come_in_blocks_without_changing(monkeypatch: pytest.MonkeyPat
         assert len(set(one)) > 100
 
 
-def test_groups_are_means_over_their_pairs(report: scores.Report) -> None:
+def test_groups_are_means_over_their_pairs(report: scores.ScoreReport) -> None:
     assert [row.name for row in report.languages] == list(PAIRS)
     assert [row.group for row in report.languages] == [g for g in scores.GROUPS for _ in range(2)]
     members = {
@@ -147,13 +149,13 @@ def test_pairs_with_equally_many_have_no_group_but_all() -> None:
     equal = [dataclasses.replace(text(pair), examples=29_000) for pair in ("de:en", "cs:en")]
     found = scored(*equal)
     assert [row.name for row in found.groups] == ["all"]
-    lines = scores.table(found).splitlines()
+    lines = score_files.table(found).splitlines()
     assert [line.split("  ")[0] for line in lines[1:4]] == ["all (2)", "cs:en", "de:en"]
-    rows = list(csv.DictReader(io.StringIO(scores.tsv(found, 1)), delimiter="\t"))
+    rows = list(csv.DictReader(io.StringIO(score_files.tsv(found, 1)), delimiter="\t"))
     assert [(row["name"], row["kind"], row["group"]) for row in rows] == [
         *(("all", "group", "all"), ("cs:en", "pair", "all"), ("de:en", "pair", "all")),
     ]
-    assert scores.draw(found).startswith(b"\x89PNG")
+    assert score_plot.draw(found).startswith(b"\x89PNG")
 
 
 def test_groups_are_by_thresholds_where_they_are_given() -> None:
@@ -179,14 +181,16 @@ def test_differences_are_paired() -> None:
 
 def test_targets_without_spaces_are_cut_otherwise() -> None:
     lines = ["我们看见一只狗", "他在家"]
-    made = scores.Text("en:zh-Hans", 5, ["我们看见一只猫", "他在家"], lines, ["we see", "he is"])
+    made = scores.PairTranslations(
+        "en:zh-Hans", 5, ["我们看见一只猫", "他在家"], lines, ["we see", "he is"]
+    )
     row = scored(made).languages[0]
     assert "|tok:zh|" in row.signatures["BLEU"]
     assert 30 < row.scores["BLEU"].value < 90
 
 
-def test_the_table_tells_groups_then_languages(report: scores.Report) -> None:
-    lines = scores.table(report).splitlines()
+def test_the_table_reports_groups_then_languages(report: scores.ScoreReport) -> None:
+    lines = score_files.table(report).splitlines()
     assert lines[0].split() == [
         "training",
         "sentences",
@@ -203,13 +207,13 @@ def test_the_table_tells_groups_then_languages(report: scores.Report) -> None:
     assert f"{report.row('de:en').scores['chrF'].value:.2f}  {low:.2f}-{high:.2f}" in lines[5]
     assert lines[-2].startswith("BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
     assert lines[-1].startswith("chrF|nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:")
-    short = scores.table(report, languages=False).splitlines()
+    short = score_files.table(report, languages=False).splitlines()
     assert [line.split()[0] for line in short[1:5]] == [*scores.GROUPS, "all"]
     assert len(short) == len(lines) - len(PAIRS)
 
 
-def test_tab_separated_values_hold_every_row(report: scores.Report) -> None:
-    rows = list(csv.DictReader(io.StringIO(scores.tsv(report, 70)), delimiter="\t"))
+def test_tab_separated_values_hold_every_row(report: scores.ScoreReport) -> None:
+    rows = list(csv.DictReader(io.StringIO(score_files.tsv(report, 70)), delimiter="\t"))
     assert [(row["name"], row["kind"]) for row in rows] == [
         *((name, "group") for name in (*scores.GROUPS, "all")),
         *((name, "pair") for name in PAIRS),
@@ -232,22 +236,22 @@ def test_tab_separated_values_hold_every_row(report: scores.Report) -> None:
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     texts = [text("de:en"), text("sw:en")]
     report = scored(*texts)
-    path = scores.write(tmp_path / "score", "test", texts, report, 7)
-    assert path.read_text(encoding="utf-8") == scores.tsv(report, 7)
+    path = score_files.write(tmp_path / "score", "test", texts, report, 7)
+    assert path.read_text(encoding="utf-8") == score_files.tsv(report, 7)
     assert (tmp_path / "score/test.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "score/test.txt").read_text(encoding="utf-8").startswith("step 7\n")
-    assert scores.read(tmp_path / "score", "test") == (texts, 7)
+    assert score_files.read(tmp_path / "score", "test") == (texts, 7)
     (tmp_path / "score/test/de.en.hypothesis").write_text("one line\n", encoding="utf-8")
-    refused("test.tsv is torn: files of de:en have other numbers of lines", tmp_path / "score")
+    refused(r"test.tsv is damaged: files of de:en do not have \d+ lines each", tmp_path / "score")
     (tmp_path / "score/test/de.en.source").unlink()
     refused("de.en.source cannot be read: No such file", tmp_path / "score")
     path.write_text("name\tkind\nde:en\tpair\n", encoding="utf-8")
-    refused("test.tsv is torn", tmp_path / "score")
+    refused("test.tsv is damaged", tmp_path / "score")
     path.unlink()
     refused("test.tsv cannot be read: .* Make it with --mode=score", tmp_path / "score")
     path.mkdir()
     with pytest.raises(errors.InputError, match=r"test\.tsv cannot be written: "):
-        scores.write(tmp_path / "score", "test", texts, report, 7)
+        score_files.write(tmp_path / "score", "test", texts, report, 7)
 
 
 def test_lines_without_their_scores_are_not_taken_for_whole(
@@ -255,36 +259,36 @@ def test_lines_without_their_scores_are_not_taken_for_whole(
 ) -> None:
     texts = [text("de:en")]
     report = scored(*texts)
-    scores.write(tmp_path / "score", "test", texts, report, 7)
+    score_files.write(tmp_path / "score", "test", texts, report, 7)
 
-    def killed(_: scores.Report) -> bytes:
+    def killed(_: scores.ScoreReport) -> bytes:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(scores, "draw", killed)
+    monkeypatch.setattr(score_plot, "draw", killed)
     with pytest.raises(KeyboardInterrupt):
-        scores.write(tmp_path / "score", "test", [text("de:en", seed=1)], report, 8)
+        score_files.write(tmp_path / "score", "test", [text("de:en", seed=1)], report, 8)
     refused("test.tsv cannot be read: No such file", tmp_path / "score")
 
 
 def refused(message: str, folder: Path) -> None:
     with pytest.raises(errors.InputError, match=message) as caught:
-        scores.read(folder, "test")
+        score_files.read(folder, "test")
     assert "\n" not in str(caught.value)
 
 
-def test_the_picture_has_a_bar_for_each_language(report: scores.Report) -> None:
+def test_the_picture_has_a_bar_for_each_language(report: scores.ScoreReport) -> None:
     from matplotlib import image
 
-    pixels = image.imread(io.BytesIO(scores.draw(report)))[:, :, :3]
-    for color in scores._COLORS.values():
+    pixels = image.imread(io.BytesIO(score_plot.draw(report)))[:, :, :3]
+    for color in score_plot._COLORS.values():
         wanted = np.array([int(color[place : place + 2], 16) for place in (1, 3, 5)]) / 255
         assert (np.abs(pixels - wanted).max(-1) < 0.01).sum() > 500, color
 
 
 def test_what_cannot_be_scored_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(errors.InputError, match="no sentence to score"):
-        scored(scores.Text("de:en", 5, [], [], []))
-    with pytest.raises(errors.ParamsError, match=r"thresholds=\(9, 5\) fall"):
+        scored(scores.PairTranslations("de:en", 5, [], [], []))
+    with pytest.raises(errors.ParamsError, match=r"thresholds=\(9, 5\) decrease"):
         scored(text("de:en"), thresholds=(9, 5))
     with pytest.raises(errors.ParamsError, match=r"score\.resamples=0 is too small"):
         scores.score([text("de:en")], scores.Scoring(resamples=0))
@@ -299,7 +303,7 @@ def test_what_cannot_be_scored_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_tensorflow_is_not_needed() -> None:
     code = (
-        "import sys; from lingvo_gpipe.tasks.mt import scores; "
+        "import sys; from lingvo_gpipe.tasks.mt.decoding import scores; "
         "scores.sacrebleu(); sys.exit('tensorflow' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,4 +1,4 @@
-"""Beam search: against greedy and exhaustive search, its ends, and what it never gives."""
+"""Beam search: against greedy and exhaustive search, its ends, and forbidden tokens."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class Chain:
             alive = state.live.numpy().reshape(-1) > -np.inf
             kept = state.ids.numpy()[:, :, :steps].reshape([-1, steps])
             np.testing.assert_array_equal(after[alive], kept[alive])
-        ids, scores = search.finish(params, state)
+        ids, scores = search.finish(state)
         return [trimmed(row) for row in ids.numpy()], scores.numpy(), steps
 
 
 def trimmed(row: Any) -> tuple[int, ...]:
-    """Return a row up to its </s>, or without the padding behind; nothing else may follow."""
+    """Return a row up to its </s>, or without its padding; nothing else may follow."""
     tokens = tuple(map(int, row))
     end = tokens.index(END) + 1 if END in tokens else len(np.trim_zeros(row, "b"))
     assert not any(tokens[end:])
@@ -82,8 +82,8 @@ def test_a_beam_of_one_is_greedy(penalty: float) -> None:
     found, scores, _ = model.search(params)
     allowed = [token for token in range(9) if token >= END]
     assert found == [greedy(model, row, allowed, 6) for row in range(12)]
-    told = [score(params, model.log_p(n, each), len(each)) for n, each in enumerate(found)]
-    np.testing.assert_allclose(scores, told, rtol=1e-5)
+    reported = [score(params, model.log_p(n, each), len(each)) for n, each in enumerate(found)]
+    np.testing.assert_allclose(scores, reported, rtol=1e-5)
     lengths = {len(each) for each in found}
     assert 6 in lengths  # some were ended by the limit
     assert min(lengths) < 6
@@ -135,7 +135,7 @@ def test_a_sentence_is_left_when_as_many_have_ended_as_the_beam_is_wide() -> Non
     logits[0, [END, 4]] = [1.0, 0.9]
     state, *_ = search.advance(params, state, tf.constant(logits))
     assert bool(search.done(params, state))
-    assert search.finish(params, state)[0].numpy().tolist() == [[END, 0, 0]]
+    assert search.finish(state)[0].numpy().tolist() == [[END, 0, 0]]
 
 
 def test_what_ends_makes_room_for_the_next_best() -> None:
@@ -145,7 +145,7 @@ def test_what_ends_makes_room_for_the_next_best() -> None:
     state, tokens, _ = search.advance(params, search.begin(1, params), tf.constant(logits))
     assert tokens.numpy().tolist() == [4, 5]
     assert np.isfinite(state.live.numpy()).all()
-    # An end that is not among the best is none: of these, none is.
+    # Only the best continuations may end a sentence; none of these does.
     logits[:, [END, 5]] = [0.75, 0.88]
     later, tokens, parents = search.advance(params, state, tf.constant(logits))
     assert tokens.numpy().tolist() == [4, 5]
@@ -154,7 +154,7 @@ def test_what_ends_makes_room_for_the_next_best() -> None:
 
 
 def test_control_symbols_are_never_given() -> None:
-    """Even where the model wants nothing else; and their share stays with them."""
+    """Even if the model prefers them; their probability is not redistributed."""
     params = search.Search(beam=2, max_length=3, length_penalty=0.0)
     state = search.begin(1, params, controls=2)
     logits = np.zeros([2, 8])
@@ -163,7 +163,7 @@ def test_control_symbols_are_never_given() -> None:
         state, tokens, _ = search.advance(params, state, tf.constant(logits))
         alive = state.live.numpy().reshape(-1) > -np.inf
         assert set(tokens.numpy()[alive].tolist()) <= {6, 7}
-    ids, scores = search.finish(params, state)
+    ids, scores = search.finish(state)
     assert ids.numpy().tolist() == [[END, 0, 0]]
     np.testing.assert_allclose(scores, [-np.log(5 * np.exp(9.0) + 3)], rtol=1e-6)
 

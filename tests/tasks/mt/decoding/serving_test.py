@@ -1,4 +1,4 @@
-"""A vocabulary in-graph is the one of training; what is served of a translation model."""
+"""The vocabulary in a graph equals that of training; served translation models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import tensorflow_text
 from lingvo_gpipe import pipelining
 from lingvo_gpipe.run import inference
 from lingvo_gpipe.tasks.mt.decoding import search, serving
-from lingvo_gpipe.tasks.mt.text import vocabulary
+from lingvo_gpipe.tasks.mt.text import vocabulary, vocabulary_training
+from lingvo_gpipe.tasks.mt.text.vocabulary_training import VocabularyTraining
 from tests.tasks.mt import toy_model, toy_text
 
 SENTENCES = ["bado keli", "", "munapo ri <2de> </s>", "Ж 語 😀 ﬁ", "  li\tmu\u2028na  "]
@@ -25,7 +26,7 @@ def padded(rows: list[list[int]]) -> Any:
 @pytest.fixture(scope="module")
 def tokenizers() -> tuple[vocabulary.Vocabulary, serving.Tokenizer]:
     texts = [*toy_text.sentences(300, 3), "straße naïve 日本語 résumé"]
-    made = vocabulary.train(iter(texts), vocabulary.Training(size=360), ["de", "zh-Hans"])
+    made = vocabulary_training.train(iter(texts), VocabularyTraining(size=360), ["de", "zh-Hans"])
     return made, serving.Tokenizer(made, tensorflow_text)
 
 

@@ -1,4 +1,4 @@
-"""A model that is spread over devices translates as the plain one does."""
+"""A model spread over devices translates like the model on one device."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from lingvo_gpipe import errors, optim
 from lingvo_gpipe.run import checkpoints
 from lingvo_gpipe.task import Train
 from lingvo_gpipe.tasks.mt import task
-from lingvo_gpipe.tasks.mt.decoding import incremental, search, translator
+from lingvo_gpipe.tasks.mt.decoding import decode_params, incremental, search, translator
+from lingvo_gpipe.tasks.mt.decoding.decode_params import Decode
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.model import transformer
-from lingvo_gpipe.tasks.mt.text import records, vocabulary
+from lingvo_gpipe.tasks.mt.text import records, vocabulary_training
+from lingvo_gpipe.tasks.mt.text.vocabulary_training import VocabularyTraining
 from tests.tasks.mt import toy_model, toy_text
 
 BEGIN, END = 2, 3
@@ -51,7 +53,7 @@ def plain(pipe: Any, given: list[list[int]], params: Any) -> list[list[int]]:
 
 
 def cut(*cuts: int, dtype: str = "float64", **settings: Any) -> Any:
-    """Return the toy model in cells of so many layers."""
+    """Return the toy model in cells with these numbers of layers."""
     params = toy_model.params(**settings)
     params.set(num_partitions=len(cuts) or 1, cuts=cuts or None, dtype=dtype)
     pipe = toy_model.built_from(params)
@@ -78,15 +80,15 @@ def test_cells_translate_as_the_plain_network(
 ) -> None:
     """Cut inside the decoder; the last cell of the last one keeps no cache."""
     pipe = cut(*cuts, **settings)
-    params = translator.Decode(
+    params = Decode(
         search=search.Search(beam=beam, max_length=LENGTH, max_extra=3), batch=4, num_shapes=2
     )
     given = sources(14)
     wanted = plain(pipe, given, params.search)
-    told: list[int] = []
+    reported: list[int] = []
     model = translator.Translator(pipe, params, max_length=10)
-    assert model.translate(given, told.append) == wanted
-    assert sum(told) == len(given)
+    assert model.translate(given, reported.append) == wanted
+    assert sum(reported) == len(given)
     assert len({tuple(row) for row in wanted}) > 2
     check_programs(model, pipe, min(2, len(cuts)))
 
@@ -105,7 +107,7 @@ def test_a_beam_finds_what_the_model_scores_no_lower_than_greedy_search() -> Non
 def test_a_beam_in_bfloat16_is_full_recomputation_but_for_rounding() -> None:
     """Cells find what the plain network does, but where two hypotheses are nearly equal."""
     pipe = cut(2, 4, 2, dtype="mixed_bfloat16", transparent="per_layer", packed=True)
-    params = translator.Decode(
+    params = Decode(
         search=search.Search(beam=3, max_length=LENGTH, max_extra=3), batch=4, num_shapes=2
     )
     given = sources(14)
@@ -144,7 +146,7 @@ def test_what_is_planned_has_few_shapes() -> None:
     A group holds 40 tokens at most: few sentences that are longer than planned.
     """
     pipe = cut()
-    model = translator.Translator(pipe, translator.Decode(batch=4, num_shapes=3), max_length=10)
+    model = translator.Translator(pipe, Decode(batch=4, num_shapes=3), max_length=10)
     given = [[END] * count for count in (3, 1, 10, 11, 2, 5, 6, 21, 4, 3)]
     planned = list(model._planned(given))
     assert [(span, [len(chunk) for chunk in chunks]) for span, chunks in planned] == [
@@ -163,7 +165,7 @@ def test_an_end_by_the_caller_ends_it() -> None:
     def progress(count: int) -> None:
         raise ZeroDivisionError(count)
 
-    model = translator.Translator(cut(), translator.Decode(batch=2, num_shapes=1), max_length=10)
+    model = translator.Translator(cut(), Decode(batch=2, num_shapes=1), max_length=10)
     with pytest.raises(ZeroDivisionError):
         model.translate(sources(2), progress)
 
@@ -178,14 +180,14 @@ def test_an_end_by_the_caller_ends_it() -> None:
 )
 def test_what_cannot_be_done_is_refused(field: Any, text: str) -> None:
     with pytest.raises(errors.ParamsError) as caught:
-        translator.check(translator.Decode(**field))
+        decode_params.check(Decode(**field))
     assert str(caught.value) == text
 
 
 def run_of(folder: Path) -> tuple[Any, Any, list[list[int]]]:
     """Write a run's vocabulary and a checkpoint; return params, the averaged model, sources."""
-    found = vocabulary.train(
-        toy_text.sentences(300, 0), vocabulary.Training(size=300), ["de", "en"]
+    found = vocabulary_training.train(
+        toy_text.sentences(300, 0), VocabularyTraining(size=300), ["de", "en"]
     )
     found.save(folder / records.VOCABULARY)
     (folder / records.TARGET_TOKENS).write_text("True\n")
@@ -197,7 +199,7 @@ def run_of(folder: Path) -> tuple[Any, Any, list[list[int]]]:
             average=optim.Average.Params(decay=0.9),
             max_steps=0,
         ),
-        decode=translator.Decode(search=search.Search(beam=1, max_length=6), batch=2, num_shapes=1),
+        decode=Decode(search=search.Search(beam=1, max_length=6), batch=2, num_shapes=1),
     )
     whole = params.copy()
     transformer.set_vocabulary(whole.model.layers, len(found))

@@ -1,4 +1,4 @@
-"""The layers of the translation model beside NumPy; padding and packing change nothing."""
+"""The translation layers against NumPy; padding and packing change nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, pipelining
 from lingvo_gpipe import layers as core
-from lingvo_gpipe.tasks.mt.model import layers
+from lingvo_gpipe.tasks.mt.model.decoder import DecoderLayer
+from lingvo_gpipe.tasks.mt.model.embedding import TokenEmbedding
+from lingvo_gpipe.tasks.mt.model.encoder import EncoderLayer, TransparentEncoderLayer
+from lingvo_gpipe.tasks.mt.model.softmax import TranslationSoftmax
 from tests import layer_cases
 from tests.tasks.mt import toy_model
 
@@ -120,7 +123,7 @@ def encoder_rows(ids: Array, b: int, packed: bool) -> Any:
 )
 def test_an_encoder_layer_is_numpy_s(packed: bool, source: Array) -> None:
     x = drawn(3, 5, UNITS, seed=1)
-    made = make(layers.EncoderLayer.Params(**BLOCK, packed=packed), x, source)
+    made = make(EncoderLayer.Params(**BLOCK, packed=packed), x, source)
     found = made.run(x, source).numpy()
     for b in range(3):
         expected = np_encoder(made.weights, x[b].numpy(), encoder_rows(source, b, packed))
@@ -136,7 +139,7 @@ def test_an_encoder_layer_is_numpy_s(packed: bool, source: Array) -> None:
 )
 def test_a_decoder_layer_is_numpy_s(packed: bool, source: Array, target: Array) -> None:
     x, memory = drawn(3, 4, UNITS, seed=2), drawn(3, 5, UNITS, seed=3)
-    made = make(layers.DecoderLayer.Params(**BLOCK, packed=packed), x, memory, target, source)
+    made = make(DecoderLayer.Params(**BLOCK, packed=packed), x, memory, target, source)
     found = made.run(x, memory, target, source).numpy()
     for b in range(3):
         row, other = target[b], source[b]
@@ -172,9 +175,7 @@ def test_masked_attention_to_a_memory_is_numpy_s() -> None:
 
 def test_an_embedding_is_its_table_and_the_positions() -> None:
     ids, position = tf.constant([[5, 1, 0]]), tf.constant([[4, 0, 0]])
-    made = make(
-        layers.TokenEmbedding.Params(vocabulary=7, units=4, reads=("ids", "p")), ids, position
-    )
+    made = make(TokenEmbedding.Params(vocabulary=7, units=4, reads=("ids", "p")), ids, position)
     found = made.run(ids, position).numpy()[0]
     table = made.weights["embedding/table"]
     for t, (number, place) in enumerate(((5, 4), (1, 0), (0, 0))):
@@ -190,7 +191,7 @@ def test_transparent_shares_travel_and_end_in_the_mixture() -> None:
     states: list[Any] = [x]
     carried: list[Any] = []
     for n in range(3):
-        params = layers.TransparentEncoderLayer.Params(**BLOCK, num_shares=4 - n)
+        params = TransparentEncoderLayer.Params(**BLOCK, num_shares=4 - n)
         inputs = (states[-1], SOURCE, *carried)
         made = make(params, *inputs)
         if n == 0:
@@ -198,7 +199,7 @@ def test_transparent_shares_travel_and_end_in_the_mixture() -> None:
             made.theta["shares"] = tf.constant(vector)
         else:
             assert "shares" not in made.weights
-        plain = make(layers.EncoderLayer.Params(**BLOCK), states[-1], SOURCE)
+        plain = make(EncoderLayer.Params(**BLOCK), states[-1], SOURCE)
         plain.theta.update({k: v for k, v in made.theta.items() if k != "shares"})
         expected = plain.run(states[-1], SOURCE)
         outputs = made.run(*inputs)
@@ -212,7 +213,7 @@ def test_transparent_shares_travel_and_end_in_the_mixture() -> None:
 
 
 def test_logits_are_clipped_in_training_alone_and_have_no_gradient_beyond() -> None:
-    params = layers.TranslationSoftmax.Params(vocabulary=3, logit_clip=2.0, reads=("x",))
+    params = TranslationSoftmax.Params(vocabulary=3, logit_clip=2.0, reads=("x",))
     x = tf.constant([[[1.0]]], tf.float64)
     made = make(params, x)
     made.theta.update(
@@ -230,7 +231,7 @@ def test_logits_are_clipped_in_training_alone_and_have_no_gradient_beyond() -> N
 
 
 def test_loss_and_accuracy_are_counted_by_language() -> None:
-    params = layers.TranslationSoftmax.Params(
+    params = TranslationSoftmax.Params(
         vocabulary=5,
         languages=("de", "fr", "cs"),
         reads=("x", "label", "weight", "language"),
@@ -250,15 +251,15 @@ def test_loss_and_accuracy_are_counted_by_language() -> None:
         hits[language[b]] += log[b, t].argmax() == label[b, t]
         count[language[b]] += 1
     specs = (tf.TensorSpec(x.shape, x.dtype) for x in inputs)
-    told = {m.name: m for m in layer_cases.meta_of(made.layer.params, *specs).metrics}
+    metrics = {m.name: m for m in layer_cases.meta_of(made.layer.params, *specs).metrics}
     for name, total in (("log_perplexity", loss), ("accuracy", hits)):
         sums = ctx.collected.sums[f"language_{name}"]
         np.testing.assert_allclose(sums["total"], total, rtol=1e-12)
         np.testing.assert_array_equal(sums["weight"], count)
         np.testing.assert_allclose(ctx.collected.sums[name]["total"], total.sum(), rtol=1e-12)
-        found = told[f"language_{name}"].finish(sums).numpy()
+        found = metrics[f"language_{name}"].finish(sums).numpy()
         np.testing.assert_allclose(found, [total[0] / count[0], np.nan, total[2] / count[2]])
-        curves = told[f"language_{name}"].curves(found)
+        curves = metrics[f"language_{name}"].curves(found)
         assert list(curves) == [f"language_{name}/de", f"language_{name}/cs"]
         assert list(curves.values()) == [found[0], found[2]]
 
@@ -357,22 +358,22 @@ def test_loss_and_gradients_do_not_see_padding() -> None:
     ("params", "specs", "text"),
     [
         (
-            layers.EncoderLayer.Params(name="e", **BLOCK),
+            EncoderLayer.Params(name="e", **BLOCK),
             (tf.TensorSpec((3, 5, 6)), tf.TensorSpec((3, 5))),
             r"e \(EncoderLayer\): expected ids or sentence numbers, got float32. Set its field r",
         ),
         (
-            layers.DecoderLayer.Params(name="d", **BLOCK, reads=("x", "memory", "target")),
+            DecoderLayer.Params(name="d", **BLOCK, reads=("x", "memory", "target")),
             (tf.TensorSpec((3, 5, 6)), tf.TensorSpec((3, 4, 6)), tf.TensorSpec((3, 5), tf.int32)),
             r"d \(DecoderLayer\): reads 3 names .* expected \(x, memory, target, source\)",
         ),
         (
-            layers.TranslationSoftmax.Params(name="s", vocabulary=7, logit_clip=0.0),
+            TranslationSoftmax.Params(name="s", vocabulary=7, logit_clip=0.0),
             (tf.TensorSpec((3, 5, 6)),),
             r"s \(TranslationSoftmax\): logit_clip=0.0. Use more than 0, such as 50, or None",
         ),
         (
-            layers.TranslationSoftmax.Params(
+            TranslationSoftmax.Params(
                 name="s", vocabulary=7, languages=("de", "fr", "cs"), reads=("x", "label", "weight")
             ),
             (tf.TensorSpec((3, 5, 6)), tf.TensorSpec((3, 5), tf.int32), tf.TensorSpec((3, 5))),

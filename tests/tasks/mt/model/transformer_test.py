@@ -66,13 +66,13 @@ def closed_form(
 
 
 @pytest.mark.parametrize("size", COUNTS, ids=str)
-def test_the_closed_form_gives_the_known_counts(size: tuple[int, int, int, int]) -> None:
+def test_the_closed_form_has_the_known_counts(size: tuple[int, int, int, int]) -> None:
     assert tuple(closed_form(*size, tables) for tables in (3, 2, 1)) == COUNTS[size]
 
 
 @pytest.mark.parametrize("size", COUNTS, ids=str)
 @pytest.mark.parametrize(("place", "tie"), list(enumerate(TIES)))
-def test_describe_tells_the_known_parameters(size: Any, place: int, tie: Any) -> None:
+def test_describe_reports_the_known_parameters(size: Any, place: int, tie: Any) -> None:
     layers = transformer_layers(*size, tie=tie)
     text = describe.describe_network(model(layers, num_partitions=4), fields())
     assert f"parameters: {COUNTS[size][place]}" in text.splitlines()
@@ -214,8 +214,8 @@ def test_the_plan_shows_the_bytes_of_transparent_attention(starts: tuple[int, ..
             "decoder_4",
         }
         cuts = tuple(b - a for a, b in itertools.pairwise([*begins, len(flat)]))
-        told = step_plan.make(model(flat, num_partitions=len(cuts), cuts=cuts), fields())
-        crossing = [link for link in told.links if link.source != links.INPUT]
+        plan = step_plan.make(model(flat, num_partitions=len(cuts), cuts=cuts), fields())
+        crossing = [link for link in plan.links if link.source != links.INPUT]
         sent[transparent] = sum(link.forward_bytes for link in crossing)
     state = 4 * 7 * 32 * 4  # of the mini-batch's sources
     cells = len(starts) - 1

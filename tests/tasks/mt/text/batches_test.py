@@ -27,19 +27,26 @@ def lengths_of(sizes: tuple[int, ...] = SIZES, longest: int = 30) -> np.ndarray[
 def units_of(packing: bool, sizes: tuple[int, ...] = SIZES, **fields: Any) -> batches.Units:
     lengths = lengths_of(sizes)
     languages = np.repeat(np.arange(len(sizes)), sizes)
-    numbers = np.arange(sum(sizes)) + 1000
+    examples = batches.Examples(np.arange(sum(sizes)) + 1000, lengths, languages, len(sizes))
     if packing:
         made = {"tokens": TOKENS, "length": 40, "seed": 5} | fields
-        return batches.packed(numbers, lengths, languages, len(sizes), **made)
+        return batches.packed(examples, **made)
     made = {"tokens": TOKENS, "num_shapes": 4} | fields
-    return batches.by_length(numbers, lengths.max(1), languages, len(sizes), **made)
+    return batches.by_length(examples, **made)
 
 
-def plan_of(packing: bool, temperature: float = 1.0, seed: int = 7, **fields: Any) -> batches.Plan:
-    return batches.Plan(units_of(packing), temperature=temperature, seed=seed, **fields)
+def of_one_language(lengths: np.ndarray[Any, Any]) -> batches.Examples:
+    count = len(lengths)
+    return batches.Examples(np.arange(count), lengths, np.zeros(count, int), 1)
 
 
-def sentences(plan: batches.Plan, planned: batches.Planned) -> list[int]:
+def plan_of(
+    packing: bool, temperature: float = 1.0, seed: int = 7, **fields: Any
+) -> batches.BatchPlan:
+    return batches.BatchPlan(units_of(packing), temperature=temperature, seed=seed, **fields)
+
+
+def sentences(plan: batches.BatchPlan, planned: batches.PlannedBatch) -> list[int]:
     """Return the numbers of a mini-batch's examples in their order."""
     return [int(n) for unit in planned.units for n in plan.units.of(int(unit))]
 
@@ -118,7 +125,7 @@ def test_position_is_found_far_ahead_without_planning_what_lies_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plan = plan_of(False, 5.0)
-    monkeypatch.delattr(batches.Plan, "epoch")
+    monkeypatch.delattr(batches.BatchPlan, "epoch")
     sizes = plan.epoch_sizes(0, 1000)
     assert plan.locate(int(sizes.sum()) - 1) == (999, int(sizes[-1]) - 1)
     assert plan.locate(int(sizes[:500].sum())) == (500, 0)
@@ -130,20 +137,6 @@ def test_position_is_found_far_ahead_without_planning_what_lies_before(
 def test_an_epoch_has_the_foretold_number_of_batches(packing: bool, temperature: float) -> None:
     plan = plan_of(packing, temperature)
     assert plan.epoch_sizes(0, 9).tolist() == [len(plan.epoch(epoch)) for epoch in range(9)]
-
-
-@pytest.mark.parametrize("packing", [False, True])
-def test_replicas_together_hold_the_batch_at_any_number(packing: bool) -> None:
-    units = units_of(packing, multiple_of=4)
-    plan = batches.Plan(units, temperature=5.0, seed=1)
-    for position in range(len(plan.epoch(0))):
-        batch = plan.batch(position)
-        for count in (1, 2, 4):
-            parts = [batch.replica(index, count) for index in range(count)]
-            assert [u for part in parts for u in part.units] == batch.units.tolist()
-            assert {part.shape.rows for part in parts} == {batch.shape.rows // count}
-    with pytest.raises(errors.InputError, match=r"do not divide among 3 .*multiple_of=3"):
-        plan.batch(0).replica(0, 3)
 
 
 def test_shapes_are_bounded_and_hold_their_sentences() -> None:
@@ -198,10 +191,10 @@ def test_packed_rows_hold_one_language_and_no_more_than_fits() -> None:
 def test_packed_rows_are_full_and_end_where_nothing_fits() -> None:
     lengths = np.random.RandomState(1).randint(2, 30, (5000, 1)) + np.zeros((1, 2), int)
     made = {"tokens": 1000, "length": 100, "seed": 5}
-    units = batches.packed(np.arange(5000), lengths, np.zeros(5000, int), 1, **made)
+    units = batches.packed(of_one_language(lengths), **made)
     assert batches.fill(lengths, units, batches.once(units)) > 0.97
     # Two fill a row to its end.
-    few = batches.packed(np.arange(6), np.full((6, 2), 50), np.zeros(6, int), 1, **made)
+    few = batches.packed(of_one_language(np.full((6, 2), 50)), **made)
     assert few.ends.tolist() == [2, 4, 6]
 
 
@@ -227,7 +220,7 @@ def first_fit(lengths: list[list[int]], capacity: int) -> list[int]:
 def test_packing_is_first_fit_over_few_open_rows(longest: int, capacity: int) -> None:
     lengths = lengths_of((3000,), longest)
     made = {"tokens": 1000, "length": capacity, "seed": 5}
-    units = batches.packed(np.arange(3000), lengths, np.zeros(3000, int), 1, **made)
+    units = batches.packed(of_one_language(lengths), **made)
     order = mixture.permutation(3000, 5, batches._PACK, 0)
     rows = np.array(first_fit(lengths[order].tolist(), capacity))
     for unit in range(len(units.ends)):
@@ -257,14 +250,12 @@ def test_an_evaluation_has_every_sentence_once() -> None:
 
 def test_fill_counts_tokens_and_padding() -> None:
     lengths = np.array([[2, 4], [3, 1]])
-    units = batches.by_length(
-        np.arange(2), lengths.max(1), np.zeros(2, int), 1, tokens=12, num_shapes=1
-    )
+    units = batches.by_length(of_one_language(lengths), tokens=12, num_shapes=1)
     assert units.shapes == (batches.Shape(3, 4),)
     assert batches.fill(lengths, units, batches.once(units)) == 10 / 24
     # Of an example that is drawn twice, the tokens count twice; of packed rows, all members'.
     whole = units_of(True)
-    planned = [batches.Planned(whole.shapes[0], np.array(units), 0) for units in ([7, 3], [3])]
+    planned = [batches.PlannedBatch(whole.shapes[0], np.array(units), 0) for units in ([7, 3], [3])]
     members = np.concatenate([whole.of(unit) for unit in (7, 3, 3)]) - 1000
     every = np.zeros((1000 + sum(SIZES), 2), int)
     every[1000:] = lengths_of()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-from lingvo_gpipe.tasks.mt.text import clean_text, corpus, vocabulary
+from lingvo_gpipe.tasks.mt.text import clean_text
+from lingvo_gpipe.tasks.mt.text.corpora.faults import SentencePair
+from lingvo_gpipe.tasks.mt.text.vocabulary_training import VocabularyTraining
 from tests.tasks.mt import toy_text
 
 SIZES = {"de": 300, "sw": 40}
@@ -14,13 +16,13 @@ SIZES = {"de": 300, "sw": 40}
 def test_more_texts_than_files_that_may_be_open_are_written_in_their_order(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     texts = {
-        (f"l{n}", "en"): clean_text.Text("train", f"l{n}", "en", tmp_path / f"{n}.txt", {})
+        (f"l{n}", "en"): clean_text.CleanText("train", f"l{n}", "en", tmp_path / f"{n}.txt", {})
         for n in range(300)
     }
     silent = ("silent", "en")
-    texts[silent] = clean_text.Text("train", *silent, tmp_path / "silent.txt", {"before": 0})
+    texts[silent] = clean_text.CleanText("train", *silent, tmp_path / "silent.txt", {"before": 0})
     found = [
-        ((f"l{n}", "en"), corpus.Pair(f"source {n} {k}", f"target {n} {k}", "here"))
+        ((f"l{n}", "en"), SentencePair(f"source {n} {k}", f"target {n} {k}", "here"))
         for k in range(60)
         for n in range(300)
     ]
@@ -55,9 +57,9 @@ def test_the_vocabulary_sees_languages_by_temperature(tmp_path: Path) -> None:
         )
         path = tmp_path / language
         path.write_text("".join(f"{language} {a}\nen {b}\n" for a, b in pairs))
-        texts.append(clean_text.Text("train", language, "en", path, {"x": SIZES[language]}))
+        texts.append(clean_text.CleanText("train", language, "en", path, {"x": SIZES[language]}))
     for temperature in (1.0, 5.0):
-        training = vocabulary.Training(temperature=temperature, sentences=200)
+        training = VocabularyTraining(temperature=temperature, sentences=200)
         lines[temperature] = list(clean_text.sample(texts, training, 0))
         assert len(lines[temperature]) == 200
         assert list(clean_text.sample(texts, training, 0)) == lines[temperature]

@@ -1,4 +1,4 @@
-"""From corpora to records, by the command and from Python: written, refused, left behind."""
+"""From corpora to records, by the command and from Python: results, errors, leftovers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,17 @@ import pytest
 import sentencepiece
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.console import command
+from lingvo_gpipe.console import output
 from lingvo_gpipe.tasks.mt import prepare
-from lingvo_gpipe.tasks.mt.text import clean_text, corpus, preparation, records, vocabulary
+from lingvo_gpipe.tasks.mt.text import (
+    clean_text,
+    preparation,
+    records,
+    vocabulary,
+    vocabulary_training,
+)
+from lingvo_gpipe.tasks.mt.text.corpora import corpus, text_files
+from lingvo_gpipe.tasks.mt.text.vocabulary_training import VocabularyTraining
 from tests.tasks.mt import toy_text
 
 SIZES = {"de": 300, "sw": 40}
@@ -58,7 +66,7 @@ def test_every_sentence_is_read_back_by_its_number(made: records.Records, folder
         assert sum(span.count for span in found.spans) == len(found)
 
 
-def test_the_manifest_tells_what_is_there(made: records.Records) -> None:
+def test_the_manifest_reports_what_is_there(made: records.Records) -> None:
     assert made.pairs == ("de:en", "sw:en", "en:de")
     assert made.splits == ("test", "train")
     assert made.target_tokens
@@ -100,17 +108,17 @@ def test_records_are_the_same_at_any_number_of_threads(
         assert (tmp_path / "out" / name).read_bytes() == (made.folder / name).read_bytes()
 
 
-def test_test_targets_in_the_training_text_are_told(tmp_path: Path) -> None:
+def test_test_targets_in_the_training_text_are_reported(tmp_path: Path) -> None:
     folder = toy_text.write_folder(tmp_path / "text", {"de": 300})
     for name in ("de", "en"):
         path = folder / "de" / f"{name}.test.txt"
         held = text_of(folder, "de", name, "train")[:7]
         path.write_text(path.read_text() + "".join(f"{line}\n" for line in held))
-    told: list[str] = []
-    found = toy_text.params(folder).instantiate().run(tmp_path / "out", report=told.append)
+    reported: list[str] = []
+    found = toy_text.params(folder).instantiate().run(tmp_path / "out", report=reported.append)
     seen = found.manifest["targets_seen_in_training"]["test"]
     assert seen >= 7
-    assert f"test: {seen} targets are in the training text too" in told
+    assert f"test: {seen} targets are in the training text too" in reported
 
 
 class Terminal(io.StringIO):
@@ -130,8 +138,8 @@ def test_every_stage_is_shown(
             (folder / "de" / f"{name}.test.txt").unlink()
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    told: list[str] = []
-    toy_text.params(folder).instantiate().run(tmp_path / "out", report=told.append)
+    reported: list[str] = []
+    toy_text.params(folder).instantiate().run(tmp_path / "out", report=reported.append)
     shown = terminal.getvalue()
     for stage in ("counting lines", "reading", "training the vocabulary"):
         assert f"{stage}: " in shown
@@ -140,9 +148,9 @@ def test_every_stage_is_shown(
     assert f"{640 if held_out else 600}line" in shown.replace(".", "")
     # Nothing is reread where no split is held out.
     assert ("comparing targets: 100%" in shown) == held_out
-    stages = [line.partition(" ")[0] for line in told]
+    stages = [line.partition(" ")[0] for line in reported]
     assert stages.index("training") == stages.index("vocabulary") - 1
-    assert "training a vocabulary of 330 pieces on 600 sentences" in told
+    assert "training a vocabulary of 330 pieces on 600 sentences" in reported
 
 
 def test_languages_are_mixed_at_temperature_5_by_default() -> None:
@@ -162,19 +170,19 @@ def test_records_of_one_pass_are_those_of_a_pass_for_each_pair(
     path = tmp_path / "text.tsv"
     path.write_text("".join(f"{line}\n" for line in lines))
     files = {"train": str(path), "test": str(path)}
-    tables = corpus.TSV.Params(languages=("en", "de", "fr"), files=files)
+    tables = text_files.TSV.Params(languages=("en", "de", "fr"), files=files)
     pairs = ("de:en", "fr:en", "en:de", "fr:de")
     params = toy_text.params(tmp_path, corpora=[tables], pairs=pairs)
     params.instantiate().run(tmp_path / "once")
-    sides = corpus.TSV.sides
+    read_once = text_files.TSV.sentence_pairs
     passes: list[Any] = []
 
     def one_by_one(made: Any, split: str, wanted: Any) -> Iterator[Any]:
         for languages, faults in wanted.items():
             passes.append((split, languages))
-            yield from sides(made, split, {languages: faults})
+            yield from read_once(made, split, {languages: faults})
 
-    monkeypatch.setattr(corpus.TSV, "sides", one_by_one)
+    monkeypatch.setattr(text_files.TSV, "sentence_pairs", one_by_one)
     params.instantiate().run(tmp_path / "often")
     assert len(passes) == 6
     names = {p.relative_to(tmp_path / "once") for p in (tmp_path / "once").rglob("*")}
@@ -196,7 +204,7 @@ def tables(folder: Path, *names: str) -> list[Any]:
     (folder / "text.tsv").write_text(lines)
     parts = [name.split("_") for name in names]
     return [
-        corpus.TSV.Params(languages=tuple(each), files={split: str(folder / "text.tsv")})
+        text_files.TSV.Params(languages=tuple(each), files={split: str(folder / "text.tsv")})
         for split, *each in parts
     ]
 
@@ -220,41 +228,41 @@ def test_languages_of_which_nothing_is_taken_are_known(
 ) -> None:
     corpora = tables(tmp_path, *names)
     made = preparation.Preparation.Params(corpora=corpora, pairs=pairs).instantiate()
-    assert made._left_out == left
+    assert made.unused_languages == left
 
 
-def test_what_nothing_is_taken_of_is_told_and_kept_in_the_manifest(tmp_path: Path) -> None:
+def test_what_nothing_is_taken_of_is_reported_and_kept_in_the_manifest(tmp_path: Path) -> None:
     corpora = tables(tmp_path, "train_en_de", "valid_en_fr")
-    told: list[str] = []
+    reported: list[str] = []
     params = toy_text.params(tmp_path, corpora=corpora)
-    found = params.instantiate().run(tmp_path / "out", report=told.append)
-    assert told[1] == (
+    found = params.instantiate().run(tmp_path / "out", report=reported.append)
+    assert reported[1] == (
         "warning: tsv#2: nothing is taken of en, fr in split 'valid': split 'train' has no such "
         "pair with English. Correct the languages, or name their pairs as well"
     )
     assert found.manifest["left_out"] == {"tsv#2": {"valid": ["en", "fr"]}}
     params.pairs = ("de:en",)
-    told.clear()
-    params.instantiate().run(tmp_path / "named", report=told.append)
-    assert "in split 'valid': no such pair is named. Correct" in told[1]
+    reported.clear()
+    params.instantiate().run(tmp_path / "named", report=reported.append)
+    assert "in split 'valid': no such pair is named. Correct" in reported[1]
 
 
 # --- Faults ---
 
 
-def test_faults_are_told_and_kept_in_the_manifest(tmp_path: Path) -> None:
+def test_faults_are_reported_and_kept_in_the_manifest(tmp_path: Path) -> None:
     folder = toy_text.write_folder(tmp_path / "text", {"de": 300})
     path = folder / "de" / "de.train.txt"
     lines = path.read_bytes().split(b"\n")
     lines[4], lines[9], lines[11] = b"a\xe2\x80\xa8b", b"", b"\xff"
     path.write_bytes(b"\n".join(lines))
-    told: list[str] = []
-    found = toy_text.params(folder).instantiate().run(tmp_path / "out", report=told.append)
+    reported: list[str] = []
+    found = toy_text.params(folder).instantiate().run(tmp_path / "out", report=reported.append)
     (corpus_entry,) = found.manifest["corpora"].values()
     assert corpus_entry["faults"] == {"separator": 1, "empty": 1, "encoding": 1}
     assert corpus_entry["examples"]["empty"] == [f"{path}:10: side is empty"]
     where = f"{path}:10: side is empty"
-    assert f"text: 1 times empty, such as {where} (all in faults.tsv)" in told
+    assert f"text: 1 times empty, such as {where} (all in faults.tsv)" in reported
     every = (found.folder / records.FAULTS).read_text().splitlines()
     assert [line.split("\t")[:2] for line in every] == [
         ["separator", f"{path}:5"],
@@ -267,14 +275,20 @@ def test_faults_are_told_and_kept_in_the_manifest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"vocabulary": vocabulary.Training(size=10)}, "vocabulary.size=10 is too small"),
-        ({"vocabulary": vocabulary.Training(temperature=0.0)}, "vocabulary.temperature=0.0 is not"),
         (
-            {"vocabulary": vocabulary.Training(normalization="nmt_nfkcc")},
-            "'nmt_nfkcc' is no rule of SentencePiece; nearest nmt_nfkc",
+            {"vocabulary": VocabularyTraining(size=10)},
+            "vocabulary.size=10 is too small",
         ),
         (
-            {"vocabulary": vocabulary.Training(character_coverage=0.5)},
+            {"vocabulary": VocabularyTraining(temperature=0.0)},
+            "vocabulary.temperature=0.0 is not",
+        ),
+        (
+            {"vocabulary": VocabularyTraining(normalization="nmt_nfkcc")},
+            "'nmt_nfkcc' is not a rule of SentencePiece; nearest nmt_nfkc",
+        ),
+        (
+            {"vocabulary": VocabularyTraining(character_coverage=0.5)},
             "vocabulary.character_coverage=0.5 is not possible. Use 0.98 to",
         ),
         ({"vocabulary_file": "nowhere.model"}, "vocabulary nowhere.model cannot be read"),
@@ -343,10 +357,12 @@ def test_a_given_vocabulary_with_other_control_symbols_is_refused(
     )
     made = toy_text.params(folder, vocabulary_file=path).instantiate()
     if fine:
-        assert list(made._given_vocabulary.controls.values()) == symbols
+        assert list(made.vocabulary_source.from_file.controls.values()) == symbols
         return
-    told = ", ".join(f"{symbol} ({number})" for number, symbol in enumerate(symbols, 4))
-    with pytest.raises(errors.InputError, match=re.escape(f"symbols {told}, but <2xx> alone")):
+    reported = ", ".join(f"{symbol} ({number})" for number, symbol in enumerate(symbols, 4))
+    with pytest.raises(
+        errors.InputError, match=re.escape(f"symbols {reported}, but only <2xx> are")
+    ):
         made.run(tmp_path / "out")
 
 
@@ -360,15 +376,15 @@ def test_text_without_tokens_is_empty(
     lines = path.read_text().splitlines()
     lines[2], lines[4] = "\ufffd", "\u2581"
     path.write_text("".join(f"{line}\n" for line in lines))
-    training = vocabulary.Training(size=330, normalization=rule)
+    training = VocabularyTraining(size=330, normalization=rule)
     fields: dict[str, Any] = {"vocabulary": training}
     if given:
-        vocabulary.train(lines, training).save(tmp_path / "given.model")
+        vocabulary_training.train(lines, training).save(tmp_path / "given.model")
         fields = {"vocabulary_file": str(tmp_path / "given.model")}
     params = toy_text.params(folder, **fields)
     found = params.instantiate().run(tmp_path / "out")
-    (told,) = found.manifest["corpora"].values()
-    assert told["examples"] == {"empty": [f"{path}:{line}: side is empty" for line in empty]}
+    (reported,) = found.manifest["corpora"].values()
+    assert reported["examples"] == {"empty": [f"{path}:{line}: side is empty" for line in empty]}
     assert len(found.split("train")) == 300 - len(empty)
     assert found.split("train").lengths.min() > 0
     params.set_path("corpora[0].policy.empty", "fail")
@@ -401,7 +417,7 @@ def test_a_reader_of_the_lines_that_is_gone_ends_no_preparation(
         raise BrokenPipeError(line)
 
     moved: list[int] = []
-    monkeypatch.setattr(command, "report", gone)
+    monkeypatch.setattr(output, "report", gone)
     monkeypatch.setattr(os, "dup2", lambda _, number: moved.append(number))
     flags = [f"--output={tmp_path / 'out'}", f"--translate_folder={folder}"]
     assert prepare.run([*flags, "--vocabulary_size=330"]) == 0
@@ -436,7 +452,8 @@ def test_what_a_killed_run_left_is_swept(folder: Path, tmp_path: Path) -> None:
 
 _KILLED = """
 import os, signal, sys
-from lingvo_gpipe.tasks.mt import prepare, records
+from lingvo_gpipe.tasks.mt import prepare
+from lingvo_gpipe.tasks.mt.text import records
 records.SplitWriter.entry = lambda writer: os.kill(os.getpid(), signal.SIGKILL)
 prepare.run(sys.argv[1:])
 """
@@ -466,14 +483,14 @@ def test_a_killed_command_leaves_nothing_that_is_taken_for_whole(
         assert (found.folder / name).read_bytes() == (whole.folder / name).read_bytes()
 
 
-def test_a_disk_that_fills_up_is_told_and_leaves_nothing(
+def test_a_disk_that_fills_up_is_reported_and_leaves_nothing(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(records.SplitWriter, "entry", full)
-    with pytest.raises(errors.InputError, match=r"cannot be prepared: No space left .*Make room"):
+    with pytest.raises(errors.InputError, match=r"cannot be prepared: No space left .*Free disk"):
         toy_text.params(folder).instantiate().run(tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
@@ -487,9 +504,9 @@ def test_a_folder_that_another_process_makes_is_refused(folder: Path, tmp_path: 
     os.close(held)
 
 
-def test_a_disk_that_does_not_take_it_is_told(folder: Path, tmp_path: Path) -> None:
+def test_a_disk_that_does_not_take_it_is_reported(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(errors.InputError, match=r"cannot be prepared: .*Make room, or give"):
+    with pytest.raises(errors.InputError, match=r"cannot be prepared: .*Free disk space, or"):
         toy_text.params(folder).instantiate().run(tmp_path / "file" / "out")
 
 

@@ -1,4 +1,4 @@
-"""Records: what is torn, cut, or of another vocabulary is refused by its name."""
+"""Records: damaged files and other vocabularies are refused by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.tasks.mt.text import records, vocabulary
+from lingvo_gpipe.tasks.mt.text import records, vocabulary_training
+from lingvo_gpipe.tasks.mt.text.vocabulary_training import VocabularyTraining
 from tests.tasks.mt import toy_text
 
 
@@ -41,9 +42,9 @@ def test_records_refuse_another_vocabulary(made: records.Records, tmp_path: Path
     with pytest.raises(errors.InputError, match=r"were made with vocabulary \w{12}…, not with abc"):
         made.check_vocabulary("abc")
     copy = Path(shutil.copytree(made.folder, tmp_path / "copy"))
-    vocabulary.train(toy_text.sentences(100, 8), vocabulary.Training(size=300), ["de", "en"]).save(
-        copy / records.VOCABULARY
-    )
+    vocabulary_training.train(
+        toy_text.sentences(100, 8), VocabularyTraining(size=300), ["de", "en"]
+    ).save(copy / records.VOCABULARY)
     with pytest.raises(errors.InputError, match="were made with vocabulary"):
         records.Records(copy)
 
@@ -82,7 +83,7 @@ def test_torn_manifests_are_named(copy: Path, tmp_path: Path) -> None:
     with pytest.raises(errors.InputError, match="has no split 'dev'; there are test, train"):
         records.Records(copy).split("dev")
     path.write_text(path.read_text()[:50])
-    with pytest.raises(errors.InputError, match=r"manifest.json is torn"):
+    with pytest.raises(errors.InputError, match=r"manifest.json is damaged"):
         records.Records(copy)
     path.write_text(json.dumps(manifest | {"format": 99}))
     with pytest.raises(errors.InputError, match="is not of format 1"):

@@ -1,4 +1,4 @@
-"""Vocabulary: reserved ids, symbols that no text gives, bytes, repeatable bit for bit."""
+"""Vocabulary: reserved ids, control symbols, bytes, repeatable bit for bit."""
 
 from __future__ import annotations
 
@@ -21,17 +21,20 @@ from sentencepiece import sentencepiece_model_pb2
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.console import progress
-from lingvo_gpipe.tasks.mt.text import vocabulary
+from lingvo_gpipe.tasks.mt.text import vocabulary, vocabulary_training
+from lingvo_gpipe.tasks.mt.text.vocabulary_training import VocabularyTraining
 from tests.tasks.mt import toy_text
 
 TEXTS = toy_text.sentences(400, 3)
 PROTOS: Any = sentencepiece_model_pb2
 SIZE = 320
-NORMALISE = vocabulary.normaliser("nmt_nfkc")
+NORMALISE = vocabulary_training.normaliser("nmt_nfkc")
 
 
 def trained(*targets: str, texts: list[str] = TEXTS, **fields: Any) -> vocabulary.Vocabulary:
-    return vocabulary.train(iter(texts), vocabulary.Training(**{"size": SIZE} | fields), targets)
+    return vocabulary_training.train(
+        iter(texts), VocabularyTraining(**{"size": SIZE} | fields), targets
+    )
 
 
 @pytest.fixture(scope="module")
@@ -54,19 +57,19 @@ def test_ids_stand_in_their_order(made: vocabulary.Vocabulary) -> None:
 
 
 @pytest.mark.parametrize("text", ["<2de>", "a <s> </s> <pad> <unk>", "<2zh-Hans> bado", "<0x41>"])
-def test_no_text_gives_a_reserved_id(made: vocabulary.Vocabulary, text: str) -> None:
+def test_no_text_returns_a_reserved_id(made: vocabulary.Vocabulary, text: str) -> None:
     (ids,) = made.encode([text])
     assert min(ids) > made.target_id("zh-Hans")
     assert made.decode([ids]) == [text]
 
 
 def test_the_defaults_are_64_000_pieces_at_temperature_5() -> None:
-    params = vocabulary.Training()
+    params = VocabularyTraining()
     assert (params.size, params.temperature) == (64_000, 5.0)
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
-def test_no_text_at_all_gives_a_reserved_id(made: vocabulary.Vocabulary, text: str) -> None:
+def test_no_text_at_all_returns_a_reserved_id(made: vocabulary.Vocabulary, text: str) -> None:
     (ids,) = made.encode([text])
     assert all(number > 5 for number in ids)
 
@@ -108,16 +111,16 @@ def test_the_same_text_trains_the_same_vocabulary_bit_for_bit(made: vocabulary.V
 
 _ELSEWHERE = """
 import hashlib, json, sys
-from lingvo_gpipe.tasks.mt import vocabulary
+from lingvo_gpipe.tasks.mt.text.vocabulary_training import VocabularyTraining, train
 texts, size, targets = json.load(sys.stdin)
-made = vocabulary.train(iter(texts), vocabulary.Training(size=size), targets)
+made = train(iter(texts), VocabularyTraining(size=size), targets)
 print(hashlib.sha256(made.proto).hexdigest(), "tensorflow" in sys.modules)
 """
 
 
 def test_another_process_trains_the_same_vocabulary(made: vocabulary.Vocabulary) -> None:
     env = {"PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(sys.path)}
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, "-c", _ELSEWHERE],
         input=json.dumps([TEXTS, SIZE, ["de", "zh-Hans"]]),
         env={**os.environ, **env},
@@ -125,7 +128,7 @@ def test_another_process_trains_the_same_vocabulary(made: vocabulary.Vocabulary)
         check=True,
         text=True,
     )
-    assert told.stdout.split() == [hashlib.sha256(made.proto).hexdigest(), "False"]
+    assert reported.stdout.split() == [hashlib.sha256(made.proto).hexdigest(), "False"]
 
 
 def test_tokens_do_not_depend_on_threads(made: vocabulary.Vocabulary) -> None:
@@ -178,7 +181,7 @@ def test_a_hash_stays_as_it_was() -> None:
     assert found.startswith("6e8dbabfd8d656ae")
 
 
-def test_poor_text_gives_fewer_pieces() -> None:
+def test_poor_text_returns_fewer_pieces() -> None:
     assert 262 < len(trained("de", size=64_000)) < 2_000
 
 
@@ -198,7 +201,7 @@ def test_what_is_no_vocabulary_is_refused(tmp_path: Path) -> None:
     with pytest.raises(errors.InputError, match=r"vocabulary .*none.model cannot be read: No such"):
         vocabulary.Vocabulary.load(tmp_path / "none.model")
     (tmp_path / "bad.model").write_text("no model")
-    with pytest.raises(errors.InputError, match=r"bad.model is no SentencePiece model"):
+    with pytest.raises(errors.InputError, match=r"bad.model is not a SentencePiece model"):
         vocabulary.Vocabulary.load(tmp_path / "bad.model")
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(TEXTS),
@@ -221,18 +224,18 @@ def test_what_the_text_raises_is_not_blamed_on_the_text(kind: type[BaseException
         raise error
 
     with pytest.raises(kind) as caught:
-        vocabulary.train(texts(), vocabulary.Training(size=SIZE))
+        vocabulary_training.train(texts(), VocabularyTraining(size=SIZE))
     assert caught.value is error
 
 
 def test_a_clock_runs_while_sentencepiece_trains(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     ticked = threading.Event()
     train = sentencepiece.SentencePieceTrainer.train
 
     class Clock(progress.Count):
         def __init__(self, what: str, unit: str) -> None:
-            told.append(f"{what} in {unit}")
+            reported.append(f"{what} in {unit}")
             super().__init__(what, unit)
 
         def update(self, count: int = 1) -> None:
@@ -247,19 +250,21 @@ def test_a_clock_runs_while_sentencepiece_trains(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sentencepiece.SentencePieceTrainer, "train", slow)
     before = threading.active_count()
     assert trained().hash == trained().hash
-    assert told == ["training the vocabulary in s"] * 2
+    assert reported == ["training the vocabulary in s"] * 2
     assert threading.active_count() == before
     # None where the text cannot be read.
     with pytest.raises(ZeroDivisionError):
-        vocabulary.train((text * (1 // 0) for text in TEXTS), vocabulary.Training(size=SIZE))
-    assert len(told) == 2
+        vocabulary_training.train(
+            (text * (1 // 0) for text in TEXTS), VocabularyTraining(size=SIZE)
+        )
+    assert len(reported) == 2
     assert threading.active_count() == before
 
 
 def test_sizes_that_cannot_be_are_refused() -> None:
     with pytest.raises(errors.InputError, match=r"vocabulary.size=100 is too small .* Use 262"):
         trained("de", size=100)
-    with pytest.raises(errors.InputError, match=r"no vocabulary of 265 pieces .* Give more text"):
+    with pytest.raises(errors.InputError, match=r"no vocabulary of 265 pieces .* Add text"):
         trained("de", size=265)
     with pytest.raises(
         errors.InputError, match="no vocabulary of 320 pieces can be trained: "
@@ -278,13 +283,15 @@ def test_sizes_that_cannot_be_are_refused() -> None:
         ("num_threads", 0, "=0 is not possible. Use 1 to 1024"),
         ("max_bytes", 9, "=9 is not possible. Use 10 to "),
         ("sentences", 0, "=0 is not possible. Use 1 or more"),
-        ("normalization", "nfkcc", "='nfkcc' is no rule of SentencePiece; nearest nfkc"),
-        ("normalization", "", "='' is no rule of SentencePiece; nearest nmt_nfkc, "),
+        ("normalization", "nfkcc", "='nfkcc' is not a rule of SentencePiece; nearest nfkc"),
+        ("normalization", "", "='' is not a rule of SentencePiece; nearest nmt_nfkc, "),
     ],
 )
 def test_settings_that_cannot_be_are_refused(field: str, value: Any, text: str) -> None:
     with pytest.raises(errors.InputError) as caught:
-        vocabulary.check(vocabulary.Training(**{field: value}), 1)
+        vocabulary_training.check(VocabularyTraining(**{field: value}), 1)
     assert str(caught.value).startswith(f"vocabulary.{field}{text}")
     assert "\n" not in str(caught.value)
-    vocabulary.check(vocabulary.Training(character_coverage=1.0, temperature=float("inf")), 1)
+    vocabulary_training.check(
+        VocabularyTraining(character_coverage=1.0, temperature=float("inf")), 1
+    )

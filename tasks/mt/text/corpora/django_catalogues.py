@@ -1,8 +1,8 @@
 """Django's message catalogues as a corpus: real translations that come inside its wheel.
 
-Under a thousand English messages in some 90 languages: enough to try everything out, no evidence of
-quality. Split by the English message, so that no English sentence of `test` or `valid` is in
-`train`, in whatever language.
+Under a thousand English messages in some 90 languages: enough to try everything out, not enough to
+measure quality. The split depends on the English message: no English sentence of `test` or `valid`
+is in `train`, in any language.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import importlib.util
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from lingvo_gpipe import errors, hyperparams
-from lingvo_gpipe.tasks.mt.text import corpus
+from lingvo_gpipe.tasks.mt.text.corpora.corpus import Corpus, Languages
+from lingvo_gpipe.tasks.mt.text.corpora.faults import Faults, SentencePair
 
 _ENGLISH = "en"
 _MAGIC = 0x950412DE
@@ -24,16 +24,22 @@ _CONTEXT = "\x04"
 _PLURAL = "\x00"
 
 
-class Django(corpus.Corpus):
+class Django(Corpus):
     """Messages of Django and its contributed applications, English and some 90 languages."""
 
-    class Params(corpus.Corpus.Params):
+    class Params(Corpus.Params):
         """Fields of Django."""
 
-        valid_percent: int = hyperparams.field(5, "Of the English messages, in split valid.")
-        test_percent: int = hyperparams.field(10, "Of the English messages, in split test.")
+        valid_percent: int = hyperparams.field(
+            5, "Percentage of the English messages in split valid."
+        )
+        test_percent: int = hyperparams.field(
+            10, "Percentage of the English messages in split test."
+        )
 
-    def __init__(self, params: Any) -> None:
+    params: Params
+
+    def __init__(self, params: Params) -> None:
         super().__init__(params)
         held = params.valid_percent + params.test_percent
         if min(params.valid_percent, params.test_percent) < 0 or held >= 100:
@@ -44,7 +50,7 @@ class Django(corpus.Corpus):
 
     @property
     def name(self) -> str:
-        """What it is called in manifests and messages."""
+        """Name in manifests and messages."""
         return "django"
 
     @property
@@ -52,8 +58,8 @@ class Django(corpus.Corpus):
         """Names of its splits."""
         return ("train", "valid", "test")
 
-    def pairs(self, split: str) -> frozenset[corpus.Languages]:
-        """Return the pairs of languages of a split, each both ways round; one side is English."""
+    def pairs(self, split: str) -> frozenset[Languages]:
+        """Return the pairs of languages of a split, in both directions; one is English."""
         del split
         return frozenset(
             pair
@@ -61,21 +67,20 @@ class Django(corpus.Corpus):
             for pair in ((language, _ENGLISH), (_ENGLISH, language))
         )
 
-    def sides(
-        self, split: str, wanted: Mapping[corpus.Languages, corpus.Faults]
-    ) -> Iterator[tuple[corpus.Languages, corpus.Pair]]:
-        """Yield the pairs of sentences of a split; see `Corpus.sides`."""
+    def sentence_pairs(
+        self, split: str, wanted: Mapping[Languages, Faults]
+    ) -> Iterator[tuple[Languages, SentencePair]]:
+        """Yield the sentence pairs of a split; see `Corpus.sentence_pairs`."""
         for languages, faults in wanted.items():
-            source, target = languages
-            for texts, where in self._translated(
-                split, source if target == _ENGLISH else target, faults
-            ):
-                yield languages, corpus.Pair(*(texts if source == _ENGLISH else texts[::-1]), where)
+            from_english = languages[0] == _ENGLISH
+            foreign = languages[1] if from_english else languages[0]
+            for texts, where in self._translated(split, foreign, faults):
+                yield languages, SentencePair(*(texts if from_english else texts[::-1]), where)
 
     def _translated(
-        self, split: str, foreign: str, faults: corpus.Faults
+        self, split: str, foreign: str, faults: Faults
     ) -> Iterator[tuple[tuple[str, str], str]]:
-        """Yield English and the other language of each message of a split, and its place."""
+        """Yield the English and the foreign text of each message of a split, and its place."""
         done = set()
         for path in self._files[foreign]:
             for number, (message, translation) in enumerate(catalogue(path), 1):
@@ -85,7 +90,7 @@ class Django(corpus.Corpus):
                     continue
                 done.add(pair)
                 if pair[0] == pair[1]:
-                    faults.found("untranslated", where, "message is not translated")
+                    faults.record("untranslated", where, "message is not translated")
                     continue
                 texts = faults.texts(pair, (where, where))
                 if texts is not None:
@@ -93,23 +98,23 @@ class Django(corpus.Corpus):
 
     def _split_of(self, english: str) -> str:
         """Return the split of an English sentence."""
-        place = _place(english)
-        if place < self.params.test_percent:
+        percentile = _percentile(english)
+        if percentile < self.params.test_percent:
             return "test"
         held = self.params.test_percent + self.params.valid_percent
-        return "valid" if place < held else "train"
+        return "valid" if percentile < held else "train"
 
     @functools.cached_property
     def _files(self) -> Mapping[str, tuple[Path, ...]]:
-        """Language → its catalogues; national variants of English left out."""
-        found = importlib.util.find_spec("django")
-        if found is None or found.origin is None:
+        """Language → its catalogues, without the national variants of English."""
+        spec = importlib.util.find_spec("django")
+        if spec is None or spec.origin is None:
             raise errors.InputError(
-                "Django is not installed, whose messages are the corpus. Install it: "
+                "Django is not installed; its messages are the corpus. Install it: "
                 "pip install 'lingvo-gpipe[mt]'"
             )
         files: dict[str, list[Path]] = {}
-        for path in sorted(Path(found.origin).parent.glob("**/locale/*/LC_MESSAGES/*.mo")):
+        for path in sorted(Path(spec.origin).parent.glob("**/locale/*/LC_MESSAGES/*.mo")):
             language = path.parts[-3].replace("_", "-")
             if language.partition("-")[0] != _ENGLISH:
                 files.setdefault(language, []).append(path)
@@ -126,10 +131,10 @@ class Django(corpus.Corpus):
 
 @functools.cache
 def catalogue(path: Path) -> tuple[tuple[str, str], ...]:
-    """Return (message, translation) of a compiled catalogue; of plurals, the last form of each.
+    """Return (message, translation) of a compiled catalogue; of plural forms, the last.
 
     Raises:
-        InputError: the file is none, or torn.
+        InputError: the file is not a catalogue, or is damaged.
 
     Source: GNU gettext manual, section "The Format of GNU MO Files".
     """
@@ -138,32 +143,32 @@ def catalogue(path: Path) -> tuple[tuple[str, str], ...]:
         order = "<" if content[:4] == struct.pack("<I", _MAGIC) else ">"
         magic, _, count, messages, translations = struct.unpack_from(f"{order}5I", content)
         if magic != _MAGIC:
-            raise ValueError("its first bytes are no catalogue's")
-        found = []
+            raise ValueError("its first bytes are not those of a catalogue")
+        entries = []
         for number in range(count):
             texts = []
             for table in (messages, translations):
                 length, start = struct.unpack_from(f"{order}2I", content, table + 8 * number)
                 if start + length > len(content):
-                    raise ValueError(f"message {number + 1} ends behind its end")
+                    raise ValueError(f"message {number + 1} exceeds the file")
                 texts.append(content[start : start + length].decode("utf-8"))
             message = texts[0].rpartition(_CONTEXT)[2]
-            if message:  # that without one is the catalogue's header
-                found.append((message.split(_PLURAL)[-1], texts[1].split(_PLURAL)[-1]))
+            if message:  # an empty one is the catalogue's header
+                entries.append((message.split(_PLURAL)[-1], texts[1].split(_PLURAL)[-1]))
     except (struct.error, ValueError) as error:
         raise errors.InputError(
-            f"{path} is no message catalogue: {error}. Install it anew"
+            f"{path} is not a message catalogue: {error}. Install Django again"
         ) from error
-    return tuple(found)
+    return tuple(entries)
 
 
 @functools.cache
-def _place(english: str) -> int:
-    """Return 0 to 99 for an English sentence, by its letters and digits alone."""
+def _percentile(english: str) -> int:
+    """Return 0 to 99 for an English sentence, computed from its letters and digits only."""
     bare = "".join(letter for letter in english.casefold() if letter.isalnum())
     return int.from_bytes(hashlib.sha256(bare.encode()).digest()[:8]) % 100
 
 
 def _sentence(text: str) -> str:
-    """Return a message on one line: line breaks in it are layout."""
+    """Return a message on one line; its line breaks are only layout."""
     return " ".join(text.split())

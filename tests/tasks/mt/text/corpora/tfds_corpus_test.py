@@ -14,7 +14,9 @@ import tensorflow_datasets as tfds
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.tasks.mt import prepare
-from lingvo_gpipe.tasks.mt.text import corpus, records, tfds_corpus
+from lingvo_gpipe.tasks.mt.text import records
+from lingvo_gpipe.tasks.mt.text.corpora import tfds_corpus
+from lingvo_gpipe.tasks.mt.text.corpora.faults import FaultPolicy, Faults
 
 EXAMPLES = 30
 
@@ -38,8 +40,8 @@ def test_a_name_of_tfds_becomes_records(tmp_path: Path, capsys: pytest.CaptureFi
             (example["de"].decode(), example["en"].decode())
             for example in tfds.as_numpy(builder.as_dataset(split="validation"))
         ]
-    told = capsys.readouterr()
-    assert code == 0, told.err
+    reported = capsys.readouterr()
+    assert code == 0, reported.err
     found = records.Records(tmp_path / "records")
     assert found.pairs == ("az:en", "de:en", "en:de")
     assert found.splits == ("train", "valid")
@@ -66,7 +68,7 @@ def test_a_name_of_tfds_becomes_records(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_validation_is_valid() -> None:
     """A dataset that is prepared knows its splits; one of mock data does not."""
-    made = tfds_corpus.TFDS.Params(dataset="wmt14_translate/de-en").instantiate()
+    made = tfds_corpus.TFDSCorpus.Params(dataset="wmt14_translate/de-en").instantiate()
     splits = {"train": 9, "validation": 3, "test": 3}
     made.__dict__["_builder"] = SimpleNamespace(info=SimpleNamespace(splits=splits))
     assert made.splits == ("train", "valid", "test")
@@ -88,7 +90,7 @@ def test_a_file_that_is_torn_or_lost_ends_in_one_line(
         path.unlink()
     else:
         path.write_bytes(path.read_bytes()[:kept_bytes])
-    made = tfds_corpus.TFDS.Params(dataset="a/b").instantiate()
+    made = tfds_corpus.TFDSCorpus.Params(dataset="a/b").instantiate()
     both = tf.data.TFRecordDataset(str(path)).map(lambda line: {"de": line, "en": line})
     made.__dict__["_builder"] = SimpleNamespace(
         as_dataset=lambda **_: both, data_path=tmp_path, info=SimpleNamespace(splits={"train": 9})
@@ -96,16 +98,16 @@ def test_a_file_that_is_torn_or_lost_ends_in_one_line(
     made.__dict__.update(_languages=("de", "en"), _nested=None)
     read = []
     with pytest.raises(errors.InputError) as caught:
-        read.extend(made.read("train", {("de", "en"): corpus.Faults(corpus.Policy())}))
-    told = str(caught.value)
-    assert told.startswith("TFDS dataset 'a/b' cannot be read after example ")
-    assert text in told
-    assert told.endswith(f". Remove {tmp_path} and prepare it again")
-    assert not {"\n", "{", "["} & set(told)
+        read.extend(made.read("train", {("de", "en"): Faults(FaultPolicy())}))
+    reported = str(caught.value)
+    assert reported.startswith("TFDS dataset 'a/b' cannot be read after example ")
+    assert text in reported
+    assert reported.endswith(f". Remove {tmp_path} and prepare it again")
+    assert not {"\n", "{", "["} & set(reported)
 
 
 def nested(*texts: tuple[str, str]) -> dict[str, Any]:
-    """Return an example of some of many languages, as TFDS gives it."""
+    """Return an example of some of many languages, as TFDS returns it."""
     names, sentences = (
         np.array([side.encode() for side in sides]) for sides in zip(*texts, strict=True)
     )
@@ -121,7 +123,7 @@ def test_examples_of_many_languages_are_decoded_once_for_all_pairs(
         nested(("de", ""), ("en", "three"), ("fr", "trois")),
         nested(("de", "vier"), ("en", "four"), ("de", "viere"), ("en", "fore"), ("fr", "quatre")),
     ]
-    made = tfds_corpus.TFDS.Params(dataset="a/b").instantiate()
+    made = tfds_corpus.TFDSCorpus.Params(dataset="a/b").instantiate()
     made.__dict__.update(_nested="translations", _split_names={"train": "train"})
     passes: list[str] = []
 
@@ -130,12 +132,12 @@ def test_examples_of_many_languages_are_decoded_once_for_all_pairs(
         return iter(examples)
 
     monkeypatch.setattr(made, "_examples", read_all)
-    policy = corpus.Policy()
-    wanted = {both: corpus.Faults(policy) for both in (("de", "en"), ("fr", "en"), ("fr", "de"))}
+    policy = FaultPolicy()
+    wanted = {both: Faults(policy) for both in (("de", "en"), ("fr", "en"), ("fr", "de"))}
     found = list(made.read("train", wanted))
     assert passes == ["train"]
     for both, faults in wanted.items():
-        apart = corpus.Faults(policy)
+        apart = Faults(policy)
         alone = [pair for _, pair in made.read("train", {both: apart})]
         assert [pair for name, pair in found if name == both] == alone
         assert (faults.counts, faults.examples) == (apart.counts, apart.examples)
@@ -157,7 +159,9 @@ def test_a_name_that_tfds_does_not_have_leaves_nothing(
 ) -> None:
     flags = [f"--output={tmp_path / 'records'}", "--tfds=wmt14_translat/de-en"]
     assert prepare.run(flags) == 1
-    told = capsys.readouterr().err
-    assert told.startswith("InputError: TFDS has no dataset 'wmt14_translat/de-en'; nearest wmt14")
-    assert told.count("\n") == 1
+    reported = capsys.readouterr().err
+    assert reported.startswith(
+        "InputError: TFDS has no dataset 'wmt14_translat/de-en'; nearest wmt14"
+    )
+    assert reported.count("\n") == 1
     assert not (tmp_path / "records").exists()

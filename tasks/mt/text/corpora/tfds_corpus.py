@@ -6,38 +6,49 @@ import functools
 import os
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lingvo_gpipe import errors, hyperparams
-from lingvo_gpipe.tasks.mt.text import corpus
+from lingvo_gpipe.tasks.mt.text.corpora.corpus import Corpus, Languages, all_pairs
+from lingvo_gpipe.tasks.mt.text.corpora.faults import Faults, SentencePair
 
-_NAMES = {"validation": "valid"}  # as recipes call it
-# What TensorFlow puts around a message: the operation that it is from.
+if TYPE_CHECKING:
+    import tensorflow_datasets as tfds
+
+Example: TypeAlias = Mapping[str, Any]  # one example of TFDS, as numpy
+
+_SPLIT_NAMES = {"validation": "valid"}  # TFDS' name → the recipes' name
+# What TensorFlow adds to a message: the name of the operation.
 _OPERATION = re.compile(r"\{\{.*?\}\} ?| ?\[Op:.*")
 
 
-class TFDS(corpus.Corpus):
-    """A translation dataset by its name: two or more languages side by side.
+class TFDSCorpus(Corpus):
+    """A translation dataset by its name: two or more aligned languages.
 
-    `ted_multi_translate` and its like, of which each example has some of many languages, too. It
-    is downloaded and prepared when it is first used, unless it lies in `tfds_dir` already.
+    Also `ted_multi_translate` and similar datasets, in which each example has some of many
+    languages. The dataset is downloaded and prepared at its first use unless `tfds_dir` has it.
     """
 
-    class Params(corpus.Corpus.Params):
-        """Fields of TFDS."""
+    class Params(Corpus.Params):
+        """Fields of TFDSCorpus."""
 
         dataset: str = hyperparams.required("Name, as `tfds.builder` takes it.")
-        tfds_dir: str = hyperparams.field("~/tensorflow_datasets", "Where it is, or is put.")
+        tfds_dir: str = hyperparams.field(
+            "~/tensorflow_datasets", "Folder of prepared datasets; downloads go there."
+        )
         download: bool = hyperparams.field(
             True, "Downloads and prepares the dataset if it is not in tfds_dir."
         )
         split_names: dict[str, str] = hyperparams.field(
-            {}, "Split → TFDS' own; empty: as they are, but `valid` is TFDS' `validation`."
+            {}, "Split → TFDS' name; empty: TFDS' names, but `valid` for TFDS' `validation`."
         )
+
+    params: Params
 
     @property
     def name(self) -> str:
-        """What it is called in manifests and messages."""
+        """Name in manifests and messages."""
         return self.params.dataset
 
     @property
@@ -45,40 +56,40 @@ class TFDS(corpus.Corpus):
         """Names of its splits."""
         return tuple(self._split_names)
 
-    def pairs(self, split: str) -> frozenset[corpus.Languages]:
-        """Return the pairs of languages of a split, each both ways round."""
+    def pairs(self, split: str) -> frozenset[Languages]:
+        """Return the pairs of languages of a split, each in both directions."""
         del split
-        languages = self._languages
-        return frozenset((one, other) for one in languages for other in languages if one != other)
+        return all_pairs(self._languages)
 
-    def sides(
-        self, split: str, wanted: Mapping[corpus.Languages, corpus.Faults]
-    ) -> Iterator[tuple[corpus.Languages, corpus.Pair]]:
-        """Yield the pairs of sentences of a split; see `Corpus.sides`."""
-        own = self._split_names.get(split, split)
-        for number, example in enumerate(self._examples(own)):
-            where = f"{self.name} {own}:{number}"
+    def sentence_pairs(
+        self, split: str, wanted: Mapping[Languages, Faults]
+    ) -> Iterator[tuple[Languages, SentencePair]]:
+        """Yield the sentence pairs of a split; see `Corpus.sentence_pairs`."""
+        tfds_split = self._split_names.get(split, split)
+        for number, example in enumerate(self._examples(tfds_split)):
+            where = f"{self.name} {tfds_split}:{number}"
             texts = self._texts(example)
             for languages, faults in wanted.items():
                 if texts.keys() >= set(languages):
                     more = [name for name in languages if len(texts[name]) > 1]
                     if more:
                         what = f"all but the first sentence in {' and '.join(more)} is left out"
-                        faults.found("repeated", where, what)
-                    sides = faults.texts([texts[name][0] for name in languages], (where, where))
-                    if sides is not None:
-                        yield languages, corpus.Pair(*sides, where)
+                        faults.record("repeated", where, what)
+                    sentences = [texts[name][0] for name in languages]
+                    pair = faults.texts(sentences, (where, where))
+                    if pair is not None:
+                        yield languages, SentencePair(*pair, where)
 
-    def _examples(self, own: str) -> Iterator[dict[str, Any]]:
+    def _examples(self, tfds_split: str) -> Iterator[Example]:
         """Yield the examples of one of TFDS' splits."""
         import tensorflow as tf  # takes seconds, and few corpora need it
 
         try:
-            dataset = self._builder.as_dataset(split=own, shuffle_files=False)
+            dataset = self._builder.as_dataset(split=tfds_split, shuffle_files=False)
         except ValueError:
-            there = ", ".join(self._builder.info.splits)
+            splits = ", ".join(self._builder.info.splits)
             raise errors.InputError(
-                f"TFDS dataset {self.name!r} has no split {own!r}; there are {there}"
+                f"TFDS dataset {self.name!r} has no split {tfds_split!r}; it has {splits}"
             ) from None
         number = 0
         try:
@@ -88,36 +99,37 @@ class TFDS(corpus.Corpus):
             reason = _OPERATION.sub("", _first_line(error))
             raise errors.InputError(
                 f"TFDS dataset {self.name!r} cannot be read after example {number} of split "
-                f"{own!r}: {reason}. Remove {self._builder.data_path} and prepare it again"
+                f"{tfds_split!r}: {reason}. Remove {self._builder.data_path} and prepare it again"
             ) from error
 
-    def _texts(self, example: dict[str, Any]) -> dict[str, list[bytes]]:
-        """Return language → its sentences of one example."""
+    def _texts(self, example: Example) -> dict[str, list[bytes]]:
+        """Return language → its sentences in one example."""
         key = self._nested
         if key is None:
             return {language: [example[language]] for language in self._languages}
-        found, texts = example[key], dict[str, list[bytes]]()
-        for language, text in zip(found["language"], found["translation"], strict=True):
+        translations, texts = example[key], dict[str, list[bytes]]()
+        both = zip(translations["language"], translations["translation"], strict=True)
+        for language, text in both:
             texts.setdefault(language.decode(), []).append(text)
         return texts
 
     @functools.cached_property
     def _split_names(self) -> dict[str, str]:
-        names = {_NAMES.get(own, own): own for own in self._builder.info.splits}
+        names = {_SPLIT_NAMES.get(name, name): name for name in self._builder.info.splits}
         return self.params.split_names or names
 
     @functools.cached_property
-    def _tfds(self) -> Any:
+    def _tfds(self) -> ModuleType:
         import tensorflow_datasets  # takes seconds, and few corpora need it
 
         return tensorflow_datasets
 
     @functools.cached_property
     def _nested(self) -> str | None:
-        """Return the feature that holds sentences by language; None: each is its own feature."""
+        """The feature that holds sentences by language; None: each language is a feature."""
         features = self._builder.info.features
         kind = self._tfds.features.TranslationVariableLanguages
-        return next((name for name, found in features.items() if isinstance(found, kind)), None)
+        return next((name for name, each in features.items() if isinstance(each, kind)), None)
 
     @functools.cached_property
     def _languages(self) -> tuple[str, ...]:
@@ -127,12 +139,12 @@ class TFDS(corpus.Corpus):
         if isinstance(features, self._tfds.features.Translation):
             return tuple(sorted(features.languages))
         raise errors.InputError(
-            f"TFDS dataset {self.name!r} is no translation: its features are "
-            f"{', '.join(features)}. Give another"
+            f"TFDS dataset {self.name!r} is not a translation dataset: its features are "
+            f"{', '.join(features)}. Use another"
         )
 
     @functools.cached_property
-    def _builder(self) -> Any:
+    def _builder(self) -> tfds.core.DatasetBuilder:
         tfds, name = self._tfds, self.params.dataset
         try:
             builder = tfds.builder(name, data_dir=os.path.expanduser(self.params.tfds_dir))
@@ -140,15 +152,15 @@ class TFDS(corpus.Corpus):
             # TFDS' own message lists its whole catalogue.
             known = tfds.list_builders(with_community_datasets=False)
             near = errors.nearest(re.split("[/:]", name)[0], known)
-            told = f"nearest {', '.join(near)}" if near else f"it knows {len(known)} others"
-            raise errors.InputError(f"TFDS has no dataset {name!r}; {told}") from None
+            hint = f"nearest {', '.join(near)}" if near else f"it knows {len(known)} others"
+            raise errors.InputError(f"TFDS has no dataset {name!r}; {hint}") from None
         except (ValueError, AssertionError, RuntimeError, OSError) as error:
             raise errors.InputError(f"TFDS dataset {name!r}: {_first_line(error)}") from error
         if not builder.is_prepared():
             self._prepare(builder)
         return builder
 
-    def _prepare(self, builder: Any) -> None:
+    def _prepare(self, builder: tfds.core.DatasetBuilder) -> None:
         where = f"TFDS dataset {self.name!r} is not prepared in {self.params.tfds_dir}"
         if not self.params.download:
             raise errors.InputError(f"{where}. Set download=True, or another tfds_dir")
@@ -157,7 +169,7 @@ class TFDS(corpus.Corpus):
         except Exception as error:  # a builder may raise anything
             raise errors.InputError(
                 f"{where}, and preparing it failed: {_first_line(error)}. Prepare it elsewhere and "
-                "give its folder as tfds_dir"
+                "set tfds_dir to its folder"
             ) from error
 
 

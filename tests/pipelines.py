@@ -28,7 +28,7 @@ def dense(name: str, units: int, **fields: Any) -> Any:
 
 
 def mlp(*between: Any) -> list[Any]:
-    """Six dense layers of different widths and a loss; what is given stands in the middle."""
+    """Six dense layers of different widths and a loss; `between` comes in the middle."""
     widths = (7, 6, 8, 4, 9, 3)
     stack = [dense(f"d{n}", units) for n, units in enumerate(widths)]
     return [*stack[:3], *between, *stack[3:], layers.MeanSquaredError.Params(name="error")]

@@ -1,4 +1,4 @@
-"""Small networks of dense layers for what is told of a network from its params alone."""
+"""Small networks of dense layers, for tests of what follows from params alone."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def grid() -> list[Case]:
 
 
 def covering(each: Grid) -> list[Case]:
-    """Return points of a grid in which all its pairs of values stand together somewhere."""
+    """Return points of a grid in which all its pairs of values occur together somewhere."""
     if each.half:
         return [Case(*one) for point in each.half for one in (point, _opposite(each, point))]
     missing = each.pairs()
@@ -160,7 +160,7 @@ def _pairs(point: tuple[Any, ...]) -> set[tuple[int, Any, int, Any]]:
 
 @dataclasses.dataclass
 class Answer:
-    """What a network gives for one update, from either side."""
+    """Results of a network for one update, pipelined or plain."""
 
     loss: float
     gradients: dict[str, np.ndarray]

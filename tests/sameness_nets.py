@@ -26,7 +26,7 @@ N = 10  # examples: 3 and 8 micro-batches are ragged
 
 @dataclasses.dataclass
 class Sums:
-    """What a reference gives for one micro-batch."""
+    """Results of a reference for one micro-batch."""
 
     losses: dict[str, tf.Tensor]
     norm_inputs: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)

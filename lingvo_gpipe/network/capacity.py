@@ -195,7 +195,7 @@ def cuts_within(
     """Return cuts such that every cell fits its device.
 
     Args:
-        limit: memory of a device, as the Params have it.
+        limit: memory of a device, such as 8GiB.
         within: how far cells reach in it.
         costs: per cell, what each layer costs in it.
         names: of the layers.

@@ -169,7 +169,7 @@ def _compared(wired: wiring.Wiring, layers: Sequence[base.Layer.Params]) -> froz
 def _metas(
     layers: Sequence[base.Layer.Params], wired: wiring.Wiring, specs: list[SpecNest]
 ) -> list[base.Meta]:
-    """Return the Meta of each layer, and append to `specs` those of what the layers write."""
+    """Return the Meta of each layer, and append the specs of the layers' outputs to `specs`."""
     metas: list[base.Meta] = []
     alike: dict[type[base.Layer.Params], _KnownMeta] = {}
     for number, layer in enumerate(layers):

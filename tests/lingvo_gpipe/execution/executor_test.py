@@ -296,7 +296,7 @@ def test_variables_and_calls_live_on_their_cells_devices() -> None:
 
 
 class Odd(base.Layer):
-    """x → x; does what no layer of a pipeline may, or gives other losses than it declares."""
+    """x → x; does what no layer of a pipeline may, or adds other losses than it declares."""
 
     class Params(base.Layer.Params):
         kind: str = hyperparams.field("", "What it does.")

@@ -1,4 +1,4 @@
-"""How far a cell reaches: its parts by running sums, held against sums over the layers."""
+"""How far a cell reaches: running sums, compared with sums over the layers."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_cells_of_one_device_share_its_memory() -> None:
 
 
 def test_a_layer_is_too_large_by_the_cell_that_holds_it_most_easily() -> None:
-    # Cells 2 and 3 layers deep hold fewer of what the last layer reads.
+    # Cells 2 and 3 layers deep hold fewer copies of the value that the last layer reads.
     layers = [capacity.LayerBytes(fixed, 0, 0, 0, 0) for fixed in (11, 1, 1)]
     values = [capacity.ValueBytes(4, 1, (2,))]
     table = schedule.make("1f1b", 3, 8)

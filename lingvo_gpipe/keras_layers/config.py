@@ -1,8 +1,8 @@
-"""Keras objects as data: what Params hold of them, and how they are made again.
+"""Keras objects as data: how Params hold them, and how they are made again.
 
 Keras' own classes are kept as Keras serialises them. Classes and functions from elsewhere are kept
-as references, which a text writes by their qualified name and reads from registered packages
-alone; what has no name (a lambda, a class made inside a function) works until a text is asked for.
+as references, which a text writes by name and reads from registered packages only. An object
+without a name (a lambda, a class made inside a function) works until a text is written.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def to_config(live: keras.Operation) -> dict[str, Any]:
     """Return a Keras layer or operation as the value of a Params field.
 
     Raises:
-        LayerError: it does not tell how it was made.
+        LayerError: it has no get_config.
     """
     try:
         settings = live.get_config()
     except NotImplementedError as error:
         raise errors.LayerError(
-            f"{live.name} ({type(live).__name__}) does not tell how it was made, so it cannot be "
-            "made again for a pipeline. Define its get_config"
+            f"{live.name} ({type(live).__name__}) has no get_config, so it cannot be made again "
+            "for a pipeline. Define its get_config"
         ) from error
     kept: dict[str, Any] = _kept({"config": settings, **_named(type(live))}, live)
     return kept
@@ -42,9 +42,8 @@ def from_config(config: dict[str, Any], policy: precision.Policy) -> keras.Opera
     """Make the Keras layer or operation that `to_config` described.
 
     Args:
-        config: as `to_config` gave it.
-        policy: takes the place of the layer's own dtype policy, in its sublayers too where theirs
-            is the same.
+        config: of `to_config`.
+        policy: replaces the layer's dtype policy, also in sublayers that have the same one.
 
     Raises:
         LayerError: the configuration is not one of a Keras layer or operation.
@@ -57,13 +56,12 @@ def from_config(config: dict[str, Any], policy: precision.Policy) -> keras.Opera
             made = keras.saving.deserialize_keras_object(plain, safe_mode=True)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise errors.LayerError(
-            f"no Keras layer can be made of the configuration of {class_name(config)}: "
-            f"{first_line(error)}"
+            f"the configuration of {class_name(config)} makes no Keras layer: {first_line(error)}"
         ) from error
     if not isinstance(made, keras.Operation):
         raise errors.LayerError(
             f"the configuration of {class_name(config)} makes no Keras layer or operation. "
-            "Make it by keras_adapter.from_keras"
+            "Make it by keras_layers.from_keras"
         )
     return made
 
@@ -85,7 +83,7 @@ def class_name(config: dict[str, Any]) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of what went wrong at first, before Keras wrapped it."""
+    """Return the first line of the original error, before Keras wrapped it."""
     cause: BaseException = error
     while cause.__context__ is not None:
         cause = cause.__context__
@@ -93,7 +91,7 @@ def first_line(error: Exception) -> str:
 
 
 def policy_name(live: keras.Operation) -> str | None:
-    """Return the dtype policy that a live layer insists on; None: it has Keras' plain default."""
+    """Return the dtype policy of a live layer; None: Keras' default of float32."""
     policy = getattr(live, "dtype_policy", None)
     if policy is None or policy.name not in precision.POLICIES:
         return None
@@ -101,9 +99,9 @@ def policy_name(live: keras.Operation) -> str | None:
 
 
 def automatic_stem(live: keras.Operation) -> str | None:
-    """Return `dense` for a layer that Keras itself named `dense_3`; None: somebody named it.
+    """Return `dense` for a layer that Keras named `dense_3`; None: its maker named it.
 
-    Keras counts such names over the process, so they are not the same in another one.
+    Keras counts such names over the process, so they differ in another process.
 
     >>> automatic_stem(keras.layers.Dense(4)), automatic_stem(keras.layers.Dense(4, name="ffn"))
     ('dense', None)
@@ -121,9 +119,6 @@ def _policy_name(config: dict[str, Any]) -> str | None:
     return name if name in precision.POLICIES else None
 
 
-# --- Live objects → values of Params ----------------------------------------------------------
-
-
 def _named(kind: type) -> dict[str, Any]:
     """Return how an object of class `kind` is marked."""
     if not kind.__module__.startswith("keras."):
@@ -133,7 +128,7 @@ def _named(kind: type) -> dict[str, Any]:
 
 
 def _kept(value: Any, live: Any = None) -> Any:
-    """Return a part of a configuration as Params hold it; `live` is the object it came from."""
+    """Return a part of a configuration as Params hold it; `live` is the object that it is of."""
     if isinstance(live, types.FunctionType) and _is_function(value):
         return live
     if isinstance(value, keras.Operation):
@@ -149,7 +144,7 @@ def _kept(value: Any, live: Any = None) -> Any:
     return _kept(keras.saving.serialize_keras_object(value), value)
 
 
-def _kept_dict(value: dict[str, Any], live: Any) -> dict[str, Any]:
+def _kept_dict(value: dict[str, Any], live: object) -> dict[str, Any] | types.FunctionType:
     if _REFERENCE in value or ("class_name" in value and "config" in value):
         settings = value["config"]
         inner = (
@@ -158,22 +153,22 @@ def _kept_dict(value: dict[str, Any], live: Any) -> dict[str, Any]:
             else _kept(settings)
         )
         marks = {k: v for k, v in value.items() if k not in ("config", *_NOT_KEPT)}
-        found = _foreign(value, live)
-        if isinstance(found, types.FunctionType):
-            return found  # type: ignore[return-value]
-        if found is not None:
-            marks = {_REFERENCE: found}
+        foreign = _foreign(value, live)
+        if isinstance(foreign, types.FunctionType):
+            return foreign
+        if foreign is not None:
+            marks = {_REFERENCE: foreign}
         return {**marks, "config": inner}
     return {str(k): _kept(v) for k, v in value.items()}
 
 
-def _is_function(value: Any) -> bool:
+def _is_function(value: object) -> bool:
     kind = value.get("class_name") if isinstance(value, dict) else None
     return isinstance(value, types.FunctionType) or kind in ("function", "__lambda__")
 
 
-def _foreign(value: dict[str, Any], live: Any) -> Any:
-    """Return the class or function outside Keras that a serialised object is of, or None."""
+def _foreign(value: dict[str, Any], live: object) -> type | types.FunctionType | None:
+    """Return the class or function outside Keras of a serialised object; None: it is Keras' own."""
     name = value.get("class_name")
     if "module" not in value or name is None:
         return None
@@ -183,20 +178,17 @@ def _foreign(value: dict[str, Any], live: Any) -> Any:
     if name != "function" and live is not None and type(live).__name__ == name:
         return type(live)
     wanted = str(value["config"] if name == "function" else name).rpartition(">")[2]
-    found = vars(sys.modules.get(module, types)).get(wanted)
-    if not isinstance(found, type | types.FunctionType):
+    defined = vars(sys.modules.get(module, types)).get(wanted)
+    if not isinstance(defined, type | types.FunctionType):
         raise errors.LayerError(
             f"{module}.{wanted}, part of a Keras layer, is not found by its name. Define it at "
             "the top of its module"
         )
-    return found
-
-
-# --- Values of Params → what Keras reads ------------------------------------------------------
+    return defined
 
 
 def _plain(value: Any, renamed: dict[str | None, str], references: dict[str, Any]) -> Any:
-    """Return a configuration as Keras reads it; fills `references` by the names given there."""
+    """Return a configuration as Keras reads it; adds to `references` the names that it uses."""
     if isinstance(value, types.FunctionType):
         token = _token(value, references)
         return {"module": None, "class_name": "function", "config": token, "registered_name": token}
@@ -210,16 +202,16 @@ def _plain(value: Any, renamed: dict[str | None, str], references: dict[str, Any
         token = _token(value[_REFERENCE], references)
         made |= {"module": None, "class_name": token, "registered_name": token}
     elif value.get("class_name") == "DTypePolicy":
-        own = made["config"]["name"]
-        made["config"] = {**made["config"], "name": renamed.get(own, own)}
+        name = made["config"]["name"]
+        made["config"] = {**made["config"], "name": renamed.get(name, name)}
     elif value.get("class_name") == "InputLayer":
-        own = made["config"].get("dtype")
-        compute = precision.POLICIES[renamed[own]].compute.name if own in renamed else own
+        dtype = made["config"].get("dtype")
+        compute = precision.POLICIES[renamed[dtype]].compute.name if dtype in renamed else dtype
         made["config"] = {**made["config"], "dtype": compute}
     return made
 
 
-def _token(referenced: Any, references: dict[str, Any]) -> str:
+def _token(referenced: type | types.FunctionType, references: dict[str, Any]) -> str:
     for token, known in references.items():
         if known is referenced:
             return token

@@ -1,7 +1,7 @@
-"""A Keras layer or operation as a pure function of tensors, or the reason why it is none.
+"""A Keras layer or operation as a pure function of tensors, or the reason why it is not pure.
 
-Keras calls it under a stateless scope, by `__call__` rather than `stateless_call`: only so do
-dtype policies, masks and activity regularizers take part.
+It is called in a stateless scope by `__call__`, not by `stateless_call`, which would leave out
+dtype policies, masks and activity regularizers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -19,13 +19,25 @@ import tensorflow as tf
 from lingvo_gpipe import errors, precision
 from lingvo_gpipe.keras_layers import variables
 from lingvo_gpipe.keras_layers.config import first_line, from_config
+from lingvo_gpipe.nests import Nest
 
 _SEED = "seed_generator_state"
+
+Arguments: TypeAlias = Callable[
+    [Callable[[tf.TensorSpec], keras.KerasTensor]], tuple[list[Any], dict[str, Any]]
+]
+"""Positional and keyword arguments of a call, with the result of a function for each input."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Statistics:
-    """What a batch norm saw: how many positions, their mean and biased variance per channel."""
+    """What a batch norm computed in a call.
+
+    Attributes:
+        count: number of positions, float64.
+        mean: [C] of them.
+        variance: [C] of them, biased.
+    """
 
     count: tf.Tensor
     mean: tf.Tensor
@@ -34,16 +46,16 @@ class Statistics:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Called:
-    """What one call gave.
+    """What one call returned.
 
     Attributes:
         outputs: nest of tensors.
         masks: per flat output, its Keras mask or None.
-        statistics: path of a batch norm that used its batch → what it saw.
+        statistics: path of a batch norm that used its batch → its statistics.
         losses: of `add_loss` and activity regularizers, each a mean over examples.
     """
 
-    outputs: Any
+    outputs: Nest
     masks: list[tf.Tensor | None]
     statistics: dict[str, Statistics]
     losses: list[tf.Tensor]
@@ -65,9 +77,9 @@ class KerasFunction:
     """A Keras layer or operation, made from its configuration and built without values.
 
     Attributes:
-        name: what errors call it.
+        name: of the layer, for errors.
         made: the Keras object.
-        variables: of it.
+        variables: of the object.
         momenta: path of a batch norm → its momentum, which is 0 in the object itself.
     """
 
@@ -76,15 +88,16 @@ class KerasFunction:
         name: str,
         config: dict[str, Any],
         policy: precision.Policy,
-        arguments: Callable[[Callable[[tf.TensorSpec], Any]], tuple[list[Any], dict[str, Any]]],
+        arguments: Arguments,
     ) -> None:
         """Make and build it.
 
         Args:
             name: see the class.
-            config: as `config.to_config` gives it.
+            config: of `config.to_config`.
             policy: precision policy.
-            arguments: gives the call's arguments, with what it is handed in place of each spec.
+            arguments: make → positional and keyword arguments of the call, with `make(spec)` in
+                place of each input.
 
         Raises:
             LayerError: it cannot be made or called so, or it hides state.
@@ -118,14 +131,14 @@ class KerasFunction:
             weights: path → value.
             seed: number of a seed generator → its int32 [2] seed in this call.
             training: of the Keras call.
-            is_frozen: tells of a batch norm's path whether it keeps to its moving statistics.
+            is_frozen: path of a batch norm → whether it uses its moving statistics.
 
         Raises:
-            LayerError: it wrote or kept state other than batch norms' and seed generators'.
+            LayerError: it wrote or kept state other than that of batch norms and seed generators.
         """
-        found = self.variables
-        values = [(variable, weights[path]) for path, variable in found.weights.items()]
-        values += [(v, tf.cast(seed(n), v.dtype)) for n, v in enumerate(found.seeds)]
+        declared = self.variables
+        values = [(variable, weights[path]) for path, variable in declared.weights.items()]
+        values += [(v, tf.cast(seed(n), v.dtype)) for n, v in enumerate(declared.seeds)]
         if isinstance(self.made, keras.layers.Layer):
             kwargs = {**kwargs, "training": training}
         self._seen, self._is_frozen = {}, is_frozen
@@ -133,7 +146,7 @@ class KerasFunction:
             outputs = self.made(*args, **kwargs)
         self._check_written(scope)
         masks = [getattr(t, "_keras_mask", None) for t in tf.nest.flatten(outputs)]
-        # The outputs themselves go on without: a mask that hangs on a tensor ends at a cut.
+        # The outputs themselves lose their masks: an attached mask would not pass a cut.
         outputs = (
             tf.nest.map_structure(tf.identity, outputs)
             if any(mask is not None for mask in masks)
@@ -165,7 +178,7 @@ class KerasFunction:
         ]
 
     def attributes(self) -> dict[tuple[str, str], Any]:
-        """Return what the layer and its sublayers hold, for `check_attributes`."""
+        """Return the attributes of the layer and its sublayers, for `check_attributes`."""
         if not isinstance(self.made, keras.layers.Layer):
             return {}
         return {
@@ -175,7 +188,7 @@ class KerasFunction:
         }
 
     def check_attributes(self, before: dict[tuple[str, str], Any]) -> None:
-        """Refuse a layer whose call changed its attributes, or left a tensor of the call in one.
+        """Refuse a layer whose call changed an attribute, or left a tensor of the call in one.
 
         Raises:
             LayerError: naming the attribute.
@@ -190,7 +203,7 @@ class KerasFunction:
                 "would lose. Return it as an output"
             )
 
-    def check_graph(self, graph: Any) -> None:
+    def check_graph(self, graph: tf.Graph) -> None:
         """Refuse a layer whose traced call reads variables or has stateful operations.
 
         Raises:
@@ -200,7 +213,7 @@ class KerasFunction:
         if variables:
             raise self._refused(
                 f"its call reads the variable {variables[0].partition(':')[0]!r}, which Keras does "
-                "not know as the layer's own. Make it by self.add_weight in build"
+                "not list among the layer's variables. Make it by self.add_weight in build"
             )
         for op in graph.get_operations():
             if op.type == "Placeholder" and op.outputs[0].dtype == tf.resource:
@@ -221,10 +234,10 @@ class KerasFunction:
 
     @contextlib.contextmanager
     def _explained(self, what: str) -> Iterator[None]:
-        """Turn what a Keras layer raises into an error that names the layer."""
+        """Turn the exceptions of a Keras layer into an error that names the layer."""
         try:
             with warnings.catch_warnings():
-                # Its caller cuts a model at its layers: the plain model has warned before.
+                # Where a model is cut into layers, the model itself has warned before.
                 warnings.filterwarnings("ignore", message=".*does not support masking")
                 yield
         except errors.UserError:
@@ -235,7 +248,7 @@ class KerasFunction:
             ) from error
 
     def _build(
-        self, config: dict[str, Any], policy: precision.Policy, arguments: Callable[..., Any]
+        self, config: dict[str, Any], policy: precision.Policy, arguments: Arguments
     ) -> keras.Operation:
         args, kwargs = arguments(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name))
         try:
@@ -257,7 +270,7 @@ class KerasFunction:
             return
         if self.made.metrics_variables:
             raise self._refused(
-                "it counts a metric inside its call. Give the metric by a layer of its own"
+                "it counts a metric inside its call. Add the metric by a separate layer"
             )
         for path, layer in variables.sublayers(self.made).items():
             where = f"its sublayer {path} " if path else "it "
@@ -273,8 +286,8 @@ class KerasFunction:
                     f"{where}is a batch norm with synchronized or renorm, whose statistics do not "
                     "add up over micro-batches. Make it without"
                 )
-            given = {"Normalization": "input_mean", "Discretization": "bin_boundaries"}
-            field = given.get(type(layer).__name__)
+            adapted = {"Normalization": "input_mean", "Discretization": "bin_boundaries"}
+            field = adapted.get(type(layer).__name__)
             if field is not None and getattr(layer, field, None) is None:
                 raise self._refused(
                     f"{where}must adapt to data before it can be called. Make it with the "
@@ -288,24 +301,26 @@ class KerasFunction:
                     "after an update. Make it without"
                 )
 
-    def _watch(self, path: str, norm: Any) -> None:
-        """Make a batch norm tell what it sees, and return its batch's own mean and variance."""
+    def _watch(self, path: str, norm: keras.layers.BatchNormalization) -> None:
+        """Make a batch norm record its inputs, and write the mean and variance of its batch."""
         self.momenta[path] = float(norm.momentum)
         norm.momentum = 0.0
         original = norm.call
 
         @functools.wraps(original)
-        def call(inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
-            own = bool(training) and norm.trainable and not self._is_frozen(path)
-            if own:
+        def call(
+            inputs: tf.Tensor, training: bool | None = None, mask: tf.Tensor | None = None
+        ) -> tf.Tensor:
+            uses_batch = bool(training) and norm.trainable and not self._is_frozen(path)
+            if uses_batch:
                 self._seen.setdefault(path, []).append((inputs, mask))
-            return original(inputs, training=own, mask=mask)
+            return original(inputs, training=uses_batch, mask=mask)
 
         norm.call = call
 
     def _statistics(self, scope: _Scope) -> dict[str, Statistics]:
-        """Return what each batch norm saw; its momentum of 0 left the batch's own values."""
-        found = {}
+        """Return each batch norm's statistics, which its momentum of 0 made those of its batch."""
+        statistics = {}
         for path, calls in self._seen.items():
             norm = self.variables.norms[path]
             if len(calls) > 1:
@@ -314,13 +329,13 @@ class KerasFunction:
                     "moving statistics would move twice. Use two"
                 )
             inputs, mask = calls[0]
-            found[path] = Statistics(
+            statistics[path] = Statistics(
                 _count(inputs, mask, norm.axis),
                 scope.get_current_value(norm.moving_mean),
                 scope.get_current_value(norm.moving_variance),
             )
         self._seen = {}
-        return found
+        return statistics
 
     def _losses(self, scope: _Scope) -> list[tf.Tensor]:
         graph = tf.compat.v1.get_default_graph()
@@ -343,7 +358,7 @@ class KerasFunction:
                 continue
             if key not in names and _SEED in variable.name:
                 raise self._refused(
-                    "its call draws by keras.random without a seed of its own, so every step would "
+                    "its call draws by keras.random without a seed, so every step would "
                     "draw the same numbers. Give the layer a keras.random.SeedGenerator attribute "
                     "and pass it as seed="
                 )
@@ -354,7 +369,7 @@ class KerasFunction:
 
 
 def _count(inputs: tf.Tensor, mask: tf.Tensor | None, axis: int) -> tf.Tensor:
-    """Return how many positions a batch norm averaged over, float64."""
+    """Return the number of positions that a batch norm averaged over, float64."""
     positions = tf.size(inputs, tf.int64) // tf.shape(inputs, tf.int64)[axis]
     if mask is None:
         return tf.cast(positions, tf.float64)
@@ -362,8 +377,8 @@ def _count(inputs: tf.Tensor, mask: tf.Tensor | None, axis: int) -> tf.Tensor:
     return tf.reduce_sum(tf.cast(present, tf.float64))
 
 
-def _shallow(value: Any) -> tuple[Any, ...]:
-    """Return what an attribute holds, one container deep."""
+def _shallow(value: object) -> tuple[Any, ...]:
+    """Return the value of an attribute, or the items of a container, as a tuple."""
     if isinstance(value, dict):
         return tuple(value.values())
     return tuple(value) if isinstance(value, list | tuple | set) else (value,)

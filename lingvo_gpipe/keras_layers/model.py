@@ -1,6 +1,6 @@
 """A Keras Sequential or functional model as layers of a pipeline.
 
-    network = keras_model.from_keras_model(keras.applications.ResNet50(weights=None))
+    network = keras_layers.from_keras_model(keras.applications.ResNet50(weights=None))
     params = pipelining.PipeliningLayer.Params(
         layers=network.layers, outputs=network.outputs, num_partitions=4)
 
@@ -21,6 +21,7 @@ from keras.src.models.functional import Functional
 from lingvo_gpipe import errors
 from lingvo_gpipe.keras_layers import adapter, config, variables
 from lingvo_gpipe.keras_layers.trace import READ
+from lingvo_gpipe.layers.base import Layer
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,13 +29,13 @@ class Network:
     """A Keras model as layers.
 
     Attributes:
-        layers: params of its layers, in order.
+        layers: Params of its layers, in order.
         inputs: fields of the mini-batch that it reads, in the model's order of inputs.
         outputs: names of the stream that are its outputs, in the model's order.
         names: name of a layer in Keras (`inner/dense_3` in an inner model) → its name here.
     """
 
-    layers: list[Any]
+    layers: list[Layer.Params]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     names: dict[str, str]
@@ -48,18 +49,17 @@ def from_keras_model(
 ) -> Network:
     """Cut a Sequential or functional model into layers.
 
-    Layers called at several nodes own their variables at the first and borrow them at the others
-    (ties). A frozen layer stays frozen. Names that Keras numbered by itself (`dense_7`) are
-    numbered anew from the first of the model, so that they do not depend on what else the process
-    has made. Of layers in an inner model the name is `inner.layer`.
+    A layer that is called at several nodes has its variables at the first; the others are tied to
+    them. A frozen layer stays frozen. Names with Keras' automatic numbers (`dense_7`) are numbered
+    from the first layer of the model, so that they do not depend on what else the process has made.
+    The name of a layer in an inner model is `inner.layer`.
 
     Args:
-        model: built or not; it is left as it is. A subclassed model is one layer
-            (`from_keras`).
-        keep_weights: start from the model's present weights; False: from its initializers, seeded
-            by our rules. A recipe that makes its model anew in every process wants False, or
-            weights that are loaded: else its text names other weights each time.
-        inputs: the model's input name → field of the mini-batch; a name left out is the field's.
+        model: built or not; it is not changed. A subclassed model is one layer (`from_keras`).
+        keep_weights: start from the model's present weights; False: from its initializers, with the
+            pipeline's seeds. A recipe that makes its model in every process needs False, or weights
+            that are loaded; otherwise its text names other weights each time.
+        inputs: name of an input of the model → field of the mini-batch; None: the same name.
 
     Raises:
         LayerError: the model has no graph, or one of its layers cannot be made again.
@@ -71,17 +71,17 @@ def from_keras_model(
         raise errors.LayerError(
             f"{model.name} ({type(model).__name__}) is neither Sequential nor functional, so it "
             "has no graph to cut. Take it whole, or its layers one by one, by "
-            "keras_adapter.from_keras"
+            "keras_layers.from_keras"
         )
     cutter = _Cutter(keep_weights)
     cutter.find(graph)
-    own_inputs = dict(inputs or {})
+    renamed = dict(inputs or {})
     fields = {}
     for tensor in graph.inputs:
         name = cutter.names[id(tensor._keras_history.operation)]
-        fields[id(tensor)] = own_inputs.pop(name, own_inputs.pop(tensor.name, name))
-    if own_inputs:
-        wanted = next(iter(own_inputs))
+        fields[id(tensor)] = renamed.pop(name, renamed.pop(tensor.name, name))
+    if renamed:
+        wanted = next(iter(renamed))
         near = errors.nearest(wanted, fields.values()) or list(fields.values())
         raise errors.LayerError(f"{model.name} has no input {wanted!r}; nearest {', '.join(near)}")
     streams = dict(fields)
@@ -93,16 +93,16 @@ def from_keras_model(
 
 
 def _chain(model: keras.Sequential, keep_weights: bool, field: str) -> Network:
-    """Cut a Sequential model that does not know its input's shape yet: one name after another."""
+    """Cut a Sequential model without a known input shape: each layer reads the one before it."""
     cutter = _Cutter(keep_weights, [field])
     cutter.rank(model.layers)
-    layers = []
+    layers: list[Layer.Params] = []
     read = field
     for layer in model.layers:
         if getattr(layer, "mask_zero", False) or isinstance(layer, keras.layers.Masking):
             raise errors.LayerError(
-                f"{model.name}: {layer.name} gives a Keras mask, whose way is known from the "
-                "model's graph alone. Add a keras.Input before its first layer"
+                f"{model.name}: {layer.name} returns a Keras mask, and only a model's graph says "
+                "which layers receive it. Add a keras.Input before its first layer"
             )
         name = cutter.names[id(layer)]
         params = adapter.from_keras(
@@ -116,7 +116,7 @@ def _chain(model: keras.Sequential, keep_weights: bool, field: str) -> Network:
 
 @dataclasses.dataclass(slots=True)
 class _Call:
-    """A node of the graph on its way to a layer."""
+    """A node of the graph, as the call of a layer."""
 
     operation: keras.Operation
     name: str
@@ -129,7 +129,7 @@ class _Call:
 
 
 class _Cutter:
-    """Walks a model's graph, and the graphs inside it, in topological order."""
+    """Turns the nodes of a model's graph, and of graphs inside it, into layers, in order."""
 
     def __init__(self, keep_weights: bool, fields: Iterable[str] = ()) -> None:
         self.names: dict[int, str] = {}
@@ -139,8 +139,8 @@ class _Cutter:
         self._calls: list[_Call] = []
         self._masks: dict[str, str] = {}
 
-    def find(self, graph: Any, prefix: str = "", keras_prefix: str = "") -> None:
-        """Give every operation of a graph, and of those inside, its name."""
+    def find(self, graph: Functional, prefix: str = "", keras_prefix: str = "") -> None:
+        """Name every operation of a graph, and of graphs inside it."""
         fresh = [op for op in graph.operations if id(op) not in self.names]
         self.rank(fresh, prefix, keras_prefix)
         for operation in fresh:
@@ -149,9 +149,11 @@ class _Cutter:
                 name = self.names[id(operation)]
                 self.find(inner, f"{name}.", f"{keras_prefix}{operation.name}/")
 
-    def rank(self, operations: Sequence[Any], prefix: str = "", keras_prefix: str = "") -> None:
-        """Name operations; those that Keras numbered are numbered anew in the same order."""
-        numbered: dict[str, list[Any]] = {}
+    def rank(
+        self, operations: Sequence[keras.Operation], prefix: str = "", keras_prefix: str = ""
+    ) -> None:
+        """Name operations; automatic numbers of Keras are replaced, in the same order, from 0."""
+        numbered: dict[str, list[keras.Operation]] = {}
         for operation in operations:
             stem = config.automatic_stem(operation)
             if stem is None:
@@ -167,7 +169,7 @@ class _Cutter:
         for operation in operations:
             self.keras_names[keras_prefix + operation.name] = self.names[id(operation)]
 
-    def cut(self, graph: Any, streams: dict[int, str]) -> None:
+    def cut(self, graph: Functional, streams: dict[int, str]) -> None:
         """Turn every node of a graph into a call.
 
         Args:
@@ -181,19 +183,17 @@ class _Cutter:
             if inner is None or explicit:
                 self._call(node, streams, explicit)
                 continue
-            given = [streams[id(t)] for t in keras.tree.flatten(node.arguments.args[0])]
-            inside = {
-                id(tensor): stream for tensor, stream in zip(inner.inputs, given, strict=True)
-            }
+            reads = [streams[id(t)] for t in keras.tree.flatten(node.arguments.args[0])]
+            inside = {id(tensor): read for tensor, read in zip(inner.inputs, reads, strict=True)}
             self.cut(inner, inside)
-            for outer, own in zip(node.outputs, inner.outputs, strict=True):
-                streams[id(outer)] = inside[id(own)]
+            for outer, result in zip(node.outputs, inner.outputs, strict=True):
+                streams[id(outer)] = inside[id(result)]
 
-    def finished(self, field: str, outputs: Iterable[str]) -> list[Any]:
+    def finished(self, field: str, outputs: Iterable[str]) -> list[Layer.Params]:
         """Return the layers' params; `field` counts the examples of a mini-batch."""
         self._drop_unread(outputs)
         owners: dict[int, str] = {}
-        layers = []
+        layers: list[Layer.Params] = []
         for call in self._calls:
             params = adapter.from_keras(
                 call.operation,
@@ -202,10 +202,9 @@ class _Cutter:
                 writes=call.writes,
                 masks=call.masks,
                 keep_weights=self._keep_weights,
-                args=call.args,
-                kwargs=call.kwargs,
             )
-            params.set(examples=field, tie=_ties(call, owners), picks=call.picks)
+            params.set(args=call.args, kwargs=call.kwargs, picks=call.picks)
+            params.set(examples=field, tie=_ties(call, owners))
             layers.append(params)
         return layers
 
@@ -214,7 +213,7 @@ class _Cutter:
         name = self._free(self.names[id(operation)])
         reads: list[str] = []
         args = [self._argument(arg, streams, reads) for arg in node.arguments.args]
-        # The model's own call decides on training, whatever the node said.
+        # The pipeline decides on training, whatever the node has.
         kwargs = {
             key: self._argument(arg, streams, reads)
             for key, arg in node.arguments.kwargs.items()
@@ -247,21 +246,21 @@ class _Cutter:
         )
 
     def _gives_masks(self, node: Any, streams: Mapping[int, str]) -> list[bool]:
-        """Tell which tensors of a node carry a mask; an inner graph does not know outer ones."""
-        found = [getattr(tensor, "_keras_mask", None) is not None for tensor in node.outputs]
-        if any(found) or not getattr(node.operation, "supports_masking", False):
-            return found
+        """Return which tensors of a node have a mask; an inner graph does not know outer masks."""
+        known = [getattr(tensor, "_keras_mask", None) is not None for tensor in node.outputs]
+        if any(known) or not getattr(node.operation, "supports_masking", False):
+            return known
 
-        def mask_of(tensor: Any) -> Any:
+        def mask_of(tensor: Any) -> keras.KerasTensor | None:
             has = isinstance(tensor, keras.KerasTensor) and streams[id(tensor)] in self._masks
             return keras.KerasTensor(tensor.shape[:2], "bool") if has else None
 
         first = node.arguments.args[0] if node.arguments.args else None
         masks = keras.tree.map_structure(mask_of, first)
         if all(mask is None for mask in keras.tree.flatten(masks)):
-            return found
-        given = keras.tree.flatten(node.operation.compute_mask(first, masks))
-        return [n < len(given) and given[n] is not None for n in range(len(found))]
+            return known
+        computed = keras.tree.flatten(node.operation.compute_mask(first, masks))
+        return [n < len(computed) and computed[n] is not None for n in range(len(known))]
 
     def _argument(self, value: Any, streams: dict[int, str], reads: list[str]) -> Any:
         """Return an argument of a node as Params hold it; adds the names that it reads."""
@@ -281,11 +280,11 @@ class _Cutter:
         return config.from_constant(value)
 
     def _drop_unread(self, outputs: Iterable[str]) -> None:
-        """Leave out what nobody reads, masks and tensors, the last layers first."""
+        """Drop masks and tensors that no layer reads, the last layers first."""
         read = set(outputs)
         for call in list(reversed(self._calls)):
             if read.isdisjoint(call.writes):
-                self._calls.remove(call)  # it computed a mask that travels with its tensor
+                self._calls.remove(call)  # it computed a mask that goes with its tensor
                 continue
             masks = set(call.masks.values())
             tensors = [write for write in call.writes if write not in masks]
@@ -305,7 +304,7 @@ class _Cutter:
         return free
 
 
-def _nodes(graph: Any) -> list[Any]:
+def _nodes(graph: Functional) -> list[Any]:
     """Return the graph's nodes in topological order, inputs left out."""
     by_depth = graph._nodes_by_depth
     return [
@@ -316,13 +315,13 @@ def _nodes(graph: Any) -> list[Any]:
     ]
 
 
-def _graph_of(operation: Any) -> Any | None:
+def _graph_of(operation: object) -> Functional | None:
     """Return the graph of a functional or Sequential model that is called as a layer."""
     if isinstance(operation, keras.Sequential):
-        own = type(operation).call is keras.Sequential.call
-        return getattr(operation, "_functional", None) if own else None
-    own = isinstance(operation, Functional) and type(operation).call is Functional.call
-    return operation if own else None
+        plain = type(operation).call is keras.Sequential.call
+        return getattr(operation, "_functional", None) if plain else None
+    plain = isinstance(operation, Functional) and type(operation).call is Functional.call
+    return operation if plain else None
 
 
 def _is_mask(argument: str) -> bool:
@@ -330,16 +329,17 @@ def _is_mask(argument: str) -> bool:
 
 
 def _explicit_masks(node: Any) -> dict[str, Any]:
-    """Return a node's mask arguments that Keras did not take from its tensors by itself."""
-    own = {id(getattr(t, "_keras_mask", None)) for t in node.arguments.keras_tensors}
+    """Return a node's mask arguments that are not the masks of its tensors."""
+    automatic = {id(getattr(t, "_keras_mask", None)) for t in node.arguments.keras_tensors}
+    automatic.add(id(None))
     return {
         key: value
         for key, value in node.arguments.kwargs.items()
-        if _is_mask(key) and any(id(t) not in own | {id(None)} for t in keras.tree.flatten(value))
+        if _is_mask(key) and any(id(t) not in automatic for t in keras.tree.flatten(value))
     }
 
 
-def _takes_masks(operation: Any) -> bool:
+def _takes_masks(operation: keras.Operation) -> bool:
     if not isinstance(operation, keras.layers.Layer):
         return False
     arguments = operation.call_signature_parameters
@@ -347,18 +347,18 @@ def _takes_masks(operation: Any) -> bool:
 
 
 def _ties(call: _Call, owners: dict[int, str]) -> dict[str, str]:
-    """Return own path → network path for variables that an earlier layer owns.
+    """Return path in the layer → path in the network of variables that an earlier layer has.
 
     Raises:
         LayerError: a trained batch norm is shared.
     """
     ties = {}
-    found = variables.find(call.operation)
-    for path, variable in found.weights.items():
+    declared = variables.find(call.operation)
+    for path, variable in declared.weights.items():
         owner = owners.setdefault(id(variable), f"{call.name}/{path}")
         if owner != f"{call.name}/{path}":
             ties[path] = owner
-    for path, norm in found.norms.items():
+    for path, norm in declared.norms.items():
         shared = ties.get(f"{path}/moving_mean" if path else "moving_mean")
         if norm.trainable and shared is not None:
             raise errors.LayerError(
@@ -369,12 +369,12 @@ def _ties(call: _Call, owners: dict[int, str]) -> dict[str, str]:
     return ties
 
 
-def _number(operation: Any) -> int:
-    found = re.search(r"_(\d+)$", operation.name)
-    return int(found.group(1)) if found else 0
+def _number(operation: keras.Operation) -> int:
+    match = re.search(r"_(\d+)$", operation.name)
+    return int(match.group(1)) if match else 0
 
 
 def _clean(name: str) -> str:
-    """Return a Keras name as a name of a layer, which TensorFlow takes as a scope."""
+    """Return a Keras name without characters that TensorFlow refuses in scopes."""
     clean = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)
     return clean if clean[0].isalnum() else f"layer{clean}"

@@ -1,20 +1,24 @@
-"""What one trace tells of a Keras layer: its outputs, losses and cost, and that it is pure."""
+"""One trace of a Keras layer: its outputs, losses and cost, and the check that it is pure."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, precision
+from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.graphs import traced_flops, traced_memory
 from lingvo_gpipe.keras_layers import config
 from lingvo_gpipe.keras_layers.function import Called, KerasFunction
 from lingvo_gpipe.layers import base
+from lingvo_gpipe.nests import Nest, SpecNest
+
+if TYPE_CHECKING:
+    from lingvo_gpipe.keras_layers.adapter import KerasLayer
 
 READ = "read"
 REGULARIZATION, ACTIVITY = "regularization", "activity"
@@ -26,26 +30,43 @@ class Traced:
 
     Attributes:
         function: to call.
-        outputs: specs of what the layer writes.
-        losses: kinds of losses that it gives.
+        outputs: specs of the values that the layer writes.
+        losses: kinds of losses that it adds.
         flops_forward: see `base.Meta`.
         flops_backward: see `base.Meta`.
         activation_bytes: see `base.Meta`.
     """
 
     function: KerasFunction
-    outputs: Any
+    outputs: SpecNest
     losses: tuple[str, ...]
     flops_forward: int
     flops_backward: int
     activation_bytes: int
 
 
-def trace(params: Any, inputs: Sequence[Any]) -> Traced:
-    """Build and trace the Keras layer of `KerasLayer.Params`, on no device.
+@dataclasses.dataclass(frozen=True, slots=True)
+class CallSettings:
+    """What a call needs besides its arguments.
+
+    Attributes:
+        weights: path of a variable → value.
+        seed: number of a seed generator → its int32 [2] seed in this call.
+        training: of the Keras call.
+        is_frozen: path of a batch norm → whether it uses its moving statistics.
+    """
+
+    weights: Mapping[str, tf.Tensor]
+    seed: Callable[[int], tf.Tensor]
+    training: bool
+    is_frozen: Callable[[str], bool]
+
+
+def trace(params: KerasLayer.Params, inputs: Sequence[SpecNest]) -> Traced:
+    """Build and trace the Keras layer of `params`, without a device.
 
     Args:
-        params: the layer's.
+        params: of the layer.
         inputs: a nest of `tf.TensorSpec` for each name it reads.
 
     Raises:
@@ -58,16 +79,16 @@ def trace(params: Any, inputs: Sequence[Any]) -> Traced:
     for spec in tf.nest.flatten(tuple(inputs)):
         if not spec.shape.is_fully_defined():
             raise errors.LayerError(
-                f"{base.describe(params)}: an input of shape {spec.shape}, expected known sides. "
-                "Give the mini-batch's fields static shapes"
+                f"{base.describe(params)}: an input of shape {spec.shape}, expected known "
+                "dimensions. Give the mini-batch's fields static shapes"
             )
     return _traced(_Key(params, params), _Key(tuple(inputs), tuple(inputs)))
 
 
-def known(params: Any, inputs: Sequence[Any]) -> Traced:
-    """Return what `trace` gave for these inputs, or for ones that differ in their batch alone.
+def known(params: KerasLayer.Params, inputs: Sequence[SpecNest]) -> Traced:
+    """Return the trace for these inputs, or for inputs that differ in their batch size only.
 
-    An export has batches of any size: where theirs is unknown, one example is traced.
+    An export has batches of any size: where the size is unknown, one example is traced.
     """
     examples = tf.nest.map_structure(lambda s: (tuple(s.shape[1:]), s.dtype.name), tuple(inputs))
     sized = tf.nest.map_structure(_with_known_batch, tuple(inputs))
@@ -80,10 +101,14 @@ def _with_known_batch(spec: tf.TensorSpec) -> tf.TensorSpec:
 
 
 class _Key:
-    """Carries what has no hash through a cache; equal where what it is named by is."""
+    """A value without a hash as a key of a cache; two are equal if their `key` is.
 
-    def __init__(self, named_by: Any, value: Any) -> None:
-        self._key = _frozen(named_by)
+    Attributes:
+        value: the value.
+    """
+
+    def __init__(self, key: object, value: Any) -> None:
+        self._key = _frozen(key)
         self.value = value
 
     def __eq__(self, other: object) -> bool:
@@ -93,8 +118,8 @@ class _Key:
         return hash(self._key)
 
 
-def _frozen(value: Any) -> Any:
-    """Return a nest of plain values as one that has a hash and tells 1 from True and 1.0."""
+def _frozen(value: object) -> Hashable:
+    """Return a nest of plain values as one that has a hash; 1, True and 1.0 differ in it."""
     if isinstance(value, hyperparams.Params):
         return _frozen({name: value.get(name) for name in value.fields()})
     if isinstance(value, Mapping):
@@ -107,16 +132,19 @@ def _frozen(value: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=4096)
-def _of_any_batch(own: _Key, given: _Key) -> Traced:
-    return trace(own.value, given.value)
+def _of_any_batch(params: _Key, inputs: _Key) -> Traced:
+    return trace(params.value, inputs.value)
 
 
 @functools.lru_cache(maxsize=4096)
-def _traced(own: _Key, given: _Key) -> Traced:
-    params, inputs = own.value, given.value
-    policy = precision.policy(params.dtype)
+def _traced(params_key: _Key, inputs_key: _Key) -> Traced:
+    params: KerasLayer.Params = params_key.value
+    inputs: Sequence[SpecNest] = inputs_key.value
     function = KerasFunction(
-        base.describe(params), params.config, policy, lambda make: _symbolic(params, inputs, make)
+        base.describe(params),
+        params.config,
+        params.policy,
+        lambda make: _symbolic(params, inputs, make),
     )
     function.freeze(params.frozen)
     training = _run(params, function, inputs, training=True)
@@ -127,36 +155,40 @@ def _traced(own: _Key, given: _Key) -> Traced:
     return training
 
 
-def _run(params: Any, function: KerasFunction, inputs: Any, *, training: bool) -> Traced:
+def _run(
+    params: KerasLayer.Params,
+    function: KerasFunction,
+    inputs: Sequence[SpecNest],
+    *,
+    training: bool,
+) -> Traced:
     """Trace one call and its gradient, check that it is pure, and count its cost."""
     weights = {
         path: tf.TensorSpec(v.shape, v.dtype) for path, v in function.variables.weights.items()
     }
     everything = (inputs, weights)
-    found: list[Traced] = []
+    traces: list[Traced] = []
 
     def compute(*flat: tf.Tensor) -> list[tf.Tensor]:
-        values, own = tf.nest.pack_sequence_as(everything, list(flat))
+        values, weights = tf.nest.pack_sequence_as(everything, list(flat))
         sources = [t for t in flat if t.dtype.is_floating]
         with tf.GradientTape() as tape:
             tape.watch(sources)
-            called = call(
-                params,
-                function,
-                values,
-                own,
+            settings = CallSettings(
+                weights,
                 seed=lambda n: tf.constant([0, n], tf.int32),
                 training=training,
                 is_frozen=lambda _: not params.trainable,
             )
+            called = call(params, function, values, settings)
             outputs = written(params, called)
-            kinds = tuple(k for k, v in losses(params, function, called, own).items() if v)
+            kinds = tuple(k for k, v in losses(params, function, called, weights).items() if v)
         ends = [t for t in tf.nest.flatten(outputs) if t.dtype.is_floating] + called.losses
         graph = ends[0].graph if ends else None
         forward = graph.get_operations() if graph is not None else []
         gradients = _gradients(tape, ends, sources) if training else []
         backward = graph.get_operations()[len(forward) :] if graph is not None else []
-        found.append(
+        traces.append(
             Traced(
                 function,
                 tf.nest.map_structure(functools.partial(_output_spec, params), outputs),
@@ -173,18 +205,14 @@ def _run(params: Any, function: KerasFunction, inputs: Any, *, training: bool) -
         *[tf.TensorSpec(s.shape, s.dtype) for s in tf.nest.flatten(everything)]
     )
     function.check_graph(concrete.graph)
-    return found[-1]
+    return traces[-1]
 
 
 def call(
-    params: Any,
+    params: KerasLayer.Params,
     function: KerasFunction,
-    inputs: Sequence[Any],
-    weights: Mapping[str, tf.Tensor],
-    *,
-    seed: Callable[[int], tf.Tensor],
-    training: bool,
-    is_frozen: Callable[[str], bool],
+    inputs: Sequence[Nest],
+    settings: CallSettings,
 ) -> Called:
     """Call the function on the values of the names that the layer reads."""
     values = dict(zip(params.reads, inputs, strict=True))
@@ -194,24 +222,24 @@ def call(
     return function.call(
         [_filled(arg, values) for arg in params.args],
         {key: _filled(arg, values) for key, arg in params.kwargs.items()},
-        weights,
-        seed,
-        training=training,
-        is_frozen=is_frozen,
+        settings.weights,
+        settings.seed,
+        training=settings.training,
+        is_frozen=settings.is_frozen,
     )
 
 
-def written(params: Any, called: Called) -> Any:
+def written(params: KerasLayer.Params, called: Called) -> Nest:
     """Return the values of the names that the layer writes.
 
     Raises:
-        LayerError: it gives another number of tensors, or no mask where one is named.
+        LayerError: it returns another number of tensors, or no mask where one is named.
     """
     flat = tf.nest.flatten(called.outputs)
     picks = params.picks or range(len(flat))
     if max(picks) >= len(flat):
         raise errors.LayerError(
-            f"{base.describe(params)}: picks tensor {max(picks)}, but its call gives {len(flat)}"
+            f"{base.describe(params)}: picks tensor {max(picks)}, but its call returns {len(flat)}"
         )
     mask_names = set(params.masks.values())
     tensors = [name for name in params.writes if name not in mask_names]
@@ -220,8 +248,8 @@ def written(params: Any, called: Called) -> Any:
         picks = (0,)
     if len(tensors) != len(picks):
         raise errors.LayerError(
-            f"{base.describe(params)}: gives {len(picks)} tensors, but writes {len(tensors)} names "
-            f"({', '.join(tensors)}). Name one for each, or a single one for all"
+            f"{base.describe(params)}: returns {len(picks)} tensors, but writes {len(tensors)} "
+            f"names ({', '.join(tensors)}). Name one for each, or a single one for all"
         )
     values = {n: flat[pick] for n, pick in zip(tensors, picks, strict=not whole)}
     if whole:
@@ -231,26 +259,32 @@ def written(params: Any, called: Called) -> Any:
         if mask_name in params.writes:
             if called.masks[pick] is None:
                 raise errors.LayerError(
-                    f"{base.describe(params)}: gives no Keras mask with {name!r}, but writes it "
+                    f"{base.describe(params)}: returns no Keras mask with {name!r}, but writes it "
                     f"as {mask_name!r}. Take it out of masks and writes"
                 )
             values[mask_name] = called.masks[pick]
-    given = tuple(values[name] for name in params.writes)
-    return given if len(given) > 1 else given[0]
+    ordered = tuple(values[name] for name in params.writes)
+    return ordered if len(ordered) > 1 else ordered[0]
 
 
 def losses(
-    params: Any, function: KerasFunction, called: Called, weights: Mapping[str, tf.Tensor]
+    params: KerasLayer.Params,
+    function: KerasFunction,
+    called: Called,
+    weights: Mapping[str, tf.Tensor],
 ) -> dict[str, list[tf.Tensor]]:
-    """Return the losses of a call by kind; a tied weight's penalty is its owner's."""
-    own = {path: w for path, w in weights.items() if path not in params.tie}
-    penalties = function.regularization(own) if params.trainable else []
+    """Return the losses of a call by kind; the penalty of a tied weight is that of its owner."""
+    untied = {path: w for path, w in weights.items() if path not in params.tie}
+    penalties = function.regularization(untied) if params.trainable else []
     return {REGULARIZATION: penalties, ACTIVITY: called.losses}
 
 
 def _symbolic(
-    params: Any, inputs: Sequence[Any], make: Callable[[tf.TensorSpec], Any]
+    params: KerasLayer.Params,
+    inputs: Sequence[SpecNest],
+    make: Callable[[tf.TensorSpec], keras.KerasTensor],
 ) -> tuple[list[Any], dict[str, Any]]:
+    """Return the call's arguments, with `make(spec)` in place of each input."""
     values = {
         name: tf.nest.map_structure(make, spec)
         for name, spec in zip(params.reads, inputs, strict=True)
@@ -264,8 +298,8 @@ def _symbolic(
     )
 
 
-def _filled(argument: Any, values: Mapping[str, Any]) -> Any:
-    """Return an argument of the call, with values in place of the names it reads."""
+def _filled(argument: Any, values: Mapping[str, Nest]) -> Any:
+    """Return an argument of the call, with values in place of names that it reads."""
     if isinstance(argument, dict):
         if set(argument) == {READ}:
             if argument[READ] not in values:
@@ -285,24 +319,26 @@ def _filled(argument: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _masked(value: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-    """Return the tensor with its mask as Keras carries it; the given one stays without."""
-    own = tf.identity(value)
-    own._keras_mask = mask
-    return own
+    """Return a copy of the tensor with a mask attached as Keras does it."""
+    masked = tf.identity(value)
+    masked._keras_mask = mask
+    return masked
 
 
-def _gradients(tape: Any, ends: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
+def _gradients(
+    tape: tf.GradientTape, ends: Sequence[tf.Tensor], sources: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
     try:
-        found = tape.gradient(ends, sources) if ends and sources else []
-    except LookupError:  # an operation without a gradient costs none
-        found = []
-    return [tf.convert_to_tensor(g) for g in found if g is not None]
+        gradients = tape.gradient(ends, sources) if ends and sources else []
+    except LookupError:  # an operation without a gradient costs nothing
+        gradients = []
+    return [tf.convert_to_tensor(g) for g in gradients if g is not None]
 
 
-def _output_spec(params: Any, tensor: tf.Tensor) -> tf.TensorSpec:
+def _output_spec(params: KerasLayer.Params, tensor: tf.Tensor) -> tf.TensorSpec:
     if not tensor.shape.is_fully_defined():
         raise errors.LayerError(
-            f"{base.describe(params)}: gives shape {tensor.shape}, which depends on its data. A "
-            "pipeline needs known sides"
+            f"{base.describe(params)}: returns shape {tensor.shape}, which depends on its data. "
+            "A pipeline needs known dimensions"
         )
     return tf.TensorSpec(tensor.shape, tensor.dtype)

@@ -1,7 +1,7 @@
-"""A Keras object's variables: built without values, named by paths that every process shares.
+"""Variables of Keras objects: built without values, with the same paths in every process.
 
-The parts of Keras that have no public name are touched here alone: which variables wait for their
-values, their initializers, and the lists of variables, sublayers and seed generators of a layer.
+Only this module uses private parts of Keras: the list of variables that wait for their values,
+their initializers, and the lists of variables, sublayers and seed generators of a layer.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.backend.common import global_state
 
@@ -44,14 +45,14 @@ class Variables:
 
 @contextlib.contextmanager
 def without_values() -> Iterator[None]:
-    """Make Keras variables inside without values, and leave none behind that waits for one.
+    """Make Keras variables in this context without values, and none that waits for a value.
 
-    Keras would give all waiting variables their values, on a device, when anybody next leaves a
+    Keras would create the values of all waiting variables, on a device, at the next exit from a
     stateless scope.
     """
     waiting = list(global_state.get_global_attribute(_WAITING) or ())
     try:
-        # Whoever traces a program around it, what a layer makes for itself is no part of it.
+        # What a layer creates when it is built must not become part of a program being traced.
         with tf.init_scope(), keras.StatelessScope(initialize_variables=False):
             yield
     finally:
@@ -59,22 +60,22 @@ def without_values() -> Iterator[None]:
 
 
 def sublayers(layer: keras.layers.Layer) -> dict[str, keras.layers.Layer]:
-    """Return a layer and all layers in it by path; a layer found twice has its first path.
+    """Return a layer and all layers in it by path; a layer in two places has its first path.
 
-    A part of a path is the name that somebody gave the sublayer; where it is numbered, as Keras
-    does over the whole process, the attribute that holds it (`blocks_0` in a list).
+    A part of a path is the name of the sublayer. Where Keras numbered it, which it does over the
+    whole process, it is the attribute that holds it (`blocks_0` in a list).
     """
-    found: dict[str, keras.layers.Layer] = {}
+    by_path: dict[str, keras.layers.Layer] = {}
     seen: set[int] = set()
 
-    def visit(path: str, own: keras.layers.Layer) -> None:
-        if id(own) in seen:
+    def visit(path: str, parent: keras.layers.Layer) -> None:
+        if id(parent) in seen:
             return
-        seen.add(id(own))
-        found[path] = own
+        seen.add(id(parent))
+        by_path[path] = parent
         taken: set[str] = set()
-        attributes = _attributes(own)
-        for child in own._layers:
+        attributes = _attributes(parent)
+        for child in parent._layers:
             if id(child) in seen:
                 continue
             name = config.automatic_stem(child) or child.name
@@ -84,11 +85,11 @@ def sublayers(layer: keras.layers.Layer) -> dict[str, keras.layers.Layer]:
             visit(f"{path}/{name}" if path else name, child)
 
     visit("", layer)
-    return found
+    return by_path
 
 
 def find(made: keras.Operation) -> Variables:
-    """Return the variables of a built Keras layer, or of an operation, which has none."""
+    """Return the variables of a built Keras layer; an operation has none."""
     if not isinstance(made, keras.layers.Layer):
         return Variables({}, {}, frozenset(), ())
     weights: dict[str, keras.Variable] = {}
@@ -114,16 +115,16 @@ def find(made: keras.Operation) -> Variables:
     )
 
 
-def spec(path: str, variable: keras.Variable, found: Variables, kept: str) -> base.VariableSpec:
-    """Return our declaration of a Keras variable.
+def spec(path: str, variables: Variables, kept: str) -> base.VariableSpec:
+    """Return the declaration of a Keras variable in a layer's Meta.
 
     Args:
-        path: below the layer.
-        variable: without a value.
-        found: all variables of the layer.
-        kept: name of the layer's kept weights (`keras_weights`); empty: its own initializer.
+        path: of the variable, below the layer.
+        variables: of the layer.
+        kept: name of the layer's kept weights (see `weights`); empty: Keras' initializer.
     """
-    statistic = path in found.statistics
+    variable = variables.weights[path]
+    statistic = path in variables.statistics
     last = path.rpartition("/")[2]
     is_norm = statistic or last in ("gamma", "beta")
     return base.VariableSpec(
@@ -139,7 +140,7 @@ def spec(path: str, variable: keras.Variable, found: Variables, kept: str) -> ba
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Kept:
-    """Initializes a variable by the value that it had in the live layer."""
+    """Initializes a variable with the value that it had in the live layer."""
 
     name: str
     path: str
@@ -149,17 +150,17 @@ class _Kept:
         value = weights.find(self.name, self.path)
         if value.shape != tuple(shape):
             raise errors.LayerError(
-                f"{self.path} is {list(shape)}, but its kept value is {list(value.shape)}. The "
-                "layer's inputs are not what the live layer was built for"
+                f"{self.path} has shape {list(shape)}, but its kept value {list(value.shape)}. The "
+                "live layer was built for other inputs"
             )
         return tf.convert_to_tensor(value.astype(dtype.as_numpy_dtype), dtype)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Given:
-    """Initializes a variable by the array that its layer made it from."""
+class _Constant:
+    """Initializes a variable with the array that its layer made it from."""
 
-    value: Any
+    value: np.ndarray
 
     def __call__(self, shape: tuple[int, ...], dtype: tf.DType, seed: int) -> tf.Tensor:
         del seed
@@ -167,21 +168,23 @@ class _Given:
 
 
 def _initializer(variable: keras.Variable) -> base.Initializer:
-    """Return the variable's own initializer, with its seed replaced by ours."""
-    own: Any = variable._initializer
-    if own is None:
-        return _Given(variable.numpy())
-    settings = own.get_config() if isinstance(own, keras.Initializer) else {}
+    """Return the variable's Keras initializer, with its seed replaced by ours."""
+    initializer: Any = variable._initializer
+    if initializer is None:
+        return _Constant(variable.numpy())
+    settings = initializer.get_config() if isinstance(initializer, keras.Initializer) else {}
 
     def create(shape: tuple[int, ...], dtype: tf.DType, seed: int) -> tf.Tensor:
-        made = type(own).from_config({**settings, "seed": seed}) if "seed" in settings else own
-        return tf.convert_to_tensor(made(shape, dtype=dtype.name), dtype)
+        seeded = initializer
+        if "seed" in settings:
+            seeded = type(initializer).from_config({**settings, "seed": seed})
+        return tf.convert_to_tensor(seeded(shape, dtype=dtype.name), dtype)
 
     return create
 
 
-def _attributes(layer: Any) -> dict[int, str]:
-    """Return id → name of what a layer's attributes hold, and the lists and dicts among them."""
+def _attributes(layer: keras.layers.Layer) -> dict[int, str]:
+    """Return id → name of the values of a layer's attributes, and of items of lists and dicts."""
     names: dict[int, str] = {}
     inside: dict[int, str] = {}
     for name, value in own_attributes(layer).items():
@@ -201,8 +204,8 @@ def _of_every_layer() -> frozenset[str]:
     return frozenset(vars(keras.layers.Layer(name="layer")))
 
 
-def own_attributes(layer: Any) -> dict[str, Any]:
-    """Return a layer's attributes without those that Keras and TensorFlow give every layer."""
+def own_attributes(layer: keras.layers.Layer) -> dict[str, Any]:
+    """Return a layer's attributes without those that every Keras layer has."""
     return {
         name: value
         for name, value in vars(layer).items()

@@ -1,8 +1,8 @@
-"""Weights taken over from live Keras objects, named by what they hold.
+"""Weights copied from live Keras objects, named by their digest.
 
-Params hold no arrays. A layer whose present weights are kept names them by their digest, so that
-its text tells exactly which weights it starts from, and two trees that start alike compare equal.
-The arrays themselves stay in this process; `save` and `load` carry them to another.
+Params hold no arrays. A layer that starts from a live layer's weights holds their digest, so its
+text names exactly those weights, and two trees with the same initial weights compare equal. The
+arrays themselves stay in this process; `save` and `load` carry them to another.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _kept: dict[str, dict[str, np.ndarray]] = {}
 
 
 def keep(arrays: Mapping[str, np.ndarray]) -> str:
-    """Keep a layer's arrays by path; return the name to find them by."""
+    """Keep a copy of a layer's arrays by path; return their name."""
     copied = {path: np.array(array) for path, array in sorted(arrays.items())}
     digest = hashlib.sha256()
     for path, array in copied.items():
@@ -36,13 +36,13 @@ def find(name: str, path: str) -> np.ndarray:
     """Return one array of a layer.
 
     Raises:
-        LayerError: they were kept in another process, or the layer has other variables.
+        LayerError: they were kept in another process, or are of another layer.
     """
     if name not in _kept:
         raise errors.LayerError(
             f"the weights {name} of a Keras layer are not in this process. Load them by "
-            "keras_weights.load, take them from the live layer by from_keras again, or set the "
-            "layer's weights='' for fresh ones"
+            "keras_layers.weights.load, take them from the live layer by from_keras again, or set "
+            "the layer's weights='' for new ones"
         )
     if path not in _kept[name]:
         near = errors.nearest(path, _kept[name]) or sorted(_kept[name])
@@ -67,23 +67,23 @@ def load(path: str | pathlib.Path) -> None:
     """Keep the arrays that `save` wrote.
 
     Raises:
-        LayerError: the file is torn, or holds something else.
+        LayerError: the file is damaged, or holds something else.
     """
-    found: dict[str, dict[str, np.ndarray]] = {}
+    loaded: dict[str, dict[str, np.ndarray]] = {}
     try:
         with pathlib.Path(path).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             for key in arrays.files:
                 name, _, variable = key.partition("|")
-                found.setdefault(name, {})[variable] = arrays[key]
+                loaded.setdefault(name, {})[variable] = arrays[key]
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise errors.LayerError(f"{path} holds no weights of Keras layers: {error}") from error
-    for name, own in found.items():
-        if keep(own) != name:
+    for name, kept in loaded.items():
+        if keep(kept) != name:
             raise errors.LayerError(
-                f"{path}: the weights {name} are not what their name says. Write the file again"
+                f"{path}: the weights {name} have another digest. Write the file again"
             )
 
 
 def forget(name: str) -> None:
-    """Give up the arrays kept under a name, once nothing is to be initialized from them."""
+    """Drop the arrays kept under a name, once nothing will be initialized from them."""
     _kept.pop(name, None)

@@ -120,7 +120,7 @@ def test_several_outputs_go_to_several_names_or_to_one() -> None:
     assert len(tf.nest.flatten(whole)) == 3
     picked = adapter.from_keras(live, writes=("c",)).set(picks=(2,))
     np.testing.assert_array_equal(keras_runs.run(picked, x)[0], expected[2])
-    assert "gives 3 tensors, but writes 2 names (y, h). Name one for each" in keras_runs.refused(
+    assert "returns 3 tensors, but writes 2 names (y, h). Name one for each" in keras_runs.refused(
         adapter.from_keras(live, writes=("y", "h")), keras_runs.spec(2, 5, 4)
     )
 
@@ -408,6 +408,6 @@ def test_a_mask_travels_by_its_own_name() -> None:
 
 def test_a_mask_that_is_not_there_is_named() -> None:
     params = adapter.from_keras(layers.Dense(3), writes=("x", "m"), masks={"x": "m"})
-    assert "gives no Keras mask with 'x', but writes it as 'm'" in keras_runs.refused(
+    assert "returns no Keras mask with 'x', but writes it as 'm'" in keras_runs.refused(
         params, keras_runs.spec(2, 4)
     )

@@ -138,7 +138,7 @@ REFUSED: list[tuple[Any, tuple[int, ...], str]] = [
     (Keeps, ROWS, "its call keeps something in the attribute 'last'"),
     (Counts, ROWS, "its call keeps something in the attribute 'calls'"),
     (Remembers, ROWS, "its call keeps something in the attribute 'seen'"),
-    (HoldsVariable, ROWS, "its call reads the variable 'factor', which Keras does not know"),
+    (HoldsVariable, ROWS, "its call reads the variable 'factor', which Keras does not list"),
     (MakesVariable, ROWS, "cannot be"),
     (Writes, ROWS, "its call writes its variable 'total'. Only moving statistics"),
     (
@@ -146,7 +146,7 @@ REFUSED: list[tuple[Any, tuple[int, ...], str]] = [
         ROWS,
         "its call writes its variable 'vector_u'",
     ),
-    (DrawsUnseeded, ROWS, "keras.random without a seed of its own, so every step"),
+    (DrawsUnseeded, ROWS, "keras.random without a seed, so every step"),
     (DrawsByTensorFlow, ROWS, "stateful operation RandomStandardNormal. Draw by keras.random"),
     (Prints, ROWS, "stateful operation"),
     (HidesLoss, ROWS, "a loss inside a loop or branch, where it cannot be collected"),
@@ -192,12 +192,12 @@ def test_wrong_inputs_are_named() -> None:
     assert "an input of shape (None, 4)" in keras_runs.refused(params, tf.TensorSpec((None, 4)))
     params.frozen = ("kernle",)
     assert "no sublayer 'kernle' to freeze" in keras_runs.refused(params, keras_runs.spec(2, 4))
-    params = adapter.from_keras(layers.Dense(3), name="mine", args=[{"read": "y"}])
+    params = adapter.from_keras(layers.Dense(3), name="mine").set(args=[{"read": "y"}])
     assert "an argument reads 'y', which is not in reads; nearest" in keras_runs.refused(
         params, keras_runs.spec(2, 4)
     )
     picked = adapter.from_keras(layers.Dense(3)).set(picks=(1,))
-    assert "picks tensor 1, but its call gives 1" in keras_runs.refused(
+    assert "picks tensor 1, but its call returns 1" in keras_runs.refused(
         picked, keras_runs.spec(2, 4)
     )
 
@@ -300,7 +300,7 @@ def test_kept_weights_that_do_not_fit_are_named(tmp_path: Any) -> None:
     live(keras_runs.random(2, 4))
     params = adapter.from_keras(live)
     with pytest.raises(
-        errors.LayerError, match=r"kernel is \[5, 3\], but its kept value is \[4, 3"
+        errors.LayerError, match=r"kernel has shape \[5, 3\], but its kept value \[4, 3"
     ):
         keras_runs.run(params, tf.ones([1, 5]))
     other = adapter.from_keras(layers.PReLU()).set(weights=params.weights)
@@ -310,5 +310,5 @@ def test_kept_weights_that_do_not_fit_are_named(tmp_path: Any) -> None:
     with pytest.raises(errors.LayerError, match="holds no weights of Keras layers"):
         weights.load(tmp_path / "torn.npz")
     np.savez(tmp_path / "foreign.npz", a=np.ones(3))
-    with pytest.raises(errors.LayerError, match="are not what their name says"):
+    with pytest.raises(errors.LayerError, match="have another digest"):
         weights.load(tmp_path / "foreign.npz")

@@ -161,8 +161,7 @@ class Layer(tf.Module, hyperparams.Configurable):
 
     A subclass declares its fields in a nested `Params(Layer.Params)`, which also has the methods
     that need fields and input shapes alone, `_meta` first. It repeats `params: Params`, so that
-    `self.params` has that type. Children are made in `__init__` by `self.add_child`; their theta is
-    `theta[name]`, their context `ctx.child(name)`: `self.child` passes on both.
+    `self.params` has that type. Layers made of other layers inherit `composite.Composite`.
     """
 
     class Params(hyperparams.Configurable.Params):
@@ -297,23 +296,11 @@ class Layer(tf.Module, hyperparams.Configurable):
         """Make the layer from a copy of `params`; no variables."""
         tf.Module.__init__(self)
         self.params = params.copy().freeze()
-        self.children: dict[str, Layer] = {}
 
     @property
     def policy(self) -> precision.Policy:
         """The layer's precision policy."""
         return self.params.policy
-
-    def add_child(self, name: str, params: Params) -> Layer:
-        """Make the child layer `name` from its params; it inherits dtype and freezing."""
-        if name in self.children:
-            raise errors.LayerError(f"{type(self).__name__}: two children are called {name!r}")
-        self.children[name] = inherit(self.params, params).instantiate()
-        return self.children[name]
-
-    def child(self, name: str, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
-        """Run the child `name` on its part of theta and state."""
-        return self.children[name].run(theta.get(name, {}), inputs, ctx.child(name))
 
     @abc.abstractmethod
     def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
@@ -349,11 +336,10 @@ class Layer(tf.Module, hyperparams.Configurable):
         )
 
     def find(self, path: str) -> Layer:
-        """Return the descendant at `path` (`block/conv`); an empty path is the layer itself."""
-        layer = self
-        for part in [p for p in path.split("/") if p]:
-            layer = layer.children[part]
-        return layer
+        """Return the layer inside this one at `path` (`block/conv`); "" is the layer itself."""
+        if path:
+            raise KeyError(path)
+        return self
 
 
 def recompute_grad(
@@ -397,18 +383,6 @@ def recomputed(layer: Layer, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
     outputs, collected = tf.nest.pack_sequence_as(results[0], list(flat))
     ctx.collected.update(collected)
     return outputs
-
-
-def inherit(parent: Layer.Params, child: Layer.Params) -> Layer.Params:
-    """Return a copy of `child` with the fields that it leaves open taken from `parent`."""
-    copy = child.copy()
-    if copy.dtype is None:
-        copy.dtype = parent.dtype
-    if copy.batch_dim is None:
-        copy.batch_dim = parent.batch_dim
-    if not parent.trainable:
-        copy.trainable = False
-    return copy
 
 
 def class_name(params: Layer.Params) -> str:

@@ -72,7 +72,7 @@ class SpecCalls(Calls):
 
     def __call__(self, name: str, *inputs: SpecNest) -> SpecNest:
         """See `Calls`."""
-        child = base.inherit(self._params, self._parts[name])
+        child = _inherit(self._params, self._parts[name])
         meta = child.fprop_meta(*inputs)
         variables = tuple(dataclasses.replace(v, path=f"{name}/{v.path}") for v in meta.variables)
         self.metas.append(
@@ -199,6 +199,9 @@ class Composite(Layer):
 
         def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
             return self.run_parts(theta, ctx, merged(inputs))
+
+    Attributes:
+        children: layers by name. Theta and state of a child are `theta[name]` and `state[name]`.
     """
 
     class Params(Layer.Params):
@@ -224,10 +227,21 @@ class Composite(Layer):
     params: Params
 
     def __init__(self, params: Params) -> None:
-        """Make the layer and its children."""
+        """Make the layer and its children, which inherit dtype and freezing."""
         super().__init__(params)
-        for name, child in params.parts().items():
-            self.add_child(name, child)
+        self.children: dict[str, Layer] = {
+            name: _inherit(self.params, child).instantiate()
+            for name, child in params.parts().items()
+        }
+
+    def child(self, name: str, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
+        """Run the child `name` on its part of theta and state."""
+        return self.children[name].run(theta.get(name, {}), inputs, ctx.child(name))
+
+    def find(self, path: str) -> Layer:
+        """See `Layer.find`."""
+        name, _, rest = path.partition("/")
+        return self.children[name].find(rest) if name else self
 
     def run_parts(self, theta: Theta, ctx: Context, *inputs: Nest) -> Nest:
         """Return what the flow returns for tensors."""
@@ -237,6 +251,18 @@ class Composite(Layer):
         """See `Layer.fprop`."""
         values = inputs if len(self.params.reads) > 1 else (inputs,)
         return self.run_parts(theta, ctx, *values)
+
+
+def _inherit(parent: Layer.Params, child: Layer.Params) -> Layer.Params:
+    """Return a copy of `child` with the fields that it leaves open taken from `parent`."""
+    copy = child.copy()
+    if copy.dtype is None:
+        copy.dtype = parent.dtype
+    if copy.batch_dim is None:
+        copy.batch_dim = parent.batch_dim
+    if not parent.trainable:
+        copy.trainable = False
+    return copy
 
 
 def default_name(params: Layer.Params) -> str:

@@ -532,7 +532,7 @@ TOKENS = tf.TensorSpec((4, 6, 8))
             layers.Sequential.Params(layers=[layers.Softmax.Params(classes=3)], name="block"),
             [FLAT],
             "block (Sequential): child softmax reads 2 values ('x', 'label'), but the layer itself "
-            "reads 1. Inside, values are handed on by position",
+            "reads 1. Inside, values are passed on by position",
         ),
         (
             layers.Sequential.Params(
@@ -544,7 +544,7 @@ TOKENS = tf.TensorSpec((4, 6, 8))
         (
             layers.Sequential.Params(layers=[layers.Identity.Params()], writes=("x", "y")),
             [FLAT],
-            "Sequential: writes ('x', 'y'), but its last child gives 1 values",
+            "Sequential: writes ('x', 'y'), but its last child returns 1 values",
         ),
         (
             layers.Residual.Params(body=[layers.Dense.Params(units=5)]),

@@ -1,11 +1,12 @@
-"""How near is the plan's memory to what a step really takes?
+"""How accurate is the plan's memory, compared with that of a real step?
 
-`python -m benchmarks.activations`: the most bytes that tensors ask for at once in a step (by the
-profiler's events), over what was held before its mini-batch was made, beside what `plan --profile`
-says: activations, gradients and copies of weights. Beside it what the CPU allocator holds, which
-hands out pieces larger than asked for, and what is resident. Each point is a process of its own.
-Logical CPU devices share one allocator, so that all of them are compared together: at K=2 the plan
-is a ceiling, since two devices need not be at their peaks at one moment.
+`python -m benchmarks.activations`: the most bytes that tensors request at once in a step (by the
+profiler's events), less those held before its mini-batch was made, beside those of
+`--mode=plan --profile`: activations, gradients and copies of weights. Further columns: what the CPU
+allocator holds, whose blocks are larger than requested, and what is resident. Each point is a
+process of its own. Logical CPU devices share one allocator, so that all of them are compared
+together: at K=2 the plan is an upper bound, since two devices need not be at their peaks at one
+moment.
 
 `python -m benchmarks.activations gelu,never,1` measures one point.
 """
@@ -38,25 +39,25 @@ def network(kind: str) -> tuple[list[Any], list[int]]:
     """Return (layers, shape of the mini-batch's x, which is the target's too)."""
     from lingvo_gpipe import layers
 
-    own: list[Any]
+    block: list[Any]
     if kind == "dense":
-        own = [layers.Dense.Params(units=512, activation="relu")]
-        return own * 8, [32768, 512]
+        block = [layers.Dense.Params(units=512, activation="relu")]
+        return block * 8, [32768, 512]
     if kind == "wide":  # weights of 16 MiB each, activations of 4
-        own = [layers.Dense.Params(units=2048, activation="relu")]
-        return own * 8, [2048, 2048]
+        block = [layers.Dense.Params(units=2048, activation="relu")]
+        return block * 8, [2048, 2048]
     if kind == "gelu":
-        own = [layers.Dense.Params(units=512, activation="gelu")]
-        return [layers.Residual.Params(body=own)] * 8, [32768, 512]
+        block = [layers.Dense.Params(units=512, activation="gelu")]
+        return [layers.Residual.Params(body=block)] * 8, [32768, 512]
     if kind == "transformer":
-        own = [layers.TransformerLayer.Params(units=256, heads=4, hidden=1024)]
-        return own * 4, [128, 128, 256]
-    own = [
+        block = [layers.TransformerLayer.Params(units=256, heads=4, hidden=1024)]
+        return block * 4, [128, 128, 256]
+    block = [
         layers.Conv2D.Params(filters=32, use_bias=False),
         layers.BatchNorm.Params(),
         layers.Activation.Params(activation="relu"),
     ]
-    return own * 6, [128, 64, 64, 32]
+    return block * 6, [128, 64, 64, 32]
 
 
 def measure(point: str) -> dict[str, Any]:
@@ -72,9 +73,9 @@ def measure(point: str) -> dict[str, Any]:
     from lingvo_gpipe.plan import step_plan
 
     placement.prepare_logical_cpus(int(partitions))
-    own, shape = network(kind)
+    blocks, shape = network(kind)
     params = pipelining.PipeliningLayer.Params(
-        layers=[*own, layers.MeanSquaredError.Params()],
+        layers=[*blocks, layers.MeanSquaredError.Params()],
         num_partitions=int(partitions),
         num_micro_batches=M,
         schedule=schedule,
@@ -103,7 +104,7 @@ def measure(point: str) -> dict[str, Any]:
 
 
 def traced_peak_bytes(step: Callable[[], None]) -> int:
-    """Return the most bytes that tensors of a step ask for at once, by the profiler's events."""
+    """Return the most bytes that tensors of a step request at once, by the profiler's events."""
     import tensorflow as tf
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
@@ -124,9 +125,9 @@ def traced_peak_bytes(step: Callable[[], None]) -> int:
                     kinds[event.metadata_id]
                 )
                 if sign is not None:
-                    told = {names[stat.metadata_id]: stat.int64_value for stat in event.stats}
+                    stats = {names[stat.metadata_id]: stat.int64_value for stat in event.stats}
                     when = line.timestamp_ns * 1000 + event.offset_ps
-                    changes.append((when, sign * told["requested_bytes"]))
+                    changes.append((when, sign * stats["requested_bytes"]))
     return max(itertools.accumulate(size for _, size in sorted(changes)))
 
 

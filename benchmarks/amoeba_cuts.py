@@ -1,4 +1,4 @@
-"""How even are AmoebaNet-D(18, 256)'s cells: cut by FLOPs, by measured time, by hand?
+"""How well balanced are AmoebaNet-D(18, 256)'s cells: cut by FLOPs, by measured time, by hand?
 
 `python -m benchmarks.amoeba_cuts [SIZE [FILTERS]]`: profiles every layer once, one image of SIZE²
 pixels (224) a micro-batch, and prints a table in Markdown. A cell's cost is forward, recomputation
@@ -52,8 +52,8 @@ def rows(flops: Sequence[float], seconds: Sequence[float]) -> list[str]:
         }
         for name, cut in cuts.items():
             shares = (partition.heaviest_share(costs, cut) for costs in (flops, seconds))
-            told = " | ".join(f"{100 * share:.1f} %" for share in shares)
-            found.append(f"| {count} | {name} | {', '.join(map(str, cut))} | {told} |")
+            percents = " | ".join(f"{100 * share:.1f} %" for share in shares)
+            found.append(f"| {count} | {name} | {', '.join(map(str, cut))} | {percents} |")
     return found
 
 

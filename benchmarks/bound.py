@@ -1,4 +1,4 @@
-"""How near does the executor come to its schedule's bound, when cells only wait?
+"""How close does the executor come to its schedule's bound, when cells only wait?
 
 `python -m benchmarks.bound`: K=8, M=32. A cell waits, forward and backward, without using a core,
 so that eight devices fit on any machine. Every wait measures itself; the step is compared with the

@@ -1,4 +1,4 @@
-"""How many images per second does the input alone give, and what does each distortion cost?
+"""How many images per second does the input produce, and what does each distortion cost?
 
 `python -m benchmarks.image_input [ROUNDS]`: JPEG files made here (smooth noise: 36 × 36 for 32²;
 375 × 500 for 224², ImageNet's average), read by `ImageFolder` in mini-batches of 64 (32²) and 32,
@@ -84,8 +84,9 @@ def table(side: int, policies: dict[str, dict[str, Any]], broken: int, rounds: i
                 # A new input each time, so that only one reads ahead.
                 found[name].append(per_second(source(folder, side, batch, more), batch, count))
         other = load.stop()
-    told = f", {broken} of {FILES} files broken" if broken else ""
-    print(f"\n{side} x {side} from files of {height} x {width}{told}; other load {other:.1f} cores")
+    broken_text = f", {broken} of {FILES} files broken" if broken else ""
+    files = f"files of {height} x {width}{broken_text}"
+    print(f"\n{side} x {side} from {files}; other load {other:.1f} cores")
     for name, values in found.items():
         spread = f"{min(values):,.0f} to {max(values):,.0f}"
         print(f"    {name:<26} {statistics.median(values):>8,.0f} images/s ({spread})")

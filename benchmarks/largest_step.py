@@ -1,13 +1,13 @@
-"""One step of the largest model of a family that fits a machine's memory: time, bytes, the plan's.
+"""Time and memory of a step of the largest model that fits a machine, beside its plan.
 
 `python -m benchmarks.largest_step` finds the largest AmoebaNet-D of 18 cells at 224² (K=2) and the
 largest T(L, 8192, 16) (K=4) whose training fits 16 GiB together with the program itself, by the
-plan alone; then does two updates of each on made mini-batches, in a process of its own, and prints
-a row in Markdown. A row whose measured peak (VmHWM) is above 16 GiB is followed by that of a model
-that is planned for so much less. All devices are CPUs that share the memory, so that what counts is
-all of them together.
+plan only. Then it makes two updates of each on generated mini-batches, in a process of its own, and
+prints a row in Markdown. If the measured peak (VmHWM) is above 16 GiB, a model is measured that is
+planned for less by the difference. All devices are CPUs of one host, so the memory of all of them
+together counts.
 
-`python -m benchmarks.largest_step translation` does so for one family;
+`python -m benchmarks.largest_step translation` measures one family;
 `python -m benchmarks.largest_step translation,6GiB` measures it once within another limit.
 """
 
@@ -32,7 +32,7 @@ class Family:
     """Models that differ in one size.
 
     Attributes:
-        title: for people, {} for the size.
+        title: in the table; {} stands for the size.
         model: registered name of a member.
         grow: the size.
         overrides: of its task, for a machine without accelerators.
@@ -97,12 +97,12 @@ def measure(point: str) -> dict[str, Any]:
     process.prepare_devices(one.model)
     program = memory.status("VmRSS")
     partitions = one.model.num_partitions
-    found = largest.Family(one, family.grow, lambda _, value: family.member(value)).largest(
+    member = largest.Family(one, family.grow, lambda _, value: family.member(value)).largest(
         partitions, units.parse_size(limit) - program, together=True
     )
-    if found.value is None or found.plan is None:
+    if member.value is None or member.plan is None:
         sys.exit(f"no {family.title.format('…')} fits {limit}")
-    task = family.member(found.value)
+    task = family.member(member.value)
     fields = task.input.instantiate().element_spec(training=True)
     learned = learner.Learner(task, fields)
     built = memory.status("VmHWM")
@@ -113,14 +113,14 @@ def measure(point: str) -> dict[str, Any]:
         loss = float(learned.update([batch]).loss)
         seconds.append(time.monotonic() - start)
     return {
-        "title": family.title.format(found.value),
-        "parameters": found.plan.parameters,
+        "title": family.title.format(member.value),
+        "parameters": member.plan.parameters,
         "partitions": partitions,
-        "micro_batches": len(found.plan.analysis.sizes),
+        "micro_batches": len(member.plan.analysis.sizes),
         "shape": list(batch[min(batch)].shape),
         "limit": limit,
         "program_gib": program / GIB,
-        "planned_gib": found.plan.together_bytes / GIB,
+        "planned_gib": member.plan.together_bytes / GIB,
         "built_gib": built / GIB,
         "peak_gib": memory.status("VmHWM") / GIB,
         "loss": loss,
@@ -177,7 +177,7 @@ def main() -> None:
         return
     for name in names:
         if name not in FAMILIES:
-            sys.exit(f"{name!r} is no family of models. Give {' or '.join(FAMILIES)}")
+            sys.exit(f"{name!r} is not a family of models. Use {' or '.join(FAMILIES)}")
     from benchmarks import machine, processes
     from lingvo_gpipe.console import units
 

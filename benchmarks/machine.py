@@ -1,4 +1,4 @@
-"""What a benchmark says of the machine: its cores, and how busy others kept them meanwhile."""
+"""What a benchmark prints about the machine: its cores, and how busy other processes kept them."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ class Load:
 
     def start(self) -> None:
         """Begin (again)."""
-        self._wall, self._all, self._own = _now()
+        self._wall, self._all, self._this = _now()
 
     def stop(self) -> float:
         """Return the cores that others used since `start`, on average."""
-        wall, everyone, own = _now()
-        return max(0.0, ((everyone - self._all) - (own - self._own)) / (wall - self._wall))
+        wall, everyone, this = _now()
+        return max(0.0, ((everyone - self._all) - (this - self._this)) / (wall - self._wall))
 
 
 def _now() -> tuple[float, float, float]:
-    """Return wall time, CPU seconds of everyone, and of this process and its ended children."""
+    """Return wall time, CPU seconds of all processes, and of this one and its ended children."""
     with open("/proc/stat", encoding="ascii") as file:
         ticks = [int(part) for part in file.readline().split()[1:]]
     busy = sum(ticks[:3]) + sum(ticks[5:8])  # user, nice, system, irq, softirq, steal
     times = os.times()
-    own = times.user + times.system + times.children_user + times.children_system
-    return time.monotonic(), busy / os.sysconf("SC_CLK_TCK"), own
+    this = times.user + times.system + times.children_user + times.children_system
+    return time.monotonic(), busy / os.sysconf("SC_CLK_TCK"), this
 
 
 def describe() -> str:

@@ -1,4 +1,4 @@
-"""What a training step will need before it runs: memory, time, links; and the texts that say so.
+"""What a training step will need, before it runs: memory, time, links, and the text of the plan.
 
-Nothing here trains. Measured costs come from running single layers (`profiling`).
+Nothing here trains; `profiling` runs single layers to measure their times.
 """

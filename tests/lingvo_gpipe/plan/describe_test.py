@@ -18,7 +18,7 @@ def floats(*shape: int) -> tf.TensorSpec:
 
 
 def number(text: str, name: str) -> int | None:
-    """Return the number that stands on a line of its own behind `name`."""
+    """Return the number after `name` on its line."""
     found = [line for line in text.splitlines() if line.startswith(f"{name}: ")]
     return int(found[0].removeprefix(f"{name}: ")) if found else None
 

@@ -57,7 +57,7 @@ def test_equal_layers_are_measured_once_and_others_each() -> None:
     costs = profiling.balance_by_time(
         pipe(*own), {"x": floats(4, 4)}, runs=1, warm_up=0, clock=clock
     )
-    # The first has no gradient to hand on, and the last one's outputs leave the network.
+    # The first returns no gradient of its input, and the last one's outputs leave the network.
     first, *equal, last = costs
     assert len(set(equal)) == 1
     assert len({first, equal[0], last}) == 3

@@ -275,7 +275,7 @@ def test_a_split_backward_is_planned(recompute: str) -> None:
         # I does all, and W nothing.
         wanted = {(0, "I"): 4, (0, "W"): 0, (1, "I"): 4, (1, "W"): 0}
     else:
-        # Cell 0 has no gradient of inputs to give. In cell 1 both compute two forwards again; W
+        # Cell 0 returns no gradient of inputs. In cell 1 both compute two forwards again; W
         # goes back by all but the inputs of the first layer.
         wanted = {(0, "I"): 0, (0, "W"): 6, (1, "I"): 2 + 2, (1, "W"): 2 + 3}
     assert {key: found[key] for key in wanted} == wanted

@@ -73,14 +73,14 @@ def test_a_backward_holds_what_is_asked_of_the_allocator(name: str) -> None:
     def backward() -> Any:
         return programs.backward(cell, given, upstream)
 
-    (told,) = traced_cells.cell_bytes(analysis)
-    assert not told.is_estimate
+    (traced,) = traced_cells.cell_bytes(analysis)
+    assert not traced.is_estimate
     backward()
     # Which operations run beside each other is the machine's: a busy one may hold a tensor or two
     # more in most of its runs, none holds fewer. What is asked of the allocator counts, not what it
-    # gives: where memory lies in pieces, a piece of up to twice the size.
+    # returns: if memory is fragmented, a block of up to twice the size.
     held = min(activations.traced_peak_bytes(backward) for _ in range(5))
-    assert told.backward == pytest.approx(held, rel=0.1)
+    assert traced.backward == pytest.approx(held, rel=0.1)
 
 
 def test_traced_activations_are_in_the_plan_and_said_to_be() -> None:
@@ -117,10 +117,10 @@ def test_a_loop_holds_what_its_formula_tells_and_is_an_estimate() -> None:
     fields = {"x": floats(32, 50, 64), "target": floats(32, 64)}
     analysis = network.analyze(params, fields)
     looped, plain = traced_cells.cell_bytes(analysis)
-    told = memory_formulas.cell_bytes(analysis, analysis.cells[0])
+    estimate = memory_formulas.cell_bytes(analysis, analysis.cells[0])
     assert looped.is_estimate
-    assert looped.forward >= told.forward > 50 * 32 * 64 * 4
-    assert (looped.backward, looped.residual) == (told.backward, told.residual)
+    assert looped.forward >= estimate.forward > 50 * 32 * 64 * 4
+    assert (looped.backward, looped.residual) == (estimate.backward, estimate.residual)
     assert not plain.is_estimate
 
 

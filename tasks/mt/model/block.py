@@ -61,7 +61,7 @@ class Block(core.Composite):
 
             Args:
                 call: see there.
-                *inputs: x; then for each branch, in order, a tuple of what it reads besides x.
+                *inputs: x; then for each branch, in order, a tuple of its other inputs.
             """
             x, *others = inputs
             x = call.cast(x)

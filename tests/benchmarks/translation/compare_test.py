@@ -130,12 +130,18 @@ def test_what_does_not_fit_is_refused(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     one, other = f"a={runs}/all", f"b={runs}/de"
-    refused(monkeypatch, capsys, "have not translated the same sentences", one, other)
+    refused(monkeypatch, capsys, "did not translate the same sentences", one, other)
     texts = [scores_test.text(pair, share=0.3) for pair in PAIRS]
     regrouped = [dataclasses.replace(t, examples=-t.examples) for t in texts]
     report = scores.score(regrouped, scores.Scoring(resamples=10))
     score_files.write(tmp_path / "other/score", "test", regrouped, report, 9)
-    refused(monkeypatch, capsys, "the same languages in each", one, f"c={tmp_path}/other")
+    refused(
+        monkeypatch,
+        capsys,
+        "differ in the languages of a",
+        one,
+        f"c={tmp_path}/other",
+    )
     refused(monkeypatch, capsys, "cannot be read: No such file", one, f"b={tmp_path}")
     refused(monkeypatch, capsys, "--against=c: there are a", "--against=c", one)
     message = "eval has no evaluation of de:en at step 9. Make it by --mode=eval --logdir="

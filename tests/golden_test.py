@@ -49,6 +49,8 @@ OF_THE_MACHINE = ("threads",)
 # Set → registered models whose recipe was changed on purpose since, or that are gone: their texts
 # are still read, but are not those of today.
 CHANGED: dict[str, tuple[str, ...]] = {"flat_modules": ()}
+# Bases of Params that no object is made of, so that no text was written of them.
+BASES = ("convolution.ConvParams", "convolution.WindowParams", "pooling.PoolParams")
 
 
 def newest(home: Path) -> str:
@@ -326,8 +328,9 @@ def test_texts_of_every_class_are_read(set_name: str) -> None:
     """Classes that no registered model has are known by their names of then as well."""
     texts = sections((SETS[set_name] / "classes.txt").read_text())
     assert len(texts) > 50
-    for text in texts.values():
-        check_read_again(check_read(text))
+    for name, text in texts.items():
+        if not name.endswith(BASES):
+            check_read_again(check_read(text))
 
 
 # --- What makes a set -----------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """A mistake that the user can mend; its text says how."""
+    """A mistake that the user can correct; its text says how."""
 
 
 class ParamsError(UserError, ValueError):

@@ -37,7 +37,7 @@ RUNS = {
 RESUMABLE = [name for name, home in RUNS.items() if len(make.prefixes(home / "run")) > 1]
 EXPORTS = [name for name, home in RUNS.items() if (home / "served.npz").exists()]
 
-# Largest relative error of what is computed from equal values.
+# Largest relative error of results computed from equal values.
 ROUNDING = 1e-5
 # The same after more updates, which amplify it; beside it, of the largest value of the tensor.
 AMPLIFIED = 1e-3
@@ -241,11 +241,11 @@ for name in {EXPORTS!r}:
     with np.load({str(GOLDEN)!r} + "/" + name + "/served.npz") as arrays:
         given = {{k[6:]: tf.constant(arrays[k]) for k in arrays if k.startswith("input:")}}
     model = tf.saved_model.load({str(GOLDEN)!r} + "/" + name + "/export")
-    told = model.signatures["serving_default"](**given)
+    served = model.signatures["serving_default"](**given)
     variables = {{
         "variable:" + path: variable.numpy() for path, variable in model.variables_by_path.items()
     }}
-    arrays = {{key: value.numpy() for key, value in told.items()}} | variables
+    arrays = {{key: value.numpy() for key, value in served.items()}} | variables
     np.savez({str(folder)!r} + "/" + name.replace("/", ".") + ".npz", **arrays)
 assert "lingvo_gpipe" not in sys.modules
 """

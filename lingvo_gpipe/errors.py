@@ -56,7 +56,7 @@ class RegistryError(UserError, LookupError):
 
 
 class TrainingError(UserError, RuntimeError):
-    """A run cannot go on (a loss that is not finite, a log directory that cannot be written)."""
+    """A run cannot continue (a loss that is not finite, a log directory that cannot be written)."""
 
 
 def nearest(name: str, names: Iterable[str], count: int = 3) -> list[str]:

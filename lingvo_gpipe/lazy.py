@@ -32,7 +32,7 @@ def exports(
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = importlib.import_module(f"{package}.{home}")
         value: object = getattr(module, name) if homes[home] else module
-        # Found without this function from now on.
+        # Later uses find it without this function.
         setattr(sys.modules[package], name, value)
         return value
 

@@ -4,9 +4,11 @@ What the fields of a class mean belongs to that class. Nothing here knows layers
 TensorFlow.
 """
 
+from lingvo_gpipe.hyperparams.configurable import Configurable
 from lingvo_gpipe.hyperparams.fields import REQUIRED, Field, field, required
 from lingvo_gpipe.hyperparams.names import register_package
-from lingvo_gpipe.hyperparams.params import Configurable, Params, UnknownFieldError, from_text
+from lingvo_gpipe.hyperparams.params import Params, from_text
+from lingvo_gpipe.hyperparams.tree import UnknownFieldError
 
 __all__ = [
     "REQUIRED",

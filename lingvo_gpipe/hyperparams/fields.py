@@ -1,18 +1,19 @@
-"""Fields of Params: how they are declared, and what is refused when a Params class is made.
-
-`hyperparams` re-exports what users need.
-"""
+"""Fields of Params: how they are declared, and what is refused when a Params class is made."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import typing
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from lingvo_gpipe.errors import ParamsError
-from lingvo_gpipe.hyperparams import text, types
-from lingvo_gpipe.hyperparams.messages import shown
+from lingvo_gpipe.hyperparams import types
+from lingvo_gpipe.hyperparams.literals import Name, Value
+from lingvo_gpipe.hyperparams.messages import shorten, shown
+from lingvo_gpipe.hyperparams.paths import Step
+from lingvo_gpipe.hyperparams.types import Kind, Mismatch, Node
 
 _T = TypeVar("_T")
 
@@ -28,7 +29,7 @@ class _Required:
     def __copy__(self) -> _Required:
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Required:
+    def __deepcopy__(self, memo: dict[int, object]) -> _Required:
         return self
 
     def __reduce__(self) -> str:
@@ -45,19 +46,18 @@ class Field:
         name: its name.
         default: the declared default, or REQUIRED.
         help: one line about it.
-        declared_in: the Params class whose annotation gives its type.
+        declared_in: the Params class whose annotation is its type.
     """
 
-    __slots__ = ("__dict__", "declared_in", "default", "help", "name")
+    declared_in: type[Node]
 
-    def __init__(self, default: Any, help_text: str) -> None:
+    def __init__(self, default: Value, help_text: str) -> None:
         self.default = default
         self.help = help_text
         self.name = ""
-        self.declared_in: Any = None
 
     @functools.cached_property
-    def type(self) -> Any:
+    def type(self) -> Kind:
         """The declared type, resolved when first needed: it may name classes defined later."""
         try:
             kind = typing.get_type_hints(self.declared_in)[self.name]
@@ -74,25 +74,59 @@ class Field:
         return kind
 
     @functools.cached_property
-    def checked_default(self) -> Any:
-        """The default as `Params` keep it; to be copied for each tree."""
+    def checked_default(self) -> Value:
+        """The default as `Params` hold it; to be copied for each tree."""
         if self.default is REQUIRED:
             return REQUIRED
         try:
             return types.convert(self.default, self.type)
-        except types.Mismatch as mismatch:
+        except Mismatch as mismatch:
             where = f"the default of '{self.name}{mismatch.path}'"
             raise wrong_type(self.declared_in, where, mismatch) from None
 
-    def fresh_default(self) -> Any:
-        """Return the default by value."""
+    def fresh_default(self) -> Value:
+        """Return a copy of the default."""
         return types.copied(self.checked_default)
 
     def describe_type(self) -> str:
         """Return the type as messages write it."""
         return types.describe(self.type)
 
-    def __get__(self, node: Any, owner: Any = None) -> Any:
+    def assign(
+        self, node: Node, value: Value, root: Node, path: str, steps: Sequence[Step] = ()
+    ) -> None:
+        """Set this field of `node`, or an element of its value.
+
+        Args:
+            node: Params that have this field.
+            value: what to set; it is checked and copied.
+            root: the tree, for messages.
+            path: from `root` to what is set, for messages.
+            steps: from the field's value to the element that is set; none: the value itself.
+
+        Raises:
+            ParamsError: the tree is frozen, or the value does not fit its type.
+        """
+        if node._frozen:
+            raise ParamsError(
+                f"{root.class_name()} is frozen: '{shorten(path)}' cannot be set; change a copy()"
+            )
+        if value is REQUIRED and self.default is REQUIRED and not steps:
+            node._values[self.name] = REQUIRED
+            return
+        kind = self.type
+        for step in steps:
+            kind = types.element_type(kind, step)
+        try:
+            new = types.convert(value, kind, depth=len(steps))
+        except Mismatch as mismatch:
+            where = f"'{shorten(path)}{mismatch.path}'"
+            raise wrong_type(type(root), where, mismatch) from None
+        if steps:
+            new = types.replace(node._values[self.name], list(steps), new)
+        node._values[self.name] = new
+
+    def __get__(self, node: Any, owner: object = None) -> Any:
         if node is None:
             return self
         value = node._values[self.name]
@@ -100,8 +134,8 @@ class Field:
             raise ParamsError(not_set(type(node), self, self.name, type(node)))
         return value
 
-    def __set__(self, node: Any, value: Any) -> None:
-        node._assign(self, value, node, self.name)
+    def __set__(self, node: Node, value: Value) -> None:
+        self.assign(node, value, node, self.name)
 
     def __repr__(self) -> str:
         return f"Field({self.name}: {self.describe_type()})"
@@ -113,34 +147,24 @@ def field(default: _T, help: str = "") -> _T:
 
 
 def required(help: str = "") -> Any:
-    """Declare a field that has no neutral default: it must be set before `instantiate`."""
+    """Declare a field without a default: it must be set before `instantiate`."""
     return Field(REQUIRED, help)
 
 
 class Body(dict[str, Any]):
-    """The body of a Params class while it is read: refuses a second field of one name."""
+    """The namespace of a Params class while its body runs: refuses a second field of one name."""
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: object) -> None:
         if isinstance(self.get(name), Field):
             raise ParamsError(f"{self['__qualname__']}: '{name}' is declared twice")
         super().__setitem__(name, value)
 
 
-def declare(cls: Any) -> dict[str, Field]:
+def declare(cls: type[Node]) -> dict[str, Field]:
     """Check the body of a Params class; return all its fields, those of base classes first."""
-    inherited: dict[str, Field] = {}
-    for base in reversed(cls.__mro__[1:]):
-        for name, declared in base.__dict__.get("_fields", {}).items():
-            known = inherited.get(name)
-            if known is not None and known.declared_in is not declared.declared_in:
-                raise ParamsError(
-                    f"{cls.__qualname__}: '{name}' is declared by both "
-                    f"{declared.declared_in.class_name()} and {known.declared_in.class_name()}"
-                )
-            if known is None or name in base.__dict__:
-                inherited[name] = declared
+    inherited = _inherited(cls)
     annotations = inspect.get_annotations(cls)
-    own: dict[str, Field] = {}
+    declared: dict[str, Field] = {}
     for name in dict.fromkeys([*annotations, *cls.__dict__]):
         value = cls.__dict__.get(name)
         if name.startswith("__") or (
@@ -150,28 +174,49 @@ def declare(cls: Any) -> dict[str, Field]:
             and (callable(value) or isinstance(value, property | classmethod | staticmethod))
         ):
             continue
-        own[name] = _declare_one(cls, name, value, name in annotations, inherited.get(name))
-    for name, declared in own.items():
-        setattr(cls, name, declared)
-    return inherited | own
+        if name in inherited:
+            declared[name] = _redeclared(cls, inherited[name], value, name in annotations)
+        else:
+            declared[name] = _declared(cls, name, value, name in annotations)
+    for name, each in declared.items():
+        setattr(cls, name, each)
+    return inherited | declared
 
 
-def _declare_one(
-    cls: Any, name: str, value: Any, annotated: bool, inherited: Field | None
-) -> Field:
+def _inherited(cls: type[Node]) -> dict[str, Field]:
+    inherited: dict[str, Field] = {}
+    for base in reversed(cls.__mro__[1:]):
+        fields: Mapping[str, Field] = base.__dict__.get("_fields", {})
+        for name, field in fields.items():
+            known = inherited.get(name)
+            if known is not None and known.declared_in is not field.declared_in:
+                raise ParamsError(
+                    f"{cls.__qualname__}: '{name}' is declared by both "
+                    f"{field.declared_in.class_name()} and {known.declared_in.class_name()}"
+                )
+            if known is None or name in base.__dict__:
+                inherited[name] = field
+    return inherited
+
+
+def _redeclared(cls: type[Node], inherited: Field, value: Value, annotated: bool) -> Field:
+    """Return an inherited field with another default."""
+    if annotated or isinstance(value, Field | property):
+        raise ParamsError(
+            f"{cls.__qualname__}: '{inherited.name}' is declared already in "
+            f"{inherited.declared_in.class_name()}; for another default write {inherited.name} = "
+            "value, without annotation"
+        )
+    field = Field(value, inherited.help)
+    field.declared_in = inherited.declared_in
+    field.name = inherited.name
+    return field
+
+
+def _declared(cls: type[Node], name: str, value: object, annotated: bool) -> Field:
     where = f"{cls.__qualname__}: '{name}'"
-    if inherited is not None:
-        if annotated or isinstance(value, Field | property):
-            raise ParamsError(
-                f"{where} is declared already in {inherited.declared_in.class_name()}; for another "
-                f"default write {name} = value, without annotation"
-            )
-        declared = Field(value, inherited.help)
-        declared.declared_in = inherited.declared_in
-        declared.name = name
-        return declared
     if not isinstance(value, Field) or not annotated:
-        raise ParamsError(f"{where} is no field; write {name}: type = field(default, help)")
+        raise ParamsError(f"{where} is not a field; write {name}: type = field(default, help)")
     if not isinstance(value.help, str) or not value.help.strip():
         raise ParamsError(f"{where} has no help; write a line about it")
     if name.startswith("_") or any(hasattr(base, name) for base in cls.__mro__[1:]):
@@ -181,36 +226,32 @@ def _declare_one(
     return value
 
 
-# --- Messages -------------------------------------------------------------------------------------
+def parse_value(source: str, kind: Kind, root: type[Node], path: str) -> Value:
+    """Return the value of type `kind` that a text means at `path` of a tree.
+
+    Raises:
+        ParamsError: the text is not a value of this type; names the path.
+    """
+    try:
+        return types.parse(source, kind)
+    except Mismatch as mismatch:
+        raise wrong_type(root, f"'{shorten(path)}{mismatch.path}'", mismatch) from None
+    except ParamsError as error:
+        raise ParamsError(f"{root.class_name()}: '{shorten(path)}': {error}") from None
 
 
-def not_set(root: Any, declared: Field, path: str, node: Any) -> str:
-    """Return what to say of a required field of `node`, in a tree from `root`, that is not set."""
-    of = "" if node is root else f" of {node.class_name()}"
+def not_set(root: type[Node], field: Field, path: str, holder: type[Node]) -> str:
+    """Return what to say of a required field of `holder`, in a tree of class `root`."""
+    of_class = "" if holder is root else f" of {holder.class_name()}"
     return (
-        f"{root.class_name()}: required field '{path}'{of} is not set "
-        f"({declared.describe_type()}: {declared.help})"
+        f"{root.class_name()}: required field '{path}'{of_class} is not set "
+        f"({field.describe_type()}: {field.help})"
     )
 
 
-def wrong_type(root: Any, where: str, mismatch: types.Mismatch) -> ParamsError:
+def wrong_type(root: type[Node], where: str, mismatch: Mismatch) -> ParamsError:
     """Return the error of a value that does not fit its type."""
-    came = shown(mismatch.value)
-    if not isinstance(mismatch.value, text.Name):
-        came = f"{came} ({types.type_name(mismatch.value)})"
-    return ParamsError(f"{root.class_name()}: {where} must be {mismatch.expected}, got {came}")
-
-
-@functools.cache
-def left_open(owner: type) -> str:
-    """Name the abstract methods that a class and its Params do not define; "" if there are none.
-
-    The bases are no `abc.ABC`: `tf.Module` has a metaclass of its own.
-    """
-    names = {
-        name
-        for kind in (owner, getattr(owner, "Params", owner))
-        for name in dir(kind)
-        if getattr(getattr(kind, name, None), "__isabstractmethod__", False)
-    }
-    return ", ".join(sorted(names))
+    got = shown(mismatch.value)
+    if not isinstance(mismatch.value, Name):
+        got = f"{got} ({types.type_name(mismatch.value)})"
+    return ParamsError(f"{root.class_name()}: {where} must be {mismatch.expected}, got {got}")

@@ -3,7 +3,7 @@
 A class of lingvo_gpipe has a public name that no move of a file changes: the package that exports
 it, below lingvo_gpipe, and its own name (`layers.Conv2D`, `tasks.mt.Translation`); a module
 directly in lingvo_gpipe exports what it defines (`task.Train`). A user's class has its full name,
-`my_package.my_module.MyLayer`. Names that texts gave before are in `old_names`.
+`my_package.my_module.MyLayer`. Names in texts of earlier commits are in `old_names`.
 
 Reading a name imports nothing but modules of registered packages, and calls nothing but the lazy
 exports of lingvo_gpipe's own packages.
@@ -220,7 +220,7 @@ def _is_project(module: types.ModuleType) -> bool:
 
 
 def _exports(place: types.ModuleType, name: str) -> bool:
-    """Tell whether `name` is public in a package or module of lingvo_gpipe."""
+    """Return whether `name` is public in a package or module of lingvo_gpipe."""
     members = vars(place)
     return name in members["__all__"] if "__all__" in members else not hasattr(place, "__path__")
 
@@ -287,7 +287,7 @@ def _import_errors(name: str) -> Iterator[None]:
 
 
 def is_dtype(kind: object) -> bool:
-    """Tell whether `kind` is TensorFlow's class DType, without importing TensorFlow."""
+    """Return whether `kind` is TensorFlow's class DType, without importing TensorFlow."""
     return (
         isinstance(kind, type)
         and kind.__name__ == "DType"

@@ -1,9 +1,9 @@
-"""The names that texts gave to classes before, and those that they give today.
+"""Names of classes in texts that were written before, and their names today.
 
 `lingvo_gpipe.hyperparams.names` writes a class by its public name, such as `layers.Conv2D`. Texts
-of runs and saved recipes outlive every change of the code, so that an entry here is never removed:
-who renames a public class adds its last public name to `RENAMED`. `tests/.../names_test.py` checks
-that every name of the table leads to a class.
+of runs and saved recipes must stay readable, so that no entry here is ever removed. Renaming a
+public class needs an entry in `RENAMED`; the test of `names` checks that every name of the table
+leads to a class.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ RENAMED: Mapping[str, str] = {
     "tasks.mt.TFDS": "tasks.mt.TFDSCorpus",
     "tasks.mt.Training": "tasks.mt.VocabularyTraining",
 }
-"""Public names that texts gave before → the public names of the same classes now."""
+"""Earlier public names → the public names of the same classes now."""
 
 _QUOTED_OR_DOTTED = re.compile(
     r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|(?<![\w.])[^\W\d]\w*(?:\.[^\W\d]\w*)+"""
@@ -60,7 +60,7 @@ _QUOTED_OR_DOTTED = re.compile(
 
 
 def current(name: str) -> str:
-    """Return today's name of what a text calls `name`: `name` itself where it has not changed.
+    """Return today's name of the class that a text calls `name`; `name` itself if it is the same.
 
     >>> current("lingvo_gpipe.layers.convolution.Conv2D"), current("layers.Conv2D")
     ('layers.Conv2D', 'layers.Conv2D')

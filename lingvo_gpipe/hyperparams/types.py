@@ -9,38 +9,61 @@ from __future__ import annotations
 
 import abc
 import collections.abc
+import contextlib
 import enum
+import re
 import types
 import typing
-from typing import Any, Literal, NoReturn, Union
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, TypeAlias, Union
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.hyperparams import names, old_names, text
+from lingvo_gpipe.hyperparams import names, old_names
+from lingvo_gpipe.hyperparams.literals import MAX_DEPTH, Name, Value, parse_literal
 from lingvo_gpipe.hyperparams.messages import shown
+from lingvo_gpipe.hyperparams.paths import Step, join_path
+
+if TYPE_CHECKING:
+    from lingvo_gpipe.hyperparams.fields import Field
+
+Kind: TypeAlias = Any
+"""A field's type as its annotation says it: `int`, `str | None`, `list[Layer.Params]`."""
+
+_BARE_TEXT = re.compile(r"[\w./:-]+")
 
 
 class Node:
-    """What `convert` knows of Params."""
+    """Base of Params: what the other modules of this package know of them."""
 
-    __slots__ = ()
-    _values: dict[str, Any]
+    __slots__ = ("_frozen", "_values")
+
+    owner: ClassVar[type | None] = None
+    if TYPE_CHECKING:  # types of subclasses' fields are resolved together with these
+        _fields: ClassVar[Mapping[str, Field]]
+        _frozen: bool
+        _values: dict[str, Value]
+
+    @classmethod
+    @abc.abstractmethod
+    def class_name(cls) -> str:
+        """Return the name of the class in texts and messages."""
 
     @abc.abstractmethod
-    def copy(self) -> Any:
+    def copy(self) -> Self:
         """Return a deep copy."""
 
 
 class Mismatch(Exception):  # noqa: N818 (never leaves this package: set turns it into ParamsError)
     """A value does not fit a type; `path` leads to the part of it that does not."""
 
-    def __init__(self, expected: str, value: Any, path: str = "") -> None:
+    def __init__(self, expected: str, value: Value, path: str = "") -> None:
         super().__init__(expected)
         self.expected = expected
         self.value = value
         self.path = path
 
 
-def _read_only(self: Any, *_: Any, **__: Any) -> NoReturn:
+def _read_only(self: object, *_: object, **__: object) -> NoReturn:
     raise errors.ParamsError(
         f"a {type_name(self)} in Params is read-only; assign a new one, or set an "
         "element by its path: p.set_path('field[0]', value)"
@@ -71,15 +94,15 @@ class ReadOnlyDict(dict[str, Any]):
         return dict, (dict(self),)
 
 
-def type_name(value: Any) -> str:
+def type_name(value: Value) -> str:
     """Return the name of a value's type, as its user knows it."""
     kind = type(value)
     read_only = issubclass(kind, ReadOnlyList | ReadOnlyDict)
     return container(value).__name__ if read_only else kind.__name__
 
 
-def holds_params(value: Any) -> bool:
-    """Tell whether `value` is Params or a container that holds some."""
+def holds_params(value: Value) -> bool:
+    """Return whether `value` is Params or a container that holds some."""
     if isinstance(value, list | tuple):
         return any(map(holds_params, value))
     if isinstance(value, dict):
@@ -87,14 +110,14 @@ def holds_params(value: Any) -> bool:
     return isinstance(value, Node)
 
 
-def container(value: Any) -> type:
+def container(value: Value) -> type:
     """Return list, tuple or dict, whichever `value` is."""
     return next(kind for kind in (list, tuple, dict) if isinstance(value, kind))
 
 
-def same(one: Any, other: Any) -> bool:
+def same(one: Value, other: Value) -> bool:
     """Compare by value and type; nan equals nan, and 0.0 is not -0.0, as in texts."""
-    # A list or dict may be read-only on one side alone.
+    # One of two equal lists or dicts may be read-only and the other not.
     contained = isinstance(one, list | dict) and isinstance(other, container(one))
     if not contained and type(one) is not type(other):
         return False
@@ -107,12 +130,12 @@ def same(one: Any, other: Any) -> bool:
     return repr(one) == repr(other) if isinstance(one, float) else bool(one == other)
 
 
-def copied(value: Any) -> Any:
+def copied(value: Value) -> Value:
     """Return a value of a tree by value."""
     return convert(value, Any) if isinstance(value, Node | list | tuple | dict) else value
 
 
-def replace(container: Any, steps: list[text.Step], value: Any) -> Any:
+def replace(container: Value, steps: list[Step], value: Value) -> Value:
     """Return `container` with the element at `steps` replaced; its other elements stay the same."""
     step, rest = steps[0], steps[1:]
     new = replace(container[step], rest, value) if rest else value
@@ -125,9 +148,15 @@ def replace(container: Any, steps: list[text.Step], value: Any) -> Any:
     return container
 
 
-def supported(kind: Any) -> bool:
-    """Tell whether a field can have this type: its values have a text, and go by value."""
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
+def _split(kind: Kind) -> tuple[Any, tuple[Any, ...]]:
+    """Return the class that a generic type is of (None: the type is not generic), its arguments."""
+    origin: Any = typing.get_origin(kind)
+    return origin, typing.get_args(kind)
+
+
+def supported(kind: Kind) -> bool:
+    """Return whether a field can have this type: its values have a text and can be copied."""
+    origin, args = _split(kind)
     if origin in (Union, types.UnionType):
         return all(map(supported, args))
     if origin is Literal:
@@ -144,22 +173,41 @@ def supported(kind: Any) -> bool:
     return kind in plain or issubclass(kind, enum.Enum | Node) or names.is_dtype(kind)
 
 
-def takes_bare_text(kind: Any) -> bool:
-    """Tell whether a text without quotes may be a string for this type."""
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
+def parse(source: str, kind: Kind) -> Value:
+    """Return the value of type `kind` that a text means.
+
+    A text of letters, digits and `_./:-` alone is a string without quotes where `kind` takes
+    strings and the text is no other value of it.
+
+    Raises:
+        Mismatch: the value does not fit.
+        ParamsError: the text is not a literal, or a name in it cannot be resolved.
+    """
+    try:
+        return convert(parse_literal(source), kind)
+    except (errors.ParamsError, Mismatch):
+        if _BARE_TEXT.fullmatch(source) and takes_bare_text(kind):
+            with contextlib.suppress(Mismatch):
+                return convert(source, kind)
+        raise
+
+
+def takes_bare_text(kind: Kind) -> bool:
+    """Return whether a string of this type may be written without quotes."""
+    origin, args = _split(kind)
     if origin in (Union, types.UnionType):
         return any(map(takes_bare_text, args))
     return kind is str or (origin is Literal and any(isinstance(arg, str) for arg in args))
 
 
-def takes_none(kind: Any) -> bool:
-    """Tell whether a field of type `kind` may be None by its own words, such as `int | None`."""
+def takes_none(kind: Kind) -> bool:
+    """Return whether a type such as `int | None` names None itself."""
     return types.NoneType in typing.get_args(kind)
 
 
-def describe(kind: Any) -> str:
+def describe(kind: Kind) -> str:
     """Return a type as messages write it: `int or None`, `'gpipe' or '1f1b'`, `list[int]`."""
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    origin, args = _split(kind)
     if kind is None or kind is types.NoneType:
         return "None"
     if kind is Ellipsis:
@@ -179,9 +227,9 @@ def describe(kind: Any) -> str:
     return str(getattr(kind, "__qualname__", kind))
 
 
-def element_type(kind: Any, step: text.Step) -> Any:
+def element_type(kind: Kind, step: Step) -> Kind:
     """Return the type of the element at `step` in a container of type `kind`."""
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    origin, args = _split(kind)
     if origin in (Union, types.UnionType):
         inner = tuple(element_type(arg, step) for arg in args if _holds(arg, step))
         return Union[inner] if inner else Any  # noqa: UP007 (made of a tuple)
@@ -193,28 +241,28 @@ def element_type(kind: Any, step: text.Step) -> Any:
     return args[0] if args and origin in (list, tuple) else Any
 
 
-def _holds(kind: Any, step: text.Step) -> bool:
+def _holds(kind: Kind, step: Step) -> bool:
     containers = (dict,) if isinstance(step, str) else (list, tuple)
-    origin = typing.get_origin(kind) or kind
+    origin = _split(kind)[0] or kind
     return kind is Any or origin in containers
 
 
-def convert(value: Any, kind: Any, *, exact: bool = False, depth: int = 0) -> Any:
+def convert(value: Value, kind: Kind, *, exact: bool = False, depth: int = 0) -> Value:
     """Return the value to keep for a field of type `kind`: by value, int as float, list as tuple.
 
     Args:
         value: what was assigned, or read from a text (a `Name` in it is looked up as `kind` asks).
         kind: the field's type.
         exact: do not turn int into float or lists into tuples.
-        depth: how many containers `value` stands in.
+        depth: how many containers `value` is in.
 
     Raises:
         Mismatch: it does not fit.
         ParamsError: a name in it cannot be resolved.
     """
-    if depth >= text.MAX_DEPTH and isinstance(value, list | tuple | dict):
-        raise Mismatch(f"at most {text.MAX_DEPTH} containers deep", value)
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if depth >= MAX_DEPTH and isinstance(value, list | tuple | dict):
+        raise Mismatch(f"at most {MAX_DEPTH} containers deep", value)
+    origin, args = _split(kind)
     if origin in (Union, types.UnionType):
         return _convert_union(value, kind, args, exact=exact, depth=depth)
     if origin is Literal:
@@ -230,21 +278,20 @@ def convert(value: Any, kind: Any, *, exact: bool = False, depth: int = 0) -> An
     return _convert_plain(value, types.NoneType if kind is None else kind, exact=exact)
 
 
-def _convert_plain(value: Any, kind: type, *, exact: bool) -> Any:
-    if isinstance(value, text.Name):
-        found = _named(value, kind)
-        if found is None:
+def _convert_plain(value: Value, kind: type, *, exact: bool) -> Value:
+    if isinstance(value, Name):
+        named = _named(value, kind)
+        if named is None:
             raise Mismatch(describe(kind), value)
-    elif kind in (int, float, str):
+        return named
+    if kind in (int, float, str):
         return _convert_scalar(value, kind, exact=exact)
-    else:
-        found = value
-    if not isinstance(found, kind):
+    if not isinstance(value, kind):
         raise Mismatch(describe(kind), value)
-    return found.copy() if isinstance(found, Node) else found
+    return value.copy() if isinstance(value, Node) else value
 
 
-def _convert_scalar(value: Any, kind: type, *, exact: bool) -> Any:
+def _convert_scalar(value: Value, kind: type, *, exact: bool) -> Value:
     if isinstance(value, kind) and not isinstance(value, bool | enum.Enum):
         return str.__str__(value) if kind is str else kind(value)
     if kind is float and type(value) is int and not exact:
@@ -255,16 +302,19 @@ def _convert_scalar(value: Any, kind: type, *, exact: bool) -> Any:
     raise Mismatch(describe(kind), value)
 
 
-def _named(name: text.Name, kind: type) -> Any:
-    """Return what `name` means for a field of type `kind`; None where names mean nothing."""
+def _named(name: Name, kind: type) -> Value:
+    """Return the member or dtype that `name` means for a type; None if it means nothing there."""
     if isinstance(kind, enum.EnumMeta):
-        of, dot, member = name.text.rpartition(".")
-        named = not dot or old_names.current(of) == names.public_name(kind)
-        return kind.__members__.get(member) if named else None
+        class_name, _, member = name.text.rpartition(".")
+        if class_name and old_names.current(class_name) != names.public_name(kind):
+            return None
+        return kind.__members__.get(member)
     return names.dtype_by_name(name.text) if names.is_dtype(kind) else None
 
 
-def _convert_union(value: Any, kind: Any, args: tuple[Any, ...], *, exact: bool, depth: int) -> Any:
+def _convert_union(
+    value: Value, kind: Kind, args: tuple[Any, ...], *, exact: bool, depth: int
+) -> Value:
     deepest = Mismatch(describe(kind), value)
     unresolved: errors.ParamsError | None = None
     for exactly in (True,) if exact else (True, False):
@@ -279,18 +329,19 @@ def _convert_union(value: Any, kind: Any, args: tuple[Any, ...], *, exact: bool,
     raise deepest if unresolved is None or deepest.path else unresolved
 
 
-def _convert_literal(value: Any, kind: Any, args: tuple[Any, ...]) -> Any:
+def _convert_literal(value: Value, kind: Kind, args: tuple[Any, ...]) -> Value:
     for arg in args:
         if type(arg) is type(value) and arg == value:
             return arg
-        named = isinstance(value, text.Name) and isinstance(arg, enum.Enum)
+        named = isinstance(value, Name) and isinstance(arg, enum.Enum)
         if named and _named(value, type(arg)) is arg:
             return arg
     raise Mismatch(describe(kind), value)
 
 
-def _convert_sequence(value: Any, kind: Any, *, exact: bool, depth: int) -> Any:
-    origin, args = typing.get_origin(kind) or kind, typing.get_args(kind)
+def _convert_sequence(value: Value, kind: Kind, *, exact: bool, depth: int) -> Value:
+    origin, args = _split(kind)
+    origin = origin or kind
     accepted = origin if exact else list | tuple
     if not isinstance(value, accepted):
         raise Mismatch(describe(kind), value)
@@ -306,7 +357,7 @@ def _convert_sequence(value: Any, kind: Any, *, exact: bool, depth: int) -> Any:
     return tuple(items) if origin is tuple else ReadOnlyList(items)
 
 
-def _convert_dict(value: Any, kind: Any, *, exact: bool, depth: int) -> Any:
+def _convert_dict(value: Value, kind: Kind, *, exact: bool, depth: int) -> Value:
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise Mismatch(describe(kind), value)
     args = typing.get_args(kind) or (str, Any)
@@ -318,33 +369,34 @@ def _convert_dict(value: Any, kind: Any, *, exact: bool, depth: int) -> Any:
     )
 
 
-def _element(item: Any, kind: Any, step: text.Step, *, exact: bool, depth: int) -> Any:
+def _element(item: Value, kind: Kind, step: Step, *, exact: bool, depth: int) -> Value:
     try:
         return convert(item, kind, exact=exact, depth=depth + 1)
     except Mismatch as mismatch:
-        # A path's own first step carries no dot, since what it stands in is not known here.
-        prefix = text.join_path("_", step).removeprefix("_")
+        # Without the dot of a field: what comes before this step is not known here.
+        prefix = join_path("_", step).removeprefix("_")
         raise Mismatch(mismatch.expected, mismatch.value, prefix + mismatch.path) from None
 
 
-def _convert_reference(value: Any, kind: Any) -> Any:
-    origin, args = typing.get_origin(kind) or kind, typing.get_args(kind)
-    found = names.resolve(value.text) if isinstance(value, text.Name) else value
+def _convert_reference(value: Value, kind: Kind) -> Value:
+    origin, args = _split(kind)
+    origin = origin or kind
+    referenced = names.resolve(value.text) if isinstance(value, Name) else value
     if origin is not type:
-        if not isinstance(found, type | types.FunctionType):
+        if not isinstance(referenced, type | types.FunctionType):
             raise Mismatch(describe(kind), value)
-        return found
-    if not isinstance(found, type):
+        return referenced
+    if not isinstance(referenced, type):
         raise Mismatch(describe(kind), value)
     if args and args[0] is not Any:
-        members = typing.get_args(args[0]) or args
-        if not issubclass(found, members):
+        bases = typing.get_args(args[0]) or args
+        if not issubclass(referenced, bases):
             raise Mismatch(describe(kind), value)
-    return found
+    return referenced
 
 
-def _convert_any(value: Any, depth: int) -> Any:
-    if isinstance(value, text.Name):
+def _convert_any(value: Value, depth: int) -> Value:
+    if isinstance(value, Name):
         return names.resolve(value.text)
     if isinstance(value, list):
         return _convert_sequence(value, list, exact=True, depth=depth)

@@ -22,8 +22,7 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 from lingvo_gpipe import errors, hyperparams
-from lingvo_gpipe.hyperparams import names
-from lingvo_gpipe.hyperparams import text as texts
+from lingvo_gpipe.hyperparams import literals, names
 from tests.lingvo_gpipe.hyperparams import cases
 from tests.lingvo_gpipe.hyperparams.cases import Color, Dense, Everything, Other, Stack, Wide
 
@@ -110,7 +109,7 @@ def test_trees_are_equal_when_their_texts_are(
 def test_every_value_without_params_can_be_an_override(value: Any) -> None:
     tree = Everything.Params(anything=value)
     hypothesis.assume(not any(path != "child" and path for path, _ in tree.iter_nodes()))
-    text = texts.format_value(tree.anything)
+    text = literals.format_value(tree.anything)
     assert Everything.Params().override(f"anything={text}") == tree
 
 
@@ -202,14 +201,14 @@ def holds_names(value: Any) -> bool:
         return any(map(holds_names, value.values()))
     if isinstance(value, list | tuple):
         return any(map(holds_names, value))
-    return isinstance(value, texts.Name)
+    return isinstance(value, literals.Name)
 
 
 @hypothesis.settings(max_examples=300)
 @hypothesis.given(GARBAGE)
 def test_a_literal_is_read_as_python_reads_it_or_refused(text: str) -> None:
     with or_params_error():
-        value = texts.parse_literal(text)
+        value = literals.parse_literal(text)
         hypothesis.assume(not holds_names(value))  # names are ours, and so are these two
         hypothesis.assume("inf" not in text and "nan" not in text)
         assert repr(value) == repr(ast.literal_eval(text.strip()))
@@ -268,7 +267,7 @@ def test_no_name_leads_out_of_the_registered_packages(monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Give the name of a package that leaves a mark when it is imported."""
+    """Yield the name of a package that leaves a mark when it is imported."""
     name = "package_of_hyperparams_fuzz_test"
     folder = tmp_path / name
     folder.mkdir()

@@ -12,7 +12,8 @@ import pytest
 
 import lingvo_gpipe
 from lingvo_gpipe import errors, hyperparams, layers, task
-from lingvo_gpipe.hyperparams import fields, names, old_names
+from lingvo_gpipe.hyperparams import names, old_names
+from lingvo_gpipe.hyperparams.params import undefined_methods
 from tests.lingvo_gpipe.hyperparams import cases
 
 # Every class that a text could name when classes were named by their modules.
@@ -88,12 +89,12 @@ def classes_of_the_project() -> Iterator[type]:
 
 
 def nameable_in_texts() -> list[type]:
-    """Return the classes that can stand in the tree of a task, but for users' own."""
+    """Return the project's classes that the tree of a task can contain."""
     classes = list(classes_of_the_project())
     made = [
         each
         for each in classes
-        if not fields.left_open(each) and issubclass(each, hyperparams.Configurable)
+        if not undefined_methods(each) and issubclass(each, hyperparams.Configurable)
     ]
     sections = [
         each
@@ -189,7 +190,7 @@ def test_a_name_that_is_no_class_of_the_package_is_refused(name: str) -> None:
 
 @pytest.fixture
 def user_module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """Give a user's registered module that is called `layers`, as a package of lingvo_gpipe is."""
+    """Return a registered module of a user that is called `layers`."""
     module = types.ModuleType("layers")
     for name in ("Dense", "Mine"):
         setattr(module, name, type(name, (cases.Layer,), {"__module__": "layers"}))

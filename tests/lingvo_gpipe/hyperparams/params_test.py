@@ -96,12 +96,12 @@ def test_declaring_a_field_wrongly_is_refused() -> None:
             units: int = field(3, "An int.")
 
     where = "test_declaring_a_field_wrongly_is_refused.<locals>."
-    no_field = "'a' is no field; write a: type = field(default, help)"
+    no_field = "'a' is not a field; write a: type = field(default, help)"
     for action, expected in {
         annotated_alone: f"annotated_alone.<locals>.P: {no_field}",
         plain_value: f"plain_value.<locals>.P: {no_field}",
         no_annotation: f"no_annotation.<locals>.P: {no_field}",
-        unknown_default: "unknown_default.<locals>.P: 'unit' is no field; write unit: type = "
+        unknown_default: "unknown_default.<locals>.P: 'unit' is not a field; write unit: type = "
         "field(default, help)",
         no_help: "no_help.<locals>.P: 'a' has no help; write a line about it",
         method_name: "method_name.<locals>.P: 'copy' cannot be a field's name: Params use it "

@@ -110,7 +110,7 @@ def test_a_field_without_a_line_keeps_its_default() -> None:
         ),
         (
             "class: {here}Stack\nhead.units: 4",
-            "line 2: 'head.units' stands before its parent's line",
+            "line 2: 'head.units' comes before its parent's line",
         ),
         (
             "class: {here}Dense\nname: 'x'\nunit: 3",
@@ -130,7 +130,7 @@ def test_a_field_without_a_line_keeps_its_default() -> None:
         ),
         (
             "class: {here}Stack\nhead.class: {here}Dense\nhead.units: x(3)",
-            "line 3: {here}Stack: 'head.units': cannot read 'x(3)' as a literal: '(' is too much",
+            "line 3: {here}Stack: 'head.units': cannot read 'x(3)' as a literal: unexpected '(3)'",
         ),
         (
             "class: {here}Dense\nrate: REQUIRED",
@@ -242,14 +242,21 @@ def test_none_takes_the_place_of_params_that_need_not_be_there() -> None:
     ("assignment", "expected"),
     [
         ("number", "'number' is not an override; write path=value"),
-        ("number=", "{name}: 'number': cannot read '' as a literal: it ends too early"),
+        ("number=", "{name}: 'number': cannot read '' as a literal: it is empty"),
         ("number=four", "{name}: 'number' must be int, got four"),
         ("number='4'", "{name}: 'number' must be int, got '4' (str)"),
-        ("number=1+1", "{name}: 'number': cannot read '1+1' as a literal: it stops making sense"),
-        ("number=9**9**9", "{name}: 'number': cannot read '9**9**9' as a literal: it stops"),
+        ("number=1+1", "{name}: 'number': cannot read '1+1' as a literal: unexpected '+1'"),
+        ("number=9**9**9", "{name}: 'number': cannot read '9**9**9' as a literal: unexpected"),
         ("flag=true", "{name}: 'flag' must be bool, got true"),
-        ("word=a b", "{name}: 'word': cannot read 'a b' as a literal: 'b' is too much"),
-        ("word='a", "{name}: 'word': cannot read \"'a\" as a literal: it stops making sense"),
+        ("word=a b", "{name}: 'word': cannot read 'a b' as a literal: unexpected 'b'"),
+        ("word='a", "{name}: 'word': cannot read \"'a\" as a literal: the string \"'a\" is not"),
+        ("number=1 # c", "{name}: 'number': cannot read '1 # c' as a literal: unexpected '# c'"),
+        ("number=[1)", "{name}: 'number': cannot read '[1)' as a literal: closing parenthesis"),
+        ("number=1,2", "{name}: 'number': cannot read '1,2' as a literal: unexpected ',' outside"),
+        (
+            "words={'a'}",
+            "{name}: 'words': cannot read \"{'a'}\" as a literal: \"{'a'}\" is not a c",
+        ),
         ("words=[a]", "{name}: 'words[0]' must be str, got a"),
         ("color=GREEN", "{name}: 'color' must be Color (RED, BLUE), got GREEN"),
         ("literal=pipe", "{name}: 'literal' must be 'gpipe' or 2 or None, got pipe"),

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, layers, precision
-from lingvo_gpipe.hyperparams.fields import left_open
+from lingvo_gpipe.hyperparams.params import undefined_methods
 from lingvo_gpipe.layers import composite
 from lingvo_gpipe.tasks.image.model import amoebanet, heads, operations
 from lingvo_gpipe.tasks.mt.model import block, decoder, embedding, encoder, mixture, softmax
@@ -38,7 +38,7 @@ RANDOM = {
 # TensorFlow pads a dilated convolution for its CPU kernel; the formula counts what is asked for.
 PADDED = {"conv_dilated"}
 
-# Their outputs depend on the whole micro-batch: batch norms in a row, masks by example.
+# What they give depends on the whole micro-batch: batch norms behind each other, masks by example.
 NOT_BY_EXAMPLE = {
     "amoeba_cell",
     "amoeba_cell_first",
@@ -137,7 +137,7 @@ def test_every_layer_of_a_task_s_networks_has_a_row(modules: Any, cases: Any) ->
         for value in vars(module).values()
         if inspect.isclass(value)
         and issubclass(value, layers.Layer)
-        and not left_open(cast(type, value))
+        and not undefined_methods(cast(type, value))
         and value.__module__ == module.__name__
     }
     assert defined == {case.params().owner for case in cases}
@@ -215,7 +215,7 @@ def test_programs_are_pure(case: Case, known_batch: bool) -> None:
     graphs = [graph, *(f.graph for f in graph._functions.values())]
     operations = [op for g in graphs for op in g.get_operations()]
     assert not {op.type for op in operations if op.op_def.is_stateful}
-    # A cell passes the state; here it is captured, as plain tensors.
+    # A cell hands the state in; here it is captured, as plain tensors.
     assert tf.resource not in {captured.dtype for captured, _ in graph.captures}
 
 
@@ -258,7 +258,7 @@ def test_what_is_collected_adds_up_over_unequal_micro_batches(case: Case) -> Non
 
 
 def product_flops(op: tf.Operation) -> int:
-    """Return 2 × the multiply-adds of an operation; 0 for other operations."""
+    """Return 2 × the multiply-adds of an operation; 0 if it is no product or convolution."""
     given = [tuple(x.shape) for x in op.inputs]
     output = math.prod(tuple(op.outputs[0].shape)) if op.outputs else 0
     if op.type == "MatMul":

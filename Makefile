@@ -14,8 +14,8 @@ MODEL ?= image.digits.ConvNet
 # Test processes: each imports TensorFlow once and keeps a core busy.
 JOBS ?= 2
 # Words of the old dialect that are left: lower it with every one that is replaced, down to 0.
-DIALECT = 884
-# More arguments for the program behind a command: make test ARGS='-k dense'.
+DIALECT = 40
+# More arguments for the program that a command runs: make test ARGS='-k dense'.
 ARGS ?=
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
@@ -67,6 +67,6 @@ $(DOCS_STAMP): requirements-docs.txt $(STAMP)
 	  $(PYTHON_BIN) -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
-clean: ## Remove what was made here, but for runs/.
+clean: ## Remove what was made here, except runs/.
 	@rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

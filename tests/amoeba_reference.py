@@ -123,7 +123,7 @@ class Plain:
         return tf.concat(values, -1)
 
     def odd(self, x: Any) -> Any:
-        """The image less its first row and column, zeros added behind."""
+        """The image less its first row and column, zeros added at the end."""
         return tf.pad(x[:, 1:, 1:], [[0, 0], [0, 1], [0, 1], [0, 0]])
 
 

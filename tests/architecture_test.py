@@ -78,7 +78,7 @@ def fault(module: str, imported: str) -> str | None:
     if own == "__init__":
         return None
     if other not in ROW_OF:
-        return "is no package of ROWS: import what defines it"
+        return "is not a package of ROWS: import what defines it"
     if own in ("params", "tasks"):
         return "is closed to tasks and params" if lies_in(target, CLOSED_TO_MODELS) else None
     if SUBJECT_OF[other] == SUBJECT_OF[own] or ROW_OF[other] < ROW_OF[own]:

@@ -27,9 +27,9 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
 MEASURED = [str(p.relative_to(ROOT)) for p in sorted((ROOT / "benchmarks").rglob("README.md"))]
-# Lingvo's own flags, fields and classes stand in the first column of these tables.
+# Lingvo's own flags, fields and classes are in the first column of these tables.
 FOREIGN_FIRST_COLUMN = "docs/from_lingvo.md"
-ENDINGS = ("py", "md", "json", "txt", "model")  # of files that are named as modules are
+ENDINGS = ("py", "md", "json", "txt", "tsv", "model")  # of files that are named as modules are
 
 
 def read(name: str) -> str:
@@ -45,7 +45,7 @@ def prose(name: str) -> str:
 
 
 def code(name: str) -> list[str]:
-    """Return what stands between single backticks, table cells' escapes removed."""
+    """Return the texts between single backticks, table cells' escapes removed."""
     return re.findall(r"`([^`\n]+)`", prose(name))
 
 

@@ -26,7 +26,7 @@ NUM_IDS = 3  # integer inputs are drawn from [0, NUM_IDS)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Case:
-    """A layer with the specs of what it reads.
+    """A layer with the specs of its inputs.
 
     Attributes:
         name: of the row.
@@ -223,7 +223,7 @@ CASES = (
 
 
 def meta_of(params: Any, *inputs: tf.TensorSpec) -> layers.Meta:
-    """Return what the layer of `params` tells of itself."""
+    """Return the Meta of `params`."""
     told: layers.Meta = params.fprop_meta(*inputs)
     return told
 

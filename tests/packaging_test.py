@@ -99,7 +99,7 @@ def build(kind: str, source: Path, out: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what is built: the build leaves its folders beside the sources."""
+    """A copy of the sources that are built: the build leaves its folders beside the sources."""
     copy = tmp_path_factory.mktemp("source")
     for path in ROOT.glob("*.*"):
         if path.suffix in (".toml", ".md"):

@@ -1,4 +1,4 @@
-"""Small networks of dense layers, for tests of what follows from params alone."""
+"""Small networks of dense layers, for tests of facts that follow from Params alone."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def params() -> Any:
 
 
 def train(folder: str, told: Connection) -> None:
-    """Train in a process of its own, telling each line and each question; then the result.
+    """Train in a process of its own, sending each line and each question; then the result.
 
     It is asked whether to stop before each update and each mini-batch of an evaluation.
     """
@@ -65,7 +65,7 @@ def train(folder: str, told: Connection) -> None:
 
 @pytest.fixture(scope="module")
 def context() -> ForkServerContext:
-    """Give a server of processes that have imported everything and begun nothing."""
+    """A server of processes that have imported everything and started nothing."""
     found = multiprocessing.get_context("forkserver")
     found.set_forkserver_preload(["lingvo_gpipe.run.loop", "tests.tiny_task"])
     return found
@@ -73,7 +73,7 @@ def context() -> ForkServerContext:
 
 @dataclasses.dataclass
 class Life:
-    """One process of a run, and what it told before it ended."""
+    """One process of a run, and what it sent before it ended."""
 
     process: BaseProcess
     told: Connection
@@ -87,7 +87,7 @@ class Life:
         return cls(process, here)
 
     def lines(self) -> Iterator[Any]:
-        """Yield what it tells, until it ends."""
+        """Yield what it sends, until it ends."""
         try:
             while self.told.poll(PATIENCE_S):
                 yield self.told.recv()
@@ -95,13 +95,13 @@ class Life:
             return
 
     def kill(self, asked: int, delay_s: float) -> list[Any]:
-        """Kill it so many seconds after so many questions; return what it told."""
+        """Kill it some seconds after some questions; return what it had sent."""
         found = []
         for line in self.lines() if asked else ():
             found.append(line)
             if found.count("asked") == asked:
                 break
-        # Whatever it tells meanwhile is taken up below.
+        # Whatever it sends meanwhile is read below.
         self.process.join(delay_s)
         self.process.kill()
         self.process.join()
@@ -112,7 +112,7 @@ class Life:
 def undisturbed(
     context: ForkServerContext, tmp_path_factory: pytest.TempPathFactory
 ) -> loop.Result:
-    """Give the result of a run that was left alone."""
+    """The result of a run that was left alone."""
     found = list(Life.begin(context, tmp_path_factory.mktemp("whole")).lines())[-1]
     assert isinstance(found, loop.Result)
     return found
@@ -143,7 +143,7 @@ def killed_and_resumed(
         now = checkpoints.step_of(whole[-1]) if whole else 0
         assert now >= whole_before
         whole_before = now
-    assert restored, "no run was killed behind its first checkpoint"
+    assert restored, "no run was killed after its first checkpoint"
     told = list(Life.begin(context, folder).lines())
     assert isinstance(told[-1], loop.Result)
     return told[-1]

@@ -221,7 +221,7 @@ def prose(text: str, targets: Mapping[str, str]) -> str:
 
 
 def document_page(path: str, text: str, root: Path, targets: Mapping[str, str]) -> str:
-    """Return a document at `path` of the checkout as a page: names linked, source links mended.
+    """Return a document at `path` of the checkout as a page: names linked, source links adapted.
 
     Fenced and indented code, headings and existing links keep their text. What a list item holds is
     indented by four spaces, since Python's Markdown reads less as the end of the item.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv hold what requirements.txt pins, and this checkout as an editable package.
 #
-# A .venv that works is kept; a broken one, or one of another Python, is made anew.
+# A .venv that works is kept; a broken one, or one of another Python, is made again.
 # $PYTHON names the interpreter; without it the first fitting one on PATH is taken.
 set -euo pipefail
 cd "$(dirname "$0")/.."

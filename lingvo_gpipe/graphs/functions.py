@@ -23,7 +23,7 @@ def body(name: str, graph: tf.Graph | None) -> tf.Graph | None:
 
 
 def iterations(op: tf.Operation) -> int:
-    """Return how often a loop runs: the length of what it unstacks, or as its forward loop."""
+    """Return how often a loop runs: the length of unstacked tensors, or as its forward loop."""
     count = 1
     for tensor in op.inputs:
         source = tensor.op

@@ -147,7 +147,7 @@ def from_keras(
     """Return the Params of a live Keras layer (or operation).
 
     Each name it reads becomes an argument of its call, or all of them one list where the call takes
-    a single argument. For another call, set the fields `args` and `kwargs` of what it returns.
+    a single argument. For another call, set the fields `args` and `kwargs` of the result.
 
     Args:
         live: the layer, built or not; it is not changed.

@@ -198,7 +198,7 @@ def add_loss_and_metrics(
 
 
 def add_log_perplexity(params: LabelledParams, ctx: Context, rows: Rows) -> None:
-    """Add the metric log_perplexity of what `add_loss_and_metrics` returned."""
+    """Add the metric log_perplexity from the result of `add_loss_and_metrics`."""
     total = tf.reduce_sum(rows.log_perplexity * rows.weight)
     sums = {"total": total, "weight": tf.reduce_sum(rows.weight)}
     ctx.add_sum(f"{params.metric_prefix}log_perplexity", sums)

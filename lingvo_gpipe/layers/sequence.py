@@ -204,7 +204,7 @@ class MultiHeadAttention(composite.Composite):
     def remember(
         self, theta: Theta, memory: tf.Tensor, ctx: Context
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return keys and values [B, heads, S, head_dim] of what is attended to, [B, S, E]."""
+        """Return keys and values [B, heads, S, head_dim] of the attended sequence [B, S, E]."""
         key, value = (
             self._heads(self.child(name, theta, memory, ctx)) for name in ("key", "value")
         )

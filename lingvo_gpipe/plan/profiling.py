@@ -142,7 +142,7 @@ class _Work:
 
     Attributes:
         params: of the layer, without names.
-        inputs: specs of what it reads.
+        inputs: specs of its inputs.
         has_gradient: of each value that it reads or writes.
         num_trained: how many of its weights are trained.
     """

@@ -101,7 +101,7 @@ def _kept_pair(
 def _input_specs(
     analysis: network.Analysis, cell: network.Cell
 ) -> tuple[CellInputs, BackwardInputs]:
-    """Return the specs of what a cell's programs are called with, and its backward besides."""
+    """Return the specs of the arguments of a cell's programs, and the backward's further ones."""
 
     def read(path: str) -> tf.TensorSpec:
         return tf.TensorSpec(analysis.variables[path].shape, analysis.variables[path].read_dtype)

@@ -168,6 +168,8 @@ def classes() -> Iterator[type[hyperparams.Params]]:
     while waiting:
         params = waiting.pop()
         waiting += params.__subclasses__()
+        if params.owner is None and params.__subclasses__():
+            continue  # a base, of which no object is made
         kind = params.owner or params
         name = f"{kind.__module__}.{kind.__qualname__}"
         if name.startswith("lingvo_gpipe.") and not re.search(r"\._|<", name) and name not in seen:

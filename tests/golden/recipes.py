@@ -1,4 +1,4 @@
-"""Small models that use as much of what is saved as a few hundred KiB hold; `make.py` trains them.
+"""Small models that save many kinds of state in a few hundred KiB; `make.py` trains them.
 
 The runs that lie beside this file are restored by their own texts: a recipe here may change.
 """

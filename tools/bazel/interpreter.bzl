@@ -26,7 +26,7 @@ def _venv_interpreter_impl(ctx):
     named = ctx.os.environ.get("LINGVO_GPIPE_PYTHON")
     root = ctx.path(Label("//:WORKSPACE")).dirname
 
-    # Not resolved: behind the link lies a Python that knows nothing of the environment.
+    # Not resolved: the link leads to a Python that knows nothing of the environment.
     python = ctx.path(named) if named else root.get_child(".venv").get_child("bin").get_child("python3")
     if not python.exists:
         fail("there is no {}: run `make setup`, or set LINGVO_GPIPE_PYTHON".format(python))

@@ -117,7 +117,7 @@ def split(function: Callable[[tf.Tensor], tf.Tensor]) -> traced_memory.Different
 
 def test_a_kept_forward_leaves_what_its_gradient_reads() -> None:
     pair = split(lambda x: tf.sqrt(tf.exp(tf.cumsum(x))))
-    # Both gradients are told by the outputs.
+    # Both gradients need only the outputs.
     assert traced_memory.kept_bytes(pair.forward, pair.kept) == 2 * 1024
     assert traced_memory.peak_bytes(pair.forward, 1) == 2 * 1024
 

@@ -35,7 +35,7 @@ def random(*shape: int, seed: int = 0, dtype: str = "float32") -> Any:
 
 
 def warm(model: keras.Model) -> None:
-    """Give every variable a value of its own, so that a swap shows."""
+    """Assign every variable its own value, so that a swap shows."""
     for number, variable in enumerate(model.weights):
         if variable.name in ("moving_variance", "gamma"):
             variable.assign(1.0 + 0.1 * np.abs(random(*variable.shape, seed=number)))
@@ -106,7 +106,7 @@ def context(
 
 
 def seed_dropouts(model: keras.Model, cut: Network, micro_batch: int = 0) -> None:
-    """Give the live model's dropouts the states that our layers use in a micro-batch."""
+    """Assign the live model's dropouts the states that our layers use in a micro-batch."""
     for layer in model.layers:
         if isinstance(layer, layers.Dropout):
             ctx = context(cut.names[layer.name], training=True, micro_batch=micro_batch)
@@ -124,7 +124,7 @@ def paths_of(model: keras.Model, cut: Network) -> dict[int, str]:
 
 
 def same(model: keras.Model, *inputs: Any, **options: Any) -> Network:
-    """Check that a cut model gives what the model gives; return the cut."""
+    """Check that a cut model and the model return the same; return the cut."""
     cut = from_keras_model(model, **options)
     fields = dict(zip(cut.inputs, inputs, strict=True))
     outputs, _ = Chain(cut, fields).run(fields, training=False)

@@ -1,4 +1,4 @@
-"""What of Keras is refused, and how its layers stand in texts and among kept weights."""
+"""What is refused of Keras, and how its layers are written in texts and with kept weights."""
 
 from __future__ import annotations
 

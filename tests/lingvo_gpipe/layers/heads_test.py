@@ -129,7 +129,7 @@ def test_composed_layers_give_up_what_their_children_do() -> None:
     own = inference(block, ("y",))
     assert tuple(own.reads) == ("y",)
     assert tuple(own.layers[0].reads) == ("x",)
-    # A child in the midst is handed as many values as before, so it keeps reading them.
+    # A child in the midst receives as many values as before, so it keeps reading them.
     two = layers.Rename.Params(reads=("x", "label"), writes=("x", "label"))
     kept = layers.Sequential.Params(layers=[two, head], reads=("y", "label"))
     assert tuple(inference(kept, ("y",)).reads) == ("y", "label")

@@ -38,7 +38,7 @@ RANDOM = {
 # TensorFlow pads a dilated convolution for its CPU kernel; the formula counts what is asked for.
 PADDED = {"conv_dilated"}
 
-# What they give depends on the whole micro-batch: batch norms behind each other, masks by example.
+# Their outputs depend on the whole micro-batch: batch norms in a row, masks by example.
 NOT_BY_EXAMPLE = {
     "amoeba_cell",
     "amoeba_cell_first",
@@ -215,7 +215,7 @@ def test_programs_are_pure(case: Case, known_batch: bool) -> None:
     graphs = [graph, *(f.graph for f in graph._functions.values())]
     operations = [op for g in graphs for op in g.get_operations()]
     assert not {op.type for op in operations if op.op_def.is_stateful}
-    # A cell hands the state in; here it is captured, as plain tensors.
+    # A cell passes the state; here it is captured, as plain tensors.
     assert tf.resource not in {captured.dtype for captured, _ in graph.captures}
 
 
@@ -258,7 +258,7 @@ def test_what_is_collected_adds_up_over_unequal_micro_batches(case: Case) -> Non
 
 
 def product_flops(op: tf.Operation) -> int:
-    """Return 2 × the multiply-adds of an operation; 0 if it is no product or convolution."""
+    """Return 2 × the multiply-adds of an operation; 0 for other operations."""
     given = [tuple(x.shape) for x in op.inputs]
     output = math.prod(tuple(op.outputs[0].shape)) if op.outputs else 0
     if op.type == "MatMul":

@@ -170,7 +170,7 @@ def test_a_forward_table_waits_no_longer_than_one_micro_batch_at_a_time(
         ticks, before = (max(map(len, one.devices)) for one in (table, alone))
         assert ticks <= before
         if homes == tuple(itertools.islice(itertools.cycle(range(K)), len(homes))) and M % K == 0:
-            # Devices wait for their first slot and behind their last one alone.
+            # Devices wait for their first slot and after their last one only.
             assert ticks == M * len(homes) // K + K - 1
             assert ticks < before or M <= K
 

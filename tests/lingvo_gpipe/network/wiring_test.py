@@ -242,7 +242,7 @@ def test_imports_and_exports_are_complete_and_no_more(drawn: Drawn) -> None:
             holds |= set(wiring.writes[n])
         assert set(route.imports) <= read  # nothing is received for nothing
         made = {v for n in route.layers for v in wiring.writes[n]}
-        assert set(route.exports) <= made  # nothing is handed through
+        assert set(route.exports) <= made  # nothing is passed through
         assert list(route.imports) == sorted(route.imports)
         assert list(route.exports) == sorted(route.exports)
         sent |= set(route.exports)

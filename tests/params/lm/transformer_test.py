@@ -10,7 +10,7 @@ from lingvo_gpipe.plan import step_plan
 GIB = 2**30
 # Parameters, partitions, "parameter memory" in GiB: the paper prints 11.7 for the first, which is
 # the neighbouring cell's 3.15 (282,178,816 × 12 bytes). Last the plan's activations in GiB, as
-# docs/translation.md tells them beside the paper's.
+# docs/translation.md lists them beside the paper's.
 TABLE = {
     "L3": (282_178_816, 1, 3.15, 39.9),
     "L13": (785_761_536, 1, 8.8, 6.9),

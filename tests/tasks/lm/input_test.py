@@ -60,7 +60,7 @@ def test_a_file_that_holds_no_rows_is_refused(tmp_path: Path, array: Any, text: 
 def test_a_folder_or_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(errors.InputError, match=r"input.data_dir=.* has no .npy file. Write"):
         source(tmp_path / "none").batches(seed=0)
-    (tmp_path / "train.npy").write_text("these are no ids")
+    (tmp_path / "train.npy").write_text("not an array of ids")
     with pytest.raises(errors.InputError, match=r"train.npy cannot be read: "):
         source(tmp_path).batches(seed=0)
     with pytest.raises(errors.InputError, match=r"input.length=0 is too small. Use 1 or more"):
@@ -79,7 +79,7 @@ def test_files_of_no_one_array_are_refused(tmp_path: Path) -> None:
     refused(r"train.npy cannot be read: EOF: .* Write it again with numpy.save")
     np.savez(tmp_path / "ids.npz", ids=np.arange(9))
     (tmp_path / "ids.npz").rename(path)
-    refused(r"train.npy cannot be read: the magic string is not correct; .* Write it anew by")
+    refused(r"train.npy cannot be read: the magic string is not correct; .* Write it again with")
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.int64])

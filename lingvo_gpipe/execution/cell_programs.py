@@ -10,7 +10,7 @@ Three rules, each measured:
     tape; nothing of the first forward can reach it.
 
 A program's arguments are one flat list of tensors: weights, state, imports, then what its phase
-needs. It is traced once per (phase, mode, import shapes) and called once per slot.
+needs. It is traced once per (phase, mode, with or without accumulators, import shapes).
 """
 
 from __future__ import annotations
@@ -351,11 +351,23 @@ def _nested(
 
 
 def _check_collected(info: network.LayerInfo, collected: Collected, training: bool) -> None:
-    """Refuse a layer that adds other losses or metrics than its Meta declares.
+    """Refuse a layer that adds other losses, metrics or moments than its Meta declares.
 
     Raises:
         LayerError: with the layer and the loss; one that is not declared would be counted nowhere.
     """
+    with_statistics = {
+        f"{info.name}/{spec.path}".rpartition("/")[0]
+        for spec in info.meta.variables
+        if spec.is_state
+    }
+    for path in collected.moments:
+        if path not in with_statistics:
+            raise errors.LayerError(
+                f"{path}: its fprop added moments, but its Meta declares no statistic, so they "
+                "would change nothing. Declare a VariableSpec with is_state=True, or add a metric "
+                "by ctx.add_sum"
+            )
     losses = [spec for spec in info.meta.losses if training or not spec.training_only]
     metrics = [spec for spec in info.meta.metrics if not (training and spec.evaluation_only)]
     for kind, call, declared, added in (

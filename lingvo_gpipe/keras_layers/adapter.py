@@ -94,7 +94,7 @@ class KerasLayer(Layer):
         }
 
         def is_frozen(path: str) -> bool:
-            return not params.trainable or self._at(ctx, path).is_frozen
+            return self._at(ctx, path).is_frozen
 
         before = function.attributes()
         called = trace.call(

@@ -1,7 +1,7 @@
 """Layer: the smallest unit that a cut can separate.
 
-A layer is made from Params, creates no variables, and is a pure function of
-(theta, state, inputs, ctx). `Params.fprop_meta` returns what it needs and costs, from fields and
+A layer is made from Params, creates no variables, and is a pure function of (theta, inputs, ctx);
+`ctx.state` holds its statistics. `Params.fprop_meta` returns what it needs and costs, from fields and
 input shapes alone, so that a model of any size is described, cut and planned without a device.
 """
 
@@ -317,6 +317,9 @@ class Layer(tf.Module, hyperparams.Configurable):
 
     def run(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """Call `fprop`, recomputed in the backward pass if params say so."""
+        if not self.params.trainable:
+            # A layer without weights, and those inside it, learn only here that they are frozen.
+            ctx = ctx.replace(frozen=ctx.frozen | {ctx.path})
         if not (self.params.recompute and ctx.training):
             return self.fprop(theta, inputs, ctx)
         return recomputed(self, theta, inputs, ctx)

@@ -71,7 +71,7 @@ class Context:
             root_seed: int32 [2], the micro-batch's seed (`seeds.micro_batch_seed`).
             state: see the class.
             path: see the class.
-            frozen: paths of layers all of whose weights are frozen.
+            frozen: paths of layers that are frozen: all of their weights, or `trainable=False`.
             collected: where to collect; None: a new one.
         """
         self.training = training
@@ -93,7 +93,7 @@ class Context:
 
     @property
     def is_frozen(self) -> bool:
-        """Whether every weight of this layer, or of a layer around it, is frozen."""
+        """Whether this layer or one around it is frozen: all its weights, or `trainable=False`."""
         parts = self.path.split("/")
         return any("/".join(parts[: n + 1]) in self.frozen for n in range(len(parts)))
 
@@ -131,8 +131,9 @@ class Context:
         self._add(self.collected.sums, name, value, "metric")
 
     def add_moments(self, moments: dict[str, tf.Tensor]) -> None:
-        """Add additive statistics of the micro-batch, for `Layer.merge_moments`."""
-        self._add(self.collected.moments, self.path, moments, "moments of")
+        """Add sums over the micro-batch, for `Layer.merge_moments`; ignored in a frozen layer."""
+        if not self.is_frozen:
+            self._add(self.collected.moments, self.path, moments, "moments of")
 
     def _add(self, where: dict[str, Nest], name: str, value: Nest, kind: str) -> None:
         if name in where:

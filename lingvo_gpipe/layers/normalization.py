@@ -72,15 +72,7 @@ class BatchNorm(Layer):
                 _check_mask(self, inputs[1], shape)
             dtype = self.policy.variable
             state = tuple(
-                VariableSpec(
-                    name,
-                    shape[-1:],
-                    dtype,
-                    base.initializer(start),
-                    trainable=False,
-                    is_state=True,
-                    group="norm",
-                )
+                VariableSpec(name, shape[-1:], dtype, base.initializer(start), is_state=True)
                 for name, start in (("moving_mean", "zeros"), ("moving_variance", "ones"))
             )
             return self.norm_meta(inputs[0], self.weights(shape[-1]) + state)
@@ -93,7 +85,7 @@ class BatchNorm(Layer):
         x, mask = inputs if len(p.reads) == 2 else (inputs, None)
         x = precision.cast(x, policy.variable)
         moving_mean, moving_variance = ctx.state["moving_mean"], ctx.state["moving_variance"]
-        if not ctx.training or not p.trainable or ctx.is_frozen:
+        if not ctx.training or ctx.is_frozen:
             inverse = tf.math.rsqrt(moving_variance + p.epsilon)
             return _scaled(x - moving_mean, inverse, theta, policy)
         if mask is None:

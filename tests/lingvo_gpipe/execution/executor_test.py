@@ -322,6 +322,8 @@ class Odd(base.Layer):
         del theta
         for name in self.params.gives:
             ctx.add_loss(name, tf.reduce_sum(tf.square(inputs)))
+        if self.params.kind == "moments":
+            ctx.add_moments({"sum": tf.reduce_sum(inputs, 0)})
         if self.params.kind == "random":
             return inputs + tf.random.normal([1], dtype=inputs.dtype)
         if self.params.kind == "assign":
@@ -397,6 +399,12 @@ def test_an_impure_layer_is_refused(kind: str, operation: str) -> None:
             {"gives": ("loss",)},
             "odd: its fprop added the loss 'loss', which its Meta does not declare; nearest none. "
             "Declare it, or it is counted nowhere",
+        ),
+        (
+            {"kind": "moments"},
+            "odd: its fprop added moments, but its Meta declares no statistic, so they would "
+            "change nothing. Declare a VariableSpec with is_state=True, or add a metric by "
+            "ctx.add_sum",
         ),
     ],
 )

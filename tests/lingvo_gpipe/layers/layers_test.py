@@ -257,6 +257,26 @@ def test_what_is_collected_adds_up_over_unequal_micro_batches(case: Case) -> Non
     assert_equal_nests(added, whole, 1e-12)
 
 
+@every_case
+def test_merged_moments_are_new_values_of_the_statistics(case: Case) -> None:
+    run = Run(case, "float32")
+    statistics = {f"net/{v.path}": v for v in run.meta.variables if v.is_state}
+    moments = run.forward(run.theta, run.inputs)[1]["moments"]
+    if run.params.trainable:
+        assert set(moments) == {path.rpartition("/")[0] for path in statistics}
+    for path, added in moments.items():
+        inside = path.removeprefix("net").removeprefix("/")
+        parts = {p: p.rpartition("/") for p in statistics}
+        state = {name: statistics[p] for p, (at, _, name) in parts.items() if at == path}
+        values = {name: tf.zeros(v.shape, v.dtype) for name, v in state.items()}
+        merged = run.layer.find(inside).merge_moments(values, added)
+        assert set(merged) <= set(state)
+        for name, value in merged.items():
+            assert (tuple(value.shape), value.dtype) == (state[name].shape, state[name].dtype)
+    frozen = Run(case, "float32", trainable=False)
+    assert not frozen.forward(frozen.theta, frozen.inputs)[1]["moments"]
+
+
 def product_flops(op: tf.Operation) -> int:
     """Return 2 × the multiply-adds of an operation; 0 for other operations."""
     given = [tuple(x.shape) for x in op.inputs]

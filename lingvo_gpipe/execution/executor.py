@@ -1,8 +1,9 @@
 """The executor runs a pass over the network: it alone knows cells and devices at once.
 
 It is called while an outer function is traced. It goes through the pass's table in a topological
-order and issues one call per slot, under the slot's device, with one control edge: from the call
-that the device issued before. There is no other order than the table's and the data's. The graph
+order and issues at most one call per slot, under the slot's device, with one control edge: from
+the call that the device issued before. A slot that computes nothing (`Cell.computes`), or whose
+backward is fused with its forward, has no call. There is no other order than the table's and the data's. The graph
 that it adds grows with cells × micro-batches, not with layers.
 """
 
@@ -113,7 +114,7 @@ class Executor:
                         call.kept_forward()
                     else:
                         call.forward()
-            elif cell.has_backward and m not in cell.fused:
+            elif m not in cell.fused and cell.computes(slot.phase, m):
                 with run.call(device, slot) as call:
                     call.backward()
         return run.outputs(run.weight_gradients())
@@ -264,8 +265,6 @@ class _SlotCall:
     def backward(self) -> None:
         """Run a backward: from the kept forward if there is one, else recomputing it."""
         kept, phase = self._run.kept.get(self._key), self._slot.phase
-        if kept is not None and phase == "W":
-            return  # from a kept forward, I has computed all gradients
         upstream = self._run.backward_inputs(*self._key)
         if kept is not None:
             self._store_gradients(kept.gradients(upstream))

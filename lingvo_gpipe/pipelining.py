@@ -218,7 +218,11 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
 
     @_without_autograph
     def merge_moments(self, moments: Mapping[str, Nest]) -> dict[str, tf.Tensor]:
-        """Return path → new value of every statistic, from an update's added-up moments."""
+        """Return path → new value of each statistic of the layers that added moments.
+
+        Args:
+            moments: path of a layer → its moments, added up over an update.
+        """
         layers = {layer.params.name: layer for layer in self.layers}
         return self._built.variables.merge_moments(layers, moments)
 

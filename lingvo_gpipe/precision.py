@@ -15,7 +15,7 @@ class Policy:
 
     Attributes:
         name: as in Keras.
-        variable: dtype of master weights, optimizer slots, accumulators, moments, loss sums.
+        variable: dtype of master weights, optimizer slots, accumulators, loss sums.
         compute: dtype in which programs compute and boundary tensors travel.
     """
 

@@ -39,6 +39,6 @@ def micro_batch_seed(seed: tf.Tensor, step: tf.Tensor, micro_batch: int | tf.Ten
     Args:
         seed: int32 [2], of the run (`base_seed`).
         step: integer scalar, the update's number.
-        micro_batch: integer, counted over the whole update (accumulation and replicas included).
+        micro_batch: integer, counted over the whole update (accumulation included).
     """
     return fold(fold(seed, step), micro_batch)

@@ -106,7 +106,7 @@ def _flags() -> Flags:
         "num_partitions", "K: number of devices; each holds a cell, or those of a table as text."
     )
     flags.number("num_micro_batches", "M: micro-batches per mini-batch.")
-    flags.text("schedule", "gpipe, 1f1b, or a table as text.")
+    flags.text("schedule", "gpipe, 1f1b, a table as text, or @FILE.")
     flags.text("recompute", "full, except_last or never; or one for each cell: full,full,never.")
     flags.text("fit", "With --mode=plan: bytes of a device, such as 8GiB, to fill with --grow.")
     flags.text("grow", "With --fit: the field whose largest value is searched.")

@@ -3,8 +3,8 @@
 It is called while an outer function is traced. It goes through the pass's table in a topological
 order and issues at most one call per slot, under the slot's device, with one control edge: from
 the call that the device issued before. A slot that computes nothing (`Cell.computes`), or whose
-backward is fused with its forward, has no call. There is no other order than the table's and the data's. The graph
-that it adds grows with cells × micro-batches, not with layers.
+backward is fused with its forward, has no call. There is no other order than the table's and the
+data's. The graph that it adds grows with cells × micro-batches, not with layers.
 """
 
 from __future__ import annotations

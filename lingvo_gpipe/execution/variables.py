@@ -55,7 +55,7 @@ class PipelineVariables(tf.Module):
     def merge_moments(
         self, layers: Mapping[str, base.Layer], moments: Mapping[str, Nest]
     ) -> dict[str, tf.Tensor]:
-        """Return path → new value of every statistic.
+        """Return path → new value of each statistic of the layers that added moments.
 
         Args:
             layers: name → layer of the network.

@@ -1,8 +1,8 @@
 """Layer: the smallest unit that a cut can separate.
 
 A layer is made from Params, creates no variables, and is a pure function of (theta, inputs, ctx);
-`ctx.state` holds its statistics. `Params.fprop_meta` returns what it needs and costs, from fields and
-input shapes alone, so that a model of any size is described, cut and planned without a device.
+`ctx.state` holds its statistics. `Params.fprop_meta` returns what it needs and costs, from fields
+and input shapes alone, so that a model of any size is described, cut and planned without a device.
 """
 
 from __future__ import annotations

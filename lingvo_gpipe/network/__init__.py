@@ -1,6 +1,7 @@
 """A network as it is known from its Params alone: wiring, costs, cuts, cells, memory by formula.
 
-Nothing here creates a variable, traces a function or names a device.
+Nothing here creates a variable, traces a function or names a device: devices are
+numbers.
 """
 
 from typing import TYPE_CHECKING

@@ -1,6 +1,6 @@
 """What is known about one cell in one pass over the network, and about the pass.
 
-A `Cell` is made once, by the analysis. The executor, the cell programs, the plan and the
+The analysis makes a `Cell` for each pass. The executor, the cell programs, the plan and the
 measurements read it; none of them decides again what a cell keeps, sends or differentiates.
 """
 

@@ -2,8 +2,8 @@
 
 One program per layer (`layer_programs`) computes the layer's new values from the old ones. The
 variables are read before it and assigned after it, on their devices. A layer's program waits only
-for the layer's own gradients, unless clipping or the guard needs the norm over all layers; then one
-scalar per layer is sent.
+for the layer's own gradients, unless clipping or the guard needs the norm over all layers; then
+each device sends two scalars, its part of the squared norm and of the decay loss.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class Updater(hyperparams.Configurable):
             None, "Scaling of losses for float16; None: no scaling."
         )
         finite_guard: bool = hyperparams.field(
-            True, "An update whose gradient or statistics are not finite changes nothing."
+            True,
+            "An update whose gradient or statistics are not finite changes no weight, statistic, "
+            "slot or average.",
         )
         average: Average.Params | None = hyperparams.field(
             None, "Exponential moving average of weights and statistics; None: no average."

@@ -2,8 +2,9 @@
 
 Plain Python. What a slot computes, and on which device, belongs to `lingvo_gpipe.execution`.
 
-A schedule is a function (num_devices K, num_micro_batches M, cells_per_device V) → `Table` in a
-file of its own, named here.
+A schedule is a function (num_devices K, num_micro_batches M) → `Table` in a file of its own, named
+here. Both place one cell on each device, and refuse another `cells_per_device`; a table as text may
+place several.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Recomputation: which forwards are kept for the backward, fused with it, or computed again.
 
-It follows from the table and each cell's policy. The analysis asks once; everything else reads
-its `Cell`s.
+It follows from the table and each cell's policy. The analysis asks for each pass, and everything
+else reads its `Cell`s; only `network.capacity` asks too, before there are cells.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class CellReuse:
         kept: the micro-batches whose forward is kept for the backward.
         fused: the micro-batches whose forward and backward run as one program.
         recomputations: how often the forward of a micro-batch is computed again, on average. I
-            and W each compute it again where both have work.
+            and W each compute it again, except in cell 0, whose I computes nothing.
         split_share: the share of micro-batches whose I and W both have work. From a kept forward,
             I computes all gradients; in cell 0, which reads only fields, W does.
     """
@@ -100,7 +100,7 @@ def reuse(table: Table, by_cell: Sequence[str], *, fuse: bool) -> tuple[CellReus
     Args:
         table: the schedule.
         by_cell: per cell, its policy.
-        fuse: fuses the last cell's F and B where they meet, unless it keeps every forward.
+        fuse: fuses the last cell's F and B where they meet, unless the cell's policy is `never`.
 
     >>> reverse = Table.from_text("0F0,0F1,0B1,0B0")
     >>> reuse(reverse, ["full"], fuse=True)[0].recomputations

@@ -57,6 +57,28 @@ def test_fused_slots_are_one_call(fields: dict[str, Any], expected: int) -> None
     assert len(pipelines.calls(pipelines.step_graph(pipelines.three(**fields)))) == expected
 
 
+@pytest.mark.parametrize(
+    ("recompute", "backwards"),
+    [
+        ("full", {"CPU:0": 2, "CPU:1": 4}),  # cell 0 reads fields only: its I has nothing to compute
+        ("never", {}),  # TensorFlow's own programs
+    ],
+)
+def test_a_slot_that_computes_nothing_is_no_call(
+    recompute: str, backwards: dict[str, int]
+) -> None:
+    own = pipelines.pipe(
+        pipelines.mlp(),
+        num_partitions=2,
+        num_micro_batches=2,
+        schedule="0F0,0F1,,0I0,0W0,0I1,0W1\n,1F0,1I0,1W0,1F1,1I1,1W1",
+        recompute=recompute,
+    )
+    calls = pipelines.calls(pipelines.step_graph(own))
+    found = [op.device[-5:] for op in calls if pipelines.called(op) == "backward"]
+    assert collections.Counter(found) == backwards
+
+
 @pytest.mark.parametrize("recompute", ["full", "except_last", "never"])
 def test_no_program_is_ever_inlined_or_stateful(recompute: str) -> None:
     own = pipelines.three(

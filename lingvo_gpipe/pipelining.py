@@ -114,7 +114,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
                 cell_programs.CellPrograms(cell.index, analysis, self.layers, jit)
                 for cell in analysis.cells
             ],
-            devices=[where.devices[cell.device] for cell in analysis.cells],
+            devices=[where.devices[cell.device_number] for cell in analysis.cells],
         )
         self._variables = variables.PipelineVariables(executor)
         self._runner = mini_batch.MiniBatchRunner(executor, self._variables)
@@ -174,7 +174,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         batch: Mapping[str, Nest],
         *,
         step: int | tf.Tensor = 0,
-        weights: Mapping[str, tf.Tensor] | None = None,
+        loss_weights: Mapping[str, tf.Tensor] | None = None,
         first_micro_batch: int | tf.Tensor = 0,
         accumulators: Mapping[str, tf.Tensor] | None = None,
         loss_scale: tf.Tensor | None = None,
@@ -186,7 +186,8 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         Args:
             batch: name → nest of tensors [N, …], all fields of the mini-batch.
             step: number of the update; randomness and schedules depend on it.
-            weights: loss weights of the whole update, where it has several mini-batches.
+            loss_weights: loss name → its weight in the whole update, where that has several
+                mini-batches; None: `self.loss_weights(batch)`.
             first_micro_batch: number of this mini-batch's first micro-batch in the update.
             accumulators: path → what gradients are added to.
             loss_scale: factor on the gradients, against underflow in float16.
@@ -194,7 +195,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         inputs = mini_batch.MiniBatchInputs(
             fields=self._fields(batch),
             step=_step(step),
-            loss_weights=dict(weights) if weights is not None else self.loss_weights(batch),
+            loss_weights=self.loss_weights(batch) if loss_weights is None else dict(loss_weights),
             first_micro_batch=tf.convert_to_tensor(first_micro_batch, tf.int32),
             accumulators=None if accumulators is None else dict(accumulators),
             loss_scale=None if loss_scale is None else tf.convert_to_tensor(loss_scale),

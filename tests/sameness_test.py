@@ -110,9 +110,9 @@ def test_accumulated_mini_batches_are_one(net: str) -> None:
     ]
     weights = [two.loss_weights(half) for half in halves]
     total = {name: weights[0][name] + weights[1][name] for name in weights[0]}
-    first = two.value_and_gradients(halves[0], step=3, weights=total)
+    first = two.value_and_gradients(halves[0], step=3, loss_weights=total)
     second = two.value_and_gradients(
-        halves[1], step=3, weights=total, first_micro_batch=2, accumulators=first.gradients
+        halves[1], step=3, loss_weights=total, first_micro_batch=2, accumulators=first.gradients
     )
     moments = tf.nest.map_structure(lambda a, b: a + b, first.moments, second.moments)
     got, plain = (
@@ -171,7 +171,7 @@ def _drop_micro_batch(patch: pytest.MonkeyPatch) -> None:
 
 
 def _swap_cells(patch: pytest.MonkeyPatch) -> None:
-    true = variables.read_weights
+    true = variables.read_variables
 
     def read(*args: Any) -> Any:
         weights = true(*args)
@@ -182,7 +182,7 @@ def _swap_cells(patch: pytest.MonkeyPatch) -> None:
             )
         return weights
 
-    patch.setattr(variables, "read_weights", read)
+    patch.setattr(variables, "read_variables", read)
 
 
 def _stale_seed(patch: pytest.MonkeyPatch) -> None:
@@ -233,7 +233,7 @@ def _weight_by_micro_batch(patch: pytest.MonkeyPatch) -> None:
     def backward_inputs(self: Any, k: int, m: int) -> Any:
         share = sameness_nets.N / (len(sizes) * sizes[m])
         inputs = true(self, k, m)
-        return inputs._replace(loss_scales=[scale * share for scale in inputs.loss_scales])
+        return inputs._replace(loss_factors=[scale * share for scale in inputs.loss_factors])
 
     patch.setattr(micro_batches, "sizes", remember)
     patch.setattr(executor.PassRun, "backward_inputs", backward_inputs)

@@ -79,12 +79,12 @@ def rows() -> Iterator[tuple[str, ...]]:
         plan = step_plan.make_for(recipe.task())
         counts = describe.counts(plan.analysis)
         size_gb = counts.parameters * BYTES_A_PARAMETER / GB
-        activation_gb = sum(cell.activation_bytes for cell in plan.partitions) / GB
+        activation_gb = sum(cell.activation_bytes for cell in plan.cells) / GB
         depth, width = one.model.rpartition("AmoebaNetD")[2].split("x")
         yield (
             one.title,
             f"({depth}, {width})",
-            str(len(plan.partitions)),
+            str(len(plan.cells)),
             str(len(plan.analysis.sizes)),
             one.parameters,
             f"{counts.parameters:,}",

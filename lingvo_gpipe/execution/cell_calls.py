@@ -19,14 +19,14 @@ class CellInputs(NamedTuple):
 
     Attributes:
         weights: the cell's `weights` in the compute dtype.
-        state: the cell's `state`.
+        untrained: the cell's `untrained`: frozen weights in the compute dtype, and statistics.
         imports: version → nest, for every version in the cell's `imports`.
         seed: int32 [2], of the micro-batch.
         step: int64 scalar.
     """
 
     weights: Sequence[tf.Tensor]
-    state: Sequence[tf.Tensor]
+    untrained: Sequence[tf.Tensor]
     imports: dict[int, Nest]
     seed: tf.Tensor
     step: tf.Tensor
@@ -37,13 +37,13 @@ class BackwardInputs(NamedTuple):
 
     Attributes:
         exports: version in the cell's `exports_with_gradient` → gradients of its floating leaves.
-        loss_scales: per loss of the cell, the derivative of the update's loss by the loss's sum.
+        loss_factors: per loss of the cell, the derivative of the update's loss by the loss's sum.
         accumulators: per weight, what its gradient is added to; empty: gradients are returned
             as they are.
     """
 
     exports: dict[int, list[tf.Tensor]]
-    loss_scales: Sequence[tf.Tensor]
+    loss_factors: Sequence[tf.Tensor]
     accumulators: Sequence[tf.Tensor] = ()
 
 

@@ -9,8 +9,8 @@ Three rules, each measured:
     backward program is called with the cell's imports and recomputes the forward inside, under a
     tape; nothing of the first forward can reach it.
 
-A program's arguments are one flat list of tensors: weights, state, imports, then what its phase
-needs. It is traced once per (phase, mode, with or without accumulators, import shapes).
+A program's arguments are one flat list of tensors: weights, untrained variables, imports, then what
+its phase needs. It is traced once per (phase, mode, with or without accumulators, import shapes).
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class CellPrograms:
         cell = kept.cell
         targets = [t for v in cell.exports_with_gradient for t in floating(kept.outputs.exports[v])]
         starts = [t for v in cell.exports_with_gradient for t in upstream.exports[v]]
-        for loss, scale in zip(cell.losses, upstream.loss_scales, strict=True):
+        for loss, scale in zip(cell.losses, upstream.loss_factors, strict=True):
             targets.append(kept.outputs.collected.losses[loss.name])
             starts.append(precision.cast(scale, targets[-1].dtype))
         raw = kept.tape.gradient(targets, kept.sources, starts, unconnected_gradients="zero")
@@ -178,8 +178,8 @@ class CellPrograms:
         Returns:
             Every version that its layers read or write, and what they collected.
         """
-        variables = [*inputs.weights, *inputs.state]
-        tensors = dict(zip(cell.weights + cell.state, variables, strict=True))
+        variables = [*inputs.weights, *inputs.untrained]
+        tensors = dict(zip(cell.weights + cell.untrained, variables, strict=True))
         values = dict(inputs.imports)
         collected = Collected()
         for number in cell.layers:
@@ -221,7 +221,7 @@ class CellPrograms:
             targets = [t for v in cell.exports_with_gradient for t in floating(outputs.exports[v])]
             scaled = [
                 tf.cast(outputs.collected.losses[loss.name], scale.dtype) * scale
-                for loss, scale in zip(cell.losses, upstream.loss_scales, strict=True)
+                for loss, scale in zip(cell.losses, upstream.loss_factors, strict=True)
             ]
             targets += [tf.add_n(scaled)] if scaled else []
         starts = [t for v in cell.exports_with_gradient for t in upstream.exports[v]]

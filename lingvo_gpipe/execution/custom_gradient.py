@@ -16,39 +16,38 @@ from typing import NoReturn
 import tensorflow as tf
 
 from lingvo_gpipe import errors, network
-from lingvo_gpipe.execution import cell_programs, executor
+from lingvo_gpipe.execution import cell_programs
 from lingvo_gpipe.execution.cell_calls import (
     BackwardInputs,
     CellGradients,
     CellInputs,
     CellOutputs,
 )
+from lingvo_gpipe.execution.executor import Executor, PassInputs, PassOutputs, PassRun
 from lingvo_gpipe.nests import Nest, floating
 
 _WithGradient = tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]
 """What `tf.custom_gradient` takes: a function's results, and its gradient function."""
 
 
-def forward(
-    runner: executor.Executor, tape_pass: network.Pass, inputs: executor.PassInputs
-) -> executor.PassOutputs:
+def forward(executor: Executor, tape_pass: network.Pass, inputs: PassInputs) -> PassOutputs:
     """Run the forward slots of a pass; its backward slots are left to the caller's tape.
 
     Args:
-        runner: knows cells and devices.
+        executor: knows cells and devices.
         tape_pass: from `Analysis.tape_pass`.
         inputs: weights, micro-batches, seeds.
     """
-    run = executor.PassRun(runner, tape_pass, inputs)
-    queues = {device: _BackwardQueue(device) for device in runner.devices}
+    run = PassRun(executor, tape_pass, inputs)
+    queues = {device: _BackwardQueue(device) for device in executor.devices}
     for device, slot in tape_pass.table.order():
         if slot.phase == "F":
             cell = tape_pass.cells[slot.cell]
             with run.call(device, slot) as call:
                 differentiable = _DifferentiableCall(
-                    runner.programs[slot.cell],
+                    executor.programs[slot.cell],
                     cell,
-                    queues[runner.devices[slot.cell]],
+                    queues[executor.devices[slot.cell]],
                     keeps=slot.micro_batch in cell.kept,
                 )
                 call.store_outputs(differentiable(run.cell_inputs(slot.cell, slot.micro_batch)))

@@ -27,19 +27,19 @@ class PassInputs:
     """What a pass over the network is called with.
 
     Attributes:
-        weights: path → every variable, read once on its device, in the dtype that layers read.
+        variables: path → every variable, read once on its device, in the dtype that layers read.
         fields: version of each field → per micro-batch, its nest.
         seeds: per micro-batch, int32 [2].
         step: int64 scalar.
-        loss_scales: loss name → derivative of the update's loss by the loss's sum; training only.
+        loss_factors: loss name → derivative of the update's loss by the loss's sum; training only.
         accumulators: path → what the weight's gradient is added to; None: zeros.
     """
 
-    weights: dict[str, tf.Tensor]
+    variables: dict[str, tf.Tensor]
     fields: dict[int, list[Nest]]
     seeds: list[tf.Tensor]
     step: tf.Tensor
-    loss_scales: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
+    loss_factors: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
     accumulators: dict[str, tf.Tensor] | None = None
 
 
@@ -176,8 +176,8 @@ class PassRun:
         """Return what all programs of cell k are called with for micro-batch m."""
         cell = self.network_pass.cells[k]
         return cell_calls.CellInputs(
-            weights=[self.inputs.weights[path] for path in cell.weights],
-            state=[self.inputs.weights[path] for path in cell.state],
+            weights=[self.inputs.variables[path] for path in cell.weights],
+            untrained=[self.inputs.variables[path] for path in cell.untrained],
             imports={v: self.values[v, m] for v in cell.imports},
             seed=self.inputs.seeds[m],
             step=self.inputs.step,
@@ -188,7 +188,7 @@ class PassRun:
         cell = self.network_pass.cells[k]
         return cell_calls.BackwardInputs(
             {v: self._added_gradients(v, m) for v in cell.exports_with_gradient},
-            [self.inputs.loss_scales[loss.name] for loss in cell.losses],
+            [self.inputs.loss_factors[loss.name] for loss in cell.losses],
             self.accumulators[k],
         )
 

@@ -10,7 +10,8 @@ import tensorflow as tf
 from absl import logging
 
 from lingvo_gpipe import errors, network, precision, seeds
-from lingvo_gpipe.execution import cell_calls, custom_gradient, executor, variables
+from lingvo_gpipe.execution import cell_calls, custom_gradient, variables
+from lingvo_gpipe.execution.executor import Executor, PassInputs, PassOutputs
 from lingvo_gpipe.layers.context import Collected, Context
 from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.network import micro_batches
@@ -55,11 +56,11 @@ class MiniBatchRunner:
         variables: of the network.
     """
 
-    def __init__(self, runner: executor.Executor, created: variables.PipelineVariables) -> None:
-        self.executor = runner
+    def __init__(self, executor: Executor, created: variables.PipelineVariables) -> None:
+        self.executor = executor
         self.variables = created
-        self._analysis = runner.analysis
-        self._params = runner.analysis.params
+        self._analysis = executor.analysis
+        self._params = executor.analysis.params
 
     def num_micro_batches(self, fields: Mapping[str, Nest]) -> int:
         """Return M for a mini-batch; log it where that is less than the Params ask for."""
@@ -95,18 +96,18 @@ class MiniBatchRunner:
                 "1f1b; evaluate() makes its own schedule"
             )
         coefficients = self._coefficients()
-        loss_scales = {
+        loss_factors = {
             name: tf.math.divide_no_nan(tf.constant(coefficients[name], weight.dtype), weight)
             for name, weight in inputs.loss_weights.items()
         }
         if inputs.loss_scale is not None:
-            loss_scales = {
+            loss_factors = {
                 name: scale * tf.cast(inputs.loss_scale, scale.dtype)
-                for name, scale in loss_scales.items()
+                for name, scale in loss_factors.items()
             }
         pass_inputs = dataclasses.replace(
             self.pass_inputs(inputs),
-            loss_scales=loss_scales,
+            loss_factors=loss_factors,
             accumulators=inputs.accumulators,
         )
         outputs = self.executor.train(training_pass, pass_inputs)
@@ -145,16 +146,16 @@ class MiniBatchRunner:
             seeds.micro_batch_seed(ctx.root_seed, ctx.step, m) for m in range(num_micro_batches)
         ]
         tape_pass = self._analysis.tape_pass(num_micro_batches, training=ctx.training)
-        pass_inputs = executor.PassInputs(read, cut, micro_batch_seeds, ctx.step)
+        pass_inputs = PassInputs(read, cut, micro_batch_seeds, ctx.step)
         outputs = custom_gradient.forward(self.executor, tape_pass, pass_inputs)
         return self._merged(outputs), outputs.collected
 
-    def pass_inputs(self, inputs: MiniBatchInputs) -> executor.PassInputs:
+    def pass_inputs(self, inputs: MiniBatchInputs) -> PassInputs:
         """Cut a mini-batch into micro-batches, and read every variable once."""
         cut = self._cut(inputs.fields)
         base_seed = seeds.base_seed(self._params.seed)
-        return executor.PassInputs(
-            weights=variables.read_weights(self.executor, self.variables.by_path),
+        return PassInputs(
+            variables=variables.read_variables(self.executor, self.variables.by_path),
             fields=cut,
             seeds=[
                 seeds.micro_batch_seed(base_seed, inputs.step, inputs.first_micro_batch + m)
@@ -177,7 +178,7 @@ class MiniBatchRunner:
         return {loss.name: loss.coefficient for loss in self._analysis.losses}
 
     def _result(
-        self, outputs: executor.PassOutputs, loss_weights: Mapping[str, tf.Tensor]
+        self, outputs: PassOutputs, loss_weights: Mapping[str, tf.Tensor]
     ) -> MiniBatchResult:
         master = precision.policy(self._params.dtype).variable
         collected = outputs.collected
@@ -197,7 +198,7 @@ class MiniBatchRunner:
             outputs=self._merged(outputs),
         )
 
-    def _merged(self, outputs: executor.PassOutputs) -> dict[str, Nest]:
+    def _merged(self, outputs: PassOutputs) -> dict[str, Nest]:
         """Join the micro-batches' outputs; one that depends on no batched field is whole already.
 
         Raises:

@@ -7,23 +7,23 @@ from collections.abc import Iterator, Mapping
 import tensorflow as tf
 
 from lingvo_gpipe import network
-from lingvo_gpipe.execution import executor
+from lingvo_gpipe.execution.executor import Executor, PassInputs, PassRun
 from lingvo_gpipe.nests import Nest, floating
 from lingvo_gpipe.network import wiring
 
 NOWHERE = "nowhere"
 
 
-def first_value(runner: executor.Executor, inputs: executor.PassInputs) -> str:
+def first_value(executor: Executor, inputs: PassInputs) -> str:
     """Run micro-batches eagerly, forward, and name where a value first stops being finite.
 
     Returns:
         Such as "layer conv_1, output x, micro-batch 2"; or `NOWHERE`.
     """
-    for path, value in inputs.weights.items():
+    for path, value in inputs.variables.items():
         if not is_finite(value):
-            return f"layer {runner.analysis.layer_of(path)}, variable {path}"
-    return next(_places(runner, inputs), NOWHERE)
+            return f"layer {executor.analysis.layer_of(path)}, variable {path}"
+    return next(_places(executor, inputs), NOWHERE)
 
 
 def first_gradient(analysis: network.Analysis, gradients: Mapping[str, tf.Tensor]) -> str:
@@ -39,13 +39,13 @@ def is_finite(nest: Nest) -> bool:
     return all(bool(tf.reduce_all(tf.math.is_finite(leaf))) for leaf in floating(nest))
 
 
-def _places(runner: executor.Executor, inputs: executor.PassInputs) -> Iterator[str]:
+def _places(executor: Executor, inputs: PassInputs) -> Iterator[str]:
     """Yield where values are not finite, in the order of computation."""
-    analysis = runner.analysis
-    run = executor.PassRun(runner, analysis.training, inputs)
+    analysis = executor.analysis
+    run = PassRun(executor, analysis.training, inputs)
     for m in range(len(inputs.seeds)):
         for cell in analysis.cells:
-            values, collected = runner.programs[cell.index].run(
+            values, collected = executor.programs[cell.index].run(
                 cell, run.cell_inputs(cell.index, m)
             )
             for v in sorted(values):

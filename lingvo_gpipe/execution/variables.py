@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 import tensorflow as tf
 
 from lingvo_gpipe import seeds
-from lingvo_gpipe.execution import cell_calls, executor
+from lingvo_gpipe.execution import cell_calls
+from lingvo_gpipe.execution.executor import Executor
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.nests import Nest
 
@@ -19,15 +20,15 @@ class PipelineVariables(tf.Module):
         by_path: path → variable: weights, frozen weights and statistics.
     """
 
-    def __init__(self, runner: executor.Executor) -> None:
+    def __init__(self, executor: Executor) -> None:
         """Create the variables, with their initial values."""
         super().__init__()
-        analysis = runner.analysis
+        analysis = executor.analysis
         self._specs = analysis.variables
-        self._device_of = runner.device_of
+        self._device_of = executor.device_of
         self.by_path: dict[str, tf.Variable] = {}
         for path, spec in analysis.variables.items():
-            with tf.device(runner.device_of(path)):
+            with tf.device(executor.device_of(path)):
                 seed = seeds.variable_seed(analysis.params.seed, path)
                 value = spec.initializer(spec.shape, spec.dtype, seed)
                 self.by_path[path] = tf.Variable(
@@ -76,15 +77,13 @@ class PipelineVariables(tf.Module):
         return values
 
 
-def read_weights(
-    runner: executor.Executor, by_path: Mapping[str, tf.Variable]
-) -> dict[str, tf.Tensor]:
+def read_variables(executor: Executor, by_path: Mapping[str, tf.Variable]) -> dict[str, tf.Tensor]:
     """Read every variable once, on its own device, weights in the compute dtype."""
     read = {}
     for path, variable in by_path.items():
-        with tf.device(runner.device_of(path)):
+        with tf.device(executor.device_of(path)):
             value = tf.convert_to_tensor(variable)
-            read[path] = cell_calls.in_read_dtype(runner.analysis.variables[path], value)
+            read[path] = cell_calls.in_read_dtype(executor.analysis.variables[path], value)
     return read
 
 

@@ -36,13 +36,13 @@ class Cell:
     Attributes:
         index: k.
         layers: indices of its layers.
-        device: row of the table, which is the number of its device.
+        device_number: of its device: the row of the table.
         device_speed: how fast the device is beside the others.
         policy: its recompute policy.
         costs: what each layer of the network costs if it lies in this cell: seconds or FLOPs of
             forward, recomputation and backward of one micro-batch.
         weights: network paths of its trained weights, tied ones of other cells included.
-        state: network paths of its frozen weights and statistics.
+        untrained: network paths of its frozen weights and statistics.
         imports: versions of the stream that it receives, fields included, ascending.
         exports: versions that other cells read or the pass returns, ascending.
         losses: those that it returns; an auxiliary head's only in training.
@@ -52,12 +52,12 @@ class Cell:
 
     index: int
     layers: range
-    device: int
+    device_number: int
     device_speed: float
     policy: str
     costs: tuple[float, ...]
     weights: tuple[str, ...]
-    state: tuple[str, ...]
+    untrained: tuple[str, ...]
     imports: tuple[int, ...]
     exports: tuple[int, ...]
     losses: tuple[base.LossSpec, ...]

@@ -87,7 +87,7 @@ def links(analysis: network.Analysis, stream: Stream) -> tuple[Link, ...]:
             value_bytes = sum(stream.value_bytes(v, m) for m in counted)
             name = analysis.wiring.versions[v].name
             sums.add(v, name, (stream.source(v), cell.index), value_bytes, gradient_bytes)
-        for path in [*cell.weights, *cell.state]:
+        for path in [*cell.weights, *cell.untrained]:
             owner, spec = analysis.owner_cell(path), analysis.variables[path]
             if owner != cell.index:
                 gradient_bytes = spec.size_bytes if path in cell.weights else 0

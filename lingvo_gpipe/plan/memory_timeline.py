@@ -106,7 +106,7 @@ class _Tensors:
                     source = self._stream.source(v)
                     # Fields are split and sent before the first slot; shared ones are not split.
                     start_s = -1.0 if source == INPUT else self._spans[Slot(source, "F", m)].end_s
-                    key = cell.device, v, 0 if self._stream.is_shared(v) else m
+                    key = cell.device_number, v, 0 if self._stream.is_shared(v) else m
                     before = times.get(key, (start_s, end_s))
                     times[key] = min(before[0], start_s), max(before[1], end_s)
         for (device, v, m), (start_s, end_s) in times.items():
@@ -125,7 +125,7 @@ class _Tensors:
                     if start_s is not None:
                         end_s = self._last_use_s(to, m)
                         size = self._stream.gradient_bytes(v, m)
-                        yield _Tensor(to.device, start_s, end_s, size)
+                        yield _Tensor(to.device_number, start_s, end_s, size)
 
     def _residuals(self) -> Iterator[_Tensor]:
         """Yield what kept forwards leave."""
@@ -133,7 +133,7 @@ class _Tensors:
             for m in cell.kept:
                 start_s = self._spans[Slot(cell.index, "F", m)].start_s
                 size = self._needs[cell.index].residual
-                yield _Tensor(cell.device, start_s, self._last_use_s(cell, m), size)
+                yield _Tensor(cell.device_number, start_s, self._last_use_s(cell, m), size)
 
     def _working(self) -> Iterator[_Tensor]:
         """Yield what slots hold while they run."""

@@ -199,7 +199,7 @@ class _Runner:
                 v: [tf.ones(spec.shape, spec.dtype) for spec in nests.floating(analysis.specs[v])]
                 for v in self.cell.exports_with_gradient
             },
-            loss_scales=[tf.ones([], master) for _ in self.cell.losses],
+            loss_factors=[tf.ones([], master) for _ in self.cell.losses],
             accumulators=[tf.zeros(spec.shape, spec.dtype) for spec in specs],
         )
 
@@ -230,7 +230,7 @@ def _values(analysis: network.Analysis, cell: network.Cell) -> cell_calls.CellIn
 
     return cell_calls.CellInputs(
         weights=[variable(path) for path in cell.weights],
-        state=[variable(path) for path in cell.state],
+        untrained=[variable(path) for path in cell.untrained],
         imports={v: tf.nest.map_structure(_value, analysis.specs[v]) for v in cell.imports},
         seed=seeds.base_seed(0),
         step=tf.zeros([], tf.int64),

@@ -86,7 +86,7 @@ def _head(plan: step_plan.Plan) -> Iterator[str]:
         f"{describe.sizes_text(analysis.sizes)}, recompute {','.join(policies)}"
     )
     if plan.profiled:
-        some = any(cell.is_estimate for cell in plan.partitions)
+        some = any(cell.is_estimate for cell in plan.cells)
         least = ", ~ where loops count by formula" if some else ""
         yield f"costs: measured on this machine; peak activations: traced programs{least}"
     else:
@@ -100,20 +100,20 @@ def _policies(policies: Sequence[str]) -> Sequence[str]:
 
 def _partitions(plan: step_plan.Plan) -> list[str]:
     columns = {
-        "weights": [cell.parameter_bytes for cell in plan.partitions],
-        "gradients": [cell.gradient_bytes for cell in plan.partitions],
-        "optimizer": [cell.slot_bytes for cell in plan.partitions],
+        "weights": [cell.parameter_bytes for cell in plan.cells],
+        "gradients": [cell.gradient_bytes for cell in plan.cells],
+        "optimizer": [cell.slot_bytes for cell in plan.cells],
     }
-    if any(cell.copy_bytes for cell in plan.partitions):
-        columns["copies"] = [cell.copy_bytes for cell in plan.partitions]
+    if any(cell.copy_bytes for cell in plan.cells):
+        columns["copies"] = [cell.copy_bytes for cell in plan.cells]
     activations = "activations" if plan.profiled else "~activations"
-    columns[activations] = [cell.activation_bytes for cell in plan.partitions]
+    columns[activations] = [cell.activation_bytes for cell in plan.cells]
     # An update comes after copies and activations are freed.
-    if any(cell.update_bytes > cell.copy_bytes + cell.activation_bytes for cell in plan.partitions):
-        columns["or update"] = [cell.update_bytes for cell in plan.partitions]
-    columns["total"] = [cell.total_bytes for cell in plan.partitions]
+    if any(cell.update_bytes > cell.copy_bytes + cell.activation_bytes for cell in plan.cells):
+        columns["or update"] = [cell.update_bytes for cell in plan.cells]
+    columns["total"] = [cell.total_bytes for cell in plan.cells]
     rows = [["cell", "n", "cost", *columns, "live", "layers"]]
-    for k, cell in enumerate(plan.partitions):
+    for k, cell in enumerate(plan.cells):
         sizes = {name: units.size(sizes[k]) for name, sizes in columns.items()}
         if plan.profiled and cell.is_estimate:
             sizes[activations] = "~" + sizes[activations]
@@ -146,7 +146,7 @@ def _layers_text(names: Sequence[str]) -> str:
 
 
 def _memory(plan: step_plan.Plan) -> Iterator[str]:
-    if len(plan.partitions) > 1:
+    if len(plan.cells) > 1:
         yield (
             f"all devices together, where they share one memory: at most "
             f"{units.size(plan.together_bytes)} at once"
@@ -199,7 +199,7 @@ def render_largest(grow: str, limit_bytes: int, members: Sequence[largest.Larges
             answer = "none" if member.refusal else "none fits"
             rows.append((str(member.num_partitions), answer, "", "", "", "", least, ""))
             continue
-        cells = member.plan.partitions
+        cells = member.plan.cells
         rows.append(
             (
                 str(member.num_partitions),

@@ -24,7 +24,7 @@ from lingvo_gpipe.task import Task
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class PartitionPlan:
+class CellPlan:
     """What one cell needs.
 
     Attributes:
@@ -64,7 +64,7 @@ class PartitionPlan:
         return _device_bytes([self])
 
 
-def _device_bytes(cells: Sequence[PartitionPlan]) -> int:
+def _device_bytes(cells: Sequence[CellPlan]) -> int:
     """Return what the cells of one device need together."""
     kept = sum(cell.parameter_bytes + cell.gradient_bytes + cell.slot_bytes for cell in cells)
     # Activations are the peak of the device: each of its cells has the same number.
@@ -77,18 +77,18 @@ class Plan:
     """What a training step of a network needs.
 
     Attributes:
-        partitions: per cell.
+        cells: per cell, what it needs.
         links: what goes from cell to cell.
         timeline: the simulated step; its unit is a FLOP where nothing was measured.
         step_bytes: the most that a step holds at once on all devices together, besides variables
             and slots: gradients, and activations and copies of weights or an update's new values.
         parameters: number of elements of the trained weights that inference uses.
         profiled: whether times were measured and activations read from traced programs, except
-            those marked by `PartitionPlan.is_estimate`.
+            those marked by `CellPlan.is_estimate`.
         analysis: of the network.
     """
 
-    partitions: tuple[PartitionPlan, ...]
+    cells: tuple[CellPlan, ...]
     links: tuple[links.Link, ...]
     timeline: simulate.Timeline
     step_bytes: int
@@ -104,15 +104,15 @@ class Plan:
     @property
     def heaviest_bytes(self) -> int:
         """Bytes of the device that needs most, all its cells together."""
-        devices: dict[int, list[PartitionPlan]] = {}
-        for cell, needs in zip(self.analysis.cells, self.partitions, strict=True):
-            devices.setdefault(cell.device, []).append(needs)
+        devices: dict[int, list[CellPlan]] = {}
+        for cell, needs in zip(self.analysis.cells, self.cells, strict=True):
+            devices.setdefault(cell.device_number, []).append(needs)
         return max(map(_device_bytes, devices.values()))
 
     @property
     def together_bytes(self) -> int:
         """The most bytes of all devices together at one moment of a step."""
-        kept = (cell.parameter_bytes + cell.slot_bytes for cell in self.partitions)
+        kept = (cell.parameter_bytes + cell.slot_bytes for cell in self.cells)
         return self.step_bytes + sum(kept)
 
 
@@ -153,13 +153,13 @@ def make(
     variables = _variables(analysis, optimizer_params, averages, accumulate)
     at_once = [0] * analysis.table.num_devices  # of an update
     for cell, held in zip(analysis.cells, variables, strict=True):
-        at_once[cell.device] = max(at_once[cell.device], held.update)
+        at_once[cell.device_number] = max(at_once[cell.device_number], held.update)
     step = max(peaks.together + sum(held.copies for held in variables), sum(at_once))
-    estimated = {cell.device for cell in analysis.cells if needs[cell.index].is_estimate}
+    estimated = {cell.device_number for cell in analysis.cells if needs[cell.index].is_estimate}
     total_cost = sum(cell.cost for cell in analysis.cells)
     return Plan(
-        partitions=tuple(
-            PartitionPlan(
+        cells=tuple(
+            CellPlan(
                 layers=tuple(analysis.layers[n].name for n in cell.layers),
                 cost_share=cell.cost / (total_cost or 1.0),
                 forward_s=times[cell.index].forward_s,
@@ -168,10 +168,10 @@ def make(
                 gradient_bytes=held.gradients,
                 slot_bytes=held.slots,
                 copy_bytes=held.copies,
-                activation_bytes=peaks.devices[cell.device],
+                activation_bytes=peaks.devices[cell.device_number],
                 update_bytes=held.update,
-                live_micro_batches=timeline.peak_live[cell.device],
-                is_estimate=cell.device in estimated,
+                live_micro_batches=timeline.peak_live[cell.device_number],
+                is_estimate=cell.device_number in estimated,
             )
             for cell, held in zip(analysis.cells, variables, strict=True)
         ),
@@ -186,7 +186,7 @@ def make(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Variables:
-    """Bytes that a cell holds for its variables: see `PartitionPlan`."""
+    """Bytes that a cell holds for its variables: see `CellPlan`."""
 
     variables: int
     gradients: int

@@ -108,7 +108,7 @@ def _input_specs(
 
     inputs = CellInputs(
         weights=[read(path) for path in cell.weights],
-        state=[read(path) for path in cell.state],
+        untrained=[read(path) for path in cell.untrained],
         imports={v: analysis.specs[v] for v in cell.imports},
         seed=tf.TensorSpec([2], tf.int32),
         step=tf.TensorSpec([], tf.int64),
@@ -116,7 +116,7 @@ def _input_specs(
     master = precision.policy(analysis.params.dtype).variable
     upstream = BackwardInputs(
         exports={v: nests.floating(analysis.specs[v]) for v in cell.exports_with_gradient},
-        loss_scales=[tf.TensorSpec([], master) for _ in cell.losses],
+        loss_factors=[tf.TensorSpec([], master) for _ in cell.losses],
         accumulators=[
             tf.TensorSpec(analysis.variables[path].shape, analysis.variables[path].dtype)
             for path in cell.weights

@@ -135,7 +135,7 @@ class InferenceNetwork:
             cell,
             cell_calls.CellInputs(
                 weights=[tf.convert_to_tensor(self.by_path[path]) for path in cell.weights],
-                state=[tf.convert_to_tensor(self.by_path[path]) for path in cell.state],
+                untrained=[tf.convert_to_tensor(self.by_path[path]) for path in cell.untrained],
                 imports=imports,
                 seed=seeds.base_seed(params.seed),
                 step=tf.constant(0, tf.int64),

@@ -140,7 +140,7 @@ class Learner:
         result = self.pipe.value_and_gradients(
             batch,
             step=self.step.read_value(),
-            weights=weights,
+            loss_weights=weights,
             loss_scale=self.updater.loss_scale,
         )
         return self._apply_gradients(result.gradients, _sums(result), weights)
@@ -159,7 +159,7 @@ class Learner:
         result = self.pipe.value_and_gradients(
             batch,
             step=self.step.read_value(),
-            weights=weights,
+            loss_weights=weights,
             first_micro_batch=first,
             accumulators=gradients,
             loss_scale=self.updater.loss_scale,

@@ -16,7 +16,7 @@ def test_a_family_grows_and_its_mini_batch_is_made(name: str, sizes: tuple[int, 
     task.check(one)
     plans = [step_plan.make_for(family.member(size)) for size in sizes]
     assert plans[0].together_bytes < plans[1].together_bytes
-    assert [len(plan.partitions) for plan in plans] == [one.model.num_partitions] * 2
+    assert [len(plan.cells) for plan in plans] == [one.model.num_partitions] * 2
     assert len(plans[0].analysis.sizes) == 4
     specs = one.input.instantiate().element_spec(training=True)
     for field, spec in specs.items():

@@ -268,7 +268,7 @@ class Translator:
 
     def _read_weights(self) -> tuple[list[LayerThetas], list[LayerThetas]]:
         """Read the weights on their devices; return, for each cell, those for begin and extend."""
-        weights = variables.read_weights(self._pipe.executor, self._pipe.by_path)
+        weights = variables.read_variables(self._pipe.executor, self._pipe.by_path)
         begins, extends = [], []
         for cell in self._cells:
             with tf.device(cell.device):

@@ -60,13 +60,14 @@ def test_fused_slots_are_one_call(fields: dict[str, Any], expected: int) -> None
 @pytest.mark.parametrize(
     ("recompute", "backwards"),
     [
-        ("full", {"CPU:0": 2, "CPU:1": 4}),  # cell 0 reads fields only: its I has nothing to compute
+        (
+            "full",
+            {"CPU:0": 2, "CPU:1": 4},
+        ),  # cell 0 reads only fields: its I is empty
         ("never", {}),  # TensorFlow's own programs
     ],
 )
-def test_a_slot_that_computes_nothing_is_no_call(
-    recompute: str, backwards: dict[str, int]
-) -> None:
+def test_a_slot_that_computes_nothing_is_no_call(recompute: str, backwards: dict[str, int]) -> None:
     own = pipelines.pipe(
         pipelines.mlp(),
         num_partitions=2,

@@ -34,7 +34,7 @@ def test_a_plan_has_a_row_per_cell_the_links_the_bubble_and_the_grid() -> None:
     text = report.plan(tiny_task.tiny_task())
     given = step_plan.make_for(tiny_task.tiny_task())
     rows = text.splitlines()
-    for k, cell in enumerate(given.partitions):
+    for k, cell in enumerate(given.cells):
         (row,) = [row for row in rows if row.split()[:1] == [str(k)]]
         for size in (cell.parameter_bytes, cell.slot_bytes, cell.total_bytes):
             assert units.size(size) in row
@@ -64,7 +64,7 @@ def test_names_of_layers_are_shown_in_full_however_wide_the_table() -> None:
     for dtype in (None, "mixed_bfloat16"):
         task.model.dtype = dtype
         text = report.plan(task)
-        first, *_, last = step_plan.make_for(task).partitions[1].layers
+        first, *_, last = step_plan.make_for(task).cells[1].layers
         assert f"{first} … {last}" in text
         assert max(map(len, text.splitlines())) <= 100
 
@@ -92,7 +92,7 @@ def test_all_devices_together_are_told() -> None:
     given = step_plan.make_for(tiny_task.tiny_task())
     together = units.size(given.together_bytes)
     assert f"at most {together} at once" in report.plan(tiny_task.tiny_task())
-    apart = [cell.total_bytes for cell in given.partitions]
+    apart = [cell.total_bytes for cell in given.cells]
     assert max(apart) < given.together_bytes <= sum(apart)
 
 
@@ -106,10 +106,8 @@ def test_activations_by_formula_are_marked_as_an_estimate() -> None:
 
 def test_activations_of_loops_are_marked_where_others_are_traced() -> None:
     given = step_plan.make_for(tiny_task.tiny_task(), profile=True)
-    one, other = given.partitions
-    looped = dataclasses.replace(
-        given, partitions=(one, dataclasses.replace(other, is_estimate=True))
-    )
+    one, other = given.cells
+    looped = dataclasses.replace(given, cells=(one, dataclasses.replace(other, is_estimate=True)))
     text = report.render(looped)
     assert "traced programs, ~ where loops count by formula" in text
     assert f"~{units.size(other.activation_bytes)}" in text
@@ -122,7 +120,7 @@ def test_an_update_that_needs_more_than_the_step_is_a_column() -> None:
     head, *rows = (re.split(r"  +", line.strip()) for line in text.splitlines()[4:6])
     assert head[3:8] == ["weights", "gradients", "optimizer", "~activations", "or update"]
     assert "or update" not in report.plan(tiny_task.tiny_task())
-    cell = step_plan.make_for(deep_task(2, units=512)).partitions[0]
+    cell = step_plan.make_for(deep_task(2, units=512)).cells[0]
     kept = cell.parameter_bytes + cell.gradient_bytes + cell.slot_bytes
     assert cell.total_bytes == kept + cell.update_bytes
     assert rows[0][7] == units.size(cell.update_bytes)

@@ -85,17 +85,17 @@ def test_links_carry_what_the_pipeline_computes() -> None:
 def test_boundaries_travel_in_the_compute_dtype_and_weights_are_copied_into_it() -> None:
     plan = step_plan.make(skipping(dtype="mixed_bfloat16"), SKIPPING)
     assert ends(plan)[0, 2].forward_bytes == 8 * 6 * 2
-    assert plan.partitions[0].parameter_bytes == (5 * 6 + 6) * 4
-    assert plan.partitions[0].copy_bytes == (5 * 6 + 6) * 2
+    assert plan.cells[0].parameter_bytes == (5 * 6 + 6) * 4
+    assert plan.cells[0].copy_bytes == (5 * 6 + 6) * 2
     plain = step_plan.make(skipping(), SKIPPING)
-    assert [cell.copy_bytes for cell in plain.partitions] == [0, 0, 0]
+    assert [cell.copy_bytes for cell in plain.cells] == [0, 0, 0]
 
 
 def test_a_frozen_first_cell_gets_no_gradient_back() -> None:
     plan = step_plan.make(skipping(frozen=("a/*",)), SKIPPING)
     assert ends(plan)[0, 2] == Link(0, 2, 8 * 6 * 4, 0, ("skip",))
-    assert plan.partitions[0].gradient_bytes == 0
-    assert plan.partitions[0].parameter_bytes == (5 * 6 + 6) * 4
+    assert plan.cells[0].gradient_bytes == 0
+    assert plan.cells[0].parameter_bytes == (5 * 6 + 6) * 4
 
 
 def test_a_tied_weight_goes_to_its_borrower_and_its_gradient_comes_back() -> None:
@@ -114,7 +114,7 @@ def test_a_tied_weight_goes_to_its_borrower_and_its_gradient_comes_back() -> Non
     link = ends(plan)[0, 1]
     assert (link.forward_bytes, link.backward_bytes) == (table + x, table + x)
     assert link.names == ("x", "embedding/table")
-    owner, borrower = plan.partitions
+    owner, borrower = plan.cells
     assert (owner.parameter_bytes, borrower.parameter_bytes) == (table, 9 * 4)
     assert (owner.gradient_bytes, borrower.gradient_bytes) == (table, table + 9 * 4)
     assert (owner.slot_bytes, borrower.slot_bytes) == (2 * table, 2 * 9 * 4)
@@ -137,7 +137,7 @@ def test_weights_gradients_and_slots_are_those_of_the_built_pipeline() -> None:
     made = params.instantiate()
     made.build(given)
     gradients = made.value_and_gradients(given).gradients
-    for k, cell in enumerate(plan.partitions):
+    for k, cell in enumerate(plan.cells):
         own = {
             path: variable.numpy().nbytes
             for path, variable in made.by_path.items()
@@ -158,12 +158,12 @@ def test_a_schedule_that_starts_backwards_early_keeps_fewer_micro_batches() -> N
         )
         for schedule in ("gpipe", "1f1b")
     )
-    assert [cell.live_micro_batches for cell in gpipe.partitions] == [16] * 4
-    assert [cell.live_micro_batches for cell in early.partitions] == [4, 3, 2, 1]
-    for before, after in zip(gpipe.partitions[1:-1], early.partitions[1:-1], strict=True):
+    assert [cell.live_micro_batches for cell in gpipe.cells] == [16] * 4
+    assert [cell.live_micro_batches for cell in early.cells] == [4, 3, 2, 1]
+    for before, after in zip(gpipe.cells[1:-1], early.cells[1:-1], strict=True):
         assert after.activation_bytes < before.activation_bytes
     # What a cell keeps of a micro-batch is its import.
-    kept = gpipe.partitions[1].activation_bytes - early.partitions[1].activation_bytes
+    kept = gpipe.cells[1].activation_bytes - early.cells[1].activation_bytes
     assert kept >= (16 - 3 - 2) * 4 * 64 * 4
 
 
@@ -172,7 +172,7 @@ def test_recomputation_keeps_imports_alone() -> None:
         step_plan.make(
             regression(8, num_partitions=1, num_micro_batches=8, recompute=policy), points(64)
         )
-        .partitions[0]
+        .cells[0]
         .activation_bytes
         for policy in ("full", "except_last", "never")
     )
@@ -183,7 +183,7 @@ def test_recomputation_keeps_imports_alone() -> None:
 
 def test_one_partition_of_one_micro_batch_is_the_plain_network() -> None:
     plan = step_plan.make(regression(3), points(16))
-    (cell,) = plan.partitions
+    (cell,) = plan.cells
     assert cell.cost_share == 1.0
     assert plan.bubble_share == 0.0
     assert cell.live_micro_batches == 1
@@ -204,7 +204,7 @@ def test_a_stated_cost_moves_the_share_and_the_time() -> None:
     plan = step_plan.make(
         pipe(*own, layers.MeanSquaredError.Params(), num_partitions=2, fuse=False), points(64)
     )
-    first, second = plan.partitions
+    first, second = plan.cells
     assert first.layers == ("dense",)
     assert first.cost_share > 0.99
     assert first.forward_s + first.backward_s == pytest.approx(3e9)
@@ -213,7 +213,7 @@ def test_a_stated_cost_moves_the_share_and_the_time() -> None:
 
 def test_stated_costs_of_all_layers_move_the_time() -> None:
     params = regression(2, num_partitions=2, cuts=(1, 2), costs=(30.0, 7.0, 3.0), fuse=False)
-    first, second = step_plan.make(params, points(64)).partitions
+    first, second = step_plan.make(params, points(64)).cells
     assert first.forward_s + first.backward_s == pytest.approx(30.0)
     assert second.forward_s + second.backward_s == pytest.approx(10.0)
     assert first.cost_share == pytest.approx(0.75)
@@ -221,8 +221,8 @@ def test_stated_costs_of_all_layers_move_the_time() -> None:
 
 def test_shares_of_the_cost_add_up() -> None:
     plan = step_plan.make(regression(7, num_partitions=4, num_micro_batches=4), points(64))
-    assert sum(cell.cost_share for cell in plan.partitions) == pytest.approx(1.0)
-    assert sum(len(cell.layers) for cell in plan.partitions) == 8
+    assert sum(cell.cost_share for cell in plan.cells) == pytest.approx(1.0)
+    assert sum(len(cell.layers) for cell in plan.cells) == 8
 
 
 def test_several_mini_batches_hold_old_and_new_sums() -> None:
@@ -230,9 +230,9 @@ def test_several_mini_batches_hold_old_and_new_sums() -> None:
     one = step_plan.make_for(task)
     task.train.accumulate = 3
     several = step_plan.make_for(task)
-    held = sum(cell.gradient_bytes for cell in one.partitions)
+    held = sum(cell.gradient_bytes for cell in one.cells)
     assert held > 0
-    assert sum(cell.gradient_bytes for cell in several.partitions) == 2 * held
+    assert sum(cell.gradient_bytes for cell in several.cells) == 2 * held
     assert several.step_bytes == one.step_bytes + held
 
 
@@ -241,8 +241,8 @@ def test_a_device_with_two_cells_holds_both() -> None:
     alone = step_plan.make(params, points(8))
     params.set(num_partitions=2, schedule="0F0,1F0,,,,,1B0,0B0\n,,2F0,3F0,3B0,2B0,,")
     paired = step_plan.make(params, points(8))
-    kept = [cell.total_bytes - cell.activation_bytes for cell in paired.partitions]
-    most = [max(cell.activation_bytes for cell in paired.partitions[k : k + 2]) for k in (0, 2)]
+    kept = [cell.total_bytes - cell.activation_bytes for cell in paired.cells]
+    most = [max(cell.activation_bytes for cell in paired.cells[k : k + 2]) for k in (0, 2)]
     wanted = max(kept[0] + kept[1] + most[0], kept[2] + kept[3] + most[1])
     assert paired.heaviest_bytes == wanted > alone.heaviest_bytes
 
@@ -270,7 +270,7 @@ def test_a_split_backward_is_planned(recompute: str) -> None:
         (span.slot.cell, str(span.slot.phase)): round((span.end_s - span.start_s) / layer, 6)
         for span in split.timeline.spans
     }
-    assert [cell.backward_s / layer for cell in whole.partitions] == [6 - 2 * kept] * 2
+    assert [cell.backward_s / layer for cell in whole.cells] == [6 - 2 * kept] * 2
     if kept:
         # I does all, and W nothing.
         wanted = {(0, "I"): 4, (0, "W"): 0, (1, "I"): 4, (1, "W"): 0}
@@ -279,7 +279,7 @@ def test_a_split_backward_is_planned(recompute: str) -> None:
         # goes back by all but the inputs of the first layer.
         wanted = {(0, "I"): 0, (0, "W"): 6, (1, "I"): 2 + 2, (1, "W"): 2 + 3}
     assert {key: found[key] for key in wanted} == wanted
-    for k, cell in enumerate(split.partitions):
+    for k, cell in enumerate(split.cells):
         assert cell.backward_s / layer == pytest.approx(wanted[k, "I"] + wanted[k, "W"])
 
 
@@ -296,7 +296,7 @@ def test_a_cell_without_weights_has_nothing_behind_its_i() -> None:
     fields = {"x": floats(2, 4, 64), "target": floats(2, 4, 64)}
     plan = step_plan.make(params, fields)
     times = {str(span.slot): span.end_s - span.start_s for span in plan.timeline.spans}
-    middle = plan.partitions[1]
+    middle = plan.cells[1]
     assert times["1I0"] == pytest.approx(middle.backward_s)
     assert times["1I0"] > middle.forward_s
     assert 0 < times["1W0"] < 1e-6 * times["1I0"]
@@ -309,7 +309,7 @@ def test_what_a_kept_forward_leaves_is_gone_when_i_has_used_it() -> None:
         )
         for schedule in ("0F0,0B0,0F1,0B1", "0F0,0I0,0F1,0I1,0W0,0W1")
     )
-    assert late.partitions[0].activation_bytes == early.partitions[0].activation_bytes
+    assert late.cells[0].activation_bytes == early.cells[0].activation_bytes
 
 
 def test_a_slot_without_flops_holds_what_it_needs() -> None:
@@ -323,10 +323,10 @@ def test_a_slot_without_flops_holds_what_it_needs() -> None:
     )
     fields = {"ids": tf.TensorSpec([8, 64], tf.int32), "target": floats(8, 64, 512)}
     plan = step_plan.make(params, fields)
-    assert plan.partitions[0].forward_s == 0.0
+    assert plan.cells[0].forward_s == 0.0
     assert all(span.end_s > span.start_s for span in plan.timeline.spans)
     # Its backward makes a second gradient of the table.
-    assert plan.partitions[0].activation_bytes > 3000 * 512 * 4
+    assert plan.cells[0].activation_bytes > 3000 * 512 * 4
 
 
 def test_cells_wait_for_what_they_read_alone() -> None:
@@ -350,7 +350,7 @@ def test_a_frozen_first_cell_runs_ahead() -> None:
     )
     plan = step_plan.make(params, points(64))
     spans = {str(span.slot): span for span in plan.timeline.spans}
-    assert spans["0F3"].end_s == pytest.approx(4 * plan.partitions[0].forward_s)
+    assert spans["0F3"].end_s == pytest.approx(4 * plan.cells[0].forward_s)
     assert spans["0F3"].end_s < spans["1B0"].end_s
 
 
@@ -369,16 +369,16 @@ def test_the_update_of_a_large_layer_is_the_most_that_a_device_holds() -> None:
         # New weights, slots and averages of one layer, and its kernel once more at work.
         update = copies * (kernel + bias) + (kernel if copies else 0)
         totals = []
-        for cell in plan.partitions:
+        for cell in plan.cells:
             assert cell.update_bytes == update
             kept = cell.parameter_bytes + cell.gradient_bytes + cell.slot_bytes
             totals.append(kept + max(cell.activation_bytes, update))
             assert cell.total_bytes == totals[-1]
         assert plan.heaviest_bytes == max(totals)
-        gradients = sum(cell.gradient_bytes for cell in plan.partitions)
+        gradients = sum(cell.gradient_bytes for cell in plan.cells)
         assert plan.step_bytes == max(plans[0].step_bytes, gradients + 2 * update)
     assert plans[2].step_bytes > plans[0].step_bytes
-    assert plans[1].partitions[0].total_bytes > plans[1].partitions[0].activation_bytes
+    assert plans[1].cells[0].total_bytes > plans[1].cells[0].activation_bytes
 
 
 def test_a_frozen_beginning_costs_its_forward_alone() -> None:
@@ -388,12 +388,12 @@ def test_a_frozen_beginning_costs_its_forward_alone() -> None:
         step_plan.make(regression(9, frozen=patterns, **shape), fields)
         for patterns in ((), ("dense/*", *(f"dense_{n}/*" for n in range(1, 5))))
     )
-    assert len(whole.partitions[0].layers) <= 5
+    assert len(whole.cells[0].layers) <= 5
     # Five forwards and four layers of four times that: 5 + 4 against 12.
-    assert [len(cell.layers) for cell in frozen.partitions] == [6, 4]
-    assert frozen.partitions[0].cost_share == pytest.approx(9 / 21)
+    assert [len(cell.layers) for cell in frozen.cells] == [6, 4]
+    assert frozen.cells[0].cost_share == pytest.approx(9 / 21)
     alone = step_plan.make(regression(8, frozen=("dense*",), **shape), fields)
-    assert all(cell.backward_s < 1e-6 < cell.forward_s for cell in alone.partitions)
+    assert all(cell.backward_s < 1e-6 < cell.forward_s for cell in alone.cells)
 
 
 def test_a_field_that_all_micro_batches_share_is_sent_and_held_once() -> None:
@@ -436,8 +436,8 @@ def test_a_faster_device_takes_less_time() -> None:
     params.device_speeds = (1.0, 2.0, 1.0)
     faster = step_plan.make(params, points(8))
     for k, factor in enumerate((1, 2, 1)):
-        assert faster.partitions[k].forward_s == alike.partitions[k].forward_s / factor
-        assert faster.partitions[k].backward_s == alike.partitions[k].backward_s / factor
+        assert faster.cells[k].forward_s == alike.cells[k].forward_s / factor
+        assert faster.cells[k].backward_s == alike.cells[k].backward_s / factor
     assert faster.timeline.makespan_s < alike.timeline.makespan_s
     params.cuts = None
     assert step_plan.make(params, points(8)).bubble_share < faster.bubble_share

@@ -85,11 +85,11 @@ def test_a_backward_holds_what_is_asked_of_the_allocator(name: str) -> None:
 
 def test_traced_activations_are_in_the_plan_and_said_to_be() -> None:
     params, fields = CASES["gelu"]
-    (by_formula,) = step_plan.make(params, fields).partitions
+    (by_formula,) = step_plan.make(params, fields).cells
     profiled = step_plan.make(params, fields, profile=True)
     (needs,) = traced_cells.cell_bytes(network.analyze(params, fields))
     imports = 2 * 512 * 128 * 4
-    (cell,) = profiled.partitions
+    (cell,) = profiled.cells
     assert profiled.profiled
     # The last cell's only micro-batch runs as one program.
     assert cell.activation_bytes == needs.fused + imports
@@ -105,7 +105,7 @@ def test_a_kept_forward_leaves_what_tensorflow_keeps_of_it() -> None:
     one = 512 // 4 * 128 * 4
     # Of gelu the sum, its half, its negative, that by √2 and erfc of it; the error's difference.
     assert needs.residual == pytest.approx(6 * one, rel=1e-3)
-    (cell,) = step_plan.make(params, fields, profile=True).partitions
+    (cell,) = step_plan.make(params, fields, profile=True).cells
     working = max(needs.kept_backward, needs.kept_forward - needs.residual)
     # x and target of all four, and what each keeps.
     assert cell.activation_bytes == 4 * (2 * one + needs.residual) + working

@@ -26,11 +26,11 @@ def test_weights_and_slots_have_the_bytes_of_table_1(name: str) -> None:
     parameters, partitions, memory, activations = TABLE[name]
     told = step_plan.make_for(REGISTRY.model(f"lm.transformer.{name}")().task())
     assert told.parameters == parameters
-    assert len(told.partitions) == partitions
-    held = sum(cell.parameter_bytes + cell.slot_bytes for cell in told.partitions)
+    assert len(told.cells) == partitions
+    held = sum(cell.parameter_bytes + cell.slot_bytes for cell in told.cells)
     assert held == 12 * parameters
     assert held / GIB == pytest.approx(memory, rel=0.005)
-    peaks = sum(cell.activation_bytes for cell in told.partitions)
+    peaks = sum(cell.activation_bytes for cell in told.cells)
     assert round(peaks / GIB, 1) == activations
 
 

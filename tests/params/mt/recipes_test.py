@@ -48,9 +48,9 @@ def test_an_update_has_the_tokens_of_table_5(name: str) -> None:
 def test_the_heaviest_cell_of_the_largest_model_is_near_the_mean() -> None:
     params = REGISTRY.model("mt.multilingual.T64x16384x32")().task()
     told = step_plan.make_for(params)
-    held = [cell.parameter_bytes for cell in told.partitions]
+    held = [cell.parameter_bytes for cell in told.cells]
     assert sum(held) == 4 * 6_106_515_968
-    shares = [cell.cost_share for cell in told.partitions]
+    shares = [cell.cost_share for cell in told.cells]
     assert max(shares) < 1.1 / 16
     names = {name for link in told.links for name in link.names}
     assert "encoder_norm" in names

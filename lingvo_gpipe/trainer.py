@@ -103,7 +103,8 @@ def _flags() -> Flags:
     flags.number("save_interval_steps", "Updates between two checkpoints.")
     flags.number("seed", "Seed of the weights, of the data's order and of every random number.")
     flags.number(
-        "num_partitions", "K: number of devices; each holds a cell, or those of a table as text."
+        "num_partitions",
+        "K: number of devices; one cell on each, or the cells that a table puts there.",
     )
     flags.number("num_micro_batches", "M: micro-batches per mini-batch.")
     flags.text("schedule", "gpipe, 1f1b, a table as text, or @FILE.")

@@ -224,8 +224,8 @@ CASES = (
 
 def meta_of(params: Any, *inputs: tf.TensorSpec) -> layers.Meta:
     """Return the Meta of `params`."""
-    told: layers.Meta = params.fprop_meta(*inputs)
-    return told
+    meta: layers.Meta = params.fprop_meta(*inputs)
+    return meta
 
 
 def nested(flat: dict[str, Any]) -> dict[str, Any]:

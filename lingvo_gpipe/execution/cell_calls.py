@@ -33,7 +33,7 @@ class CellInputs(NamedTuple):
 
 
 class BackwardInputs(NamedTuple):
-    """What a backward program is called with besides.
+    """What a backward program is called with in addition to `CellInputs`.
 
     Attributes:
         exports: version in the cell's `exports_with_gradient` → gradients of its floating leaves.

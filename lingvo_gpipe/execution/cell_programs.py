@@ -115,7 +115,7 @@ class CellPrograms:
             phase: B for all gradients, I for those of the imports only, W of the weights only.
         """
         # The program is the recomputation: tf.recompute_grad would copy every weight and make
-        # gathered rows' gradients dense (docs/decisions/0001).
+        # gathered rows' gradients dense (docs/decisions/0001-recompute-grad-copies.md).
         arguments = (inputs, upstream._replace(accumulators=()) if phase == "I" else upstream)
 
         def compute(*flat: tf.Tensor) -> Nest:
@@ -172,8 +172,8 @@ class CellPrograms:
         raw = kept.tape.gradient(targets, kept.sources, starts, unconnected_gradients="zero")
         return self._gradients(cell, _accumulated(cell, raw, upstream.accumulators, "B"))
 
-    def run(self, cell: network.Cell, inputs: CellInputs) -> tuple[dict[int, Nest], Collected]:
-        """Compute the cell layer by layer, without a program.
+    def compute(self, cell: network.Cell, inputs: CellInputs) -> tuple[dict[int, Nest], Collected]:
+        """Compute the cell layer by layer: the body of its programs, also called without them.
 
         Returns:
             Every version that its layers read or write, and what they collected.
@@ -206,7 +206,7 @@ class CellPrograms:
         return values, collected
 
     def _exported(self, cell: network.Cell, inputs: CellInputs) -> CellOutputs:
-        values, collected = self.run(cell, inputs)
+        values, collected = self.compute(cell, inputs)
         exports = {v: tf.nest.map_structure(tf.identity, values[v]) for v in cell.exports}
         return CellOutputs(exports, collected)
 

@@ -184,7 +184,7 @@ class PassRun:
         )
 
     def backward_inputs(self, k: int, m: int) -> cell_calls.BackwardInputs:
-        """Return what a backward program of cell k is called with besides."""
+        """Return what a backward program of cell k is called with in addition to `cell_inputs`."""
         cell = self.network_pass.cells[k]
         return cell_calls.BackwardInputs(
             {v: self._added_gradients(v, m) for v in cell.exports_with_gradient},

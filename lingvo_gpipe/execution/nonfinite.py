@@ -45,7 +45,7 @@ def _places(executor: Executor, inputs: PassInputs) -> Iterator[str]:
     run = PassRun(executor, analysis.training, inputs)
     for m in range(len(inputs.seeds)):
         for cell in analysis.cells:
-            values, collected = executor.programs[cell.index].run(
+            values, collected = executor.programs[cell.index].compute(
                 cell, run.cell_inputs(cell.index, m)
             )
             for v in sorted(values):

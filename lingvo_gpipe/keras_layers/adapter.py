@@ -114,6 +114,7 @@ class KerasLayer(Layer):
             # such as a weight's penalty, counts once.
             ctx.add_loss(f"{_loss_stem(params)}/{kind}", total * tf.cast(examples, dtype))
         for path, seen in called.statistics.items():
+            # What the trace found about the layer, the same in every call: fprop stays pure.
             momentum = function.momenta[path]
             self._norms[path] = normalization.BatchNorm.Params(momentum=momentum).instantiate()
             moving_mean = weights[f"{path}/moving_mean".removeprefix("/")]

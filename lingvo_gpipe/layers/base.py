@@ -327,11 +327,18 @@ class Layer(tf.Module, hyperparams.Configurable):
     def merge_moments(
         self, state: dict[str, tf.Tensor], moments: dict[str, tf.Tensor]
     ) -> dict[str, tf.Tensor]:
-        """Return new values of state variables from the moments of the whole update.
+        """Return new values of statistics from the moments of the whole update; once per update.
+
+        `fprop` adds moments while `ctx.training`: sums over the micro-batch. It reads the
+        statistics as they were before the update. Moments of a frozen layer are ignored, those of a
+        recomputed forward are dropped.
 
         Args:
-            state: the layer's state variables by name.
-            moments: what `ctx.add_moments` received, summed over all micro-batches.
+            state: the layer's statistics by name.
+            moments: what `ctx.add_moments` received, added up over all micro-batches.
+
+        Returns:
+            Names of `state` → new values, of the same shape and dtype.
         """
         raise errors.LayerError(
             f"{type(self).__name__} adds moments {sorted(moments)} for its state "

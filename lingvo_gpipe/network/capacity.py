@@ -16,7 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from lingvo_gpipe import errors
 from lingvo_gpipe.console import units
 from lingvo_gpipe.network import partition
-from lingvo_gpipe.schedule import recompute, table
+from lingvo_gpipe.schedule import recompute
+from lingvo_gpipe.schedule.table import Table
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -26,8 +27,8 @@ class LayerBytes:
     Attributes:
         fixed: of weights, gradients, slots and copies of weights.
         kept: what its backward keeps of its forward.
-        widest: what is held besides while its backward runs; or of its recomputed forward, where
-            no gradient flows through it.
+        widest: the most that its backward holds in addition to `kept`; for a layer without a
+            gradient, the most that its recomputed forward holds.
         gradients: of its weights: new ones, which are made while the old ones exist.
         update: what its update holds, after activations and new gradients are freed.
     """
@@ -74,11 +75,11 @@ class Holding:
     share: float
 
 
-def holdings(table: table.Table, policies: Sequence[str]) -> list[Holding]:
+def holdings(table: Table, policies: Sequence[str]) -> list[Holding]:
     """Return what each cell of a table holds at once, from the order of its slots.
 
-    A value is held from its producer's F on. For micro-batches whose gradient the producer has not
-    received yet, there are at most as many as have run forward there; the others wait only for W.
+    A value is held from its producer's F on. At most `most` micro-batches have run F in the
+    producer and wait for their gradient; at most `latest` more wait only for W in this cell.
     """
     kept = [reuse.kept for reuse in recompute.reuse(table, policies, fuse=False)]
     # Per cell now: forwards without their gradient, kept forwards, micro-batches that wait for W.

@@ -88,12 +88,12 @@ class Cell:
 
     @property
     def kept(self) -> frozenset[int]:
-        """The micro-batches whose forward it keeps for the backward."""
+        """The micro-batches of `reuse.kept`: none without a backward."""
         return self.reuse.kept if self.has_backward else frozenset()
 
     @property
     def fused(self) -> frozenset[int]:
-        """The micro-batches whose forward and backward it runs as one program."""
+        """The micro-batches of `reuse.fused`: none without a backward."""
         return self.reuse.fused if self.has_backward else frozenset()
 
     @property

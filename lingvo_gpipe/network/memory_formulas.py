@@ -71,8 +71,8 @@ class Activations:
         forward: the most that its forward holds at once.
         residual: what stays where the cell's forward is kept: TensorFlow keeps all inputs of a
             kept call for its gradient, frozen weights too.
-        kept: what a backward that computes the forward again keeps of it.
-        beside: what is held besides while the layer's backward runs.
+        kept: what a backward that computes the forward again holds of it.
+        beside: what the layer's backward holds in addition to `kept`.
     """
 
     forward: int

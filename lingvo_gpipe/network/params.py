@@ -18,7 +18,7 @@ class PipelineParams(hyperparams.Configurable.Params):
         [], "Ready cells, each a list of layers, in place of `layers` and `cuts`."
     )
     num_partitions: int = hyperparams.field(
-        1, "K: devices; one cell each, unless the table has more."
+        1, "K: devices; one cell on each, unless the schedule's table has more cells."
     )
     num_micro_batches: int = hyperparams.field(1, "M: micro-batches per mini-batch.")
     micro_batch_size: int | None = hyperparams.field(
@@ -75,7 +75,7 @@ class PipelineParams(hyperparams.Configurable.Params):
 
 
 def layer_params(params: PipelineParams) -> list[base.Layer.Params]:
-    """Return copies of the network's layer params, each with a unique name and a policy.
+    """Return copies of the network's layer params, each with a unique name and a dtype.
 
     Raises:
         LayerError: there is no layer, or two have the same name.

@@ -131,7 +131,7 @@ class InferenceNetwork:
         read = mini_batch.read_fields(self.analysis, fields)
         (cell,) = self.analysis.evaluation_pass(1, outputs=True).cells
         imports = {version: read[name] for name, version in wiring.fields.items()}
-        values, _ = self._programs.run(
+        values, _ = self._programs.compute(
             cell,
             cell_calls.CellInputs(
                 weights=[tf.convert_to_tensor(self.by_path[path]) for path in cell.weights],

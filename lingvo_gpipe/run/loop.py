@@ -105,7 +105,7 @@ def run(
         training.restore(start, change)
         log_directory.keep_assets(folder, source.assets())
         log_directory.remove_result(folder)
-        result = training.run()
+        result = training.train()
         if result.ended != "signal":
             log_directory.write_result(folder, dataclasses.asdict(result))
     for line in _last_lines(params, folder, result):
@@ -139,7 +139,7 @@ def dry_run(
         options = _Options(evaluate, report, max_batches=1)
         trial = _Training(short, source, Path(temporary), options)
         trial.restore(start, None)
-        trial.state.checkpoints.restore(trial.run().step)
+        trial.state.checkpoints.restore(trial.train().step)
     tried = ("input", "an update", *(("an evaluation",) if evaluate else ()))
     report(f"dry run: {', '.join(tried)} and a checkpoint went well; nothing is kept")
 
@@ -191,7 +191,7 @@ class _Training:
                 start, self._learner, self._params.train.start, self._input, self._options.report
             )
 
-    def run(self) -> Result:
+    def train(self) -> Result:
         """Do the updates that are left."""
         train, state = self._params.train, self.state
         classes = self._input.class_names

@@ -184,7 +184,7 @@ def _check_order_in_cell(rows: Rows, places: Places) -> None:
 
 
 def _refuse_deadlock(rows: Rows, queues: list[list[Slot]]) -> NoReturn:
-    """Name one slot of a ring of slots that wait for each other, and where it would not wait."""
+    """Name one slot of a cycle of slots that wait for each other, and where it would not wait."""
     places = {
         slot: (device, column)
         for device, row in enumerate(rows)
@@ -193,19 +193,19 @@ def _refuse_deadlock(rows: Rows, queues: list[list[Slot]]) -> NoReturn:
     }
     num_cells = 1 + max(slot.cell for slot in places)
     pending = {slot: device for device, queue in enumerate(queues) for slot in queue}
-    ring: list[tuple[Slot, Slot]] = []
+    cycle: list[tuple[Slot, Slot]] = []
     seen: dict[int, int] = {}
     device = next(device for device, queue in enumerate(queues) if queue)
     while device not in seen:
-        seen[device] = len(ring)
+        seen[device] = len(cycle)
         head = queues[device][0]
         need = next(need for need in head.needs(num_cells) if need in pending)
-        ring.append((head, need))
+        cycle.append((head, need))
         device = pending[need]
-    ring = ring[seen[device] :]
-    # Each head keeps back, on its own device, the slot that the one before it in the ring needs.
-    # The data alone has no ring, so some head can be placed after the slot that it keeps back.
-    for (_, kept), (head, need) in zip([ring[-1], *ring], ring, strict=False):
+    cycle = cycle[seen[device] :]
+    # Each head keeps back, on its own device, the slot that the one before it in the cycle needs.
+    # The data alone has no cycle, so some head can be placed after the slot that it keeps back.
+    for (_, kept), (head, need) in zip([cycle[-1], *cycle], cycle, strict=False):
         if not _follows(kept, head):
             plain = is_plain(rows)
             where = f" of cell {need.cell}" if plain else ""
@@ -215,7 +215,7 @@ def _refuse_deadlock(rows: Rows, queues: list[list[Slot]]) -> NoReturn:
                 f"waits for {_name(need, plain)}{where}, which waits for "
                 f"slots after this one: deadlock. Move it after slot {places[kept][1]}",
             )
-    raise RuntimeError("the data dependencies of a schedule have a ring")
+    raise RuntimeError("the data dependencies of a schedule have a cycle")
 
 
 def _follows(later: Slot, earlier: Slot) -> bool:

@@ -1,4 +1,4 @@
-"""1F1B: each backward as early as it can be, so that fewer micro-batches are kept."""
+"""1F1B: each backward as early as it can be, so that fewer micro-batches are live."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from lingvo_gpipe.schedule.table import Table, check_sizes
 
 
 def one_f_one_b(num_devices: int, num_micro_batches: int, cells_per_device: int = 1) -> Table:
-    """Return the 1F1B table: cell k keeps at most min(K-k, M) micro-batches, not M.
+    """Return the 1F1B table: in cell k at most min(K-k, M) micro-batches are live, not M.
 
     The bubble is fill-drain's, (K-1)/(M+K-1) with equal cells. In the last cell every backward
     directly follows its forward.

@@ -59,6 +59,8 @@ class Work:
 class CellReuse:
     """How the backward slots of one cell get their forward, if the cell has a backward.
 
+    Where it has none, these sets say nothing: `network.Cell.kept` and `Cell.fused` are empty then.
+
     Attributes:
         kept: the micro-batches whose forward is kept for the backward.
         fused: the micro-batches whose forward and backward run as one program.

@@ -61,11 +61,11 @@ class Timeline:
 
     @functools.cached_property
     def peak_live(self) -> tuple[int, ...]:
-        """The most micro-batches that each device keeps at once.
+        """The most micro-batches that are live at once on each device.
 
-        One is kept from the start of its forward to the end of its backward (of W, where the
+        One is live from the start of its forward to the end of its backward (of W, where the
         backward is split); on a device of several cells, once for each. In a forward-only table,
-        only the one being computed is kept.
+        only the one being computed is live.
         """
         peaks = [0] * self.table.num_devices
         live = [0] * self.table.num_devices
@@ -92,15 +92,15 @@ def simulate(
     """Compute the start and end of every slot of `table`.
 
     Args:
-        table: a schedule of K cells and M micro-batches.
-        forward_s: [K] seconds, one micro-batch's forward in each cell.
-        backward_s: [K] seconds, its backward, recomputation included. Not used where the table
+        table: a schedule of C cells and M micro-batches.
+        forward_s: [C] seconds, one micro-batch's forward in each cell.
+        backward_s: [C] seconds, its backward, recomputation included. Not used where the table
             has none.
         fused_s: seconds of the last cell's forward and backward where the table fuses them
             (`Table.fused`), of which `forward_s` is the forward's part. None: the sum of both.
-        input_gradient_s: [K] seconds of I slots; needed where the table has any.
-        weight_gradient_s: [K] seconds of W slots; needed where the table has any.
-        link_s: [K-1] seconds, one boundary tensor from cell k to k+1 or its gradient back; or
+        input_gradient_s: [C] seconds of I slots; needed where the table has any.
+        weight_gradient_s: [C] seconds of W slots; needed where the table has any.
+        link_s: [C-1] seconds, one boundary tensor from cell k to k+1 or its gradient back; or
             {(from, to): seconds} with from < to, for all links, which need not be a chain: the
             later cell waits for the earlier one's tensor, the earlier one for the gradient.
             None: a chain whose links are free.
@@ -110,7 +110,7 @@ def simulate(
         The timeline: every slot's span, the bubble share, the peak of live micro-batches.
 
     Raises:
-        ScheduleError: a length is not K, a time is missing, negative or not finite, or a link
+        ScheduleError: a length is not C, a time is missing, negative or not finite, or a link
             does not join two cells.
 
     Source: Huang et al. 2019, section 2 (bubble overhead). Equal cells, free links:

@@ -269,7 +269,7 @@ def test_check_cuts_refuses_cuts_that_do_not_fit(cuts: list[int], text: str) -> 
         ),
     ],
 )
-def test_a_table_of_several_cells_per_device_is_told_as_the_way_out(
+def test_a_table_of_several_cells_per_device_is_named_as_the_fix(
     cuts: tuple[int, ...] | None, num_layers: int, text: str
 ) -> None:
     with pytest.raises(errors.PartitionError, match=f"^{re.escape(text)}$"):

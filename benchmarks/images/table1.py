@@ -39,18 +39,18 @@ TABLE = (
 
 WHAT_DIFFERS = """
 - Parameters: the paper's 82M and 542M are 1.1 % and 0.3 % above our counts, which equal those of
-  the reference's own graph; with the auxiliary head 82M fits, 542M fits nothing that we tried.
-- Parameter bytes: the paper contradicts itself in its last column. 24.62 GB at 12 bytes are 2.05
-  billion parameters, and so is its "25×" over 82M; (72, 512) has 1.84 billion, which is 22×. What
-  took the rest is not known, nor what took 7 % more in the first column.
-- Activations: M is not given in the paper; ours is the registered models' own. The paper's are
-  measured on accelerators whose compiler fuses and drops tensors as it likes; ours is a formula
-  over the tensors that a slot and its schedule keep, summed over devices as the paper's are. It
-  is furthest off for Naive-1, which keeps all of 128 images: convolution outputs alone are 4.9 GB
-  in bfloat16, outputs of every operation but ReLU and batch norm 12.1 GB, and the paper's 6.26 GB
-  lie between; ours counts what each batch norm keeps, in float32, besides.
-- A gradient buffer (4 bytes a parameter) and the moving averages come on top of both; `plan` counts
-  them in columns of their own.
+  the reference's graph. With the auxiliary head 82M fits. No variant that we tried has 542M.
+- Parameter bytes: the paper contradicts itself for its last model. 24.62 GB at 12 bytes each are
+  2.05 billion parameters, as is "25×" 82M; (72, 512) has 1.84 billion, which is 22×. What used the
+  rest is unknown, as is what used 7 % more for the first model.
+- Activations: the paper does not state M; ours is that of the registered models. The paper measured
+  on accelerators whose compiler fuses and removes tensors; ours is a formula over the tensors that
+  the slots of the schedule keep. Both are sums over devices. The difference is largest for Naive-1,
+  which keeps the activations of all 128 images: convolution outputs alone are 4.9 GB in bfloat16,
+  and the outputs of every operation except ReLU and batch norm 12.1 GB. The paper's 6.26 GB is
+  between them. Our figure also counts the float32 tensors that each batch norm keeps.
+- Neither figure includes a gradient buffer (4 bytes per parameter) or the moving averages; `plan`
+  prints them in separate columns.
 """
 
 

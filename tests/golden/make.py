@@ -46,13 +46,13 @@ README = """\
 Made by `python -m tests.golden.make {name}` with the code of commit {commit},
 on {cores} cores, with {versions}.
 
-The commands in it, from the top of the checkout, after `export P=tests/golden/{name}`:
+It ran these commands from the top of the checkout, after `export P=tests/golden/{name}`:
 
 ```
 {commands}
 ```
 
-Metrics and exports are by `eval_mode.run` and `export.run` in the process of `make.py`.
+Metrics and exports were made by `eval_mode.run` and `export.run` in the process of `make.py`.
 """
 
 

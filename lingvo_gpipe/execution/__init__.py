@@ -1,5 +1,5 @@
 """Running a network: placement on devices, cell programs, and the executor that calls them.
 
-Only this package knows cells and devices at once. What a cell holds is decided in
-`lingvo_gpipe.network`, when it runs in `lingvo_gpipe.schedule`.
+Only this package knows both cells and devices. `lingvo_gpipe.network` decides what a cell holds,
+`lingvo_gpipe.schedule` when it runs.
 """

@@ -1,4 +1,4 @@
-"""What a cell's programs are called with and what they return; nests for `tf.nest`."""
+"""Arguments and results of a cell's programs, as nests for `tf.nest`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from lingvo_gpipe.nests import Nest
 
 
 class CellInputs(NamedTuple):
-    """What every program of a cell is called with, whatever its phase.
+    """Arguments of every program of a cell, in any phase.
 
     Attributes:
         weights: the cell's `weights` in the compute dtype.
         untrained: the cell's `untrained`: frozen weights in the compute dtype, and statistics.
         imports: version → nest, for every version in the cell's `imports`.
-        seed: int32 [2], of the micro-batch.
+        seed: int32 [2], seed of the micro-batch.
         step: int64 scalar.
     """
 
@@ -78,8 +78,8 @@ class CellGradients:
 
     Attributes:
         imports: version → gradients of its floating leaves.
-        weights: per trained weight of the cell: its accumulator with the gradient of this
-            micro-batch added, or the gradient itself where there were no accumulators.
+        weights: for each trained weight of the cell, its accumulator plus the gradient of this
+            micro-batch, or the gradient itself if there were no accumulators.
     """
 
     imports: dict[int, list[tf.Tensor]]

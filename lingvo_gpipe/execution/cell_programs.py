@@ -2,12 +2,12 @@
 
 Three rules, each measured:
 
-*   A program is never inlined. Inlined, common-subexpression elimination would merge the
+*   A program is never inlined. If it were, common-subexpression elimination would merge the
     recomputation with the first forward, and no memory would be saved.
 *   A program is pure. One stateful operation inside would serialise the devices.
 *   Every tensor that a program reads is one of its arguments, and every result is an output. A
-    backward program is called with the cell's imports and recomputes the forward inside, under a
-    tape; nothing of the first forward can reach it.
+    backward program receives the cell's imports and recomputes the forward under a tape; it
+    cannot reach any tensor of the first forward.
 
 A program's arguments are one flat list of tensors: weights, untrained variables, imports, then what
 its phase needs. It is traced once per (phase, mode, with or without accumulators, import shapes).
@@ -35,7 +35,7 @@ from lingvo_gpipe.nests import Nest, floating
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Kind:
-    """Which program of a cell: all that its trace depends on besides the imports' shapes."""
+    """Which program of a cell: everything its trace depends on except the imports' shapes."""
 
     phase: str
     mode: network.Mode
@@ -48,22 +48,22 @@ _FlatGradients = tuple[list[tf.Tensor], list[tf.Tensor]]  # of weights, of impor
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Program:
-    """A traced function and the structure of its flat outputs."""
+    """A traced function, and the structure of its flat outputs."""
 
     function: tf.types.experimental.ConcreteFunction
     outputs: Nest
 
     def __call__(self, arguments: Nest) -> Nest:
-        """Call it on a nest; return a nest."""
+        """Call the program on a nest; return a nest."""
         flat = self.function(*tf.nest.flatten(arguments))
         return tf.nest.pack_sequence_as(self.outputs, list(flat))
 
 
 class CellPrograms:
-    """The programs of one cell, traced when they are first called.
+    """The programs of one cell, traced at their first call.
 
-    Every method takes the `network.Cell` of the pass in which it is called: the same cell has
-    other exports and gradients in evaluation than in training.
+    Every method takes the `network.Cell` of the current pass: the exports and gradients of a cell
+    differ between training and evaluation.
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class CellPrograms:
         """Make the cell's programs; nothing is traced yet.
 
         Args:
-            index: k.
-            analysis: of the network.
+            index: number k of the cell.
+            analysis: analysis of the network.
             layers: all layers of the network, instantiated.
-            jit: compiles the programs with XLA.
+            jit: whether the programs are compiled with XLA.
         """
         self._first_layer = analysis.layers[analysis.cells[index].layers.start].name
         self._index = index
@@ -91,7 +91,7 @@ class CellPrograms:
 
     @property
     def graphs(self) -> dict[str, tf.Graph]:
-        """The graph of each traced program by its phase; FB is forward and backward fused."""
+        """The graph of each traced program by phase; FB is forward and backward fused."""
         return {kind.phase: one.function.graph for (kind, _), one in self._programs.items()}
 
     def forward(self, cell: network.Cell, inputs: CellInputs) -> CellOutputs:
@@ -109,10 +109,10 @@ class CellPrograms:
         """Call the backward program, which recomputes the forward inside.
 
         Args:
-            cell: in this pass.
-            inputs: the micro-batch.
-            upstream: gradients from the cells after this one, and the losses' scales.
-            phase: B for all gradients, I for those of the imports only, W of the weights only.
+            cell: the cell in this pass.
+            inputs: inputs of the micro-batch.
+            upstream: gradients from the cells after this one, and the scales of the losses.
+            phase: B for all gradients, I for those of the imports, W for those of the weights.
         """
         # The program is the recomputation: tf.recompute_grad would copy every weight and make
         # gathered rows' gradients dense (docs/decisions/0001-recompute-grad-copies.md).
@@ -144,8 +144,8 @@ class CellPrograms:
         return CellOutputs.of_nest(outputs), self._gradients(cell, gradients)
 
     def keep(self, cell: network.Cell, inputs: CellInputs) -> KeptForward:
-        """Call the forward program under a tape of its own, which keeps what is computed inside."""
-        # Copies: the tape of one call must not see another call's use of the same weight.
+        """Call the forward program under a separate tape, which keeps its intermediate tensors."""
+        # Copies, because the tape of one call must not see the use of a weight in another call.
         copies = inputs._replace(
             weights=[tf.identity(weight) for weight in inputs.weights],
             imports={
@@ -162,7 +162,7 @@ class CellPrograms:
         return KeptForward(self, cell, tape, sources, outputs)
 
     def gradients_of_kept(self, kept: KeptForward, upstream: BackwardInputs) -> CellGradients:
-        """Go back through a kept forward; see `backward`."""
+        """Compute the gradients of a kept forward; see `backward`."""
         cell = kept.cell
         targets = [t for v in cell.exports_with_gradient for t in floating(kept.outputs.exports[v])]
         starts = [t for v in cell.exports_with_gradient for t in upstream.exports[v]]
@@ -279,11 +279,11 @@ class KeptForward:
     """A forward call whose intermediate tensors a tape keeps, for one backward.
 
     Attributes:
-        programs: of the cell.
-        cell: in the pass of the call.
-        tape: that watched the call.
-        sources: the tensors that get a gradient.
-        outputs: of the call.
+        programs: programs of the cell.
+        cell: the cell in the pass of the call.
+        tape: tape that watched the call.
+        sources: tensors that get a gradient.
+        outputs: outputs of the call.
     """
 
     programs: CellPrograms
@@ -293,7 +293,7 @@ class KeptForward:
     outputs: CellOutputs
 
     def gradients(self, upstream: BackwardInputs) -> CellGradients:
-        """Go back through it; see `CellPrograms.backward`."""
+        """Compute its gradients; see `CellPrograms.backward`."""
         return self.programs.gradients_of_kept(self, upstream)
 
 
@@ -309,12 +309,12 @@ def _accumulated(
     accumulators: Sequence[tf.Tensor],
     phase: str,
 ) -> _FlatGradients:
-    """Add the weights' gradients to their accumulators, if there are any; make the rest dense.
+    """Add the gradients of weights to their accumulators, if any; make all others dense.
 
     Args:
-        cell: in this pass.
-        gradients: of `gradient_sources`, in their order.
-        accumulators: per weight; empty: none.
+        cell: the cell in this pass.
+        gradients: gradients of `gradient_sources`, in the same order.
+        accumulators: one per weight; empty: none.
         phase: B, I or W.
     """
     count = len(cell.weights) if phase != "I" else 0
@@ -328,7 +328,7 @@ def _accumulated(
 
 
 def _added(total: tf.Tensor, gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
-    """Add a gradient to its accumulator, in the accumulator's dtype; rows are scattered."""
+    """Add a gradient to its accumulator, in the accumulator's dtype; sparse rows are scattered."""
     if isinstance(gradient, tf.IndexedSlices):
         values = precision.cast(gradient.values, total.dtype)
         return tf.tensor_scatter_nd_add(total, gradient.indices[:, tf.newaxis], values)
@@ -354,7 +354,7 @@ def _check_collected(info: network.LayerInfo, collected: Collected, training: bo
     """Refuse a layer that adds other losses, metrics or moments than its Meta declares.
 
     Raises:
-        LayerError: with the layer and the loss; one that is not declared would be counted nowhere.
+        LayerError: naming the layer and the loss. An undeclared loss would be ignored.
     """
     with_statistics = {
         f"{info.name}/{spec.path}".rpartition("/")[0]
@@ -385,8 +385,8 @@ def _check_collected(info: network.LayerInfo, collected: Collected, training: bo
                 near = errors.nearest(name, declared) or declared
                 raise errors.LayerError(
                     f"{info.name}: its fprop added the {kind} {name!r}, which its Meta does not "
-                    f"declare; nearest {', '.join(near) or 'none'}. Declare it, or it is counted "
-                    "nowhere"
+                    f"declare; nearest {', '.join(near) or 'none'}. Declare it, or it would be "
+                    "ignored"
                 )
 
 
@@ -394,7 +394,7 @@ def _check_pure(graph: tf.Graph, cell: int) -> None:
     """Refuse a traced program that has a stateful operation or captures a variable.
 
     Raises:
-        LayerError: with the operation, whose name begins with its layer's.
+        LayerError: naming the operation; its name begins with that of its layer.
     """
     impure = [
         op

@@ -1,11 +1,12 @@
 """The forward slots of a table as a differentiable function, under the caller's own tape.
 
-The gradient of each forward call is defined by `tf.custom_gradient`: the cell's backward program,
-on the cell's own device, which recomputes the forward; or, where the policy keeps the forward, the
-tape that watched it. The caller's tape sees only the call and keeps nothing of what is computed
-inside. Second derivatives go through the recomputation, and are refused where a forward was kept.
-On each device backward calls follow one another, in the order in which the caller's tape issues
-them.
+`tf.custom_gradient` defines the gradient of each forward call. It is the cell's backward program,
+which recomputes the forward on the cell's device; or, where the policy keeps the forward, the tape
+that watched it. The caller's tape sees only the call and keeps no tensor from inside it. Second
+derivatives go through the recomputation; where a forward was kept they are refused.
+
+Each device runs its backward calls one after another, in the order in which the caller's tape
+issues them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from lingvo_gpipe.execution.executor import Executor, PassInputs, PassOutputs, P
 from lingvo_gpipe.nests import Nest, floating
 
 _WithGradient = tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]
-"""What `tf.custom_gradient` takes: a function's results, and its gradient function."""
+"""Return type of a function for `tf.custom_gradient`: its results and its gradient function."""
 
 
 def forward(executor: Executor, tape_pass: network.Pass, inputs: PassInputs) -> PassOutputs:
@@ -55,14 +56,14 @@ def forward(executor: Executor, tape_pass: network.Pass, inputs: PassInputs) -> 
 
 
 class _BackwardQueue:
-    """The backward calls of a device, one after the other."""
+    """The backward calls of a device, one after another."""
 
     def __init__(self, device: str) -> None:
         self._device = device
         self._last: tf.Operation | None = None
 
     def put(self, call: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
-        """Issue a call on the device, after the one before; return its result."""
+        """Issue a call on the device, after the previous one; return its result."""
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         before = [self._last] if self._last is not None and self._last.graph is graph else []
         with tf.device(self._device), tf.control_dependencies(before):
@@ -97,7 +98,7 @@ class _DifferentiableCall:
 
         @tf.custom_gradient
         def call(*sources: tf.Tensor) -> _WithGradient:
-            # Tensors that the caller's tape does not watch: it would keep what is computed of them.
+            # Unwatched copies: otherwise the caller's tape would keep all tensors computed here.
             unwatched = self._with_sources(inputs, [tf.stop_gradient(t) for t in sources])
             kept = self._programs.keep(cell, unwatched) if self._keeps else None
             outputs = self._programs.forward(cell, unwatched) if kept is None else kept.outputs
@@ -120,7 +121,7 @@ class _DifferentiableCall:
                     if kept is not None:
                         found = self._flat(kept.gradients(backward_inputs))
                         return _differentiated_once(found, sources)
-                    # Of the watched tensors, so that second derivatives go through it.
+                    # On the watched tensors, so that second derivatives go through it.
                     watched = self._with_sources(inputs, sources)
                     return self._flat(self._programs.backward(cell, watched, backward_inputs))
 
@@ -151,7 +152,7 @@ class _DifferentiableCall:
 def _differentiated_once(
     gradients: Sequence[tf.Tensor], sources: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Return gradients by `sources` which refuse to be differentiated again."""
+    """Return gradients by `sources` that raise an error when they are differentiated again."""
 
     @tf.custom_gradient
     def once(*_: tf.Tensor) -> _WithGradient:

@@ -1,10 +1,10 @@
-"""The executor runs a pass over the network: it alone knows cells and devices at once.
+"""The executor runs a pass over the network; only it knows both cells and devices.
 
-It is called while an outer function is traced. It goes through the pass's table in a topological
-order and issues at most one call per slot, under the slot's device, with one control edge: from
-the call that the device issued before. A slot that computes nothing (`Cell.computes`), or whose
-backward is fused with its forward, has no call. There is no other order than the table's and the
-data's. The graph that it adds grows with cells × micro-batches, not with layers.
+It is called while an outer function is traced. It goes through the table of the pass in a
+topological order and issues at most one call per slot, under the slot's device, with one control
+edge from the previous call on that device. A slot that computes nothing (`Cell.computes`), or whose
+backward is fused with its forward, has no call. No other order is imposed: only that of the table
+and that of the data. The graph that it adds grows with cells × micro-batches, not with layers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lingvo_gpipe.schedule.slot import Slot
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PassInputs:
-    """What a pass over the network is called with.
+    """Inputs of a pass over the network.
 
     Attributes:
         variables: path → every variable, read once on its device, in the dtype that layers read.
@@ -45,11 +45,11 @@ class PassInputs:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PassOutputs:
-    """What a pass over the network returns, added up over micro-batches.
+    """Outputs of a pass over the network, summed over micro-batches.
 
     Attributes:
         collected: sums of losses, metrics and moments.
-        outputs: version that leaves → per micro-batch, its nest.
+        outputs: version that the pass returns → its nest for each micro-batch.
         gradients: path → gradient, in the dtype of the master copy.
     """
 
@@ -62,8 +62,8 @@ class Executor:
     """Runs passes over cells that are placed on devices.
 
     Attributes:
-        programs: per cell.
-        devices: per cell, the name of its device.
+        programs: programs of each cell.
+        devices: name of each cell's device.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Executor:
         """Make an executor.
 
         Args:
-            analysis: of the network.
+            analysis: analysis of the network.
             programs: see the class.
             devices: see the class.
         """
@@ -93,7 +93,7 @@ class Executor:
         return self.devices[self.analysis.owner_cell(path)]
 
     def forward(self, forward_pass: network.Pass, inputs: PassInputs) -> PassOutputs:
-        """Run a pass whose table has forward slots only."""
+        """Run a pass whose table has only forward slots."""
         run = PassRun(self, forward_pass, inputs)
         for device, slot in forward_pass.table.order():
             with run.call(device, slot) as call:
@@ -101,7 +101,7 @@ class Executor:
         return run.outputs({})
 
     def train(self, training_pass: network.Pass, inputs: PassInputs) -> PassOutputs:
-        """Run a pass of training: losses inside, gradients of weights added up."""
+        """Run a pass of training: losses inside, gradients of weights summed."""
         run = PassRun(self, training_pass, inputs)
         run.start_accumulators()
         for device, slot in training_pass.table.order():
@@ -121,18 +121,18 @@ class Executor:
 
 
 class PassRun:
-    """A pass while its calls are issued: the tensors so far, and each device's last call.
+    """A pass while its calls are issued: the tensors so far, and the last call on each device.
 
     Attributes:
-        executor: that runs it.
+        executor: executor that runs it.
         network_pass: table and cells.
-        inputs: of the pass.
+        inputs: inputs of the pass.
         values: (version, micro-batch) → nest.
-        value_gradients: (version, micro-batch) → per cell that reads the version, the gradients of
-            its floating leaves.
+        value_gradients: (version, micro-batch) → for each cell that reads the version, the
+            gradients of its floating leaves.
         collected: (cell, micro-batch) → what its forward collected.
         kept: (cell, micro-batch) → its forward, where a tape keeps it.
-        accumulators: per cell and weight, the sum of its gradients so far.
+        accumulators: for each cell and weight, the sum of its gradients so far.
     """
 
     def __init__(self, executor: Executor, network_pass: network.Pass, inputs: PassInputs) -> None:
@@ -149,7 +149,7 @@ class PassRun:
         self._last_call: dict[int, tf.Operation] = {}
 
     def start_accumulators(self) -> None:
-        """Make zeros on each cell's device; a weight's earlier sum begins at its owner."""
+        """Make zeros on each cell's device; an earlier sum is continued only at its owner."""
         analysis, given = self.executor.analysis, self.inputs.accumulators
         for cell, device in zip(self.network_pass.cells, self.executor.devices, strict=True):
             sums = []
@@ -173,7 +173,7 @@ class PassRun:
             self._last_call[device] = call.result.op
 
     def cell_inputs(self, k: int, m: int) -> cell_calls.CellInputs:
-        """Return what all programs of cell k are called with for micro-batch m."""
+        """Return the arguments of all programs of cell k for micro-batch m."""
         cell = self.network_pass.cells[k]
         return cell_calls.CellInputs(
             weights=[self.inputs.variables[path] for path in cell.weights],
@@ -193,7 +193,7 @@ class PassRun:
         )
 
     def weight_gradients(self) -> dict[str, tf.Tensor]:
-        """Return every weight's gradient; a tied one's parts are added on its owner's device."""
+        """Return every weight's gradient; those of a tied one are summed on its owner's device."""
         parts: dict[str, list[tf.Tensor]] = {}
         for cell, sums in zip(self.network_pass.cells, self.accumulators, strict=True):
             for path, total in zip(cell.weights, sums, strict=True):
@@ -205,7 +205,7 @@ class PassRun:
         return gradients
 
     def outputs(self, gradients: dict[str, tf.Tensor]) -> PassOutputs:
-        """Add up what the micro-batches collected."""
+        """Sum what the micro-batches collected."""
         micro_batches = range(self.network_pass.num_micro_batches)
         total = Collected()
         for k, device in enumerate(self.executor.devices):
@@ -219,7 +219,7 @@ class PassRun:
         return PassOutputs(total, outputs, gradients)
 
     def _added_gradients(self, version: int, micro_batch: int) -> list[tf.Tensor]:
-        """Return the gradients of a version's leaves, added over the cells that read it."""
+        """Return the gradients of a version's leaves, summed over the cells that read it."""
         of_readers = self.value_gradients.get((version, micro_batch), [])
         if not of_readers:
             leaves = floating(self.values[version, micro_batch])
@@ -257,13 +257,13 @@ class _SlotCall:
         self._store_gradients(gradients)
 
     def kept_forward(self) -> None:
-        """Run the forward program under a tape of its own, which keeps intermediate tensors."""
+        """Run the forward program under a separate tape, which keeps intermediate tensors."""
         kept = self._programs.keep(self._cell, self._run.cell_inputs(*self._key))
         self._run.kept[self._key] = kept
         self.store_outputs(kept.outputs)
 
     def backward(self) -> None:
-        """Run a backward: from the kept forward if there is one, else recomputing it."""
+        """Run a backward, from the kept forward if there is one; otherwise recompute it."""
         kept, phase = self._run.kept.get(self._key), self._slot.phase
         upstream = self._run.backward_inputs(*self._key)
         if kept is not None:
@@ -293,5 +293,5 @@ class _SlotCall:
 
 
 def _sum(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Add tensors; one is returned as it is."""
+    """Add tensors; a single tensor is returned unchanged."""
     return tf.add_n(tensors) if len(tensors) > 1 else tensors[0]

@@ -1,4 +1,4 @@
-"""A mini-batch through the pipeline: cut into micro-batches, run, and put together again."""
+"""Running a mini-batch: it is cut into micro-batches, run, and its outputs are merged."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from lingvo_gpipe.network import micro_batches
 
 
 class MiniBatchInputs(NamedTuple):
-    """What a mini-batch is run with; a nest, so that a tf.function takes it.
+    """Inputs for running a mini-batch; a nest, so that it can be an argument of a tf.function.
 
     Attributes:
         fields: name → nest of tensors [N, …], all fields of the mini-batch.
         step: int64 scalar, number of the update.
         loss_weights: loss name → its weight in the whole update.
         first_micro_batch: int32 scalar, number of the first micro-batch in the update.
-        accumulators: path → what gradients are added to; None: zeros.
+        accumulators: path → tensor to which the gradient is added; None: zeros.
         loss_scale: scalar factor on the gradients; None: 1.
     """
 
@@ -38,7 +38,7 @@ class MiniBatchInputs(NamedTuple):
 
 
 class MiniBatchResult(NamedTuple):
-    """What a mini-batch returns; the fields of `pipelining.Result` that are tensors."""
+    """Results of a mini-batch: the fields of `pipelining.Result` that are tensors."""
 
     loss: tf.Tensor
     losses: dict[str, tf.Tensor]
@@ -52,8 +52,8 @@ class MiniBatchRunner:
     """Runs mini-batches of any size through a built network.
 
     Attributes:
-        executor: runs the network's passes.
-        variables: of the network.
+        executor: runs the passes of the network.
+        variables: variables of the network.
     """
 
     def __init__(self, executor: Executor, created: variables.PipelineVariables) -> None:
@@ -63,13 +63,13 @@ class MiniBatchRunner:
         self._params = executor.analysis.params
 
     def num_micro_batches(self, fields: Mapping[str, Nest]) -> int:
-        """Return M for a mini-batch; log it where that is less than the Params ask for."""
+        """Return M for a mini-batch; log a warning if it is less than the Params set."""
         sizes, wanted = self._sizes(fields), self._params.num_micro_batches
         if self._params.micro_batch_size is None and len(sizes) < wanted:
             logging.log_first_n(
                 logging.WARNING,
                 "a mini-batch of %d examples lowers the number of micro-batches from %d to %d",
-                10,  # times in all: the last mini-batch of every evaluation may be smaller
+                10,  # warnings at most: the last mini-batch of every evaluation may be smaller
                 sum(sizes),
                 wanted,
                 len(sizes),
@@ -85,14 +85,14 @@ class MiniBatchRunner:
         """
         if not self._analysis.losses:
             raise errors.LayerError(
-                "the network has no loss, so nothing would be trained. End it with a layer "
-                "that has one (Softmax, MeanSquaredError), or use fprop under your own tape"
+                "the network has no loss, so nothing would be trained. End it with a layer that "
+                "adds a loss (Softmax, MeanSquaredError), or use fprop under your own tape"
             )
         sizes = self._sizes(inputs.fields)
         training_pass = self._analysis.training_pass(len(sizes))
         if training_pass.table.is_forward_only:
             raise errors.ScheduleError(
-                "the schedule has forward slots only, so nothing would be trained. Use gpipe or "
+                "the schedule has only forward slots, so nothing would be trained. Use gpipe or "
                 "1f1b; evaluate() makes its own schedule"
             )
         coefficients = self._coefficients()
@@ -114,11 +114,11 @@ class MiniBatchRunner:
         return self._result(outputs, inputs.loss_weights)
 
     def evaluate(self, inputs: MiniBatchInputs, *, outputs: bool) -> MiniBatchResult:
-        """Run forward slots only, without training's randomness.
+        """Run only forward slots, as in evaluation: no dropout, moving statistics.
 
         Args:
             inputs: the mini-batch.
-            outputs: whether the network's outputs are returned.
+            outputs: whether to return the network's outputs.
         """
         num_micro_batches = len(self._sizes(inputs.fields))
         evaluation_pass = self._analysis.evaluation_pass(num_micro_batches, outputs=outputs)
@@ -128,12 +128,12 @@ class MiniBatchRunner:
     def under_tape(
         self, fields: dict[str, Nest], weights: Mapping[str, tf.Tensor], ctx: Context
     ) -> tuple[dict[str, Nest], Collected]:
-        """Run forward slots, each differentiable by the caller's own tape.
+        """Run forward slots, each differentiable by the caller's tape.
 
         Args:
             fields: all fields of the mini-batch.
             weights: path → every variable's value.
-            ctx: its seed is the run's.
+            ctx: context of the call; its seed is that of the run.
 
         Returns:
             Name → output of the network, and what the layers collected.
@@ -168,7 +168,7 @@ class MiniBatchRunner:
         return micro_batches.sizes_of(self._params, fields)
 
     def _cut(self, fields: Mapping[str, Nest]) -> dict[int, list[Nest]]:
-        """Return version of each field → per micro-batch, its nest."""
+        """Return version of each field → its nest for each micro-batch."""
         params, versions = self._params, self._analysis.wiring.fields
         read = read_fields(self._analysis, fields)
         cut = micro_batches.split(read, self._sizes(fields), params.batch_dim, params.unbatched)
@@ -202,14 +202,14 @@ class MiniBatchRunner:
         """Join the micro-batches' outputs; one that depends on no batched field is whole already.
 
         Raises:
-            LayerError: an output has no batch dimension along which to join it.
+            LayerError: an output has no batch dimension along which it can be merged.
         """
         analysis, batch_dim = self._analysis, self._params.batch_dim
         whole = analysis.wiring.made_of(self._params.unbatched)
         merged = {}
         for name, v in analysis.wiring.outputs.items():
             if v not in outputs.outputs:
-                continue  # not asked for
+                continue  # not requested
             parts = outputs.outputs[v]
             if v in whole:
                 merged[name] = parts[0]

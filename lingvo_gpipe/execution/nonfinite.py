@@ -1,4 +1,4 @@
-"""Finding the layer where a value first stops being finite, by running layer after layer."""
+"""Find the first layer with a value that is not finite, by running the layers one by one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def first_value(executor: Executor, inputs: PassInputs) -> str:
     """Run micro-batches eagerly, forward, and name where a value first stops being finite.
 
     Returns:
-        Such as "layer conv_1, output x, micro-batch 2"; or `NOWHERE`.
+        A text such as "layer conv_1, output x, micro-batch 2", or `NOWHERE`.
     """
     for path, value in inputs.variables.items():
         if not is_finite(value):
@@ -27,7 +27,7 @@ def first_value(executor: Executor, inputs: PassInputs) -> str:
 
 
 def first_gradient(analysis: network.Analysis, gradients: Mapping[str, tf.Tensor]) -> str:
-    """Name the layer nearest to the losses that has a gradient which is not finite."""
+    """Name the layer nearest to the losses with a gradient that is not finite."""
     for path in sorted(gradients, key=lambda p: analysis.owner[p], reverse=True):
         if not is_finite(gradients[path]):
             return f"layer {analysis.layer_of(path)}, gradient of {path}"
@@ -35,7 +35,7 @@ def first_gradient(analysis: network.Analysis, gradients: Mapping[str, tf.Tensor
 
 
 def is_finite(nest: Nest) -> bool:
-    """Return whether every floating tensor of a nest is finite everywhere."""
+    """Return whether all values of all floating tensors of a nest are finite."""
     return all(bool(tf.reduce_all(tf.math.is_finite(leaf))) for leaf in floating(nest))
 
 

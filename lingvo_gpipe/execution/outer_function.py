@@ -1,8 +1,8 @@
 """Outer functions: they call the cells' programs, and TensorFlow does not optimise them.
 
-An outer function consists of calls. The graph optimizer would go through the function of every call
-and change nothing (with 128 layers, that is most of the time to the first step); the programs
-themselves are optimised where they are called. The option has no public interface.
+An outer function consists of calls. The graph optimizer would visit the function of every call and
+change nothing; with 128 layers, this is most of the time to the first step. The programs themselves
+are optimised where they are called. TensorFlow's option for this has no public interface.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def unoptimized() -> Iterator[None]:
 
 
 class OuterFunction:
-    """A function of nests of tensors that calls programs; traced per shapes, never optimised.
+    """A function of nests of tensors that calls programs; traced for each shape, never optimised.
 
-    It is traced under the caller's options, so that the programs inside are optimised. Inside
-    another function it is not a function by itself: its calls become part of that function.
+    It is traced under the caller's options, so that the programs inside are optimised. When it is
+    called inside another function, its calls become part of that function.
 
     Attributes:
         traces: how often it was traced.
@@ -55,7 +55,7 @@ class OuterFunction:
         return len(self._concretes)
 
     def __call__(self, *arguments: Nest) -> Nest:
-        """Call it; trace it first where the shapes are new. None stands for no tensor."""
+        """Call it; trace it first if the shapes are new. None stands for no tensor."""
         if tf.inside_function():
             return self._function(*arguments)
         shapes = tuple(

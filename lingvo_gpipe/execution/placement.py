@@ -1,8 +1,8 @@
-"""Which device each cell lives on, chosen from a list of device names.
+"""The device of each cell, chosen from a list of device names.
 
-The choice works on names, so that placements on accelerators are tested without them. Logical CPU
-devices are names, not cores: only the table's control edges make each of them run one slot at a
-time.
+The choice uses only names, so placements on accelerators can be tested without accelerators.
+Logical CPU devices are names, not cores: only the table's control edges make each of them run one
+slot at a time.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ KINDS = ("auto", "cpu", "gpu", "tpu")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Placement:
-    """Where cells live.
+    """The devices of the cells.
 
     Attributes:
-        devices: per row of the table, the name of its device.
+        devices: device name for each row of the table.
         compile_all: whether every program must be compiled (TPU cores).
     """
 
@@ -40,11 +40,11 @@ def place(
     """Choose a device for each row of the table.
 
     Args:
-        num_devices: rows of the table.
-        kind: cpu, gpu, tpu or auto: the cores of a TPU system that was initialised
-            (`initialize_tpu`), else GPUs, else CPUs.
-        names: devices by name, one per row, in place of a choice.
-        available: names of the devices that exist; None asks TensorFlow.
+        num_devices: number of rows of the table.
+        kind: cpu, gpu, tpu or auto. auto chooses the cores of an initialised TPU system
+            (`initialize_tpu`), otherwise GPUs, otherwise CPUs.
+        names: device names, one per row, instead of an automatic choice.
+        available: names of the devices that exist; None: ask TensorFlow.
 
     Raises:
         PlacementError: a kind or name is unknown, or there are too few devices.
@@ -80,14 +80,14 @@ def refuse_strings(received: Mapping[str, SpecNest]) -> None:
         received: name in the stream → nest of `tf.TensorSpec`, for all imports of cells.
 
     Raises:
-        PlacementError: naming the first that holds strings.
+        PlacementError: a cell would receive strings; the text names the first such name.
     """
     for name, nest in received.items():
         if any(leaf.dtype == tf.string for leaf in tf.nest.flatten(nest)):
             raise errors.PlacementError(
-                f"{name!r} holds strings, which no compiled cell can receive (TPU cores compile "
-                "all). Convert them to numbers in the input, or use placement='cpu' without "
-                "jit_compile"
+                f"{name!r} holds strings, which a compiled cell cannot receive (on TPU cores, all "
+                "cells are compiled). Convert them to numbers in the input, or use "
+                "placement='cpu' without jit_compile"
             )
 
 
@@ -104,7 +104,7 @@ def short(name: str) -> str:
 def _named(num_devices: int, names: Sequence[str], found: Sequence[str]) -> Placement:
     if len(names) != num_devices:
         raise errors.PlacementError(
-            f"{len(names)} devices are named for {num_devices} partitions. Name one for each"
+            f"{len(names)} devices are named for {num_devices} partitions. Name one per partition"
         )
     for name in names:
         if short(name) not in found:
@@ -136,7 +136,7 @@ def prepare_logical_cpus(count: int) -> None:
     """Configure TensorFlow with at least `count` logical CPU devices.
 
     Raises:
-        PlacementError: TensorFlow has been initialised with fewer, which cannot be changed.
+        PlacementError: TensorFlow was already initialised with fewer devices.
     """
     physical = tf.config.list_physical_devices("CPU")[0]
     if len(tf.config.get_logical_device_configuration(physical) or ()) >= count:
@@ -157,12 +157,12 @@ def prepare_logical_cpus(count: int) -> None:
 def prepare_threads(num_devices: int, cores: int) -> tuple[int, int]:
     """Set TensorFlow's thread counts so that cells on logical CPUs share the cores fairly.
 
-    One thread inside an operation where there are as many devices as cores, since devices run at
-    the same time; at least two threads between operations, so that a cell that waits for another
-    never blocks the only one.
+    If there are as many devices as cores, an operation uses one thread, because devices run at the
+    same time. At least two threads run operations, so that a cell that waits for another never
+    blocks the only thread.
 
     Returns:
-        (inter-op, intra-op) thread counts; some kernels' sums depend on them.
+        (inter-op, intra-op) thread counts; the sums of some kernels depend on them.
     """
     inter = max(2, min(num_devices, cores))
     intra = max(1, cores // num_devices)
@@ -174,10 +174,10 @@ def prepare_threads(num_devices: int, cores: int) -> tuple[int, int]:
 def initialize_tpu(address: str = "local") -> None:
     """Connect to a TPU system and initialise it, before cells are placed on its cores.
 
-    The trainer does so for `placement='tpu'`; any other program must call it first.
+    The trainer calls it for `placement='tpu'`; any other program must call it first.
 
     Args:
-        address: of the system; local: that of this machine.
+        address: address of the TPU system; "local": that of this machine.
 
     Raises:
         PlacementError: no TPU answers at the address.
@@ -188,6 +188,6 @@ def initialize_tpu(address: str = "local") -> None:
         tf.tpu.experimental.initialize_tpu_system(resolver)
     except (ValueError, tf.errors.OpError) as error:
         raise errors.PlacementError(
-            f"no TPU system answers at {address!r}: {str(error).splitlines()[0]}. Check its name, "
-            "or use placement='gpu' or 'cpu'"
+            f"no TPU system answers at {address!r}: {str(error).splitlines()[0]}. Check the "
+            "address, or use placement='gpu' or 'cpu'"
         ) from error

@@ -42,7 +42,7 @@ class PipelineVariables(tf.Module):
         return {path: v for path, v in self.by_path.items() if condition(self._specs[path])}
 
     def read_nested(self, condition: Callable[[base.VariableSpec], bool]) -> dict[str, Nest]:
-        """Read those whose spec meets a condition, on their devices; nested by layer."""
+        """Read the variables whose spec meets a condition, on their devices; nested by layer."""
         tree: dict[str, Nest] = {}
         for path, variable in self.where(condition).items():
             *parents, last = path.split("/")
@@ -60,7 +60,7 @@ class PipelineVariables(tf.Module):
 
         Args:
             layers: name → layer of the network.
-            moments: path of a layer → its moments, added up over an update.
+            moments: path of a layer → its moments, summed over an update.
         """
         by_layer: dict[str, dict[str, tf.Variable]] = {}
         for path, variable in self.where(lambda spec: spec.is_state).items():

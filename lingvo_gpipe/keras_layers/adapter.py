@@ -31,7 +31,7 @@ from lingvo_gpipe.nests import Nest, SpecNest
 
 
 class KerasLayer(Layer):
-    """Any nests of tensors that its Keras layer takes → those that it returns.
+    """Any nests of tensors that the Keras layer takes → the nests that it returns.
 
     `from_keras` makes it. Its cost is an estimate, counted on its traced graph (`trace`).
     """
@@ -41,21 +41,21 @@ class KerasLayer(Layer):
             "The Keras layer or operation (keras_layers.config.to_config)."
         )
         args: list[Any] = hyperparams.field(
-            [{READ: "x"}], "Arguments of its call; {'read': name} is the value of a name it reads."
+            [{READ: "x"}], "Arguments of the call; {'read': NAME} is the value of a name it reads."
         )
-        kwargs: dict[str, Any] = hyperparams.field({}, "Keyword arguments of its call, likewise.")
+        kwargs: dict[str, Any] = hyperparams.field({}, "Keyword arguments of the call, likewise.")
         picks: tuple[int, ...] = hyperparams.field(
-            (), "Which of the tensors that its call returns are written; empty: all."
+            (), "Which of the tensors that the call returns are written; empty: all."
         )
         masks: dict[str, str] = hyperparams.field(
             {}, "Name it reads or writes → name of that tensor's Keras mask."
         )
         weights: str = hyperparams.field(
-            "", "Name of the weights kept from a live layer (keras_layers.weights); empty: none."
+            "", "Name of the weights copied from a live layer (keras_layers.weights); empty: none."
         )
         frozen: tuple[str, ...] = hyperparams.field((), "Paths of sublayers that are not trained.")
         examples: str = hyperparams.field(
-            "", "Field of the mini-batch that counts examples for its losses; empty: the first."
+            "", "Field whose batch size counts the examples for its losses; empty: the first field."
         )
 
         def _meta(self, *inputs: SpecNest) -> Meta:
@@ -109,9 +109,9 @@ class KerasLayer(Layer):
             losses = trace.losses(params, function, called, weights)[kind]
             dtype = self.policy.variable
             total = tf.add_n([tf.cast(loss, dtype) for loss in losses] or [tf.zeros([], dtype)])
-            # The loss is multiplied by the examples of the micro-batch and divided by those of the
-            # update: the weighted mean over micro-batches. A loss that is the same in all of them,
-            # such as a weight's penalty, counts once.
+            # The loss is multiplied by the number of examples of the micro-batch and divided by
+            # that of the update, which is the weighted mean over micro-batches. A loss that is
+            # equal in all of them, such as a penalty on a weight, counts once.
             ctx.add_loss(f"{_loss_stem(params)}/{kind}", total * tf.cast(examples, dtype))
         for path, seen in called.statistics.items():
             # What the trace found about the layer, the same in every call: fprop stays pure.
@@ -126,7 +126,7 @@ class KerasLayer(Layer):
         return ctx.replace(path=f"{ctx.path}/{path}") if path else ctx
 
     def find(self, path: str) -> Layer:
-        """See `Layer.find`; at the path of a sublayer's batch norm, what merges its moments."""
+        """See `Layer.find`; the path of a batch norm inside finds what merges its moments."""
         return self._norms[path] if path and path in self._norms else super().find(path)
 
     def merge_moments(
@@ -147,22 +147,23 @@ def from_keras(
 ) -> KerasLayer.Params:
     """Return the Params of a live Keras layer (or operation).
 
-    Each name it reads becomes an argument of its call, or all of them one list where the call takes
-    a single argument. For another call, set the fields `args` and `kwargs` of the result.
+    Each name that it reads becomes an argument of the call. If the call takes a single argument,
+    all names become one list. For another call, set the fields `args` and `kwargs` of the result.
 
     Args:
         live: the layer, built or not; it is not changed.
-        name: of the layer in the network; None: its Keras name.
-        reads: names of the stream it reads, those of masks last.
-        writes: names it writes, those of masks last; one for each tensor it returns, or a single
-            one for the whole nest.
-        masks: name it reads or writes → name of that tensor's Keras mask, itself among `reads` or
-            `writes`. Keras' `Embedding(mask_zero=True)` before an LSTM needs it.
-        keep_weights: a built layer starts from its present weights (copied; see `weights`). False,
-            and where it is not built: from its Keras initializers, with the pipeline's seeds.
+        name: name of the layer in the network; None: its Keras name.
+        reads: names in the stream that it reads, names of masks last.
+        writes: names that it writes, names of masks last; one for each tensor that it returns, or
+            a single name for the whole nest.
+        masks: name that it reads or writes → name of that tensor's Keras mask, which must also be
+            in `reads` or `writes`. Keras' `Embedding(mask_zero=True)` before an LSTM needs it.
+        keep_weights: a built layer starts from a copy of its current weights (see `weights`). If
+            False, or if it is not built, it starts from its Keras initializers with the seeds of
+            the pipeline.
 
     Raises:
-        LayerError: it has no get_config.
+        LayerError: the layer has no get_config.
     """
     masks = dict(masks or {})
     tensors = [read for read in reads if read not in masks.values()]
@@ -199,13 +200,13 @@ def _default_args(live: keras.Operation, tensors: Sequence[str]) -> list[Any]:
         if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         and name not in ("training", "mask")
     ]
-    # Keras' own convention: a call's `inputs` hold all of them.
+    # Keras' convention: the argument `inputs` of a call is the list of all inputs.
     together = len(accepted) < len(marked) or accepted[0].name == "inputs"
     return [marked] if together and len(marked) > 1 else marked
 
 
 def _frozen(live: keras.layers.Layer) -> tuple[str, ...]:
-    """Return the paths of frozen sublayers; of those inside each other only the outermost."""
+    """Return the paths of frozen sublayers; of nested ones only the outermost."""
     frozen: list[str] = []
     for path, layer in variables.sublayers(live).items():
         inside = any(path.startswith(f"{outer}/") for outer in frozen)
@@ -219,7 +220,7 @@ def _loss_stem(params: KerasLayer.Params) -> str:
 
 
 def _weight(params: KerasLayer.Params) -> Callable[[dict[str, Nest]], tf.Tensor]:
-    """Return the number of examples of an update, as a function of its fields."""
+    """Return a function from the fields of an update to its number of examples."""
 
     def weight(fields: dict[str, Nest]) -> tf.Tensor:
         name = params.examples or next(iter(fields))

@@ -1,8 +1,8 @@
-"""Keras objects as data: how Params hold them, and how they are made again.
+"""Keras objects as data: how Params store them, and how they are made from that again.
 
-Keras' own classes are kept as Keras serialises them. Classes and functions from elsewhere are kept
-as references, which a text writes by name and reads from registered packages only. An object
-without a name (a lambda, a class made inside a function) works until a text is written.
+Classes of Keras are stored as Keras serialises them. Other classes and functions are stored as
+references: a text writes their name, and only names in registered packages are read. An object
+without a name (a lambda, a class defined in a function) works until a text is written.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ def from_config(config: dict[str, Any], policy: precision.Policy) -> keras.Opera
     """Make the Keras layer or operation that `to_config` described.
 
     Args:
-        config: of `to_config`.
-        policy: replaces the layer's dtype policy, also in sublayers that have the same one.
+        config: result of `to_config`.
+        policy: replaces the layer's dtype policy, also in sublayers with the same policy.
 
     Raises:
-        LayerError: the configuration is not one of a Keras layer or operation.
+        LayerError: the configuration does not describe a Keras layer or operation.
     """
     references: dict[str, Any] = {}
     renamed = {_policy_name(config): policy.name}
@@ -56,18 +56,18 @@ def from_config(config: dict[str, Any], policy: precision.Policy) -> keras.Opera
             made = keras.saving.deserialize_keras_object(plain, safe_mode=True)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise errors.LayerError(
-            f"the configuration of {class_name(config)} makes no Keras layer: {first_line(error)}"
+            f"no Keras layer can be made from this {class_name(config)}: {first_line(error)}"
         ) from error
     if not isinstance(made, keras.Operation):
         raise errors.LayerError(
-            f"the configuration of {class_name(config)} makes no Keras layer or operation. "
-            "Make it by keras_layers.from_keras"
+            f"{class_name(config)} is not a Keras layer or operation. "
+            "Make the configuration by keras_layers.from_keras"
         )
     return made
 
 
 def from_constant(value: Any) -> Any:
-    """Return a constant argument of a call (slice, Ellipsis, array, dtype) as Params hold it."""
+    """Return a constant argument of a call (slice, Ellipsis, array, dtype) as Params store it."""
     return _kept(value)
 
 
@@ -91,7 +91,7 @@ def first_line(error: Exception) -> str:
 
 
 def policy_name(live: keras.Operation) -> str | None:
-    """Return the dtype policy of a live layer; None: Keras' default of float32."""
+    """Return the dtype policy of a live layer; None: Keras' default, float32."""
     policy = getattr(live, "dtype_policy", None)
     if policy is None or policy.name not in precision.POLICIES:
         return None
@@ -99,9 +99,9 @@ def policy_name(live: keras.Operation) -> str | None:
 
 
 def automatic_stem(live: keras.Operation) -> str | None:
-    """Return `dense` for a layer that Keras named `dense_3`; None: its maker named it.
+    """Return `dense` for a layer that Keras named `dense_3`; None if the user named it.
 
-    Keras counts such names over the process, so they differ in another process.
+    Keras numbers such names over the whole process, so they differ in another process.
 
     >>> automatic_stem(keras.layers.Dense(4)), automatic_stem(keras.layers.Dense(4, name="ffn"))
     ('dense', None)
@@ -120,7 +120,7 @@ def _policy_name(config: dict[str, Any]) -> str | None:
 
 
 def _named(kind: type) -> dict[str, Any]:
-    """Return how an object of class `kind` is marked."""
+    """Return the marker of an object of class `kind`."""
     if not kind.__module__.startswith("keras."):
         return {_REFERENCE: kind}
     module, _, name = names.public_name(kind).rpartition(".")
@@ -128,7 +128,7 @@ def _named(kind: type) -> dict[str, Any]:
 
 
 def _kept(value: Any, live: Any = None) -> Any:
-    """Return a part of a configuration as Params hold it; `live` is the object that it is of."""
+    """Return a part of a configuration as Params store it; `live` is the object it describes."""
     if isinstance(live, types.FunctionType) and _is_function(value):
         return live
     if isinstance(value, keras.Operation):
@@ -168,7 +168,7 @@ def _is_function(value: object) -> bool:
 
 
 def _foreign(value: dict[str, Any], live: object) -> type | types.FunctionType | None:
-    """Return the class or function outside Keras of a serialised object; None: it is Keras' own."""
+    """Return the class or function of a serialised object; None if it belongs to Keras."""
     name = value.get("class_name")
     if "module" not in value or name is None:
         return None
@@ -181,14 +181,14 @@ def _foreign(value: dict[str, Any], live: object) -> type | types.FunctionType |
     defined = vars(sys.modules.get(module, types)).get(wanted)
     if not isinstance(defined, type | types.FunctionType):
         raise errors.LayerError(
-            f"{module}.{wanted}, part of a Keras layer, is not found by its name. Define it at "
-            "the top of its module"
+            f"{module}.{wanted}, part of a Keras layer, cannot be found by its name. Define it at "
+            "the top level of its module"
         )
     return defined
 
 
 def _plain(value: Any, renamed: dict[str | None, str], references: dict[str, Any]) -> Any:
-    """Return a configuration as Keras reads it; adds to `references` the names that it uses."""
+    """Return a configuration as Keras reads it; add the names that it uses to `references`."""
     if isinstance(value, types.FunctionType):
         token = _token(value, references)
         return {"module": None, "class_name": "function", "config": token, "registered_name": token}

@@ -1,7 +1,7 @@
 """A Keras layer or operation as a pure function of tensors, or the reason why it is not pure.
 
-It is called in a stateless scope by `__call__`, not by `stateless_call`, which would leave out
-dtype policies, masks and activity regularizers.
+The layer is called by `__call__` in a stateless scope. `stateless_call` would skip dtype policies,
+masks and activity regularizers.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Statistics:
 
     Attributes:
         count: number of positions, float64.
-        mean: [C] of them.
-        variance: [C] of them, biased.
+        mean: [C] mean over the positions.
+        variance: [C] biased variance over the positions.
     """
 
     count: tf.Tensor
@@ -50,9 +50,9 @@ class Called:
 
     Attributes:
         outputs: nest of tensors.
-        masks: per flat output, its Keras mask or None.
-        statistics: path of a batch norm that used its batch → its statistics.
-        losses: of `add_loss` and activity regularizers, each a mean over examples.
+        masks: for each flat output, its Keras mask or None.
+        statistics: path of a batch norm that normalised with its batch → its statistics.
+        losses: from `add_loss` and activity regularizers, each a mean over examples.
     """
 
     outputs: Nest
@@ -77,10 +77,10 @@ class KerasFunction:
     """A Keras layer or operation, made from its configuration and built without values.
 
     Attributes:
-        name: of the layer, for errors.
+        name: name of the layer, for errors.
         made: the Keras object.
-        variables: of the object.
-        momenta: path of a batch norm → its momentum, which is 0 in the object itself.
+        variables: its variables.
+        momenta: path of a batch norm → its momentum; in the object itself the momentum is 0.
     """
 
     def __init__(
@@ -94,13 +94,13 @@ class KerasFunction:
 
         Args:
             name: see the class.
-            config: of `config.to_config`.
+            config: result of `config.to_config`.
             policy: precision policy.
             arguments: make → positional and keyword arguments of the call, with `make(spec)` in
                 place of each input.
 
         Raises:
-            LayerError: it cannot be made or called so, or it hides state.
+            LayerError: it cannot be made, cannot be called with these arguments, or hides state.
         """
         self.name = name
         with self._explained("be called on its inputs"):
@@ -126,15 +126,15 @@ class KerasFunction:
         """Call it on tensors.
 
         Args:
-            args: of the Keras call; a mask travels on its tensor.
-            kwargs: of the Keras call.
+            args: arguments of the Keras call; masks are attached to their tensors.
+            kwargs: keyword arguments of the Keras call.
             weights: path → value.
             seed: number of a seed generator → its int32 [2] seed in this call.
-            training: of the Keras call.
+            training: argument `training` of the Keras call.
             is_frozen: path of a batch norm → whether it uses its moving statistics.
 
         Raises:
-            LayerError: it wrote or kept state other than that of batch norms and seed generators.
+            LayerError: it wrote or stored state other than that of batch norms and seed generators.
         """
         declared = self.variables
         values = [(variable, weights[path]) for path, variable in declared.weights.items()]
@@ -146,7 +146,7 @@ class KerasFunction:
             outputs = self.made(*args, **kwargs)
         self._check_written(scope)
         masks = [getattr(t, "_keras_mask", None) for t in tf.nest.flatten(outputs)]
-        # The outputs themselves lose their masks: an attached mask would not pass a cut.
+        # Masks are removed from the outputs: an attached mask would be lost at a cut.
         outputs = (
             tf.nest.map_structure(tf.identity, outputs)
             if any(mask is not None for mask in masks)
@@ -170,7 +170,7 @@ class KerasFunction:
             known[path].trainable = False
 
     def regularization(self, weights: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:
-        """Return the penalty of every regularized weight among those given."""
+        """Return the penalty of every regularized weight in `weights`."""
         return [
             tf.reduce_sum(v.regularizer(tf.cast(weights[path], v.dtype)))
             for path, v in self.variables.weights.items()
@@ -188,7 +188,7 @@ class KerasFunction:
         }
 
     def check_attributes(self, before: dict[tuple[str, str], Any]) -> None:
-        """Refuse a layer whose call changed an attribute, or left a tensor of the call in one.
+        """Refuse a layer whose call changed an attribute or stored a tensor in one.
 
         Raises:
             LayerError: naming the attribute.
@@ -199,7 +199,7 @@ class KerasFunction:
                 continue
             where = f" of {path}" if path else ""
             raise self._refused(
-                f"its call keeps something in the attribute {name!r}{where}, which a pipeline "
+                f"its call stores a value in the attribute {name!r}{where}, which a pipeline "
                 "would lose. Return it as an output"
             )
 
@@ -237,7 +237,7 @@ class KerasFunction:
         """Turn the exceptions of a Keras layer into an error that names the layer."""
         try:
             with warnings.catch_warnings():
-                # Where a model is cut into layers, the model itself has warned before.
+                # When a model is cut into layers, the model has already issued this warning.
                 warnings.filterwarnings("ignore", message=".*does not support masking")
                 yield
         except errors.UserError:
@@ -258,47 +258,45 @@ class KerasFunction:
         except (ValueError, errors.LayerError) as error:
             if "stateless scope" not in str(error):
                 raise
-            # A variable made from an array has its value from the beginning.
+            # A variable made from an array has a value from the start.
             with tf.init_scope():
                 made = from_config(config, policy)
                 made(*args, **kwargs)
         return made
 
     def _check_kind(self) -> None:
-        """Refuse what is known to hide state before it is called."""
+        """Refuse layers that are known to hide state, before the first call."""
         if not isinstance(self.made, keras.layers.Layer):
             return
         if self.made.metrics_variables:
-            raise self._refused(
-                "it counts a metric inside its call. Add the metric by a separate layer"
-            )
+            raise self._refused("its call updates a metric. Compute the metric in a separate layer")
         for path, layer in variables.sublayers(self.made).items():
             where = f"its sublayer {path} " if path else "it "
             if getattr(layer, "stateful", False):
                 raise self._refused(
-                    f"{where}is stateful: it carries its state from batch to batch, and "
+                    f"{where}is stateful: it carries state from batch to batch, and "
                     "micro-batches have no such order. Make it with stateful=False"
                 )
             if getattr(layer, "quantization_mode", None):
                 raise self._refused(f"{where}is quantized, which cannot be trained")
             if getattr(layer, "synchronized", False) or getattr(layer, "renorm", False):
                 raise self._refused(
-                    f"{where}is a batch norm with synchronized or renorm, whose statistics do not "
-                    "add up over micro-batches. Make it without"
+                    f"{where}is a batch norm with synchronized or renorm, whose statistics cannot "
+                    "be summed over micro-batches. Make it without these"
                 )
             adapted = {"Normalization": "input_mean", "Discretization": "bin_boundaries"}
             field = adapted.get(type(layer).__name__)
             if field is not None and getattr(layer, field, None) is None:
                 raise self._refused(
-                    f"{where}must adapt to data before it can be called. Make it with the "
-                    f"statistics that it learned ({field.removeprefix('input_')}=…)"
+                    f"{where}must adapt to data before it can be called. Make it with known "
+                    f"statistics ({field.removeprefix('input_')}=…)"
                 )
         for path, variable in self.variables.weights.items():
             if getattr(variable, "constraint", None) is not None:
                 raise self._refused(
                     f"its variable {path} has the constraint "
-                    f"{type(variable.constraint).__name__}, which Keras' own optimizers apply "
-                    "after an update. Make it without"
+                    f"{type(variable.constraint).__name__}, which only Keras optimizers apply "
+                    "after an update. Make it without the constraint"
                 )
 
     def _watch(self, path: str, norm: keras.layers.BatchNormalization) -> None:

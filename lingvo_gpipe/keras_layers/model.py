@@ -4,8 +4,8 @@
     params = pipelining.PipeliningLayer.Params(
         layers=network.layers, outputs=network.outputs, num_partitions=4)
 
-One layer for each node of the model's graph, in its topological order; one name of the stream for
-each symbolic tensor, so that skips are what the graph says. Functional models inside are cut too.
+Each node of the model's graph becomes a layer, in topological order. Each symbolic tensor gets a
+name in the stream, so that skip connections follow the graph. Functional models inside are cut too.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Network:
 
     Attributes:
         layers: Params of its layers, in order.
-        inputs: fields of the mini-batch that it reads, in the model's order of inputs.
-        outputs: names of the stream that are its outputs, in the model's order.
-        names: name of a layer in Keras (`inner/dense_3` in an inner model) → its name here.
+        inputs: fields of the mini-batch that it reads, in the order of the model's inputs.
+        outputs: names in the stream of its outputs, in the order of the model's outputs.
+        names: Keras name of a layer (`inner/dense_3` in an inner model) → its name here.
     """
 
     layers: list[Layer.Params]
@@ -49,16 +49,16 @@ def from_keras_model(
 ) -> Network:
     """Cut a Sequential or functional model into layers.
 
-    A layer that is called at several nodes has its variables at the first; the others are tied to
-    them. A frozen layer stays frozen. Names with Keras' automatic numbers (`dense_7`) are numbered
-    from the first layer of the model, so that they do not depend on what else the process has made.
-    The name of a layer in an inner model is `inner.layer`.
+    If a layer is called at several nodes, the first node owns its variables and the others are tied
+    to them. A frozen layer stays frozen. Names with Keras' automatic numbers (`dense_7`) are
+    renumbered from the first layer of the model, so that they do not depend on other Keras objects
+    of the process. A layer in an inner model is named `inner.layer`.
 
     Args:
         model: built or not; it is not changed. A subclassed model is one layer (`from_keras`).
-        keep_weights: start from the model's present weights; False: from its initializers, with the
-            pipeline's seeds. A recipe that makes its model in every process needs False, or weights
-            that are loaded; otherwise its text names other weights each time.
+        keep_weights: start from the model's current weights; False: from its initializers, with the
+            seeds of the pipeline. A recipe that makes its model in every process needs False or
+            loaded weights; otherwise its text names different weights in each process.
         inputs: name of an input of the model → field of the mini-batch; None: the same name.
 
     Raises:
@@ -70,7 +70,7 @@ def from_keras_model(
     if graph is None:
         raise errors.LayerError(
             f"{model.name} ({type(model).__name__}) is neither Sequential nor functional, so it "
-            "has no graph to cut. Take it whole, or its layers one by one, by "
+            "has no graph to cut. Convert the whole model, or each of its layers, by "
             "keras_layers.from_keras"
         )
     cutter = _Cutter(keep_weights)
@@ -101,8 +101,8 @@ def _chain(model: keras.Sequential, keep_weights: bool, field: str) -> Network:
     for layer in model.layers:
         if getattr(layer, "mask_zero", False) or isinstance(layer, keras.layers.Masking):
             raise errors.LayerError(
-                f"{model.name}: {layer.name} returns a Keras mask, and only a model's graph says "
-                "which layers receive it. Add a keras.Input before its first layer"
+                f"{model.name}: {layer.name} returns a Keras mask, and only the model's graph "
+                "shows which layers receive it. Add a keras.Input before its first layer"
             )
         name = cutter.names[id(layer)]
         params = adapter.from_keras(
@@ -152,7 +152,7 @@ class _Cutter:
     def rank(
         self, operations: Sequence[keras.Operation], prefix: str = "", keras_prefix: str = ""
     ) -> None:
-        """Name operations; automatic numbers of Keras are replaced, in the same order, from 0."""
+        """Name operations; replace Keras' automatic numbers by numbers from 0, in order."""
         numbered: dict[str, list[keras.Operation]] = {}
         for operation in operations:
             stem = config.automatic_stem(operation)
@@ -213,7 +213,7 @@ class _Cutter:
         name = self._free(self.names[id(operation)])
         reads: list[str] = []
         args = [self._argument(arg, streams, reads) for arg in node.arguments.args]
-        # The pipeline decides on training, whatever the node has.
+        # The pipeline sets `training`, whatever the node has.
         kwargs = {
             key: self._argument(arg, streams, reads)
             for key, arg in node.arguments.kwargs.items()
@@ -246,7 +246,7 @@ class _Cutter:
         )
 
     def _gives_masks(self, node: Any, streams: Mapping[int, str]) -> list[bool]:
-        """Return which tensors of a node have a mask; an inner graph does not know outer masks."""
+        """Return which tensors of a node have a mask; inner graphs do not see outer masks."""
         known = [getattr(tensor, "_keras_mask", None) is not None for tensor in node.outputs]
         if any(known) or not getattr(node.operation, "supports_masking", False):
             return known
@@ -263,7 +263,7 @@ class _Cutter:
         return [n < len(computed) and computed[n] is not None for n in range(len(known))]
 
     def _argument(self, value: Any, streams: dict[int, str], reads: list[str]) -> Any:
-        """Return an argument of a node as Params hold it; adds the names that it reads."""
+        """Return an argument of a node as Params store it; add names that it reads to `reads`."""
         if isinstance(value, keras.KerasTensor):
             if id(value) not in streams:
                 raise errors.LayerError(
@@ -280,11 +280,11 @@ class _Cutter:
         return config.from_constant(value)
 
     def _drop_unread(self, outputs: Iterable[str]) -> None:
-        """Drop masks and tensors that no layer reads, the last layers first."""
+        """Remove masks and tensors that no layer reads, starting from the last layer."""
         read = set(outputs)
         for call in list(reversed(self._calls)):
             if read.isdisjoint(call.writes):
-                self._calls.remove(call)  # it computed a mask that goes with its tensor
+                self._calls.remove(call)  # it only computed the mask of a removed tensor
                 continue
             masks = set(call.masks.values())
             tensors = [write for write in call.writes if write not in masks]
@@ -305,7 +305,7 @@ class _Cutter:
 
 
 def _nodes(graph: Functional) -> list[Any]:
-    """Return the graph's nodes in topological order, inputs left out."""
+    """Return the graph's nodes in topological order, without the inputs."""
     by_depth = graph._nodes_by_depth
     return [
         node
@@ -347,7 +347,7 @@ def _takes_masks(operation: keras.Operation) -> bool:
 
 
 def _ties(call: _Call, owners: dict[int, str]) -> dict[str, str]:
-    """Return path in the layer → path in the network of variables that an earlier layer has.
+    """Return path in the layer → path in the network, for variables that an earlier layer owns.
 
     Raises:
         LayerError: a trained batch norm is shared.
@@ -362,9 +362,9 @@ def _ties(call: _Call, owners: dict[int, str]) -> dict[str, str]:
         shared = ties.get(f"{path}/moving_mean" if path else "moving_mean")
         if norm.trainable and shared is not None:
             raise errors.LayerError(
-                f"{call.name}: its batch norm is called at an earlier node too ({shared}), so its "
-                "moving statistics would move twice in an update. Use one for each node, or freeze "
-                "it"
+                f"{call.name}: its batch norm is also called at an earlier node ({shared}), so an "
+                "update would change its moving statistics twice. Use one batch norm per node, or "
+                "freeze it"
             )
     return ties
 

@@ -26,10 +26,10 @@ REGULARIZATION, ACTIVITY = "regularization", "activity"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Traced:
-    """A Keras layer for inputs of certain shapes.
+    """A Keras layer, traced for inputs of fixed shapes.
 
     Attributes:
-        function: to call.
+        function: the layer as a function.
         outputs: specs of the values that the layer writes.
         losses: kinds of losses that it adds.
         flops_forward: see `base.Meta`.
@@ -52,7 +52,7 @@ class CallSettings:
     Attributes:
         weights: path of a variable → value.
         seed: number of a seed generator → its int32 [2] seed in this call.
-        training: of the Keras call.
+        training: argument `training` of the Keras call.
         is_frozen: path of a batch norm → whether it uses its moving statistics.
     """
 
@@ -66,11 +66,11 @@ def trace(params: KerasLayer.Params, inputs: Sequence[SpecNest]) -> Traced:
     """Build and trace the Keras layer of `params`, without a device.
 
     Args:
-        params: of the layer.
-        inputs: a nest of `tf.TensorSpec` for each name it reads.
+        params: params of the layer.
+        inputs: a nest of `tf.TensorSpec` for each name that it reads.
 
     Raises:
-        LayerError: it cannot be called on them, or hides state.
+        LayerError: it cannot be called on these inputs, or hides state.
     """
     if len(inputs) != len(params.reads):
         raise errors.LayerError(
@@ -86,9 +86,9 @@ def trace(params: KerasLayer.Params, inputs: Sequence[SpecNest]) -> Traced:
 
 
 def known(params: KerasLayer.Params, inputs: Sequence[SpecNest]) -> Traced:
-    """Return the trace for these inputs, or for inputs that differ in their batch size only.
+    """Return the trace for these inputs, or for inputs that differ only in their batch size.
 
-    An export has batches of any size: where the size is unknown, one example is traced.
+    An export has batches of any size. Where the size is unknown, one example is traced.
     """
     examples = tf.nest.map_structure(lambda s: (tuple(s.shape[1:]), s.dtype.name), tuple(inputs))
     sized = tf.nest.map_structure(_with_known_batch, tuple(inputs))
@@ -119,7 +119,7 @@ class _Key:
 
 
 def _frozen(value: object) -> Hashable:
-    """Return a nest of plain values as one that has a hash; 1, True and 1.0 differ in it."""
+    """Return a nest of plain values as a hashable nest, in which 1, True and 1.0 differ."""
     if isinstance(value, hyperparams.Params):
         return _frozen({name: value.get(name) for name in value.fields()})
     if isinstance(value, Mapping):
@@ -233,7 +233,7 @@ def written(params: KerasLayer.Params, called: Called) -> Nest:
     """Return the values of the names that the layer writes.
 
     Raises:
-        LayerError: it returns another number of tensors, or no mask where one is named.
+        LayerError: it returns another number of tensors, or no mask although `masks` names one.
     """
     flat = tf.nest.flatten(called.outputs)
     picks = params.picks or range(len(flat))
@@ -259,8 +259,8 @@ def written(params: KerasLayer.Params, called: Called) -> Nest:
         if mask_name in params.writes:
             if called.masks[pick] is None:
                 raise errors.LayerError(
-                    f"{base.describe(params)}: returns no Keras mask with {name!r}, but writes it "
-                    f"as {mask_name!r}. Take it out of masks and writes"
+                    f"{base.describe(params)}: returns no Keras mask with {name!r}, but writes one "
+                    f"as {mask_name!r}. Remove it from masks and writes"
                 )
             values[mask_name] = called.masks[pick]
     ordered = tuple(values[name] for name in params.writes)
@@ -273,7 +273,7 @@ def losses(
     called: Called,
     weights: Mapping[str, tf.Tensor],
 ) -> dict[str, list[tf.Tensor]]:
-    """Return the losses of a call by kind; the penalty of a tied weight is that of its owner."""
+    """Return the losses of a call by kind; only its owner adds the penalty of a tied weight."""
     untied = {path: w for path, w in weights.items() if path not in params.tie}
     penalties = function.regularization(untied) if params.trainable else []
     return {REGULARIZATION: penalties, ACTIVITY: called.losses}
@@ -284,7 +284,7 @@ def _symbolic(
     inputs: Sequence[SpecNest],
     make: Callable[[tf.TensorSpec], keras.KerasTensor],
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Return the call's arguments, with `make(spec)` in place of each input."""
+    """Return the arguments of the call, with `make(spec)` in place of each input."""
     values = {
         name: tf.nest.map_structure(make, spec)
         for name, spec in zip(params.reads, inputs, strict=True)
@@ -299,7 +299,7 @@ def _symbolic(
 
 
 def _filled(argument: Any, values: Mapping[str, Nest]) -> Any:
-    """Return an argument of the call, with values in place of names that it reads."""
+    """Return an argument of the call, with values in place of the names that it reads."""
     if isinstance(argument, dict):
         if set(argument) == {READ}:
             if argument[READ] not in values:
@@ -319,7 +319,7 @@ def _filled(argument: Any, values: Mapping[str, Nest]) -> Any:
 
 
 def _masked(value: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-    """Return a copy of the tensor with a mask attached as Keras does it."""
+    """Return a copy of the tensor with a mask attached in Keras' way."""
     masked = tf.identity(value)
     masked._keras_mask = mask
     return masked

@@ -45,14 +45,14 @@ class Variables:
 
 @contextlib.contextmanager
 def without_values() -> Iterator[None]:
-    """Make Keras variables in this context without values, and none that waits for a value.
+    """Create Keras variables in this context without values; none is left waiting for a value.
 
     Keras would create the values of all waiting variables, on a device, at the next exit from a
     stateless scope.
     """
     waiting = list(global_state.get_global_attribute(_WAITING) or ())
     try:
-        # What a layer creates when it is built must not become part of a program being traced.
+        # Tensors that a layer creates when built must not become part of a program being traced.
         with tf.init_scope(), keras.StatelessScope(initialize_variables=False):
             yield
     finally:
@@ -60,10 +60,10 @@ def without_values() -> Iterator[None]:
 
 
 def sublayers(layer: keras.layers.Layer) -> dict[str, keras.layers.Layer]:
-    """Return a layer and all layers in it by path; a layer in two places has its first path.
+    """Return a layer and all its sublayers by path; a layer in two places has its first path.
 
-    A part of a path is the name of the sublayer. Where Keras numbered it, which it does over the
-    whole process, it is the attribute that holds it (`blocks_0` in a list).
+    Each part of a path is the name of a sublayer. If Keras numbered that name (over the whole
+    process), the part is the name of the attribute that holds the sublayer (`blocks_0` in a list).
     """
     by_path: dict[str, keras.layers.Layer] = {}
     seen: set[int] = set()
@@ -119,9 +119,9 @@ def spec(path: str, variables: Variables, kept: str) -> base.VariableSpec:
     """Return the declaration of a Keras variable in a layer's Meta.
 
     Args:
-        path: of the variable, below the layer.
-        variables: of the layer.
-        kept: name of the layer's kept weights (see `weights`); empty: Keras' initializer.
+        path: path of the variable, below the layer.
+        variables: variables of the layer.
+        kept: name of the layer's copied weights (see `weights`); empty: use Keras' initializer.
     """
     variable = variables.weights[path]
     statistic = path in variables.statistics
@@ -150,15 +150,15 @@ class _Kept:
         value = weights.find(self.name, self.path)
         if value.shape != tuple(shape):
             raise errors.LayerError(
-                f"{self.path} has shape {list(shape)}, but its kept value {list(value.shape)}. The "
-                "live layer was built for other inputs"
+                f"{self.path} has shape {list(shape)}, but its copied value {list(value.shape)}. "
+                "The live layer was built for other inputs"
             )
         return tf.convert_to_tensor(value.astype(dtype.as_numpy_dtype), dtype)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Constant:
-    """Initializes a variable with the array that its layer made it from."""
+    """Initializes a variable with the array from which its layer made it."""
 
     value: np.ndarray
 
@@ -168,7 +168,7 @@ class _Constant:
 
 
 def _initializer(variable: keras.Variable) -> base.Initializer:
-    """Return the variable's Keras initializer, with its seed replaced by ours."""
+    """Return the variable's Keras initializer, with the seed of the pipeline."""
     initializer: Any = variable._initializer
     if initializer is None:
         return _Constant(variable.numpy())
@@ -184,7 +184,7 @@ def _initializer(variable: keras.Variable) -> base.Initializer:
 
 
 def _attributes(layer: keras.layers.Layer) -> dict[int, str]:
-    """Return id → name of the values of a layer's attributes, and of items of lists and dicts."""
+    """Return id → name of a layer's attribute values, and of the items of lists and dicts."""
     names: dict[int, str] = {}
     inside: dict[int, str] = {}
     for name, value in own_attributes(layer).items():

@@ -1,8 +1,8 @@
 """Weights copied from live Keras objects, named by their digest.
 
-Params hold no arrays. A layer that starts from a live layer's weights holds their digest, so its
+Params hold no arrays. A layer that starts from a live layer's weights holds their digest. So its
 text names exactly those weights, and two trees with the same initial weights compare equal. The
-arrays themselves stay in this process; `save` and `load` carry them to another.
+arrays stay in this process; `save` and `load` transfer them to another.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _kept: dict[str, dict[str, np.ndarray]] = {}
 
 
 def keep(arrays: Mapping[str, np.ndarray]) -> str:
-    """Keep a copy of a layer's arrays by path; return their name."""
+    """Store a copy of a layer's arrays by path; return the name of the copy."""
     copied = {path: np.array(array) for path, array in sorted(arrays.items())}
     digest = hashlib.sha256()
     for path, array in copied.items():
@@ -36,25 +36,25 @@ def find(name: str, path: str) -> np.ndarray:
     """Return one array of a layer.
 
     Raises:
-        LayerError: they were kept in another process, or are of another layer.
+        LayerError: the arrays were stored in another process, or belong to another layer.
     """
     if name not in _kept:
         raise errors.LayerError(
             f"the weights {name} of a Keras layer are not in this process. Load them by "
-            "keras_layers.weights.load, take them from the live layer by from_keras again, or set "
+            "keras_layers.weights.load, copy them from the live layer by from_keras again, or set "
             "the layer's weights='' for new ones"
         )
     if path not in _kept[name]:
         near = errors.nearest(path, _kept[name]) or sorted(_kept[name])
         raise errors.LayerError(
-            f"the weights {name} hold no {path!r}; nearest {', '.join(near)}. They are of another "
-            "layer"
+            f"the weights {name} have no {path!r}; nearest {', '.join(near)}. They belong to "
+            "another layer"
         )
     return _kept[name][path]
 
 
 def save(path: str | pathlib.Path, names: Iterable[str]) -> None:
-    """Write the named layers' arrays into one .npz file."""
+    """Write the arrays of these names into one .npz file."""
     flat: dict[str, np.ndarray] = {}
     for name in names:
         for variable in _kept.get(name) or find(name, ""):
@@ -64,10 +64,10 @@ def save(path: str | pathlib.Path, names: Iterable[str]) -> None:
 
 
 def load(path: str | pathlib.Path) -> None:
-    """Keep the arrays that `save` wrote.
+    """Load the arrays that `save` wrote.
 
     Raises:
-        LayerError: the file is damaged, or holds something else.
+        LayerError: the file is damaged, or is not such a file.
     """
     loaded: dict[str, dict[str, np.ndarray]] = {}
     try:
@@ -76,7 +76,7 @@ def load(path: str | pathlib.Path) -> None:
                 name, _, variable = key.partition("|")
                 loaded.setdefault(name, {})[variable] = arrays[key]
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise errors.LayerError(f"{path} holds no weights of Keras layers: {error}") from error
+        raise errors.LayerError(f"{path} has no weights of Keras layers: {error}") from error
     for name, kept in loaded.items():
         if keep(kept) != name:
             raise errors.LayerError(
@@ -85,5 +85,5 @@ def load(path: str | pathlib.Path) -> None:
 
 
 def forget(name: str) -> None:
-    """Drop the arrays kept under a name, once nothing will be initialized from them."""
+    """Delete the arrays of a name, once nothing will be initialized from them."""
     _kept.pop(name, None)

@@ -269,8 +269,8 @@ def test_training_without_a_loss_is_refused() -> None:
     with pytest.raises(errors.LayerError) as error:
         own.value_and_gradients({"x": pipelines.batch()["x"]})
     assert str(error.value) == (
-        "the network has no loss, so nothing would be trained. End it with a layer that has one "
-        "(Softmax, MeanSquaredError), or use fprop under your own tape"
+        "the network has no loss, so nothing would be trained. End it with a layer that adds a "
+        "loss (Softmax, MeanSquaredError), or use fprop under your own tape"
     )
     assert own.evaluate({"x": pipelines.batch()["x"]}, outputs=True).outputs["x"].shape == [
         pipelines.N,
@@ -284,7 +284,7 @@ def test_training_by_a_forward_only_table_is_refused() -> None:
     with pytest.raises(errors.ScheduleError) as error:
         own.value_and_gradients(pipelines.batch())
     assert str(error.value) == (
-        "the schedule has forward slots only, so nothing would be trained. Use gpipe or 1f1b; "
+        "the schedule has only forward slots, so nothing would be trained. Use gpipe or 1f1b; "
         "evaluate() makes its own schedule"
     )
 

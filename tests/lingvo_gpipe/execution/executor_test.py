@@ -416,12 +416,12 @@ def test_an_impure_layer_is_refused(kind: str, operation: str) -> None:
         (
             {"declares": ("right",), "gives": ("right", "rigth")},
             "odd: its fprop added the loss 'rigth', which its Meta does not declare; nearest "
-            "right. Declare it, or it is counted nowhere",
+            "right. Declare it, or it would be ignored",
         ),
         (  # the last layer's: given twice, whether in one cell or in two
             {"gives": ("loss",)},
             "odd: its fprop added the loss 'loss', which its Meta does not declare; nearest none. "
-            "Declare it, or it is counted nowhere",
+            "Declare it, or it would be ignored",
         ),
         (
             {"kind": "moments"},
@@ -466,7 +466,7 @@ def test_strings_travel_between_cells_that_are_not_compiled() -> None:
 
 def test_strings_are_refused_where_cells_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     fields = {**pipelines.batch(), "name": tf.constant(list("abcdefgh"))}
-    wanted = r"^'name' holds strings, which no compiled cell can receive"
+    wanted = r"^'name' holds strings, which a compiled cell cannot receive"
     with pytest.raises(errors.PlacementError, match=wanted):
         _tagged(jit_compile=True).build(fields)
     tpu = placement.Placement(tuple(f"/device:CPU:{k}" for k in range(3)), compile_all=True)

@@ -119,7 +119,7 @@ def test_one_named_tpu_core_compiles_all() -> None:
             "there is no device '/device:GPU:7'; nearest /device:GPU:0, /device:GPU:1, "
             "/device:GPU:2. tf.config.list_logical_devices() lists them",
         ),
-        (["/device:GPU:0"], "1 devices are named for 2 partitions. Name one for each"),
+        (["/device:GPU:0"], "1 devices are named for 2 partitions. Name one per partition"),
     ],
 )
 def test_wrong_device_names_are_told(names: list[str], text: str) -> None:
@@ -139,8 +139,9 @@ def test_strings_are_refused_by_compiled_cells() -> None:
     with pytest.raises(errors.PlacementError) as error:
         placement.refuse_strings({**numbers, "text": {"raw": [tf.TensorSpec([2], tf.string)]}})
     assert str(error.value) == (
-        "'text' holds strings, which no compiled cell can receive (TPU cores compile all). "
-        "Convert them to numbers in the input, or use placement='cpu' without jit_compile"
+        "'text' holds strings, which a compiled cell cannot receive (on TPU cores, all cells are "
+        "compiled). Convert them to numbers in the input, or use placement='cpu' without "
+        "jit_compile"
     )
 
 

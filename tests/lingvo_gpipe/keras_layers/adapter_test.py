@@ -408,6 +408,6 @@ def test_a_mask_travels_by_its_own_name() -> None:
 
 def test_a_mask_that_is_not_there_is_named() -> None:
     params = adapter.from_keras(layers.Dense(3), writes=("x", "m"), masks={"x": "m"})
-    assert "returns no Keras mask with 'x', but writes it as 'm'" in keras_runs.refused(
+    assert "returns no Keras mask with 'x', but writes one as 'm'" in keras_runs.refused(
         params, keras_runs.spec(2, 4)
     )

@@ -236,7 +236,7 @@ def test_a_batch_norm_called_twice_is_refused_unless_frozen() -> None:
     norm = layers.BatchNormalization()
     x = keras.Input((4,))
     model = keras.Model(x, norm(norm(x)))
-    with pytest.raises(errors.LayerError, match="is called at an earlier node too"):
+    with pytest.raises(errors.LayerError, match="is also called at an earlier node"):
         from_keras_model(model)
     norm.trainable = False
     same(model, random(5, 4))
@@ -333,7 +333,7 @@ class Subclassed(keras.Model):
 
 
 def test_a_model_without_a_graph_is_refused() -> None:
-    with pytest.raises(errors.LayerError, match=r"has no graph to cut\. Take it whole"):
+    with pytest.raises(errors.LayerError, match=r"has no graph to cut\. Convert the whole model"):
         from_keras_model(Subclassed())
     unbuilt = keras.Sequential([layers.Embedding(5, 4, mask_zero=True), layers.LSTM(3)])
     with pytest.raises(errors.LayerError, match=r"returns a Keras mask.*Add a keras\.Input"):

@@ -127,7 +127,7 @@ REFUSED: list[tuple[Any, tuple[int, ...], str]] = [
     (
         lambda: layers.LSTM(3, stateful=True),
         ROWS,
-        "stateful: it carries its state from batch to batch",
+        "stateful: it carries state from batch to batch",
     ),
     (
         lambda: layers.Bidirectional(layers.LSTM(3, stateful=True)),
@@ -135,9 +135,9 @@ REFUSED: list[tuple[Any, tuple[int, ...], str]] = [
         "Make it with stateful=False",
     ),
     (lambda: layers.RNN(layers.LSTMCell(3), stateful=True), ROWS, "Make it with stateful=False"),
-    (Keeps, ROWS, "its call keeps something in the attribute 'last'"),
-    (Counts, ROWS, "its call keeps something in the attribute 'calls'"),
-    (Remembers, ROWS, "its call keeps something in the attribute 'seen'"),
+    (Keeps, ROWS, "its call stores a value in the attribute 'last'"),
+    (Counts, ROWS, "its call stores a value in the attribute 'calls'"),
+    (Remembers, ROWS, "its call stores a value in the attribute 'seen'"),
     (HoldsVariable, ROWS, "its call reads the variable 'factor', which Keras does not list"),
     (MakesVariable, ROWS, "cannot be"),
     (Writes, ROWS, "its call writes its variable 'total'. Only moving statistics"),
@@ -150,7 +150,7 @@ REFUSED: list[tuple[Any, tuple[int, ...], str]] = [
     (DrawsByTensorFlow, ROWS, "stateful operation RandomStandardNormal. Draw by keras.random"),
     (Prints, ROWS, "stateful operation"),
     (HidesLoss, ROWS, "a loss inside a loop or branch, where it cannot be collected"),
-    (Measures, ROWS, "it counts a metric inside its call"),
+    (Measures, ROWS, "its call updates a metric"),
     (NormTwice, ROWS, "its batch norm norm is called twice in one call"),
     (lambda: layers.Normalization(), ROWS, "must adapt to data before it can be called"),
     (lambda: layers.BatchNormalization(renorm=True), ROWS, "synchronized or renorm"),
@@ -300,14 +300,14 @@ def test_kept_weights_that_do_not_fit_are_named(tmp_path: Any) -> None:
     live(keras_runs.random(2, 4))
     params = adapter.from_keras(live)
     with pytest.raises(
-        errors.LayerError, match=r"kernel has shape \[5, 3\], but its kept value \[4, 3"
+        errors.LayerError, match=r"kernel has shape \[5, 3\], but its copied value \[4, 3"
     ):
         keras_runs.run(params, tf.ones([1, 5]))
     other = adapter.from_keras(layers.PReLU()).set(weights=params.weights)
-    with pytest.raises(errors.LayerError, match="hold no 'alpha'; nearest"):
+    with pytest.raises(errors.LayerError, match="have no 'alpha'; nearest"):
         keras_runs.run(other, tf.ones([1, 4]))
     (tmp_path / "torn.npz").write_bytes(b"PK\x03\x04")
-    with pytest.raises(errors.LayerError, match="holds no weights of Keras layers"):
+    with pytest.raises(errors.LayerError, match="has no weights of Keras layers"):
         weights.load(tmp_path / "torn.npz")
     np.savez(tmp_path / "foreign.npz", a=np.ones(3))
     with pytest.raises(errors.LayerError, match="have another digest"):

@@ -1,4 +1,4 @@
-"""A network as it is known from its Params alone: wiring, costs, cuts, cells, memory by formula.
+"""What is known about a network from its Params: wiring, costs, cuts, cells, memory by formula.
 
 Nothing here creates a variable, traces a function or names a device: devices are
 numbers.

@@ -1,7 +1,7 @@
-"""A network known from its params alone: its layers wired, cut into cells, and its passes.
+"""Analysis of a network from its params: wired layers, cells and passes.
 
-No device and no variable: a model of any size is analysed in seconds. `plan`, `describe` and
-PipeliningLayer read the same `Analysis`.
+It needs no device and no variable, so a model of any size is analysed in seconds. `plan`,
+`describe` and PipeliningLayer read the same `Analysis`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Analysis(wired_layers.WiredLayers):
 
     @property
     def cells(self) -> tuple[Cell, ...]:
-        """The cells, as they are in training."""
+        """The cells of the training pass."""
         return self.training.cells
 
     @property
@@ -45,7 +45,7 @@ class Analysis(wired_layers.WiredLayers):
         return tuple(len(cell.layers) for cell in self.cells)
 
     def cell_of(self, layer: int) -> int:
-        """The cell in which a layer lies."""
+        """The cell that holds a layer."""
         return self._cell_of[layer]
 
     def owner_cell(self, path: str) -> int:
@@ -61,11 +61,11 @@ class Analysis(wired_layers.WiredLayers):
         return self._pass(_Purpose(num_micro_batches, training=True))
 
     def evaluation_pass(self, num_micro_batches: int, *, outputs: bool) -> Pass:
-        """Return the pass of evaluation: forward only, with the network's outputs or without."""
+        """Return the pass of evaluation: only forward, with or without the network's outputs."""
         return self._pass(_Purpose(num_micro_batches, training=False, outputs=outputs))
 
     def tape_pass(self, num_micro_batches: int, *, training: bool) -> Pass:
-        """Return the pass under a caller's own tape, which may ask for gradients of the fields.
+        """Return the pass under a caller's tape, which may request gradients of the fields.
 
         Raises:
             ScheduleError: the schedule cannot be made for M.
@@ -95,7 +95,7 @@ class Analysis(wired_layers.WiredLayers):
         )
 
     def _table(self, num_micro_batches: int, *, training: bool) -> Table:
-        """Return the table of training or of evaluation; a file with one is read only once."""
+        """Return the table of training or of evaluation; a table in a file is read only once."""
         key = num_micro_batches, training
         if key not in self._tables:
             self._tables[key] = (
@@ -120,13 +120,13 @@ class Analysis(wired_layers.WiredLayers):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Purpose:
-    """What a pass is asked for.
+    """What a pass must return.
 
     Attributes:
         num_micro_batches: M.
         training: see `Mode`.
         outputs: whether the pass returns the network's outputs.
-        under_tape: whether a caller's own tape differentiates it.
+        under_tape: whether a caller's tape differentiates it.
     """
 
     num_micro_batches: int
@@ -143,8 +143,8 @@ def make_table(params: PipelineParams, num_micro_batches: int) -> Table:
 def forward_table(table: Table, num_micro_batches: int) -> Table:
     """Return the forward-only table of the same cells on the same devices, for M micro-batches.
 
-    Devices of several cells take micro-batches one by one, or as many as there are devices at a
-    time, whichever ends sooner where all slots are equal.
+    Devices with several cells take micro-batches one by one, or as many at a time as there are
+    devices, whichever ends sooner if all slots are equal.
 
     >>> forward_table(make_table(PipelineParams(schedule="1f1b"), 2), 3).to_text()
     '0F0,0F1,0F2'
@@ -178,9 +178,9 @@ def analyze(
     """Return everything about a network that needs no device.
 
     Args:
-        params: of the network.
+        params: params of the network.
         fields: the mini-batch's fields, name → nest of `tf.TensorSpec` with static shapes.
-        costs: see `Cell.costs`, per cell; None: as `params` and the layers state them, else FLOPs.
+        costs: `Cell.costs` of each cell; None: those of `params` and of the layers, or FLOPs.
 
     Raises:
         UserError: names, shapes, cuts, ties or policies do not match; the text says where.
@@ -207,7 +207,7 @@ def _check_counts(params: PipelineParams) -> None:
     for name in ("num_partitions", "num_micro_batches", "micro_batch_size"):
         value = params.get(name)
         if value is not None and value < 1:
-            raise errors.PartitionError(f"{name}={value}, but it counts from 1")
+            raise errors.PartitionError(f"{name}={value}, but it must be at least 1")
 
 
 def _cells(

@@ -1,9 +1,9 @@
-"""How many layers a cell can hold, from each first layer on, in a device of given memory.
+"""How many layers fit a cell on a device of given memory, for each possible first layer.
 
-By the layers' formulas, before the network is cut: weights, gradients, optimizer slots, the
-imports and what is kept of the micro-batches in flight, and in addition the largest backward. Each
-of these only grows with the number of layers, so that bisection finds the last layer that fits.
-`plan` computes what the resulting cells need.
+The layers' formulas are used, before the network is cut. They count weights, gradients, optimizer
+slots, imports, the tensors kept for micro-batches in flight, and the largest backward. Each of
+these only grows with the number of layers, so bisection finds the last layer that fits. `plan`
+computes what the resulting cells need.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lingvo_gpipe.schedule.table import Table
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LayerBytes:
-    """What a layer adds to its cell, in the largest micro-batch.
+    """Bytes that a layer adds to its cell, in the largest micro-batch.
 
     Attributes:
         fixed: of weights, gradients, slots and copies of weights.
@@ -46,7 +46,7 @@ class ValueBytes:
 
     Attributes:
         size: bytes in the largest micro-batch.
-        producer: index of its layer; negative: a field of the mini-batch.
+        producer: index of the layer that writes it; negative: a field of the mini-batch.
         consumers: indices of the layers that read it, ascending.
         shared: a field that all micro-batches share.
     """
@@ -59,14 +59,14 @@ class ValueBytes:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Holding:
-    """How many micro-batches a cell holds at once, at most.
+    """The largest number of micro-batches whose tensors a cell holds at once.
 
     Attributes:
-        near: of the exports of the cell directly before it, until this cell's last use.
-        far: of the exports of any cell before it.
+        near: for exports of the cell directly before it, until this cell's last use.
+        far: for exports of any earlier cell.
         inside: forwards whose intermediate tensors exist: kept ones, and one that a backward
             recomputes.
-        share: of the device's memory: 1, or less where cells share a device.
+        share: share of the device's memory: 1, or less if cells share a device.
     """
 
     near: int
@@ -82,9 +82,9 @@ def holdings(table: Table, policies: Sequence[str]) -> list[Holding]:
     producer and wait for their gradient; at most `latest` more wait only for W in this cell.
     """
     kept = [reuse.kept for reuse in recompute.reuse(table, policies, fuse=False)]
-    # Per cell now: forwards without their gradient, kept forwards, micro-batches that wait for W.
+    # Current numbers per cell: forwards without gradient, kept forwards, micro-batches before W.
     in_flight, num_kept, late = ([0] * table.num_cells for _ in range(3))
-    # And at most.
+    # The largest numbers so far.
     most, inside, latest = [1] * table.num_cells, [1] * table.num_cells, [0] * table.num_cells
     for slot in table:
         k, is_kept = slot.cell, slot.micro_batch in kept[slot.cell]
@@ -129,11 +129,11 @@ class Capacity:
         """Make it.
 
         Args:
-            layers: of the network, in order.
-            values: of the stream.
+            layers: layers of the network, in order.
+            values: values of the stream.
             holdings: per cell.
-            num_micro_batches: M; the fields of all of them are held from the first slot on.
-            limit_bytes: of a device.
+            num_micro_batches: M; the fields of all M are held from the first slot on.
+            limit_bytes: memory of a device.
         """
         self._num_layers = len(layers)
         self._holdings = holdings
@@ -147,14 +147,14 @@ class Capacity:
         self._known: dict[tuple[Holding, int], int] = {}
 
     def reach(self, cell: int, start: int) -> int:
-        """Return the last end such that the cell can hold layers [start, end), for `partition`."""
+        """Return the largest end such that the cell can hold layers [start, end)."""
         key = self._holdings[cell], start
         if key not in self._known:
             self._known[key] = self._reach(*key)
         return self._known[key]
 
     def need_bytes(self, cell: int, start: int, end: int) -> int:
-        """Return what the cell needs if it holds layers [start, end)."""
+        """Return the bytes that the cell needs if it holds layers [start, end)."""
         return self._need(self._holdings[cell], start, end)
 
     @property
@@ -163,7 +163,7 @@ class Capacity:
         return any(holding.share < 1 for holding in self._holdings)
 
     def device_bytes(self, cell: int, start: int, end: int) -> int:
-        """Return the same for its whole device, if its other cells need as much each."""
+        """Return the same for its whole device, if each of its other cells needs as much."""
         return round(self.need_bytes(cell, start, end) / self._holdings[cell].share)
 
     def _reach(self, holding: Holding, start: int) -> int:
@@ -197,14 +197,14 @@ def cuts_within(
 
     Args:
         limit: memory of a device, such as 8GiB.
-        within: how far cells reach in it.
-        costs: per cell, what each layer costs in it.
-        names: of the layers.
-        speeds: per cell, how fast its device is; None: all equal.
-        links: per layer except the last, what a cut after it costs; None: nothing.
+        within: how many layers the cells can hold in it.
+        costs: for each cell, the cost of each layer in it.
+        names: names of the layers.
+        speeds: for each cell, the speed of its device; None: all equal.
+        links: for each layer except the last, the cost of a cut after it; None: no cost.
 
     Raises:
-        PartitionError: there are none; the text says what is needed, and the way out.
+        PartitionError: no cut fits; the text has the memory needed and the way out.
     """
     num_layers, num_cells = len(names), len(costs)
     try:
@@ -246,7 +246,7 @@ def _running(sizes: Iterable[int]) -> list[int]:
 
 
 def _maxima(sizes: Sequence[int]) -> list[list[int]]:
-    """Return the largest of every 1, 2, 4, 8 … neighbours, indexed [power of 2, first of them]."""
+    """Return the largest of every 1, 2, 4, 8 … neighbours, indexed [power of 2, first index]."""
     rows = [list(sizes)]
     while 2 ** len(rows) <= len(sizes):
         half = 2 ** (len(rows) - 1)
@@ -262,13 +262,13 @@ def _largest(maxima: Sequence[Sequence[int]], start: int, end: int) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Crossing:
-    """The values that enter at a layer from before it, in the order of their next reader.
+    """The values that would enter a cell starting at a layer, in the order of their next reader.
 
     Attributes:
-        readers: per value, the layer that reads it next; ascending.
-        fields: bytes of the first 0, 1, 2 … values that are fields, of all micro-batches.
-        near: the same of values that the layer directly before writes, of one micro-batch.
-        far: the same of all other values, of one micro-batch.
+        readers: for each value, the layer that reads it next; ascending.
+        fields: bytes of the first 0, 1, 2 … values, only fields, for all micro-batches.
+        near: the same for values that the layer directly before writes, for one micro-batch.
+        far: the same for all other values, for one micro-batch.
     """
 
     readers: list[int]
@@ -280,7 +280,7 @@ class _Crossing:
 def _crossing(
     values: Sequence[ValueBytes], num_layers: int, num_micro_batches: int
 ) -> Iterator[_Crossing]:
-    """Yield for each layer the values that enter from before it."""
+    """Yield for each layer the values that it or later layers read from earlier ones."""
     open_values: list[ValueBytes] = [value for value in values if value.producer < 0]
     made: dict[int, list[ValueBytes]] = {}
     for value in values:

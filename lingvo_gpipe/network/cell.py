@@ -1,7 +1,7 @@
-"""What is known about one cell in one pass over the network, and about the pass.
+"""A cell in one pass over the network, and the pass.
 
 The analysis makes a `Cell` for each pass. The executor, the cell programs, the plan and the
-measurements read it; none of them decides again what a cell keeps, sends or differentiates.
+measurements read it; none of them decides what a cell keeps, sends or differentiates.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lingvo_gpipe.schedule.table import Table
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Mode:
-    """What a pass over the network is for; programs are traced for it.
+    """The purpose of a pass over the network; programs are traced for it.
 
     Attributes:
         training: dropout drops, batch norm uses its micro-batch, and gradients flow back.
@@ -34,20 +34,20 @@ class Cell:
     """Consecutive layers that live on one device, in one pass over the network.
 
     Attributes:
-        index: k.
+        index: number k of the cell.
         layers: indices of its layers.
         device_number: of its device: the row of the table.
         device_speed: how fast the device is beside the others.
         policy: its recompute policy.
-        costs: what each layer of the network costs if it lies in this cell: seconds or FLOPs of
+        costs: cost of each layer of the network if it is in this cell: seconds or FLOPs of
             forward, recomputation and backward of one micro-batch.
         weights: network paths of its trained weights, tied ones of other cells included.
         untrained: network paths of its frozen weights and statistics.
         imports: versions of the stream that it receives, fields included, ascending.
         exports: versions that other cells read or the pass returns, ascending.
-        losses: those that it returns; an auxiliary head's only in training.
-        mode: of the pass.
-        reuse: how its backward gets its forward, if it has a backward.
+        losses: losses that it returns; that of an auxiliary head only in training.
+        mode: mode of the pass.
+        reuse: how its backward gets the forward, if it has a backward.
     """
 
     index: int
@@ -71,19 +71,19 @@ class Cell:
 
     @property
     def exports_with_gradient(self) -> tuple[int, ...]:
-        """The exports whose gradient its backward is called with."""
+        """The exports whose gradient its backward receives."""
         return tuple(v for v in self.exports if v in self.mode.differentiable)
 
     @property
     def has_backward(self) -> bool:
-        """Whether a gradient flows back through it; else its backward slots are empty."""
+        """Whether a gradient flows back through it; if not, its backward slots are empty."""
         sources = self.weights or self.imports_with_gradient
         targets = self.losses or self.exports_with_gradient
         return self.mode.training and bool(sources) and bool(targets)
 
     @property
     def returned_gradients(self) -> tuple[int, ...]:
-        """The imports whose gradient its backward slots send back; none if they are empty."""
+        """The imports whose gradient its backward slots return; none if the slots are empty."""
         return self.imports_with_gradient if self.has_backward else ()
 
     @property
@@ -98,7 +98,7 @@ class Cell:
 
     @property
     def cost(self) -> float:
-        """Its cost of one micro-batch, as the partition saw it."""
+        """Its cost for one micro-batch, as used by the partition."""
         return sum(self.costs[n] for n in self.layers)
 
     def computes(self, phase: Phase, micro_batch: int) -> bool:
@@ -113,12 +113,12 @@ class Cell:
         return bool(self.imports_with_gradient if phase == "I" else self.weights)
 
     def in_pass(self, mode: Mode, exports: tuple[int, ...], reuse: recompute.CellReuse) -> Cell:
-        """Return the same cell in another pass than training's.
+        """Return the same cell in a pass other than training.
 
         Args:
-            mode: of the pass.
+            mode: mode of the pass.
             exports: versions that other cells read or the pass returns.
-            reuse: how its backward gets its forward in that pass.
+            reuse: how its backward gets the forward in that pass.
         """
         losses = tuple(loss for loss in self.losses if mode.training or not loss.training_only)
         return dataclasses.replace(self, mode=mode, exports=exports, losses=losses, reuse=reuse)
@@ -129,7 +129,7 @@ class Pass:
     """A pass over the network, for one number of micro-batches.
 
     Attributes:
-        table: which slot runs when, on which device.
+        table: when and on which device each slot runs.
         cells: in order.
     """
 

@@ -1,4 +1,4 @@
-"""Where a network is cut: as its Params state, or by costs, within the devices' memory."""
+"""Where a network is cut: as set in its Params, or by costs, within the memory of the devices."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from lingvo_gpipe.schedule.table import Table
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CellSettings:
-    """What is known of the cells before it is known which layers they hold.
+    """What is known about the cells before the layers are assigned to them.
 
     Attributes:
         table: the schedule of training.
-        policies: per cell, its recompute policy.
-        reuses: per cell, how its backward gets its forward.
-        costs: per cell, what each layer of the network costs in it.
-        speeds: per cell, how fast its device is.
+        policies: recompute policy of each cell.
+        reuses: for each cell, how its backward gets the forward.
+        costs: for each cell, the cost of each layer of the network in it.
+        speeds: for each cell, the speed of its device.
     """
 
     table: Table
@@ -35,7 +35,7 @@ def choose(layers: WiredLayers, settings: CellSettings) -> tuple[int, ...]:
     """Return the number of layers in each cell.
 
     Raises:
-        PartitionError: cuts that the Params state do not fit, or no cut fits the devices' memory.
+        PartitionError: the cuts in the Params do not fit, or no cut fits the devices' memory.
     """
     params, table = layers.params, settings.table
     links = layer_costs.links(layers)
@@ -62,8 +62,8 @@ def choose(layers: WiredLayers, settings: CellSettings) -> tuple[int, ...]:
 
 
 def _capacity(layers: WiredLayers, settings: CellSettings, device_memory: str) -> capacity.Capacity:
-    """Return how far cells reach in the memory of a device, by formula."""
-    # A kept forward also leaves what frozen layers compute.
+    """Return how many layers cells can hold in the memory of a device, by formula."""
+    # A kept forward also keeps the results of frozen layers.
     keeps_all = set(settings.policies) != {"full"}
     unbatched = layers.params.unbatched
     return capacity.Capacity(
@@ -84,19 +84,19 @@ def _capacity(layers: WiredLayers, settings: CellSettings, device_memory: str) -
 
 
 def _layer_bytes(layers: WiredLayers, layer: LayerInfo, keeps_all: bool) -> capacity.LayerBytes:
-    """Return what a layer would add to its cell, by formula.
+    """Return the bytes that a layer would add to its cell, by formula.
 
     Args:
-        layers: of the network.
+        layers: layers of the network.
         layer: one of them.
-        keeps_all: whether cells keep what layers without a gradient compute.
+        keeps_all: whether cells keep the results of layers without a gradient.
     """
     per_weight = layers.params.slots_per_weight
     slots = {
         path: int(per_weight * layers.variables[path].size_bytes)
         for path in layers.owned_weights(layer.index)
     }
-    # A tied weight needs no copy if its owner turns out to be in the same cell: here it counts.
+    # A tied weight needs no copy if its owner is in the same cell, which is not known here.
     weights = memory_formulas.weights(layers, (layer.index,))
     held = memory_formulas.activations(layers, layer, keeps_all=keeps_all)
     return capacity.LayerBytes(

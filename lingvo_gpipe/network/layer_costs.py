@@ -1,4 +1,4 @@
-"""What a partition weighs: what each layer costs in each cell, and what a cut sends."""
+"""The costs that a partition balances: of each layer in each cell, and of what a cut sends."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from lingvo_gpipe.schedule import recompute
 def by_cell(
     layers: WiredLayers, reuses: Sequence[recompute.CellReuse]
 ) -> tuple[tuple[float, ...], ...]:
-    """Return per cell what each layer would cost in it: by FLOPs, or as its Params state.
+    """Return for each cell the cost of each layer in it: its FLOPs, or the cost in its Params.
 
-    Layers without a gradient, such as a frozen beginning, have no backward. If such a layer lies
-    in a cell with trained layers, its recomputation is not counted. A stated cost holds in every
-    cell.
+    Layers without a gradient, such as frozen first layers, have no backward. If such a layer is in
+    a cell with trained layers, its recomputation is not counted. A cost set in Params is the same
+    in every cell.
 
     Args:
-        layers: of the network.
-        reuses: per cell, how its backward gets its forward.
+        layers: layers of the network.
+        reuses: for each cell, how its backward gets the forward.
 
     Raises:
-        PartitionError: a stated cost is negative or not finite, or the number of costs is wrong.
+        PartitionError: a cost is negative or not finite, or the number of costs is wrong.
     """
     stated = layers.params.costs
     if stated is not None:
@@ -55,10 +55,10 @@ def _flops(layer: LayerInfo) -> recompute.Work:
 
 
 def links(layers: WiredLayers) -> list[float] | None:
-    """Return what a cut after each layer but the last costs by what it sends; None: nothing.
+    """Return the cost of sending for a cut after each layer except the last; None: no cost.
 
-    It sends what layers before it write and layers after it read, in one micro-batch, and the
-    gradient back. Fields go directly to the cells that read them, wherever the cut is.
+    A cut sends the values that layers before it write and layers after it read, and their gradients
+    back, for one micro-batch. Fields go directly to the cells that read them, wherever the cut is.
 
     Raises:
         PartitionError: `link_cost_per_byte` is negative or not finite.

@@ -1,7 +1,8 @@
-"""Memory by formula: of layers and of cells. Cuts and the plan calculate with the same numbers.
+"""Memory of layers and of cells by formula; cuts and the plan use the same numbers.
 
-A layer's Meta has what its backward keeps (`Meta.activation_bytes`); the bytes of its inputs and
-outputs follow from their specs. `graphs.traced_memory` reads traced functions instead.
+The Meta of a layer has the bytes that are kept for its backward (`Meta.activation_bytes`); the
+bytes of its inputs and outputs follow from their specs. `graphs.traced_memory` reads traced
+functions instead.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from lingvo_gpipe.network.wired_layers import LayerInfo, WiredLayers
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WeightBytes:
-    """Bytes that some layers hold for their variables, whatever the size of the mini-batch.
+    """Bytes that some layers hold for their variables, for any size of the mini-batch.
 
     Attributes:
-        variables: of the variables that the layers own, frozen ones and statistics included.
-        gradients: of the gradients of their trained weights; a weight that is tied to a layer
-            outside counts here too.
-        copies: of weights in another compute dtype, and of those that layers outside own.
+        variables: variables that the layers own, frozen ones and statistics included.
+        gradients: gradients of their trained weights, including weights that are tied to other
+            layers.
+        copies: copies of weights in another compute dtype, and of weights that other layers own.
     """
 
     variables: int
@@ -31,11 +32,11 @@ class WeightBytes:
 
 
 def weights(layers: WiredLayers, indices: Collection[int]) -> WeightBytes:
-    """Return the bytes of the variables of some layers, which lie in one cell.
+    """Return the bytes of the variables of some layers in one cell.
 
     Args:
-        layers: of the network.
-        indices: of the layers in question.
+        layers: layers of the network.
+        indices: indices of the layers in question.
     """
     variables = gradients = copies = 0
     paths = dict.fromkeys(path for n in indices for path in layers.layers[n].paths.values())
@@ -48,13 +49,13 @@ def weights(layers: WiredLayers, indices: Collection[int]) -> WeightBytes:
 
 
 def update(layers: WiredLayers, layer: LayerInfo, slot_bytes: Mapping[str, int]) -> int:
-    """Return the most bytes that the update of a layer holds besides what exists before it.
+    """Return the largest number of bytes that the update of a layer needs while it runs.
 
-    They are the new values of the weights that it owns and of their slots, and the largest of
-    these weights once more, for intermediate results.
+    These are new values of the weights that it owns and of their slots, and the size of the
+    largest of these weights once more, for intermediate results.
 
     Args:
-        layers: of the network.
+        layers: layers of the network.
         layer: one of them.
         slot_bytes: path → bytes of the weight's optimizer slots and of its average.
     """
@@ -85,9 +86,9 @@ def activations(layers: WiredLayers, layer: LayerInfo, *, keeps_all: bool = Fals
     """Return the bytes of a layer's tensors, in the largest micro-batch.
 
     Args:
-        layers: of the network.
+        layers: layers of the network.
         layer: one of them.
-        keeps_all: whether what layers without a gradient compute is kept as well.
+        keeps_all: whether the results of layers without a gradient are also kept.
     """
     wiring = layers.wiring
     has_gradient = layer.has_gradient or keeps_all
@@ -96,7 +97,7 @@ def activations(layers: WiredLayers, layer: LayerInfo, *, keeps_all: bool = Fals
     inside = layer.meta.activation_bytes
     residual = outputs if layer.params.recompute else inside
     recomputed = inside if layer.params.recompute and has_gradient else 0
-    # Of a layer without a gradient, only what layers with one read is kept.
+    # Of a layer without a gradient, only values that layers with a gradient read are kept.
     read = sum(
         base.spec_bytes(layers.specs[v])
         for v in wiring.writes[layer.index]
@@ -115,17 +116,17 @@ def activations(layers: WiredLayers, layer: LayerInfo, *, keeps_all: bool = Fals
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CellBytes:
-    """Bytes that a cell holds for one micro-batch while a slot runs; its imports do not count.
+    """Peak bytes of a cell for one micro-batch while a slot runs; imports do not count.
 
     Attributes:
-        forward: the most that a forward holds at once, exports included.
-        backward: the most that a backward holds that computes its forward again; new accumulators
-            and the gradients of the imports included.
-        fused: the most that forward and backward hold as one program.
-        kept_forward: the most that a kept forward holds, `residual` included.
-        residual: what a kept forward leaves for its backward.
-        kept_backward: the most that a backward from a kept forward holds, besides `residual`.
-        is_estimate: whether some of these are by formula.
+        forward: peak of a forward, exports included.
+        backward: peak of a backward that computes its forward again, including new accumulators
+            and the gradients of the imports.
+        fused: peak of forward and backward as one program.
+        kept_forward: peak of a kept forward, `residual` included.
+        residual: bytes that a kept forward leaves for its backward.
+        kept_backward: peak of a backward from a kept forward, without `residual`.
+        is_estimate: whether any of these is by formula.
     """
 
     forward: int
@@ -137,7 +138,7 @@ class CellBytes:
     is_estimate: bool
 
     def at_least(self, other: CellBytes) -> CellBytes:
-        """Return the larger one of each number; an estimate if one of the two is."""
+        """Return the larger value of each number; an estimate if one of the two is."""
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
         return CellBytes(*map(max, pairs))
 
@@ -147,7 +148,7 @@ def cell_bytes(layers: WiredLayers, cell: Cell) -> CellBytes:
     held = [activations(layers, layers.layers[n]) for n in cell.layers]
     forward = max(layer.forward for layer in held)
     residual = sum(layer.residual for layer in held)
-    # The gradients are new accumulators, made while the old ones exist.
+    # The gradients become new accumulators, which are made while the old ones exist.
     kept_backward = max(layer.beside for layer in held) + weights(layers, cell.layers).gradients
     backward = max(forward, sum(layer.kept for layer in held) + kept_backward)
     return CellBytes(

@@ -1,4 +1,4 @@
-"""Cutting a mini-batch into micro-batches, and putting outputs together again."""
+"""Splitting a mini-batch into micro-batches, and merging their outputs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def sizes(
 ) -> tuple[int, ...]:
     """Return how many examples each micro-batch holds.
 
-    N examples in M: the first N mod M hold ⌈N/M⌉, the rest ⌊N/M⌋; fewer examples than M lower M.
-    By `micro_batch_size`: full ones, the rest last.
+    Of M micro-batches of N examples, the first N mod M hold ⌈N/M⌉ and the others ⌊N/M⌋. Fewer
+    examples than M lower M. With `micro_batch_size`, all are full except perhaps the last.
 
     >>> sizes(10, 4)
     (3, 3, 2, 2)
@@ -79,7 +79,7 @@ def sizes_of(params: PipelineParams, fields: Mapping[str, Nest | SpecNest]) -> t
     """Return how many examples each micro-batch of a mini-batch holds.
 
     Args:
-        params: of the network.
+        params: params of the network.
         fields: the mini-batch, name → nest of tensors or `tf.TensorSpec`.
     """
     count = batch_size(fields, params.batch_dim, params.unbatched)
@@ -92,16 +92,16 @@ def split(
     batch_dim: int,
     unbatched: Collection[str],
 ) -> dict[str, list[Nest]]:
-    """Cut every field into micro-batches.
+    """Split every field into micro-batches.
 
     Args:
         fields: name → nest of tensors, [N, …] with N = Σ parts.
-        parts: examples of each micro-batch.
+        parts: number of examples of each micro-batch.
         batch_dim: which dimension counts examples.
-        unbatched: fields that every micro-batch gets whole.
+        unbatched: fields that every micro-batch receives whole.
 
     Returns:
-        name → per micro-batch, the nest of its slices.
+        name → for each micro-batch, the nest of its slices.
     """
     cut: dict[str, list[Nest]] = {}
     for name, value in fields.items():
@@ -116,10 +116,10 @@ def split(
 
 
 def merge(values: Sequence[Nest], batch_dim: int) -> Nest:
-    """Put the micro-batches' outputs together along the batch dimension.
+    """Merge the outputs of the micro-batches along the batch dimension.
 
-    Values without one (rank at most `batch_dim`) are stacked, one row per micro-batch, where there
-    are several; a single micro-batch's values are returned unchanged.
+    Values without that dimension (rank at most `batch_dim`) are stacked, one row per micro-batch.
+    The values of a single micro-batch are returned unchanged.
     """
     if len(values) == 1:
         return values[0]
@@ -134,23 +134,23 @@ def merge(values: Sequence[Nest], batch_dim: int) -> Nest:
 
 
 def check_batched(name: str, nest: SpecNest, size: int, batch_dim: int) -> None:
-    """Refuse an output that has dimensions, but none that counts a micro-batch's examples.
+    """Refuse an output that is not a scalar and has no batch dimension.
 
     Args:
-        name: of the output.
+        name: name of the output.
         nest: its specs, for a micro-batch of `size` examples.
         size: examples.
         batch_dim: which dimension counts them.
 
     Raises:
-        LayerError: the output cannot be joined along that dimension.
+        LayerError: the output cannot be merged along that dimension.
     """
     for spec in tf.nest.flatten(nest):
         shape = spec.shape
         if shape.rank is None or shape.rank <= batch_dim or shape[batch_dim] in (size, None):
             continue
         raise errors.LayerError(
-            f"output {name!r} is {shape} in a micro-batch of {size} examples, so that "
+            f"output {name!r} is {shape} in a micro-batch of {size} examples, so "
             f"micro-batches cannot be joined along dimension {batch_dim}. Give it a batch "
             "dimension, or leave it out of the network's outputs"
         )

@@ -1,4 +1,4 @@
-"""The Params of a pipelined network, and its layers' params as the network completes them."""
+"""The Params of a pipelined network, and its layers' params with names and policies filled in."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from lingvo_gpipe.layers import base, composite
 
 
 class PipelineParams(hyperparams.Configurable.Params):
-    """A sequence of layers, and how it is cut and run."""
+    """A sequence of layers, how it is cut, and how it runs."""
 
     name: str = hyperparams.field("", "Name of the network in messages.")
     layers: list[base.Layer.Params] = hyperparams.field([], "The layers, in order.")
     cells: list[list[base.Layer.Params]] = hyperparams.field(
-        [], "Ready cells, each a list of layers, in place of `layers` and `cuts`."
+        [], "Ready cells, each a list of layers, instead of `layers` and `cuts`."
     )
     num_partitions: int = hyperparams.field(
         1, "K: devices; one cell on each, unless the schedule's table has more cells."
     )
     num_micro_batches: int = hyperparams.field(1, "M: micro-batches per mini-batch.")
     micro_batch_size: int | None = hyperparams.field(
-        None, "Examples per micro-batch, in place of their number; the last may be smaller."
+        None, "Examples per micro-batch, instead of M; the last micro-batch may be smaller."
     )
     schedule: str = hyperparams.field(
         "gpipe", "Name of a schedule (gpipe, 1f1b), or a table as text, or @file with one."
@@ -31,7 +31,8 @@ class PipelineParams(hyperparams.Configurable.Params):
         "full", "full, except_last or never; or one for each cell: full,full,never."
     )
     cuts: tuple[int, ...] | None = hyperparams.field(
-        None, "Layers per cell; None: the heaviest cell as light as possible."
+        None,
+        "Layers per cell; None: an automatic cut, with the heaviest cell as light as possible.",
     )
     costs: tuple[float, ...] | None = hyperparams.field(
         None, "Cost per layer, such as measured seconds; None: FLOPs, or the layer's `cost`."
@@ -69,7 +70,7 @@ class PipelineParams(hyperparams.Configurable.Params):
     dtype: str | None = hyperparams.field(None, "Precision policy; None is float32.")
     jit_compile: bool = hyperparams.field(False, "Compiles every cell program with XLA.")
     fuse: bool = hyperparams.field(
-        True, "Fuses the last cell's forward and backward where they meet in the table."
+        True, "Fuses the last cell's forward and backward where the table has them in a row."
     )
     seed: int = hyperparams.field(0, "Seed of the initial weights and of every random number.")
 

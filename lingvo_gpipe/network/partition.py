@@ -1,8 +1,8 @@
-"""A chain of layers' costs → how many layers each cell holds, exactly.
+"""Exact partition of a chain of layers into cells, from the costs of the layers.
 
-Two passes from the last cell to the first, in whole numbers, so that equal is equal: the first
-finds how light the heaviest cell can be, the second the most even cut among those that reach it.
-Costs are converted to integers without rounding; the answer does not depend on their scale.
+Two passes go from the last cell to the first. The first finds the least possible cost of the
+heaviest cell, the second the most even cut with that cost. Costs are converted to integers without
+rounding, so equal costs compare equal and the result does not depend on their scale.
 """
 
 from __future__ import annotations
@@ -34,21 +34,20 @@ def partition(
     """Cut L layers into K cells of consecutive layers, none empty.
 
     The heaviest cell is as light as possible. Among the cuts that reach this, the sum of squared
-    cell costs is least: this is the least variance, the paper's criterion, since the sum of all
-    cells is the same for every cut (where it is not, with `cell_costs`, `speeds` or `link_costs`,
-    cells are light first and even second). Among equals, the first cells are the shortest.
+    cell costs is minimal. This is the least variance, the paper's criterion, if all cuts have the
+    same total cost; with `cell_costs`, `speeds` or `link_costs` they may not, and then the sum of
+    squares also favours light cells. Among equal cuts, the first cells are the shortest.
 
     Args:
         costs: [L] any unit, what each layer costs.
         num_partitions: K, from 1 to L.
-        cell_costs: cell → [L] what each layer costs if it lies in that cell, where that differs: in
-            one that recomputes nothing, or in the last one, whose forward and backward may be
-            fused.
-        reach: (cell, start) → the last end so that the cell can hold layers [start, end); `start`
-            where it can hold none. Fewer layers always fit.
-        speeds: [K] how fast each device is; a cell's cost is divided by it. None: all equal.
-        link_costs: [L-1] what a cut after layer l costs, added to the cell before it and to the
-            one after it. None: nothing.
+        cell_costs: cell → [L] cost of each layer in that cell, for cells in which it differs: one
+            that recomputes nothing, or the last one, whose forward and backward may be fused.
+        reach: (cell, start) → the largest end such that the cell can hold layers [start, end);
+            `start` if it can hold none. Fewer layers always fit.
+        speeds: [K] speed of each device; a cell's cost is divided by it. None: all equal.
+        link_costs: [L-1] cost of a cut after layer l, added to the cell before it and to the
+            cell after it. None: no cost.
 
     Returns:
         [K] the number of layers in each cell.
@@ -83,7 +82,7 @@ def partition(
             f"no cut of {num_layers} layers into {num_partitions} cells fits the devices' memory. "
             "Use more partitions, or larger devices"
         )
-    # A later start reaches at least as far, unless `reach` says otherwise.
+    # A later start reaches at least as far, unless `reach` is not monotonic.
     rising = all(
         before <= after
         for index, cell in enumerate(cells[1:], start=1)
@@ -94,7 +93,7 @@ def partition(
 
 
 def check_cuts(cuts: Sequence[int], num_layers: int, num_partitions: int) -> tuple[int, ...]:
-    """Return stated cuts, the number of layers in each cell, if they fit.
+    """Return the given cuts, the number of layers in each cell, if they are valid.
 
     Raises:
         PartitionError: they are not `num_partitions` positive numbers that sum to `num_layers`.
@@ -122,10 +121,10 @@ def check_cuts(cuts: Sequence[int], num_layers: int, num_partitions: int) -> tup
 
 
 def cell_speeds(device_speeds: Sequence[float], devices: Sequence[int]) -> list[float]:
-    """Return how fast the device of each cell is.
+    """Return the speed of the device of each cell.
 
     Args:
-        device_speeds: of each device; empty: all equal.
+        device_speeds: speed of each device; empty: all equal.
         devices: per cell, the number of its device.
 
     Raises:
@@ -153,7 +152,7 @@ def check_cells(
     """Refuse a table of several cells per device that does not fit the cuts or the layers.
 
     Raises:
-        PartitionError: the cuts make another number of cells, or there are too few layers.
+        PartitionError: the number of cells in the cuts differs, or there are too few layers.
     """
     if num_cells == num_devices:
         return
@@ -170,7 +169,7 @@ def check_cells(
 
 
 def heaviest_share(costs: Sequence[float], cuts: Sequence[int]) -> float:
-    """Return the heaviest cell's share of all costs: 1/K where the cut is even.
+    """Return the heaviest cell's share of all costs: 1/K if the cut is even.
 
     >>> heaviest_share([1, 1, 2], (2, 1))
     0.5
@@ -186,13 +185,13 @@ def heaviest_share(costs: Sequence[float], cuts: Sequence[int]) -> float:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Cell:
-    """What one cell would cost if it held layers [start, end), for any start and end.
+    """The cost of one cell if it held layers [start, end), for any start and end.
 
     Attributes:
-        sums: [L+1] running sums of its layers' costs; they never decrease.
-        at_start, at_end: [L+1] the same with the links' costs: the cell costs
+        sums: [L+1] running sums of the layers' costs; they never decrease.
+        at_start, at_end: [L+1] the same with the costs of links: the cell costs
             `at_end[end] - at_start[start]`.
-        reaches: [L] the last end up to which its layers fit, for each possible start.
+        reaches: [L] the largest end up to which its layers fit, for each possible start.
     """
 
     sums: list[int]
@@ -208,7 +207,7 @@ class _Cell:
         return cls(sums, at_start, at_end, reaches)
 
     def reach(self, start: int, most: int | None = None) -> int:
-        """Return the last end such that the cell fits, and costs at most `most` if given."""
+        """Return the largest end such that the cell fits, and costs at most `most` if given."""
         end = self.reaches[start]
         if most is not None:
             end = min(end, bisect.bisect_right(self.sums, self.sums[start] + most) - 1)
@@ -216,9 +215,9 @@ class _Cell:
 
 
 def _lightest_heaviest(cells: list[_Cell], ordered: bool) -> int | None:
-    """Return the least possible cost of the heaviest cell; None where memory allows no cut."""
+    """Return the least possible cost of the heaviest cell; None if no cut fits the memory."""
     num_layers = len(cells[0].sums) - 1
-    # The heaviest of the cells after the current one, if they hold layers [position, L).
+    # Cost of the heaviest cell after the current one, if those cells hold layers [position, L).
     after: dict[int, int] = {num_layers: 0}
     for index in reversed(range(len(cells))):
         starts = range(index, num_layers) if index else range(1)
@@ -229,10 +228,11 @@ def _lightest_heaviest(cells: list[_Cell], ordered: bool) -> int | None:
 def _lightest_ordered(cell: _Cell, starts: range, after: dict[int, int]) -> dict[int, int]:
     """Return the least cost of the heaviest cell for each start, by bisection.
 
-    A later end makes this cell heavier and those after it lighter. `records` holds, from the last
-    to the first, the ends after which less remains than after every earlier end; any other end
-    costs more in this cell and in those after it. At late records this cell is the heaviest, at
-    early ones those after it; the best end is one of the two records where that changes.
+    A later end makes this cell heavier and the cells after it lighter. `records` holds, from the
+    last to the first, the ends after which the remaining cells cost less than after every earlier
+    end; any other end costs more both in this cell and after it. At late records this cell is the
+    heaviest, at early records a later cell is. The best end is one of the two records where this
+    changes.
     """
     result: dict[int, int] = {}
     records: list[int] = []
@@ -275,10 +275,10 @@ def _lightest_by_scan(cell: _Cell, starts: range, after: dict[int, int]) -> dict
 def _most_even(cells: list[_Cell], heaviest: int, ordered: bool) -> list[int]:
     """Return the K+1 borders with the least sum of squares, no cell above `heaviest`.
 
-    Where a later start reaches at least as far and links cost nothing (`ordered`), the best end of
-    a cell never moves back when its start moves on: a square of a sum has the quadrangle
-    inequality, and bounds on cost and bytes keep it. Then the middle start halves the ends that the
-    others need to look at.
+    If a later start reaches at least as far and links cost nothing (`ordered`), the best end of a
+    cell never moves back when its start moves forward: squares of sums satisfy the quadrangle
+    inequality, also under bounds on cost and bytes. Then the best end of the middle start halves
+    the ends that the other starts must try.
     """
     num_layers = len(cells[0].sums) - 1
     after: dict[int, int] = {num_layers: 0}
@@ -352,7 +352,7 @@ def _rows(
     cell_costs: Mapping[int, Sequence[float]],
     link_costs: Sequence[float] | None,
 ) -> tuple[list[list[int]], list[int]]:
-    """Return per cell what each layer costs in it, and what links cost, in whole numbers."""
+    """Return the cost of each layer in each cell, and of each link, as integers."""
     num_layers = len(costs)
     exact = [_numbers("costs", costs, num_layers)]
     numbered = {id(costs): 0}
@@ -362,7 +362,7 @@ def _rows(
             raise PartitionError(
                 f"cell_costs has cell {cell}, but there are {num_partitions} cells, counted from 0"
             )
-        if id(in_cell) not in numbered:  # many cells share few rows
+        if id(in_cell) not in numbered:  # many cells share the same row
             numbered[id(in_cell)] = len(exact)
             exact.append(_numbers(f"cell_costs[{cell}]", in_cell, num_layers))
         row_of[cell] = numbered[id(in_cell)]
@@ -372,10 +372,10 @@ def _rows(
 
 
 def _reaches(cell: int, num_layers: int, reach: Callable[[int, int], int] | None) -> list[int]:
-    """Return for each start of a cell the last end up to which its layers fit."""
+    """Return for each start of a cell the largest end up to which its layers fit."""
     reaches = [num_layers] * num_layers
     if reach is not None:
-        # A cell begins at its own number at the earliest, the first one nowhere else.
+        # Cell k begins at layer k at the earliest; cell 0 begins at layer 0.
         starts = range(cell, num_layers) if cell else range(1)
         for start in starts:
             reaches[start] = min(num_layers, reach(cell, start))
@@ -402,7 +402,7 @@ def _numbers(what: str, values: Sequence[float], count: int) -> list[Fraction]:
 
 
 def _whole(*lists: list[Fraction]) -> list[list[int]]:
-    """Scale all numbers alike to the smallest whole ones."""
+    """Scale all numbers by one factor to the smallest integers."""
     scale = math.lcm(*(value.denominator for values in lists for value in values))
     whole = [[int(value * scale) for value in values] for values in lists]
     divisor = math.gcd(*(value for values in whole for value in values)) or 1
@@ -410,13 +410,13 @@ def _whole(*lists: list[Fraction]) -> list[list[int]]:
 
 
 def _slowness(speeds: Sequence[float] | None, num_partitions: int) -> list[int]:
-    """Return whole factors in proportion to the time that each device takes."""
+    """Return integer factors in proportion to the time that each device takes."""
     exact = [Fraction(1)] * num_partitions
     if speeds is not None:
         exact = _numbers("speeds", speeds, num_partitions)
         for cell, speed in enumerate(exact):
             if not speed:
-                raise PartitionError(f"speeds[{cell}]=0, so that cell never ends. Use more than 0")
+                raise PartitionError(f"speeds[{cell}]=0, but a speed must be more than 0")
     return _whole([1 / speed for speed in exact])[0]
 
 

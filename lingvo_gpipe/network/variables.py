@@ -1,4 +1,4 @@
-"""The variables of a network by path: which layer owns them, which are tied, which are frozen."""
+"""The variables of a network by path: owning layers, ties and frozen variables."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Variables:
     Attributes:
         specs: path → spec; a tied variable once, at the path of its owner.
         owner: path → index of the layer that owns the variable.
-        paths: per layer, path of a variable in the layer → its path in the network. The two end
-            differently where the variable is tied.
+        paths: for each layer, path of a variable in the layer → its path in the network, which
+            for a tied variable is that of its owner.
     """
 
     specs: dict[str, base.VariableSpec]
@@ -33,7 +33,7 @@ def resolve(
 
     Args:
         layers: in order, each with its name.
-        metas: of the layers.
+        metas: Metas of the layers.
         frozen: glob patterns of paths that are not trained.
 
     Raises:
@@ -72,7 +72,7 @@ def resolve(
 
 
 def frozen_layers(specs: Mapping[str, base.VariableSpec]) -> frozenset[str]:
-    """Return the paths of layers, at any depth, all of whose weights are frozen."""
+    """Return the paths of layers, at any depth, whose weights are all frozen."""
     is_trained: dict[str, bool] = {}
     for path, spec in specs.items():
         if spec.is_state:
@@ -91,7 +91,7 @@ def _layers_around(path: str) -> list[str]:
 def _check_statistics(
     pattern: str, matches: Sequence[str], specs: Mapping[str, base.VariableSpec]
 ) -> None:
-    """Refuse a pattern that matches statistics alone, of a layer that is not frozen."""
+    """Refuse a pattern that matches only statistics of a layer that is not frozen."""
     if not matches or not all(specs[path].is_state for path in matches):
         return
     frozen = frozen_layers(specs)
@@ -106,7 +106,7 @@ def _check_statistics(
 
 
 def _tied(spec: base.VariableSpec, specs: Mapping[str, base.VariableSpec]) -> base.VariableSpec:
-    """Return the spec of the variable that `spec` borrows; frozen where either of the two is."""
+    """Return the spec of the variable to which `spec` is tied; frozen if either of the two is."""
     if spec.is_state:
         raise errors.LayerError(
             f"{spec.path} is a statistic of its layer's micro-batches and cannot be tied. Tie "

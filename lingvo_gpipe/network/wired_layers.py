@@ -1,4 +1,4 @@
-"""The layers of a network, wired: what is known before the network is cut into cells."""
+"""The wired layers of a network: everything known before the network is cut into cells."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from lingvo_gpipe.network.params import PipelineParams, layer_params
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LayerInfo:
-    """A layer of the network, from its params alone.
+    """A layer of the network, as known from its params.
 
     Attributes:
-        index: its place in the network.
+        index: its position in the network.
         params: its Params, with a name and the network's precision policy.
         meta: for one micro-batch.
         paths: path of a variable in the layer → its path in the network (ties resolved).
-        has_gradient: whether a gradient of training flows into its weights or through it.
+        has_gradient: whether in training a gradient flows into its weights or through it.
     """
 
     index: int
@@ -36,7 +36,7 @@ class LayerInfo:
 
     @property
     def name(self) -> str:
-        """Unique in the network; the first part of all its paths."""
+        """Its name, unique in the network and the first part of all its paths."""
         return self.params.name
 
 
@@ -45,14 +45,14 @@ class WiredLayers:
     """The layers of a network and what they read from each other.
 
     Attributes:
-        params: of the network.
+        params: params of the network.
         fields: the mini-batch's specs.
-        sizes: examples of each micro-batch.
+        sizes: number of examples of each micro-batch.
         layers: in order.
-        variables: path → spec, tied ones once, by their owner.
+        variables: path → spec; a tied variable once, at the path of its owner.
         owner: path → index of the layer that owns the variable.
         wiring: which layer reads and writes which version of the stream.
-        specs: per version of the stream, its nest of specs for the largest micro-batch.
+        specs: for each version of the stream, its nest of specs in the largest micro-batch.
     """
 
     params: PipelineParams
@@ -89,7 +89,7 @@ class WiredLayers:
 
     @functools.cached_property
     def frozen_layers(self) -> frozenset[str]:
-        """Paths of layers, at any depth, all of whose weights are frozen."""
+        """Paths of layers, at any depth, whose weights are all frozen."""
         return variables.frozen_layers(self.variables)
 
     @functools.cached_property
@@ -102,11 +102,11 @@ def wire(params: PipelineParams, fields: Mapping[str, SpecNest]) -> WiredLayers:
     """Name the layers, resolve what they read, and collect their specs, costs and variables.
 
     Args:
-        params: of the network.
+        params: params of the network.
         fields: the mini-batch's fields, name → nest of `tf.TensorSpec` with static shapes.
 
     Raises:
-        UserError: names, shapes or ties do not match; the text says where.
+        UserError: names, shapes or ties do not match; the text names the place.
     """
     layers = layer_params(params)
     sizes = micro_batches.sizes_of(params, fields)
@@ -156,7 +156,7 @@ def _field_specs(
 
 
 def _compared(wired: wiring.Wiring, layers: Sequence[base.Layer.Params]) -> frozenset[str]:
-    """Return the names of the fields that layers compare with and do not compute on."""
+    """Return the names of the fields that layers only compare with, such as labels."""
     names = []
     for version in wired.versions:
         readers = [layers[number] for number in version.consumers]
@@ -202,10 +202,11 @@ def _known_meta(
     layer: base.Layer.Params,
     inputs: list[SpecNest],
 ) -> base.Meta:
-    """Return a layer's Meta: that of the last layer of its class, if only their names differ.
+    """Return a layer's Meta: that of the previous layer of its class, if only their names differ.
 
-    Very deep networks repeat a layer a thousand times, and computing a Meta takes longer than
-    comparing. A layer with losses or metrics is always asked: it may name them by its own name.
+    Very deep networks repeat a layer a thousand times, and comparing is faster than computing a
+    Meta. The Meta of a layer with losses or metrics is always computed, because their names may
+    contain that of the layer.
     """
     unnamed = layer.copy()
     unnamed.name = ""

@@ -1,7 +1,7 @@
-"""The named stream: which layer reads which version of which name, and what a cut sends where.
+"""The named stream: which layer reads which version of a name, and what each cell sends.
 
-Pure Python. A name written again is a new version. A tensor goes straight from the cell that
-makes it to each cell that reads it, never through cells between.
+Pure Python. Each time a name is written again, a new version begins. A tensor goes directly from
+the cell that makes it to each cell that reads it, never through the cells between them.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Collection, Iterable, Sequence
 
 from lingvo_gpipe import errors
 
-FIELD = -1  # producer of the mini-batch's own fields
+FIELD = -1  # producer of the fields of the mini-batch
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Node:
-    """A layer as the stream sees it: its name, what it reads and what it writes."""
+    """A layer in the stream: its name, the names that it reads, and those that it writes."""
 
     name: str
     reads: tuple[str, ...] = ("x",)
@@ -30,7 +30,7 @@ class Version:
 
     Attributes:
         index: its number, in the order of writing; fields come first.
-        name: in the stream.
+        name: its name in the stream.
         producer: index of the layer that writes it, or `FIELD`.
         consumers: indices of the layers that read it, ascending.
     """
@@ -47,9 +47,9 @@ class Wiring:
 
     Attributes:
         versions: all of them.
-        reads: per layer, the versions it reads, in its order of names.
-        writes: per layer, the versions it writes.
-        outputs: name → version that leaves the network.
+        reads: for each layer, the versions that it reads, in its order of names.
+        writes: for each layer, the versions that it writes.
+        outputs: name → version that the network returns.
     """
 
     versions: tuple[Version, ...]
@@ -63,7 +63,7 @@ class Wiring:
         return {v.name: v.index for v in self.versions if v.producer == FIELD}
 
     def made_of(self, fields: Collection[str]) -> frozenset[int]:
-        """Return the versions that depend on no other field than these.
+        """Return the versions that depend on no fields other than these.
 
         >>> wiring = wire([Node("a", ("g",), ("h",)), Node("b", ("x", "h"))], ["x", "g"])
         >>> sorted(wiring.versions[v].name for v in wiring.made_of({"g"}))
@@ -78,11 +78,11 @@ class Wiring:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Route:
-    """What one cell holds, receives and sends.
+    """The layers of one cell, and the versions that it receives and sends.
 
     Attributes:
         layers: indices of its layers.
-        imports: versions it receives, fields included, ascending.
+        imports: versions that it receives, fields included, ascending.
         exports: versions that others need, ascending.
     """
 
@@ -97,12 +97,12 @@ def wire(nodes: Sequence[Node], fields: Iterable[str], outputs: Sequence[str] = 
     Args:
         nodes: the layers in order.
         fields: names written before the first layer.
-        outputs: names that leave the network as they are after the last layer; none: what the
-            last layer writes.
+        outputs: names whose last versions the network returns; empty: what the last layer
+            writes.
 
     Raises:
         StreamError: a name is read before it is written, or written and never read; or a layer
-            writes none.
+            writes no name.
 
     >>> nodes = [Node("a"), Node("b", reads=("x", "label"), writes=("y",))]
     >>> wire(nodes, ["x", "label"]).reads
@@ -130,12 +130,12 @@ def wire(nodes: Sequence[Node], fields: Iterable[str], outputs: Sequence[str] = 
         if len(set(node.writes)) != len(node.writes):
             raise errors.StreamError(
                 f"{node.name} writes a name twice: {', '.join(node.writes)}. Give each of its "
-                "outputs a name of its own"
+                "outputs a different name"
             )
         if not node.writes:
             raise errors.StreamError(
-                f"{node.name} writes no name. Give its output one of its own, and where no layer "
-                "reads it, name that in the network's outputs"
+                f"{node.name} writes no name. Give its output a name; if no layer reads it, add "
+                "that name to the network's outputs"
             )
         writes.append(tuple(write(name, number) for name in node.writes))
     leaving = _leaving(outputs or (nodes[-1].writes if nodes else ()), current)
@@ -177,7 +177,7 @@ def _unread(name: str, node: Node, rest: Sequence[Node]) -> str:
     hint = f"; nearest name read after it {near[0]!r}" if near else ""
     return (
         f"{node.name} writes {name!r}, which no layer after it reads{hint}. "
-        "Read it, or name it in the network's outputs"
+        "Read it, or add it to the network's outputs"
     )
 
 
@@ -191,9 +191,9 @@ def route(wiring: Wiring, cuts: Sequence[int], leaving: Collection[int] = ()) ->
     """Return each cell's imports and exports.
 
     Args:
-        wiring: of the network.
-        cuts: layers per cell.
-        leaving: versions that leave the network; their producers export them.
+        wiring: wiring of the network.
+        cuts: number of layers in each cell.
+        leaving: versions that the network returns; their producers export them.
     """
     routes = []
     for layers in cell_layers(cuts):
@@ -213,12 +213,12 @@ def route(wiring: Wiring, cuts: Sequence[int], leaving: Collection[int] = ()) ->
 def differentiable(
     wiring: Wiring, is_trained: Sequence[bool], from_fields: bool = False
 ) -> frozenset[int]:
-    """Return the versions that a trained weight (or, if asked for, a field) flows into.
+    """Return the versions that depend on a trained weight (or, with `from_fields`, on a field).
 
     Args:
-        wiring: of the network.
-        is_trained: per layer, whether it has a weight that is trained.
-        from_fields: whether gradients by the mini-batch's fields are wanted.
+        wiring: wiring of the network.
+        is_trained: for each layer, whether it has a trained weight.
+        from_fields: whether gradients by the fields of the mini-batch are needed.
     """
     reached: set[int] = set()
     if from_fields:
@@ -230,11 +230,11 @@ def differentiable(
 
 
 def layers_with_gradient(wiring: Wiring, is_trained: Sequence[bool]) -> tuple[bool, ...]:
-    """Return per layer whether a gradient of training flows into its weights or through it.
+    """Return for each layer whether in training a gradient flows into its weights or through it.
 
     Args:
-        wiring: of the network.
-        is_trained: per layer, whether it has a weight that is trained.
+        wiring: wiring of the network.
+        is_trained: for each layer, whether it has a trained weight.
 
     >>> wiring = wire([Node("stem"), Node("body"), Node("head")], ["x"])
     >>> layers_with_gradient(wiring, [False, True, False])

@@ -187,7 +187,7 @@ def test_more_partitions_than_layers_are_refused() -> None:
 @pytest.mark.parametrize("field", ["num_partitions", "num_micro_batches", "micro_batch_size"])
 def test_counts_begin_at_one(field: str) -> None:
     text = text_of(errors.PartitionError, dense(4), **{field: 0})
-    assert text == f"{field}=0, but it counts from 1"
+    assert text == f"{field}=0, but it must be at least 1"
 
 
 # --- memory ---------------------------------------------------------------------------------------

@@ -174,7 +174,7 @@ def test_an_output_without_a_batch_side_is_refused() -> None:
     with pytest.raises(errors.LayerError) as error:
         micro_batches.check_batched("mean", {"of": tf.TensorSpec([5])}, 3, 0)
     assert str(error.value) == (
-        "output 'mean' is (5,) in a micro-batch of 3 examples, so that micro-batches cannot be "
+        "output 'mean' is (5,) in a micro-batch of 3 examples, so micro-batches cannot be "
         "joined along dimension 0. Give it a batch dimension, or leave it out of the network's "
         "outputs"
     )

@@ -205,7 +205,7 @@ def test_what_cells_can_hold_moves_the_cut() -> None:
         (
             3,
             {"num_partitions": 2, "speeds": [1, 0]},
-            "speeds[1]=0, so that cell never ends. Use more than 0",
+            "speeds[1]=0, but a speed must be more than 0",
         ),
     ],
 )

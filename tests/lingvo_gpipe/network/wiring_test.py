@@ -120,12 +120,12 @@ def test_a_field_may_leave_the_network() -> None:
             [Node("d0", ("image",), ("lable",)), Node("d1", ("image", "label"))],
             (),
             "d0 writes 'lable', which no layer after it reads; nearest name read after it "
-            "'label'. Read it, or name it in the network's outputs",
+            "'label'. Read it, or add it to the network's outputs",
         ),
         (
             [Node("d0", ("image",)), Node("d1", ("image",))],
             (),
-            "d0 writes 'x', which no layer after it reads. Read it, or name it in the network's "
+            "d0 writes 'x', which no layer after it reads. Read it, or add it to the network's "
             "outputs",
         ),
         (
@@ -137,13 +137,13 @@ def test_a_field_may_leave_the_network() -> None:
         (
             [Node("d0", ("image",), ("y", "y"))],
             (),
-            "d0 writes a name twice: y, y. Give each of its outputs a name of its own",
+            "d0 writes a name twice: y, y. Give each of its outputs a different name",
         ),
         (
             [Node("d0", ("image",)), Node("head", ("x", "label"), ()), Node("d1")],
             (),
-            "head writes no name. Give its output one of its own, and where no layer reads it, "
-            "name that in the network's outputs",
+            "head writes no name. Give its output a name; if no layer reads it, "
+            "add that name to the network's outputs",
         ),
     ],
 )

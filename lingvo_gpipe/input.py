@@ -69,7 +69,7 @@ class ServedNetwork(Protocol):
     """The network of an exported model, in inference.
 
     Attributes:
-        analysis: of its layers.
+        analysis: analysis of its layers.
         by_path: path → variable.
     """
 
@@ -115,7 +115,7 @@ class Batches:
         """Wrap `dataset`.
 
         Args:
-            dataset: of mini-batches.
+            dataset: dataset of mini-batches.
             explain: returns what is wrong with the batch of a number; None: not known.
             repair: replaces or leaves out examples that cannot be read, and counts them.
             first: position of its first mini-batch; `explain` counts from there.
@@ -268,7 +268,7 @@ class Indexed(Input):
             rows: per mini-batch {"index": int64 [B], "epoch": int64 [B]}, which examples.
             split: that they are in.
             batch_size: B; the last batch may be smaller.
-            seed: of training, where examples may be distorted by (seed, epoch, index); None in
+            seed: seed of training, where examples may be distorted by (seed, epoch, index); None in
                 evaluation.
         """
 

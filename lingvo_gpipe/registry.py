@@ -129,8 +129,8 @@ def add_mode(name: str, function: Mode, options: Iterable[str] = ()) -> None:
     """Make `--mode=name` call `function`.
 
     Args:
-        name: of the mode.
-        function: of the mode.
+        name: name of the mode.
+        function: function of the mode.
         options: names of the `Options` that it reads; the trainer refuses the others.
 
     Raises:

@@ -191,7 +191,7 @@ def repeat(
     """Train once for each seed, one after the other.
 
     Args:
-        seeds: of the runs.
+        seeds: seeds of the runs.
         arguments: flags of the trainer.
         program: the trainer.
 

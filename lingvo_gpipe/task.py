@@ -200,7 +200,7 @@ def complete(params: _Params, source: Input | None = None) -> _Params:
     """Return a copy of a task with the fields that only its data determines.
 
     Args:
-        params: of the task.
+        params: params of the task.
         source: its input; None: it is made.
 
     Raises:

@@ -18,7 +18,7 @@ class Flags:
     """The closed list of a command's flags, each written `--name=value`.
 
     Attributes:
-        names: of the flags.
+        names: names of the flags.
 
     >>> flags = Flags("Counts.")
     >>> flags.number("most", "Where it ends.")

@@ -31,7 +31,7 @@ def flops(operations: Iterable[tf.Operation], graph: tf.Graph) -> int:
     """Return the FLOPs of some operations.
 
     Args:
-        operations: of a traced function's graph.
+        operations: operations of a traced function's graph.
         graph: holds the functions that they call.
     """
     return sum(_operation_flops(op, graph) for op in operations)

@@ -92,7 +92,7 @@ def peak_bytes(graph: tf.Graph, threads: int) -> int:
     its last reader has run; outputs stay.
 
     Args:
-        graph: of a traced function (`ConcreteFunction.graph`), with static shapes.
+        graph: graph of a traced function (`ConcreteFunction.graph`), with static shapes.
         threads: number of operations that run at a time.
     """
     order = _needed(graph)
@@ -105,7 +105,7 @@ def kept_bytes(graph: tf.Graph, outputs: Collection[int]) -> int:
     """Return the bytes of some outputs of a function; arguments passed through count nothing.
 
     Args:
-        graph: of a traced function, with static shapes.
+        graph: graph of a traced function, with static shapes.
         outputs: indices of the outputs.
     """
     held = {}

@@ -34,7 +34,7 @@ class VariableSpec:
     Attributes:
         path: below the layer, `kernel` or `conv/kernel`.
         shape: static.
-        dtype: of the master copy.
+        dtype: dtype of the master copy.
         initializer: (shape, dtype, integer seed) → tensor, stateless.
         trainable: False for a frozen weight.
         is_state: not a weight but a statistic, which the layer receives in `ctx.state`.
@@ -135,7 +135,7 @@ class Meta:
         outputs: nest of `tf.TensorSpec`; a tuple, one per written name, where there are several.
         variables: every variable of the layer and its children.
         flops_forward: operations of one forward call on these inputs, 2 per multiply-add.
-        flops_backward: of its gradient by inputs and weights, without recomputation.
+        flops_backward: FLOPs of its gradient by inputs and weights, without recomputation.
         activation_bytes: what a backward call keeps of its forward, inputs not counted.
         losses: that it adds.
         metrics: that it adds.

@@ -13,8 +13,8 @@ def arity(params: base.Layer.Params, inputs: tuple[SpecNest, ...], forms: tuple[
     """Check how many names a layer reads.
 
     Args:
-        params: of the layer.
-        inputs: of `_meta`.
+        params: params of the layer.
+        inputs: inputs of `_meta`.
         forms: the legal forms of `reads`, such as ("x", "x, mask").
 
     Raises:
@@ -32,7 +32,7 @@ def shape(params: base.Layer.Params, spec: SpecNest, layout: str, way_out: str) 
     """Return the static shape of one floating input, checked against a layout.
 
     Args:
-        params: of the layer.
+        params: params of the layer.
         spec: the input.
         layout: such as "[B, H, W, C]"; "[B, ..., D]" is any rank of at least two.
         way_out: what the user may do, the message's last sentence.

@@ -25,7 +25,7 @@ class Calls(abc.ABC):
     """Calls of a composite's children, on specs for its Meta or on tensors in `fprop`.
 
     Attributes:
-        names: of the children, in the order in which they run.
+        names: names of the children, in the order in which they run.
         training: whether this is a training pass; a Meta is that of one.
     """
 
@@ -57,7 +57,7 @@ class SpecCalls(Calls):
     """Calls on specs; they collect the Metas of the children.
 
     Attributes:
-        metas: of the children called so far, variables named as the composite sees them.
+        metas: Metas of the children called so far, variables named as the composite sees them.
     """
 
     training = True
@@ -114,7 +114,7 @@ class SpecCalls(Calls):
         """Check that a child reads as many values as it receives.
 
         Args:
-            name: of the child.
+            name: name of the child.
             values: what it receives.
             before: what has that many values, for the message.
 
@@ -135,7 +135,7 @@ class SpecCalls(Calls):
         Each child's `activation_bytes` count what it keeps; those of `concat` are added.
 
         Args:
-            outputs: of the composite.
+            outputs: outputs of the composite.
             variables: of the composite itself, before those of its children.
         """
         metas = self.metas
@@ -274,7 +274,7 @@ def named(params: Layer.Params, children: Sequence[Layer.Params]) -> dict[str, L
     """Return copies of the children's params by name, `dense`, `dense_1`, … where they have none.
 
     Args:
-        params: of the layer around them, for the message.
+        params: params of the layer around them, for the message.
         children: their params, in order.
 
     Raises:

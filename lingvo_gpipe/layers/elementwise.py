@@ -39,7 +39,7 @@ def activation_function(params: Layer.Params, name: str) -> Callable[[tf.Tensor]
     """Return the Keras activation called `name`, which keeps the shape of its argument.
 
     Args:
-        params: of the layer that asks, for the message.
+        params: params of the layer that asks, for the message.
         name: such as "relu"; "linear" is the identity.
 
     Raises:

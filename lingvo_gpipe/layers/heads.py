@@ -73,8 +73,8 @@ def weight_by(
     """Return the weight of a loss as a function of the mini-batch's fields.
 
     Args:
-        name: of the field.
-        dtype: of the weight.
+        name: name of the field.
+        dtype: dtype of the weight.
         are_weights: the field's elements are weights, which are summed; else they are counted.
         examples: count along this axis alone.
     """
@@ -165,7 +165,7 @@ def add_loss_and_metrics(
     """Add loss and metrics of logits to the context; return those of each label.
 
     Args:
-        params: of the head.
+        params: params of the head.
         ctx: to which they are added.
         logits: [..., C].
         labels: (label,) or (label, weights), each [...].
@@ -261,7 +261,7 @@ class SoftmaxHead(Head):
                 num_labels: 0, 1 (label) or 2 (label and weights).
                 logits: spec of its output.
                 variables: its weights.
-                flops: of the forward product.
+                flops: FLOPs of the forward product.
             """
             losses: tuple[LossSpec, ...] = ()
             metrics: tuple[MetricSpec, ...] = ()

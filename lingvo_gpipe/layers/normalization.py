@@ -209,7 +209,7 @@ def _add_moments(
     Args:
         ctx: to which they are added.
         count: float64, of positions.
-        means: of x, and of x − mean, which is the rounding of the first.
+        means: means of x, and of x − mean, which is the rounding of the first.
         variance: mean of (x − mean)².
         moving_mean: μ₀.
     """

@@ -222,12 +222,12 @@ class MultiHeadAttention(composite.Composite):
         """Return the attention of x to keys and values, [B, T, units].
 
         Args:
-            theta: of the layer.
+            theta: theta of the layer.
             x: [B, T, units], the positions that attend.
             key: [B, heads, S, head_dim]; see `remember`.
             value: [B, heads, S, head_dim].
             allowed: where x may attend, broadcastable to [B, heads, T, S]; None: everywhere.
-            ctx: of the layer.
+            ctx: context of the layer.
         """
         p, policy = self.params, self.policy
         query = self._heads(self.child("query", theta, x, ctx))

@@ -22,7 +22,7 @@ def make(
     Args:
         module: `keras.optimizers`, or a module in it.
         base: class that the class derives from.
-        name: of the class.
+        name: name of the class.
         config: arguments of the class.
         mixin: class whose methods come before the Keras class's base.
 

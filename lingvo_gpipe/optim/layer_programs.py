@@ -25,8 +25,8 @@ class WeightConfig:
     """What a program depends on of a weight; equal tuples of them share one program.
 
     Attributes:
-        shape: of the weight.
-        dtype: of the weight.
+        shape: shape of the weight.
+        dtype: dtype of the weight.
         slots: name and shape of each.
         decay: coefficient of the weight decay.
         rate_factor: factor of the learning rate.
@@ -44,9 +44,9 @@ class LayerWeights:
     """The weights of one layer on one device.
 
     Attributes:
-        device: of the weights.
-        paths: of the weights.
-        configs: of the weights, in the order of `paths`.
+        device: device of the weights.
+        paths: paths of the weights.
+        configs: configs of the weights, in the order of `paths`.
     """
 
     device: str
@@ -106,7 +106,7 @@ class LayerPrograms:
             weights: values, in the order of `layer.paths`.
             gradients: of the weights.
             inverse: 1 / loss scale; None without loss scaling.
-            dtype: of both results.
+            dtype: dtype of both results.
         """
         program = self._program("norms", layer, lambda: _norm_function(layer.configs, dtype))
         with tf.device(layer.device):
@@ -124,9 +124,9 @@ class LayerPrograms:
 
         Args:
             layer: the layer.
-            values: of the weights, then of their slots, then of their averages.
+            values: values of the weights, then of their slots, then of their averages.
             gradients: of the weights.
-            scalars: of this update.
+            scalars: scalars of this update.
         """
         program = self._program(
             "update", layer, lambda: _update_function(self._rule, layer.paths, layer.configs)

@@ -17,10 +17,10 @@ class SlotSpec:
     """A variable that an optimizer keeps for a weight, on the weight's device.
 
     Attributes:
-        path: of the weight.
+        path: path of the weight.
         slot: name of the slot.
         shape: static.
-        dtype: of the slot.
+        dtype: dtype of the slot.
         initial: the value that fills it at first; None: it begins as a copy of the weight.
     """
 
@@ -41,9 +41,9 @@ class RuleInputs:
     """What an update of one weight reads.
 
     Attributes:
-        path: of the weight.
+        path: path of the weight.
         weight: its value.
-        gradient: of the weight's shape and dtype.
+        gradient: with the weight's shape and dtype.
         slots: values by slot name.
         rate: the learning rate, a float32 scalar.
         step: updates done before this one, an int64 scalar.

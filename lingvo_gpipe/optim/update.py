@@ -78,7 +78,7 @@ class Updater(hyperparams.Configurable):
         """Create the slots and averages of a network's variables.
 
         Args:
-            params: of the update.
+            params: params of the update.
             variables: the weights to update by path.
             specs: by path, at least of these weights.
             device_of: path → device of the variable.

@@ -46,8 +46,8 @@ class LargestMember:
 
     Attributes:
         num_partitions: K.
-        value: of the field that grows; None: not even the smallest member fits.
-        plan: of that member, or of the smallest one if none fits.
+        value: value of the field that grows; None: not even the smallest member fits.
+        plan: plan of that member, or of the smallest one if none fits.
         is_largest: False if the search ended before a member did not fit.
         refusal: why the model accepts no value at all; empty if it accepts some.
     """
@@ -108,7 +108,7 @@ class Family:
 
         Args:
             partitions: K.
-            limit_bytes: of a device.
+            limit_bytes: memory of a device.
             together: the limit is that of all devices together, which share one memory.
         """
 

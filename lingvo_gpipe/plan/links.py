@@ -19,9 +19,9 @@ class Link:
     Attributes:
         source: the cell that sends it, or `INPUT`.
         target: the cell that reads it.
-        forward_bytes: of values, and of tied weights.
+        forward_bytes: bytes of values, and of tied weights.
         backward_bytes: of gradients on their way back.
-        names: of values and of tied weights, in the order of the network.
+        names: names of values and of tied weights, in the order of the network.
     """
 
     source: int
@@ -118,10 +118,10 @@ class _Sums:
 
         Args:
             sent: version of the stream, or path of a tied weight.
-            name: of the value.
+            name: name of the value.
             ends: source and target.
-            value_bytes: of it.
-            gradient_bytes: of the gradient that comes back.
+            value_bytes: bytes of the value.
+            gradient_bytes: bytes of the gradient that comes back.
         """
         source, target = ends
         device = self._table.device_of(target)

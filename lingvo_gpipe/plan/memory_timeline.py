@@ -40,9 +40,9 @@ def peak_activations(
     """Return the peaks of a step.
 
     Args:
-        analysis: of the network.
-        stream: of the same network.
-        timeline: of its table; no slot has length zero.
+        analysis: analysis of the network.
+        stream: stream of the same network.
+        timeline: timeline of its table; no slot has length zero.
         needs: per cell.
     """
     tensors = list(_Tensors(analysis, stream, timeline, needs).all())

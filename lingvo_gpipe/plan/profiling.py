@@ -98,7 +98,7 @@ def layer_times(
     """Measure forward and backward of every layer at the micro-batch's shape.
 
     Args:
-        params: of the network.
+        params: params of the network.
         fields: the mini-batch, name → nest of tensors or `tf.TensorSpec`.
         runs: as in `balance_by_time`.
         warm_up: as in `balance_by_time`.
@@ -141,7 +141,7 @@ class _Work:
     """What two layers must share to take equal time.
 
     Attributes:
-        params: of the layer, without names.
+        params: params of the layer, without names.
         inputs: specs of its inputs.
         has_gradient: of each value that it reads or writes.
         num_trained: how many of its weights are trained.

@@ -20,11 +20,11 @@ class SlotTimes:
     """Seconds (FLOPs, where nothing was measured) that the slots of a cell take.
 
     Attributes:
-        forward_s: of F.
-        backward_s: of B.
-        fused_s: of F and B as one program.
-        input_gradient_s: of I.
-        weight_gradient_s: of W.
+        forward_s: seconds of F.
+        backward_s: seconds of B.
+        fused_s: seconds of F and B as one program.
+        input_gradient_s: seconds of I.
+        weight_gradient_s: seconds of W.
         mean_backward_s: of the backward of one micro-batch, in one slot or two, on average.
     """
 
@@ -64,9 +64,9 @@ def of_cell(
     """Return the times of a cell's slots on its device.
 
     Args:
-        analysis: of the network.
+        analysis: analysis of the network.
         cell: one of its cells.
-        times: of each layer of the network, on a device of speed 1.
+        times: seconds of each layer of the network, on a device of speed 1.
     """
     table = analysis.table
     layers = [times[n] for n in cell.layers]
@@ -110,9 +110,9 @@ def _split_backward(
     Where only one of the two has gradients to compute, it takes the whole backward.
 
     Args:
-        analysis: of the network.
+        analysis: analysis of the network.
         cell: one of its cells.
-        times: of each layer of the network.
+        times: seconds of each layer of the network.
         again: time of the recomputation.
     """
     backwards = [times[n].kept_backward_s for n in cell.layers]
@@ -134,8 +134,8 @@ def timeline(
     """Simulate a step: links take no time, and a cell waits only for cells whose values it reads.
 
     Args:
-        analysis: of the network.
-        stream: of the same network.
+        analysis: analysis of the network.
+        stream: stream of the same network.
         cells: times of each cell's slots.
     """
     longest = max(max(dataclasses.astuple(cell)) for cell in cells)

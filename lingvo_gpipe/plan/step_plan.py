@@ -33,10 +33,10 @@ class CellPlan:
         forward_s: seconds (FLOPs, where nothing was measured) of the forward of one micro-batch,
             divided by the relative speed of its device.
         backward_s: the same of its backward, recomputation included.
-        parameter_bytes: of the variables that it owns, frozen ones and statistics included.
+        parameter_bytes: bytes of the variables that it owns, frozen ones and statistics included.
         gradient_bytes: of the gradients of its weights, those tied to other cells included; twice,
             old and new sums, if an update has several mini-batches.
-        slot_bytes: of optimizer slots and of moving averages.
+        slot_bytes: bytes of optimizer slots and of moving averages.
         copy_bytes: of weights in the compute dtype and of tied ones from other cells.
         activation_bytes: the most that its device holds at once besides these, for all its cells.
         update_bytes: the most that its update holds, when copies and activations are freed: the
@@ -128,7 +128,7 @@ def make(
     """Plan a training step.
 
     Args:
-        params: of the network.
+        params: params of the network.
         fields: the mini-batch's fields, name → nest of `tf.TensorSpec`.
         optimizer_params: None: no slots, and no update.
         averages: whether moving averages of weights and statistics are kept.

@@ -25,7 +25,7 @@ def cell_bytes(analysis: network.Analysis, threads: int | None = None) -> list[C
     estimate.
 
     Args:
-        analysis: of the network.
+        analysis: analysis of the network.
         threads: how many operations of a cell run at a time; None: as many as TensorFlow has for
             operations in this process, all of which a device may use while others wait.
     """

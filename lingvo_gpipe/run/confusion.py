@@ -32,7 +32,7 @@ def table(matrix: Matrix, names: Sequence[str] = ()) -> str:
 
     Args:
         matrix: [C, C] counts.
-        names: of the classes; numbers are used where there are not as many names as classes.
+        names: names of the classes; numbers are used where there are not as many names as classes.
 
     >>> print(table(np.array([[3, 1, 0], [0, 2, 0], [0, 0, 0]]), ["cat", "dog", "owl"]))
     class  count  recall  precision  most confused with
@@ -76,7 +76,7 @@ def draw(matrix: Matrix, names: Sequence[str] = ()) -> bytes:
 
     Args:
         matrix: [C, C] counts.
-        names: of the classes; numbers are used where there are not as many names as classes.
+        names: names of the classes; numbers are used where there are not as many names as classes.
     """
     count = len(matrix)
     total = matrix.sum(1, keepdims=True)

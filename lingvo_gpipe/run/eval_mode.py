@@ -34,8 +34,8 @@ class CheckpointEvaluator:
         """Make the network; averages stand for its weights where training keeps them.
 
         Args:
-            params: of the task, complete or not.
-            directory: of checkpoints.
+            params: params of the task, complete or not.
+            directory: directory of checkpoints.
         """
         self._input: Input = params.input.instantiate()
         params = self._params = task.complete(params, self._input)
@@ -88,8 +88,8 @@ def folder_of(logdir: Path, params: Task.Params) -> Path:
     curve is of two splits.
 
     Args:
-        logdir: of the run.
-        params: of the task, by which it is evaluated.
+        logdir: log directory of the run.
+        params: params of the task, by which it is evaluated.
     """
     newest = checkpoints.newest(str(logdir / log_directory.CHECKPOINTS))
     old = None if newest is None else checkpoints.params_text(newest)
@@ -109,8 +109,8 @@ def run(
     """Evaluate one checkpoint and print the result on one line.
 
     Args:
-        params: of the task.
-        logdir: of the run; None: `which` names the checkpoint.
+        params: params of the task.
+        logdir: log directory of the run; None: `which` names the checkpoint.
         which: path of a checkpoint, or of a directory of them; None: the newest of the run.
         report: receives the line.
         should_stop: asked between mini-batches.
@@ -145,8 +145,8 @@ def follow(
     `eval.best` is kept in the run's folder `best`, unless the run keeps its own there.
 
     Args:
-        params: of the task; the run is over with `train.max_steps`, or when it says so.
-        logdir: of the run; it need not exist yet.
+        params: params of the task; the run is over with `train.max_steps`, or when it says so.
+        logdir: log directory of the run; it need not exist yet.
         report: receives a line per checkpoint.
         should_stop: asked between mini-batches and while waiting.
         wait: sleeps for some seconds.
@@ -194,9 +194,9 @@ class _BestKeeper:
         """Begin; the best one that is already there is evaluated when it is first compared.
 
         Args:
-            directory: of the best checkpoint.
-            params: of the task.
-            evaluator: of the run's checkpoints.
+            directory: directory of the best checkpoint.
+            params: params of the task.
+            evaluator: evaluator of the run's checkpoints.
         """
         self._directory = str(directory)
         self._name = str(params.best)

@@ -67,7 +67,7 @@ def evaluate(
 
     Args:
         pipe: the network, with its present weights.
-        batches: of any sizes.
+        batches: mini-batches of any sizes.
         step: updates that the weights have had.
         metrics: names of those returned; empty: all.
         should_stop: asked between mini-batches.
@@ -188,8 +188,8 @@ def batches(source: Input, params: task.Eval, most: int | None = None) -> Iterab
     """Return the mini-batches of an evaluation.
 
     Args:
-        source: of the task.
-        params: of the task.
+        source: input of the task.
+        params: params of the task.
         most: how many at most; None: all, each example exactly once.
     """
     all_batches = source.evaluation(params.split)

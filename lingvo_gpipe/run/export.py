@@ -82,8 +82,8 @@ def run(
     Functions that need another package are beside it, in `LOGDIR/export/NAME/STEP`.
 
     Args:
-        params: of the task, whose `serving` defines the functions.
-        logdir: of the run.
+        params: params of the task, whose `serving` defines the functions.
+        logdir: log directory of the run.
         which: path of a checkpoint, or of a directory of them; None: the newest of the run.
         report: receives the lines.
 

@@ -98,7 +98,7 @@ class InferenceNetwork:
     """A network in inference, with its own variables: fields of a mini-batch → outputs by name.
 
     Attributes:
-        analysis: of its layers.
+        analysis: analysis of its layers.
         by_path: path → variable, zeros at first.
     """
 

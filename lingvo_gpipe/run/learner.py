@@ -60,7 +60,7 @@ class Learner:
         """Make network and updater, each variable on its cell's device.
 
         Args:
-            params: of the task.
+            params: params of the task.
             fields: a mini-batch's fields, name → nest of `tf.TensorSpec`.
         """
         self.pipe: pipelining.PipeliningLayer = params.model.instantiate()

@@ -56,8 +56,8 @@ def check_params(
     """Compare params with those of the run that began in `folder`.
 
     Args:
-        folder: of the run.
-        params: of the task.
+        folder: folder of the run.
+        params: params of the task.
         report: receives the lines that differ where they may; None: nobody does.
 
     Returns:
@@ -97,9 +97,9 @@ def try_out(folder: Path, params: Task.Params, assets: Mapping[str, bytes]) -> N
     """Check that a run could begin or continue in `folder`; leave nothing there.
 
     Args:
-        folder: of the run.
-        params: of the task.
-        assets: of its input, name → content.
+        folder: folder of the run.
+        params: params of the task.
+        assets: assets of its input, name → content.
 
     Raises:
         TrainingError: it could not.
@@ -119,7 +119,7 @@ def check_assets(folder: Path, assets: Mapping[str, bytes]) -> tuple[str, ...]:
     """Refuse data whose assets are not those that the run began with.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
         assets: name → content, of the present data.
 
     Returns:

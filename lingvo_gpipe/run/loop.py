@@ -47,7 +47,7 @@ class Result:
     Attributes:
         step: updates done.
         checkpoint: prefix of the last checkpoint's files.
-        metrics: of the last evaluation, by name; empty without one.
+        metrics: metrics of the last evaluation, by name; empty without one.
         ended: "max_steps", "patience" (early stopping) or "signal".
     """
 
@@ -65,7 +65,7 @@ class _Options:
         evaluate: as in `run`.
         report: as in `run`.
         should_stop: as in `run`.
-        max_batches: of an evaluation; None: all.
+        max_batches: most mini-batches of an evaluation; None: all.
     """
 
     evaluate: bool
@@ -86,8 +86,8 @@ def run(
     """Train a task, or continue its training.
 
     Args:
-        params: of the task.
-        logdir: of the run; made where it is missing.
+        params: params of the task.
+        logdir: log directory of the run; made where it is missing.
         evaluate: evaluates at intervals and at the end, which early stopping and the best
             checkpoint need.
         start: checkpoint to take the first weights from; not read where the run has one already.
@@ -124,7 +124,7 @@ def dry_run(
     """Try everything that could fail later: input, an update, an evaluation, a checkpoint.
 
     Args:
-        params: of the task.
+        params: params of the task.
         logdir: whether it could be used is tried, and nothing is left in it; None: not tried.
         evaluate: as in `run`.
         start: as in `run`.

@@ -31,7 +31,7 @@ def saved_keys(specs: Mapping[str, base.VariableSpec], train: task.Train) -> dic
 
     Args:
         specs: path → spec of the network in training.
-        train: of the task.
+        train: training settings of the task.
     """
     return {
         path: keys.average(path)
@@ -54,8 +54,8 @@ def restore(
     Args:
         by_path: path → variable; some of the network's, or all.
         specs: see `saved_keys`.
-        params: of the task.
-        logdir: of the run.
+        params: params of the task.
+        logdir: log directory of the run.
         which: path of a checkpoint, or of a directory of them; None: the newest of the run.
 
     Raises:
@@ -76,7 +76,7 @@ def restore_for_use(
     Args:
         reader: the checkpoints of a run.
         which: as `Checkpoints.restore` takes it.
-        params: of the task that uses the variables.
+        params: params of the task that uses the variables.
 
     Raises:
         CheckpointError: there is no checkpoint, or it does not fit.
@@ -193,7 +193,7 @@ def folders(logdir: Path | None, which: str | None) -> list[Path]:
     """Return where files that a run keeps may be: the run of a checkpoint, then `logdir`.
 
     Args:
-        logdir: of the run.
+        logdir: log directory of the run.
         which: path of a checkpoint in a folder of the run, or of that folder.
     """
     places = [] if logdir is None else [logdir]
@@ -207,8 +207,8 @@ def source(params: Task.Params, *, logdir: Path | None, which: str | None) -> In
     """Return a task's input on what the run keeps of its data, or on the data if it keeps nothing.
 
     Args:
-        params: of the task.
-        logdir: of the run.
+        params: params of the task.
+        logdir: log directory of the run.
         which: path of a checkpoint, or of a directory of them: its run's folder comes first.
 
     Raises:

@@ -38,9 +38,9 @@ class RunState:
         """Open the run's checkpoints.
 
         Args:
-            params: of the task.
+            params: params of the task.
             learner: the network in training.
-            logdir: of the run.
+            logdir: log directory of the run.
             threads: counts between and inside operations.
             evaluates: the run evaluates.
         """
@@ -106,7 +106,7 @@ class RunState:
         """Record that the present step was evaluated, and keep it if it is the best.
 
         Args:
-            value: of `eval.best`; without one it is not read.
+            value: value of `eval.best`; without one it is not read.
         """
         self._evaluated.assign(self.step)
         if self.best is not None:

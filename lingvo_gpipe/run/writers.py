@@ -25,8 +25,8 @@ class StepReport:
     """An update and what it took; numbers are copied from their devices when they are used.
 
     Attributes:
-        result: of the update.
-        num_rows: of its mini-batches.
+        result: result of the update.
+        num_rows: number of rows of its mini-batches.
         unread: examples that could not be read so far, by what became of them.
         input_s: seconds waited for the mini-batches.
         step_s: seconds of the update.
@@ -69,7 +69,7 @@ class Writers:
         """Begin with the run's params, and the picture of its schedule by estimated times.
 
         Args:
-            logdir: of the run.
+            logdir: log directory of the run.
             learner: the network in training.
             text: the run's params.
             classes: names of the classes; empty: not known.
@@ -126,8 +126,8 @@ def write_evaluation(
     """Write an evaluation to TensorBoard, and its results per class to `per_class.txt`.
 
     Args:
-        writer: of the folder.
-        folder: of the run's evaluations.
+        writer: writer of the folder.
+        folder: folder of the run's evaluations.
         evaluation: what is written.
         classes: names of the classes; empty: not known.
     """

@@ -62,7 +62,7 @@ def draw(timeline: simulate.Timeline, *, unit: str | None = None) -> bytes:
 
     Args:
         timeline: simulated or measured.
-        unit: of its numbers, such as "FLOPs"; None: seconds.
+        unit: unit of its numbers, such as "FLOPs"; None: seconds.
     """
     table = timeline.table
     height = 1.5 + 0.42 * min(table.num_devices, 40)

@@ -22,7 +22,7 @@ class TrainingPlan:
         max_steps: updates.
         peak_learning_rate: reached at the end of the warm-up.
         warmup_steps: updates of the warm-up; then the rate falls with the square root.
-        average_decay: of the averaged weights, which are evaluated and decoded.
+        average_decay: decay of the averaged weights, which are evaluated and decoded.
         accumulate: mini-batches of an update.
         evaluations: number of evaluations and checkpoints during the training.
     """
@@ -43,7 +43,7 @@ def translation(
     Args:
         model: its sizes.
         data: its input; `multiple_of` is set so that mini-batches divide into micro-batches.
-        plan: of the training.
+        plan: plan of the training.
     """
     data.multiple_of = NUM_MICRO_BATCHES
     return mt_task.TranslationTask.Params(

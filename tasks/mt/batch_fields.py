@@ -26,8 +26,8 @@ def arrays(split: Split, units: Units, planned: PlannedBatch, packing: bool) -> 
     """Return the fields of a mini-batch.
 
     Args:
-        split: of the examples.
-        units: of the plan.
+        split: split of the examples.
+        units: units of the plan.
         planned: the mini-batch.
         packing: with the fields of packed rows.
     """

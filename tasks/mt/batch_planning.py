@@ -90,7 +90,7 @@ class BatchPlanner:
 
         Args:
             split: its name.
-            tokens: of a mini-batch; one with a very long example may have more.
+            tokens: number of tokens of a mini-batch; one with a very long example may have more.
 
         Raises:
             InputError: the split has no example.

@@ -239,7 +239,7 @@ class Translation(Input):
         """Return how an exported model translates: see `serving.program`.
 
         Args:
-            settings: of the search; None: the defaults.
+            settings: settings of the search; None: the defaults.
         """
         return serving.program(self.vocabulary, settings or search.Search(), self.target_tokens)
 

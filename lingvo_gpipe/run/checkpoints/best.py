@@ -31,7 +31,7 @@ class Best:
         """Open the directory of the best checkpoint.
 
         Args:
-            directory: of this checkpoint alone, such as `best` in the log directory.
+            directory: directory of this checkpoint alone, such as `best` in the log directory.
             variables: as in `Checkpoints`.
             params_text: as in `Checkpoints`.
             larger_is_better: False for losses.

@@ -57,7 +57,7 @@ def of_training(
 
     Args:
         variables: path → variable of the whole network.
-        updater: of the network.
+        updater: updater of the network.
     """
     scale = {} if updater.scale is None else updater.scale.variables
     return {

@@ -51,7 +51,7 @@ class Checkpoints:
     """The checkpoints of one run in one directory.
 
     Attributes:
-        directory: of their files.
+        directory: directory of their files.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ def restore_matching(
 
     Args:
         variables: key → variable.
-        path: of a checkpoint, or of a directory of them (the newest).
+        path: path of a checkpoint, or of a directory of them (the newest).
         names: key here → keys in the checkpoint, of which the first that is there is used; keys
             that `names` does not have keep their name. A key with no names is skipped.
 

@@ -41,7 +41,7 @@ class SavedValues:
         """Return how a saved shape or dtype differs from a variable's; None: it does not.
 
         Args:
-            key: of the variable.
+            key: key of the variable.
             variable: compared with the saved value.
             saved_key: key of the value; None: `key`.
         """

@@ -90,8 +90,8 @@ def erased(image: tf.Tensor, side: int | tf.Tensor, fill: Any, key: tf.Tensor) -
     """Fill a square around a uniform centre of an [H, W, C] image; its edge may clip it.
 
     Args:
-        image: of any dtype.
-        side: of the square.
+        image: image of any dtype.
+        side: side of the square.
         fill: scalar of the image's dtype.
         key: int32 [2].
     """

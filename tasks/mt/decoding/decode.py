@@ -162,7 +162,7 @@ class LineTranslator:
         """Yield the translations of consecutive blocks of lines.
 
         Args:
-            file: of lines.
+            file: file of lines.
             poll: called after every token; its exception ends the translation.
         """
         while raw := list(itertools.islice(file, self._params.read_ahead)):

@@ -16,7 +16,7 @@ class Choice(NamedTuple):
     """What the search chose for the next token; a nest of tensors.
 
     Attributes:
-        state: of the search.
+        state: state of the search.
         tokens: [rows · beam], the latest of each hypothesis.
         parents: [rows · beam], the row that each hypothesis continues.
     """
@@ -31,7 +31,7 @@ class DecodingCell:
 
     Attributes:
         part: its layers.
-        device: of its weights and caches.
+        device: device of its weights and caches.
         extends: whether it has layers that run for every token.
         begin: program of `_begin`.
         extend: program of `_extend`.
@@ -46,8 +46,8 @@ class DecodingCell:
         Args:
             part: layers of the cell.
             later: those of later cells, which read what it exports.
-            device: of its weights and caches.
-            settings: of the search.
+            device: device of its weights and caches.
+            settings: settings of the search.
         """
         self.part = part
         self.device = device

@@ -31,7 +31,7 @@ class DecodingLayer:
     """A layer as decoding runs it.
 
     Attributes:
-        name: of the layer.
+        name: name of the layer.
         layer: the layer.
         paths: variable path in the layer → path in the network.
         dtypes: variable path in the layer → dtype in which the layer reads it.
@@ -118,7 +118,7 @@ class DecodingPart:
         """Return the weights of all layers as they read them; called once, not for every token.
 
         Args:
-            weights: of the network by path, variables or tensors.
+            weights: weights of the network by path, variables or tensors.
         """
         layers = (*self._per_source, *self._per_token)
         return {layer.name: _theta(layer, weights) for layer in layers}
@@ -133,7 +133,7 @@ class DecodingPart:
         """Run the layers that run once for a sentence.
 
         Args:
-            theta: of `begin_layers`.
+            theta: theta of `begin_layers`.
             inputs: `begin_reads` by name, for all sentences.
             rows: number of hypotheses; those of one sentence are consecutive.
             length: maximum number of target tokens.
@@ -159,7 +159,7 @@ class DecodingPart:
         """Add a token to every hypothesis.
 
         Args:
-            theta: of `extend_layers`.
+            theta: theta of `extend_layers`.
             caches: from `begin`, `extend` or `reorder`.
             inputs: `extend_reads` by name, such as target [rows, 1].
 
@@ -211,7 +211,7 @@ class Incremental:
         """Make the layers in the form for inference.
 
         Args:
-            analysis: of the model, as trained.
+            analysis: analysis of the model, as trained.
             length: maximum number of target tokens.
 
         Raises:

@@ -33,7 +33,7 @@ class PairSentences:
     Attributes:
         pair: such as `de:en`.
         examples: number of the pair's examples in the training data.
-        ids: of each source, ending in </s>.
+        ids: ids of each source, ending in </s>.
         sources: their text.
         references: text of the targets.
     """

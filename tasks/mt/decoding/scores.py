@@ -82,7 +82,7 @@ class Score:
     """A score, or the difference of two.
 
     Attributes:
-        value: of all sentences.
+        value: value of all sentences.
         samples: [resamples] of each bootstrap resample.
     """
 
@@ -222,7 +222,7 @@ def score(
     Its resamples draw sentences within each pair; the set of languages is fixed.
 
     Args:
-        texts: of each pair of languages.
+        texts: texts of each pair of languages.
         params: settings.
         progress: called after each pair with its number of sentences.
 

@@ -27,8 +27,8 @@ def program(vocabulary: Vocabulary, settings: search.Search, target_tokens: bool
     and score [B]; a blank text has an empty translation and score 0.
 
     Args:
-        vocabulary: of sources and targets.
-        settings: of the search.
+        vocabulary: vocabulary of sources and targets.
+        settings: settings of the search.
         target_tokens: sources begin with <2xx>, so texts need target_language [B], such as `de`.
     """
     text, note = _import_tensorflow_text()
@@ -55,7 +55,7 @@ class Tokenizer:
         """Load the vocabulary.
 
         Args:
-            vocabulary: of sources and targets.
+            vocabulary: vocabulary of sources and targets.
             text: the module tensorflow_text.
         """
         self.resource = text.SentencepieceTokenizer(vocabulary.proto, out_type=tf.int32)

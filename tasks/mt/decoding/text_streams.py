@@ -48,7 +48,7 @@ def reading(path: str | None, poll: Callable[[], None]) -> Iterator[BinaryIO]:
     """Open a file of lines, or the standard input.
 
     Args:
-        path: of the file; None: the standard input.
+        path: path of the file; None: the standard input.
         poll: called about once a second while a pipe has no bytes; its exception ends the wait.
 
     Raises:

@@ -43,8 +43,8 @@ class _Group(NamedTuple):
     """Sentences that are translated together; a nest of tensors.
 
     Attributes:
-        caches: of each cell.
-        state: of the search.
+        caches: caches of each cell.
+        state: state of the search.
         tokens: [rows · beam], the latest of each hypothesis.
         parents: [rows · beam], the row that each hypothesis continues.
     """
@@ -59,8 +59,8 @@ class _Weights(NamedTuple):
     """The weights of all cells, as their layers read them.
 
     Attributes:
-        begin: of each cell, for the layers that `begin` runs.
-        extend: of each cell, for the layers that `extend` runs.
+        begin: for each cell, the layers that `begin` runs.
+        extend: for each cell, the layers that `extend` runs.
     """
 
     begin: Sequence[LayerThetas]
@@ -310,7 +310,7 @@ class Decoder:
     """Translates with the model of a checkpoint, spread over its devices.
 
     Attributes:
-        vocabulary: of the run.
+        vocabulary: vocabulary of the run.
         target_tokens: whether its sources begin with <2xx>.
         max_length: maximum number of source tokens, with </s>, for which the model was made.
         step: number of updates of the checkpoint.
@@ -326,8 +326,8 @@ class Decoder:
         """Build the network and restore its weights, or their averages if training keeps them.
 
         Args:
-            params: of the task.
-            logdir: of the run whose newest checkpoint is used.
+            params: params of the task.
+            logdir: log directory of the run whose newest checkpoint is used.
             checkpoint: path of another checkpoint, or of a directory of them.
 
         Raises:

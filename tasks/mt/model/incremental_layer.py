@@ -29,11 +29,11 @@ class IncrementalLayer(Protocol):
         """Return the cache before the first token.
 
         Args:
-            theta: of the layer.
+            theta: theta of the layer.
             inputs: what the layer reads; None for inputs that come token by token.
             rows: number of hypotheses.
             length: maximum number of target tokens.
-            ctx: of the layer.
+            ctx: context of the layer.
         """
 
     def extend(
@@ -42,9 +42,9 @@ class IncrementalLayer(Protocol):
         """Return the outputs for the next token, [B, 1, ...], and the new cache.
 
         Args:
-            theta: of the layer.
-            cache: of the tokens before.
+            theta: theta of the layer.
+            cache: cache of the tokens before.
             inputs: what the layer reads of the token; None for inputs that do not come token by
                 token, of which the cache holds what is needed.
-            ctx: of the layer.
+            ctx: context of the layer.
         """

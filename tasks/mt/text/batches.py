@@ -70,7 +70,7 @@ class Units:
         members: numbers of the examples of all units, in the order of units.
         ends: [U] end of each unit's examples in `members`.
         languages: [U] index of the unit's pair of languages.
-        shapes: of mini-batches.
+        shapes: shapes of mini-batches.
         shape_of: [U] index of the unit's shape.
         sizes: [languages] number of examples of each.
     """
@@ -130,7 +130,7 @@ def by_length(examples: Examples, *, tokens: int, num_shapes: int, multiple_of: 
 
     Args:
         examples: all of them.
-        tokens: of a mini-batch, with padding.
+        tokens: number of tokens of a mini-batch, with padding.
         num_shapes: maximum number of shapes.
         multiple_of: divides the number of rows.
     """
@@ -153,9 +153,9 @@ def packed(
 
     Args:
         examples: none is longer than `length`.
-        tokens: of a mini-batch, with padding.
-        length: of a row, in source and target.
-        seed: of the order.
+        tokens: number of tokens of a mini-batch, with padding.
+        length: length of a row, in source and target.
+        seed: seed of the order.
         multiple_of: divides the number of rows.
     """
     members, ends, languages = [], [], []
@@ -214,8 +214,8 @@ class PlannedBatch:
 
     Attributes:
         shape: its rows and length.
-        units: of its first rows; there may be fewer units than rows.
-        epoch: of the mini-batch.
+        units: units of its first rows; there may be fewer units than rows.
+        epoch: epoch of the mini-batch.
     """
 
     shape: Shape
@@ -234,7 +234,7 @@ class BatchPlan:
         Args:
             units: to draw from.
             temperature: T of the languages' shares.
-            seed: of every order.
+            seed: seed of every order.
             epoch_examples: number of examples that an epoch draws; None: as many as there are.
         """
         self.units = units
@@ -327,7 +327,7 @@ def fill(lengths: Array, units: Units, planned: Sequence[PlannedBatch]) -> float
 
     Args:
         lengths: [N, 2] of all examples of the split, with end tokens.
-        units: of the plan.
+        units: units of the plan.
         planned: mini-batches.
     """
     sums = np.cumsum(lengths[units.members].sum(1))

@@ -26,7 +26,7 @@ class CleanText:
         split: its name.
         one: language of lines 0, 2, 4 …
         other: language of lines 1, 3, 5 …, the translations.
-        path: of the file.
+        path: path of the file.
         corpora: name → number of sentence pairs from it.
     """
 
@@ -65,7 +65,7 @@ def append(
 
     Args:
         texts: by their languages, in the order in which `pairs` has them.
-        name: of the corpus.
+        name: name of the corpus.
         pairs: with their languages.
     """
     lines: dict[Languages, list[str]] = {languages: [] for languages in texts}

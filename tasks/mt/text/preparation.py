@@ -75,7 +75,7 @@ class Preparation(hyperparams.Configurable):
         """Make the records, or open them if the same params made them before.
 
         Args:
-            folder: of the records; it does not exist yet, or is empty.
+            folder: folder of the records; it does not exist yet, or is empty.
             report: receives a line for each stage.
             num_threads: threads that tokenise; None: one for each core. The result is the same.
 

@@ -57,8 +57,8 @@ class CorpusReader:
     """Reads the selected pairs of all corpora.
 
     Attributes:
-        selection: of pairs.
-        folder: of the files that are written.
+        selection: selection of pairs.
+        folder: folder of the files that are written.
         normalise: the vocabulary's normalization.
         log: receives every fault.
         report: receives a line for each corpus and kind of fault, and one at the end.

@@ -42,8 +42,8 @@ class PairSpan:
         pair: such as `de:en`.
         first: number of its first example.
         count: number of examples.
-        source_tokens: of all sources, with target tokens, without end tokens.
-        target_tokens: of all targets, without end tokens.
+        source_tokens: number of tokens of all sources, with target tokens, without end tokens.
+        target_tokens: number of tokens of all targets, without end tokens.
         longest: tokens of its longest sentence.
         corpora: name → number of examples from it.
         text: names of the files with the text of sources and targets; None in the training split.
@@ -74,7 +74,7 @@ class SplitWriter:
         """Open the files of a split.
 
         Args:
-            folder: of the records.
+            folder: folder of the records.
             split: its name.
             vocabulary: that tokenises.
             target_tokens: begin each source with <2xx>, its target language.
@@ -159,9 +159,9 @@ class Split:
     """The examples of a split, by number.
 
     Attributes:
-        name: of the split.
+        name: name of the split.
         lengths: int32 [N, 2], tokens of source and target, without end tokens.
-        spans: of the pairs of languages, in order.
+        spans: spans of the pairs of languages, in order.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class Records:
     """A complete folder of records.
 
     Attributes:
-        folder: of the files.
+        folder: folder of the files.
         manifest: content of `manifest.json`.
         vocabulary: with which the text was tokenised.
     """

@@ -62,7 +62,7 @@ class VocabularySource:
 
         Args:
             texts: training text.
-            seed: of the sample.
+            seed: seed of the sample.
             report: receives a line for each stage.
         """
         if self._file is not None:

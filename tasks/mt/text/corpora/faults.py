@@ -77,7 +77,7 @@ class Faults:
     """Counts the faults of a corpus by its policy and keeps the first examples of each kind.
 
     Attributes:
-        policy: of the corpus.
+        policy: policy of the corpus.
         counts: kind → number of pairs (of files, for `misaligned`) so far.
         examples: kind → the first places, and what is wrong there.
         progress: wraps an iterable of lines that are only counted, and shows the progress.
@@ -95,7 +95,7 @@ class Faults:
         """Start with no fault.
 
         Args:
-            policy: of the corpus.
+            policy: policy of the corpus.
             train_split: name of the training split.
             log: called with the kind, the place and the description of every fault; None: no log.
             normalise: the vocabulary's normalization. A sentence of which it leaves nothing is

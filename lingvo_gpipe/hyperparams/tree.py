@@ -83,7 +83,7 @@ class Place:
         return value
 
     def kind(self) -> Kind:
-        """Return the type of what may be there."""
+        """Return the declared type of the value at this place."""
         kind = self.field.type
         for step in self.steps:
             kind = types.element_type(kind, step)

@@ -1,4 +1,4 @@
-"""The costs that a partition balances: of each layer in each cell, and of what a cut sends."""
+"""The costs that a partition balances: of each layer in each cell, and of data that a cut sends."""
 
 from __future__ import annotations
 

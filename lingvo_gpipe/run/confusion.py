@@ -1,6 +1,6 @@
-"""A confusion matrix as text, a line per class, and as a picture.
+"""A confusion matrix as text, one line per class, and as a picture.
 
-Rows are true classes, columns what was predicted.
+Rows are true classes, columns predicted classes.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from matplotlib import axes, colors, figure, ticker
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
 
-# With at most this number of classes each has its name on both axes; with more, this number of
-# names is written.
+# Up to this number of classes, both axes show all names; with more, they show this many names.
 _NAMED = 40
-# With at most this number of classes the counts are written into the cells.
+# Up to this number of classes, the cells show their counts.
 _COUNTED = 20
 _LONGEST = 28
 _HEADINGS = ("class", "count", "recall", "precision", "most confused with")
@@ -26,9 +25,9 @@ _HEADINGS = ("class", "count", "recall", "precision", "most confused with")
 def table(matrix: Matrix, names: Sequence[str] = ()) -> str:
     """Return a line per class: count, recall, precision, and the class it is most confused with.
 
-    Recall is the share of a class that was predicted as this class (its accuracy), precision the
-    share of correct ones among those predicted; the last column names the class it was mistaken
-    for most often, and how often. A share without examples is "-".
+    Recall is the share of a class that was predicted correctly (its accuracy). Precision is the
+    share of correct predictions among all predictions of the class. The last column has the class
+    that was predicted most often in its place, and how often. A share without examples is "-".
 
     Args:
         matrix: [C, C] counts.
@@ -69,10 +68,10 @@ def table(matrix: Matrix, names: Sequence[str] = ()) -> str:
 
 
 def draw(matrix: Matrix, names: Sequence[str] = ()) -> bytes:
-    """Return a picture of the matrix: PNG, each row's shares as shades, dark is all of a class.
+    """Return a picture of the matrix as PNG: the shares of each row as shades, darkest for 1.
 
-    Shades are of the root of the share, so that rare confusions show. Few classes have their
-    names and counts; of many, only some names are written.
+    A shade is the root of the share, so that rare confusions are visible. With few classes, names
+    and counts are written; with many, only some names.
 
     Args:
         matrix: [C, C] counts.

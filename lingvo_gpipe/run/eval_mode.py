@@ -1,4 +1,4 @@
-"""Evaluation of checkpoints: one of them, or each new one beside a training run."""
+"""Evaluation of checkpoints: one of them, or each new one while a training runs."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _POLL_S = 2.0
 
 
 class CheckpointEvaluator:
-    """A network that takes its weights from checkpoints, only for evaluation.
+    """A network for evaluation, which takes its weights from checkpoints.
 
     Attributes:
         pipe: the network.
     """
 
     def __init__(self, params: Task.Params, directory: str) -> None:
-        """Make the network; averages stand for its weights where training keeps them.
+        """Make the network; averages are used as weights if training keeps them.
 
         Args:
             params: params of the task, complete or not.
-            directory: directory of checkpoints.
+            directory: directory of the checkpoints.
         """
         self._input: Input = params.input.instantiate()
         params = self._params = task.complete(params, self._input)
@@ -48,7 +48,7 @@ class CheckpointEvaluator:
         self._checkpoints = checkpoints.Checkpoints(directory, variables, read_only=True)
 
     def check_assets(self, logdir: Path) -> None:
-        """Refuse data whose ids mean something else than in the data that the run trained on."""
+        """Refuse data whose ids have other meanings than in the data that the run trained on."""
         log_directory.check_assets(logdir, self._input.assets())
 
     def evaluate(
@@ -58,7 +58,7 @@ class CheckpointEvaluator:
 
         Args:
             which: as `Checkpoints.restore` takes it.
-            should_stop: asked between mini-batches.
+            should_stop: called between mini-batches.
 
         Raises:
             CheckpointError: there is no checkpoint, or it does not fit.
@@ -84,8 +84,8 @@ class CheckpointEvaluator:
 def folder_of(logdir: Path, params: Task.Params) -> Path:
     """Return where evaluations of a run are written: `eval`, or `eval_SPLIT`.
 
-    The second is for another split than the run's, which its newest checkpoint names, so that no
-    curve is of two splits.
+    `eval_SPLIT` is for a split other than that of the run, which the newest checkpoint names. So
+    no curve mixes two splits.
 
     Args:
         logdir: log directory of the run.
@@ -113,10 +113,10 @@ def run(
         logdir: log directory of the run; None: `which` names the checkpoint.
         which: path of a checkpoint, or of a directory of them; None: the newest of the run.
         report: receives the line.
-        should_stop: asked between mini-batches.
+        should_stop: called between mini-batches.
 
     Returns:
-        The evaluation; None where it was stopped.
+        The evaluation; None if it was stopped.
     """
     task.check(params)
     directory = str(which if logdir is None else logdir / log_directory.CHECKPOINTS)
@@ -139,16 +139,16 @@ def follow(
     should_stop: Callable[[], bool] = lambda: False,
     wait: Callable[[float], None] = time.sleep,
 ) -> list[Evaluation]:
-    """Evaluate each new checkpoint beside a training run, until its last one was evaluated.
+    """Evaluate each new checkpoint of a running training, until the last one was evaluated.
 
-    After each evaluation the newest checkpoint is next; those between are left out. The best by
-    `eval.best` is kept in the run's folder `best`, unless the run keeps its own there.
+    After each evaluation the newest checkpoint is next; those in between are skipped. The best one
+    by `eval.best` is kept in the run's folder `best`, unless the run itself keeps one there.
 
     Args:
-        params: params of the task; the run is over with `train.max_steps`, or when it says so.
+        params: params of the task; the run is over at `train.max_steps` or when it records that.
         logdir: log directory of the run; it need not exist yet.
         report: receives a line per checkpoint.
-        should_stop: asked between mini-batches and while waiting.
+        should_stop: called between mini-batches and while waiting.
         wait: sleeps for some seconds.
 
     Returns:
@@ -166,7 +166,7 @@ def follow(
         newest = checkpoints.newest(directory)
         step = -1 if newest is None else checkpoints.step_of(newest)
         if newest and (not evaluations or step > evaluations[-1].step):
-            evaluator.check_assets(logdir)  # which a run keeps before its first checkpoint
+            evaluator.check_assets(logdir)  # a run stores them before its first checkpoint
             try:
                 evaluation = evaluator.evaluate(newest, should_stop)
             except errors.CheckpointError:
@@ -191,7 +191,7 @@ class _BestKeeper:
     """Keeps the best checkpoint of a run that does not evaluate itself."""
 
     def __init__(self, directory: Path, params: task.Eval, evaluator: CheckpointEvaluator) -> None:
-        """Begin; the best one that is already there is evaluated when it is first compared.
+        """Start; a best checkpoint that already exists is evaluated at the first comparison.
 
         Args:
             directory: directory of the best checkpoint.
@@ -205,7 +205,7 @@ class _BestKeeper:
         self._value: float | None = None
 
     def consider(self, prefix: str, evaluation: Evaluation, report: Callable[[str], None]) -> None:
-        """Keep a checkpoint if it is better than all before."""
+        """Keep a checkpoint if it is better than all earlier ones."""
         value = self._sign * evaluation.number(self._name)
         if self._value is not None and not value > self._value:
             return
@@ -224,16 +224,17 @@ class _BestKeeper:
         self._value = value
 
     def _value_of_present(self) -> float:
-        """Return the value of the best checkpoint that is there, from whatever process."""
+        """Return the value of the existing best checkpoint, which any process may have written."""
         best = checkpoints.newest(self._directory)
         evaluation = None if best is None else self._evaluator.evaluate(best)
         return -math.inf if evaluation is None else self._sign * evaluation.number(self._name)
 
 
 def _keeps_best(prefix: str) -> bool:
-    """Return whether the run of a checkpoint evaluates, and so keeps its best one itself.
+    """Return whether the run of a checkpoint evaluates, and so keeps its best checkpoint itself.
 
-    A run that does not has `eval/step` = -1, and may hold the best value of a run before it.
+    A run that does not evaluate has `eval/step` = -1, and may hold the best value of an earlier
+    run.
     """
     return bool(
         checkpoints.read_value(prefix, keys.EVALUATED) >= 0

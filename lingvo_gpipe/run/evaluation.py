@@ -1,4 +1,4 @@
-"""Evaluation: a network's losses and metrics over a whole part of the data."""
+"""Evaluation: a network's losses and metrics over a whole split of the data."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Evaluation:
     """The results of an evaluation.
 
     Attributes:
-        step: updates that the weights have had.
+        step: number of updates of the weights.
         values: name → number: metrics, then `loss`, then each loss of several as `loss/name`.
         arrays: name → vector or matrix, of metrics that are not a number.
-        num_rows: of all mini-batches: examples, or the rows that translation makes of them.
+        num_rows: rows of all mini-batches: examples, or the rows into which translation puts them.
         curves: `name/label` → number, of vectors whose elements have names.
-        unread: how many examples could not be read, by what became of them (`left_out`).
+        unread: number of examples that could not be read, by what was done (`left_out`).
     """
 
     step: int
@@ -39,7 +39,7 @@ class Evaluation:
     unread: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def number(self, name: str) -> float:
-        """Return the number that `eval.best` names.
+        """Return the value of the number that `eval.best` names.
 
         Raises:
             ParamsError: there is no number of this name.
@@ -63,17 +63,17 @@ def evaluate(
     metrics: tuple[str, ...] = (),
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Evaluation | None:
-    """Evaluate a network on `batches`, every example weighted equally whatever their sizes.
+    """Evaluate a network on `batches`; every example has equal weight, for any batch sizes.
 
     Args:
-        pipe: the network, with its present weights.
+        pipe: the network, with its current weights.
         batches: mini-batches of any sizes.
-        step: updates that the weights have had.
-        metrics: names of those returned; empty: all.
-        should_stop: asked between mini-batches.
+        step: number of updates of the weights.
+        metrics: names of the metrics to return; empty: all.
+        should_stop: called between mini-batches.
 
     Returns:
-        The evaluation; None where it was stopped.
+        The evaluation; None if it was stopped.
 
     Raises:
         InputError: there is no batch.
@@ -96,7 +96,7 @@ def evaluate(
         sums = wide if sums is None else tf.nest.map_structure(np.add, sums, wide)
         count += num_rows(pipe, batch)
     if count == 0:
-        raise errors.InputError("there is no example to evaluate. Look at eval.split")
+        raise errors.InputError("there is no example to evaluate. Check eval.split")
     means = {n: float(totals[n] / weights[n]) if weights[n] else 0.0 for n in totals}
     dtypes = tf.nest.map_structure(lambda tensor: tensor.dtype, result.sums)
     sums = tf.nest.map_structure(tf.constant, sums, dtypes)
@@ -105,12 +105,12 @@ def evaluate(
 
 
 def _wide(tensor: tf.Tensor) -> Array:
-    """Return a sum in a dtype in which millions of examples still add up exactly."""
+    """Return a sum in a dtype in which millions of examples can be added exactly."""
     return np.asarray(tensor).astype(np.float64 if tensor.dtype.is_floating else np.int64)
 
 
 def num_rows(pipe: pipelining.PipeliningLayer, batch: Batch) -> int:
-    """Return how many rows a mini-batch holds: examples, unless some are packed or only fill it."""
+    """Return the number of rows of a mini-batch: its examples, unless packed or only filling it."""
     params = pipe.params
     name = next(name for name in batch if name not in params.unbatched)
     return int(tf.nest.flatten(batch[name])[0].shape[params.batch_dim])
@@ -123,7 +123,7 @@ def _finished(
     metrics: tuple[str, ...],
     empty: Evaluation,
 ) -> Evaluation:
-    """Return `empty` with the results of these means of losses and sums of metrics."""
+    """Return `empty` with the values of these mean losses and summed metrics."""
     finished = {
         name: np.asarray(pipe.analysis.metrics[name].finish(sums[name])) for name in metrics or sums
     }
@@ -167,10 +167,10 @@ def check_names(pipe: pipelining.PipeliningLayer, params: task.Eval) -> None:
 
 
 def check_best(pipe: pipelining.PipeliningLayer, name: str, sums: Mapping[str, Nest]) -> None:
-    """Refuse a best metric that is not a number, as far as the sums of an update show.
+    """Refuse a best metric that is not a number, as far as the sums of an update show it.
 
     Raises:
-        ParamsError: names those that are.
+        ParamsError: names the metrics that are numbers.
     """
     ranks = {n: np.ndim(pipe.analysis.metrics[n].finish(total)) for n, total in sums.items()}
     if ranks.get(name):
@@ -179,8 +179,8 @@ def check_best(pipe: pipelining.PipeliningLayer, name: str, sums: Mapping[str, N
 
 def _not_a_number(name: str, numbers: Iterable[str]) -> errors.ParamsError:
     return errors.ParamsError(
-        f"eval.best names {name!r}, which is not a single number, so that no checkpoint is the "
-        f"best. Name one of {', '.join(numbers)}"
+        f"eval.best names {name!r}, which is not a single number, so checkpoints cannot be "
+        f"compared. Name one of {', '.join(numbers)}"
     )
 
 
@@ -190,7 +190,7 @@ def batches(source: Input, params: task.Eval, most: int | None = None) -> Iterab
     Args:
         source: input of the task.
         params: params of the task.
-        most: how many at most; None: all, each example exactly once.
+        most: largest number of mini-batches; None: all, with each example exactly once.
     """
     all_batches = source.evaluation(params.split)
     return all_batches if most is None else itertools.islice(all_batches, most)

@@ -4,10 +4,10 @@
     model = tf.saved_model.load("runs/mine/export/1000")
     model.signatures["serving_default"](image_bytes=tf.constant([png]))["probabilities"]
 
-It is traced from the network in inference (`inference`), so that partitions, micro-batches,
-schedule, devices and this package leave no trace in it. Averages are used as weights where training
-keeps them. For an image of which evaluation takes several crops, the mean of their probabilities is
-returned.
+It is traced from the network in inference (`inference`), so it does not depend on partitions,
+micro-batches, schedule, devices or this package. Averages are used as weights if training keeps
+them. If evaluation takes several crops of an image, the model returns the mean of their
+probabilities.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FOLDER = "export"
 
 
 def _program(serving: Serving | Program) -> Program:
-    """Return the program of an exported model; of a `Serving` it is one call of the network."""
+    """Return the program of an exported model; for a `Serving` it is one call of the network."""
     if isinstance(serving, Program):
         return serving
 
@@ -79,7 +79,7 @@ def run(
 ) -> Path:
     """Write a checkpoint's network as a SavedModel, `LOGDIR/export/STEP`; whole or not at all.
 
-    Functions that need another package are beside it, in `LOGDIR/export/NAME/STEP`.
+    Functions that need another package are a separate SavedModel, `LOGDIR/export/NAME/STEP`.
 
     Args:
         params: params of the task, whose `serving` defines the functions.
@@ -124,7 +124,7 @@ def _constant(name: str, values: tuple[str, ...]) -> ConcreteFunction:
     """Return a function without arguments that returns `values` under `name`."""
 
     def constant() -> dict[str, tf.Tensor]:
-        # Names of folders may be any bytes.
+        # Folder names, from which class names come, may be any bytes.
         return {name: tf.constant([text.encode(errors="surrogateescape") for text in values])}
 
     return tf.function(constant, autograph=False).get_concrete_function()
@@ -141,7 +141,7 @@ def _write(
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
     try:
         if before.exists() and not folder.exists():
-            before.rename(folder)  # of a process that was killed between the two renames
+            before.rename(folder)  # an earlier process was killed between the two renames
         for left in (partial, before):
             shutil.rmtree(left, ignore_errors=True)
         partial.parent.mkdir(parents=True, exist_ok=True)
@@ -174,7 +174,7 @@ def _lines(
     function: ConcreteFunction,
     classes: tuple[str, ...],
 ) -> list[str]:
-    """Return lines that say what was exported, and how it is called."""
+    """Return lines that describe what was exported and how it is called."""
     inputs = ", ".join(
         f"{spec.name} {spec.dtype.name}{_shape(spec)}"
         for spec in tf.nest.flatten(function.structured_input_signature)

@@ -1,7 +1,7 @@
-"""A network in inference, without partitions: what an exported model runs.
+"""A network in inference, without partitions, as in exported models.
 
-Its layers run one after another, on whatever device it is called. What serves training alone
-(labels, losses, auxiliary heads, slots) is left out by the layers themselves (`Layer.inference`).
+Its layers run one after another, on the device on which it is called. The layers themselves leave
+out what only training needs: labels, losses, auxiliary heads, slots (`Layer.inference`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class InferenceParams:
     """Params of a network in inference.
 
     Attributes:
-        params: of its pipeline: one cell, one micro-batch, and only the layers that are needed.
+        params: params of a pipeline with one cell, one micro-batch and only the needed layers.
         outputs: names of its outputs.
     """
 
@@ -64,8 +64,8 @@ def inference_params(model: PipeliningLayer.Params, available: Collection[str]) 
             why = lost.get(name, "no layer of inference writes it")
             raise errors.LayerError(
                 f"{model.name or 'the network'} cannot be exported: its output is {name!r}, but "
-                f"{why}. Let the layer's `inference` do without, or name other outputs in "
-                "model.outputs"
+                f"{why}. Change the layer's `inference` so that it does not need it, or name other "
+                "outputs in model.outputs"
             )
     return _needed(model, kept, outputs, available)
 
@@ -82,7 +82,7 @@ def _needed(
     for layer in reversed(kept):
         if not needed & set(layer.writes):
             continue
-        # One of several values may have no reader any more, which the wiring refuses.
+        # One of several values may have lost its reader, which the wiring would refuse.
         spare = {name: f"{layer.name}_{name}" for name in layer.writes if name not in needed}
         unread += spare.values()
         needed = needed - set(layer.writes) | set(layer.reads)

@@ -1,4 +1,4 @@
-"""One update as TensorFlow functions: a network, its updater and the number of updates done."""
+"""One update as TensorFlow functions: a network, its updater and the number of updates."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class UpdateResult(NamedTuple):
     """Tensors that describe an update, over all of its mini-batches.
 
     Attributes:
-        loss: as of `pipelining.Result`.
-        losses: as of `pipelining.Result`.
-        sums: as of `pipelining.Result`.
-        weights: by which the losses were divided, by name.
+        loss: as in `pipelining.Result`.
+        losses: as in `pipelining.Result`.
+        sums: as in `pipelining.Result`.
+        weights: divisor of each loss, by name.
         scalars: as `Updater.apply` returns them.
     """
 
@@ -36,7 +36,7 @@ class UpdateResult(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """What adds up over the mini-batches of an update, as of `pipelining.Result`."""
+    """What is summed over the mini-batches of an update, as in `pipelining.Result`."""
 
     loss: tf.Tensor
     losses: dict[str, tf.Tensor]
@@ -47,13 +47,14 @@ class _Sums(NamedTuple):
 class Learner:
     """A network in training.
 
-    An update of one mini-batch is one graph. An update of several runs the same accumulating graph
-    for each, and a last graph for the weights: no graph grows with the number of mini-batches.
+    An update of one mini-batch is one graph. An update of several mini-batches runs one
+    accumulating graph for each, then another graph for the weights: no graph grows with their
+    number.
 
     Attributes:
         pipe: the network.
         updater: its slots, averages and loss scale.
-        step: int64 variable, updates done.
+        step: int64 variable, number of updates.
     """
 
     def __init__(self, params: Task.Params, fields: Mapping[str, SpecNest]) -> None:
@@ -89,7 +90,7 @@ class Learner:
 
     @property
     def num_traces(self) -> int:
-        """Traces of graphs and of the programs in them so far."""
+        """Number of traces so far, of graphs and of the programs in them."""
         functions = (
             self._update_by_one,
             self._loss_weights,
@@ -122,7 +123,7 @@ class Learner:
         return result
 
     def reset_to_weights(self) -> None:
-        """Assign averages, and slots that begin as their weight, the present weights."""
+        """Assign the current weights to averages, and to slots that begin as their weight."""
         for path, average in self.updater.averages.items():
             average.assign(self.pipe.by_path[path])
         for (path, slot), spec in self.updater.optimizer.slots(

@@ -1,4 +1,4 @@
-"""What a run keeps in its folder: a lock, its params, its checkpoints, its result."""
+"""The folder of a run: its lock, params, assets and result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHOWN_CHANGES = 20
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock a log directory for this process alone; the lock ends with the process.
+    """Lock a log directory for this process; the lock ends with the process.
 
     Raises:
         TrainingError: it cannot be written, or another process trains in it.
@@ -58,10 +58,10 @@ def check_params(
     Args:
         folder: folder of the run.
         params: params of the task.
-        report: receives the lines that differ where they may; None: nobody does.
+        report: receives the lines that differ and may differ; None: they are not reported.
 
     Returns:
-        How they differ; None where no run began there.
+        How they differ; None if no run began there.
 
     Raises:
         TrainingError: they make it another run.
@@ -81,7 +81,7 @@ def check_params(
 
 
 def _refusal(change: task.Change, newest: str, folder: Path) -> str:
-    """Return why params are of another run than that of `logdir`, and the ways out."""
+    """Return why these params belong to another run than that in `folder`, and the ways out."""
     ways = f"Give another --logdir; there, --checkpoint={newest} starts from these weights"
     if change.models is not None:
         there, here = change.models
@@ -116,14 +116,14 @@ def try_out(folder: Path, params: Task.Params, assets: Mapping[str, bytes]) -> N
 
 
 def check_assets(folder: Path, assets: Mapping[str, bytes]) -> tuple[str, ...]:
-    """Refuse data whose assets are not those that the run began with.
+    """Refuse data whose assets differ from those that the run began with.
 
     Args:
         folder: folder of the run.
-        assets: name → content, of the present data.
+        assets: name → content, of the current data.
 
     Returns:
-        Names of those that the run does not have yet.
+        Names of the assets that the run does not have yet.
 
     Raises:
         TrainingError: one differs, or cannot be read.
@@ -141,14 +141,14 @@ def check_assets(folder: Path, assets: Mapping[str, bytes]) -> tuple[str, ...]:
             ) from error
         if not same:
             raise errors.TrainingError(
-                f"{folder / name} is not that of the data: the run began with another one. "
-                "Use the data it began with, or another --logdir"
+                f"{folder / name} is not that of the data: the run began with other data. "
+                "Use that data, or another --logdir"
             )
     return tuple(missing)
 
 
 def kept_assets(folder: Path, names: Iterable[str]) -> dict[str, bytes] | None:
-    """Return the content of the files of these names that a run keeps; None: one is missing.
+    """Return the content of a run's files of these names; None if one is missing.
 
     Raises:
         TrainingError: one cannot be read.
@@ -167,9 +167,9 @@ def kept_assets(folder: Path, names: Iterable[str]) -> dict[str, bytes] | None:
 
 
 def keep_assets(folder: Path, assets: Mapping[str, bytes]) -> None:
-    """Keep the files that define the run's ids in its folder; each file whole or not at all.
+    """Store the files that define the run's ids in its folder; each file whole or not at all.
 
-    A run without a checkpoint has learned nothing from the files there: they are replaced.
+    A run without a checkpoint has learned nothing, so files that are already there are replaced.
 
     Raises:
         TrainingError: the run has other files of these names, or they cannot be written.
@@ -195,7 +195,7 @@ def write_result(folder: Path, values: Mapping[str, object]) -> None:
 
 
 def _replace(path: Path, content: bytes, advice: str) -> None:
-    """Write a file whole or not at all; `advice` ends the message where it cannot be."""
+    """Write a file whole or not at all; `advice` ends the message if it cannot be written."""
     partial = path.with_name(f"{path.name}.writing")
     try:
         partial.write_bytes(content)
@@ -212,5 +212,5 @@ def remove_result(folder: Path) -> None:
 
 
 def is_over(folder: Path) -> bool:
-    """Return whether the run is recorded as done; its last checkpoint is there by then."""
+    """Return whether the run is recorded as done; then its last checkpoint exists."""
     return (folder / _RESULT).exists()

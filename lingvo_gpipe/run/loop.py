@@ -1,10 +1,10 @@
-"""Training from beginning to end: `run(params, logdir)` does from Python what the trainer does.
+"""Training from start to end: `run(params, logdir)` does in Python what the trainer does.
 
     from lingvo_gpipe.run import loop
     result = loop.run(params, "runs/mine", evaluate=True)
 
-A run depends only on its params and its checkpoints. It can be killed at any moment; the same call
-continues from the newest whole checkpoint with the same numbers. A log directory holds
+A run depends only on its params and its checkpoints. It can be killed at any time; the same call
+continues from the newest whole checkpoint with the same numbers. A log directory has
 
     checkpoints/   the newest ones, each with the text of the run's params
     best/          the best one by `eval.best`
@@ -45,7 +45,7 @@ class Result:
     """How a run ended.
 
     Attributes:
-        step: updates done.
+        step: number of updates.
         checkpoint: prefix of the last checkpoint's files.
         metrics: metrics of the last evaluation, by name; empty without one.
         ended: "max_steps", "patience" (early stopping) or "signal".
@@ -59,13 +59,13 @@ class Result:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Options:
-    """How a run differs from another with the same params.
+    """Settings of a run that are not in its params.
 
     Attributes:
         evaluate: as in `run`.
         report: as in `run`.
         should_stop: as in `run`.
-        max_batches: most mini-batches of an evaluation; None: all.
+        max_batches: largest number of mini-batches of an evaluation; None: all.
     """
 
     evaluate: bool
@@ -87,12 +87,12 @@ def run(
 
     Args:
         params: params of the task.
-        logdir: log directory of the run; made where it is missing.
-        evaluate: evaluates at intervals and at the end, which early stopping and the best
-            checkpoint need.
-        start: checkpoint to take the first weights from; not read where the run has one already.
+        logdir: log directory of the run; created if it is missing.
+        evaluate: whether to evaluate at intervals and at the end; early stopping and the best
+            checkpoint need it.
+        start: checkpoint with the first weights; ignored if the run already has a checkpoint.
         report: receives each line that a user should read.
-        should_stop: asked before each update; once it returns True, the run saves and returns.
+        should_stop: called before each update; once it returns True, the run saves and returns.
 
     Raises:
         UserError: the params, the log directory, data or devices do not fit; a loss is not finite.
@@ -125,7 +125,7 @@ def dry_run(
 
     Args:
         params: params of the task.
-        logdir: whether it could be used is tried, and nothing is left in it; None: not tried.
+        logdir: checked for use; nothing is left in it. None: not checked.
         evaluate: as in `run`.
         start: as in `run`.
         report: as in `run`.
@@ -145,7 +145,7 @@ def dry_run(
 
 
 def _prepare(params: Task.Params) -> tuple[Task.Params, Input]:
-    """Check a task and return it complete, with its input."""
+    """Check a task and complete it; return its params and its input."""
     task.check(params)
     process.prepare_devices(params.model)  # before an input begins TensorFlow
     source: Input = params.input.instantiate()
@@ -175,10 +175,10 @@ class _Training:
         self.state = RunState(params, self._learner, logdir, threads, evaluates=options.evaluate)
 
     def restore(self, start: str | None, change: task.Change | None) -> None:
-        """Continue from the newest whole checkpoint of the run, or begin.
+        """Continue from the newest whole checkpoint of the run, or start.
 
         Args:
-            start: checkpoint to begin from.
+            start: checkpoint to start from.
             change: how the params have changed since the newest checkpoint.
         """
         if self.state.restore(change, self._options.report):
@@ -200,7 +200,7 @@ class _Training:
         try:
             with contextlib.closing(writers), contextlib.closing(shown):
                 writers.constants(state.step, self._input.constants())
-                self._evaluate_if_due(writers)  # a signal may have cut it off
+                self._evaluate_if_due(writers)  # a signal may have interrupted it
                 for report in self._updates(writers):
                     shown.update(state.step, {"loss": report.loss})
                     if state.step % train.log_interval_steps == 0:
@@ -256,7 +256,7 @@ class _Training:
             )
 
     def _ended(self) -> str:
-        """Return why no further update is due, or that the user asked to stop."""
+        """Return why the run ends: no further update is due, or the user asked to stop."""
         if self.state.step >= self._params.train.max_steps:
             return "max_steps"
         return "patience" if self.state.is_out_of_patience else "signal"
@@ -271,7 +271,7 @@ class _Training:
         place = next((place for place in places if place != "nowhere"), "the update itself")
         whole = checkpoints.newest(self.state.checkpoints.directory)
         last = f"the last good checkpoint is {whole}" if whole else "there is no checkpoint yet"
-        if not self._params.train.finite_guard:  # its weights are not finite by now either
+        if not self._params.train.finite_guard:  # by now the weights are not finite either
             place += ", or before it (train.finite_guard=True shows the place)"
         raise errors.TrainingError(
             f"the update of step {step} is not finite: it began in {place}; {last}. Lower the "
@@ -287,7 +287,7 @@ class _Training:
             self._evaluate(writers)
 
     def _is_evaluated_here(self) -> bool:
-        """Return whether this process has evaluated the present step."""
+        """Return whether this process has evaluated the current step."""
         return self._last is not None and self._last.step == self.state.step
 
     def _evaluate(self, writers: Writers) -> None:
@@ -317,7 +317,7 @@ class _Training:
 
 
 def _last_lines(params: Task.Params, logdir: Path, result: Result) -> Iterator[str]:
-    """Yield lines that say how a run ended."""
+    """Yield the last lines of a run: how it ended."""
     if result.ended == "signal":
         yield f"saved step={result.step} in {result.checkpoint}; the same command goes on from it"
         return

@@ -18,7 +18,7 @@ def prepare_devices(model: pipelining.PipeliningLayer.Params) -> tuple[int, int]
         model: the network.
 
     Returns:
-        Thread counts between and inside operations, on which the last bits of results depend.
+        Thread counts between and inside operations; the last bits of results depend on them.
     """
     wanted = max(1, model.num_partitions)  # a smaller number is refused with the network
     kind = model.placement

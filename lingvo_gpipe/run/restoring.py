@@ -1,4 +1,4 @@
-"""Weights from checkpoints of other runs, and what a run keeps of its data."""
+"""Weights from checkpoints of other runs, and files of its data that a run stores."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _SHOWN = 3
 
 
 def saved_keys(specs: Mapping[str, base.VariableSpec], train: task.Train) -> dict[str, str]:
-    """Return path → the key under which checkpoints hold what evaluation uses.
+    """Return path → key in checkpoints of the value that evaluation uses.
 
-    Averages stand for weights and statistics where training keeps them; frozen weights have none.
+    If training keeps averages, they replace weights and statistics; frozen weights have none.
 
     Args:
         specs: path → spec of the network in training.
@@ -52,7 +52,7 @@ def restore(
     """Assign a network's variables the values that evaluation uses.
 
     Args:
-        by_path: path → variable; some of the network's, or all.
+        by_path: path → variable, for some or all variables of the network.
         specs: see `saved_keys`.
         params: params of the task.
         logdir: log directory of the run.
@@ -71,7 +71,7 @@ def restore(
 def restore_for_use(
     reader: checkpoints.Checkpoints, which: int | str | None, params: Task.Params
 ) -> checkpoints.Restored:
-    """Restore some of a checkpoint's variables, and log what a user should know of it.
+    """Restore some of a checkpoint's variables, and log warnings about it.
 
     Args:
         reader: the checkpoints of a run.
@@ -93,11 +93,11 @@ def restore_for_use(
 
 
 def _warn_of_change(params: Task.Params, restored: checkpoints.Restored) -> None:
-    """Log how params differ from those that a checkpoint was trained with.
+    """Log how params differ from those with which a checkpoint was trained.
 
-    The weights may fit although the params differ, such as for an input that scales differently,
-    or where averages are not asked for. Languages that are counted separately are left out, since
-    serving does not need them.
+    The weights may fit although the params differ, for example if the input scales differently or
+    averages are not requested. Languages that are counted separately are ignored, because serving
+    does not need them.
     """
     text = checkpoints.params_text(restored.path)
     if text is None:
@@ -127,12 +127,12 @@ def start_from(
     source: Input,
     report: Callable[[str], None],
 ) -> None:
-    """Begin a run with weights and statistics of another network's checkpoint, where they fit.
+    """Start a run with the weights and statistics of another network's checkpoint that fit.
 
     Args:
         start: path of the checkpoint, or of a directory of them.
-        learner: the network that is to be trained.
-        settings: what is taken.
+        learner: the network to train.
+        settings: which variables are taken.
         source: the task's input.
         report: receives each line that a user should read.
 
@@ -190,7 +190,7 @@ def _matching(patterns: Sequence[str], paths: Collection[str]) -> tuple[str, ...
 
 
 def folders(logdir: Path | None, which: str | None) -> list[Path]:
-    """Return where files that a run keeps may be: the run of a checkpoint, then `logdir`.
+    """Return the folders to search for a run's files: the run of a checkpoint, then `logdir`.
 
     Args:
         logdir: log directory of the run.
@@ -204,7 +204,7 @@ def folders(logdir: Path | None, which: str | None) -> list[Path]:
 
 
 def source(params: Task.Params, *, logdir: Path | None, which: str | None) -> Input:
-    """Return a task's input on what the run keeps of its data, or on the data if it keeps nothing.
+    """Return a task's input on the files that the run stores, or on the data if it stores none.
 
     Args:
         params: params of the task.
@@ -212,7 +212,7 @@ def source(params: Task.Params, *, logdir: Path | None, which: str | None) -> In
         which: path of a checkpoint, or of a directory of them: its run's folder comes first.
 
     Raises:
-        UserError: a file that is kept cannot be read or used.
+        UserError: a stored file cannot be read or used.
     """
     made: Input = params.input.instantiate()
     for folder in folders(logdir, which):

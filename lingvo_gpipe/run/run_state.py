@@ -1,4 +1,4 @@
-"""What a run saves besides its network, when it saves, and how it continues from that."""
+"""What a run saves besides its network, when it saves it, and how it continues from it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _FIELDS_OF_BEST = ("eval.best", "eval.split", "input.records")
 
 
 class RunState:
-    """All that the checkpoints of a run hold, and the checkpoints.
+    """Everything that the checkpoints of a run hold, and the checkpoints.
 
     Attributes:
         checkpoints: the newest ones.
-        best: the best one; None where `eval.best` is not set.
-        position: int64 variable, mini-batches read.
+        best: the best one; None if `eval.best` is not set.
+        position: int64 variable, number of mini-batches read.
     """
 
     def __init__(
@@ -41,8 +41,8 @@ class RunState:
             params: params of the task.
             learner: the network in training.
             logdir: log directory of the run.
-            threads: counts between and inside operations.
-            evaluates: the run evaluates.
+            threads: thread counts between and inside operations.
+            evaluates: whether the run evaluates.
         """
         self._params = params
         self._learner = learner
@@ -82,31 +82,31 @@ class RunState:
 
     @property
     def step(self) -> int:
-        """Updates done."""
+        """Number of updates."""
         return int(self._learner.step.numpy())
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether the present step was evaluated."""
+        """Whether the current step was evaluated."""
         return int(self._evaluated) == self.step
 
     @property
     def is_out_of_patience(self) -> bool:
-        """Whether training ends because `eval.best` has not become better for too long."""
+        """Whether training ends because `eval.best` has not improved for too long."""
         patience = self._params.eval.patience
         if patience is None or self.best is None or not self._evaluates:
             return False
         return self.best.misses >= patience
 
     def save(self) -> str:
-        """Save a checkpoint of the present step; return the prefix of its files."""
+        """Save a checkpoint of the current step; return the prefix of its files."""
         return self.checkpoints.save(self.step)
 
     def record_evaluation(self, value: float) -> None:
-        """Record that the present step was evaluated, and keep it if it is the best.
+        """Record that the current step was evaluated, and keep it if it is the best.
 
         Args:
-            value: value of `eval.best`; without one it is not read.
+            value: value of `eval.best`; ignored if that is not set.
         """
         self._evaluated.assign(self.step)
         if self.best is not None:

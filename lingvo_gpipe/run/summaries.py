@@ -1,4 +1,4 @@
-"""TensorBoard files of a run: scalars, the model's text, the schedule's picture."""
+"""TensorBoard files of a run: scalars, texts and pictures."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from absl import logging
 
 
 class Writer:
-    """Writes one folder of TensorBoard; several under one logdir are shown side by side.
+    """Writes one folder of TensorBoard; several in one logdir are shown side by side.
 
-    A run does not end because its curves cannot be written (a full disk): that is logged once, and
-    the run continues without them.
+    If curves cannot be written (a full disk), this is logged once and the run continues without
+    them.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Write into `folder`, which is made when the first value comes."""
+        """Write into `folder`, which is created when the first value is written."""
         self._folder = folder
         self._writer: tf.summary.SummaryWriter = None
         self._is_broken = False
@@ -49,7 +49,7 @@ class Writer:
         self._write(step, lambda: tf.summary.image(name, images, max_outputs=len(images)))
 
     def flush(self) -> None:
-        """Put what was written on disk."""
+        """Flush what was written to the disk."""
         self._do(lambda: self._writer.flush())
 
     def close(self) -> None:
@@ -74,4 +74,4 @@ class Writer:
         except tf.errors.OpError as error:
             self._is_broken = True
             reason = error.message.splitlines()[0]
-            logging.warning("TensorBoard gets no more curves of this run: %s", reason)
+            logging.warning("TensorBoard receives no more curves of this run: %s", reason)

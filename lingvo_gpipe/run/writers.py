@@ -22,13 +22,13 @@ EVALUATIONS = "eval"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepReport:
-    """An update and what it took; numbers are copied from their devices when they are used.
+    """An update and the time it took; values are copied from their devices when they are used.
 
     Attributes:
         result: result of the update.
         num_rows: number of rows of its mini-batches.
-        unread: examples that could not be read so far, by what became of them.
-        input_s: seconds waited for the mini-batches.
+        unread: number of examples so far that could not be read, by what was done with them.
+        input_s: seconds of waiting for the mini-batches.
         step_s: seconds of the update.
     """
 
@@ -40,7 +40,7 @@ class StepReport:
 
     @property
     def loss(self) -> float:
-        """The loss of the update."""
+        """Loss of the update."""
         return float(self.result.loss)
 
     def scalars(self) -> dict[str, float]:
@@ -54,7 +54,7 @@ class StepReport:
         return {
             **{name: float(value) for name, value in values.items()},
             **{name: float(count) for name, count in self.unread.items()},
-            # Rows of a translation's mini-batches, including those that only fill them.
+            # Rows of translation mini-batches, including rows that only fill them.
             "examples_per_second": self.num_rows / whole_s,
             # Labelled examples, or tokens: rows that only fill a mini-batch have weight 0.
             "weight_per_second": max(weights, default=0.0) / whole_s,
@@ -66,13 +66,13 @@ class Writers:
     """TensorBoard's files of a run: training and evaluation side by side."""
 
     def __init__(self, logdir: Path, learner: Learner, text: str, classes: tuple[str, ...]) -> None:
-        """Begin with the run's params, and the picture of its schedule by estimated times.
+        """Start with the run's params, and a picture of its schedule by estimated times.
 
         Args:
             logdir: log directory of the run.
             learner: the network in training.
             text: the run's params.
-            classes: names of the classes; empty: not known.
+            classes: names of the classes; empty: unknown.
         """
         self._train = summaries.Writer(logdir / "train")
         self._classes = classes
@@ -123,15 +123,15 @@ class Writers:
 def write_evaluation(
     writer: summaries.Writer, folder: Path, evaluation: Evaluation, classes: tuple[str, ...]
 ) -> None:
-    """Write an evaluation to TensorBoard, and its results per class to `per_class.txt`.
+    """Write an evaluation to TensorBoard, and its results by class to `per_class.txt`.
 
     Args:
         writer: writer of the folder.
         folder: folder of the run's evaluations.
         evaluation: what is written.
-        classes: names of the classes; empty: not known.
+        classes: names of the classes; empty: unknown.
     """
-    # Names of folders may not be UTF-8; curves and pictures need text that is.
+    # Class names come from folder names, which may not be UTF-8; curves and pictures need UTF-8.
     classes = tuple(
         name.encode(errors="surrogateescape").decode(errors="replace") for name in classes
     )

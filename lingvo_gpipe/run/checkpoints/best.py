@@ -1,4 +1,4 @@
-"""The best checkpoint of a run, by a metric, in a directory of its own."""
+"""The best checkpoint of a run by a metric, in a separate directory."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from lingvo_gpipe.run.checkpoints.store import Checkpoints
 
 
 class Best:
-    """Keeps the checkpoint with the best value of a metric in a directory of its own.
+    """Keeps the checkpoint with the best value of a metric in a separate directory.
 
     Attributes:
-        variables: best value and misses since, to be saved with the run's own checkpoints.
+        variables: best value and number of misses, to be saved with the checkpoints of the run.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Best:
         """Open the directory of the best checkpoint.
 
         Args:
-            directory: directory of this checkpoint alone, such as `best` in the log directory.
+            directory: directory of only this checkpoint, such as `best` in the log directory.
             variables: as in `Checkpoints`.
             params_text: as in `Checkpoints`.
             larger_is_better: False for losses.
@@ -50,23 +50,23 @@ class Best:
 
     @property
     def misses(self) -> int:
-        """Values since the best one: compare with the patience of early stopping."""
+        """Number of values since the best one, to compare with the patience of early stopping."""
         return int(self.variables[keys.BEST_MISSES].numpy())
 
     def consider(self, value: float, step: int) -> bool:
-        """Save if `value` is better than all before, which NaN never is; return whether it is."""
+        """Save if `value` is better than all before (NaN never is); return whether it is."""
         if not value * self._sign > self.value * self._sign:
             self.variables[keys.BEST_MISSES].assign_add(1)
             return False
         self.variables[keys.BEST_VALUE].assign(value)
         self.variables[keys.BEST_MISSES].assign(0)
-        # Writing it again would remove the only one first.
+        # To write it again, the only best checkpoint would be removed first.
         if not self._is_kept(step):
             self._checkpoints.save(step)
         return True
 
     def _is_kept(self, step: int) -> bool:
-        """Return whether a run that was cut off after `step` has kept it, with the same value."""
+        """Return whether a run that was killed after `step` already kept it, with equal value."""
         best = files.newest(self._checkpoints.directory)
         if best is None or files.step_of(best) != step:
             return False
@@ -78,7 +78,7 @@ class Best:
 
 
 def best_variables(worst: float = -math.inf) -> dict[str, tf.Variable]:
-    """Return the variables of a best value by key; a run without one saves them too.
+    """Return the variables of a best value by key; a run without a best value also saves them.
 
     Args:
         worst: the value before the first.

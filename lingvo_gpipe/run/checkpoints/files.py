@@ -1,10 +1,11 @@
-"""Files of checkpoints: their names, which of them are whole, writing and removing them.
+"""Files of checkpoints: their names, which checkpoints are whole, writing and removing them.
 
-A checkpoint `ckpt-120` is TensorFlow's own pair of files and the text of the run's params. That
-text is written first, as `ckpt-120.writing`, and renamed to `ckpt-120.params.txt` when everything
-else is on the disk: the rename makes the checkpoint. Whatever still has a `.writing` file when a
-run starts was cut off, by a kill or a full disk, and is removed. TensorFlow's `checkpoint` file,
-which its tools read, is written after the rename, and again at the start if it does not agree.
+A checkpoint `ckpt-120` consists of TensorFlow's pair of files and the text of the run's params.
+That text is written first, as `ckpt-120.writing`. It is renamed to `ckpt-120.params.txt` when
+everything else is on the disk; this rename completes the checkpoint. A checkpoint that still has a
+`.writing` file when a run starts was interrupted, by a kill or a full disk, and is removed.
+TensorFlow's `checkpoint` file, which its tools read, is written after the rename, and at the start
+if it does not agree.
 A checkpoint that was damaged later is reported when it is restored, and set aside as
 `ckpt-120.torn.txt`.
 """
@@ -32,7 +33,7 @@ _PATTERN = re.compile(r"[*?\[\\]")
 
 
 def refuse_patterns(path: str) -> None:
-    """Refuse a path of checkpoints that TensorFlow would take for a pattern of paths.
+    """Refuse a path of checkpoints that TensorFlow would read as a pattern.
 
     Raises:
         CheckpointError: the path has a character of a pattern.
@@ -50,14 +51,14 @@ def find(directory: str) -> list[str]:
 
 
 def find_marked(directory: str) -> list[str]:
-    """Return the prefixes of the checkpoints that were once whole, oldest first."""
+    """Return the prefixes of the checkpoints that were completed, oldest first."""
     matches = [_OURS.fullmatch(name) for name in _names(directory)]
     bases = [m[1] for m in matches if m and m[2] == _PARAMS]
     return sorted((os.path.join(directory, base) for base in bases), key=step_of)
 
 
 def newest(directory: str) -> str | None:
-    """Return the prefix of the newest whole checkpoint of a directory; None: it has none."""
+    """Return the prefix of the newest whole checkpoint of a directory, or None."""
     return next(reversed(find(directory)), None)
 
 
@@ -65,7 +66,7 @@ def at(path: str) -> str:
     """Return the prefix of the checkpoint that `path` names, or the newest in that directory.
 
     Raises:
-        CheckpointError: there is no such checkpoint, or it was cut off while it was written.
+        CheckpointError: there is no such checkpoint, or writing it was interrupted.
     """
     refuse_patterns(path)
     if os.path.isdir(path):
@@ -91,13 +92,13 @@ def _offer(prefix: str) -> str:
 
 
 def step_of(prefix: str) -> int:
-    """Return the number in a checkpoint's name; 0 where it has none."""
+    """Return the number in a checkpoint's name; 0 if it has none."""
     digits = re.search(r"-(\d+)$", prefix)
     return int(digits[1]) if digits else 0
 
 
 def params_text(prefix: str) -> str | None:
-    """Return the params text stored beside a checkpoint; None where there is none."""
+    """Return the params text stored with a checkpoint; None if there is none."""
     try:
         with open(prefix + _PARAMS, encoding="utf-8") as file:
             return file.read()
@@ -113,7 +114,7 @@ def _names(directory: str) -> list[str]:
 
 
 def _is_whole(prefix: str) -> bool:
-    """Return whether index and all shards are there."""
+    """Return whether the index and all shards exist."""
     directory, base = os.path.split(prefix)
     names = _names(directory)
     shards = [m for n in names if n.startswith(base) and (m := _SHARD.fullmatch(n[len(base) :]))]
@@ -123,7 +124,7 @@ def _is_whole(prefix: str) -> bool:
 def open_directory(directory: str) -> None:
     """Make a directory of checkpoints, or refuse one with checkpoints of another program.
 
-    Those would be overwritten or rotated out.
+    Checkpoints of another program would be overwritten or rotated out.
 
     Raises:
         CheckpointError: it has such a checkpoint.
@@ -136,8 +137,9 @@ def open_directory(directory: str) -> None:
         marked = any(base + mark in names for mark in (_PARAMS, _WRITING, _TORN))
         if base != name and re.fullmatch(rf"{NAME}-\d+", base) and not marked:
             raise errors.CheckpointError(
-                f"{os.path.join(directory, base)} is not of this program: {base}{_PARAMS} is "
-                "missing beside it. Choose another --logdir, or start from it by --checkpoint"
+                f"{os.path.join(directory, base)} was not written by this program: "
+                f"{base}{_PARAMS} is missing. Choose another --logdir, or start from it by "
+                "--checkpoint"
             )
 
 
@@ -150,7 +152,7 @@ def begin(prefix: str, text: str) -> None:
 
 
 def finish(prefix: str) -> None:
-    """Bring a written checkpoint to the disk, then make it visible."""
+    """Sync a written checkpoint to the disk, then make it visible."""
     directory, base = os.path.split(prefix)
     for name in os.listdir(directory):
         if name.startswith(f"{base}.") and not name.endswith(_WRITING):
@@ -177,13 +179,13 @@ def discard(prefix: str) -> bool:
 
 
 def set_aside(prefixes: Iterable[str]) -> None:
-    """Keep the files of torn checkpoints, but not among those that can be restored."""
+    """Rename the files of torn checkpoints, so that they are kept but not restored."""
     for prefix in prefixes:
         os.replace(prefix + _PARAMS, prefix + _TORN)
 
 
 def sweep(directory: str) -> None:
-    """Remove what is left of this program's checkpoints that were cut off or rotated out."""
+    """Remove the remains of this program's checkpoints that were interrupted or rotated out."""
     names = os.listdir(directory)
     last = max(map(step_of, find(directory)), default=-1)
     for match in [m for n in names if (m := _OURS.fullmatch(n))]:
@@ -192,14 +194,14 @@ def sweep(directory: str) -> None:
         if not (mark == _WRITING or rotated):
             continue
         files = [n for n in names if n.startswith((f"{base}.", f"{base}_temp"))]
-        # The mark is removed last: a sweep that is cut off is continued by the next.
+        # The mark is removed last, so that the next sweep continues an interrupted one.
         for name in sorted(files, key=lambda n: n == match[0]):
             path = os.path.join(directory, name)
             shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
 
 
 def repair_state(directory: str) -> None:
-    """Make TensorFlow's `checkpoint` file name exactly the whole checkpoints."""
+    """Make TensorFlow's `checkpoint` file list exactly the whole checkpoints."""
     whole = [os.path.basename(p) for p in find(directory)]
     path = os.path.join(directory, "checkpoint")
     try:
@@ -226,8 +228,8 @@ def keep_only(prefix: str, directory: str) -> None:
     """Make a whole checkpoint the only one of another directory, without a second copy on disk.
 
     Args:
-        prefix: of the checkpoint's files, which the run that wrote them may remove meanwhile.
-        directory: made where it is missing.
+        prefix: prefix of the files; the run that wrote them may remove them at any time.
+        directory: created if it is missing.
 
     Raises:
         CheckpointError: the checkpoint is gone, or cannot be written there.
@@ -262,7 +264,7 @@ def keep_only(prefix: str, directory: str) -> None:
 
 
 def _link(source: str, target: str) -> None:
-    """Make a second name of a file, or copy it where the file system has no links."""
+    """Make a second name of a file, or copy it if the file system has no links."""
     with contextlib.suppress(FileNotFoundError):
         os.remove(target)  # what is written to one of two names is written to both
     try:
@@ -272,7 +274,7 @@ def _link(source: str, target: str) -> None:
 
 
 def free_space(directory: str) -> str:
-    """Return how much space is free on the disk of a directory, for a message."""
+    """Return the free space on the disk of a directory, for a message."""
     try:
         return f"{shutil.disk_usage(directory).free / 2**20:.0f} MiB"
     except OSError:

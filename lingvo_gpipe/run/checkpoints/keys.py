@@ -1,7 +1,7 @@
-"""How the keys of a checkpoint are spelled: paths of variables, slots, and a few scalars.
+"""The keys of a checkpoint: paths of variables, slots, and a few scalars.
 
-No cell, device or schedule is part of a key, so a checkpoint restores at any partition. A key that
-was ever written stays as it is: later versions restore old checkpoints by it.
+No cell, device or schedule is part of a key, so a checkpoint can be restored with any partition. A
+key never changes once it was written, because later versions must restore old checkpoints.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import tensorflow as tf
 from lingvo_gpipe import optim
 
 STEP = "step"
-"""Updates done."""
+"""Number of updates."""
 POSITION = "input/position"
-"""Mini-batches read."""
+"""Number of mini-batches read."""
 THREADS = "threads"
 """Thread counts between and inside operations."""
 EVALUATED = "eval/step"

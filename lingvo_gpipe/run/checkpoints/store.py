@@ -1,6 +1,6 @@
-"""Checkpoints: complete or invisible, named by paths alone, refused where they do not fit.
+"""Saving and restoring checkpoints, and refusing checkpoints that do not fit.
 
-How the keys are spelled is in `keys`, how the files are named and written in `files`.
+`keys` has the keys, `files` the names of files and how they are written.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Restored:
     Attributes:
         path: prefix of the checkpoint's files.
         step: its number.
-        torn: newer ones that could not be read: their prefix and why.
+        torn: newer checkpoints that could not be read: prefix and reason.
     """
 
     path: str
@@ -37,9 +37,9 @@ class Matched:
     """What a partial restore did.
 
     Attributes:
-        restored: keys that have their saved values now.
+        restored: keys whose saved values were assigned.
         missing: keys that the checkpoint does not have.
-        misfits: keys saved with another shape or dtype, each with a line that says so.
+        misfits: keys saved with another shape or dtype, each with a line that describes it.
     """
 
     restored: tuple[str, ...]
@@ -66,11 +66,11 @@ class Checkpoints:
         """Open a directory, removing what an interrupted run left there.
 
         Args:
-            directory: created where it is missing, unless `read_only`.
+            directory: created if it is missing, unless `read_only`.
             variables: key → variable.
-            params_text: stored beside each checkpoint.
-            keep: how many are kept, newest first.
-            read_only: nothing is created, removed or saved: another run writes here.
+            params_text: stored with each checkpoint.
+            keep: number of checkpoints to keep, newest first.
+            read_only: nothing is created, removed or saved, because another run writes here.
 
         Raises:
             CheckpointError: the directory cannot be written, or has another program's checkpoints.
@@ -138,17 +138,17 @@ class Checkpoints:
             subset: the variables are only some of those saved (evaluation has no slots).
 
         Returns:
-            What was restored; None where `which` is None and the directory has no checkpoint.
-            With `which` None, newer ones that are torn are skipped and listed.
+            What was restored; None if `which` is None and the directory has no checkpoint. If
+            `which` is None, newer checkpoints that are torn are skipped and listed.
 
         Raises:
-            CheckpointError: there is no such checkpoint, it is torn, or another network's.
+            CheckpointError: there is no such checkpoint, it is torn, or of another network.
         """
         torn: list[tuple[str, str]] = []
         for prefix in self._candidates(which):
             try:
                 self._check(prefix, subset=subset)
-                # A new object: a read that fails leaves restorations pending on its object.
+                # A new object, because a failed read leaves restorations pending on its object.
                 tf.train.Checkpoint(**self._variables).read(prefix).expect_partial()
             except errors.CheckpointError:
                 raise
@@ -198,7 +198,7 @@ class Checkpoints:
         )
 
     def _tidy(self) -> None:
-        """Sweep, make TensorFlow's state agree with what is whole, and begin from there."""
+        """Sweep, make TensorFlow's state list the whole checkpoints, and continue from it."""
         files.sweep(self.directory)
         files.repair_state(self.directory)
         self._manager = tf.train.CheckpointManager(
@@ -214,13 +214,13 @@ def restore_matching(
     path: str,
     names: Mapping[str, Sequence[str]] | None = None,
 ) -> Matched:
-    """Assign those variables their saved values that fit, for a start from another network.
+    """Assign saved values to the variables that they fit, to start from another network.
 
     Args:
         variables: key → variable.
         path: path of a checkpoint, or of a directory of them (the newest).
-        names: key here → keys in the checkpoint, of which the first that is there is used; keys
-            that `names` does not have keep their name. A key with no names is skipped.
+        names: key here → keys in the checkpoint, of which the first that exists is used. A key
+            that is not in `names` has the same key there. A key with no names is skipped.
 
     Raises:
         CheckpointError: there is no such checkpoint, or it is torn.

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors
 
-# What TensorFlow raises for a file that is cut off, missing or not one of its own.
+# What TensorFlow raises for a file that is truncated, missing or not a checkpoint.
 UNREADABLE = (tf.errors.OpError, RuntimeError, ValueError, IndexError)
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 
@@ -22,7 +22,7 @@ class SavedValues:
     """
 
     def __init__(self, prefix: str) -> None:
-        """Read the index of a checkpoint; raises one of `UNREADABLE` where that is damaged."""
+        """Read the index of a checkpoint; raises one of `UNREADABLE` if it is damaged."""
         self._reader = tf.train.load_checkpoint(prefix)
         self.shapes: dict[str, list[int]] = {}
         self._dtypes: dict[str, tf.DType] = {}
@@ -33,12 +33,12 @@ class SavedValues:
                 self.shapes[key], self._dtypes[key] = list(shape), tf.as_dtype(types[name])
 
     def read(self, key: str) -> np.ndarray[Any, Any]:
-        """Return a value; raises one of `UNREADABLE` where it is damaged."""
+        """Return a value; raises one of `UNREADABLE` if it is damaged."""
         value: np.ndarray[Any, Any] = self._reader.get_tensor(_escape(key) + _SUFFIX)
         return value
 
     def misfit(self, key: str, variable: tf.Variable, saved_key: str | None = None) -> str | None:
-        """Return how a saved shape or dtype differs from a variable's; None: it does not.
+        """Return how a saved shape or dtype differs from that of a variable; None if it does not.
 
         Args:
             key: key of the variable.
@@ -68,7 +68,7 @@ def read_value(prefix: str, key: str) -> np.ndarray[Any, Any]:
 
 
 def reason(error: BaseException) -> str:
-    """Return the first line of the message of an error of files or of TensorFlow."""
+    """Return the first line of the message of a file error or a TensorFlow error."""
     text = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
     return str(text).strip().splitlines()[0].rstrip(".") if str(text).strip() else repr(error)
 

@@ -483,8 +483,8 @@ def test_an_input_that_serves_nothing_is_told(tmp_path: Path) -> None:
         (
             [layers.Dense.Params(name="one", units=3, reads=("label",)), *many()[-2:-1]],
             "the network cannot be exported: its output is 'x', but one (Dense) reads 'label', "
-            "which is not served. Let the layer's `inference` do without, or name other outputs in "
-            "model.outputs",
+            "which is not served. Change the layer's `inference` so that it does not need it, or "
+            "name other outputs in model.outputs",
         ),
         (
             [layers.Dense.Params(name="head", units=3, reads=("image",), training_only=True)],

@@ -415,8 +415,8 @@ def test_a_run_keeps_the_assets_of_its_data_and_refuses_others(tmp_path: Path) -
         with pytest.raises(errors.TrainingError) as caught:
             refused(other, tmp_path)
         assert str(caught.value) == (
-            f"{tmp_path}/letters.txt is not that of the data: the run began with another one. "
-            "Use the data it began with, or another --logdir"
+            f"{tmp_path}/letters.txt is not that of the data: the run began with other data. "
+            "Use that data, or another --logdir"
         )
     assert (tmp_path / "letters.txt").read_bytes() == b"abc"
 
@@ -426,7 +426,7 @@ def test_a_run_goes_on_without_curves_that_cannot_be_written(
 ) -> None:
     (tmp_path / "train").write_text("a file where TensorBoard's folder should be")
     assert loop.run(tiny_task(max_steps=2), tmp_path).step == 2
-    told = [text for text in caplog.messages if "gets no more curves" in text]
+    told = [text for text in caplog.messages if "receives no more curves" in text]
     assert len(told) == 1
 
 
@@ -520,7 +520,7 @@ def test_evaluation_counts_every_example_once_whatever_the_batches() -> None:
 def test_evaluation_without_an_example_is_told() -> None:
     params = tiny_task()
     pipe = learner.Learner(params, params.input.instantiate().element_spec(True)).pipe
-    with pytest.raises(errors.InputError, match=r"no example to evaluate\. Look at eval\.split"):
+    with pytest.raises(errors.InputError, match=r"no example to evaluate\. Check eval\.split"):
         evaluation.evaluate(pipe, [], step=0)
 
 

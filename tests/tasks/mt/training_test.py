@@ -167,8 +167,8 @@ def test_a_run_goes_on_to_the_same_bits_by_its_own_vocabulary_alone(
     with pytest.raises(errors.TrainingError) as caught:
         eval_mode.run(other, own)
     assert str(caught.value) == (
-        f"{own}/vocabulary.model is not that of the data: the run began with another one. "
-        "Use the data it began with, or another --logdir"
+        f"{own}/vocabulary.model is not that of the data: the run began with other data. "
+        "Use that data, or another --logdir"
     )
 
 

@@ -286,7 +286,9 @@ def test_an_unwritable_directory_is_told(tmp_path: pathlib.Path) -> None:
 def test_another_programs_checkpoints_are_left_alone(tmp_path: pathlib.Path) -> None:
     tf.train.Checkpoint(v=tf.Variable(1.0)).save(str(tmp_path / "ckpt"))
     files = sorted(os.listdir(tmp_path))
-    with pytest.raises(errors.CheckpointError, match=r"ckpt-1 is not of this program: ckpt-1\.par"):
+    with pytest.raises(
+        errors.CheckpointError, match=r"ckpt-1 was not written by this program: ckpt-1\.par"
+    ):
         checkpoints.Checkpoints(str(tmp_path), network(), "text")
     assert sorted(os.listdir(tmp_path)) == files
     saver = checkpoints.Checkpoints(str(tmp_path / "own"), network(), "text")

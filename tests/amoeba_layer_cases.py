@@ -1,4 +1,4 @@
-"""AmoebaNet's layers as rows of the laws, as `layer_cases` has those of the core."""
+"""AmoebaNet's layers as rows for the law tests, like `layer_cases` for the core layers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Small AmoebaNets for the sameness tests, each beside its reference in plain TensorFlow.
+"""Small AmoebaNets for the sameness tests, each with its reference in plain TensorFlow.
 
-With an auxiliary head, drop-path in the middle of its schedule, dropout and label smoothing.
+They have an auxiliary head, drop-path in the middle of its schedule, dropout and label smoothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests import amoeba_reference, sameness_nets
 
 STEP = 5  # the update that the sameness tests compute
 CLASSES = 3
-N = 9  # examples: 2 micro-batches are ragged, 3 are not (each size is traced by itself)
+N = 9  # examples: 2 micro-batches are ragged, 3 are not (each size is traced separately)
 KEEP, STEPS = 0.6, 8
 DROPOUT, SMOOTHING, AUXILIARY = 0.4, 0.1, 0.4
 MOMENTUM, EPSILON = 0.8, 1e-3
@@ -89,11 +89,11 @@ def _net(genotype: str, num_cells: int, filters: int, stem: Any, side: int) -> s
 NETS = {
     net.name: net
     for net in (
-        # The smallest images that leave the auxiliary head its five pixels.
+        # The smallest images for which the auxiliary head still has five pixels.
         _net("A", 2, 4, "small", 11),
         _net("B", 2, 4, "small", 11),
         _net("D", 2, 4, "small", 11),
     )
 }
-# Twice as large: for single points.
+# Twice as large, for single points.
 IMAGENET = _net("D", 2, 8, "imagenet", 67)

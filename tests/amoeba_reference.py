@@ -1,8 +1,8 @@
-"""AmoebaNet once more, from the published facts alone: the reference of the tests.
+"""A second implementation of AmoebaNet, only from published facts: the reference of the tests.
 
-`Plain` computes it in plain TensorFlow from weights by path, `InKeras` builds it of Keras layers.
-The wiring is a transcription of its own, in the shorthand of the papers' figures; nothing of
-`lingvo_gpipe.tasks` is used.
+`Plain` computes it in plain TensorFlow from weights by path; `InKeras` builds it from Keras layers.
+The wiring is transcribed independently, in the shorthand of the papers' figures, and uses nothing
+from `lingvo_gpipe.tasks`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Plain:
     """Operations in plain TensorFlow.
 
     Attributes:
-        norm_inputs: path of a batch norm → what it normalised.
+        norm_inputs: path of a batch norm → the tensor that it normalised.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Plain:
         return tf.nn.max_pool2d(x, size, stride, "SAME")
 
     def avg_pool(self, x: Any, size: int, stride: int) -> Any:
-        """Positions beyond the edge count neither in the sum nor in the number."""
+        """Average pooling that ignores positions beyond the edge."""
 
         def total(value: Any) -> Any:
             pads, ends = [[0, 0]], []
@@ -123,7 +123,7 @@ class Plain:
         return tf.concat(values, -1)
 
     def odd(self, x: Any) -> Any:
-        """The image less its first row and column, zeros added at the end."""
+        """The image without its first row and column, with zeros added at the end."""
         return tf.pad(x[:, 1:, 1:], [[0, 0], [0, 1], [0, 1], [0, 0]])
 
 
@@ -217,7 +217,7 @@ def fitted(o: Any, path: str, x: Any, like: Any, filters: int, relu: bool) -> An
 
 
 def bottleneck(o: Any, path: str, kind: str, x: Any, filters: int, stride: int) -> Any:
-    """A 3×3, or a 1×7 and a 7×1, on a quarter of the filters; on all where that would be none."""
+    """A 3×3, or a 1×7 and a 7×1, on a quarter of the filters; on all if a quarter is zero."""
     inner, y = filters // 4 or filters, x
     if filters >= 4:
         y = o.norm(f"{path}/narrow_norm", o.conv(f"{path}/narrow_conv", o.relu(y), inner))

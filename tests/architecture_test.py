@@ -1,4 +1,4 @@
-"""The import law: a package imports only from packages in rows above its own."""
+"""The import rule: a package imports only from packages in the rows above its own."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def fault(module: str, imported: str) -> str | None:
 
 
 def faults(module: str, source: str) -> list[str]:
-    """List what `source`, the text of `module`, imports against the law."""
+    """List the imports in `source`, the text of `module`, that break the rule."""
     own = module.split(".")
     if own[0] == "lingvo_gpipe" and own[1] not in (*ROW_OF, "__init__", "params", "tasks"):
         return [f"{module} has no row: put it into ROWS of tests/architecture_test.py"]
@@ -96,7 +96,7 @@ def faults(module: str, source: str) -> list[str]:
 
 
 def modules() -> dict[str, Path]:
-    """Map the dotted name of every source file to its path, params and tasks by their links."""
+    """Map the dotted name of every source file to its path; params and tasks through links."""
     found = {}
     for top in ("lingvo_gpipe", "tests", "benchmarks"):
         for folder, _, files in os.walk(ROOT / top, followlinks=True):
@@ -107,7 +107,7 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def test_every_module_keeps_the_law() -> None:
+def test_every_module_keeps_the_rule() -> None:
     found = modules()
     assert "lingvo_gpipe.errors" in found
     assert "lingvo_gpipe.params.__init__" in found
@@ -192,7 +192,7 @@ def test_a_right_import_passes(module: str, source: str) -> None:
 
 
 def modules_loaded_by(source: str) -> set[str]:
-    """Run `source` in a fresh interpreter and return the modules that it then holds."""
+    """Run `source` in a new interpreter and return the modules that are loaded afterwards."""
     report = "\nimport sys\nprint(*sys.modules)"
     run = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(source) + report],

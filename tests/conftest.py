@@ -15,12 +15,12 @@ import pytest
 NUM_LOGICAL_DEVICES = 8
 GROWTH_BYTES = 256 * 2**20
 
-# TensorFlow reads this when it is first imported, and says little afterwards.
+# TensorFlow reads this when it is first imported, and logs little afterwards.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# By default only some CPUs compute with oneDNN, whose allocator alone reports what it allocates.
+# By default only some CPUs use oneDNN, and only its allocator reports what it allocates.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
-# No deadline: how long an example takes is the machine's affair, not the test's.
+# No deadline: how long an example takes depends on the machine, not on the test.
 hypothesis.settings.register_profile("project", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("project")
 
@@ -28,10 +28,10 @@ hypothesis.settings.load_profile("project")
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Split the CPU once all test modules are imported: after the first operation it is too late.
 
-    A process whose tests do not import TensorFlow does not pay for it here.
+    A process whose tests do not import TensorFlow does not import it here either.
     """
     del session
-    # What the imports have made stays: no later collection looks through it again.
+    # Objects created by imports stay alive, so later collections need not visit them.
     gc.collect()
     gc.freeze()
     if "tensorflow" not in sys.modules:
@@ -47,7 +47,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 class _Memory:
     """Frees the memory of finished tests each time that it has grown by `GROWTH_BYTES`.
 
-    Graphs are reference cycles of many small objects: few collections come to them, and the
+    Graphs are reference cycles of many small objects: collections seldom reach them, and the
     allocator keeps their pages.
     """
 
@@ -74,7 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how far the pipeline was from the plain network, over all points that were compared."""
+    """Report the largest difference between pipeline and plain network over all points."""
     errors = [
         value
         for report in terminalreporter.stats.get("passed", [])

@@ -1,4 +1,4 @@
-"""The documents are true: what they name exists, what they show runs and says what they show."""
+"""The documents are true: names in them exist, and commands in them run and print what is shown."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
 MEASURED = [str(p.relative_to(ROOT)) for p in sorted((ROOT / "benchmarks").rglob("README.md"))]
 # Lingvo's own flags, fields and classes are in the first column of these tables.
 FOREIGN_FIRST_COLUMN = "docs/from_lingvo.md"
-ENDINGS = ("py", "md", "json", "txt", "tsv", "model")  # of files that are named as modules are
+ENDINGS = ("py", "md", "json", "txt", "tsv", "model")  # file names look like MODULE.NAME
 
 
 def read(name: str) -> str:
@@ -37,7 +37,7 @@ def read(name: str) -> str:
 
 
 def prose(name: str) -> str:
-    """Return a document without fenced blocks, and without what is another project's."""
+    """Return a document without fenced blocks and without names of other projects."""
     text = re.sub(r"^```.*?^```$", "", read(name), flags=re.MULTILINE | re.DOTALL)
     if name == FOREIGN_FIRST_COLUMN:
         text = re.sub(r"^\| [^|]* \|", "|", text, flags=re.MULTILINE)
@@ -45,7 +45,7 @@ def prose(name: str) -> str:
 
 
 def code(name: str) -> list[str]:
-    """Return the texts between single backticks, table cells' escapes removed."""
+    """Return the texts between single backticks, without the escapes of table cells."""
     return re.findall(r"`([^`\n]+)`", prose(name))
 
 
@@ -55,7 +55,7 @@ def fenced(name: str, language: str) -> list[str]:
 
 
 def anchors(text: str) -> set[str]:
-    """Return the anchors of a document's headings, as they are made on the web."""
+    """Return the anchors of a document's headings, as GitHub makes them."""
     titles = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
@@ -79,7 +79,7 @@ def test_named_make_targets_exist(name: str) -> None:
 @pytest.mark.parametrize("name", [*NAMES, *MEASURED])
 def test_named_flags_exist(name: str) -> None:
     known = {*trainer._flags().names, *prepare._flags().names, *repeat._flags().names}
-    if name in MEASURED:  # the commands beside it have flags of their own
+    if name in MEASURED:  # the commands in its folder have further flags
         sources = [path.read_text() for path in (ROOT / name).parent.glob("*.py")]
         known.update(re.findall(r'"--([a-z_]+)"', "".join(sources)))
     text = read(name) if name != FOREIGN_FIRST_COLUMN else prose(name)
@@ -89,7 +89,7 @@ def test_named_flags_exist(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*NAMES, *MEASURED])
 def test_named_modes_exist(name: str) -> None:
-    importlib.import_module("lingvo_gpipe.tasks.mt.task")  # which brings modes of its own
+    importlib.import_module("lingvo_gpipe.tasks.mt.task")  # registers further modes
     for mode in re.findall(r"--mode=(\w+)", prose(name)):
         assert mode in {*modes.MODES, *registry._MODES}, f"{name}: --mode={mode}"
 
@@ -105,7 +105,7 @@ def test_named_models_exist(name: str) -> None:
 def test_named_fields_of_a_task_exist(name: str) -> None:
     task = digits.ConvNet().task()
     for path in re.findall(r"\b((?:model|train|eval)\.[a-z_]+)\b(?!\()", prose(name)):
-        task.get(path)  # raises with the nearest right ones
+        task.get(path)  # raises an error with the nearest fields
 
 
 @pytest.mark.parametrize("name", [*NAMES, *MEASURED])
@@ -115,7 +115,7 @@ def test_named_overrides_are_fields_of_some_task(name: str) -> None:
         try:
             tasks[0].get(path)
         except errors.ParamsError:
-            tasks[1].get(path)  # raises with the nearest right ones
+            tasks[1].get(path)  # raises an error with the nearest fields
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -128,7 +128,7 @@ def test_named_files_and_commands_exist(name: str) -> None:
 
 
 def owned_names() -> dict[str, set[str]]:
-    """Map every class of the package to its members, every module to what it defines."""
+    """Map every class of the package to its members, and every module to the names it defines."""
     found: dict[str, set[str]] = {}
     for module, path in architecture_test.modules().items():
         if not module.startswith("lingvo_gpipe."):
@@ -158,7 +158,7 @@ def _defined(body: list[ast.stmt]) -> Iterator[str]:
             yield node.target.id
 
 
-# Not looked into here: packages, whose modules other tests look for, and other projects.
+# Not checked here: packages, whose modules other tests check, and other projects.
 OUTSIDE = ("lingvo_gpipe", "tasks", "params", "image", "lm", "mt", "tf", "keras", "tfds")
 
 
@@ -168,12 +168,12 @@ def test_named_code_exists(name: str) -> None:
     for span in code(name):
         for one, other in re.findall(r"(?<![\w./@{-])(\w+)\.(\w+)\b(?!\.\w)", span):
             if one in owned and one not in OUTSIDE and other not in ENDINGS:
-                # Some are modules, and roots of a task's fields.
+                # Some names are both modules and root fields of a task.
                 fields = {"input": "Params", "decode": "Decode", "model": "PipelineParams"}.get(one)
                 known = owned[one] | (owned[fields] if fields else set())
                 assert other in known, f"{name}: {span}"
             elif one[0].isupper():
-                assert one in OUTSIDE, f"{name}: {span}, of which no class is ours"
+                assert one in OUTSIDE, f"{name}: {span}: this project has no class {one!r}"
 
 
 def test_packages_are_those_of_the_law() -> None:
@@ -212,7 +212,7 @@ def test_figures_are_those_that_are_drawn() -> None:
 
 
 def own_files(folder: Path) -> dict[str, Path]:
-    """Write the blocks of first_model.md, each as the file that its first line names."""
+    """Write each block of first_model.md to the file that its first line names."""
     found = {}
     for block in fenced("docs/first_model.md", "python"):
         name = block.splitlines()[0].removeprefix("# ")
@@ -223,7 +223,7 @@ def own_files(folder: Path) -> dict[str, Path]:
 
 
 class Runs:
-    """Runs blocks in this process, and refuses those at which TensorFlow complains."""
+    """Runs blocks in this process, and fails if TensorFlow logs a warning."""
 
     def __init__(
         self, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
@@ -338,4 +338,4 @@ def test_own_package_trains_by_name(
                 f"{line!r} not in:\n{out}"
             )
         for name in [name for name in sys.modules if name.split(".")[0] == "mymodels"]:
-            del sys.modules[name]  # as a process of its own would begin
+            del sys.modules[name]  # as in a new process

@@ -1,4 +1,4 @@
-"""Every example in a docstring of the package runs and shows what it says."""
+"""Every example in a docstring of the package runs and prints what it shows."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What earlier commits have written is restored: checkpoints, exports, records and params texts.
+"""Files of earlier commits are restored: checkpoints, exports, records and params texts.
 
 Each folder of `golden/` was written by the commit that its README names, and is never rewritten.
-Restored values are compared bit for bit. What is computed of them is compared within `ROUNDING`:
-processors and numbers of threads round differently.
+Restored values are compared bit for bit. Results computed from them are compared within
+`ROUNDING`, because processors and numbers of threads round differently.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ EXPORTS = [name for name, home in RUNS.items() if (home / "served.npz").exists()
 
 # Largest relative error of results computed from equal values.
 ROUNDING = 1e-5
-# The same after more updates, which amplify it; beside it, of the largest value of the tensor.
+# The same after more updates, which amplify it; then the error relative to the tensor's largest.
 AMPLIFIED = 1e-3
-# Weights whose gradient is rounding alone, since they have no effect on the loss: a bias before a
-# batch norm, a key's bias. Adam divides it by its own size.
+# Weights without effect on the loss, whose gradient is only rounding error: a bias before a batch
+# norm, a bias of keys. Adam divides the gradient by its size, so the error grows.
 WITHOUT_EFFECT = re.compile(r"\.S(separable|key)\.Sbias(\.S|$)")
-# Thread counts are the machine's.
+# Thread counts depend on the machine.
 OF_THE_MACHINE = ("threads",)
-# Set → registered models whose recipe was changed on purpose since, or that are gone: their texts
-# are still read, but are not those of today.
+# Set → registered models whose recipe was changed on purpose or removed since: their texts are
+# still read, but differ from the current ones.
 CHANGED: dict[str, tuple[str, ...]] = {"flat_modules": ()}
 # Bases of Params that no object is made of, so that no text was written of them.
 BASES = ("convolution.ConvParams", "convolution.WindowParams", "pooling.PoolParams")
@@ -59,7 +59,7 @@ def newest(home: Path) -> str:
 
 
 def golden_task(home: Path) -> task.Task.Params:
-    """Return the task that the run keeps, on the data that lie beside it."""
+    """Return the task that the run stores, on the data in its folder."""
     return make.kept_task(newest(home), home / "data")
 
 
@@ -79,7 +79,7 @@ def compare(
     wanted: Mapping[str, Array],
     same: Callable[[Array, Array], bool],
 ) -> list[str]:
-    """Return the keys that one of the two lacks, or whose shape, dtype or value differ."""
+    """Return the keys that one of the two lacks, or whose shape, dtype or value differs."""
     assert wanted
     keys = (tensors.keys() | wanted.keys()) - set(OF_THE_MACHINE)
     return sorted(
@@ -98,7 +98,7 @@ def same_bits(one: Array, other: Array) -> bool:
 
 
 def close(one: Array, other: Array, tolerance: float) -> bool:
-    """Compare within a share of each value and of the tensor's largest; integers exactly."""
+    """Compare relative to each value and to the tensor's largest value; integers exactly."""
     if not np.issubdtype(other.dtype, np.floating):
         return bool(np.array_equal(one, other))
     largest = np.abs(other[np.isfinite(other)]).max(initial=0.0)
@@ -106,7 +106,7 @@ def close(one: Array, other: Array, tolerance: float) -> bool:
 
 
 def copied(home: Path, folder: Path, without: str) -> Path:
-    """Return a copy of a run, in which no file of the checkpoint `without` is."""
+    """Return a copy of a run without the files of the checkpoint `without`."""
     ignored = shutil.ignore_patterns(f"{without}.*")
     shutil.copytree(home / "run", folder, ignore=ignored)
     return folder
@@ -119,7 +119,7 @@ def changed_fields(lines: list[str]) -> set[str]:
 
 
 def test_there_are_golden_files() -> None:
-    """Bazel and a checkout have them all: a missing folder would skip what it is for."""
+    """Bazel and a checkout have all sets: with a missing folder, its tests would be skipped."""
     assert set(SETS) == {path.name for path in GOLDEN.iterdir() if (path / "README.md").exists()}
     assert {name.split("/")[0] for name in RUNS} == set(SETS) == set(CHANGED)
     assert len(RESUMABLE) >= 3 * len(SETS)
@@ -131,7 +131,7 @@ def test_there_are_golden_files() -> None:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_finished_run_is_restored_bit_for_bit(name: str, tmp_path: Path) -> None:
-    """The trainer restores all it had saved and saves it again, since the number is another."""
+    """The trainer restores all that was saved and saves it again, because the step is another."""
     home = RUNS[name]
     last = Path(newest(home))
     step = int(last.name.removeprefix("ckpt-"))
@@ -162,8 +162,8 @@ def test_tensorflow_reads_what_it_read_then(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RESUMABLE)
-def test_a_run_goes_on_to_the_same_end(name: str, tmp_path: Path) -> None:
-    """Updates, averages, data, random numbers, evaluation and best are those of then."""
+def test_a_run_continues_to_the_same_end(name: str, tmp_path: Path) -> None:
+    """Updates, averages, data, random numbers, evaluation and best equal those of the old run."""
     home = RUNS[name]
     last = Path(newest(home))
     folder = copied(home, tmp_path / "run", last.name)
@@ -208,7 +208,7 @@ def test_checkpoints_are_evaluated_and_exported_as_then(name: str, tmp_path: Pat
 
 
 def served_here(folder: Path, home: Path) -> dict[str, Array]:
-    """Return what an export answers in this process."""
+    """Return the outputs of an export in this process."""
     with np.load(home / "served.npz") as arrays:
         given = {
             k.removeprefix("input:"): tf.constant(arrays[k]) for k in arrays if k[:6] == "input:"
@@ -226,7 +226,7 @@ def check_served(home: Path, outputs: Mapping[str, Array]) -> None:
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Array]]:
-    """Return what each golden export answers in a process that has TensorFlow alone."""
+    """Return the outputs of each golden export in a process that imports only TensorFlow."""
     folder = tmp_path_factory.mktemp("answers")
     program = f"""
 import sys
@@ -288,13 +288,13 @@ def registered(set_name: str) -> dict[str, str]:
 
 
 def values(text: str) -> dict[str, str]:
-    """Return path → value of the fields of a text; names of classes left out."""
+    """Return path → value of the fields of a text, without names of classes."""
     pairs = (line.partition(": ") for line in text.splitlines())
     return {path: value for path, _, value in pairs if not re.search(r"(^|\.)class$", path)}
 
 
 def check_read(text: str) -> hyperparams.Params:
-    """Return the params of a text of then; what is written of them has each of its values."""
+    """Return the params of an old text, after checking that their new text has all its values."""
     params = hyperparams.from_text(text)
     assert values(text).items() - values(params.to_text()).items() == set()
     return params
@@ -325,7 +325,7 @@ def test_texts_of_registered_models_are_those_of_today(set_name: str) -> None:
 
 @pytest.mark.parametrize("set_name", SETS)
 def test_texts_of_every_class_are_read(set_name: str) -> None:
-    """Classes that no registered model has are known by their names of then as well."""
+    """Old names of classes that no registered model contains are known as well."""
     texts = sections((SETS[set_name] / "classes.txt").read_text())
     assert len(texts) > 50
     for name, text in texts.items():

@@ -1,7 +1,7 @@
-"""Every layer of `lingvo_gpipe.layers` as a row, and what a test needs to run one.
+"""Every layer of `lingvo_gpipe.layers` as a row, and what a test needs to run a layer.
 
-A law test runs over all rows; `layers_test.test_every_exported_layer_has_a_row` fails where one is
-missing. Widths differ from each other, so that a swap shows.
+Each law test runs over all rows; `layers_test.test_every_exported_layer_has_a_row` fails if one is
+missing. Widths differ from each other, so that a swap is detected.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Case:
     Attributes:
         name: of the row.
         params: makes its params.
-        inputs: a spec per name it reads; floating ones take the policy's compute dtype.
+        inputs: a spec for each name that it reads; floating ones get the policy's compute dtype.
     """
 
     name: str
@@ -241,7 +241,7 @@ def nested(flat: dict[str, Any]) -> dict[str, Any]:
 
 
 def create_flat(meta: layers.Meta, seed: int = 0) -> dict[str, tf.Tensor]:
-    """Return first values of a layer's variables by path, weights and statistics."""
+    """Return initial values of a layer's variables by path, weights and statistics."""
     return {
         v.path: v.initializer(v.shape, v.dtype, seeds.variable_seed(seed, v.path))
         for v in meta.variables
@@ -269,7 +269,7 @@ def create_variables(
 
 
 def draw(specs: Any, seed: int = 0) -> tuple[Any, ...]:
-    """Return tensors of `specs`: normal, or integers in [0, NUM_IDS), or two thirds true."""
+    """Return random tensors: normal, or integers in [0, NUM_IDS), or booleans, two thirds true."""
     rng = np.random.default_rng(seed)
 
     def one(spec: tf.TensorSpec) -> tf.Tensor:
@@ -289,7 +289,7 @@ def as_read(values: tuple[Any, ...]) -> Any:
 def context(
     state: dict[str, Any] | None = None, *, training: bool = True, seed: int = 0, path: str = "net"
 ) -> Context:
-    """Return a context that collects into a place of its own."""
+    """Return a context with its own collection."""
     return Context(
         training=training,
         step=tf.constant(0, tf.int64),

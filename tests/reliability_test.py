@@ -187,7 +187,7 @@ def fail_to_write(folder: str, told: Connection) -> None:
         told.send(str(error))
 
 
-def test_a_checkpoint_that_cannot_be_written_leaves_the_older_ones_and_the_run_goes_on(
+def test_a_checkpoint_that_cannot_be_written_leaves_the_older_ones_and_the_run_continues(
     context: ForkServerContext, undisturbed: loop.Result, tmp_path: Path
 ) -> None:
     Life.begin(context, tmp_path).kill(SAVED_EVERY + 1, 0.0)

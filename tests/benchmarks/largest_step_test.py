@@ -1,4 +1,4 @@
-"""The families whose largest member is looked for: members, made mini-batches, the table's row."""
+"""The families whose largest member is searched: members, generated mini-batches, table rows."""
 
 from __future__ import annotations
 

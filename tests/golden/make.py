@@ -1,8 +1,9 @@
-"""Makes a set of golden artifacts with the code of this checkout; README.md says when.
+"""Makes a set of golden files with the code of this checkout; README.md explains when.
 
     python -m tests.golden.make NAME
 
-From the top of the checkout, so that paths in texts are relative. A set that exists is refused.
+Run it from the top of the checkout, so that paths in texts are relative. An existing set is
+refused.
 """
 
 from __future__ import annotations
@@ -57,20 +58,20 @@ Metrics and exports were made by `eval_mode.run` and `export.run` in the process
 
 
 def tensors(prefix: str) -> dict[str, Array]:
-    """Return what a checkpoint holds as TensorFlow alone reads it, by TensorFlow's keys."""
+    """Return the tensors of a checkpoint, read only by TensorFlow, by TensorFlow's keys."""
     reader = tf.train.load_checkpoint(prefix)
     keys = (key.removesuffix(SUFFIX) for key in reader.get_variable_to_shape_map())
     return {key: reader.get_tensor(key + SUFFIX) for key in sorted(keys) if key not in OTHERS}
 
 
 def prefixes(folder: Path) -> list[str]:
-    """Return the prefixes of the checkpoints in a folder of a run, oldest first."""
+    """Return the prefixes of the checkpoints in a run's folder, oldest first."""
     found = [str(path.with_suffix("")) for path in folder.glob("*/ckpt-*.index")]
     return sorted(found, key=lambda prefix: (int(prefix.rpartition("-")[2]), prefix))
 
 
 def kept_task(prefix: str, data: Path) -> task.Task.Params:
-    """Return the task of the params text beside a checkpoint, on data in this folder if any."""
+    """Return the task of a checkpoint's params text, on the data in this folder if there is any."""
     params = task.Task.Params.from_text(Path(f"{prefix}.params.txt").read_text())
     if data.is_dir():
         params.set_path("input.data_dir", str(data))
@@ -85,7 +86,7 @@ class Maker:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Begin in a new folder."""
+        """Start in a new folder."""
         self.folder = folder
         self.commands: list[str] = []
 
@@ -95,7 +96,7 @@ class Maker:
         Args:
             name: of its folder.
             model: the recipe.
-            inputs: what the exported model is called with; None: it cannot be exported.
+            inputs: arguments of the exported model; None: it cannot be exported.
         """
         home = self.folder / name
         home.mkdir(parents=True)
@@ -107,7 +108,7 @@ class Maker:
         with tempfile.TemporaryDirectory() as temporary:
             self._train(*flags, "--mode=train", "--max_steps=0", f"--logdir={temporary}")
             (initial,) = prefixes(Path(temporary))
-            # Any: savez has arguments of its own, which mypy takes for the arrays'.
+            # Any: mypy confuses the arrays with other arguments of savez.
             saved: dict[str, Any] = {f"initial:{k}": v for k, v in tensors(initial).items()}
         metrics = {}
         for prefix in prefixes(run):
@@ -147,7 +148,7 @@ class Maker:
         self.commands.append(f"python {shown}")
 
     def _clean(self, home: Path) -> None:
-        """Leave what is restored; equal files become links to one."""
+        """Keep only files that are restored; equal files become links to one file."""
         for folder in ("run/train", "run/eval", "run/export", "text"):
             shutil.rmtree(home / folder, ignore_errors=True)
         for name in ("run.lock", "result.json"):
@@ -169,7 +170,7 @@ def classes() -> Iterator[type[hyperparams.Params]]:
         params = waiting.pop()
         waiting += params.__subclasses__()
         if params.owner is None and params.__subclasses__():
-            continue  # a base, of which no object is made
+            continue  # a base class that is never instantiated
         kind = params.owner or params
         name = f"{kind.__module__}.{kind.__qualname__}"
         if name.startswith("lingvo_gpipe.") and not re.search(r"\._|<", name) and name not in seen:
@@ -192,7 +193,7 @@ def _write_ids(home: Path) -> list[str]:
 
 
 def _sources() -> Array:
-    """Return sentences of ids: three of made numbers, each ending in </s>, then padding."""
+    """Return sentences of ids: three arbitrary ids each, ending in </s>, then padding."""
     random = np.random.RandomState(0)
     ids = np.zeros((3, 8), np.int32)
     for row, length in zip(ids, (7, 2, 4), strict=True):

@@ -1,6 +1,6 @@
 """Small models that save many kinds of state in a few hundred KiB; `make.py` trains them.
 
-The runs that lie beside this file are restored by their own texts: a recipe here may change.
+The stored runs are restored from their params texts, so a recipe in this file may change.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ class Image(registry.Model):
 
 
 class Translation(registry.Model):
-    """A made language pair: one tied table, shared transparent attention, packed rows, Adafactor.
+    """An artificial language pair: a tied table, transparent attention, packed rows, Adafactor.
 
-    Two mini-batches make an update, and frozen biases, whose gradients are rounding alone, keep it
-    from differing between machines.
+    Two mini-batches make an update. Biases whose gradients are only rounding errors are frozen, so
+    that the run does not differ between machines.
     """
 
     def task(self) -> mt.TranslationTask.Params:
@@ -130,7 +130,7 @@ class Translation(registry.Model):
 
 
 class LanguageModel(registry.Model):
-    """Numbers modulo 16: an embedding and a softmax of its own, RMSProp, a loss scale."""
+    """Numbers modulo 16: an untied embedding and softmax, RMSProp, a loss scale."""
 
     def task(self) -> Task.Params:
         """Return the task."""

@@ -103,7 +103,7 @@ def test_evaluation_has_every_example_once_in_order(batch_size: int) -> None:
         assert {len(part) for part in found[:-1]} <= {batch_size}
 
 
-def test_the_spec_is_told_from_params_and_true() -> None:
+def test_the_spec_is_reported_from_params_and_true() -> None:
     source = make(4, eval_batch_size=3)
     told = source.element_spec()
     batch = next(iter(source.batches(1)))
@@ -134,7 +134,7 @@ def test_a_wrong_split_is_named(split: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("field", ["batch_size", "eval_batch_size"])
-def test_a_batch_of_none_is_refused(field: str) -> None:
+def test_a_batch_of_zero_is_refused(field: str) -> None:
     with pytest.raises(errors.InputError, match=f"input.{field}=0 is too small. Use 1 or more"):
         make(**{field: 0})
 
@@ -145,7 +145,7 @@ def test_a_batch_size_must_be_given() -> None:
 
 
 class Failing(Numbers):
-    """The batch with example 5 cannot be read."""
+    """The mini-batch with example 5 cannot be read."""
 
     def read(
         self, rows: tf.data.Dataset, split: str, batch_size: int, seed: int | None
@@ -158,13 +158,13 @@ class Failing(Numbers):
 
 
 class Explaining(Failing):
-    """Knows which example it is."""
+    """Each example contains its number."""
 
     def explain(self, split: str, indices: np.ndarray[Any, Any]) -> str | None:
         return f"{split}: {indices.tolist()}"
 
 
-def test_what_cannot_be_read_is_told_with_its_batch() -> None:
+def test_what_cannot_be_read_is_reported_with_its_batch() -> None:
     batches = iter(Failing.Params(batch_size=2, shuffle=False).instantiate().batches(0))
     next(batches)
     next(batches)
@@ -181,7 +181,7 @@ def test_params_go_to_text_and_back() -> None:
 
 
 class Mending(Numbers):
-    """Leaves odd numbers out and counts them."""
+    """Leaves out odd numbers and counts them."""
 
     def repair(self, split: str, seed: int | None) -> Repair:
         def even(batches: Iterator[Batch], counts: dict[str, int]) -> Iterator[Batch]:
@@ -238,6 +238,6 @@ def test_an_input_knows_no_classes_pictures_or_serving_unless_it_says_so() -> No
         ),
     ],
 )
-def test_a_message_is_told_without_what_it_says_of_graphs(message: str, expected: str) -> None:
+def test_a_message_is_reported_without_names_of_graphs(message: str, expected: str) -> None:
     error = tf.errors.InvalidArgumentError(None, None, message)
     assert plain(error) == expected

@@ -318,7 +318,7 @@ def test_a_missing_field_is_refused_by_every_call() -> None:
         )
 
 
-def test_too_few_devices_are_told_when_it_is_built() -> None:
+def test_too_few_devices_are_reported_when_it_is_built() -> None:
     own = pipelines.pipe(
         pipelines.mlp(*[layers.Identity.Params() for _ in range(8)]), num_partitions=9
     )

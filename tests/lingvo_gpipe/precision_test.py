@@ -28,7 +28,7 @@ def test_no_name_is_float32() -> None:
         ("int7", "float32, float64, mixed_bfloat16, mixed_float16"),
     ],
 )
-def test_an_unknown_policy_is_told_with_the_nearest(name: str, nearest: str) -> None:
+def test_an_unknown_policy_is_reported_with_the_nearest(name: str, nearest: str) -> None:
     with pytest.raises(errors.LayerError) as error:
         precision.policy(name)
     assert str(error.value) == (

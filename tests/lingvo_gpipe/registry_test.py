@@ -89,7 +89,7 @@ def test_asking_for_one_model_imports_no_other_file(package: Writer) -> None:
     assert f"{name}.slow" not in sys.modules
 
 
-def test_a_broken_file_hides_no_other_and_is_told_when_asked_for(package: Writer) -> None:
+def test_a_broken_file_hides_no_other_and_is_reported_when_asked_for(package: Writer) -> None:
     name = package(
         {
             "__init__.py": "",
@@ -139,7 +139,7 @@ def test_two_packages_with_one_name_are_both_named(package: Writer) -> None:
         assert other in str(caught.value)
 
 
-def test_a_package_that_is_not_there_tells_the_ways_out(
+def test_a_package_that_is_not_there_names_the_ways_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(errors.RegistryError) as caught:
@@ -163,7 +163,7 @@ def test_a_package_that_is_a_single_file_is_refused(
         registry.Registry(["single_file_of_registry_test"])
 
 
-def test_entry_points_join_and_a_broken_one_is_told(
+def test_entry_points_join_and_a_broken_one_is_reported(
     package: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = package({"__init__.py": "", "lab.py": MODEL.format(name="Announced")})

@@ -159,7 +159,7 @@ def test_a_home_folder_is_found(run: Run, tmp_path: Path, monkeypatch: pytest.Mo
     assert f"--logdir={tmp_path}/runs/seed_1" in calls(tmp_path, 1)[0]
 
 
-def test_flags_that_cannot_be_written_are_told(run: Run, tmp_path: Path) -> None:
+def test_flags_that_cannot_be_written_are_reported(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "runs" / "seed_1" / "repeat.json"
     path.mkdir(parents=True)
     found = run("1")
@@ -170,7 +170,7 @@ def test_flags_that_cannot_be_written_are_told(run: Run, tmp_path: Path) -> None
     ]
 
 
-def test_a_reader_that_leaves_is_no_fault(
+def test_a_reader_that_leaves_is_not_a_fault(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader, writer = os.pipe()
@@ -181,7 +181,7 @@ def test_a_reader_that_leaves_is_no_fault(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_run_without_a_result_is_told(run: Run) -> None:
+def test_a_run_without_a_result_is_reported(run: Run) -> None:
     found = run("14")
     assert found.code == 1
     assert re.match("TrainingError: seed 14 ended without a result in ", found.err[0])

@@ -255,7 +255,7 @@ def test_the_curves_are_shown_by_a_command_that_this_shell_has(
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--model=image.digits.MLP", "--mode=describe"]])
-def test_a_reader_that_leaves_is_no_fault(arguments: list[str]) -> None:
+def test_a_reader_that_leaves_is_not_a_fault(arguments: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     program = [sys.executable, "-m", "lingvo_gpipe.trainer", *arguments]
@@ -345,7 +345,7 @@ def test_a_home_folder_is_found(run: Run, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("mode", "code"), [("end", 0), ("leave", 128 + signal.SIGTERM)])
-def test_a_signal_counts_if_the_mode_was_told_of_it(run: Run, mode: str, code: int) -> None:
+def test_a_signal_counts_if_the_mode_was_informed(run: Run, mode: str, code: int) -> None:
     assert run(f"--mode={mode}", model="moded.Moded").code == code
 
 

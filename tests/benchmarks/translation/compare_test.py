@@ -16,7 +16,7 @@ PAIRS = ("de:en", "sw:en", "ab:en")
 
 
 def scored(logdir: Path, pairs: tuple[str, ...], share: float, step: int = 9) -> Path:
-    """Leave in `logdir` what --mode=score does."""
+    """Write the files of --mode=score into `logdir`."""
     texts = [scores_test.text(pair, share=share) for pair in pairs]
     report = scores.score(texts, scores.Scoring(resamples=10))
     score_files.write(logdir / "score", "test", texts, report, step)
@@ -115,7 +115,7 @@ def test_resamples_of_a_loss_are_of_languages() -> None:
     assert found["all"].value == pytest.approx(3.0)
     assert found["low"].value == 6.0
     assert found["low"].interval == (6.0, 6.0)
-    # Means of three drawn out of three: the closed form of their variance.
+    # Means of three values drawn from three: the closed form of their variance.
     assert np.std(found["all"].samples) == pytest.approx(np.std([1, 2, 6]) / 3**0.5, rel=0.1)
 
 

@@ -1,4 +1,4 @@
-"""Lines of a command for its user, and how it ends."""
+"""The lines that a command prints, and its exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags of a command: what they read, and what they refuse."""
+"""Flags of a command: accepted and refused values."""
 
 from __future__ import annotations
 

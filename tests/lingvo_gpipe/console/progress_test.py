@@ -8,7 +8,7 @@ from lingvo_gpipe.console import progress
 
 
 class Clock:
-    """Seconds that the test sets."""
+    """A clock whose seconds the test sets."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -18,7 +18,7 @@ class Clock:
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True

@@ -43,7 +43,7 @@ def test_gradients_by_weights_and_inputs_are_the_plain_ones(recompute: str, trac
     def gradients(compute: Any) -> Any:
         with tf.GradientTape() as tape:
             tape.watch(x)
-            # The caller's loss, not the network's; the input is used past the pipeline too.
+            # The caller's loss, not the network's; the input is also used outside the pipeline.
             loss = tf.reduce_sum(tf.square(compute() - target) * 3.0) + tf.reduce_sum(x * x)
         return tape.gradient(loss, {**own.weights, "input": x})
 
@@ -113,7 +113,7 @@ def test_several_and_nested_outputs() -> None:
     np.testing.assert_allclose(got["a"], a, rtol=1e-12)
     np.testing.assert_allclose(got["y"]["low"], b[:, :2], rtol=1e-12)
     assert got["y"]["rest"][1].shape == [pipelines.N]
-    # One, not one per micro-batch: the field itself, and what is made of it alone.
+    # One value, not one per micro-batch: the field, and what depends only on it.
     np.testing.assert_array_equal(got["gain"], fields["gain"])
     np.testing.assert_array_equal(got["bent"], tf.tanh(fields["gain"]))
     pipelines.close(tape.gradient(ours, own.weights), tape.gradient(theirs, own.weights))

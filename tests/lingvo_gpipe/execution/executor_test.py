@@ -1,4 +1,4 @@
-"""Cells and their executor: what the graphs hold, where and in which order, what is refused."""
+"""Cells and their executor: content of the graphs, order, devices, and refusals."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_backward_programs_compute_their_forward_again() -> None:
         {phase: pipelines.count(program)["MatMul"] for phase, program in cell.graphs.items()}
         for cell in own.executor.programs
     ]
-    # Two layers: 2 forward, 2 by weights, 2 by inputs (not by the mini-batch's own field).
+    # Two layers: 2 forward, 2 by weights, 2 by inputs (not by the field of the mini-batch).
     assert matmuls[0] == {"F": 2, "B": 5}
     assert matmuls[1] == {"F": 2, "B": 6}
     assert matmuls[2] == {"F": 2, "B": 6, "FB": 6}
@@ -319,7 +319,7 @@ def test_variables_and_calls_live_on_their_cells_devices() -> None:
 
 
 class Odd(base.Layer):
-    """x → x; does what no layer of a pipeline may, or adds other losses than it declares."""
+    """x → x; does something forbidden, or adds other losses than it declares."""
 
     class Params(base.Layer.Params):
         kind: str = hyperparams.field("", "What it does.")
@@ -418,7 +418,7 @@ def test_an_impure_layer_is_refused(kind: str, operation: str) -> None:
             "odd: its fprop added the loss 'rigth', which its Meta does not declare; nearest "
             "right. Declare it, or it would be ignored",
         ),
-        (  # the last layer's: given twice, whether in one cell or in two
+        (  # the last layer's loss: added twice, in one cell or in two
             {"gives": ("loss",)},
             "odd: its fprop added the loss 'loss', which its Meta does not declare; nearest none. "
             "Declare it, or it would be ignored",

@@ -1,4 +1,4 @@
-"""Where a value first stops being finite."""
+"""Finding the first value that is not finite."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests import pipelines
 
 
 class Poison(base.Layer):
-    """x → x; spoils a value in the forward pass, or the gradient alone."""
+    """x → x; makes a value of the forward, or only the gradient, not finite."""
 
     class Params(base.Layer.Params):
         where: Literal["forward", "gradient"] = hyperparams.field("forward", "Which pass.")

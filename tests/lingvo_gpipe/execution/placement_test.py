@@ -1,4 +1,4 @@
-"""Placement by device names: no accelerator is needed, none was met."""
+"""Placement by device names, without accelerators."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_auto_takes_tpu_cores_then_gpus_then_cpus(
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu", "tpu"])
-def test_a_kind_asked_for_is_taken(kind: str) -> None:
+def test_a_requested_kind_is_used(kind: str) -> None:
     found = placement.place(3, kind, available=CPUS + GPUS + TPUS)
     numbers = (0, 1, 2)
     assert found.devices == tuple(f"/device:{kind.upper()}:{n}" for n in numbers)
@@ -93,13 +93,15 @@ def test_devices_are_ordered_by_number_not_by_text() -> None:
         ),
     ],
 )
-def test_too_few_devices_are_told(wanted: int, kind: str, available: list[str], text: str) -> None:
+def test_too_few_devices_are_reported(
+    wanted: int, kind: str, available: list[str], text: str
+) -> None:
     with pytest.raises(errors.PlacementError) as error:
         placement.place(wanted, kind, available=available)
     assert str(error.value) == text
 
 
-def test_devices_by_name_are_taken_as_they_stand() -> None:
+def test_devices_by_name_are_taken_unchanged() -> None:
     names = ["/job:localhost/replica:0/task:0/device:GPU:2", "/device:CPU:1", "/device:GPU:2"]
     found = placement.place(3, names=names, available=CPUS + GPUS)
     assert found.devices == ("/device:GPU:2", "/device:CPU:1", "/device:GPU:2")
@@ -122,7 +124,7 @@ def test_one_named_tpu_core_compiles_all() -> None:
         (["/device:GPU:0"], "1 devices are named for 2 partitions. Name one per partition"),
     ],
 )
-def test_wrong_device_names_are_told(names: list[str], text: str) -> None:
+def test_wrong_device_names_are_reported(names: list[str], text: str) -> None:
     with pytest.raises(errors.PlacementError) as error:
         placement.place(2, names=names, available=GPUS)
     assert str(error.value) == text
@@ -145,8 +147,8 @@ def test_strings_are_refused_by_compiled_cells() -> None:
     )
 
 
-def test_devices_that_were_asked_for_before_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a process in which TensorFlow has not begun: it could still have fewer."""
+def test_devices_that_were_requested_before_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process in which TensorFlow is not initialised: the number can still change."""
     asked: list[Any] = []
     config = tf.config
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""What a program holds while it runs: graphs whose bytes are known by hand."""
+"""Peak memory of programs, for graphs whose bytes were counted by hand."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def test_a_tensor_is_held_until_its_last_reader(threads: int) -> None:
 
 
 def test_what_can_start_early_is_held_from_the_start() -> None:
-    """As in a gradient: what it needs of the forward alone does not wait for it."""
+    """As in a gradient: operations that need only the forward do not wait for the gradient."""
 
     def traced_last(x: tf.Tensor) -> tf.Tensor:
         end = tf.cumsum(tf.cumsum(tf.cumsum(x)))
         return end + tf.cumsum(x, reverse=True)
 
-    # Run in the order of tracing, it would be two: the end and the other.
+    # In the order of tracing it would be two: the end and the other.
     assert peak_kib(traced_last) == 3
 
     def bound(x: tf.Tensor) -> tf.Tensor:
@@ -77,7 +77,7 @@ def test_outputs_that_nobody_reads_go_at_once() -> None:
         values, _ = tf.math.top_k(x, 256)
         return tf.tile(tf.cumsum(values), [2])
 
-    # Values and indices are made together; then a sum of one, and its double.
+    # Values and indices exist together; then a sum of one of them, and its double.
     assert peak_kib(values_alone) == 3
 
 
@@ -133,7 +133,7 @@ def test_views_of_arguments_are_not_kept() -> None:
     assert traced_memory.kept_bytes(pair.forward, pair.kept) == 0
 
 
-def test_bodies_of_calls_and_lists_of_tensors_are_not_told() -> None:
+def test_bodies_of_calls_and_lists_of_tensors_are_not_reported() -> None:
     step = tf.function(tf.cumsum, autograph=False)
     assert traced_memory.is_complete(graph_of(lambda x: tf.cumsum(x) * 2.0, KIB))
     assert not traced_memory.is_complete(graph_of(lambda x: step(x) * 2.0, KIB))

@@ -39,7 +39,7 @@ class Dense(Layer):
 
 
 class Wide(Dense):
-    """Declares no Params of its own."""
+    """Declares no Params."""
 
 
 class Other(Layer):
@@ -56,7 +56,7 @@ class Stack(Layer):
 
 
 class Section(hyperparams.Params):
-    """A section of a tree, of no class."""
+    """A section of a tree that belongs to no class."""
 
     model: Stack.Params = field(Stack.Params(layers=[Dense.Params(units=1)]), "Model.")
     num_micro_batches: int = field(1, "M.")
@@ -87,7 +87,7 @@ class Everything(Configurable):
 
 
 def double(x: int) -> int:
-    """Be a function at the top of a module."""
+    """A function at the top level of a module."""
     return 2 * x
 
 

@@ -1,4 +1,4 @@
-"""Whatever a text or an override holds: a round trip or a ParamsError, nothing else."""
+"""Any text or override leads to a round trip or a ParamsError, nothing else."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ GARBAGE = st.one_of(
 
 @contextlib.contextmanager
 def or_params_error() -> Iterator[None]:
-    """Let a ParamsError pass."""
+    """Ignore a ParamsError."""
     with contextlib.suppress(errors.ParamsError):
         yield
 
@@ -168,7 +168,7 @@ def test_an_override_of_any_path_sets_or_raises(garbage: str) -> None:
 
 @st.composite
 def mutated(draw: st.DrawFn) -> str:
-    """Return a right text with lines and characters lost, doubled, moved and replaced."""
+    """Return a valid text with lines and characters removed, doubled, moved and replaced."""
     lines = draw(TREES).to_text().split("\n")
     for _ in range(draw(st.integers(1, 4))):
         index = draw(st.integers(0, len(lines) - 1))
@@ -267,7 +267,7 @@ def test_no_name_leads_out_of_the_registered_packages(monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Yield the name of a package that leaves a mark when it is imported."""
+    """Yield the name of a package whose import can be detected."""
     name = "package_of_hyperparams_fuzz_test"
     folder = tmp_path / name
     folder.mkdir()

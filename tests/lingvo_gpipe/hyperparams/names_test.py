@@ -1,4 +1,4 @@
-"""Names in texts: public ones of lingvo_gpipe's classes, those written before, users' own."""
+"""Names in texts: public names of lingvo_gpipe's classes, earlier names, names of users."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lingvo_gpipe.hyperparams import names, old_names
 from lingvo_gpipe.hyperparams.params import undefined_methods
 from tests.lingvo_gpipe.hyperparams import cases
 
-# Every class that a text could name when classes were named by their modules.
+# Every class that a text could name at the time when classes were named by their modules.
 BEFORE = {
     "input": "Indexed InMemory Input",
     "layers.activation": "Activation",
@@ -101,7 +101,7 @@ def nameable_in_texts() -> list[type]:
         for each in classes
         if issubclass(each, hyperparams.Params)
         and each.owner is None
-        # Such as the fields that all convolutions share: a base of layers' own Params.
+        # Such as the fields that all convolutions share: a base of the Params of layers.
         and not any(issubclass(other.Params, each) for other in made)
     ]
     return [*made, *sections]
@@ -190,7 +190,7 @@ def test_a_name_that_is_no_class_of_the_package_is_refused(name: str) -> None:
 
 @pytest.fixture
 def user_module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """Return a registered module of a user that is called `layers`."""
+    """Return a registered user module called `layers`."""
     module = types.ModuleType("layers")
     for name in ("Dense", "Mine"):
         setattr(module, name, type(name, (cases.Layer,), {"__module__": "layers"}))

@@ -1,4 +1,4 @@
-"""Params: declared, typed, by value; every error in its own words."""
+"""Params: declared, typed, held by value; every error with its text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.lingvo_gpipe.hyperparams.cases import (
 # --- Declaring ---
 
 
-def test_fields_tell_name_type_default_and_help() -> None:
+def test_fields_have_name_type_default_and_help() -> None:
     fields = Dense.Params.fields()
     assert list(fields) == ["name", "units", "rate", "use_bias"]
     assert (fields["rate"].name, fields["rate"].type, fields["rate"].default) == (
@@ -47,7 +47,7 @@ def test_fields_tell_name_type_default_and_help() -> None:
     assert Everything.Params.fields()["maybe"].describe_type() == "int or None"
 
 
-def test_a_subclass_gives_another_default_by_plain_assignment() -> None:
+def test_a_subclass_sets_another_default_by_plain_assignment() -> None:
     assert Other.Params().name == "other"
     assert Layer.Params().name == "layer"
     assert Other.Params.fields()["name"].help == "Name."
@@ -168,7 +168,7 @@ def test_a_wrong_default_names_its_field() -> None:
     assert message(P) == (f"{P.class_name()}: the default of 'a[0]' must be int, got 'x' (str)")
 
 
-def test_an_unresolvable_type_is_told() -> None:
+def test_an_unresolvable_type_is_reported() -> None:
     class P(hyperparams.Params):
         a: Nowhere = field(None, "No such type.")  # type: ignore[name-defined]  # noqa: F821
 
@@ -178,7 +178,7 @@ def test_an_unresolvable_type_is_told() -> None:
     )
 
 
-def test_an_unsupported_type_is_told() -> None:
+def test_an_unsupported_type_is_reported() -> None:
     class P(hyperparams.Params):
         a: frozenset[int] = field(frozenset(), "A set.")
 
@@ -276,7 +276,7 @@ def test_equality_is_by_class_type_and_value() -> None:
     assert Dense.Params() != 3
 
 
-def test_diff_tells_changed_removed_and_added_paths() -> None:
+def test_diff_lists_changed_removed_and_added_paths() -> None:
     one = tree()
     assert one.diff(one.copy()) == ""
     other = one.copy().set(num_micro_batches=4)
@@ -456,7 +456,7 @@ def test_wrong_names_find_the_nearest_of_the_whole_tree() -> None:
     assert not hasattr(one, "zzz")
 
 
-def test_wrong_elements_and_paths_are_told() -> None:
+def test_wrong_elements_and_paths_are_reported() -> None:
     one = tree()
     name = here("Section")
     assert message(lambda: one.set_path("model.layers[3].units", 1)) == (

@@ -272,7 +272,7 @@ def test_none_takes_the_place_of_params_that_need_not_be_there() -> None:
         ),
     ],
 )
-def test_a_wrong_override_is_told(assignment: str, expected: str) -> None:
+def test_a_wrong_override_is_reported(assignment: str, expected: str) -> None:
     name = here("Everything")
     one = Everything.Params(pairs=((Dense.Params(), 1),))
     before = one.copy()

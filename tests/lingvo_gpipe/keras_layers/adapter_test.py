@@ -1,4 +1,4 @@
-"""One Keras layer as ours: its numbers, its variables, its randomness and its losses."""
+"""A single Keras layer in a pipeline: values, variables, randomness and losses."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_params_go_to_text_and_back(make: Any, shape: tuple[int, ...]) -> None:
 
 
 def test_a_layer_is_traced_for_batches_of_unknown_size() -> None:
-    """An export asks for no other: it may be the first in its process to trace the layer."""
+    """An export may be the first in its process to trace the layer, with an unknown batch size."""
     params = adapter.from_keras(layers.Dense(7, name="traced_here_alone"))
     traced = trace.known(params, [tf.TensorSpec([None, 4])])
     assert traced.outputs.shape == [1, 7]
@@ -126,7 +126,7 @@ def test_several_outputs_go_to_several_names_or_to_one() -> None:
 
 
 class Block(layers.Layer):
-    """Has sublayers in attributes and lists, unnamed as people leave them."""
+    """Has sublayers in attributes and lists, without names."""
 
     def __init__(self, units: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -163,7 +163,7 @@ def test_variables_are_named_by_attributes_whatever_keras_counted() -> None:
         assert params.from_text(params.to_text()) == params
 
 
-def test_fresh_weights_depend_on_seed_and_path_alone() -> None:
+def test_fresh_weights_depend_only_on_seed_and_path() -> None:
     params = adapter.from_keras(Block(4), name="block")
     meta = params.fprop_meta(keras_runs.spec(2, 4))
     first, again = keras_runs.nest(meta, is_state=False), keras_runs.nest(meta, is_state=False)
@@ -362,7 +362,7 @@ def test_losses_of_keras_count_once_over_unequal_micro_batches() -> None:
         assert sums[loss.name] / weight * loss.coefficient == pytest.approx(expected[loss.name])
 
 
-def test_a_tied_or_frozen_weight_gives_no_penalty_of_its_own() -> None:
+def test_a_tied_or_frozen_weight_has_no_penalty_of_its_own() -> None:
     for change in ({"tie": {"kernel": "other/kernel"}}, {"trainable": False}):
         params = adapter.from_keras(layers.Dense(3, kernel_regularizer="l2"))
         params.set(**change)
@@ -376,7 +376,7 @@ class OwnLoss(layers.Layer):
         return x
 
 
-def test_a_loss_of_training_alone_is_zero_in_evaluation() -> None:
+def test_a_training_only_loss_is_zero_in_evaluation() -> None:
     params = adapter.from_keras(OwnLoss(), name="own")
     x = keras_runs.random(5, 3)
     _, ctx, meta = keras_runs.run(params, x, training=True)

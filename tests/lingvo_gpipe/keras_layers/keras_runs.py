@@ -1,4 +1,4 @@
-"""Keras layers run as ours, eagerly and by themselves: what tests of the adapter share."""
+"""Helpers of the adapter's tests: run Keras layers as pipeline layers, eagerly and separately."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def context(
 def run(
     params: Any, *inputs: tf.Tensor, training: bool = False, step: int = 0, **more: Any
 ) -> tuple[Any, Context, base.Meta]:
-    """Run a layer eagerly on its fresh or kept weights."""
+    """Run a layer eagerly on its initial or copied weights."""
     meta = params.fprop_meta(*[spec(*x.shape, dtype=x.dtype) for x in inputs])
     ctx = context(nest(meta, is_state=True), training=training, step=step, **more)
     theta = nest(meta, is_state=False)

@@ -1,4 +1,4 @@
-"""Keras models as layers: the same numbers layer by layer, and through a pipeline."""
+"""Keras models as layers: equal values layer by layer and through a pipeline."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def random(*shape: int, seed: int = 0, dtype: str = "float32") -> Any:
 
 
 def warm(model: keras.Model) -> None:
-    """Assign every variable its own value, so that a swap shows."""
+    """Assign a different value to every variable, so that a swap is detected."""
     for number, variable in enumerate(model.weights):
         if variable.name in ("moving_variance", "gamma"):
             variable.assign(1.0 + 0.1 * np.abs(random(*variable.shape, seed=number)))
@@ -44,7 +44,7 @@ def warm(model: keras.Model) -> None:
 
 
 class Chain:
-    """The layers of a network one after the other: a loop, without our pipeline."""
+    """Runs the layers of a network in a loop, without our pipeline."""
 
     def __init__(self, cut: Network, fields: dict[str, Any]) -> None:
         self.cut = cut
@@ -106,7 +106,7 @@ def context(
 
 
 def seed_dropouts(model: keras.Model, cut: Network, micro_batch: int = 0) -> None:
-    """Assign the live model's dropouts the states that our layers use in a micro-batch."""
+    """Set the live model's dropout states to those that our layers use in a micro-batch."""
     for layer in model.layers:
         if isinstance(layer, layers.Dropout):
             ctx = context(cut.names[layer.name], training=True, micro_batch=micro_batch)
@@ -139,7 +139,7 @@ def same(model: keras.Model, *inputs: Any, **options: Any) -> Network:
 
 
 def residual() -> keras.Model:
-    """Convolutions, batch norm, dropout, a skip, two consumers: as ResNet, but small."""
+    """Convolutions, batch norm, dropout, a skip and two consumers, like a small ResNet."""
     x = image = keras.Input((8, 8, 3), name="image")
     x = layers.Conv2D(6, 3, padding="same", name="stem")(x)
     for number in range(2):
@@ -420,7 +420,7 @@ def test_a_small_model_in_a_pipeline_is_the_model(num_partitions: int, schedule:
 @pytest.mark.usefixtures("_float64")
 @pytest.mark.slow
 def test_resnet50_in_a_pipeline_is_resnet50() -> None:
-    # Smaller images leave a single position to the last batch norms, which amplifies rounding.
+    # With smaller images the last batch norms have a single position, which amplifies rounding.
     model = keras.applications.ResNet50(weights=None, input_shape=(64, 64, 3), classes=4)
     check_pipeline(model, (64, 64, 3), 3, sizes=(3, 3))
 
@@ -476,7 +476,7 @@ def check_statistics(
     moved: Any,
     sizes: tuple[int, int],
 ) -> None:
-    """Check that the statistics moved by mean and variance of both micro-batches together."""
+    """Check that statistics are updated by mean and variance of both micro-batches together."""
     shares = [size / sum(sizes) for size in sizes]
 
     def batch(variable: Any, part: dict[int, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""What is refused of Keras, and how its layers are written in texts and with kept weights."""
+"""Keras layers that are refused, their params texts, and copied weights."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_a_lookup_table_belongs_into_the_input() -> None:
     assert "reads a table or another resource. Do that in the input" in text
 
 
-def test_a_layer_that_does_not_tell_how_it_was_made_is_refused() -> None:
+def test_a_layer_that_does_not_record_how_it_was_made_is_refused() -> None:
     with pytest.raises(errors.LayerError, match="Define its get_config"):
         adapter.from_keras(Secret(lambda x: x))
 

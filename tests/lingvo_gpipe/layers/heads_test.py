@@ -1,4 +1,4 @@
-"""Softmax heads: cross-entropy, the confusion matrix, what is served."""
+"""Softmax heads: cross-entropy, the confusion matrix, served outputs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def served(params: Any, outputs: tf.Tensor) -> dict[str, Any]:
 
 
 def matrix(head: Any, *, training: bool = False, **fields: Any) -> Any:
-    """Return the confusion matrix of a head that stands alone in a pipeline of three cells."""
+    """Return the confusion matrix of a head in a pipeline of three cells."""
     flat = [
         layers.Identity.Params(name="one"),
         layers.Dense.Params(name="two", units=6),
@@ -93,7 +93,7 @@ def test_a_head_reads_no_label_in_inference_and_has_the_same_variables(head: Any
 
 
 @pytest.mark.parametrize("head", HEADS, ids=lambda head: head.owner.__name__)
-def test_a_head_for_training_alone_is_no_part_of_inference(head: Any) -> None:
+def test_a_head_only_for_training_is_not_part_of_inference(head: Any) -> None:
     own = head.copy()
     own.training_only = True
     assert inference(own, ("x", "label")) is None
@@ -129,7 +129,7 @@ def test_composed_layers_give_up_what_their_children_do() -> None:
     own = inference(block, ("y",))
     assert tuple(own.reads) == ("y",)
     assert tuple(own.layers[0].reads) == ("x",)
-    # A child in the midst receives as many values as before, so it keeps reading them.
+    # A child in the middle receives as many values as before, so it continues to read them.
     two = layers.Rename.Params(reads=("x", "label"), writes=("x", "label"))
     kept = layers.Sequential.Params(layers=[two, head], reads=("y", "label"))
     assert tuple(inference(kept, ("y",)).reads) == ("y", "label")

@@ -1,4 +1,4 @@
-"""Laws that every layer keeps, over all rows of `layer_cases`."""
+"""Laws for every layer, tested over all rows of `layer_cases`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RANDOM = {
     "transformer",
     "transparent_first",
 }
-# TensorFlow pads a dilated convolution for its CPU kernel; the formula counts what is asked for.
+# TensorFlow pads a dilated convolution for its CPU kernel; the formula counts without padding.
 PADDED = {"conv_dilated"}
 
 # Their outputs depend on the whole micro-batch: batch norms in a row, masks by example.
@@ -46,7 +46,7 @@ NOT_BY_EXAMPLE = {
     "classifier",
     "operation_crossed",
     "operation_separable",
-    # Shares have no batch dimension, which this law would cut.
+    # Shares have no batch dimension, and this law cuts along it.
     "transparent_last",
     "transparent_middle",
 }
@@ -56,7 +56,7 @@ every_case = pytest.mark.parametrize("case", EVERY, ids=str)
 
 
 class Run:
-    """A layer of a case with variables and inputs of its own."""
+    """The layer of a case, with variables and inputs."""
 
     def __init__(self, case: Case, policy: str = "float64", **fields: Any) -> None:
         self.params = case.params().set(dtype=policy, **fields)
@@ -76,7 +76,7 @@ class Run:
         return outputs, ctx.collected.as_nest()
 
     def everything(self, theta: Any, inputs: tuple[Any, ...]) -> dict[str, Any]:
-        """Return outputs, what was collected, and gradients of a scalar of all that is floating."""
+        """Return outputs, what was collected, and gradients of a scalar of all floating outputs."""
         sources = [theta, [x for x in inputs if x.dtype.is_floating]]
         with tf.GradientTape() as tape:
             tape.watch(sources)
@@ -202,7 +202,7 @@ def test_recomputed_equals_kept(case: Case) -> None:
     results = [
         tf.function(run.everything, autograph=False)(run.theta, run.inputs) for run in (kept, again)
     ]
-    # The gradients of a value with several consumers may be added up in another order.
+    # The gradients of a value with several consumers may be summed in another order.
     tolerance = 1e-12 if case.name.startswith("amoeba_cell") else 0.0
     assert_equal_nests(results[1], results[0], tolerance)
 
@@ -230,7 +230,7 @@ def test_xla_compiles_every_layer_to_the_same(case: Case) -> None:
 
 
 @every_case
-def test_draws_depend_on_seed_and_path_alone(case: Case) -> None:
+def test_draws_depend_only_on_seed_and_path(case: Case) -> None:
     run = Run(case)
 
     def output(seed: int, path: str = "net", *, training: bool = True) -> list[np.ndarray]:
@@ -289,7 +289,7 @@ def product_flops(op: tf.Operation) -> int:
         return 2 * output * math.prod(given[1][:3])
     if op.type == "DepthwiseConv2dNative":
         return 2 * output * math.prod(given[1][:2])
-    # Of gradients: each multiply-add of the forward once, seen from the output's gradient.
+    # Gradients: each multiply-add of the forward once, for the gradient of the output.
     if op.type == "Conv2DBackpropInput":
         return 2 * math.prod(given[2]) * math.prod(given[1][:3])
     if op.type == "Conv2DBackpropFilter":
@@ -317,7 +317,7 @@ def test_flops_are_what_the_graph_multiplies(case: Case) -> None:
     assert run.meta.flops_forward == forward
     counted = graph_flops(run, run.everything) - forward
     frozen = bool(run.meta.variables) and not any(v.trainable for v in run.meta.variables)
-    # Here gradients of frozen weights are asked for too; a cell does not ask.
+    # Here gradients of frozen weights are requested too; a cell does not request them.
     assert run.meta.flops_backward == counted // (2 if frozen else 1)
 
 
@@ -344,8 +344,8 @@ def test_kept_bytes_by_hand() -> None:
         policy: {c.name: Run(c, policy).meta.activation_bytes for c in CASES if c.name in names}
         for policy in ("float32", "mixed_bfloat16")
     }
-    # Outputs; an activation's input too where its gradient needs it; dropout's mask; a norm's
-    # centred input, which is float32 always.
+    # Outputs; the input of an activation if its gradient needs it; the mask of dropout; the
+    # centred input of a norm, which is always float32.
     assert told["float32"] == {
         "activation": 2 * 4 * 30,
         "batch_norm": 4 * 672,

@@ -1,4 +1,4 @@
-"""Keras' metrics from micro-batches are those of the whole mini-batch."""
+"""Keras metrics of micro-batches together equal those of the whole mini-batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS = 10  # 4 micro-batches are ragged
 
 @keras.saving.register_keras_serializable(package="metric_test")
 class Largest(keras.metrics.Metric):
-    """The largest prediction: it does not add up."""
+    """The largest prediction, which cannot be summed over examples."""
 
     def __init__(self, name: str = "largest", **kwargs: Any) -> None:
         super().__init__(name=name, **kwargs)

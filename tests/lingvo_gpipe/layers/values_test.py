@@ -1,4 +1,4 @@
-"""What layers compute, beside Keras' own layers with copied weights, and by hand."""
+"""Values of layers, compared with Keras layers with copied weights, and by hand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DTYPE = "float64"
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """Ours and Keras' own.
+    """A layer of ours and the equal Keras layer.
 
     Attributes:
         ours: params.
@@ -178,7 +178,7 @@ class _Training(keras.Layer):
 
 
 class _KerasAttention(keras.Layer):
-    """Keras' causal self-attention."""
+    """Causal self-attention of Keras."""
 
     def __init__(self) -> None:
         super().__init__(dtype=DTYPE)
@@ -189,7 +189,7 @@ class _KerasAttention(keras.Layer):
 
 
 class _KerasCrossAttention(keras.Layer):
-    """Keras' attention to a memory, with a mask."""
+    """Attention of Keras to a memory, with a mask."""
 
     def __init__(self) -> None:
         super().__init__(dtype=DTYPE)
@@ -209,7 +209,7 @@ def flat_weights(theta: Any) -> dict[str, tf.Tensor]:
 
 
 def randomized(theta: Any) -> Any:
-    """Return theta with every element different, so that ones and zeros cannot hide a swap."""
+    """Return theta with all elements different, so that ones and zeros cannot hide a swap."""
     rng = np.random.default_rng(3)
     return tf.nest.map_structure(
         lambda t: t + tf.constant(rng.normal(size=t.shape, scale=0.3), t.dtype), theta
@@ -432,7 +432,7 @@ def test_a_bias_has_its_gradient_added_up_in_float32(kind: Any, shape: tuple[int
         tape.watch(theta["bias"])
         y = params.instantiate().run(theta, x, layer_cases.context())
     gradient = tape.gradient(y, theta["bias"], tf.fill(y.shape, tf.constant(0.01, y.dtype)))
-    # Added up in bfloat16, whose numbers from 4 on are 0.03 apart, it would stay at 4.
+    # Summed in bfloat16, whose numbers from 4 on are 0.03 apart, it would stay at 4.
     np.testing.assert_allclose(tf.cast(gradient, tf.float32), 10.24, rtol=0.01)
 
 

@@ -1,4 +1,4 @@
-"""A network from its params alone: names, tables, ties, frozen patterns, shapes, mistakes."""
+"""Analysis of a network from its params: names, tables, ties, frozen patterns, shapes, errors."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_equal_layers_may_name_their_losses_by_themselves() -> None:
 
 
 @pytest.mark.parametrize("kind", ["loss", "metric"])
-def test_a_name_given_by_two_layers_is_refused(kind: str) -> None:
+def test_a_name_returned_by_two_layers_is_refused(kind: str) -> None:
     labelled = layers.Softmax.Params(classes=3, reads=("x", "label"))
     second = labelled.copy().set(loss_name="other" if kind == "metric" else "loss")
     second.set(metric_prefix="second_" if kind == "loss" else "")
@@ -138,7 +138,7 @@ def test_recompute_policies_are_for_all_cells_or_each() -> None:
         ),
     ],
 )
-def test_wrong_recompute_texts_are_told(recompute: str, text: str) -> None:
+def test_wrong_recompute_texts_are_reported(recompute: str, text: str) -> None:
     given = [dense(4), dense(4)]
     assert text_of(errors.LayerError, *given, num_partitions=2, recompute=recompute) == text
 
@@ -170,7 +170,7 @@ def test_a_forward_table_waits_no_longer_than_one_micro_batch_at_a_time(
         ticks, before = (max(map(len, one.devices)) for one in (table, alone))
         assert ticks <= before
         if homes == tuple(itertools.islice(itertools.cycle(range(K)), len(homes))) and M % K == 0:
-            # Devices wait for their first slot and after their last one only.
+            # Devices wait only before their first slot and after their last one.
             assert ticks == M * len(homes) // K + K - 1
             assert ticks < before or M <= K
 
@@ -187,7 +187,7 @@ def test_a_tied_variable_is_one() -> None:
 
 
 @pytest.mark.parametrize("frozen", ["a", "b"])
-def test_a_tie_with_one_frozen_side_is_frozen(frozen: str) -> None:
+def test_a_tie_with_one_frozen_end_is_frozen(frozen: str) -> None:
     found = analyze(
         dense(D, name="a", trainable=frozen != "a"),
         dense(D, name="b", trainable=frozen != "b", tie={"kernel": "a/kernel"}),
@@ -215,7 +215,7 @@ def test_a_tie_with_one_frozen_side_is_frozen(frozen: str) -> None:
         ),
     ],
 )
-def test_wrong_ties_are_told(tie: dict[str, str], text: str) -> None:
+def test_wrong_ties_are_reported(tie: dict[str, str], text: str) -> None:
     assert text_of(errors.LayerError, dense(D, name="a"), dense(D, name="b", tie=tie)) == text
 
 
@@ -329,7 +329,7 @@ def test_a_layer_with_too_many_outputs_for_its_names_is_refused() -> None:
     )
 
 
-def test_names_without_a_batch_side_are_those_of_fields() -> None:
+def test_names_without_a_batch_dimension_are_those_of_fields() -> None:
     assert text_of(errors.InputError, dense(4), unbatched=("tarket",)) == (
         "unbatched names 'tarket', but the mini-batch has no such field; nearest 'target'. Correct "
         "it, or leave it out"

@@ -1,4 +1,4 @@
-"""How far a cell reaches: running sums, compared with sums over the layers."""
+"""How many layers a cell can hold: running sums, compared with sums over the layers."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ def test_a_schedule_decides_what_is_held() -> None:
         return [(held.near, held.far) for held in capacity.holdings(table, ("full",) * 3)]
 
     assert waiting("gpipe") == [(0, 0), (8, 8), (8, 8)]
-    # As many as have gone forward where the value is made.
+    # As many as have run forward in the cell that makes the value.
     assert waiting("1f1b") == [(0, 0), (3, 3), (2, 3)]
     kept = capacity.holdings(schedule.make("1f1b", 3, 8), ("never", "except_last", "full"))
-    # Beside the last micro-batch, which is kept, the one before it is computed again.
+    # While the last micro-batch is kept, the one before it is computed again.
     assert [held.inside for held in kept] == [3, 2, 1]
 
 
@@ -108,7 +108,7 @@ def test_a_late_gradient_of_weights_holds_what_it_reads(policy: str, near: int) 
         ("0F0,0F1,0B1,0B0", "except_last", 1),
         ("0F0,0F1,0B0,0B1", "except_last", 2),
         ("0F0,0F1,0B0,0B1", "never", 2),
-        # From a kept forward, I does all and W nothing.
+        # From a kept forward, I computes all gradients and W none.
         ("0F0,0I0,0F1,0I1,0W0,0W1", "full", 1),
         ("0F0,0I0,0F1,0I1,0W0,0W1", "never", 1),
         ("0F0,0I0,0F1,0W0,0I1,0W1", "except_last", 2),
@@ -142,7 +142,7 @@ def test_a_layer_is_too_large_for_its_share_of_a_device() -> None:
         capacity.cuts_within("10", within, [(1.0,) * 2] * 2, "ab")
 
 
-def test_other_mistakes_are_not_told_as_too_little_memory() -> None:
+def test_other_mistakes_are_not_reported_as_too_little_memory() -> None:
     layers = [capacity.LayerBytes(1, 0, 0, 0, 0)] * 2
     held = capacity.holdings(schedule.make("gpipe", 1, 1), ("full",))
     within = capacity.Capacity(layers, [], held, 1, 10)

@@ -1,4 +1,4 @@
-"""How a network is cut, from its params alone: stated, by costs, speeds, links and memory."""
+"""How a network is cut from its params: by given cuts, costs, speeds, links and memory."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_table_of_several_cells_per_device_is_named_where_cuts_do_not_fit() ->
     assert text_of(errors.PartitionError, *given[1:], **own).endswith("of at most 3 cells")
 
 
-def test_a_negative_cost_is_told_with_its_layer() -> None:
+def test_a_negative_cost_is_reported_with_its_layer() -> None:
     for limit in (None, "8GiB"):
         text = text_of(errors.PartitionError, dense(4, name="d", cost=-1.0), device_memory=limit)
         assert text == "d has cost=-1.0. Use 0 or more"
@@ -96,7 +96,7 @@ def test_all_cells_of_a_device_are_as_fast_as_it() -> None:
 
 
 def test_a_link_that_costs_moves_the_cut_to_where_little_is_sent() -> None:
-    """After each layer its output for one micro-batch is sent, and its gradient back."""
+    """A cut after a layer sends its output for one micro-batch, and the gradient back."""
     units = (16, 16, 16, 2, 16)
     fields = {"x": tf.TensorSpec((1, 16), tf.float32)}
     params = network.PipelineParams(
@@ -194,15 +194,15 @@ def test_counts_begin_at_one(field: str) -> None:
 
 
 def light_end(**fields: Any) -> network.Analysis:
-    """Two layers of 4 MiB weights, and an end that costs most and weighs nothing."""
+    """Two layers with 4 MiB of weights, and a last layer that costs most and needs no memory."""
     given = [dense(1024, cost=1.0) for _ in range(3)] + [dense(3, cost=9.0)]
     return analyze(*given, num_partitions=2, **fields)
 
 
 def test_a_devices_memory_moves_the_cut() -> None:
     assert light_end().cuts == (3, 1)
-    # Weight, gradient, two slots: 16 MiB for each of the two; new weight, slots and what they are
-    # computed by: 16 MiB for one at a time.
+    # Weight, gradient, two slots: 16 MiB for each of the two. New weight, new slots and their
+    # intermediate results: 16 MiB for one layer at a time.
     assert light_end(device_memory="50MiB").cuts == (3, 1)
     assert light_end(device_memory="46MiB").cuts == (2, 2)
     # 12 MiB for each, 12 MiB for one at a time.
@@ -216,7 +216,7 @@ def test_frozen_layers_keep_no_activations() -> None:
         network.analyze(given, fields)
     given.frozen = ("dense/*", *(f"dense_{n}/*" for n in range(1, 6)))
     assert network.analyze(given, fields).cuts == (8,)
-    # A kept forward leaves theirs too.
+    # A kept forward also keeps the results of frozen layers.
     given.recompute = "never"
     with pytest.raises(errors.PartitionError, match=r"but no cut into 1 cells fits"):
         network.analyze(given, fields)

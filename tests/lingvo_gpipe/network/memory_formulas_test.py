@@ -30,13 +30,13 @@ def test_a_backward_keeps_of_frozen_layers_only_what_others_read(num_frozen: int
     estimate = memory_formulas.cell_bytes(analysis, analysis.cells[0])
     one = N * D * 4
     (traced,) = traced_cells.cell_bytes(analysis)
-    # Of each layer its output, of the frozen ones the last one's, and the error's difference.
+    # The output of each trained layer and of the last frozen one, and the error's difference.
     kept = (8 - max(0, num_frozen - 1) + 1) * one
-    # Besides, a layer of three tensors works, or the error, and there are gradients.
+    # Besides, the three tensors of a layer or of the error at work, and gradients.
     gradients = (8 - num_frozen) * (D * D + D) * 4
     assert estimate.backward == kept + 3 * one + gradients
     assert 0 <= estimate.backward - traced.backward <= 3.1 * one
-    # A kept forward is differentiated by frozen weights as well.
+    # A kept forward is also differentiated by frozen weights.
     assert estimate.residual == traced.residual == 9 * one
 
 

@@ -111,7 +111,7 @@ def test_batch_size_is_read_from_tensors_and_specs() -> None:
         ),
     ],
 )
-def test_shapes_that_do_not_fit_are_told(fields: dict[str, tf.TensorSpec], text: str) -> None:
+def test_shapes_that_do_not_fit_are_reported(fields: dict[str, tf.TensorSpec], text: str) -> None:
     with pytest.raises(errors.InputError) as error:
         micro_batches.batch_size(fields, 0, ())
     assert str(error.value) == text
@@ -168,7 +168,7 @@ def test_with_batch_sets_one_side_of_every_leaf() -> None:
     assert micro_batches.with_batch(tf.TensorSpec([2, 8, 3]), 5, 1) == tf.TensorSpec([2, 5, 3])
 
 
-def test_an_output_without_a_batch_side_is_refused() -> None:
+def test_an_output_without_a_batch_dimension_is_refused() -> None:
     spec = (tf.TensorSpec([3, 5]), tf.TensorSpec([]), tf.TensorSpec([None, 2]))
     micro_batches.check_batched("x", spec, 3, 0)
     with pytest.raises(errors.LayerError) as error:
@@ -180,7 +180,7 @@ def test_an_output_without_a_batch_side_is_refused() -> None:
     )
 
 
-def test_an_output_without_a_batch_side_is_not_joined() -> None:
+def test_an_output_without_a_batch_dimension_is_not_joined() -> None:
     own = pipelines.pipe([MeanOfAll.Params(name="m")], num_micro_batches=3)
     with pytest.raises(errors.LayerError, match=r"^output 'x' is \(5,\) in a micro-batch of 3 "):
         own.evaluate({"x": pipelines.batch()["x"]}, outputs=True)

@@ -33,7 +33,7 @@ def brute_force(
     speeds: Sequence[float] | None = None,
     link_costs: Sequence[float] | None = None,
 ) -> tuple[int, ...] | None:
-    """The best of all cuts by the definition alone, None where none fits."""
+    """The best of all cuts by definition, or None if no cut fits."""
     best: tuple[Fraction, Fraction, tuple[int, ...]] | None = None
     for cuts in all_cuts(len(costs), num_partitions):
         loads = []
@@ -136,8 +136,8 @@ def test_partition_is_the_same_at_any_scale(scale: float) -> None:
     assert partition.partition([cost * scale for cost in costs], 4) == partition.partition(costs, 4)
 
 
-def test_partition_tells_costs_apart_that_floats_do_not_sum_exactly() -> None:
-    # In floats 1e16 + 1 == 1e16: the lone 1 would look free on either side.
+def test_partition_distinguishes_costs_that_floats_do_not_sum_exactly() -> None:
+    # In floats 1e16 + 1 == 1e16: the single 1 would seem to cost nothing in either cell.
     assert partition.partition([1e16, 1, 1e16], 2) == (1, 2)
     assert partition.partition([1e16, 1, 1e16 - 2], 2) == (1, 2)
     assert partition.partition([1e16 - 2, 1, 1e16], 2) == (2, 1)

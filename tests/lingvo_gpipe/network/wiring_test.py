@@ -1,4 +1,4 @@
-"""The named stream: versions, routes that lead straight to every reader, texts of wrong names."""
+"""The named stream: versions, direct routes to every reader, errors for wrong names."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_several_consumers_are_sent_to_straight() -> None:
     wiring = stream.wire(SKIPS, ["x", "label"])
     routes = stream.route(wiring, (1, 1, 1, 1, 1))
     imports = [names(wiring, r.imports) for r in routes]
-    # p goes from cell 0 to cells 1, 3 and 4; cell 2 never sees it, nor label before the last.
+    # p goes from cell 0 to cells 1, 3 and 4, not through 2; label goes only to the last cell.
     assert imports == [["x"], ["p"], ["q"], ["p", "r"], ["label", "p", "s"]]
     assert [names(wiring, r.exports) for r in routes] == [["p"], ["q"], ["r"], ["s"], []]
 
@@ -147,7 +147,7 @@ def test_a_field_may_leave_the_network() -> None:
         ),
     ],
 )
-def test_wrong_names_are_told_with_the_nearest(
+def test_wrong_names_are_reported_with_the_nearest(
     nodes: list[Node], outputs: tuple[str, ...], text: str
 ) -> None:
     with pytest.raises(errors.StreamError) as error:
@@ -169,7 +169,7 @@ def test_differentiable_is_what_weights_flow_into() -> None:
     assert stream.differentiable(wiring, [False] * 5) == frozenset()
 
 
-def test_differentiable_by_fields_is_everything_behind_them() -> None:
+def test_differentiable_by_fields_is_everything_after_them() -> None:
     wiring = stream.wire(SKIPS, ["x", "label"])
     found = stream.differentiable(wiring, [False] * 5, from_fields=True)
     assert found == frozenset(range(len(wiring.versions)))
@@ -187,7 +187,7 @@ class Drawn:
 
 @st.composite
 def networks(draw: Any) -> Drawn:
-    """Layers over few names, so that versions, skips and several consumers are frequent."""
+    """Layers with few names, so that versions, skips and several consumers are frequent."""
     length = draw(st.integers(1, 8))
     unread: set[str] = set()
     known = ["x", "y"]
@@ -233,14 +233,14 @@ def test_imports_and_exports_are_complete_and_no_more(drawn: Drawn) -> None:
     sent = {v.index for v in wiring.versions if v.producer == stream.FIELD}
     needed: list[set[int]] = []
     for route in routes:
-        assert set(route.imports) <= sent  # what a cell receives, someone before it sends
+        assert set(route.imports) <= sent  # an earlier cell sends each import
         holds = set(route.imports)
         read = set()
         for n in route.layers:
-            assert set(wiring.reads[n]) <= holds  # every read is received or made here
+            assert set(wiring.reads[n]) <= holds  # each value read is received or made here
             read |= set(wiring.reads[n])
             holds |= set(wiring.writes[n])
-        assert set(route.imports) <= read  # nothing is received for nothing
+        assert set(route.imports) <= read  # each import is read
         made = {v for n in route.layers for v in wiring.writes[n]}
         assert set(route.exports) <= made  # nothing is passed through
         assert list(route.imports) == sorted(route.imports)
@@ -250,5 +250,5 @@ def test_imports_and_exports_are_complete_and_no_more(drawn: Drawn) -> None:
     assert leaving <= sent
     for k, route in enumerate(routes):
         later = set().union(*needed[k + 1 :]) | leaving
-        assert set(route.exports) <= later  # nothing is sent for nothing
+        assert set(route.exports) <= later  # each export is read later
     assert [len(route.layers) for route in routes] == list(drawn.cuts)

@@ -1,4 +1,4 @@
-"""Adafactor beside one in NumPy that builds the whole second moment, and the bytes of its state."""
+"""Adafactor against NumPy code with the whole second moment, and the bytes of its state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Plain:
     def update(self, gradient: Array, rate: float, d: float = 1.0) -> Array:
         self.time += 1
         beta = 1.0 - float(self.time) ** -0.8
-        # Sums of averages are averages of sums: row and column follow from all of it.
+        # Sums of averages are averages of sums, so row and column follow from the whole moment.
         self.average = beta * self.average + (1.0 - beta) * (gradient**2 + 1e-30)
         v = self.average
         if self.axes is not None:
@@ -65,7 +65,7 @@ def begin(rule: optim.Rule, shape: tuple[int, ...], dtype: tf.DType) -> dict[str
     ids=str,
 )
 def test_updates_are_those_of_the_paper(shape: Any, axes: Any, momentum: float) -> None:
-    """Gradients of very different size, so that clipping acts on some and not on others."""
+    """Gradients of very different sizes, so that only some are clipped."""
     random = np.random.default_rng(0)
     start = random.normal(size=shape)
     rule = optim.Adafactor.Params(min_factored=4, momentum=momentum).instantiate()
@@ -129,7 +129,7 @@ def test_the_two_largest_dimensions_of_128_and_more_are_factored() -> None:
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_the_state_of_a_model_is_small(momentum: float) -> None:
-    """Of every matrix n + m; of every vector all; with momentum one more value a parameter."""
+    """n + m for a matrix, n for a vector; with momentum one more value per parameter."""
     size, ids = 1024, tf.TensorSpec((8, 16), tf.int32)
     params = pipelining.PipeliningLayer.Params(
         layers=transformer.translation_transformer(

@@ -1,4 +1,4 @@
-"""Learning rates by their closed forms, and by hand."""
+"""Learning rates against their closed forms and hand-computed values."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def ancestors(operation: Any) -> set[str]:
         ({"finite_guard": False, "clip_norm": 1.0}, True),
     ],
 )
-def test_a_layer_waits_for_others_only_where_a_norm_is_asked_for(
+def test_a_layer_waits_for_others_only_where_a_norm_is_requested(
     more: dict[str, Any], waits: bool
 ) -> None:
     own = make(variables(), **more)
@@ -255,7 +255,7 @@ def test_an_update_that_is_not_finite_changes_nothing(bad: float) -> None:
     assert run(own, gradients(3), step=1)["finite"]
 
 
-def test_without_the_guard_a_bad_gradient_goes_through_and_is_told() -> None:
+def test_without_the_guard_a_bad_gradient_goes_through_and_is_reported() -> None:
     weights = variables()
     own = make(weights, name="SGD", finite_guard=False)
     given = gradients(2)
@@ -329,7 +329,7 @@ def test_averages_follow_weights_and_statistics(warmup: bool) -> None:
     assert own.averages["two/count"].numpy() == 3
 
 
-def test_averaged_lends_the_averages_and_gives_the_weights_back() -> None:
+def test_averaged_lends_the_averages_and_restores_the_weights() -> None:
     weights, state = variables(), statistics()
     own = make(weights, state, average=optim.Average.Params())
     run(own, gradients(1), {"two/mean": tf.constant([3.0, 4.0])}, step=0)

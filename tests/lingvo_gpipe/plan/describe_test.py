@@ -41,7 +41,7 @@ def language_model(depth: int, units: int, vocabulary: int, partitions: int) -> 
 IDS = {"ids": tf.TensorSpec([256, 16], tf.int32), "label": tf.TensorSpec([256, 16], tf.int32)}
 
 
-def test_parameters_are_those_of_inference_and_the_rest_has_lines_of_its_own() -> None:
+def test_parameters_are_those_of_inference_and_the_rest_has_separate_lines() -> None:
     text = describe.describe_network(
         pipe(
             layers.Dense.Params(name="stem", units=5, trainable=False),

@@ -75,7 +75,7 @@ def test_a_name_wider_than_a_line_is_shortened() -> None:
     assert max(map(len, report.plan(task).splitlines())) <= 100
 
 
-def test_a_devices_memory_is_told_with_what_the_cut_really_needs() -> None:
+def test_a_devices_memory_is_reported_with_what_the_cut_really_needs() -> None:
     task = tiny_task.tiny_task()
     assert "device_memory" not in report.plan(task)
     task.model.device_memory = "1MiB"
@@ -88,7 +88,7 @@ def test_a_devices_memory_is_told_with_what_the_cut_really_needs() -> None:
     assert "largest input.batch_size" in report.plan(task, fit="64KiB", grow="input.batch_size")
 
 
-def test_all_devices_together_are_told() -> None:
+def test_all_devices_together_are_reported() -> None:
     given = step_plan.make_for(tiny_task.tiny_task())
     together = units.size(given.together_bytes)
     assert f"at most {together} at once" in report.plan(tiny_task.tiny_task())

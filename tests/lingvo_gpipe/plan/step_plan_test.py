@@ -247,7 +247,7 @@ def test_a_device_with_two_cells_holds_both() -> None:
     assert paired.heaviest_bytes == wanted > alone.heaviest_bytes
 
 
-def test_a_cap_for_two_devices_is_none_for_the_whole_network() -> None:
+def test_a_cap_for_two_devices_is_no_limit_for_the_whole_network() -> None:
     # Unequal micro-batches are looked at uncut: in one cell the layers need more than that.
     capped = regression(6, num_partitions=2, num_micro_batches=3, device_memory="400KiB")
     assert step_plan.make(capped, points(7)).heaviest_bytes <= 400 * 1024
@@ -283,7 +283,7 @@ def test_a_split_backward_is_planned(recompute: str) -> None:
         assert cell.backward_s / layer == pytest.approx(wanted[k, "I"] + wanted[k, "W"])
 
 
-def test_a_cell_without_weights_has_nothing_behind_its_i() -> None:
+def test_a_cell_without_weights_has_an_empty_w() -> None:
     params = pipe(
         layers.Dense.Params(units=64),
         layers.MultiHeadAttention.Params(name="mid", heads=2, units=64, trainable=False),

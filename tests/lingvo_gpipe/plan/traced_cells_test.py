@@ -59,7 +59,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_backward_holds_what_is_asked_of_the_allocator(name: str) -> None:
+def test_a_backward_holds_what_is_requested_from_the_allocator(name: str) -> None:
     params, fields = CASES[name]
     analysis = network.analyze(params, fields)
     made = [info.params.instantiate() for info in analysis.layers]
@@ -111,7 +111,7 @@ def test_a_kept_forward_leaves_what_tensorflow_keeps_of_it() -> None:
     assert cell.activation_bytes == 4 * (2 * one + needs.residual) + working
 
 
-def test_a_loop_holds_what_its_formula_tells_and_is_an_estimate() -> None:
+def test_a_loop_holds_what_its_formula_predicts_and_is_an_estimate() -> None:
     lstm = adapter.from_keras(keras.layers.LSTM(64))
     params = pipe(lstm, layers.MeanSquaredError.Params(), num_partitions=2, cuts=(1, 1))
     fields = {"x": floats(32, 50, 64), "target": floats(32, 64)}

@@ -19,7 +19,7 @@ def pixels(picture: bytes) -> Any:
     return image.imread(io.BytesIO(picture))
 
 
-def test_a_line_per_class_tells_its_shares_and_what_it_is_taken_for() -> None:
+def test_a_line_per_class_reports_its_shares_and_what_it_is_taken_for() -> None:
     assert confusion.table(MATRIX, NAMES).splitlines() == [
         "class   count  recall  precision  most confused with",
         "a cat      10  0.8000     0.8889  a dog (2)",

@@ -117,7 +117,7 @@ def test_a_vector_with_labels_is_a_curve_for_each_that_was_seen() -> None:
     assert base.MetricSpec("hits", tf.identity).curves(np.array([0.5])) == {}
 
 
-def test_metrics_that_are_named_alone_are_told(ran: tuple[Any, Path]) -> None:
+def test_metrics_that_are_named_alone_are_reported(ran: tuple[Any, Path]) -> None:
     params = ran[0].copy()
     params.eval.metrics = ("top2",)
     params.eval.best = None
@@ -127,7 +127,7 @@ def test_metrics_that_are_named_alone_are_told(ran: tuple[Any, Path]) -> None:
 
 
 @pytest.mark.parametrize(("best", "metrics"), [("confusion", ()), ("accuracy", ("top2",))])
-def test_a_best_that_no_evaluation_tells_as_a_number_is_refused(
+def test_a_best_that_no_evaluation_reports_as_a_number_is_refused(
     ran: tuple[Any, Path], best: str, metrics: tuple[str, ...]
 ) -> None:
     params = ran[0].copy()
@@ -146,7 +146,7 @@ def test_a_name_that_is_no_text_is_written_as_far_as_it_is(tmp_path: Path) -> No
     assert lines[3].startswith("gr\ufffdn ")
 
 
-def test_examples_that_cannot_be_read_are_told() -> None:
+def test_examples_that_cannot_be_read_are_reported() -> None:
     def repair(
         batches: Iterator[dict[str, tf.Tensor]], counts: dict[str, int]
     ) -> Iterator[dict[str, tf.Tensor]]:
@@ -346,7 +346,7 @@ def test_a_run_that_evaluates_gets_no_best_from_outside(tmp_path: Path) -> None:
     assert best_step(tmp_path) == []
 
 
-def test_a_best_that_was_removed_meanwhile_is_told(
+def test_a_best_that_was_removed_meanwhile_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params = train_to(confused_task(), tmp_path, 2)
@@ -360,7 +360,7 @@ def test_a_best_that_was_removed_meanwhile_is_told(
     assert best_step(tmp_path) == []
 
 
-def test_a_best_that_could_not_be_kept_is_no_mark_to_beat(
+def test_a_best_that_could_not_be_kept_is_not_a_value_to_beat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params = train_to(confused_task(), tmp_path, 2)

@@ -107,7 +107,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     return params, folder
 
 
-def test_the_exported_model_tells_the_probabilities_of_evaluation(
+def test_the_exported_model_returns_the_probabilities_of_evaluation(
     trained: tuple[Any, Path],
 ) -> None:
     params, folder = trained
@@ -221,7 +221,7 @@ def test_a_named_checkpoint_is_exported(trained: tuple[Any, Path], tmp_path: Pat
     assert export.run(params, tmp_path, which=prefix) == tmp_path / "export" / "3"
 
 
-def test_a_run_without_checkpoint_is_told(tmp_path: Path) -> None:
+def test_a_run_without_checkpoint_is_reported(tmp_path: Path) -> None:
     with pytest.raises(errors.CheckpointError, match="has no checkpoint"):
         export.run(digits_task(conv_net()), tmp_path)
     assert not (tmp_path / "export").exists()
@@ -429,7 +429,7 @@ def test_layers_that_no_output_needs_are_left_out() -> None:
     assert plain_names(many(), outputs=("early",)) == ["flat", "aside", "early"]
 
 
-def test_a_value_that_is_read_in_training_alone_is_no_fault() -> None:
+def test_a_value_that_is_read_only_in_training_is_not_a_fault() -> None:
     flat = [
         layers.Rename.Params(name="two", reads=("image", "image"), writes=("x", "aside")),
         layers.Flatten.Params(name="flat"),
@@ -452,7 +452,7 @@ def test_layers_out_of_training_keep_frozen_patterns_out_of_the_way() -> None:
     assert plain_names(flat, outputs=("x",), frozen=("aside/*",)) == ["flat", "head"]
 
 
-def test_fields_without_a_batch_side_that_training_alone_has_are_no_fault() -> None:
+def test_fields_without_a_batch_dimension_that_only_training_has_are_not_a_fault() -> None:
     flat = [
         layers.Flatten.Params(name="flat", reads=("image",)),
         layers.Softmax.Params(name="head", classes=10),
@@ -472,7 +472,7 @@ def test_an_input_serves_what_its_own_preprocessing_takes(tmp_path: Path) -> Non
     assert served["classes"]()["classes"].shape == [10]
 
 
-def test_an_input_that_serves_nothing_is_told(tmp_path: Path) -> None:
+def test_an_input_that_serves_nothing_is_reported(tmp_path: Path) -> None:
     with pytest.raises(errors.InputError, match="a model on Points cannot be exported"):
         export.run(tiny_task(), tmp_path)
 
@@ -493,7 +493,7 @@ def test_an_input_that_serves_nothing_is_told(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_an_output_that_needs_the_label_is_told(flat: list[Any], text: str) -> None:
+def test_an_output_that_needs_the_label_is_reported(flat: list[Any], text: str) -> None:
     with pytest.raises(errors.LayerError) as caught:
         inference.inference_params(pipelining.PipeliningLayer.Params(layers=flat), ("image",))
     assert str(caught.value).startswith(text)

@@ -92,7 +92,7 @@ class Shares(base.Layer):
 
 
 @pytest.mark.parametrize(("late", "steps"), [(False, []), (True, [2])])
-def test_a_best_that_is_no_number_is_refused_as_early_as_it_is_known(
+def test_a_best_that_is_not_a_number_is_refused_as_early_as_it_is_known(
     tmp_path: Path, late: bool, steps: list[int]
 ) -> None:
     params = tiny_task(max_steps=6, save_interval_steps=6)
@@ -170,7 +170,7 @@ class Torn(Points):
         (False, "layer first, variable first/kernel, or before it (train.finite_guard=True shows "),
     ],
 )
-def test_an_update_that_is_not_finite_is_told_by_its_own_step(
+def test_an_update_that_is_not_finite_is_reported_by_its_own_step(
     tmp_path: Path, guard: bool, place: str
 ) -> None:
     params = tiny_task(finite_guard=guard)
@@ -193,7 +193,7 @@ def test_a_loss_scale_of_one_is_tried_before_a_run_gives_up(tmp_path: Path) -> N
         loop.run(params, tmp_path / "other")
 
 
-def test_cores_are_counted_where_a_system_does_not_tell_which_may_be_used(
+def test_cores_are_counted_where_a_system_does_not_report_which_may_be_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     counted: list[int] = []

@@ -145,7 +145,7 @@ def test_the_best_of_a_loss_is_the_lowest(best: str, best_is: Any, highest: bool
     assert task.highest_is_best(task.Eval(best=best, best_is=best_is)) == highest
 
 
-def test_another_split_has_curves_of_its_own(tmp_path: Path) -> None:
+def test_another_split_has_separate_curves(tmp_path: Path) -> None:
     params = tiny_task(max_steps=1)
     params.eval.split = "test"
     loop.run(params, tmp_path, evaluate=True)
@@ -166,7 +166,7 @@ def test_another_seed_leads_to_other_bits(tmp_path: Path) -> None:
     assert not same_bits(one, other)
 
 
-def test_partitions_micro_batches_and_rates_may_change_and_are_told(
+def test_partitions_micro_batches_and_rates_may_change_and_are_reported(
     tmp_path: Path, lines: list[str]
 ) -> None:
     params = tiny_task(max_steps=4)
@@ -234,7 +234,7 @@ def test_two_runs_may_not_share_a_log_directory(tmp_path: Path) -> None:
     assert loop.run(tiny_task(max_steps=1), tmp_path).step == 1
 
 
-def test_a_log_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_log_directory_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(errors.TrainingError) as caught:
         loop.run(tiny_task(), tmp_path / "file" / "run")
@@ -244,7 +244,7 @@ def test_a_log_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     )
 
 
-def test_changed_thread_counts_are_told(
+def test_changed_thread_counts_are_reported(
     tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params = tiny_task(max_steps=1)
@@ -303,14 +303,14 @@ def test_patience_ends_a_run_and_its_result_says_so(tmp_path: Path, lines: list[
     assert (again.step, again.ended) == (9, "patience")
 
 
-def test_patience_without_evaluation_is_told(tmp_path: Path, lines: list[str]) -> None:
+def test_patience_without_evaluation_is_reported(tmp_path: Path, lines: list[str]) -> None:
     params = tiny_task(max_steps=1)
     params.eval.set(best="accuracy", patience=2)
     loop.run(params, tmp_path, report=lines.append)
     assert "eval.patience does nothing in this run, which does not evaluate" in lines
 
 
-def test_the_best_checkpoint_is_kept_and_begins_anew_with_another_metric(tmp_path: Path) -> None:
+def test_the_best_checkpoint_is_kept_and_begins_again_with_another_metric(tmp_path: Path) -> None:
     params = tiny_task(max_steps=8)
     params.eval.set(best="accuracy", interval_steps=1)
     loop.run(params, tmp_path, evaluate=True)
@@ -421,7 +421,7 @@ def test_a_run_keeps_the_assets_of_its_data_and_refuses_others(tmp_path: Path) -
     assert (tmp_path / "letters.txt").read_bytes() == b"abc"
 
 
-def test_a_run_goes_on_without_curves_that_cannot_be_written(
+def test_a_run_continues_without_curves_that_cannot_be_written(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "train").write_text("a file where TensorBoard's folder should be")
@@ -517,7 +517,7 @@ def test_evaluation_counts_every_example_once_whatever_the_batches() -> None:
     assert found[0].line() == f"eval step=7 accuracy={accuracy:.4f} loss={loss:.4f}"
 
 
-def test_evaluation_without_an_example_is_told() -> None:
+def test_evaluation_without_an_example_is_reported() -> None:
     params = tiny_task()
     pipe = learner.Learner(params, params.input.instantiate().element_spec(True)).pipe
     with pytest.raises(errors.InputError, match=r"no example to evaluate\. Check eval\.split"):

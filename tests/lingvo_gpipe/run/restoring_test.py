@@ -69,7 +69,7 @@ def test_what_a_run_keeps_is_looked_for_in_the_run_of_the_checkpoint(tmp_path: P
     assert restoring.folders(other, None) == [other]
 
 
-def test_other_params_than_those_of_the_checkpoint_are_told(
+def test_other_params_than_those_of_the_checkpoint_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     params = tiny_task.tiny_task()

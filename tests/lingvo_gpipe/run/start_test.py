@@ -99,7 +99,7 @@ def begin(params: Any, folder: Path, source: loop.Result) -> tuple[Any, list[str
 
 
 @pytest.mark.parametrize("averages", [True, False])
-def test_averages_become_weights_unless_told_otherwise(
+def test_averages_become_weights_by_default(
     source: loop.Result, tmp_path: Path, averages: bool
 ) -> None:
     params = squares_task(num_partitions=3)
@@ -121,7 +121,7 @@ def test_weights_of_a_run_without_averages_are_taken_as_they_are(
     assert source.step == 3
 
 
-def test_what_begins_anew_is_missing_or_does_not_fit_is_listed(
+def test_what_begins_again_is_missing_or_does_not_fit_is_listed(
     source: loop.Result, tmp_path: Path
 ) -> None:
     more = (layers.Dense.Params(name="more", units=2),)

@@ -44,7 +44,7 @@ def test_grid_of_a_wide_table_leaves_its_middle_out() -> None:
 
 
 @pytest.mark.parametrize("width", [1, 10, 11, 12, 13, 30, 31, 32, 33, 34, 79, 500])
-def test_grid_keeps_to_the_width_where_one_column_fits(width: int) -> None:
+def test_grid_keeps_the_width_if_one_column_fits(width: int) -> None:
     lines = drawing.grid(schedule.make("1f1b", 3, 20), width=width).splitlines()
     assert len(lines) == 3
     assert max(map(len, lines)) <= max(width, len("cell 0: ..."))
@@ -125,7 +125,7 @@ def test_picture_of_no_time_is_drawn() -> None:
         (0.5, "FLOPs", (1.0, "FLOPs")),
     ],
 )
-def test_numbers_are_told_in_their_unit(
+def test_numbers_are_reported_in_their_unit(
     whole: float, unit: str | None, scale: tuple[float, str]
 ) -> None:
     assert drawing._scale(whole, unit) == scale

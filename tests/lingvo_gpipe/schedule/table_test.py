@@ -248,7 +248,7 @@ def test_error_shows_a_part_of_a_large_grid() -> None:
     assert sum(line.count("<") for line in lines) == 1
 
 
-def test_error_reads_slots_behind_the_window_of_short_rows() -> None:
+def test_error_reads_slots_after_the_window_of_short_rows() -> None:
     long_row = ",".join(["0F0", *[""] * 60, "0F0"])
     with pytest.raises(errors.ScheduleError) as caught:
         Table.from_text(f"{long_row}\n1F0")

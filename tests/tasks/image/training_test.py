@@ -64,7 +64,7 @@ def weights(checkpoint: str) -> dict[str, Any]:
     return {name: reader.get_tensor(name) for name in names if "head" in name}
 
 
-def test_broken_images_are_told_and_change_no_number(
+def test_broken_images_are_reported_and_change_no_number(
     folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     lines: list[str] = []
@@ -135,7 +135,7 @@ def test_a_model_of_the_folders_classes_is_described_and_planned(
     )
 
 
-def test_a_run_that_met_too_many_goes_on_once_more_are_allowed(
+def test_a_run_that_met_too_many_continues_once_more_are_allowed(
     folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     strict = task_of(folder, max_broken_share=0.0, shuffle=False)

@@ -342,7 +342,7 @@ def completed(folder: Path, recalled: bool = False) -> Any:
     return params
 
 
-def test_a_run_that_goes_on_with_other_records_of_its_vocabulary_is_reported(
+def test_a_run_that_continues_with_other_records_of_its_vocabulary_is_reported(
     folder: Path, tmp_path: Path
 ) -> None:
     other = shutil.copytree(folder, tmp_path / "other")

@@ -144,7 +144,7 @@ def saved(folder: Path, step: int) -> dict[str, Any]:
     return {key: np.asarray(reader.get_tensor(key)) for key in own}
 
 
-def test_a_run_goes_on_to_the_same_bits_by_its_own_vocabulary_alone(
+def test_a_run_continues_to_the_same_bits_only_by_its_own_vocabulary(
     ran: Run, tmp_path: Path
 ) -> None:
     """Row, column and momentum of the optimizer, and its rate, over a checkpoint between."""
@@ -299,7 +299,7 @@ def test_a_run_is_exported_and_decoded_without_its_data(ran: Run, tmp_path: Path
 # --- other data -------------------------------------------------------------------
 
 
-def test_a_checkpoint_is_evaluated_by_its_own_vocabulary_alone(ran: Run, tmp_path: Path) -> None:
+def test_a_checkpoint_is_evaluated_only_by_its_own_vocabulary(ran: Run, tmp_path: Path) -> None:
     which = str(ran.folder / "checkpoints")
     other = task_of(prepared(tmp_path, seed=1))
     words = other.input.instantiate().vocabulary

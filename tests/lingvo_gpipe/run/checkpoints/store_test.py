@@ -115,7 +115,7 @@ def test_the_saved_or_restored_step_is_not_written_again(tmp_path: pathlib.Path)
     assert shard(tmp_path, 3).stat().st_mtime_ns == before
 
 
-def test_a_step_of_another_run_is_written_anew(tmp_path: pathlib.Path) -> None:
+def test_a_step_of_another_run_is_written_again(tmp_path: pathlib.Path) -> None:
     save(tmp_path, 2, 3)
     objects = network(8)
     saver = checkpoints.Checkpoints(str(tmp_path), objects, "new")
@@ -157,7 +157,7 @@ DAMAGES = [truncate, flip, lose_shard, lose_index, garbage_index, empty_index]
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda d: d.__name__)
-def test_a_torn_newest_one_is_told_and_the_one_before_it_used(
+def test_a_torn_newest_one_is_reported_and_the_one_before_it_used(
     tmp_path: pathlib.Path, damage: Any
 ) -> None:
     save(tmp_path, 3, 5)
@@ -181,7 +181,7 @@ def test_a_torn_newest_one_is_told_and_the_one_before_it_used(
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda d: d.__name__)
-def test_a_torn_one_that_was_asked_for_is_refused(tmp_path: pathlib.Path, damage: Any) -> None:
+def test_a_torn_one_that_was_requested_is_refused(tmp_path: pathlib.Path, damage: Any) -> None:
     save(tmp_path, 3, 5)
     damage(tmp_path)
     text = "no checkpoint .*ckpt-5; there are" if damage is lose_index else "ckpt-5 is torn"
@@ -224,7 +224,7 @@ def test_a_subset_restores_where_slots_are_not_wanted(tmp_path: pathlib.Path) ->
         reader.save(6)
 
 
-def test_matching_restores_what_fits_and_tells_the_rest(tmp_path: pathlib.Path) -> None:
+def test_matching_restores_what_fits_and_reports_the_rest(tmp_path: pathlib.Path) -> None:
     save(tmp_path, 5)
     objects = {
         "weights/stem/kernel": tf.Variable(tf.zeros([3, 4])),
@@ -277,7 +277,7 @@ def test_a_path_that_would_be_a_pattern_is_refused(tmp_path: pathlib.Path, mark:
         checkpoints.restore_matching(network(), str(path / "ckpt-3"))
 
 
-def test_an_unwritable_directory_is_told(tmp_path: pathlib.Path) -> None:
+def test_an_unwritable_directory_is_reported(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(errors.CheckpointError, match="cannot be written here: Not a directory"):
         checkpoints.Checkpoints(str(tmp_path / "file" / "logs"), network())
@@ -296,7 +296,7 @@ def test_another_programs_checkpoints_are_left_alone(tmp_path: pathlib.Path) -> 
         saver.restore(str(tmp_path / "ckpt-1"))
 
 
-def test_a_lost_or_wrong_state_file_is_made_anew(tmp_path: pathlib.Path) -> None:
+def test_a_lost_or_wrong_state_file_is_made_again(tmp_path: pathlib.Path) -> None:
     save(tmp_path, 3, 5)
     for damage in (b"", b"\x00" * 50, b'model_checkpoint_path: "ckpt-9"\n'):
         (tmp_path / "checkpoint").write_bytes(damage)

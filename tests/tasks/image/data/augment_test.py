@@ -29,7 +29,7 @@ def distorted(given: Any, count: int, **more: Any) -> list[Any]:
     return [distort(key(number)).numpy() for number in range(count)]
 
 
-def test_a_window_has_the_area_and_the_aspect_that_were_asked_for() -> None:
+def test_a_window_has_the_area_and_the_aspect_that_were_requested() -> None:
     own = params(crop_area=(0.2, 0.6), crop_aspect=(0.5, 1.5))
     # The value of each pixel encodes its position.
     rows, columns = np.meshgrid(np.arange(100), np.arange(120), indexing="ij")
@@ -112,7 +112,7 @@ def test_each_distortion_draws_its_own() -> None:
         np.testing.assert_array_equal(together, window[:, ::-1] if is_flipped else window)
 
 
-def test_cutout_is_zero_and_of_the_side_that_was_asked_for() -> None:
+def test_cutout_is_zero_and_of_the_requested_size() -> None:
     cut = tf.function(lambda k: augment.cutout(tf.fill([9, 9, 3], 5.0), 4, k))
     holes = [(cut(key(number)).numpy() == 0.0).all(-1) for number in range(200)]
     assert max(hole.sum() for hole in holes) == 16

@@ -118,7 +118,7 @@ def test_broken_images_are_named_once_and_only_the_first(
         ),
     ],
 )
-def test_the_reason_is_told(
+def test_the_reason_is_reported(
     folder: pathlib.Path,
     caplog: pytest.LogCaptureFixture,
     content: Callable[[], bytes],
@@ -166,7 +166,7 @@ def test_too_many_broken_images_end_a_run(
     assert "\n" not in str(caught.value)
 
 
-def test_a_split_without_a_readable_image_is_told(folder: pathlib.Path) -> None:
+def test_a_split_without_a_readable_image_is_reported(folder: pathlib.Path) -> None:
     spoil(folder, *range(9))
     with pytest.raises(errors.InputError, match="none of the 9 images can be read"):
         drawn(folder_input(folder, max_broken_share=1.0).batches(1), 1)

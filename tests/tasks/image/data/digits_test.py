@@ -28,7 +28,7 @@ def test_digits_hold_a_fixed_fifth_of_each_class_out() -> None:
     assert (int(first["label"][:20].sum()), round(float(first["image"].sum()), 1)) == (83, 1970.8)
 
 
-def test_digits_tell_their_spec() -> None:
+def test_digits_declare_their_spec() -> None:
     source = SklearnDigits.Params(batch_size=3).instantiate()
     batch = next(iter(source.batches(1)))
     assert {k: tf.TensorSpec.from_tensor(v) for k, v in batch.items()} == source.element_spec()

@@ -25,7 +25,7 @@ def make_folder(tmp_path: pathlib.Path) -> pathlib.Path:
     return image_files.write_folder(tmp_path)
 
 
-def test_a_folder_gives_its_pixels_and_labels(folder: pathlib.Path) -> None:
+def test_a_folder_returns_its_pixels_and_labels(folder: pathlib.Path) -> None:
     source = folder_input(folder)
     assert source.class_names == ("cat", "dog", "emu")
     found = [values(b) for b in source.evaluation("test", 2)]
@@ -59,7 +59,7 @@ def test_labels_and_order_are_those_of_tfds(folder: pathlib.Path) -> None:
     assert back == pairs
 
 
-def test_other_files_are_left_out_and_told(
+def test_other_files_are_left_out_and_reported(
     folder: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (folder / "test" / "dog" / "notes.txt").write_text("")

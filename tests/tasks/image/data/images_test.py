@@ -50,7 +50,7 @@ def test_sizes_and_channels_are_turned_where_asked(folder: pathlib.Path) -> None
     assert values(next(iter(source.evaluation("test", 9))))["image"].shape == (6, 3, 7, 1)
 
 
-def test_distortion_is_of_training_alone_and_by_seed_epoch_and_example(
+def test_distortion_is_only_in_training_and_by_seed_epoch_and_example(
     folder: pathlib.Path,
 ) -> None:
     more = {"batch_size": 9, "shuffle": False}
@@ -127,7 +127,7 @@ def test_several_crops_are_corners_and_centre_and_mirrored(one: pathlib.Path, cr
             np.testing.assert_array_equal(found[0, 5 + number], found[0, number][:, ::-1])
 
 
-def test_several_crops_are_of_evaluation_alone_and_told(folder: pathlib.Path) -> None:
+def test_several_crops_are_only_in_evaluation_and_reported(folder: pathlib.Path) -> None:
     source = folder_input(folder, resize=True, central=0.8, crops=5, eval_batch_size=2)
     assert source.element_spec(training=False)["image"].shape == [2, 5, 6, 5, 3]
     assert source.element_spec()["image"].shape == [4, 6, 5, 3]

@@ -164,7 +164,7 @@ def test_a_broken_record_is_replaced_and_left_out(
     assert seeds_of(source.batches(0), 1) == [whole[1], *whole[1:]]
 
 
-def test_an_image_without_a_label_is_told(
+def test_an_image_without_a_label_is_reported(
     dataset: pathlib.Path, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     import shutil
@@ -196,7 +196,7 @@ def test_a_file_that_vanishes_is_no_endless_loop(
         list(source.evaluation("test"))
 
 
-def test_files_to_be_downloaded_by_hand_are_told(tmp_path: pathlib.Path) -> None:
+def test_files_to_be_downloaded_by_hand_are_reported(tmp_path: pathlib.Path) -> None:
     source = tfds_input(tmp_path, "imagenet2012", download=True)
     with pytest.raises(errors.InputError) as caught:
         source.num_examples("train")

@@ -150,7 +150,7 @@ def test_the_closed_form_gives_the_known_counts(model: Any) -> None:
 
 
 @pytest.mark.parametrize("model", COUNTS)
-def test_describe_tells_the_known_parameters(model: Any) -> None:
+def test_describe_prints_the_known_parameters(model: Any) -> None:
     text = describe.describe_network(*settings(*model, side=224))
     assert f"parameters: {COUNTS[model]}" in text.splitlines()
     assert "auxiliary" not in text
@@ -180,7 +180,7 @@ def test_stem_steady_and_reduction_cells_have_the_parameters_of_the_closed_form(
 @pytest.mark.parametrize(
     ("genotype", "count"), [("A", 2_309_450), ("B", 1_784_906), ("D", 1_492_058)]
 )
-def test_describe_tells_the_parameters_with_the_small_stem(genotype: str, count: int) -> None:
+def test_describe_prints_the_parameters_with_the_small_stem(genotype: str, count: int) -> None:
     params, fields = settings(genotype, 6, 48, 10, side=32, stem="small")
     text = describe.describe_network(params, fields)
     assert f"parameters: {count}" in text.splitlines()
@@ -190,7 +190,7 @@ def test_describe_tells_the_parameters_with_the_small_stem(genotype: str, count:
 @pytest.mark.parametrize(
     ("model", "count"), [(("B", 18, 512, 1001), 487_616), (("D", 18, 544, 1001), 434_380)]
 )
-def test_describe_tells_the_statistics(model: Any, count: int) -> None:
+def test_describe_prints_the_statistics(model: Any, count: int) -> None:
     text = describe.describe_network(*settings(*model, side=224))
     assert f"statistics: {count}" in text.splitlines()
 
@@ -205,7 +205,7 @@ def test_describe_tells_the_statistics(model: Any, count: int) -> None:
         (("D", 18, 256, 1001), 224, 663_984),
     ],
 )
-def test_describe_tells_the_auxiliary_head_apart(model: Any, side: int, count: int) -> None:
+def test_describe_separates_the_auxiliary_head(model: Any, side: int, count: int) -> None:
     text = describe.describe_network(*settings(*model, side=side, auxiliary_weight=0.4))
     lines = text.splitlines()
     assert f"auxiliary parameters: {count}" in lines

@@ -332,7 +332,7 @@ def test_crops_of_an_image_are_averaged_as_probabilities() -> None:
     assert float(found.sums["accuracy"]["total"]) == np.sum(mean.argmax(1) == label.numpy())
 
 
-def test_the_auxiliary_head_is_of_training_alone() -> None:
+def test_the_auxiliary_head_is_only_in_training() -> None:
     pipe = pipeline()
     batch = {
         "image": tf.random.stateless_normal([4, 11, 11, 3], [1, 2]),

@@ -387,7 +387,7 @@ def test_nobody_asks_whether_to_stop_before_the_model_is_there(
     assert (tmp_path / "out").read_text() == "bado\n"
 
 
-def test_a_translation_stands_above_the_bar(
+def test_a_translation_appears_above_the_bar(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     master, slave = os.openpty()
@@ -408,7 +408,7 @@ def test_a_translation_stands_above_the_bar(
         assert shown[shown.index(word) - 1] in "\r\n"
 
 
-def test_a_full_disk_behind_the_standard_output_is_reported(
+def test_a_full_disk_at_the_standard_output_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"bado\n")))

@@ -153,7 +153,7 @@ def test_what_ends_makes_room_for_the_next_best() -> None:
     assert later.ended.numpy().tolist() == [1]
 
 
-def test_control_symbols_are_never_given() -> None:
+def test_control_symbols_are_never_generated() -> None:
     """Even if the model prefers them; their probability is not redistributed."""
     params = search.Search(beam=2, max_length=3, length_penalty=0.0)
     state = search.begin(1, params, controls=2)

@@ -104,7 +104,7 @@ def test_a_beam_finds_what_the_model_scores_no_lower_than_greedy_search() -> Non
     assert mean[4] > mean[1] + 0.01
 
 
-def test_a_beam_in_bfloat16_is_full_recomputation_but_for_rounding() -> None:
+def test_a_beam_in_bfloat16_is_full_recomputation_except_for_rounding() -> None:
     """Cells find what the plain network does, but where two hypotheses are nearly equal."""
     pipe = cut(2, 4, 2, dtype="mixed_bfloat16", transparent="per_layer", packed=True)
     params = Decode(

@@ -212,7 +212,7 @@ def test_transparent_shares_travel_and_end_in_the_mixture() -> None:
     np.testing.assert_allclose(outputs, mixture, rtol=1e-12)
 
 
-def test_logits_are_clipped_in_training_alone_and_have_no_gradient_beyond() -> None:
+def test_logits_are_clipped_only_in_training_and_have_no_gradient_beyond() -> None:
     params = TranslationSoftmax.Params(vocabulary=3, logit_clip=2.0, reads=("x",))
     x = tf.constant([[[1.0]]], tf.float64)
     made = make(params, x)

@@ -106,7 +106,7 @@ def test_each_layer_writes_its_own_name_and_reads_what_it_needs() -> None:
     }
 
 
-def test_encoder_output_goes_straight_to_the_cells_that_read_it() -> None:
+def test_encoder_output_goes_directly_to_the_cells_that_read_it() -> None:
     """The cell of the target embedding alone, between encoder and decoder, does not see it."""
     layers = transformer_layers(2, 32, 2, 50)
     analysis = network.analyze(model(layers, num_partitions=4, cuts=(4, 1, 2, 2)), fields())

@@ -134,7 +134,7 @@ def test_position_is_found_far_ahead_without_planning_what_lies_before(
 
 @pytest.mark.parametrize("temperature", [1.0, 5.0, 100.0])
 @pytest.mark.parametrize("packing", [False, True])
-def test_an_epoch_has_the_foretold_number_of_batches(packing: bool, temperature: float) -> None:
+def test_an_epoch_has_the_predicted_number_of_batches(packing: bool, temperature: float) -> None:
     plan = plan_of(packing, temperature)
     assert plan.epoch_sizes(0, 9).tolist() == [len(plan.epoch(epoch)) for epoch in range(9)]
 

@@ -42,7 +42,7 @@ def made() -> vocabulary.Vocabulary:
     return trained("de", "zh-Hans")
 
 
-def test_ids_stand_in_their_order(made: vocabulary.Vocabulary) -> None:
+def test_ids_are_in_their_order(made: vocabulary.Vocabulary) -> None:
     assert made.pieces[:7] == (
         *("<pad>", "<unk>", "<s>", "</s>", "<2de>", "<2zh-Hans>"),
         "<0x00>",

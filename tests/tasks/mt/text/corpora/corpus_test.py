@@ -139,7 +139,7 @@ def test_a_separator_inside_a_sentence_shifts_nothing(
         read(aligned(tmp_path, *texts, separator="fail"))
 
 
-def test_a_pair_counts_once_whose_sides_have_the_same_fault(tmp_path: Path) -> None:
+def test_a_pair_counts_once_whose_sentences_have_the_same_fault(tmp_path: Path) -> None:
     lines: list[tuple[str, str, str]] = []
     params = aligned(tmp_path, b"eins\n\ndrei\n", b"one\n\n\xff\n")
     faults = Faults(params.policy, log=lambda *fault: lines.append(fault))
@@ -242,7 +242,7 @@ def test_a_table_with_another_number_of_columns_is_named(tmp_path: Path) -> None
         read(params)
 
 
-def test_bounds_of_length_are_counted_in_training_alone(tmp_path: Path) -> None:
+def test_bounds_of_length_are_counted_only_in_training(tmp_path: Path) -> None:
     english = "o" * 11 + "\ntwo\nt\n"
     params = aligned(tmp_path, GOOD, english, max_characters=10, max_ratio=3.0)
     found, faults = read(params)

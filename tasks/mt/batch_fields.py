@@ -29,7 +29,7 @@ def arrays(split: Split, units: Units, planned: PlannedBatch, packing: bool) -> 
         split: split of the examples.
         units: units of the plan.
         planned: the mini-batch.
-        packing: with the fields of packed rows.
+        packing: whether to include the fields of packed rows.
     """
     rows, length = planned.shape.rows, planned.shape.length
     names = (*_TOKEN_FIELDS, *(_PACKED_FIELDS if packing else ()))

@@ -1,4 +1,4 @@
-"""Which examples training and evaluations read: chosen pairs, limits of length, mini-batches."""
+"""Selecting the examples of training and evaluation: pairs, limits of length, mini-batches."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class BatchPlanner:
         """Return the units of an evaluation, all examples of the chosen pairs.
 
         Args:
-            split: its name.
+            split: name of the split.
             tokens: number of tokens of a mini-batch; one with a very long example may have more.
 
         Raises:
@@ -137,13 +137,13 @@ class BatchPlanner:
         return Examples(chosen, lengths, np.concatenate([none, *languages]), len(index))
 
     def _within_limits(self, lengths: Array) -> Array:
-        """Return which examples are within the limits of length; log how many are not.
+        """Return which examples are within the limits of length; log the number of the others.
 
         Args:
             lengths: [n, 2], with end tokens.
 
         Raises:
-            InputError: no example is.
+            InputError: no example is within them.
         """
         params = self._params
         kept = lengths.max(1) <= params.max_length
@@ -156,7 +156,7 @@ class BatchPlanner:
             kept &= even
         if long or uneven:
             logging.warning(
-                "left out of %d training examples: %d longer than %d tokens, %d of uneven sides",
+                "left out of %d training examples: %d longer than %d tokens, %d of uneven lengths",
                 len(kept),
                 long,
                 params.max_length,
@@ -165,6 +165,6 @@ class BatchPlanner:
         if not kept.any():
             raise errors.InputError(
                 f"{self._records.folder}: no training example is left: {long} of {len(kept)} are "
-                f"longer than input.max_length={params.max_length}, {uneven} uneven"
+                f"longer than input.max_length={params.max_length}, {uneven} of uneven lengths"
             )
         return kept

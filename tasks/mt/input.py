@@ -48,8 +48,8 @@ class Translation(Input):
 
     Training continues after any number of mini-batches as if it had never stopped. `batch_size` and
     `eval_batch_size` are the tokens of a mini-batch in sources and in targets, with padding, so the
-    number of rows depends on their length. Training keeps to them. An evaluation, which drops no
-    long sentence, may exceed them with `multiple_of` long rows.
+    number of rows depends on their length. Training never exceeds them. An evaluation drops no long
+    sentence, so it may exceed them with `multiple_of` long rows.
     """
 
     asset_names = (records.VOCABULARY, records.TARGET_TOKENS)
@@ -66,7 +66,7 @@ class Translation(Input):
             (), "Pairs of languages to train on, such as de:en; empty: all of the records."
         )
         temperature: float = hyperparams.field(
-            5.0, "T of the languages' shares, D^(1/T): 1 is proportional, more is more equal."
+            5.0, "T of the languages' shares, D^(1/T): 1 is proportional, larger is more equal."
         )
         max_length: int = hyperparams.field(
             128,
@@ -96,7 +96,7 @@ class Translation(Input):
             None, "Records of another vocabulary are refused; None: filled in from the records."
         )
         records: str | None = hyperparams.field(
-            None, "Fingerprint of the records, filled in; a run that continues on others is warned."
+            None, "Fingerprint of the records, filled in; a run on other records logs a warning."
         )
 
     params: Params
@@ -176,7 +176,7 @@ class Translation(Input):
 
         Args:
             split: its name.
-            batch_size: tokens of a mini-batch in sources and in targets; None: as the params say.
+            batch_size: tokens of a mini-batch in sources and in targets; None: as in the params.
         """
         params = self.params
         tokens = batch_size or params.eval_batch_size or params.batch_size
@@ -231,7 +231,7 @@ class Translation(Input):
         """
         proto, target_tokens = (assets[name] for name in self.asset_names)
         self._restored = (
-            Vocabulary(proto, "the kept vocabulary"),
+            Vocabulary(proto, "the stored vocabulary"),
             target_tokens.startswith(b"True"),
         )
 

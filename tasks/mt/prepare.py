@@ -3,8 +3,8 @@ r"""Makes a folder of records: corpora → vocabulary → ids.
     python -m lingvo_gpipe.tasks.mt.prepare --output=records/m30k \
         --aligned=en,de:train=train.en.gz,train.de.gz --aligned=en,de:test=test.en.gz,test.de.gz
 
-It ends with 0 when done, 1 after a user's mistake (one line, no traceback), 130 after Ctrl-C. Work
-that was not finished leaves nothing under the output's name.
+The exit code is 0 when done, 1 after a user's mistake (one line, no traceback) and 130 after
+Ctrl-C. Unfinished work leaves nothing at the output path.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _flags() -> Flags:
     known.repeated("translate_folder", "Corpus: a folder of LANG.SPLIT.txt, or of such folders.")
     known.repeated("aligned", "Corpus: aligned files of one split, en,de:SPLIT=PATH,PATH.")
     known.repeated(
-        "tsv", "Corpus: files with tabs, en,de:SPLIT=PATH or a glob, one language a column."
+        "tsv", "Corpus: files with tabs, en,de:SPLIT=PATH or a glob, one language per column."
     )
     known.repeated("tfds", "Corpus: a TFDS translation dataset, such as wmt14_translate/de-en.")
     known.switch("django", "Corpus: Django's message catalogues.")
@@ -54,7 +54,7 @@ def _flags() -> Flags:
     known.text("vocabulary_file", "A .model file to use instead of training a vocabulary.")
     known.number(
         "threads",
-        "Threads that tokenise; by default one for each core. The records do not depend on it.",
+        "Threads that tokenise; by default one per core. The records do not depend on it.",
     )
     return known
 
@@ -160,12 +160,12 @@ def _report(line: str) -> None:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Do what the arguments `argv` (without the program's name) ask; return the exit code."""
+    """Run the command with arguments `argv` (without the program's name); return the exit code."""
     return command.exit_code(lambda: _run(argv))
 
 
 def _run(argv: Sequence[str]) -> command.Exit:
-    # The records are in their folder, whatever becomes of the lines.
+    # The records are complete, even if the lines cannot be printed.
     done = command.Exit(output_required=False)
     values = _read_flags(argv)
     if values is None:

@@ -3,11 +3,11 @@
     python -m lingvo_gpipe.trainer --model=NAME --logdir=FOLDER --mode=decode \
         --params_override=decode.input=text.de --params_override=decode.output=text.en
 
-A file of translations appears when it is complete. The standard output receives translations some
-lines at a time; then all other messages go to the standard error. Only line feeds end lines, and
-each line has one translation: an empty line has an empty one. A line with more tokens than
+A file of translations appears when it is complete. The standard output receives translations a few
+lines at a time; in that case all other messages go to the standard error. Only line feeds end
+lines. Each line has one translation, that of an empty line is empty. A line with more tokens than
 `decode.max_length` is split, between words if possible, and the translations of its parts are
-joined. Bytes that are not UTF-8 become U+FFFD. Split and replaced lines are reported by number.
+joined. Bytes that are not UTF-8 become U+FFFD. Split and changed lines are reported by number.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 _BOM = b"\xef\xbb\xbf"
 _WORD = "\u2581"  # SentencePiece's mark of a space, with which a word begins
-# SentencePiece's names of the bytes that continue a character of UTF-8.
+# SentencePiece's names of UTF-8 continuation bytes.
 _CONTINUATIONS = frozenset(f"<0x{byte:02X}>" for byte in range(0x80, 0xC0))
 _MAX_SHOWN = 10
 
 
 @dataclasses.dataclass(slots=True)
 class LineCounts:
-    """What was done with the lines.
+    """Counts of lines, by what was done with them.
 
     Attributes:
         lines: number of lines read.
@@ -74,7 +74,7 @@ class LineCounts:
 
 
 def run(job: registry.Job) -> None:
-    """Do what `--mode=decode` asks.
+    """Run `--mode=decode`.
 
     Raises:
         UserError: there is no checkpoint, no such language or no text, or it cannot be written.
@@ -97,7 +97,7 @@ def run(job: registry.Job) -> None:
     try:
         with reading as file, text_streams.writing(settings.output) as write:
             decoder = translator.Decoder(params, logdir=job.logdir, checkpoint=job.checkpoint)
-            poll()  # from here on signals are only polled; before, they end the process at once
+            poll()  # from now on signals are only polled; until now they end the process at once
             with text_streams.line_counter(settings.input) as bar:
                 lines = LineTranslator(decoder, settings, counts, bar.update)
                 for translated in lines.translate(file, poll):
@@ -115,7 +115,7 @@ def run(job: registry.Job) -> None:
 
 
 class TokenTranslator(Protocol):
-    """What `LineTranslator` needs of a `translator.Decoder`."""
+    """The part of `translator.Decoder` that `LineTranslator` needs."""
 
     vocabulary: Vocabulary
     target_tokens: bool
@@ -181,7 +181,7 @@ class LineTranslator:
 
             def finished(parts: int) -> None:
                 nonlocal left
-                # A long line has several parts: the last line counts at the end of the block.
+                # A long line has several parts: the last line is counted at the end of the block.
                 lines = min(parts, left - 1)
                 left -= lines
                 self._count(lines)
@@ -217,7 +217,7 @@ class LineTranslator:
             if end > full:
                 words = (n for n in range(full, start + room // 2, -1) if self._begins_word[ids[n]])
                 characters = (n for n in range(full, start, -1) if not self._continues[ids[n]])
-                # A character with more bytes than there is room for is split.
+                # A character with more bytes than allowed is split.
                 end = next(itertools.chain(words, characters), full)
             yield [*self._prefix, *ids[start:end], END]
             start = end

@@ -13,7 +13,7 @@ class Decode(hyperparams.Params):
     search: Search = hyperparams.field(Search(), "Settings of the beam search.")
     batch: int = hyperparams.field(32, "Sentences of a group, which are translated together.")
     groups: int | None = hyperparams.field(
-        None, "M: groups that pass through the cells at the same time; None: one for each cell."
+        None, "M: groups that pass through the cells at the same time; None: one per cell."
     )
     max_length: int | None = hyperparams.field(
         None, "Maximum number of source tokens, with </s>; longer lines are split. None: input's."
@@ -35,7 +35,7 @@ def check(params: Decode) -> None:
     """Refuse settings that are out of range.
 
     Raises:
-        ParamsError: names the first.
+        ParamsError: names the first such setting.
     """
     search.check(params.search)
     least = {"batch": 1, "groups": 1, "max_length": 3, "num_shapes": 1, "read_ahead": 1}

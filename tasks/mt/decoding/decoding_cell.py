@@ -13,7 +13,7 @@ from lingvo_gpipe.tasks.mt.decoding.search import Search, SearchState
 
 
 class Choice(NamedTuple):
-    """What the search chose for the next token; a nest of tensors.
+    """The choice of the search for the next token; a nest of tensors.
 
     Attributes:
         state: state of the search.
@@ -45,7 +45,7 @@ class DecodingCell:
 
         Args:
             part: layers of the cell.
-            later: those of later cells, which read what it exports.
+            later: layers of later cells, which read what it exports.
             device: device of its weights and caches.
             settings: settings of the search.
         """
@@ -62,7 +62,7 @@ class DecodingCell:
     def _begin(
         self, theta: LayerThetas, inputs: Mapping[str, tf.Tensor], rows: int, length: int
     ) -> tuple[Caches, dict[str, tf.Tensor]]:
-        """Return the caches of `rows` hypotheses; what later cells read of the sentences."""
+        """Return the caches of `rows` hypotheses, and values of the sentences for later cells."""
         caches, outputs = self.part.begin(theta, inputs, rows, length)
         return caches, {name: outputs[name] for name in self._begin_exports}
 
@@ -73,7 +73,7 @@ class DecodingCell:
         parents: tf.Tensor,
         inputs: Mapping[str, tf.Tensor],
     ) -> tuple[Caches, dict[str, tf.Tensor]]:
-        """Return the caches with one more token; what later cells read of this token."""
+        """Return the caches with one more token, and values of this token for later cells."""
         caches, outputs = self._outputs(theta, caches, parents, inputs)
         return caches, {name: outputs[name] for name in self._extend_exports}
 

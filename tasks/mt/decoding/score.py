@@ -64,7 +64,7 @@ def sentences_to_translate(
     if split == trained:
         others = [name for name in records.splits if name != trained]
         raise errors.ParamsError(
-            f"split {split!r} is trained on, and its text is not kept. Score another by "
+            f"split {split!r} is trained on, and its text is not stored. Score another split by "
             f"--params_override=score.split=NAME: {', '.join(others) or 'there is none'}"
         )
     records_split = records.split(split)
@@ -90,7 +90,7 @@ def sentences_to_translate(
 
 
 def run(job: registry.Job) -> None:
-    """Do what `--mode=score` asks.
+    """Run `--mode=score`.
 
     Raises:
         UserError: sacreBLEU is not installed, or there is no checkpoint or nothing to score.

@@ -1,8 +1,8 @@
 """Serving: exported translation models, from ids to ids and from strings to strings.
 
-Both contain the beam search. The model from ids to ids needs only TensorFlow. The other one uses
-operations of tensorflow-text, without which it cannot be loaded; it is a separate SavedModel, in
-the folder `text`.
+Both contain the beam search. The model from ids to ids needs only TensorFlow. The model from
+strings to strings can be loaded only with tensorflow-text; it is a separate SavedModel, in the
+folder `text`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lingvo_gpipe.tasks.mt.decoding import incremental, search
 from lingvo_gpipe.tasks.mt.text.vocabulary import END, PAD, UNKNOWN, Vocabulary
 
 TEXT = "text"
-_LENGTH = 16  # of source and target in the analysis; served ones may have any length
+_LENGTH = 16  # length of source and target in the analysis; served ones may have any length
 
 
 def program(vocabulary: Vocabulary, settings: search.Search, target_tokens: bool) -> Program:
@@ -115,7 +115,7 @@ class _Translate:
 def _of_strings(tokenizer: Tokenizer, translate: _Translate, target_tokens: bool) -> Function:
     def call(text: tf.Tensor, target_language: tf.Tensor | None = None) -> dict[str, tf.Tensor]:
         outputs = translate(tokenizer.encode(text, target_language))
-        # The model would invent a translation of an empty source.
+        # For an empty source the model would generate an arbitrary translation.
         blank = tokenizer.is_blank(text)
         return {
             "translation": tf.where(blank, "", tokenizer.decode(outputs["target"])),

@@ -1,4 +1,4 @@
-"""Where lines are read and translations are written: files, pipes, the standard streams."""
+"""Reading lines and writing translations: files, pipes, the standard streams."""
 
 from __future__ import annotations
 

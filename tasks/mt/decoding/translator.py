@@ -1,10 +1,10 @@
-"""Translation by a model that is spread over devices: one token is one sweep over its cells.
+"""Translation by a model that is spread over devices: each token is one sweep over the cells.
 
 The cells are those of training. Weights and caches of a cell stay on its device. For each token a
 cell receives what its layers read: ids, or one position of an earlier cell's output. When beam
-search reorders hypotheses, the order travels with the token as an index, by which each cell gathers
-its caches. There are as many groups of sentences as cells, so that all devices work; when a group
-is done, the next one takes its place.
+search reorders hypotheses, the new order is sent with the token as an index, and each cell gathers
+its caches by it. There are as many groups of sentences as cells, so all devices are busy. When a
+group is done, the next one takes its place.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Translator:
         Args:
             pipe: built; decoding uses its cells, devices and variables.
             params: settings.
-            max_length: of the sources for which shapes are planned; longer ones get more shapes.
+            max_length: longest source for which shapes are planned; longer ones get more shapes.
             controls: see `search.begin`.
 
         Raises:
@@ -133,7 +133,7 @@ class Translator:
             The ids of each translation, in the order of `sources`, without <s> and </s>.
         """
         translations: list[list[int]] = [[] for _ in sources]
-        # Once, not for every token: in mixed precision reading is a copy.
+        # Once, not for every token, because in mixed precision reading copies.
         weights = _Weights(*self._read())
         for span, chunks in self._planned(sources):
             for numbers, ids in self._run(
@@ -160,8 +160,8 @@ class Translator:
     def _rows(self, count: int, span: int) -> int:
         """Return the rows of a group: the batch size, or a power of two for few sentences.
 
-        A group of sentences that are longer than planned has only as many tokens as a batch,
-        because all are padded to the longest.
+        A group with sentences longer than planned has fewer rows, so that it has as many tokens as
+        a batch: all its sentences are padded to the longest.
         """
         rows = min(self._params.batch, 1 << max(count - 1, 0).bit_length())
         return max(1, min(rows, self._params.batch * self._spans[-1] // span))
@@ -186,8 +186,8 @@ class Translator:
         over: list[bool] = []
         while True:
             live = len(over) - sum(over)
-            # A group that is done stays until another takes its place, or until half of them are
-            # done: a sweep over another number of groups is another trace.
+            # A finished group stays until another takes its place, or until half of all groups are
+            # finished, because a sweep over another number of groups needs another trace.
             if waiting or 2 * live <= len(over):
                 running = [
                     entry for entry, is_over in zip(running, over, strict=True) if not is_over

@@ -56,7 +56,7 @@ class DecoderLayer(Block):
             return super().flow(call, x, (mask,), (memory, memory_mask), ())
 
         def memory(self, call: composite.Calls, memories: Sequence[Nest]) -> Nest:
-            """Return what is attended to: the encoder's output, or a mixture of its layers'."""
+            """Return what is attended to: the encoder's output, or a mixture of its layers."""
             if "mixture" not in call.names:
                 return memories[0]
             return call("memory_norm", call("mixture", *memories))

@@ -1,4 +1,4 @@
-"""What a layer implements to be decoded token by token; `decoding.incremental` calls it."""
+"""The interface of layers that decode token by token; `decoding.incremental` calls it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Cache: TypeAlias = dict[str, tf.Tensor]
 
 @runtime_checkable
 class IncrementalLayer(Protocol):
-    """A layer that depends on earlier tokens and caches what it needs of them.
+    """A layer that depends on earlier tokens and caches what it needs from them.
 
     The first axis of a cached tensor counts hypotheses, by which a beam gathers them. In tensors
     named in `per_source` it counts sources: all hypotheses of a sentence share them.
@@ -45,6 +45,6 @@ class IncrementalLayer(Protocol):
             theta: theta of the layer.
             cache: cache of the tokens before.
             inputs: what the layer reads of the token; None for inputs that do not come token by
-                token, of which the cache holds what is needed.
+                token: the cache holds what is needed from them.
             ctx: context of the layer.
         """

@@ -1,8 +1,8 @@
 """T(L, H, A): the translation model of Huang et al. 2019, section 5, as a flat list of layers.
 
-L encoder and L decoder layers, feed-forward parts of H hidden units, A heads of 64 features;
-pre-norm with final norms. Each layer writes one name, its own, and reads the names that it needs.
-Wherever the list is cut, the encoder's output, source and target go directly to the cells that read
+It has L encoder and L decoder layers, feed-forward parts with H hidden units, A heads of 64
+features, and pre-norm with final norms. Each layer writes its own name and reads the names that it
+needs. For every cut, the encoder's output, source and target go directly to the cells that read
 them.
 """
 

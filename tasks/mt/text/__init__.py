@@ -1,4 +1,4 @@
 """From parallel text to mini-batches: corpora, vocabulary, prepared records, mixing, packing.
 
-Nothing here knows the network.
+Nothing here depends on the network.
 """

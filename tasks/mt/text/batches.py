@@ -2,10 +2,10 @@
 
 A *unit* is the content of a row: one example, or with packing several. The units of one language
 and one shape are a *stratum*. The share of its language decides how many units an epoch draws from
-a stratum; at T=1 it draws each once. Draws pass over the stratum again and again, each pass in a
-new order. The number that an epoch draws is the difference of two rounded running sums: over many
-epochs the shares are exact and no unit is forgotten, and the number of mini-batches of an epoch is
-known without planning the epochs before it.
+a stratum; at T=1 it draws each once. Draws go through the stratum repeatedly, each time in a new
+order. The number that an epoch draws is the difference of two rounded running sums. So over many
+epochs the shares are exact and no unit is skipped, and the number of mini-batches of an epoch is
+known without planning earlier epochs.
 
 A mini-batch has one shape: rows × length. Each shape is traced once, so their number is limited.
 The last mini-batch of a shape in an epoch may have fewer units than rows.
@@ -26,7 +26,7 @@ from lingvo_gpipe.tasks.mt.text import mixture
 
 Array: TypeAlias = npt.NDArray[Any]
 
-# Part of the key of each permutation, so that no two are equal.
+# Part of the key of each permutation, so that all differ.
 _STRATUM, _MIX, _ORDER, _PACK = range(4)
 _EPOCHS_AHEAD = 64
 _OPEN_ROWS = 64

@@ -1,4 +1,4 @@
-"""Text between corpora and records: faultless sentence pairs in files, one for two languages."""
+"""Text between corpora and records: faultless sentence pairs, one file for two languages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lingvo_gpipe.tasks.mt.text.corpora.corpus import Languages
 from lingvo_gpipe.tasks.mt.text.corpora.faults import SentencePair
 from lingvo_gpipe.tasks.mt.text.vocabulary_training import VocabularyTraining
 
-KEPT = "text"  # folder of the text that is kept with the records
+KEPT = "text"  # folder of the text that is stored with the records
 _BLOCK = 8192
 
 

@@ -13,7 +13,7 @@ from lingvo_gpipe.tasks.mt.text.corpora.corpus import Corpus, Languages, languag
 class PairSelection:
     """The pairs of languages that are prepared.
 
-    Corpora are read only when a property is first needed: records that exist need no corpus.
+    Corpora are read only when a property is first used, because existing records need no corpus.
 
     Attributes:
         corpora: in their order.
@@ -94,9 +94,9 @@ class PairSelection:
 
     @functools.cached_property
     def unused(self) -> dict[str, dict[str, list[str]]]:
-        """Corpus → split → languages from which nothing is taken although no user chose that.
+        """Corpus → split → languages that are not used, although the user did not choose that.
 
-        If pairs are requested, other languages are left out by choice, unless that leaves out a
+        If pairs are requested, other languages are left out by choice, unless this leaves out a
         whole split.
         """
         unused: dict[str, dict[str, list[str]]] = {}
@@ -115,7 +115,7 @@ class PairSelection:
         for name, splits in self.unused.items():
             for split, languages in splits.items():
                 yield (
-                    f"warning: {name}: nothing is taken of {', '.join(languages)} in split "
+                    f"warning: {name}: no text is used of {', '.join(languages)} in split "
                     f"{split!r}: {why}. Correct the languages, or name their pairs as well"
                 )
 

@@ -130,7 +130,7 @@ class Preparation(hyperparams.Configurable):
 
     @property
     def unused_languages(self) -> dict[str, dict[str, list[str]]]:
-        """Corpus → split → languages from which nothing is taken; see `PairSelection.unused`."""
+        """Corpus → split → languages that are not used; see `PairSelection.unused`."""
         return self._selection.unused
 
     def _changed_text(self, prepared: records.Records) -> str | None:
@@ -262,7 +262,7 @@ def _targets_seen_in_training(
         for each in training:
             for _, sentence in bar.over(each.text.directed(each.source)):
                 for split in seen:
-                    # Removed when it is first seen: training may repeat it.
+                    # Removed when it is first seen, because training may repeat it.
                     seen[split] += counts.get((each.language, split), {}).pop(sentence, 0)
     return seen
 

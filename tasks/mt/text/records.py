@@ -1,4 +1,4 @@
-"""Tokenised text on disk: any example is read by its number, and no text is tokenised twice.
+"""Tokenised text on disk: any example can be read by its number, and text is tokenised once.
 
 A folder of records holds `manifest.json`, `vocabulary.model` and for each split `SPLIT.ids` (the
 ids of source and target, example after example) and `SPLIT.lengths` (int32 [N, 2]). The examples of
@@ -177,7 +177,7 @@ class Split:
         if len(self.lengths) != entry["examples"] or total != len(self._ids):
             raise errors.InputError(
                 f"{folder / name}.ids holds {len(self._ids)} ids of {len(self.lengths)} examples, "
-                f"but the manifest says {total} of {entry['examples']}. {_again(folder)}"
+                f"but the manifest has {total} of {entry['examples']}. {_again(folder)}"
             )
 
     def __len__(self) -> int:
@@ -202,7 +202,7 @@ def _file(path: Path, size: int, dtype: np.dtype[Any]) -> Array:
         raise errors.InputError(
             f"{path} has {actual} bytes, not {size} as the manifest says. {_again(path.parent)}"
         )
-    # A plain array over the map: slices of a `memmap` are slow to create.
+    # A plain array over the map, because slices of a `memmap` are slow to create.
     return np.asarray(np.memmap(path, dtype, "r")) if size else np.zeros(0, dtype)
 
 
@@ -322,7 +322,7 @@ class Records:
             self.split(name)
 
     def text(self, split: str, pair: str) -> tuple[list[str], list[str]]:
-        """Return the text of sources and targets; the training split keeps none.
+        """Return the text of sources and targets; that of the training split is not stored.
 
         Raises:
             InputError: the split or the pair has no text.
@@ -331,4 +331,4 @@ class Records:
             if span.pair == pair and span.text is not None:
                 source, target = (_lines(self.folder / name, span.count) for name in span.text)
                 return source, target
-        raise errors.InputError(f"{self.folder} keeps no text of pair {pair!r} in split {split!r}")
+        raise errors.InputError(f"{self.folder} has no text of pair {pair!r} in split {split!r}")

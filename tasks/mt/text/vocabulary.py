@@ -93,8 +93,8 @@ class Vocabulary:
     def hash(self) -> str:
         """Identity of the vocabulary: sha256 over pieces, scores, kinds and normalization.
 
-        The file also holds settings of the training that change no id, so its own hash would
-        differ between equal vocabularies.
+        The file also has training settings that do not change ids, so hashes of files would differ
+        between equal vocabularies.
         """
         digest = hashlib.sha256()
         for piece in self._model.pieces:

@@ -77,7 +77,9 @@ class VocabularySource:
             report(f"training a vocabulary of {training.size} pieces on {count} sentences")
 
         vocabulary = vocabulary_training.train(drawn(), training, self._targets)
-        fewer = "" if len(vocabulary) == training.size else f" (not {training.size}: poor text)"
+        fewer = (
+            "" if len(vocabulary) == training.size else f" (not {training.size}: too little text)"
+        )
         report(f"vocabulary of {len(vocabulary)} pieces{fewer}, {vocabulary.hash[:12]}")
         return vocabulary
 

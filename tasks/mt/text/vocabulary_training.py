@@ -60,7 +60,7 @@ def normaliser(rule: str) -> Callable[[str], str]:
 
 
 def check(params: VocabularyTraining, num_targets: int) -> None:
-    """Refuse params with which no text can be trained on.
+    """Refuse params with which no vocabulary can be trained.
 
     Raises:
         InputError: the size is too small for bytes and control symbols, or another field is out of

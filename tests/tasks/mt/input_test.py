@@ -191,7 +191,7 @@ def test_what_is_too_long_or_uneven_is_left_out_and_reported(
     assert int(plan.units.sizes.sum()) == len(lengths) - int((long | uneven).sum())
     assert long.any()
     assert uneven.any()
-    assert f"{long.sum()} longer than 9 tokens, {uneven.sum()} of uneven sides" in caplog.text
+    assert f"{long.sum()} longer than 9 tokens, {uneven.sum()} of uneven lengths" in caplog.text
     assert not capsys.readouterr().err
     made.batches(1)
     count = len(plan.epoch(0))
@@ -433,7 +433,7 @@ def test_bad_text_of_tfds_is_named_by_its_number() -> None:
         found, faults = read(params, "de", "en")
     assert found == [("c", "z")]
     assert faults.counts == {"separator": 1, "empty": 1}
-    assert faults.examples["empty"] == ["ted_multi_translate train:1: side is empty"]
+    assert faults.examples["empty"] == ["ted_multi_translate train:1: sentence is empty"]
 
 
 def test_what_is_no_tfds_translation_is_refused() -> None:

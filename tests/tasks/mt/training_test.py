@@ -292,7 +292,9 @@ def test_a_run_is_exported_and_decoded_without_its_data(ran: Run, tmp_path: Path
         export.run(params, own)
     (own / records.VOCABULARY).write_bytes(b"torn")
     (own / records.TARGET_TOKENS).write_text("False\n")
-    with pytest.raises(errors.InputError, match="the kept vocabulary is not a SentencePiece model"):
+    with pytest.raises(
+        errors.InputError, match="the stored vocabulary is not a SentencePiece model"
+    ):
         export.run(params, own)
 
 

@@ -1,4 +1,4 @@
 """Sources of parallel text: files, TFDS datasets, message catalogues; faulty text is counted.
 
-Nothing here knows vocabularies or ids.
+Nothing here depends on vocabularies or ids.
 """

@@ -98,8 +98,8 @@ class Faults:
             policy: policy of the corpus.
             train_split: name of the training split.
             log: called with the kind, the place and the description of every fault; None: no log.
-            normalise: the vocabulary's normalization. A sentence of which it leaves nothing is
-                empty.
+            normalise: the vocabulary's normalization. A sentence is empty if nothing is left
+                after it.
             progress: see the attribute.
         """
         self.policy = policy
@@ -133,7 +133,7 @@ class Faults:
             kept.append(f"{where}: {what}")
 
     def add(self, other: Faults) -> None:
-        """Add the counts of `other`; its examples follow the present ones."""
+        """Add the counts of `other`; its examples are appended."""
         self.counts.update(other.counts)
         for kind, examples in other.examples.items():
             kept = self.examples.setdefault(kind, [])
@@ -174,7 +174,7 @@ class Faults:
             self.record("separator", where, f"{place} would end the line elsewhere")
             return None
         if not has_visible_text(text) or not self._normalise(text):
-            self.record("empty", where, "side is empty")
+            self.record("empty", where, "sentence is empty")
             return None
         return text
 

@@ -1,4 +1,4 @@
-"""Corpora in text files: a folder of `LANG.SPLIT.txt`, aligned files, tables with tabs.
+"""Corpora in text files: folders of `LANG.SPLIT.txt`, aligned files, tables with tabs.
 
 A file whose name ends in `.gz` is decompressed.
 """
@@ -174,8 +174,8 @@ class TranslateFolder(FileCorpus):
         for split, group in splits.items():
             if len(group) < 2:
                 raise errors.InputError(
-                    f"{next(iter(group.values()))} stands alone: split {split!r} has no other "
-                    "language. Add its translation, or remove it"
+                    f"{next(iter(group.values()))} has no translation: split {split!r} has no "
+                    "other language. Add one, or remove the file"
                 )
         return splits
 

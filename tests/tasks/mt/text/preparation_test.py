@@ -85,7 +85,7 @@ def test_the_manifest_reports_what_is_there(made: records.Records) -> None:
 def test_text_that_is_not_trained_on_is_kept(made: records.Records, folder: Path) -> None:
     wanted = (text_of(folder, "de", "en", "test"), text_of(folder, "de", "de", "test"))
     assert made.text("test", "en:de") == wanted
-    with pytest.raises(errors.InputError, match="keeps no text of pair 'de:en' in split 'train'"):
+    with pytest.raises(errors.InputError, match="has no text of pair 'de:en' in split 'train'"):
         made.text("train", "de:en")
 
 
@@ -237,7 +237,7 @@ def test_what_nothing_is_taken_of_is_reported_and_kept_in_the_manifest(tmp_path:
     params = toy_text.params(tmp_path, corpora=corpora)
     found = params.instantiate().run(tmp_path / "out", report=reported.append)
     assert reported[1] == (
-        "warning: tsv#2: nothing is taken of en, fr in split 'valid': split 'train' has no such "
+        "warning: tsv#2: no text is used of en, fr in split 'valid': split 'train' has no such "
         "pair with English. Correct the languages, or name their pairs as well"
     )
     assert found.manifest["left_out"] == {"tsv#2": {"valid": ["en", "fr"]}}
@@ -260,8 +260,8 @@ def test_faults_are_reported_and_kept_in_the_manifest(tmp_path: Path) -> None:
     found = toy_text.params(folder).instantiate().run(tmp_path / "out", report=reported.append)
     (corpus_entry,) = found.manifest["corpora"].values()
     assert corpus_entry["faults"] == {"separator": 1, "empty": 1, "encoding": 1}
-    assert corpus_entry["examples"]["empty"] == [f"{path}:10: side is empty"]
-    where = f"{path}:10: side is empty"
+    assert corpus_entry["examples"]["empty"] == [f"{path}:10: sentence is empty"]
+    where = f"{path}:10: sentence is empty"
     assert f"text: 1 times empty, such as {where} (all in faults.tsv)" in reported
     every = (found.folder / records.FAULTS).read_text().splitlines()
     assert [line.split("\t")[:2] for line in every] == [
@@ -384,11 +384,13 @@ def test_text_without_tokens_is_empty(
     params = toy_text.params(folder, **fields)
     found = params.instantiate().run(tmp_path / "out")
     (reported,) = found.manifest["corpora"].values()
-    assert reported["examples"] == {"empty": [f"{path}:{line}: side is empty" for line in empty]}
+    assert reported["examples"] == {
+        "empty": [f"{path}:{line}: sentence is empty" for line in empty]
+    }
     assert len(found.split("train")) == 300 - len(empty)
     assert found.split("train").lengths.min() > 0
     params.set_path("corpora[0].policy.empty", "fail")
-    with pytest.raises(errors.InputError, match=rf"de.train.txt:{empty[0]}: side is empty"):
+    with pytest.raises(errors.InputError, match=rf"de.train.txt:{empty[0]}: sentence is empty"):
         params.instantiate().run(tmp_path / "other")
 
 
@@ -431,7 +433,7 @@ def test_a_fatal_fault_leaves_nothing(tmp_path: Path) -> None:
     path.write_text("\n" + path.read_text().partition("\n")[2])
     params = toy_text.params(folder)
     params.set_path("corpora[0].policy.empty", "fail")
-    with pytest.raises(errors.InputError, match=r"de.train.txt:1: side is empty"):
+    with pytest.raises(errors.InputError, match=r"de.train.txt:1: sentence is empty"):
         params.instantiate().run(tmp_path / "out")
     assert not (tmp_path / "out").exists()
     path.write_text("x" + path.read_text())

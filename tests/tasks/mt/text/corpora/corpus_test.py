@@ -169,9 +169,9 @@ def test_separators_are_all_that_python_cuts_at() -> None:
     ("german", "kind", "text"),
     [
         (b"eins\nzw\xffei\ndrei\n", "encoding", "byte 3 of the line is not UTF-8"),
-        (b"eins\n \t \ndrei\n", "empty", "side is empty"),
-        (b"eins\n\ndrei\n", "empty", "side is empty"),
-        (b"eins\n\xe2\x80\x8b\xef\xbb\xbf\x01\ndrei\n", "empty", "side is empty"),
+        (b"eins\n \t \ndrei\n", "empty", "sentence is empty"),
+        (b"eins\n\ndrei\n", "empty", "sentence is empty"),
+        (b"eins\n\xe2\x80\x8b\xef\xbb\xbf\x01\ndrei\n", "empty", "sentence is empty"),
     ],
 )
 def test_a_bad_line_is_named_and_left_out(
@@ -196,7 +196,7 @@ def test_what_the_normaliser_takes_away_is_empty(rule: str, left: list[str]) -> 
     texts = ["\ufffdx", "\ufffd", " \u2581\ufffd", "\u2581", "\u2581 \u2581"]
     assert [text for text in texts if faults.sentence(text, f"file:{text}")] == left
     assert faults.counts == {"empty": len(texts) - len(left)}
-    assert faults.examples["empty"][-1] == f"file:{texts[-1]}: side is empty"
+    assert faults.examples["empty"][-1] == f"file:{texts[-1]}: sentence is empty"
 
 
 @pytest.mark.parametrize(
@@ -350,7 +350,7 @@ def test_folders_that_are_no_corpus_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "empty" / "de.txt", "")
     refused("holds no LANG.SPLIT.txt, such as .*en.train.txt", folder("empty"))
     write(tmp_path / "alone" / "de.train.txt", GOOD)
-    refused("de.train.txt stands alone: split 'train'", folder("alone"))
+    refused("de.train.txt has no translation: split 'train'", folder("alone"))
     write(tmp_path / "twice" / "de.train.txt", GOOD)
     write(tmp_path / "twice" / "de.train.txt.gz", GOOD)
     refused("de.train.txt and .*de.train.txt.gz are the same text", folder("twice"))

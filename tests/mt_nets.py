@@ -1,4 +1,4 @@
-"""Small translation models for the sameness tests, each beside its reference in plain TensorFlow.
+"""Small translation models for the sameness tests, each with its reference in plain TensorFlow.
 
 See `sameness_nets`. Dropout everywhere, shared tables and transparent attention; rows with padding
 (`shared`) and rows with several sentences (`per_layer`).
@@ -19,7 +19,7 @@ from tests.sameness_nets import N, Net, Sums, dropped
 
 UNITS, HEADS, HEAD_DIM, HIDDEN, VOCABULARY = 6, 2, 4, 10, 13
 S, T = 6, 5
-CLIP = 1.0  # beyond which some logits of these nets lie
+CLIP = 1.0  # some logits of these nets are larger
 RATES: dict[str, Any] = {
     "dropout": 0.2,
     "attention_dropout": 0.15,
@@ -64,7 +64,7 @@ def attend(
         for part, source in (("query", x), ("key", memory), ("value", memory))
     )
     scores = tf.einsum("btnd,bsnd->bnts", query, key) / np.sqrt(HEAD_DIM)
-    # A row that may attend to nothing is padding, and nothing of it counts.
+    # A row that may attend to nothing is padding and has no effect.
     scores += tf.where(allowed, 0.0, tf.constant(-1e30, tf.float64))[:, tf.newaxis]
     shares = dropped(tf.nn.softmax(scores), RATES["attention_dropout"], draw(name))
     mixed = tf.einsum("bnts,bsnd->btnd", shares, value)

@@ -1,4 +1,4 @@
-"""What is installed: the pinned set, the wheel's content, and set-up that says what it lacks."""
+"""Installation: pinned versions, content of the wheel, set-up that reports what is missing."""
 
 from __future__ import annotations
 

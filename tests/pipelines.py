@@ -1,4 +1,4 @@
-"""Small pipelines beside plain TensorFlow, and a look into the graphs that they make."""
+"""Small pipelines with their plain TensorFlow equals, and helpers to inspect their graphs."""
 
 from __future__ import annotations
 

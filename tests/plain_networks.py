@@ -1,4 +1,4 @@
-"""Small networks of dense layers, for tests of facts that follow from Params alone."""
+"""Small networks of dense layers, for tests that need only Params."""
 
 from __future__ import annotations
 

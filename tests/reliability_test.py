@@ -1,7 +1,7 @@
-"""Whatever ends a run, the same call goes on from its last whole checkpoint with the same bits.
+"""However a run ends, the same call continues from its last whole checkpoint with the same bits.
 
-Runs are processes of their own, forked from one that has imported everything, and killed by
-SIGKILL while they start, restore, update, evaluate or save.
+Runs are separate processes, forked from one that has imported everything, and killed by SIGKILL
+while they start, restore, update, evaluate or save.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PATIENCE_S = 300.0
 
 
 def params() -> Any:
-    """Return a task with all that a checkpoint must hold: slots, averages, statistics, position."""
+    """Return a task with all that checkpoints must hold: slots, averages, statistics, position."""
     task = tiny_task(
         max_steps=STEPS,
         save_interval_steps=SAVED_EVERY,
@@ -49,9 +49,9 @@ def params() -> Any:
 
 
 def train(folder: str, told: Connection) -> None:
-    """Train in a process of its own, sending each line and each question; then the result.
+    """Train in a separate process, sending each line and each question; then the result.
 
-    It is asked whether to stop before each update and each mini-batch of an evaluation.
+    A question is a call of `should_stop`, before each update and each mini-batch of an evaluation.
     """
     sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the process ends)
 
@@ -65,7 +65,7 @@ def train(folder: str, told: Connection) -> None:
 
 @pytest.fixture(scope="module")
 def context() -> ForkServerContext:
-    """A server of processes that have imported everything and started nothing."""
+    """Forks processes that have imported everything and started nothing."""
     found = multiprocessing.get_context("forkserver")
     found.set_forkserver_preload(["lingvo_gpipe.run.loop", "tests.tiny_task"])
     return found
@@ -112,14 +112,14 @@ class Life:
 def undisturbed(
     context: ForkServerContext, tmp_path_factory: pytest.TempPathFactory
 ) -> loop.Result:
-    """The result of a run that was left alone."""
+    """The result of an uninterrupted run."""
     found = list(Life.begin(context, tmp_path_factory.mktemp("whole")).lines())[-1]
     assert isinstance(found, loop.Result)
     return found
 
 
 def values(prefix: str) -> dict[str, bytes]:
-    """Return the bits of everything that a checkpoint holds, but TensorFlow's own bookkeeping."""
+    """Return the bits of everything in a checkpoint, except TensorFlow's bookkeeping."""
     reader = tf.train.load_checkpoint(prefix)
     names = reader.get_variable_to_shape_map()
     own = [name for name in names if not name.startswith(("save_counter", "_CHECKPOINTABLE"))]
@@ -165,7 +165,7 @@ def test_a_run_killed_eight_times_at_random_instants_ends_with_the_same_bits(
     context: ForkServerContext, undisturbed: loop.Result, tmp_path: Path, seed: int
 ) -> None:
     draw = random.Random(seed)
-    # Some before the first question of their life: while the process builds and restores.
+    # Some before their first question, while the process builds and restores.
     instants = [
         (draw.choice([0, 1, 2, 3, 4]), draw.choice([0.0, 0.01, 0.1, 2.0]) * draw.random())
         for _ in range(8)
@@ -227,7 +227,7 @@ shutil.copytree(disk, kept)
 def test_a_disk_that_fills_up_keeps_its_whole_checkpoints(
     context: ForkServerContext, undisturbed: loop.Result, tmp_path: Path, size_kib: int
 ) -> None:
-    """A small disk of its own, in a mount namespace that falls with the process."""
+    """A small separate disk, in a mount namespace that ends with the process."""
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir()
     mount = f'mount -t tmpfs -o size={size_kib}k none {disk} && exec "$0" -c "$1" {disk} {kept}'

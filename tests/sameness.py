@@ -1,4 +1,4 @@
-"""Contract 1: whatever K, M, schedule, policy and code path, the gradients of the plain network.
+"""Contract 1: for every K, M, schedule, policy and code path, the gradients of the plain network.
 
 `compare` runs one network through the pipeline and through its reference (plain TensorFlow, none of
 our pipeline code) and compares the loss, every gradient by name, every statistic and the hits.
@@ -49,7 +49,7 @@ NETS = {
 }
 
 
-# Cuts of nets by K where automatic ones leave a place out: beside the target's embedding.
+# Cuts of nets by K where automatic cuts leave out a place: next to the embedding of the target.
 CUTS = {(mt_nets.SHARED.name, 3): (5, 1, 5)}
 
 
@@ -59,9 +59,10 @@ class Grid:
 
     Attributes:
         axes: values of each field of `Case`.
-        apart: pairs of axes whose values need not all meet in the covering set.
-        half: of the covering set; each point's opposite, with the other value on every axis of two
-            values, is in the set too. Empty: the set is searched for, and may be larger.
+        apart: pairs of axes whose values need not all be combined in the covering set.
+        half: one half of the covering set; the opposite of each point, with the other value on
+            every axis of two values, is also in the set. Empty: a set is searched, and may be
+            larger.
     """
 
     axes: tuple[tuple[Any, ...], ...]
@@ -69,7 +70,7 @@ class Grid:
     half: tuple[tuple[Any, ...], ...] = ()
 
     def pairs(self) -> set[tuple[int, Any, int, Any]]:
-        """Return every two values of different axes that are to meet."""
+        """Return every two values of different axes that must be combined."""
         return {
             (i, a, j, b)
             for (i, one), (j, other) in itertools.combinations(enumerate(self.axes), 2)
@@ -90,7 +91,7 @@ GRIDS = (
         )
     ),
     # Networks whose programs take seconds to trace. No micro-batch has one or two examples: batch
-    # norm makes signs of them, whose gradients are rounding alone.
+    # norm reduces them to signs, whose gradients are only rounding errors.
     Grid(
         (
             tuple(amoeba_nets.NETS),
@@ -134,7 +135,7 @@ def grid() -> list[Case]:
 
 
 def covering(each: Grid) -> list[Case]:
-    """Return points of a grid in which all its pairs of values occur together somewhere."""
+    """Return points of a grid such that every required pair of values occurs in one of them."""
     if each.half:
         return [Case(*one) for point in each.half for one in (point, _opposite(each, point))]
     missing = each.pairs()
@@ -194,7 +195,7 @@ def build(case: Case, **changes: Any) -> Any:
 
 
 def analyze(case: Case) -> network.Analysis:
-    """Return what is known of a case without running it."""
+    """Return the analysis of a case, without running it."""
     fields = tf.nest.map_structure(tf.TensorSpec.from_tensor, NETS[case.net].fields())
     return network.analyze(params(case), fields)
 
@@ -247,7 +248,7 @@ def parts(count: int, num_micro_batches: int) -> Iterator[slice]:
 
 @functools.cache
 def reference(name: str, num_micro_batches: int) -> Answer:
-    """Run a network as plain TensorFlow, one micro-batch after the other under one tape."""
+    """Run a network as plain TensorFlow, one micro-batch after another under one tape."""
     net = NETS[name]
     fields = net.fields()
     plain = build(Case(name, 1, num_micro_batches, "gpipe", "", "full")).by_path

@@ -1,8 +1,8 @@
-"""Networks for the sameness tests, each beside its reference in plain TensorFlow.
+"""Networks for the sameness tests, each with its reference in plain TensorFlow.
 
-A reference knows nothing of the pipeline: it is given weights by path, one micro-batch of the
-fields and a function that draws a layer's seed, and returns the sums of its losses, the inputs of
-its batch norms and its hits. Widths differ from layer to layer, so that a swap shows.
+A reference does not depend on the pipeline. It receives weights by path, one micro-batch of the
+fields and a function that returns a layer's seed, and returns the sums of its losses, the inputs of
+its batch norms and its hits. Widths differ from layer to layer, so that a swap is detected.
 """
 
 # ruff: noqa: ARG001, ARG002 (one signature for all references and layers)
@@ -44,7 +44,7 @@ class Net:
     weights: dict[str, tuple[float, float]]  # loss → (coefficient, weight of the mini-batch)
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     frozen: tuple[str, ...] = ()
-    momentum: float = 0.9  # of its batch norms
+    momentum: float = 0.9  # momentum of its batch norms
 
 
 def data(*shape: int, seed: int) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Pipelined is plain: a pairwise covering set here, the whole grid by `make sameness`."""
+"""Pipelined equals plain: a pairwise covering set here, the whole grid by `make sameness`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_covering_set_holds_every_pair(each: sameness.Grid) -> None:
 
 @pytest.mark.parametrize("net", mt_nets.NETS)
 def test_cuts_lie_in_the_encoder_between_and_in_the_decoder(net: str) -> None:
-    """Between two layers of the encoder, of the decoder, and beside the target's embedding."""
+    """Between two layers of the encoder or decoder, and next to the embedding of the target."""
     found = set()
     for case in COVERING:
         if case.net == net:

@@ -60,7 +60,7 @@ def tiny_task(**overrides: Any) -> Any:
 
 
 class Tiny(registry.Model):
-    """The task under a name, for packages of tests."""
+    """The task as a named model, for packages in tests."""
 
     def task(self) -> Any:
         return tiny_task()

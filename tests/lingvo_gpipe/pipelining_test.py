@@ -46,7 +46,7 @@ def test_evaluation_has_no_randomness_and_uses_moving_statistics() -> None:
 
 
 def test_evaluation_of_several_cells_on_a_device() -> None:
-    """A table by hand, two cells on each of two devices, on both code paths."""
+    """A hand-written table, two cells on each of two devices, on both code paths."""
     text = "0F0,0F1,2F0,2F1,2B1,2B0,0B1,0B0\n1F0,1F1,3F0,3F1,3B1,3B0,1B1,1B0"
     own = pipelines.pipe(num_partitions=2, num_micro_batches=2, schedule=text)
     own.build(pipelines.batch())
@@ -169,7 +169,7 @@ def test_mixed_precision_keeps_float32_gradients(
 
 
 def test_a_layers_own_precision_holds_on_both_code_paths_for_ties_and_children() -> None:
-    """Float32 islands in a bfloat16 network: their own weights are not rounded on their way."""
+    """Float32 layers in a bfloat16 network: their weights are not rounded in transit."""
     inner = layers.Sequential.Params(
         name="seq", layers=[pipelines.dense("in", 6, dtype="float32")], writes=("h",)
     )
@@ -242,7 +242,7 @@ def test_a_row_that_is_read_often_has_an_exact_sum(owner: str, recompute: str) -
     for dtype in ("float32", "mixed_bfloat16"):
         own = pipelines.pipe(given, dtype=dtype, recompute=recompute)
         found[dtype] = own.value_and_gradients(ids).gradients[owner][1]
-    # 1,024 equal rows: added up in bfloat16, they would come to half.
+    # 1,024 equal rows: summed in bfloat16, the result would be half.
     np.testing.assert_allclose(found["mixed_bfloat16"], found["float32"], rtol=0.03, atol=0.01)
 
 

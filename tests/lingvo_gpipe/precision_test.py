@@ -1,4 +1,4 @@
-"""Precision policies: which dtype is kept, which computes."""
+"""Precision policies: the dtype of weights and the dtype of computation."""
 
 from __future__ import annotations
 

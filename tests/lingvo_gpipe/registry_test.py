@@ -1,4 +1,4 @@
-"""Models are found by where they live, and no broken file hides another."""
+"""Models are found by module path, and a broken file does not hide others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Writer = Callable[[dict[str, str]], str]
 
 @pytest.fixture(autouse=True)
 def no_own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the project's own package be an empty one: its models load TensorFlow."""
+    """Replace the project's package by an empty one, because its models load TensorFlow."""
     (tmp_path / "own" / "models_of_registry_test").mkdir(parents=True)
     monkeypatch.syspath_prepend(tmp_path / "own")
     monkeypatch.setattr(registry, "PROJECT_PACKAGE", "models_of_registry_test")

@@ -1,4 +1,4 @@
-"""Runs of several seeds: what is run, what is not run again, what is printed."""
+"""Runs of several seeds: which are run, which are not run again, what is printed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 
 from lingvo_gpipe import repeat
 
-# A trainer that is right by its seed, and notes each of its runs; seed 13 fails the first time.
+# A stub trainer: its accuracy follows from the seed, it records its runs; seed 13 fails once.
 TRAINER = """
 import json, os, pathlib, signal, sys
 flags = dict(a.removeprefix("--").split("=", 1) for a in sys.argv[1:])
@@ -58,7 +58,7 @@ Run = Callable[..., Outcome]
 
 @pytest.fixture
 def run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Run:
-    """Return a function that repeats the stub of a trainer."""
+    """Return a function that runs `repeat` with the stub trainer."""
     stub = tmp_path / "trainer.py"
     stub.write_text(TRAINER)
 

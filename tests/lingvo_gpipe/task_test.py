@@ -1,4 +1,4 @@
-"""How params of a run are compared with those that it was begun with."""
+"""How params of a run are compared with those with which it was started."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _readable() -> None:
 
 
 def without(text: str, path: str) -> str:
-    """Return a text as it was written before the field `path` was there."""
+    """Return a text as it was written before the field `path` existed."""
     lines = text.splitlines(keepends=True)
     left = [line for line in lines if not line.startswith(f"{path}: ")]
     assert len(left) == len(lines) - 1

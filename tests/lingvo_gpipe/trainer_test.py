@@ -1,4 +1,4 @@
-"""What a user sees: flags, one line for a mistake, the lines that a run prints."""
+"""What a user sees: flags, one-line errors, the lines that a run prints."""
 
 from __future__ import annotations
 
@@ -378,7 +378,7 @@ def test_sizes_are_those_of_data_that_are_there_or_kept(
 
 def test_data_dir_reaches_the_input(run: Run) -> None:
     found = run("--mode=show", "--data_dir=/my/images", model="moded.Foldered")
-    # Its mode was brought by the module that the model lives in.
+    # The model's module has registered the mode.
     assert "data_dir=/my/images" in found.out
 
 
@@ -470,7 +470,7 @@ def test_the_parameters_of_trained_models_are_known_before(run: Run) -> None:
     assert "statistics: 384" in found.out
 
 
-# As processes of their own.
+# In separate processes.
 
 
 def command(tmp_path: Path, *arguments: str) -> Any:

@@ -1,4 +1,4 @@
-"""What holds for every registered model, from its params alone."""
+"""Properties of every registered model that follow from its params."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The structure of a small made-up checkout is measured as by hand."""
+"""The measured structure of a small made-up checkout equals hand counts."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ def test_the_first_group_that_matches_has_the_factor() -> None:
 
 
 class Halving(optim.Rule):
-    """Halves the weight: a rule that is not of Keras."""
+    """Halves the weight: a rule that does not come from Keras."""
 
     def slots(self, path: str, shape: tuple[int, ...], dtype: tf.DType) -> Any:
         del shape

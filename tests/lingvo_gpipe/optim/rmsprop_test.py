@@ -1,4 +1,4 @@
-"""RMSProp beside TensorFlow 1's own, update by update."""
+"""RMSProp compared with that of TensorFlow 1, update by update."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def floats(*shape: int) -> tf.TensorSpec:
 
 
 class FakeClock:
-    """A clock that is read twice per run; a run takes the next of the seconds given."""
+    """A clock that is read twice per run; each run takes the next of the given seconds."""
 
     def __init__(self, *seconds: float) -> None:
         self.now = 0.0
@@ -47,7 +47,7 @@ def test_the_median_of_the_runs_counts_and_none_of_the_warm_up() -> None:
     clock = FakeClock(100.0, 2.0, 50.0, 1.0)
     params = pipe(layers.Dense.Params(units=3, trainable=False))
     (told,) = profiling.layer_times(params, {"x": floats(4, 2)}, runs=3, warm_up=1, clock=clock)
-    # A layer without anything to train has no backward.
+    # A layer without trained weights has no backward.
     assert told == profiling.LayerTime(2.0, 0.0, 0.0)
 
 

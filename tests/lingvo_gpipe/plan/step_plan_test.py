@@ -21,7 +21,7 @@ def floats(*shape: int) -> tf.TensorSpec:
 
 
 def skipping(**fields: Any) -> Any:
-    """Three layers; what the first writes as `skip` is read by the third alone."""
+    """Three layers; only the third reads `skip`, which the first writes."""
     return pipe(
         layers.Dense.Params(name="a", units=6, writes=("skip",)),
         layers.Dense.Params(name="b", units=4),
@@ -192,7 +192,7 @@ def test_one_partition_of_one_micro_batch_is_the_plain_network() -> None:
 
 
 def test_the_bubble_of_equal_cells_is_the_closed_form() -> None:
-    # The loss's cell costs as much as the others: it has no FLOPs of its own.
+    # The cell with the loss costs as much as the others: the loss has no FLOPs.
     params = regression(4, num_partitions=4, num_micro_batches=8, cuts=(1, 1, 1, 2), fuse=False)
     plan = step_plan.make(params, points(64))
     assert plan.bubble_share == pytest.approx(3 / 11)
@@ -248,7 +248,7 @@ def test_a_device_with_two_cells_holds_both() -> None:
 
 
 def test_a_cap_for_two_devices_is_no_limit_for_the_whole_network() -> None:
-    # Unequal micro-batches are looked at uncut: in one cell the layers need more than that.
+    # Unequal micro-batches are checked without cuts: in one cell the layers need more.
     capped = regression(6, num_partitions=2, num_micro_batches=3, device_memory="400KiB")
     assert step_plan.make(capped, points(7)).heaviest_bytes <= 400 * 1024
 
@@ -272,7 +272,7 @@ def test_a_split_backward_is_planned(recompute: str) -> None:
     }
     assert [cell.backward_s / layer for cell in whole.cells] == [6 - 2 * kept] * 2
     if kept:
-        # I does all, and W nothing.
+        # I computes all gradients, W none.
         wanted = {(0, "I"): 4, (0, "W"): 0, (1, "I"): 4, (1, "W"): 0}
     else:
         # Cell 0 returns no gradient of inputs. In cell 1 both compute two forwards again; W
@@ -366,7 +366,7 @@ def test_the_update_of_a_large_layer_is_the_most_that_a_device_holds() -> None:
     ]
     kernel, bias = 64 * 64 * 4, 64 * 4
     for plan, copies in zip(plans, (0, 3, 4), strict=True):
-        # New weights, slots and averages of one layer, and its kernel once more at work.
+        # New weights, slots and averages of one layer, and its kernel again at work.
         update = copies * (kernel + bias) + (kernel if copies else 0)
         totals = []
         for cell in plan.cells:
@@ -422,7 +422,7 @@ def test_a_cut_by_memory_counts_how_long_a_skip_waits() -> None:
     )
     fields = {"x": floats(4096, 16), "target": floats(4096, 32)}
     assert step_plan.make(params, fields, optimizer_params=ADAM).heaviest_bytes > 3 * 2**20
-    # In the last cell four micro-batches of it wait, though but one is under way there.
+    # Four micro-batches of it wait in the last cell, which works on only one of them.
     params.device_memory = "3MiB"
     assert step_plan.make(params, fields, optimizer_params=ADAM).heaviest_bytes <= 3 * 2**20
     params.device_memory = "2MiB"

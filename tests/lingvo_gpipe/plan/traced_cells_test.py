@@ -76,9 +76,9 @@ def test_a_backward_holds_what_is_requested_from_the_allocator(name: str) -> Non
     (traced,) = traced_cells.cell_bytes(analysis)
     assert not traced.is_estimate
     backward()
-    # Which operations run beside each other is the machine's: a busy one may hold a tensor or two
-    # more in most of its runs, none holds fewer. What is asked of the allocator counts, not what it
-    # returns: if memory is fragmented, a block of up to twice the size.
+    # The machine decides which operations run at the same time: a busy one may hold one or two
+    # tensors more in most runs, never fewer. Bytes requested from the allocator count, not those it
+    # returns: if memory is fragmented, it returns blocks of up to twice the size.
     held = min(activations.traced_peak_bytes(backward) for _ in range(5))
     assert traced.backward == pytest.approx(held, rel=0.1)
 

@@ -1,4 +1,4 @@
-"""Confusion matrices as text and picture: the table's figures, and what a picture shows."""
+"""Confusion matrices as text and picture: numbers of the table, content of the picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluation per class, every example once; what is kept of a run that is followed."""
+"""Evaluation by class, every example once; the best checkpoint of a run that is followed."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ def test_a_run_that_evaluates_no_more_has_its_best_kept_from_outside(
     loop.run(params, tmp_path, evaluate=True)
     followed(train_to(params, tmp_path, 4), tmp_path, {2: 0.5, 4: value})
     assert best_step(tmp_path) == kept
-    # One that evaluates again says so from its first checkpoint on.
+    # A run that evaluates again records it from its first checkpoint on.
     params.train.max_steps = 5
     params.eval.interval_steps = 9
     told = loop.run(params, tmp_path, evaluate=True, should_stop=stop_after(1))
@@ -391,7 +391,7 @@ def test_a_better_one_of_the_same_name_takes_the_place_of_an_older(tmp_path: Pat
     params.model.seed = 99
     loop.run(params, tmp_path)
     best, own = (str(tmp_path / folder / "ckpt-2") for folder in ("best", "checkpoints"))
-    values = iter((0.9, 0.5))  # of the new one, then of the one that is kept
+    values = iter((0.9, 0.5))  # of the new one, then of the existing best one
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluation.Evaluation, "number", lambda *_: next(values))
         eval_mode.follow(params, tmp_path, wait=lambda _: None)

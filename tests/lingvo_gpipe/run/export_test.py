@@ -1,4 +1,4 @@
-"""Export: the plain network alone, the same however it was cut, run by TensorFlow alone."""
+"""Export: only the plain network, equal for every cut, run by TensorFlow alone."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_variables_are_weights_and_statistics_and_nothing_of_training(
     reader = eval_mode.CheckpointEvaluator(params, str(folder / "checkpoints"))
     assert paths == set(reader.pipe.by_path)
     assert not any(v.trainable for v in loaded.variables_by_path.values())
-    # Averages, not the weights themselves, which three updates of half have left behind.
+    # Averages, not the weights, which differ from them after three updates.
     newest = checkpoints.find(str(folder / "checkpoints"))[-1]
     for path in ("head/kernel", "stage_1_1_norm/moving_mean"):
         average = checkpoints.read_value(newest, f"average/{path}")
@@ -343,7 +343,7 @@ def test_keras_layers_are_served_as_tensorflows_operations(tmp_path: Path) -> No
 
 
 class Branching(layers.Composite):
-    """x, label → x; an auxiliary head reads x and label in training alone."""
+    """x, label → x; an auxiliary head reads x and label only in training."""
 
     class Params(layers.Composite.Params):
         reads = ("x", "label")
@@ -369,7 +369,7 @@ class Branching(layers.Composite):
 
 
 def many() -> list[Any]:
-    """Return a network with everything that serves training alone."""
+    """Return a network with everything that only training needs."""
     return [
         layers.Flatten.Params(name="flat", reads=("image",)),
         layers.Dense.Params(name="aside", units=5, writes=("aside",)),

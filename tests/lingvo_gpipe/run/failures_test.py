@@ -1,4 +1,4 @@
-"""What is left of a run where its evaluation, its loss or its machine fails."""
+"""What remains of a run if its evaluation, its loss or its machine fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mini-batches of one update count by what they hold, not one as much as the other."""
+"""Mini-batches of one update are weighted by their content, not equally."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run is the same however often it was interrupted, and refuses what it cannot continue with."""
+"""A run has the same result after any interruptions, and refuses params it cannot continue with."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not(
 
 def test_an_evaluation_that_was_cut_off_is_made_up_for(tmp_path: Path) -> None:
     params = tiny_task(max_steps=4, save_interval_steps=2)
-    # The first loss is the highest: what is left out shows.
+    # The first loss is the highest, so an omission is detected.
     params.eval.set(best="loss", best_is="highest")
     whole = loop.run(params, tmp_path / "whole", evaluate=True)
     # Asked before two updates and the first of two mini-batches of the evaluation.
@@ -319,7 +319,7 @@ def test_the_best_checkpoint_is_kept_and_begins_again_with_another_metric(tmp_pa
     found = eval_mode.run(params, None, which=best)
     assert found is not None
     assert found.values["accuracy"] == pytest.approx(value)
-    # No loss of this run is higher than the best accuracy, so that the old best would stay.
+    # No loss of this run is higher than the best accuracy, so the old best would stay.
     params.train.max_steps = 9
     params.eval.set(best="loss", best_is="highest")
     result = loop.run(params, tmp_path, evaluate=True)

@@ -1,4 +1,4 @@
-"""A run that begins from another's checkpoint: what it takes, and what it reports as left out."""
+"""A run that starts from another run's checkpoint: what it restores and what it reports."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Squares(InMemory):
 def squares_task(
     size: int = 6, classes: int = 3, steps: int = 0, more: tuple[Any, ...] = (), **model: Any
 ) -> Any:
-    """Return a network whose head side/* depends on the images' size, as an auxiliary one does."""
+    """Return a network whose head side/* depends on the image size, like an auxiliary head."""
     flat = [
         layers.Conv2D.Params(name="conv", filters=4, use_bias=False, reads=("image",)),
         layers.BatchNorm.Params(name="norm", momentum=0.5),

@@ -13,7 +13,7 @@ from lingvo_gpipe.schedule.table import Slot, Table
 
 
 def runs_to_the_end(rows: list[list[str]], num_cells: int) -> bool:
-    """Whether a machine that knows only the data's law can run `rows`, device by device."""
+    """Whether a machine that knows only data dependencies can run `rows`, device by device."""
     rows = [list(row) for row in rows]
     done: set[str] = set()
     moved = True
@@ -38,7 +38,7 @@ def data_is_there(text: str, done: set[str], num_cells: int) -> bool:
 
 @st.composite
 def orders(draw: st.DrawFn) -> list[list[str]]:
-    """Complete rows in any order: cells dealt to devices, backwards whole or split."""
+    """Complete rows in any order: cells assigned to devices, backwards whole or split."""
     num_cells, num_micro_batches = draw(st.integers(1, 4)), draw(st.integers(1, 3))
     num_devices = draw(st.integers(1, num_cells))
     homes = list(range(num_devices))
@@ -53,7 +53,7 @@ def orders(draw: st.DrawFn) -> list[list[str]]:
     for cell, home in enumerate(draw(st.permutations(homes))):
         phases = draw(st.sampled_from(["FB", "FIW"]))
         rows[home] += [f"{cell}{p}{m}" for m in range(num_micro_batches) for p in phases]
-    # A draw from all orders is hardly ever legal: move a few slots of a legal one.
+    # A random order is hardly ever legal, so move a few slots of a legal one.
     for row in rows:
         row.sort(key=lambda text: (text[1] != "F", int(text[0]) * (1 if text[1] == "F" else -1)))
         for _ in range(draw(st.integers(0, 2))):

@@ -24,7 +24,7 @@ def test_a_folder_of_images_is_trained_on(tmp_path: Path) -> None:
     params = cifar10.ConvNetFolder().task()
     params.input.set(data_dir=str(tmp_path / "images"), batch_size=4)
     params.train.max_steps = 2
-    # Small: what is tried is the way of the images, not what is learned from them.
+    # Small, because the test is about reading images, not about learning.
     params.model.layers = [params.model.layers[0], *params.model.layers[-6:]]
     result = loop.run(params, tmp_path / "run", evaluate=True)
     assert result.step == 2

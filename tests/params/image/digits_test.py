@@ -1,4 +1,4 @@
-"""The default job learns, on its own partitions, to read digits it has not seen."""
+"""The default model learns, with its default partitions, to classify unseen digits."""
 
 from __future__ import annotations
 

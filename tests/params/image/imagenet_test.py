@@ -22,7 +22,7 @@ MODELS = {
     "image.imagenet.AmoebaNetD18x128": (31_557_433, 4),
     "image.imagenet.AmoebaNetD6x256": (46_099_177, 4),
 }
-# For GP's fine-tuning sets the classifier alone is another: 16 · 512 features to each class.
+# For the paper's fine-tuning sets only the classifier differs: 16 · 512 features to each class.
 FINE_TUNED = {
     "cifar10": 10,
     "cifar100": 100,

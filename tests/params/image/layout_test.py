@@ -1,4 +1,4 @@
-"""The programs of docs/image_models.md lay two sets out as `ImageFolder` reads them."""
+"""The scripts of docs/image_models.md write two sets in the layout of `ImageFolder`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Every recipe on a dataset of TFDS starts, trains two updates and evaluates.
 
-On made data of the dataset's own names, splits and features; at a size that a CPU can do: two
+The data are random, with the names, splits and features of the dataset. The size suits a CPU: two
 cells, eight filters, images of 75 × 75 (at which the auxiliary head still fits), mini-batches of 4
 in 2 micro-batches, float32. K, schedule, recomputation, augmentation, optimizer, rate, clipping,
-averages and heads are the recipe's own. `make test` reads a mini-batch for each recipe and runs
+averages and heads are those of the recipe. `make test` reads a mini-batch for each recipe and runs
 one, `make reliability` runs the others.
 """
 

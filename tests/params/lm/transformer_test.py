@@ -1,4 +1,4 @@
-"""The registered Transformer-L beside the paper's Table 1."""
+"""The registered Transformer-L compared with the paper's Table 1."""
 
 from __future__ import annotations
 

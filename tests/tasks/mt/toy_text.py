@@ -1,4 +1,4 @@
-"""A made language pair, large enough to train a small vocabulary on in a second."""
+"""An artificial language pair, large enough to train a small vocabulary in a second."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def saved(folder: Path, step: int) -> dict[str, Any]:
 def test_a_run_continues_to_the_same_bits_only_by_its_own_vocabulary(
     ran: Run, tmp_path: Path
 ) -> None:
-    """Row, column and momentum of the optimizer, and its rate, over a checkpoint between."""
+    """Row, column and momentum of the optimizer, and its rate, continue across a checkpoint."""
     own = tmp_path / "run"
     shutil.copytree(ran.folder, own, ignore=shutil.ignore_patterns("ckpt-3.*", "export"))
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""Keys of checkpoints: their spelling is what old checkpoints are restored by."""
+"""Keys of checkpoints: they may not change, because old checkpoints are restored by them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or invisible, refused where they do not fit, restored wherever they do."""
+"""Checkpoints: whole or invisible, refused if they do not fit, otherwise restored."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def test_a_full_disk_leaves_the_older_ones_and_nothing_else(tmp_path: pathlib.Pa
     saver.save(1)
     files = sorted(os.listdir(tmp_path))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # A file size limit fails a write in the midst as a full disk does, as any user, anywhere.
+    # A file size limit fails a write in the middle as a full disk does, as any user, anywhere.
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, hard))
     try:
         with pytest.raises(errors.CheckpointError, match=r"cannot be written .*one is .*ckpt-1"):
@@ -396,7 +396,7 @@ def test_a_kill_at_any_instant_leaves_a_whole_checkpoint(
 
 
 def kill_at(directory: pathlib.Path, instants: tuple[str, ...]) -> None:
-    """Let a process save twice and be killed at an instant of the second; all at a time."""
+    """Kill processes at different instants of their second save, all processes at once."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     children = {
         instant: subprocess.Popen(

@@ -102,7 +102,7 @@ def test_nothing_asked_for_is_nothing_done() -> None:
 
 
 def test_each_distortion_draws_its_own() -> None:
-    """What one draws is the same whether another draws or not."""
+    """The draws of one distortion do not depend on those of others."""
     given = pixels(1, 8, 10)
     flipped = distorted(given, 40, flip=True)
     both = distorted(given, 40, flip=True, pad=2)

@@ -152,7 +152,7 @@ def test_a_file_that_is_gone_is_a_broken_image(
 def test_too_many_broken_images_end_a_run(
     folder: pathlib.Path, share: float, spoilt: tuple[int, ...], number: int
 ) -> None:
-    # One less is borne.
+    # One less is tolerated.
     spoil(folder, *spoilt[:-1])
     drawn(folder_input(folder, max_broken_share=share).batches(1), 5)
     spoil(folder, *spoilt)

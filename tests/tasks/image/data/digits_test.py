@@ -1,4 +1,4 @@
-"""The handwritten digits: a fixed split, true specs, and what a task and a server learn of them."""
+"""The handwritten digits: a fixed split, true specs, fields of tasks and of served models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_digits_hold_a_fixed_fifth_of_each_class_out() -> None:
         assert (whole.min(), whole.max()) == (0.0, 1.0)
         images[split] = [image.tobytes() for image in whole]
     assert not set(images["train"]) & set(images["test"])
-    # The split itself, by a sum that any other would change.
+    # The split itself, by a sum that any other split would change.
     first = values(next(iter(source.evaluation("test"))))
     assert (int(first["label"][:20].sum()), round(float(first["image"].sum()), 1)) == (83, 1970.8)
 

@@ -1,4 +1,4 @@
-"""Folders of image files give the pixels and labels of `tfds.ImageFolder`."""
+"""Folders of image files yield the pixels and labels of `tfds.ImageFolder`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters, statistics, FLOPs and shapes of the published models, each beside its known number.
+"""Parameters, statistics, FLOPs and shapes of the published models, compared with known numbers.
 
 Counts and FLOPs are those of the reference's own graph (tensorflow/tpu, `amoeba_net/`); the closed
 form below rebuilds the counts without our code.

@@ -1,4 +1,4 @@
-"""AmoebaNet's cells beside plain Keras, its parts by hand, and what it refuses."""
+"""AmoebaNet's cells compared with plain Keras, its parts by hand, and refusals."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_the_small_stem_has_no_stem_cells() -> None:
 
 
 def test_every_link_carries_the_last_two_states() -> None:
-    """The state before last goes straight to its reader: two tensors, and labels, no more."""
+    """The state before last goes directly to its reader: a cut sends two tensors and labels."""
     found = analysed("D", 18, 256, 1001, num_partitions=4)
     names = [[found.wiring.versions[v].name for v in route.imports] for route in found.cells]
     assert names[0] == ["image"]

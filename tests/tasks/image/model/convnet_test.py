@@ -1,4 +1,4 @@
-"""The small image networks: their weights, and that each layer can stand alone in a cell."""
+"""The small image networks: their weights, and each layer in a separate cell."""
 
 from __future__ import annotations
 

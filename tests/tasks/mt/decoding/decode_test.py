@@ -364,7 +364,7 @@ def test_a_stop_ends_the_wait_for_lines_and_for_who_writes_them(
 def test_nobody_asks_whether_to_stop_before_the_model_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the first question on, a signal is a wish, which nobody would hear while it loads."""
+    """From the first poll on, signals are only polled; while the model loads nothing polls."""
     asked: list[int] = []
 
     class Loading(Copier):

@@ -1,4 +1,4 @@
-"""Cached decoding is full recomputation, token by token."""
+"""Cached decoding equals full recomputation, token by token."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ BEGIN, END = 2, 3
 
 
 class Chain:
-    """A language model whose next token hangs on all tokens so far, in NumPy and as logits."""
+    """A language model whose next token depends on all tokens so far, in NumPy and as logits."""
 
     def __init__(self, size: int, rows: int, seed: int = 0, spread: float = 2.0) -> None:
         self.size, self.rows, self.seed, self.spread = size, rows, seed, spread
@@ -128,7 +128,7 @@ def test_early_stop_changes_no_result(penalty: float) -> None:
 
 
 def test_a_sentence_is_left_when_as_many_have_ended_as_the_beam_is_wide() -> None:
-    """Another way to go on, nearly as likely, is not waited for."""
+    """Another continuation, nearly as likely, is not waited for."""
     params = search.Search(beam=1, length_penalty=0.0, max_length=3, early_stop=False)
     state = search.begin(1, params)
     logits = np.full([1, 6], -20.0)

@@ -94,7 +94,7 @@ def test_cells_translate_as_the_plain_network(
 
 
 def test_a_beam_finds_what_the_model_scores_no_lower_than_greedy_search() -> None:
-    """On average over sentences; of a single one, a beam may lose what greed finds."""
+    """On average over sentences; for a single one, a beam may miss what greedy search finds."""
     pipe = cut(tie="all")
     given = sources(32)
     mean = {
@@ -105,7 +105,7 @@ def test_a_beam_finds_what_the_model_scores_no_lower_than_greedy_search() -> Non
 
 
 def test_a_beam_in_bfloat16_is_full_recomputation_except_for_rounding() -> None:
-    """Cells find what the plain network does, but where two hypotheses are nearly equal."""
+    """Cells and the plain network agree, except where two hypotheses are nearly equal."""
     pipe = cut(2, 4, 2, dtype="mixed_bfloat16", transparent="per_layer", packed=True)
     params = Decode(
         search=search.Search(beam=3, max_length=LENGTH, max_extra=3), batch=4, num_shapes=2
@@ -128,7 +128,7 @@ def test_a_beam_in_bfloat16_is_full_recomputation_except_for_rounding() -> None:
 
 
 def check_programs(model: Any, pipe: Any, num_cells: int) -> None:
-    """A token is a pure call per group and cell that has to do with it, on the cell's device."""
+    """A token is one pure call per group and cell involved, on the cell's device."""
     begins, extends = model._read()
     groups = [model._begin(begins, tf.ones([4, 10], tf.int32)) for _ in range(2)]
     traced = tf.function(model._swept, autograph=False).get_concrete_function(extends, *groups)

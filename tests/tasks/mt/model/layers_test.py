@@ -75,7 +75,7 @@ def np_decoder(w: dict[str, Array], x: Array, memory: Array, own: Any, other: An
     return np_feed_forward(w, x + np_attention(w, "memory_attention", y, memory, other))
 
 
-# --- both sides -----------------------------------------------------------------------------------
+# --- layers and NumPy -----------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
@@ -184,7 +184,7 @@ def test_an_embedding_is_its_table_and_the_positions() -> None:
 
 
 def test_transparent_shares_travel_and_end_in_the_mixture() -> None:
-    """Three layers beside one mixture of everything that they wrote."""
+    """Three layers compared with one mixture of all their outputs."""
     x = drawn(3, 5, UNITS, seed=8)
     vector = np.array([0.4, -0.3, 0.9, 0.1])
     expected_shares = np.exp(vector) / np.exp(vector).sum()

@@ -203,7 +203,7 @@ def test_a_model_trained_on_packed_rows_is_served_plain_ones() -> None:
 
 @pytest.mark.parametrize("starts", [(0, 10), (0, 10, 15)], ids=("one", "two"))
 def test_the_plan_shows_the_bytes_of_transparent_attention(starts: tuple[int, ...]) -> None:
-    """Every cell of the decoder is sent one mixture or, per layer, all nine states."""
+    """Every cell of the decoder receives one mixture or, with `per_layer`, all nine states."""
     sent = {}
     for transparent, shift in (("shared", 0), ("per_layer", -1)):
         flat = transformer_layers(8, 32, 2, 50, units=32, transparent=transparent)

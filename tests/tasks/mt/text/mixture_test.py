@@ -1,4 +1,4 @@
-"""Shares by temperature, orders, draws: against the formula, and against themselves."""
+"""Shares by temperature, orders and draws: against the formula, and for consistency."""
 
 from __future__ import annotations
 

@@ -489,7 +489,7 @@ def test_an_input_that_serves_nothing_is_reported(tmp_path: Path) -> None:
         (
             [layers.Dense.Params(name="head", units=3, reads=("image",), training_only=True)],
             "the network cannot be exported: its output is 'x', but no layer of inference writes "
-            "it. Let",
+            "it. Change",
         ),
     ],
 )

@@ -250,7 +250,7 @@ def test_what_cannot_be_scored_is_refused_at_once(
         ("split", "train", errors.ParamsError, "is trained on, and its text is not stored. Score"),
         ("split", "dev", errors.InputError, "has no split 'dev'; there are test, train"),
         ("max_sentences", 0, errors.ParamsError, "score.max_sentences=0 is too small"),
-        ("thresholds", (9, 5), errors.ParamsError, "score.thresholds=(9, 5) fall"),
+        ("thresholds", (9, 5), errors.ParamsError, "score.thresholds=(9, 5) decrease"),
     ):
         refused(kind, message, params(folder, **{field: value}), tmp_path)
     none = params(folder)

@@ -37,9 +37,9 @@ class BackwardInputs(NamedTuple):
 
     Attributes:
         exports: version in the cell's `exports_with_gradient` → gradients of its floating leaves.
-        loss_factors: per loss of the cell, the derivative of the update's loss by the loss's sum.
-        accumulators: per weight, what its gradient is added to; empty: gradients are returned
-            as they are.
+        loss_factors: for each loss of the cell, the derivative of the update's loss by its sum.
+        accumulators: for each weight, the tensor to which its gradient is added; empty: the
+            gradients themselves are returned.
     """
 
     exports: dict[int, list[tf.Tensor]]

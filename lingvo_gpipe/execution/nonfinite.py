@@ -40,7 +40,7 @@ def is_finite(nest: Nest) -> bool:
 
 
 def _places(executor: Executor, inputs: PassInputs) -> Iterator[str]:
-    """Yield where values are not finite, in the order of computation."""
+    """Yield the places of values that are not finite, in the order of computation."""
     analysis = executor.analysis
     run = PassRun(executor, analysis.training, inputs)
     for m in range(len(inputs.seeds)):

@@ -25,11 +25,11 @@ class LayerBytes:
     """Bytes that a layer adds to its cell, in the largest micro-batch.
 
     Attributes:
-        fixed: of weights, gradients, slots and copies of weights.
-        kept: what its backward keeps of its forward.
+        fixed: weights, gradients, slots and copies of weights.
+        kept: tensors of its forward that are kept for its backward.
         widest: the most that its backward holds in addition to `kept`; for a layer without a
             gradient, the most that its recomputed forward holds.
-        gradients: of its weights: new ones, which are made while the old ones exist.
+        gradients: new gradients of its weights, which are made while the old ones exist.
         update: what its update holds, after activations and new gradients are freed.
     """
 

@@ -36,8 +36,8 @@ class Cell:
     Attributes:
         index: number k of the cell.
         layers: indices of its layers.
-        device_number: of its device: the row of the table.
-        device_speed: how fast the device is beside the others.
+        device_number: number of its device, which is the row of the table.
+        device_speed: relative speed of the device.
         policy: its recompute policy.
         costs: cost of each layer of the network if it is in this cell: seconds or FLOPs of
             forward, recomputation and backward of one micro-batch.

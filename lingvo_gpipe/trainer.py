@@ -23,6 +23,7 @@ from lingvo_gpipe import errors, hyperparams, modes, registry
 from lingvo_gpipe.console import command, output
 from lingvo_gpipe.console.flags import Flags
 from lingvo_gpipe.console.signals import StopRequest
+from lingvo_gpipe.schedule import SCHEDULES
 
 if TYPE_CHECKING:
     from lingvo_gpipe.task import Task
@@ -107,7 +108,7 @@ def _flags() -> Flags:
         "K: number of devices; one cell on each, or the cells that a table puts there.",
     )
     flags.number("num_micro_batches", "M: micro-batches per mini-batch.")
-    flags.text("schedule", "gpipe, 1f1b, a table as text, or @FILE.")
+    flags.text("schedule", f"{', '.join(SCHEDULES)}, a table as text, or @FILE.")
     flags.text("recompute", "full, except_last or never; or one for each cell: full,full,never.")
     flags.text("fit", "With --mode=plan: bytes of a device, such as 8GiB, to fill with --grow.")
     flags.text("grow", "With --fit: the field whose largest value is searched.")

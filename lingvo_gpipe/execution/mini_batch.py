@@ -15,6 +15,7 @@ from lingvo_gpipe.execution.executor import Executor, PassInputs, PassOutputs
 from lingvo_gpipe.layers.context import Collected, Context
 from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.network import micro_batches
+from lingvo_gpipe.schedule import SCHEDULES
 
 
 class MiniBatchInputs(NamedTuple):
@@ -92,8 +93,8 @@ class MiniBatchRunner:
         training_pass = self._analysis.training_pass(len(sizes))
         if training_pass.table.is_forward_only:
             raise errors.ScheduleError(
-                "the schedule has only forward slots, so nothing would be trained. Use gpipe or "
-                "1f1b; evaluate() makes its own schedule"
+                "the schedule has only forward slots, so nothing would be trained. Use "
+                f"{' or '.join(SCHEDULES)}; evaluate() makes its own schedule"
             )
         coefficients = self._coefficients()
         loss_factors = {

@@ -42,7 +42,7 @@ def is_finite(nest: Nest) -> bool:
 def _places(executor: Executor, inputs: PassInputs) -> Iterator[str]:
     """Yield the places of values that are not finite, in the order of computation."""
     analysis = executor.analysis
-    run = PassRun(executor, analysis.training, inputs)
+    run = PassRun(executor, analysis.default_training_pass, inputs)
     for m in range(len(inputs.seeds)):
         for cell in analysis.cells:
             values, collected = executor.programs[cell.index].compute(

@@ -24,20 +24,20 @@ class Analysis(wired_layers.WiredLayers):
     """Everything about a network that needs no device.
 
     Attributes:
-        training: the pass of training, for a mini-batch of these fields.
+        default_training_pass: that of a mini-batch of the size of `fields`.
     """
 
-    training: Pass
+    default_training_pass: Pass
 
     @property
     def cells(self) -> tuple[Cell, ...]:
         """The cells of the training pass."""
-        return self.training.cells
+        return self.default_training_pass.cells
 
     @property
     def table(self) -> Table:
         """The schedule of training."""
-        return self.training.table
+        return self.default_training_pass.table
 
     @property
     def cuts(self) -> tuple[int, ...]:
@@ -85,7 +85,7 @@ class Analysis(wired_layers.WiredLayers):
         table = self._table(purpose.num_micro_batches, training=purpose.training)
         reuses = (recompute.CellReuse(),) * len(self.cells)
         if purpose.training:
-            policies = [cell.policy for cell in self.cells]
+            policies = [cell.recompute_policy for cell in self.cells]
             fuse = self.params.fuse and not purpose.under_tape
             reuses = recompute.reuse(table, policies, fuse=fuse)
         routes = wiring.route(self.wiring, self.cuts, mode.leaving)
@@ -107,11 +107,15 @@ class Analysis(wired_layers.WiredLayers):
 
     @functools.cached_property
     def _passes(self) -> dict[_Purpose, Pass]:
-        return {_Purpose(self.training.num_micro_batches, training=True): self.training}
+        return {
+            _Purpose(
+                self.default_training_pass.num_micro_batches, training=True
+            ): self.default_training_pass
+        }
 
     @functools.cached_property
     def _tables(self) -> dict[tuple[int, bool], Table]:
-        return {(self.training.num_micro_batches, True): self.table}
+        return {(self.default_training_pass.num_micro_batches, True): self.table}
 
     @functools.cached_property
     def _cell_of(self) -> tuple[int, ...]:
@@ -200,7 +204,7 @@ def analyze(
     )
     chosen = cuts.choose(layers, settings)
     shared = {field.name: getattr(layers, field.name) for field in dataclasses.fields(layers)}
-    return Analysis(**shared, training=Pass(table, _cells(layers, settings, chosen)))
+    return Analysis(**shared, default_training_pass=Pass(table, _cells(layers, settings, chosen)))
 
 
 def _check_counts(params: PipelineParams) -> None:
@@ -226,7 +230,7 @@ def _cells(
                 layers=route.layers,
                 device_number=settings.table.device_of(k),
                 device_speed=settings.speeds[k],
-                policy=settings.policies[k],
+                recompute_policy=settings.policies[k],
                 costs=settings.costs[k],
                 weights=tuple(p for p in paths if layers.variables[p].is_trained),
                 untrained=tuple(p for p in paths if not layers.variables[p].is_trained),

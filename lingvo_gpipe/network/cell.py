@@ -38,7 +38,7 @@ class Cell:
         layers: indices of its layers.
         device_number: number of its device, which is the row of the table.
         device_speed: relative speed of the device.
-        policy: its recompute policy.
+        recompute_policy: full, except_last or never.
         costs: cost of each layer of the network if it is in this cell: seconds or FLOPs of
             forward, recomputation and backward of one micro-batch.
         weights: network paths of its trained weights, tied ones of other cells included.
@@ -54,7 +54,7 @@ class Cell:
     layers: range
     device_number: int
     device_speed: float
-    policy: str
+    recompute_policy: str
     costs: tuple[float, ...]
     weights: tuple[str, ...]
     untrained: tuple[str, ...]

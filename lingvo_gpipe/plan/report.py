@@ -79,7 +79,7 @@ def render(plan: step_plan.Plan) -> str:
 
 def _head(plan: step_plan.Plan) -> Iterator[str]:
     analysis = plan.analysis
-    policies = _policies([cell.policy for cell in analysis.cells])
+    policies = _policies([cell.recompute_policy for cell in analysis.cells])
     yield (
         f"{units.count(plan.parameters)} parameters in {len(analysis.layers)} layers; "
         f"K={analysis.table.num_devices}, {len(analysis.sizes)} micro-batches of "

@@ -252,12 +252,13 @@ def from_text(source: str) -> Params:
 
 @functools.cache
 def undefined_methods(owner: type) -> str:
-    """Name the abstract methods that a class does not define; empty where it defines all.
+    """Name the abstract methods that a class, or its `Params`, does not define; may be empty.
 
     `abc.ABC` is of no use here, since `tf.Module` has a metaclass of its own.
     """
     return ", ".join(
-        name
-        for name in sorted(dir(owner))
-        if getattr(getattr(owner, name, None), "__isabstractmethod__", False)
+        prefix + name
+        for each, prefix in ((owner, ""), (getattr(owner, "Params", None), "Params."))
+        for name in sorted(dir(each))
+        if getattr(getattr(each, name, None), "__isabstractmethod__", False)
     )

@@ -43,12 +43,8 @@ class Dense(Layer):
             checks.positive(self, units=self.units)
             output = tf.TensorSpec((*rows, self.units), self.policy.compute)
             flops = 2 * math.prod(rows) * depth * self.units
-            return Meta(
-                output,
-                weights(self, (depth, self.units), self.units),
-                flops_forward=flops,
-                flops_backward=backward_flops(self, flops),
-                activation_bytes=elementwise.kept_bytes(self, self.activation, output),
+            return activated_meta(
+                self, output, weights(self, (depth, self.units), self.units), flops
             )
 
     params: Params
@@ -87,6 +83,22 @@ def weights(
 def backward_flops(params: Layer.Params, flops: int) -> int:
     """Return FLOPs of the backward pass of weighted multiply-adds: by input and by weight."""
     return flops * (2 if params.trainable else 1)
+
+
+def activated_meta(
+    params: ActivatedKernelParams,
+    output: tf.TensorSpec,
+    variables: tuple[VariableSpec, ...],
+    flops: int,
+) -> Meta:
+    """Return what is known of a layer whose activation alone is kept for the backward pass."""
+    return Meta(
+        output,
+        variables,
+        flops_forward=flops,
+        flops_backward=backward_flops(params, flops),
+        activation_bytes=elementwise.kept_bytes(params, params.activation, output),
+    )
 
 
 def finish(params: ActivatedKernelParams, theta: Theta, y: tf.Tensor) -> tf.Tensor:

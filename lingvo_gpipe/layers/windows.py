@@ -6,6 +6,7 @@ padding included; bias, activation and pools count nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import tensorflow as tf
@@ -145,13 +146,8 @@ class Conv2D(Layer):
             kernel = (height, width, channels // self.groups, self.filters)
             output = tf.TensorSpec((batch, rows, columns, self.filters), self.policy.compute)
             flops = 2 * batch * rows * columns * height * width * kernel[2] * self.filters
-            return Meta(
-                output,
-                dense.weights(self, kernel, self.filters),
-                flops_forward=flops,
-                flops_backward=dense.backward_flops(self, flops),
-                activation_bytes=elementwise.kept_bytes(self, self.activation, output),
-            )
+            weights = dense.weights(self, kernel, self.filters)
+            return dense.activated_meta(self, output, weights, flops)
 
     params: Params
 
@@ -196,13 +192,7 @@ class DepthwiseConv2D(Layer):
             units = channels * self.depth_multiplier
             output = tf.TensorSpec((batch, rows, columns, units), self.policy.compute)
             flops = 2 * batch * rows * columns * height * width * units
-            return Meta(
-                output,
-                dense.weights(self, kernel, units),
-                flops_forward=flops,
-                flops_backward=dense.backward_flops(self, flops),
-                activation_bytes=elementwise.kept_bytes(self, self.activation, output),
-            )
+            return dense.activated_meta(self, output, dense.weights(self, kernel, units), flops)
 
     params: Params
 
@@ -274,6 +264,11 @@ class PoolParams(WindowParams):
         output = tf.TensorSpec((batch, *size, channels), self.policy.compute)
         return Meta(output, activation_bytes=base.spec_bytes(output))
 
+    def pooled(self, pool: Callable[..., tf.Tensor], x: tf.Tensor) -> tf.Tensor:
+        """Return pool(x, size, strides, padding) in the compute dtype."""
+        x = precision.cast(x, self.policy.compute)
+        return pool(x, pair(self.pool_size), pair(self.strides), self.padding.upper())
+
 
 class MaxPool2D(Layer):
     """x: [B, H, W, C] floating → [B, H', W', C], the largest of each window."""
@@ -286,9 +281,7 @@ class MaxPool2D(Layer):
     def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         del theta, ctx
-        p = self.params
-        x = precision.cast(inputs, self.policy.compute)
-        return tf.nn.max_pool2d(x, pair(p.pool_size), pair(p.strides), p.padding.upper())
+        return self.params.pooled(tf.nn.max_pool2d, inputs)
 
 
 class AvgPool2D(Layer):
@@ -302,9 +295,7 @@ class AvgPool2D(Layer):
     def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         del theta, ctx
-        p = self.params
-        x = precision.cast(inputs, self.policy.compute)
-        return tf.nn.avg_pool2d(x, pair(p.pool_size), pair(p.strides), p.padding.upper())
+        return self.params.pooled(tf.nn.avg_pool2d, inputs)
 
 
 class GlobalPool2D(Layer):

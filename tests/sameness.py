@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe import network, pipelining
-from tests import amoeba_nets, mt_nets, sameness_nets
+from tests.networks import amoeba_nets, mt_nets, sameness_nets
 
 SEED, STEP = 11, 5
 TOLERANCE = 1e-10  # contract 1, float64

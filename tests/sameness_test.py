@@ -14,7 +14,8 @@ from lingvo_gpipe import pipelining, seeds
 from lingvo_gpipe.execution import cell_calls, cell_programs, executor, variables
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.network import micro_batches
-from tests import amoeba_nets, mt_nets, sameness, sameness_nets
+from tests import sameness
+from tests.networks import amoeba_nets, mt_nets, sameness_nets
 
 Case = sameness.Case
 

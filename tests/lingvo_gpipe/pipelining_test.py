@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, layers, pipelining
-from tests import pipelines
+from tests.networks import pipelines
 
 
 def test_evaluation_is_a_plain_forward_before_between_and_after_training() -> None:

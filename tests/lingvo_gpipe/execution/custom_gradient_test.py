@@ -12,7 +12,7 @@ from lingvo_gpipe import errors, layers
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.base import Theta
 from lingvo_gpipe.nests import Nest, SpecNest
-from tests import pipelines
+from tests.networks import pipelines
 
 
 class Both(base.Layer):

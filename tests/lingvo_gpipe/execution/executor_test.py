@@ -16,7 +16,7 @@ from lingvo_gpipe.execution import cell_calls, cell_programs, placement
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.base import Theta
 from lingvo_gpipe.nests import Nest, SpecNest
-from tests import pipelines
+from tests.networks import pipelines
 
 # --- what the graphs hold -------------------------------------------------------------------------
 

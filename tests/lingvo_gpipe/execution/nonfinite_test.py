@@ -11,7 +11,7 @@ from lingvo_gpipe import hyperparams
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.base import Theta
 from lingvo_gpipe.nests import Nest, SpecNest
-from tests import pipelines
+from tests.networks import pipelines
 
 
 class Poison(base.Layer):

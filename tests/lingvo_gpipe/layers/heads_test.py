@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import layers, pipelining
 from lingvo_gpipe.layers import heads
-from tests import layer_cases
+from tests.cases import layer_cases
 
 CLASSES = 5
 

@@ -15,8 +15,8 @@ from lingvo_gpipe.hyperparams.params import undefined_methods
 from lingvo_gpipe.layers import composite
 from lingvo_gpipe.tasks.image.model import amoebanet, heads, operations
 from lingvo_gpipe.tasks.mt.model import block, decoder, embedding, encoder, mixture, softmax
-from tests import amoeba_layer_cases, layer_cases, mt_layer_cases
-from tests.layer_cases import CASES, Case
+from tests.cases import amoeba_layer_cases, layer_cases, mt_layer_cases
+from tests.cases.layer_cases import CASES, Case
 
 POLICIES = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
 RANDOM = {

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, layers
 from lingvo_gpipe.layers.heads import weight_by
-from tests import layer_cases
-from tests.layer_cases import IDS, IMAGE, MEMORY, SEQUENCE
+from tests.cases import layer_cases
+from tests.cases.layer_cases import IDS, IMAGE, MEMORY, SEQUENCE
 
 DTYPE = "float64"
 

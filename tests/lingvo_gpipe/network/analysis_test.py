@@ -13,7 +13,7 @@ from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.base import Theta
 from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.schedule import Slot, Table, recompute
-from tests.plain_networks import FIELDS, D, N, analyze, dense, error_head, params, text_of
+from tests.networks.plain_networks import FIELDS, D, N, analyze, dense, error_head, params, text_of
 
 
 class Named(base.Layer):

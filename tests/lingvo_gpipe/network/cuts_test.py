@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, layers, network
 from lingvo_gpipe.network import partition
-from tests.plain_networks import FIELDS, D, N, analyze, dense, error_head, params, text_of
+from tests.networks.plain_networks import FIELDS, D, N, analyze, dense, error_head, params, text_of
 
 # --- cuts and costs -------------------------------------------------------------------------------
 

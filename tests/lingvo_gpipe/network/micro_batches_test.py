@@ -13,7 +13,7 @@ from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.base import Theta
 from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.network import micro_batches
-from tests import pipelines
+from tests.networks import pipelines
 
 
 class MeanOfAll(base.Layer):

@@ -8,7 +8,7 @@ import tensorflow as tf
 from lingvo_gpipe import errors, layers, optim, pipelining
 from lingvo_gpipe.plan import step_plan
 from lingvo_gpipe.plan.links import INPUT, Link
-from tests import sameness_nets
+from tests.networks import sameness_nets
 from tests.tiny_task import tiny_task
 
 

@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from lingvo_gpipe import optim
 from lingvo_gpipe.run import learner
-from tests import sameness, sameness_nets
+from tests import sameness
+from tests.networks import sameness_nets
 from tests.tiny_task import tiny_task
 
 # Rows of the net's mini-batch: 1, 1, 2 and 2 real tokens, and 7, 7, 6 and 5.

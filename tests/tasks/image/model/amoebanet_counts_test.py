@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import network, pipelining
 from lingvo_gpipe.plan import describe
-from tests.amoeba_nets import amoeba_net
+from tests.networks.amoeba_nets import amoeba_net
 
 STEM = 32
 # Genotype, L, D, classes → parameters used by inference.

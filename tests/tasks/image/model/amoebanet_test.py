@@ -13,8 +13,9 @@ import tensorflow as tf
 from lingvo_gpipe import errors, layers, network, pipelining
 from lingvo_gpipe.plan import describe
 from lingvo_gpipe.tasks.image.model import amoebanet, genotypes, operations
-from tests import amoeba_reference, layer_cases
-from tests.amoeba_nets import amoeba_net
+from tests.cases import layer_cases
+from tests.networks import amoeba_reference
+from tests.networks.amoeba_nets import amoeba_net
 
 KINDS = tuple(amoeba_reference.CELLS)
 FILTERS = 8

@@ -129,9 +129,11 @@ def test_a_beam_in_bfloat16_is_full_recomputation_except_for_rounding() -> None:
 
 def check_programs(model: Any, pipe: Any, num_cells: int) -> None:
     """A token is one pure call per group and cell involved, on the cell's device."""
-    begins, extends = model._read()
-    groups = [model._begin(begins, tf.ones([4, 10], tf.int32)) for _ in range(2)]
-    traced = tf.function(model._swept, autograph=False).get_concrete_function(extends, *groups)
+    begins, extends = model._read_weights()
+    groups = [model._begin_group(begins, tf.ones([4, 10], tf.int32)) for _ in range(2)]
+    traced = tf.function(model._sweep_groups, autograph=False).get_concrete_function(
+        extends, *groups
+    )
     graph = traced.graph
     assert not graph.captures  # no weight is read for a token: they are given
     calls = [op for op in graph.get_operations() if op.type.endswith("PartitionedCall")]

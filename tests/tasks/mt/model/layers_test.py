@@ -15,7 +15,7 @@ from lingvo_gpipe.tasks.mt.model.decoder import DecoderLayer
 from lingvo_gpipe.tasks.mt.model.embedding import TokenEmbedding
 from lingvo_gpipe.tasks.mt.model.encoder import EncoderLayer, TransparentEncoderLayer
 from lingvo_gpipe.tasks.mt.model.softmax import TranslationSoftmax
-from tests import layer_cases
+from tests.cases import layer_cases
 from tests.tasks.mt import toy_model
 
 Array = np.ndarray[Any, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from lingvo_gpipe.tasks.image.model import amoebanet, heads, operations
-from tests.layer_cases import FEATURES, IMAGE, Case
+from tests.cases.layer_cases import FEATURES, IMAGE, Case
 
 LABEL = tf.TensorSpec((4,), tf.int32)
 LARGER = tf.TensorSpec((4, 13, 12, 5))

@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe.tasks.mt.model import transformer
-from tests import sameness_nets
-from tests.sameness_nets import N, Net, Sums, dropped
+from tests.networks import sameness_nets
+from tests.networks.sameness_nets import N, Net, Sums, dropped
 
 UNITS, HEADS, HEAD_DIM, HIDDEN, VOCABULARY = 6, 2, 4, 10, 13
 S, T = 6, 5

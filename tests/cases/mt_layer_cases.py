@@ -11,7 +11,7 @@ from lingvo_gpipe.tasks.mt.model.embedding import TokenEmbedding
 from lingvo_gpipe.tasks.mt.model.encoder import EncoderLayer, TransparentEncoderLayer
 from lingvo_gpipe.tasks.mt.model.mixture import Mixture
 from lingvo_gpipe.tasks.mt.model.softmax import TranslationSoftmax
-from tests.layer_cases import Case
+from tests.cases.layer_cases import Case
 
 SOURCE = tf.TensorSpec((3, 5), tf.int32)  # ids or sentences, 0 to 2
 TARGET = tf.TensorSpec((3, 4), tf.int32)

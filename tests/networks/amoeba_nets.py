@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from lingvo_gpipe.tasks.image.model import amoebanet
-from tests import amoeba_reference, sameness_nets
+from tests.networks import amoeba_reference, sameness_nets
 
 STEP = 5  # the update that the sameness tests compute
 CLASSES = 3

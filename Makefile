@@ -14,7 +14,7 @@ MODEL ?= image.digits.ConvNet
 # Test processes: each imports TensorFlow once and keeps a core busy.
 JOBS ?= 2
 # Words of the old dialect that are left: lower it with every one that is replaced, down to 0.
-DIALECT = 40
+DIALECT = 0
 # More arguments for the program that a command runs: make test ARGS='-k dense'.
 ARGS ?=
 
@@ -26,7 +26,7 @@ endif
 
 PYTEST = $(PYTHON_BIN) -m pytest --numprocesses=$(JOBS) --dist=worksteal
 
-.PHONY: help setup train test lint bazel sameness reliability docs clean
+.PHONY: help setup train test coverage lint bazel sameness reliability docs clean
 
 help: ## List the commands.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ train: $(STAMP) ## Train a pipelined network on handwritten digits (LOGDIR=, MOD
 
 test: $(STAMP) ## Run the tests, the whole grids left out.
 	@$(PYTEST) --dist=loadfile --durations=10 $(ARGS)
+
+coverage: $(STAMP) ## Run the tests and list the lines and branches that none of them reaches.
+	@$(PYTEST) --dist=loadfile --cov --cov-report=term-missing:skip-covered $(ARGS)
 
 lint: $(STAMP) ## Check style, format and types.
 	@$(PYTHON_BIN) -m ruff check

@@ -35,7 +35,16 @@ def _smoothed(logits: tf.Tensor, label: tf.Tensor) -> tf.Tensor:
     return -tf.reduce_sum(target * tf.nn.log_softmax(logits))
 
 
-def _net(genotype: str, num_cells: int, filters: int, stem: Any, side: int) -> sameness_nets.Net:
+def _first_half(network: list[Any]) -> list[Any]:
+    """Return stem, reduction_0, normal_0, which has the auxiliary head, and the classifier."""
+    stem, reduction, normal, *_, classifier = network
+    classifier.reads = (normal.name, "label")
+    return [stem, reduction, normal, classifier]
+
+
+def _net(
+    genotype: str, num_cells: int, filters: int, stem: Any, side: int, *, half: bool = False
+) -> sameness_nets.Net:
     def reference(weights: Any, field: Any, draw: Any) -> sameness_nets.Sums:
         def drop(path: str, x: tf.Tensor) -> tf.Tensor:
             keep = 1.0 - STEP / STEPS * (1.0 - KEEP)
@@ -43,7 +52,10 @@ def _net(genotype: str, num_cells: int, filters: int, stem: Any, side: int) -> s
             return x * tf.cast(kept, x.dtype) / keep
 
         o = amoeba_reference.Plain(weights, EPSILON, drop)
-        outputs = amoeba_reference.network(o, genotype, num_cells, filters, stem, field["image"])
+        last = "normal_0" if half else None
+        outputs = amoeba_reference.network(
+            o, genotype, num_cells, filters, stem, field["image"], last
+        )
         behind = f"normal_{2 * num_cells // 3 - 1}"
         auxiliary = amoeba_reference.auxiliary(o, f"{behind}/auxiliary", outputs[behind])
         features = tf.reduce_mean(tf.nn.relu(list(outputs.values())[-1]), [1, 2])
@@ -59,9 +71,9 @@ def _net(genotype: str, num_cells: int, filters: int, stem: Any, side: int) -> s
         )
 
     name = f"amoeba_{genotype.lower()}_{stem}"
-    return sameness_nets.Net(
-        name,
-        lambda: amoeba_net(
+
+    def layers() -> list[Any]:
+        network = amoeba_net(
             genotype,
             num_cells,
             filters,
@@ -75,7 +87,12 @@ def _net(genotype: str, num_cells: int, filters: int, stem: Any, side: int) -> s
             momentum=MOMENTUM,
             epsilon=EPSILON,
             top_k=2,
-        ),
+        )
+        return _first_half(network) if half else network
+
+    return sameness_nets.Net(
+        name,
+        layers,
         lambda: {
             "image": sameness_nets.data(N, side, side, 3, seed=21),
             "label": sameness_nets.ids(N, seed=22, below=CLASSES),
@@ -89,11 +106,12 @@ def _net(genotype: str, num_cells: int, filters: int, stem: Any, side: int) -> s
 NETS = {
     net.name: net
     for net in (
-        # The smallest images for which the auxiliary head still has five pixels.
-        _net("A", 2, 4, "small", 11),
-        _net("B", 2, 4, "small", 11),
-        _net("D", 2, 4, "small", 11),
+        # The smallest images that leave the auxiliary head its five pixels. A cell takes seconds to
+        # trace: one of each kind.
+        _net("A", 2, 4, "small", 11, half=True),
+        _net("B", 2, 4, "small", 11, half=True),
+        _net("D", 2, 4, "small", 11, half=True),
     )
 }
-# Twice as large, for single points.
+# All cells, and twice as large: for single points.
 IMAGENET = _net("D", 2, 8, "imagenet", 67)

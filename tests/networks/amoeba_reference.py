@@ -279,8 +279,16 @@ def cell(o: Any, path: str, kind: tuple[str, str], filters: int, x: Any, previou
     return o.concat(ends)
 
 
-def network(o: Any, genotype: str, num_cells: int, filters: int, stem: str, image: Any) -> Any:
-    """Compute all cells; return outputs by name, in order."""
+def network(
+    o: Any,
+    genotype: str,
+    num_cells: int,
+    filters: int,
+    stem: str,
+    image: Any,
+    last: str | None = None,
+) -> Any:
+    """Compute all cells, or those up to the one named `last`; return outputs by name, in order."""
     stride = 2 if stem == "imagenet" else 1
     x = o.conv("stem_conv/conv", image, STEM_FILTERS, 3, stride, "VALID")
     x = o.norm("stem_conv/norm", x)
@@ -300,6 +308,8 @@ def network(o: Any, genotype: str, num_cells: int, filters: int, stem: str, imag
                 filters *= 2
                 append(f"reduction_{place - 1}", "reduction", filters)
         append(f"normal_{number}", "normal", filters)
+        if f"normal_{number}" == last:
+            break
     return outputs
 
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from lingvo_gpipe.tasks.mt.model import transformer
 from tests.networks import sameness_nets
-from tests.networks.sameness_nets import N, Net, Sums, dropped
+from tests.networks.sameness_nets import Net, Sums, dropped
 
 UNITS, HEADS, HEAD_DIM, HIDDEN, VOCABULARY = 6, 2, 4, 10, 13
 S, T = 6, 5
@@ -134,27 +134,29 @@ def _shared(w: Any, field: Any, draw: Any) -> Sums:
     tables = "source_embedding/embedding/table", "target_embedding/embedding/table"
     states = [embed(w, "source_embedding", tables[0], source, range(S), draw)]
     present = (source != 0)[:, tf.newaxis]
-    for n in range(3):
+    for n in range(2):
         states.append(encode(w, f"encoder_{n}", states[-1], present, draw))
     memory = norm(w, "encoder_norm", mix(w["encoder_0/shares"], states, "encoder_0", draw))
     x = embed(w, "target_embedding", tables[1], target, range(T), draw)
-    for n in range(3):
+    for n in range(2):
         own = causal(T) & (target != 0)[:, tf.newaxis]
         x = decode(w, f"decoder_{n}", x, memory, own, present, draw)
     return head(w, tables[1], x, field)
 
 
-SOURCE_LENGTHS = (6, 2, 4, 1, 6, 3, 5, 6, 1, 2)
-TARGET_LENGTHS = (2, 5, 1, 3, 5, 4, 1, 2, 5, 3)
+# 9 rows, so that 3 micro-batches have equal sizes: each size is traced by itself.
+SOURCE_LENGTHS = (6, 2, 4, 1, 6, 3, 5, 6, 1)
+TARGET_LENGTHS = (2, 5, 1, 3, 5, 4, 1, 2, 5)
 
 
-def padded(rows: int = N) -> dict[str, tf.Tensor]:
+def padded() -> dict[str, tf.Tensor]:
     """Return a mini-batch of sentences that are padded."""
+    rows = len(SOURCE_LENGTHS)
     source = sameness_nets.ids(rows, S, seed=31, below=VOCABULARY - 1) + 1
     target = sameness_nets.ids(rows, T, seed=32, below=VOCABULARY - 1) + 1
     label = sameness_nets.ids(rows, T, seed=33, below=VOCABULARY)
-    there = tf.sequence_mask(SOURCE_LENGTHS[:rows], S, dtype=tf.int32)
-    real = tf.sequence_mask(TARGET_LENGTHS[:rows], T, dtype=tf.int32)
+    there = tf.sequence_mask(SOURCE_LENGTHS, S, dtype=tf.int32)
+    real = tf.sequence_mask(TARGET_LENGTHS, T, dtype=tf.int32)
     return {
         "source": source * there,
         "target": target * real,
@@ -165,7 +167,7 @@ def padded(rows: int = N) -> dict[str, tf.Tensor]:
 
 SHARED = Net(
     "translation",
-    lambda: _layers(3, tie="softmax", transparent="shared"),
+    lambda: _layers(2, tie="softmax", transparent="shared"),
     padded,
     _shared,
     {"loss": (1.0, float(sum(TARGET_LENGTHS)))},
@@ -206,7 +208,7 @@ def _segments(lengths: tuple[tuple[int, ...], ...], span: int) -> tuple[Any, Any
     return tf.constant(segment), tf.constant(position)
 
 
-# 9 rows, so that 3 micro-batches have equal sizes: each size is traced by itself.
+# 9 rows, as above.
 SOURCE_PARTS = ((3, 3), (2, 1), (6,), (1, 1, 2), (2, 4), (5, 1), (1, 2, 3), (4,), (2, 2))
 TARGET_PARTS = ((2, 3), (1, 2), (4,), (1, 2, 1), (3, 2), (1, 1), (1, 1, 2), (5,), (2, 1))
 

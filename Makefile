@@ -13,8 +13,6 @@ LOGDIR ?= runs/digits
 MODEL ?= image.digits.ConvNet
 # Test processes: each imports TensorFlow once and keeps a core busy.
 JOBS ?= 2
-# Words of the old dialect that are left: lower it with every one that is replaced, down to 0.
-DIALECT = 0
 # More arguments for the program that a command runs: make test ARGS='-k dense'.
 ARGS ?=
 
@@ -50,7 +48,7 @@ lint: $(STAMP) ## Check style, format and types.
 	@$(PYTHON_BIN) -m ruff check
 	@$(PYTHON_BIN) -m ruff format --check
 	@$(PYTHON_BIN) -m mypy
-	@$(PYTHON_BIN) -m tools.dialect --most $(DIALECT)
+	@$(PYTHON_BIN) -m tools.dialect
 
 bazel: $(STAMP) ## Run every test as a Bazel target (installs Debian's Bazel where there is none).
 	@tools/bazel/bazel.sh test //... $(ARGS)

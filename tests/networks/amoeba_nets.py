@@ -35,7 +35,7 @@ def _smoothed(logits: tf.Tensor, label: tf.Tensor) -> tf.Tensor:
     return -tf.reduce_sum(target * tf.nn.log_softmax(logits))
 
 
-def _first_half(network: list[Any]) -> list[Any]:
+def first_half(network: list[Any]) -> list[Any]:
     """Return stem, reduction_0, normal_0, which has the auxiliary head, and the classifier."""
     stem, reduction, normal, *_, classifier = network
     classifier.reads = (normal.name, "label")
@@ -88,7 +88,7 @@ def _net(
             epsilon=EPSILON,
             top_k=2,
         )
-        return _first_half(network) if half else network
+        return first_half(network) if half else network
 
     return sameness_nets.Net(
         name,

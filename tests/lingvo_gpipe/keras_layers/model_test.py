@@ -418,7 +418,16 @@ def test_a_small_model_in_a_pipeline_is_the_model(num_partitions: int, schedule:
 
 
 @pytest.mark.usefixtures("_float64")
-@pytest.mark.slow
+def test_the_first_stages_of_resnet50_in_a_pipeline_are_resnet50s() -> None:
+    whole = keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=4)
+    features = whole.get_layer("conv3_block1_out").output
+    pooled = keras.layers.GlobalAveragePooling2D()(features)
+    model = keras.Model(whole.input, keras.layers.Dense(4)(pooled))
+    check_pipeline(model, (32, 32, 3), 3, sizes=(3, 3))
+
+
+@pytest.mark.usefixtures("_float64")
+@pytest.mark.sameness_grid
 def test_resnet50_in_a_pipeline_is_resnet50() -> None:
     # With smaller images the last batch norms have a single position, which amplifies rounding.
     model = keras.applications.ResNet50(weights=None, input_shape=(64, 64, 3), classes=4)

@@ -23,6 +23,7 @@ from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.run import checkpoints, eval_mode, export, inference, loop
 from lingvo_gpipe.tasks.image import SklearnDigits
 from lingvo_gpipe.tasks.image.model import amoebanet, convnet
+from tests.networks import amoeba_nets
 from tests.tiny_task import tiny_task
 
 NAMES = tuple(f"digit {n}" for n in range(10))
@@ -284,10 +285,10 @@ def crops(images: tf.Tensor) -> tf.Tensor:
 def test_an_amoeba_net_serves_the_mean_of_its_crops_without_its_auxiliary_head(
     tmp_path: Path,
 ) -> None:
-    flat = amoebanet.amoeba_net(
+    network = amoebanet.amoeba_net(
         amoebanet.AmoebaNet(
             genotype="D",
-            num_cells=3,
+            num_cells=2,
             filters=8,
             classes=10,
             stem="small",
@@ -295,6 +296,7 @@ def test_an_amoeba_net_serves_the_mean_of_its_crops_without_its_auxiliary_head(
             drop_path_keep=0.9,
         )
     )
+    flat = amoeba_nets.first_half(network)
     params = digits_task(flat, num_partitions=2, num_micro_batches=2)
     params.input = CroppedDigits.Params(batch_size=8)
     params.train.max_steps = 0

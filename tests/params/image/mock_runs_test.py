@@ -23,7 +23,7 @@ from tests.tasks.image import mock_tfds
 
 REGISTRY = registry.Registry()
 SIDE = 75
-FIRST = "image.imagenet.AmoebaNetD18x544"
+FIRST = "image.cifar10.ConvNet"
 SMALLER = {"num_cells": 2, "filters": 8}
 
 

@@ -337,12 +337,25 @@ def test_a_best_that_is_there_is_not_written_again(
             checkpoints.Best(str(tmp_path), network(), text).consider(value, step)
 
 
-KILLED_CHILD = """
+# A process per instant, of one that has imported TensorFlow and computed nothing with it.
+KILLED_CHILDREN = """
     import os, signal, sys, threading
     import tensorflow as tf
     from lingvo_gpipe.run import checkpoints
 
-    directory, instant = sys.argv[1:]
+    root, *instants = sys.argv[1:]
+    children = []
+    for instant in instants:
+        directory = os.path.join(root, instant)
+        child = os.fork()
+        if not child:
+            break
+        children.append(child)
+    else:
+        for child in children:
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        sys.exit()
+
     variable = tf.Variable(tf.zeros([1 << 20]))
     saver = checkpoints.Checkpoints(directory, {"v": variable}, "text", keep=1)
     variable.assign_add(tf.ones_like(variable))
@@ -397,18 +410,15 @@ def test_a_kill_at_any_instant_leaves_a_whole_checkpoint(
 
 def kill_at(directory: pathlib.Path, instants: tuple[str, ...]) -> None:
     """Kill processes at different instants of their second save, all processes at once."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    children = {
-        instant: subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(KILLED_CHILD), directory / instant, instant],
-            env=environment,
-            stderr=subprocess.PIPE,
-        )
-        for instant in instants
-    }
-    logs = {instant: child.communicate()[1] for instant, child in children.items()}
-    for instant, child in children.items():
-        assert child.returncode == -signal.SIGKILL, logs[instant].decode()
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(KILLED_CHILDREN), directory, *instants],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == [str(-signal.SIGKILL)] * len(instants), done.stderr
+    for instant in instants:
         check_after_kill(directory / instant, instant)
 
 

@@ -26,14 +26,8 @@ class _Required:
     def __repr__(self) -> str:
         return "REQUIRED"
 
-    def __copy__(self) -> _Required:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, object]) -> _Required:
-        return self
-
     def __reduce__(self) -> str:
-        return "REQUIRED"
+        return "REQUIRED"  # pickled by its name; a copy is the same object
 
 
 REQUIRED: Any = _Required()
@@ -136,9 +130,6 @@ class Field:
 
     def __set__(self, node: Node, value: Value) -> None:
         self.assign(node, value, node, self.name)
-
-    def __repr__(self) -> str:
-        return f"Field({self.name}: {self.describe_type()})"
 
 
 def field(default: _T, help: str = "") -> _T:

@@ -170,9 +170,7 @@ def _nearest_public_names(name: str) -> list[str]:
     current = old_names.current(name[:_SEARCHED_CHARS])
     if "." not in current or current.partition(".")[0] not in _project_modules():
         return []
-    module, _ = _module_of(f"{_PROJECT}.{current}")
-    if module is None:
-        return []
+    module = _module_of(f"{_PROJECT}.{current}")[0] or _project()
     place = module.__name__.removeprefix(_PROJECT)[1:]
     members = vars(module)
     defined = [each for each in members if isinstance(members[each], type)]

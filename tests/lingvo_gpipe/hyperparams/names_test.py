@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import pkgutil
 import sys
 import types
 from collections.abc import Iterator
 
 import pytest
+import tensorflow as tf
 
 import lingvo_gpipe
 from lingvo_gpipe import errors, hyperparams, layers, task
@@ -218,3 +220,17 @@ def test_lazy_exports_of_a_users_module_are_not_called(user_module: types.Module
     vars(user_module).update(__getattr__=fail, __all__=["Lazy"])
     with pytest.raises(errors.ParamsError):
         names.resolve("layers.Lazy")
+
+
+def test_a_package_inside_another_is_registered_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "_packages", {*names._packages, "importlib.metadata"})
+    assert names.resolve("importlib.metadata.EntryPoint") is importlib.metadata.EntryPoint
+    with pytest.raises(
+        errors.ParamsError, match=r"'importlib\.util\.find_spec' is not in a regist"
+    ):
+        names.resolve("importlib.util.find_spec")
+
+
+def test_a_dtype_whose_name_is_no_dtype_has_no_text() -> None:
+    with pytest.raises(errors.ParamsError, match="float32_ref has no name that a text could hold"):
+        names.check_references([tf.float32._as_ref])

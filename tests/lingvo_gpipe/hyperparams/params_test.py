@@ -400,6 +400,12 @@ def test_a_value_of_the_wrong_type_says_what_was_expected(
     assert one == Everything.Params()
 
 
+def test_an_integer_that_python_does_not_write_is_described() -> None:
+    assert message(lambda: Everything.Params().set(word=10**5000)).endswith(
+        "'word' must be str, got an integer of very many digits (int)"
+    )
+
+
 def test_references_of_the_wrong_class_are_refused() -> None:
     one = Everything.Params()
     name = here("Everything")
@@ -454,6 +460,13 @@ def test_wrong_names_find_the_nearest_of_the_whole_tree() -> None:
     assert caught.value.nearest == ("model.layers[0].units",)
     assert caught.value.path == "model.layers[0].unitz"
     assert not hasattr(one, "zzz")
+
+
+def test_a_large_tree_is_searched_for_the_nearest_name_only_in_its_beginning() -> None:
+    one = Everything.Params(pairs=((Dense.Params(), 1),))
+    assert "nearest 'pairs[0][0].units'" in message(lambda: one.get("unit"))
+    one.children = {f"child{n}": Other.Params() for n in range(500)}
+    assert "pairs[0][0].units" not in message(lambda: one.get("unit"))
 
 
 def test_wrong_elements_and_paths_are_reported() -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import hyperparams
-from lingvo_gpipe.hyperparams import from_text
+from lingvo_gpipe.hyperparams import field, from_text
 from tests.lingvo_gpipe.hyperparams import cases
 from tests.lingvo_gpipe.hyperparams.cases import (
     Color,
@@ -230,6 +230,25 @@ def test_override_sets_one_field(assignment: str, value: Any) -> None:
     assert isinstance(one.get(path), type(value))
 
 
+class Unions(hyperparams.Params):
+    sizes: tuple[int, ...] | dict[str, float] | None = field((1, 2), "Numbers, named or not.")
+    red: Literal[Color.RED, None] = field(None, "A colour.")
+    kind: type | None = field(None, "Any class.")
+
+
+def test_override_of_unions_takes_the_type_that_fits() -> None:
+    one = Unions()
+    assert one.override("sizes[1]=5").sizes == (1, 5)
+    assert message(lambda: one.override("sizes[0]=x")).endswith("'sizes[0]' must be int, got x")
+    assert message(lambda: one.set(sizes=[3, "x"])).endswith(
+        "'sizes[1]' must be int, got 'x' (str)"
+    )
+    assert repr(one.set(sizes={"a": 1.0}).override("sizes.a=2").sizes) == "{'a': 2.0}"
+    assert one.override("red=RED").red is Color.RED
+    assert message(lambda: one.override("red=BLUE")).endswith("or None, got BLUE")
+    assert one.override("kind=keras.layers.Dense").kind is keras.layers.Dense
+
+
 def test_none_takes_the_place_of_params_that_need_not_be_there() -> None:
     one = tree().set({"model.head": Dense.Params(units=3)})
     assert one.override("model.head=None") == tree()
@@ -269,6 +288,14 @@ def test_none_takes_the_place_of_params_that_need_not_be_there() -> None:
         (
             "table={'a': [1], 'a': [2]}",
             "{name}: 'table': cannot read \"{'a': [1], 'a': [2]}\" as a",
+        ),
+        (
+            "table={3: []}",
+            "{name}: 'table': cannot read '{3: []}' as a literal: the key 3 is not a string",
+        ),
+        (
+            "anything=None.x",
+            "{name}: 'anything': cannot read 'None.x' as a literal: 'None' is not a name",
         ),
     ],
 )

@@ -131,8 +131,6 @@ def _kept(value: Any, live: Any = None) -> Any:
     """Return a part of a configuration as Params store it; `live` is the object it describes."""
     if isinstance(live, types.FunctionType) and _is_function(value):
         return live
-    if isinstance(value, keras.Operation):
-        return to_config(value)
     if isinstance(value, dict):
         return _kept_dict(value, live)
     if isinstance(value, list | tuple):
@@ -144,7 +142,7 @@ def _kept(value: Any, live: Any = None) -> Any:
     return _kept(keras.saving.serialize_keras_object(value), value)
 
 
-def _kept_dict(value: dict[str, Any], live: object) -> dict[str, Any] | types.FunctionType:
+def _kept_dict(value: dict[str, Any], live: object) -> dict[str, Any]:
     if _REFERENCE in value or ("class_name" in value and "config" in value):
         settings = value["config"]
         inner = (
@@ -154,8 +152,6 @@ def _kept_dict(value: dict[str, Any], live: object) -> dict[str, Any] | types.Fu
         )
         marks = {k: v for k, v in value.items() if k not in ("config", *_NOT_KEPT)}
         foreign = _foreign(value, live)
-        if isinstance(foreign, types.FunctionType):
-            return foreign
         if foreign is not None:
             marks = {_REFERENCE: foreign}
         return {**marks, "config": inner}
@@ -167,21 +163,20 @@ def _is_function(value: object) -> bool:
     return isinstance(value, types.FunctionType) or kind in ("function", "__lambda__")
 
 
-def _foreign(value: dict[str, Any], live: object) -> type | types.FunctionType | None:
-    """Return the class or function of a serialised object; None if it belongs to Keras."""
+def _foreign(value: dict[str, Any], live: object) -> type | None:
+    """Return the class of a serialised object; None if it belongs to Keras, or is a function."""
     name = value.get("class_name")
     if "module" not in value or name is None:
         return None
     module = value["module"] or "__main__"
     if module == "keras" or module.startswith("keras.") or module == "builtins":
         return None
-    if name != "function" and live is not None and type(live).__name__ == name:
+    if live is not None and type(live).__name__ == name:
         return type(live)
-    wanted = str(value["config"] if name == "function" else name).rpartition(">")[2]
-    defined = vars(sys.modules.get(module, types)).get(wanted)
-    if not isinstance(defined, type | types.FunctionType):
+    defined = vars(sys.modules.get(module, types)).get(name)
+    if not isinstance(defined, type):
         raise errors.LayerError(
-            f"{module}.{wanted}, part of a Keras layer, cannot be found by its name. Define it at "
+            f"{module}.{name}, part of a Keras layer, cannot be found by its name. Define it at "
             "the top level of its module"
         )
     return defined

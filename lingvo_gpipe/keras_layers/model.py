@@ -265,11 +265,6 @@ class _Cutter:
     def _argument(self, value: Any, streams: dict[int, str], reads: list[str]) -> Any:
         """Return an argument of a node as Params store it; add names that it reads to `reads`."""
         if isinstance(value, keras.KerasTensor):
-            if id(value) not in streams:
-                raise errors.LayerError(
-                    f"the model's graph needs the tensor {value.name!r}, which is not computed "
-                    "from its inputs"
-                )
             reads.append(streams[id(value)])
             return {READ: streams[id(value)]}
         if isinstance(value, list | tuple):

@@ -69,8 +69,6 @@ def sublayers(layer: keras.layers.Layer) -> dict[str, keras.layers.Layer]:
     seen: set[int] = set()
 
     def visit(path: str, parent: keras.layers.Layer) -> None:
-        if id(parent) in seen:
-            return
         seen.add(id(parent))
         by_path[path] = parent
         taken: set[str] = set()

@@ -92,6 +92,43 @@ def test_a_layer_with_a_policy_of_its_own_keeps_it() -> None:
     assert adapter.from_keras(layers.Dense(3, dtype="float64")).dtype == "float64"
 
 
+class Scale(layers.Layer):
+    """Does not record its name."""
+
+    def __init__(self, factor: float, dtype: Any = None) -> None:
+        super().__init__(dtype=dtype)
+        self.factor = factor
+
+    def call(self, x: Any) -> Any:
+        return x * self.factor
+
+    def get_config(self) -> dict[str, Any]:
+        return {"factor": self.factor, "dtype": super().get_config()["dtype"]}
+
+
+def test_a_model_as_one_layer_takes_its_policy() -> None:
+    live = keras.Sequential([keras.Input((3,)), layers.Dense(2), Scale(2.0), Scale(3.0)])
+    params = adapter.from_keras(live).set(dtype="float64")
+    assert params.from_text(params.to_text()) == params
+    x = keras_runs.random(2, 3, dtype="float64")
+    outputs = keras_runs.run(params, x)[0]
+    assert outputs.dtype == tf.float64
+    np.testing.assert_allclose(outputs, live(x), rtol=1e-5)
+
+
+def test_a_layer_that_does_not_record_its_name_has_it_in_the_params() -> None:
+    params = adapter.from_keras(Scale(2.0), name="mine")
+    assert params.name == "mine"
+    np.testing.assert_array_equal(keras_runs.run(params, tf.ones([1, 2]))[0], [[2, 2]])
+
+
+def test_an_operation_without_a_gradient_has_no_backward() -> None:
+    params = adapter.from_keras(layers.Lambda(lambda x: tf.image.adjust_contrast(x, 2.0)))
+    meta = params.fprop_meta(keras_runs.spec(2, 4, 4, 3))
+    assert meta.flops_forward > 0
+    assert meta.flops_backward == 0
+
+
 def test_attention_takes_two_names() -> None:
     live = layers.MultiHeadAttention(2, 3)
     query, value = keras_runs.random(2, 5, 4), keras_runs.random(2, 6, 4, seed=1)
@@ -161,6 +198,30 @@ def test_variables_are_named_by_attributes_whatever_keras_counted() -> None:
         ]
         assert [v.is_state for v in meta.variables] == [False] * 8 + [True] * 2
         assert params.from_text(params.to_text()) == params
+
+
+class Unnamed(layers.Layer):
+    """Makes a variable of an array, some without a name, and two of one name; shares a sublayer."""
+
+    def build(self, shape: Any) -> None:
+        self.offset = keras.Variable(np.array([1.0, 2.0, 3.0], "float32"))
+        self.scale = self.add_weight(shape=shape[-1:])
+        self.one = self.add_weight(shape=shape[-1:], name="same")
+        self.other = self.add_weight(shape=shape[-1:], name="same")
+        self.dense = layers.Dense(3, use_bias=False)
+        self.again = layers.TimeDistributed(self.dense)
+
+    def call(self, x: Any) -> Any:
+        mixed = self.again(self.dense(x)[:, None])[:, 0]
+        return self.offset + 0.0 * mixed * self.scale * self.one * self.other
+
+
+def test_variables_without_a_name_of_their_own_get_one() -> None:
+    params = adapter.from_keras(Unnamed(), keep_weights=False)
+    outputs, _, meta = keras_runs.run(params, tf.ones([1, 3]))
+    paths = [variable.path for variable in meta.variables]
+    assert paths == ["offset", "scale", "same", "same_1", "dense/kernel"]
+    np.testing.assert_array_equal(outputs, [[1, 2, 3]])
 
 
 def test_fresh_weights_depend_only_on_seed_and_path() -> None:

@@ -215,6 +215,24 @@ def test_operations_and_constants_of_the_graph_are_layers_too() -> None:
     assert len(cut.layers) == len(model.operations) - 1
 
 
+class SumOf(layers.Layer):
+    def call(self, values: Any) -> Any:
+        return values["one"] + 2.0 * values["other"]
+
+
+def test_a_dict_of_tensors_is_an_argument() -> None:
+    x = keras.Input((4,), name="x")
+    values = {"one": x, "other": layers.ReLU()(x)}
+    cut = same(keras.Model(x, SumOf(name="sum")(values)), random(5, 4))
+    assert cut.layers[-1].reads == ("x", "re_lu")
+
+
+def test_an_automatic_name_that_a_user_has_given_is_changed() -> None:
+    x = keras.Input((4,))
+    cut = same(keras.Model(x, layers.Dense(3)(layers.ReLU(name="dense")(x))), random(5, 4))
+    assert [own.name for own in cut.layers] == ["dense", "dense_"]
+
+
 def test_a_layer_called_twice_owns_its_weights_once() -> None:
     shared = layers.Dense(4, kernel_regularizer="l2")
     one, two = keras.Input((4,)), keras.Input((4,))

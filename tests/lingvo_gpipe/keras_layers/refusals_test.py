@@ -123,6 +123,14 @@ class Secret(layers.Layer):
         return self.function(x)
 
 
+class KeepsPositive(layers.Layer):
+    def call(self, x: Any) -> Any:
+        return tf.boolean_mask(x, x[:, 0, 0] > 0)
+
+    def compute_output_shape(self, shape: Any) -> Any:
+        return shape
+
+
 REFUSED: list[tuple[Any, tuple[int, ...], str]] = [
     (
         lambda: layers.LSTM(3, stateful=True),
@@ -160,6 +168,12 @@ REFUSED: list[tuple[Any, tuple[int, ...], str]] = [
         "kernel has the constraint NonNeg",
     ),
     (lambda: layers.Dense(3), (), "cannot be called on its inputs"),
+    (
+        lambda: layers.Dense(3, dtype="int8_from_float32"),
+        ROWS,
+        "it is quantized, which cannot be trained",
+    ),
+    (KeepsPositive, ROWS, "returns shape (None, 5, 4), which depends on its data"),
 ]
 
 
@@ -240,6 +254,40 @@ def test_a_class_made_inside_a_function_runs_but_has_no_text() -> None:
     np.testing.assert_array_equal(keras_runs.run(params, x)[0], x + 1)
     with pytest.raises(errors.ParamsError, match="has no name that a text could hold"):
         params.to_text()
+
+
+class Shift(layers.Layer):
+    def call(self, x: Any) -> Any:
+        return x + 1
+
+
+class Holds(layers.Layer):
+    """Has its part in an attribute of another name than in its configuration."""
+
+    def __init__(self, part: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._held = part
+
+    def call(self, x: Any) -> Any:
+        return self._held(x)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "part": keras.saving.serialize_keras_object(self._held)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        return cls(**{**config, "part": keras.saving.deserialize_keras_object(config["part"])})
+
+
+def test_a_part_in_another_attribute_is_found_by_its_name() -> None:
+    class Local(Shift):
+        pass
+
+    params = adapter.from_keras(Holds(Shift()))
+    assert params.from_text(params.to_text()) == params
+    np.testing.assert_array_equal(keras_runs.run(params, tf.zeros([1, 2]))[0], [[1, 1]])
+    with pytest.raises(errors.LayerError, match=r"refusals_test\.Local, .*Define it at the top le"):
+        adapter.from_keras(Holds(Local()))
 
 
 @pytest.mark.parametrize(

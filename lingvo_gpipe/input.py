@@ -323,9 +323,8 @@ class Indexed(Input):
         self, rows: tf.data.Dataset, split: str, size: int, seed: int | None, first: int = 0
     ) -> Batches:
         def explain(number: int) -> str | None:
-            for row in rows.skip(number).take(1):
-                return self.explain(split, row["index"].numpy())
-            return None
+            row = rows.skip(number).take(1)
+            return next((self.explain(split, each["index"].numpy()) for each in row), None)
 
         options = tf.data.Options()
         options.deterministic = True

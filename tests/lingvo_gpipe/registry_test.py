@@ -154,6 +154,30 @@ def test_a_package_that_is_not_there_names_the_ways_out(
         registry.Registry(["no_such_models.lab"])
 
 
+@pytest.mark.parametrize(
+    ("source", "cause"),
+    [
+        ("import no_such_thing_anywhere", "ModuleNotFoundError: No module named 'no_such_thing"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_package_that_cannot_be_imported_names_the_cause(
+    package: Writer, source: str, cause: str
+) -> None:
+    name = package({"__init__.py": source})
+    with pytest.raises(errors.RegistryError) as caught:
+        registry.Registry([name])
+    assert str(caught.value).startswith(f"--params_package={name}: {cause}")
+
+
+def test_a_recipe_without_a_task_is_refused() -> None:
+    class Bare(registry.Model):
+        pass
+
+    with pytest.raises(errors.RegistryError, match=r"<locals>\.Bare defines no task\(\)"):
+        Bare().task()
+
+
 def test_a_package_that_is_a_single_file_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,8 @@ if seed == 17:  # a signal comes when it is as good as done
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.kill(os.getppid(), signal.SIGTERM)
 metrics = {"accuracy": 0.9 + seed / 100, "loss": 1.0 / seed, f"only_{seed}": 1.0}
+if seed == 18:
+    metrics = {}
 if seed != 14:
     (folder / "result.json").write_text(json.dumps({"step": 2, "metrics": metrics}))
 """
@@ -185,6 +187,24 @@ def test_a_run_without_a_result_is_reported(run: Run) -> None:
     found = run("14")
     assert found.code == 1
     assert re.match("TrainingError: seed 14 ended without a result in ", found.err[0])
+
+
+def test_a_run_that_evaluated_nothing_is_reported(run: Run, tmp_path: Path) -> None:
+    found = run("18")
+    result = tmp_path / "runs" / "seed_18" / "result.json"
+    assert found.err == [f"TrainingError: seed 18 evaluated nothing: {result} is empty"]
+
+
+def test_a_run_whose_flags_are_torn_is_run_again(run: Run, tmp_path: Path) -> None:
+    run("1")
+    (tmp_path / "runs" / "seed_1" / "repeat.json").write_text("[")
+    assert run("1").code == 0
+    assert len(calls(tmp_path, 1)) == 2
+
+
+def test_help_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert repeat.run(["--help"]) == 0
+    assert "--seeds" in capsys.readouterr().out
 
 
 def test_one_run_has_no_deviation() -> None:

@@ -208,6 +208,10 @@ def test_models_of_the_project_and_of_the_user_are_listed(run: Run) -> None:
             ["--model=lab.Tiny", "--mode=eval", "--checkpoint=/nowhere/ckpt-3"],
             "CheckpointError: there is no checkpoint /nowhere/ckpt-3",
         ),
+        (
+            ["--model=lab.Tiny", "--mode=export", "--logdir=/nowhere"],
+            "InputError: a model on Points cannot be exported: that input defines no serving",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_1(run: Run, arguments: list[str], text: str) -> None:
@@ -404,6 +408,26 @@ def test_help_lists_every_flag(run: Run) -> None:
     named += "save_interval_steps checkpoint follow seed dry_run num_partitions "
     named += "num_micro_batches schedule recompute fit grow profile"
     assert flags == {f"--{name}" for name in named.split()}
+
+
+def test_a_file_that_cannot_be_imported_is_left_out_of_the_list(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "code" / PACKAGE / "torn.py").write_text("1 / 0")
+    found = run("--list_models", "lab.T*", model=None)
+    assert (found.code, found.out) == (0, ["lab.Tiny"])
+    (line,) = found.err
+    assert line.startswith(f"{PACKAGE}.torn is left out: ZeroDivisionError: division by zero")
+
+
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_only_what_every_machine_without_a_gpu_says_is_hidden(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], has_gpu: bool
+) -> None:
+    lines = ["I0000 00:00 cudart_stub.cc", "E0000 cuInit: UNKNOWN", "E0000 the disk is full"]
+    told = "".join(f"{line}\n" for line in lines).encode()
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda: os.write(2, told))
+    monkeypatch.setattr(Path, "exists", lambda path: path.name == "nvidiactl" and has_gpu)
+    trainer._load_tensorflow()
+    assert capfd.readouterr().err.splitlines() == lines[1 if has_gpu else 2 :]
 
 
 def test_describe_and_plan_need_no_logdir(run: Run) -> None:

@@ -105,6 +105,27 @@ def test_what_an_evaluation_finds_per_class_lies_in_its_folder(ran: tuple[Any, P
     assert picture[2][:8] == b"\x89PNG\r\n\x1a\n"
 
 
+def test_classes_that_cannot_be_written_end_no_evaluation(
+    ran: tuple[Any, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    params, folder = ran
+    (folder / "eval" / "per_class.txt.writing").mkdir(parents=True)
+    assert eval_mode.run(params, folder) is not None
+    assert "per_class.txt cannot be written: Is a directory" in caplog.text
+    (folder / "eval" / "per_class.txt.writing").rmdir()
+
+
+def test_an_evaluation_that_is_stopped_has_no_result(ran: tuple[Any, Path]) -> None:
+    params, folder = ran
+    lines: list[str] = []
+    assert eval_mode.run(params, folder, report=lines.append, should_stop=lambda: True) is None
+    asked = itertools.count()  # the second time during the first evaluation
+    found = eval_mode.follow(
+        params, folder, report=lines.append, should_stop=lambda: next(asked) > 0
+    )
+    assert (found, lines) == ([], [])
+
+
 def test_a_run_that_evaluates_writes_them_too(tmp_path: Path) -> None:
     loop.run(confused_task(max_steps=2), tmp_path, evaluate=True)
     assert (tmp_path / "eval" / "per_class.txt").read_text().startswith("step 2\n")
@@ -275,6 +296,39 @@ def test_following_keeps_the_best_checkpoint(tmp_path: Path) -> None:
     found = eval_mode.run(params, None, which=str(tmp_path / "best"))
     assert found is not None
     assert found.step == 8
+
+
+def test_a_checkpoint_that_is_gone_when_it_is_read_is_passed_over(tmp_path: Path) -> None:
+    params = train_to(confused_task(keep_checkpoints=1), tmp_path, 2)
+    reader = eval_mode.CheckpointEvaluator
+
+    class Slow(reader):  # type: ignore[valid-type, misc]
+        def evaluate(self, which: Any, stop: Any = None) -> Any:
+            if which.endswith("ckpt-2"):
+                train_to(params, tmp_path, 4)
+            return reader.evaluate(self, which, stop)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(eval_mode, "CheckpointEvaluator", Slow)
+        found = eval_mode.follow(params, tmp_path, wait=lambda _: None)
+    assert [each.step for each in found] == [4]
+
+
+def test_one_follower_keeps_the_best_of_all_that_it_has_seen(tmp_path: Path) -> None:
+    params = confused_task()
+    best = eval_mode._BestKeeper(
+        tmp_path / "best",
+        params.eval,
+        eval_mode.CheckpointEvaluator(params, str(tmp_path / "checkpoints")),
+    )
+    lines: list[str] = []
+    for step, value in {2: 0.9, 4: 0.5}.items():
+        train_to(params, tmp_path, step)
+        newest = checkpoints.find(str(tmp_path / "checkpoints"))[-1]
+        best.consider(newest, evaluation.Evaluation(step, {"accuracy": value}, {}, 1), lines.append)
+    gone = f"{tmp_path}/checkpoints/ckpt-9"
+    best.consider(gone, evaluation.Evaluation(9, {"accuracy": 1.0}, {}, 1), lines.append)
+    assert (best_step(tmp_path), lines) == ([2], [])
 
 
 def test_the_lowest_is_the_best_where_it_is_said(tmp_path: Path) -> None:

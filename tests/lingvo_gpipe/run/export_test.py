@@ -245,6 +245,26 @@ def test_a_full_disk_leaves_what_was_there(
     assert (own / "saved_model.pb").exists()
 
 
+def test_an_export_that_was_cut_off_or_cannot_be_renamed_leaves_what_was_there(
+    trained: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params, folder = trained
+    own = export.run(params, folder)
+    own.rename(own.with_name("3.before"))  # where a process was killed between two renames
+    rename = Path.rename
+
+    def full(path: Path, target: Path) -> Path:
+        if path.name == "3.writing":
+            raise OSError(28, "No space left on device")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", full)
+    with pytest.raises(errors.CheckpointError, match="export/3 cannot be written: No space left"):
+        export.run(params, folder)
+    assert [path.name for path in (folder / "export").iterdir()] == ["3"]
+    assert (own / "saved_model.pb").exists()
+
+
 class CroppedDigits(ServedDigits):
     """Digits of 16 × 16, of which evaluation and serving take three crops."""
 
@@ -462,6 +482,19 @@ def test_fields_without_a_batch_dimension_that_only_training_has_are_not_a_fault
     model = pipelining.PipeliningLayer.Params(layers=flat, unbatched=("gain",))
     served = inference.InferenceNetwork(model, {"image": tf.TensorSpec([None, 8, 8, 1])})
     assert [info.name for info in served.analysis.layers] == ["flat", "head"]
+
+
+def test_a_field_may_be_an_output() -> None:
+    flat = [
+        layers.Flatten.Params(name="flat", reads=("image",)),
+        layers.Softmax.Params(name="head", classes=10),
+    ]
+    model = pipelining.PipeliningLayer.Params(layers=flat, outputs=("image", "x"))
+    served = inference.InferenceNetwork(model, {"image": tf.TensorSpec([None, 8, 8, 1])})
+    images = tf.random.stateless_normal([2, 8, 8, 1], seed=(1, 2))
+    outputs = served({"image": images})
+    assert set(outputs) == {"image", "probabilities"}
+    np.testing.assert_array_equal(outputs["image"], images)
 
 
 def test_an_input_serves_what_its_own_preprocessing_takes(tmp_path: Path) -> None:

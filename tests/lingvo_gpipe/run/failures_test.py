@@ -193,6 +193,25 @@ def test_a_loss_scale_of_one_is_tried_before_a_run_gives_up(tmp_path: Path) -> N
         loop.run(params, tmp_path / "other")
 
 
+def test_a_torn_checkpoint_and_a_start_that_is_not_read_are_reported(tmp_path: Path) -> None:
+    params = tiny_task(max_steps=2, save_interval_steps=1)
+    newest = loop.run(params, tmp_path).checkpoint
+    Path(f"{newest}.index").write_bytes(b"garbage" * 99)
+    lines: list[str] = []
+    assert loop.run(params, tmp_path, start="/of/another/run", report=lines.append).step == 2
+    assert lines[0].startswith(f"{newest} is torn and set aside: ")
+    assert lines[1:3] == [
+        "restored step=1",
+        "/of/another/run is not read: the run goes on from its own checkpoint",
+    ]
+
+
+def test_more_devices_than_tensorflow_began_with_are_refused() -> None:
+    model = tiny_task().model.set(num_partitions=99)
+    with pytest.raises(errors.PlacementError, match=r"^99 logical CPU devices are needed, but Ten"):
+        process.prepare_devices(model)
+
+
 def test_cores_are_counted_where_a_system_does_not_report_which_may_be_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -50,6 +50,23 @@ def test_some_variables_are_restored_from_a_run_or_a_checkpoint(tmp_path: Path) 
         assert found["mean"].numpy().tolist() == [2.0, 1.0]
 
 
+def test_an_older_checkpoint_is_used_where_the_newest_is_torn(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saver = checkpoints.Checkpoints(
+        str(tmp_path / "checkpoints"),
+        {f"variables/{path}": tf.Variable([1.0, 1.0]) for path in SPECS},
+    )
+    older, newest = saver.save(3), saver.save(4)
+    Path(f"{newest}.index").write_bytes(b"garbage" * 99)
+    found = {"mean": tf.Variable([7.0, 7.0])}
+    params = tiny_task.tiny_task()
+    assert restoring.restore(found, SPECS, params, logdir=tmp_path, which=None).step == 3
+    assert f"{newest} is torn, an older one is used: " in caplog.text
+    Path(f"{older}.params.txt").unlink()  # nothing to compare with
+    assert restoring.restore(found, SPECS, params, logdir=None, which=older).step == 3
+
+
 def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(errors.CheckpointError) as caught:
         restoring.restore({}, SPECS, tiny_task.tiny_task(), logdir=tmp_path, which=None)

@@ -189,6 +189,18 @@ def test_a_torn_one_that_was_requested_is_refused(tmp_path: pathlib.Path, damage
         checkpoints.Checkpoints(str(tmp_path), network()).restore(5)
 
 
+@pytest.mark.parametrize("damage", [flip, garbage_index], ids=lambda d: d.__name__)
+def test_a_torn_one_of_which_a_part_is_read_is_refused(tmp_path: pathlib.Path, damage: Any) -> None:
+    save(tmp_path, 5)
+    damage(tmp_path)
+    prefix = str(tmp_path / "ckpt-5")
+    key = "slots/conv/kernel/momentums"  # the first values of the file
+    with pytest.raises(errors.CheckpointError, match="ckpt-5 is torn: "):
+        checkpoints.read_value(prefix, key)
+    with pytest.raises(errors.CheckpointError, match=r"ckpt-5 is torn and cannot be restored: "):
+        checkpoints.restore_matching({key: tf.Variable(tf.zeros([3, 4]))}, prefix)
+
+
 def test_only_torn_ones_are_an_error(tmp_path: pathlib.Path) -> None:
     save(tmp_path, 5)
     truncate(tmp_path)
@@ -335,6 +347,13 @@ def test_a_best_that_is_there_is_not_written_again(
     for value, step, text in ((0.9, 5, "text"), (0.8, 6, "text"), (0.8, 5, "other")):
         with pytest.raises(errors.CheckpointError, match="full"):
             checkpoints.Best(str(tmp_path), network(), text).consider(value, step)
+
+
+def test_a_best_that_is_torn_is_written_again(tmp_path: pathlib.Path) -> None:
+    checkpoints.Best(str(tmp_path), network(), "text").consider(0.8, 5)
+    garbage_index(tmp_path)
+    assert checkpoints.Best(str(tmp_path), network(), "text").consider(0.8, 5)
+    assert checkpoints.read_value(str(tmp_path / "ckpt-5"), "best/value") == 0.8
 
 
 # A process per instant, of one that has imported TensorFlow and computed nothing with it.

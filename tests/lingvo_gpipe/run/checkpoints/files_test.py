@@ -1,0 +1,70 @@
+"""Files of checkpoints: which are found, kept and named in messages."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lingvo_gpipe import errors
+from lingvo_gpipe.run.checkpoints import files
+
+
+def write(directory: Path, step: int, content: str = "values") -> str:
+    """Write the files of a whole checkpoint; return its prefix."""
+    directory.mkdir(exist_ok=True)
+    prefix = f"{directory}/ckpt-{step}"
+    files.begin(prefix, "params")
+    Path(f"{prefix}.index").write_text(content)
+    Path(f"{prefix}.data-00000-of-00001").write_text(content)
+    files.finish(prefix)
+    return prefix
+
+
+def test_a_folder_above_the_checkpoints_names_those_below(tmp_path: Path) -> None:
+    with pytest.raises(errors.CheckpointError, match=r"has no whole checkpoint$"):
+        files.at(str(tmp_path))
+    write(tmp_path / "best", 3)
+    with pytest.raises(errors.CheckpointError, match="has no whole checkpoint; best below it has"):
+        files.at(str(tmp_path))
+
+
+def test_one_that_is_still_written_is_torn(tmp_path: Path) -> None:
+    prefix = write(tmp_path, 3)
+    assert files.discard(prefix)
+    with pytest.raises(errors.CheckpointError, match=r"ckpt-3 is torn .* while being written; its"):
+        files.at(prefix)
+
+
+def test_a_state_file_without_a_checkpoint_is_removed(tmp_path: Path) -> None:
+    files.discard(write(tmp_path, 3))
+    state = tmp_path / "checkpoint"
+    state.write_text('model_checkpoint_path: "ckpt-3"\nall_model_checkpoint_paths: "ckpt-3"\n')
+    files.repair_state(str(tmp_path))
+    assert not state.exists()
+
+
+def test_what_is_kept_already_is_not_written_again(tmp_path: Path) -> None:
+    prefix = write(tmp_path / "checkpoints", 3)
+    files.keep_only(prefix, str(tmp_path / "best"))
+    Path(f"{prefix}.data-00000-of-00001").unlink()  # needed, were it written again
+    files.keep_only(prefix, str(tmp_path / "best"))
+    assert files.newest(str(tmp_path / "best")) == f"{tmp_path}/best/ckpt-3"
+
+
+def test_a_file_system_without_links_has_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: str) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    files.keep_only(write(tmp_path / "checkpoints", 3), str(tmp_path / "best"))
+    copy = tmp_path / "best" / "ckpt-3.index"
+    assert (copy.read_text(), copy.stat().st_nlink) == ("values", 1)
+
+
+def test_free_space_that_no_system_reports_is_unknown(tmp_path: Path) -> None:
+    assert files.free_space(str(tmp_path)).endswith(" MiB")
+    assert files.free_space(str(tmp_path / "gone")) == "unknown"

@@ -12,14 +12,9 @@ def num_elements(tensor: tf.Tensor) -> int:
     return int(tensor.shape.num_elements() or 0) if tensor.shape.rank is not None else 0
 
 
-def body(name: str, graph: tf.Graph | None) -> tf.Graph | None:
-    """Return the graph of a called function, looked up in `graph` and the graphs around it."""
-    while graph is not None:
-        function = graph._functions.get(name)
-        if function is not None:
-            return function.graph
-        graph = getattr(graph, "outer_graph", None)
-    return None
+def body(name: str, graph: tf.Graph) -> tf.Graph:
+    """Return the graph of a function that an operation of `graph` calls."""
+    return graph._functions[name].graph
 
 
 def iterations(op: tf.Operation) -> int:

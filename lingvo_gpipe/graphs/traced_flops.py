@@ -91,4 +91,4 @@ def _einsum_flops(op: tf.Operation) -> int:
 
 def _function_flops(name: str, graph: tf.Graph) -> int:
     body = functions.body(name, graph)
-    return 0 if body is None else flops(body.get_operations(), body)
+    return flops(body.get_operations(), body)

@@ -349,8 +349,6 @@ def _stacked_bytes(op: tf.Operation, graph: tf.Graph) -> int:
     if op.type not in functions.LOOPS:
         return 0
     body = functions.body(op.get_attr("body").name, graph)
-    if body is None:
-        return 0
     pushed = [o.inputs[1] for o in body.get_operations() if o.type == "TensorListPushBack"]
     return functions.iterations(op) * sum(
         functions.num_elements(t) * max(t.dtype.size, 1) for t in pushed

@@ -116,10 +116,7 @@ class _Tensors:
         """Yield the gradients that wait at the cell whose export they belong to."""
         for cell in self._cells:
             for v in cell.returned_gradients:
-                source = self._stream.source(v)
-                if source == INPUT or not self._cells[source].has_backward:
-                    continue
-                to = self._cells[source]
+                to = self._cells[self._stream.source(v)]
                 for m in self._micro_batches:
                     start_s = self._gradient_s(cell, m)
                     if start_s is not None:

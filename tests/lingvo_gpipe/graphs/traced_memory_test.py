@@ -101,6 +101,24 @@ def test_views_and_work_in_place_take_no_bytes() -> None:
     assert peak_kib(read_twice) == 4
 
 
+def test_what_a_branch_keeps_for_its_gradient_is_not_counted() -> None:
+    kept = []
+
+    def both(x: tf.Tensor) -> tf.Tensor:
+        graph = tf.compat.v1.get_default_graph()
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.cond(x[0] > 0, lambda: tf.exp(tf.exp(x)), lambda: x)
+            forward = graph.get_operations()
+        result = tape.gradient(y, x)
+        backward = graph.get_operations()[len(forward) :]
+        kept.append(traced_memory.residual_bytes(forward, backward, graph))
+        return result
+
+    graph_of(both, KIB)
+    assert kept == [1]
+
+
 def split(function: Callable[[tf.Tensor], tf.Tensor]) -> traced_memory.DifferentiatedCall:
     program = tf.function(
         function, autograph=False, experimental_attributes={"_noinline": True}

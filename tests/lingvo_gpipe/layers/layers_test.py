@@ -397,6 +397,11 @@ TOKENS = tf.TensorSpec((4, 6, 8))
             "before it",
         ),
         (
+            layers.Dense.Params(units=3),
+            [(FLAT, FLAT)],
+            "Dense: expected one tensor [B, ..., D], got tuple. Put a Flatten before it",
+        ),
+        (
             layers.Dense.Params(units=0),
             [FLAT],
             "Dense: field units is 0, expected at least 1",

@@ -185,6 +185,22 @@ def test_a_slot_that_begins_as_its_weight_says_so() -> None:
     assert told["w", "velocities"].initial == 0.0
 
 
+class Drawn(keras.optimizers.SGD):
+    """Has a slot that begins with random numbers."""
+
+    def build(self, variables: Any) -> None:
+        super().build(variables)
+        self.drawn = [
+            self.add_variable(v.shape, name="drawn", initializer="normal") for v in variables
+        ]
+
+
+def test_a_slot_that_begins_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keras.optimizers, "Drawn", Drawn, raising=False)
+    with pytest.raises(errors.OptimizerError, match="Drawn: its slot 'drawn' begins neither with"):
+        make("Drawn").slots([spec("w", (3,))])
+
+
 @pytest.mark.parametrize(
     ("name", "config"),
     [

@@ -87,6 +87,15 @@ def snapshot(*groups: dict[Any, tf.Variable]) -> list[Any]:
     return [variable.numpy() for group in groups for variable in group.values()]
 
 
+def test_a_slot_that_begins_as_its_weight_is_a_copy_of_it() -> None:
+    weights = variables()
+    slots = make(weights, name="ScheduleFreeAdamW").slots
+    for path, weight in weights.items():
+        slot = slots[path, "momentums"]
+        np.testing.assert_array_equal(slot, weight)
+        assert slot.device == weight.device
+
+
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Nadam", "Adafactor"])
 @pytest.mark.parametrize("guard", [False, True])
 def test_all_layers_are_updated_as_keras_updates_them(name: str, guard: bool) -> None:

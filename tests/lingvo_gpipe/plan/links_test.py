@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import tensorflow as tf
 
@@ -10,8 +11,8 @@ from lingvo_gpipe.plan import links
 N, D = 512, 64
 
 
-def test_cells_of_one_device_send_each_other_nothing_and_receive_once() -> None:
-    # The first layer's output is read by the other three, of which two share a device.
+def skip_to_three(**fields: Any) -> network.Analysis:
+    """Return four cells on two devices; the last three read what the first writes."""
     first = layers.Dense.Params(name="first", units=D, writes=("skip",))
     others = [
         layers.Dense.Params(name=f"d{n}", units=D, reads=("skip",), writes=(f"y{n}",))
@@ -23,9 +24,14 @@ def test_cells_of_one_device_send_each_other_nothing_and_receive_once() -> None:
         num_partitions=2,
         cuts=(1, 1, 1, 3),
         schedule="0F0,2F0,2B0,0B0\n1F0,3F0,3B0,1B0",
+        **fields,
     )
-    fields = {"x": tf.TensorSpec([N, D]), "target": tf.TensorSpec([N, 3 * D])}
-    analysis = network.analyze(params, fields)
+    specs = {"x": tf.TensorSpec([N, D]), "target": tf.TensorSpec([N, 3 * D])}
+    return network.analyze(params, specs)
+
+
+def test_cells_of_one_device_send_each_other_nothing_and_receive_once() -> None:
+    analysis = skip_to_three()
     found = links.links(analysis, links.Stream(analysis))
     one = N * D * 4
     assert [dataclasses.astuple(link) for link in found] == [
@@ -36,3 +42,10 @@ def test_cells_of_one_device_send_each_other_nothing_and_receive_once() -> None:
         (0, 3, 0, one, ("skip",)),
         (2, 3, one, one, ("y1",)),
     ]
+
+
+def test_a_value_that_is_there_and_needs_no_gradient_is_no_link() -> None:
+    analysis = skip_to_three(frozen=("first/*",))
+    found = links.links(analysis, links.Stream(analysis))
+    of_first = [dataclasses.astuple(link) for link in found if link.source == 0]
+    assert of_first == [(0, 1, N * D * 4, 0, ("skip",))]

@@ -51,6 +51,18 @@ def test_the_median_of_the_runs_counts_and_none_of_the_warm_up() -> None:
     assert told == profiling.LayerTime(2.0, 0.0, 0.0)
 
 
+def test_strings_are_read_like_any_field() -> None:
+    clock = FakeClock(1.0, 2.0)
+    (told,) = profiling.layer_times(
+        pipe(layers.Identity.Params()),
+        {"x": tf.TensorSpec([4], tf.string)},
+        runs=1,
+        warm_up=0,
+        clock=clock,
+    )
+    assert told == profiling.LayerTime(1.0, 0.0, 0.0)
+
+
 def test_equal_layers_are_measured_once_and_others_each() -> None:
     own = [layers.Dense.Params(units=4) for _ in range(5)] + [layers.Dense.Params(units=3)]
     clock = FakeClock(*(float(n) for n in range(1, 100)))

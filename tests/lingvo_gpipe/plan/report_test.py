@@ -160,6 +160,12 @@ def test_the_largest_that_fits_fits_and_one_more_does_not() -> None:
     assert len(found.plan.analysis.layers) == found.value + 1
 
 
+def test_growth_ends_at_very_many_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(largest, "_MOST_LAYERS", 4)
+    found = largest.Family(deep_task(1), "depth", rebuild).largest(1, 2**40)
+    assert (found.value, found.is_largest) == (4, False)
+
+
 def test_devices_that_share_a_memory_hold_less() -> None:
     family = largest.Family(deep_task(1), "depth", rebuild)
     limit = 2**16

@@ -181,6 +181,14 @@ def test_recomputation_keeps_imports_alone() -> None:
     assert never - full == pytest.approx(7 * 8 * one, rel=0.15)
 
 
+def test_a_forward_only_table_returns_no_gradient() -> None:
+    fields = {"num_partitions": 2, "num_micro_batches": 2, "cuts": (1, 2), "recompute": "full"}
+    plan = step_plan.make(regression(2, schedule="0F0,0F1\n1F0,1F1", **fields), points(8))
+    one = 4 * 64 * 4
+    # The field of both micro-batches, what the second cell receives, and a layer's two tensors.
+    assert [cell.activation_bytes for cell in plan.cells] == [(2 + 2) * one, (2 + 2 + 2) * one]
+
+
 def test_one_partition_of_one_micro_batch_is_the_plain_network() -> None:
     plan = step_plan.make(regression(3), points(16))
     (cell,) = plan.cells

@@ -124,6 +124,15 @@ def test_a_loop_holds_what_its_formula_predicts_and_is_an_estimate() -> None:
     assert not plain.is_estimate
 
 
+def test_a_cell_without_a_backward_holds_its_forward_alone() -> None:
+    params, fields = regression(*(layers.Dense.Params(units=128) for _ in range(2)))
+    params.set(num_partitions=2, cuts=(1, 2), frozen=("dense/*",))
+    frozen, trained = traced_cells.cell_bytes(network.analyze(params, fields))
+    assert frozen.forward >= 512 * 128 * 4
+    assert (frozen.backward, frozen.fused, frozen.residual, frozen.is_estimate) == (0, 0, 0, False)
+    assert trained.backward > 0
+
+
 def test_more_threads_hold_more_at_once() -> None:
     params, fields = CASES["sequences"]
     analysis = network.analyze(params, fields)

@@ -1,0 +1,29 @@
+"""FLOPs of traced functions, for operations whose FLOPs were counted by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe.graphs import traced_flops
+
+
+def flops(function: Callable[..., Any], *shapes: tuple[int, ...]) -> int:
+    specs = [tf.TensorSpec(shape) for shape in shapes]
+    graph = tf.function(function, autograph=False).get_concrete_function(*specs).graph
+    return traced_flops.flops(graph.get_operations(), graph)
+
+
+def test_a_called_function_counts_as_what_it_calls() -> None:
+    called = tf.function(lambda x, y: tf.matmul(x, y), autograph=False)
+    assert flops(lambda x, y: called(called(x, y), y), (3, 4), (4, 4)) == 2 * 2 * 3 * 4 * 4
+
+
+@pytest.mark.parametrize("equation", ["...tc,cd->...td", "...tc,...cd->...td"])
+def test_broadcast_axes_of_an_einsum_count_once(equation: str) -> None:
+    second = (3, 5) if equation.count("...") == 2 else (2, 7, 3, 5)
+    counted = flops(lambda x, y: tf.einsum(equation, x, y), (2, 7, 4, 3), second)
+    assert counted == 2 * (2 * 7 * 4 * 5) * 3

@@ -224,8 +224,6 @@ def _follows(later: Slot, earlier: Slot) -> bool:
         return False
     if earlier.phase == "F":
         return later.phase != "F" or later.cell >= earlier.cell
-    if earlier.phase == "W":
-        return later == earlier
     return later.phase != "F" and later.cell <= earlier.cell
 
 

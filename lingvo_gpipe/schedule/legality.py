@@ -205,17 +205,19 @@ def _refuse_deadlock(rows: Rows, queues: list[list[Slot]]) -> NoReturn:
     cycle = cycle[seen[device] :]
     # Each head keeps back, on its own device, the slot that the one before it in the cycle needs.
     # The data alone has no cycle, so some head can be placed after the slot that it keeps back.
-    for (_, kept), (head, need) in zip([cycle[-1], *cycle], cycle, strict=False):
-        if not _follows(kept, head):
-            plain = is_plain(rows)
-            where = f" of cell {need.cell}" if plain else ""
-            _refuse(
-                rows,
-                places[head],
-                f"waits for {_name(need, plain)}{where}, which waits for "
-                f"slots after this one: deadlock. Move it after slot {places[kept][1]}",
-            )
-    raise RuntimeError("the data dependencies of a schedule have a cycle")
+    kept, head, need = next(
+        (kept, head, need)
+        for (_, kept), (head, need) in zip([cycle[-1], *cycle], cycle, strict=False)
+        if not _follows(kept, head)
+    )
+    plain = is_plain(rows)
+    where = f" of cell {need.cell}" if plain else ""
+    _refuse(
+        rows,
+        places[head],
+        f"waits for {_name(need, plain)}{where}, which waits for slots after this one: deadlock. "
+        f"Move it after slot {places[kept][1]}",
+    )
 
 
 def _follows(later: Slot, earlier: Slot) -> bool:

@@ -438,6 +438,10 @@ def test_describe_and_plan_need_no_logdir(run: Run) -> None:
     planned = run("--mode=plan")
     assert planned.code == 0
     assert any(line.startswith("cell 0: F0 F1") for line in planned.out)
+    assert "estimate by formula" in "\n".join(planned.out)
+    profiled = run("--mode=plan", "--profile")
+    assert profiled.code == 0, profiled.err
+    assert "estimate by formula" not in "\n".join(profiled.out)
 
 
 def test_plan_fits_a_field_or_a_size_of_the_recipe(run: Run) -> None:

@@ -1,0 +1,30 @@
+"""Signals that reach this process while it waits for a program."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from lingvo_gpipe.console import signals
+
+
+def test_ctrl_c_is_not_passed_on_since_the_terminal_sends_it_to_both(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = signals.handled
+
+    @contextlib.contextmanager
+    def interrupted(receive: Any) -> Iterator[None]:
+        with real(receive):
+            os.kill(os.getpid(), signal.SIGINT)
+            yield
+
+    monkeypatch.setattr(signals, "handled", interrupted)
+    program = [sys.executable, "-c", "raise SystemExit(3)"]
+    assert signals.run_program(program) == (3, signal.SIGINT)

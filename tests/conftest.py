@@ -45,14 +45,20 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 class _Memory:
-    """Frees the memory of finished tests each time that it has grown by `GROWTH_BYTES`.
+    """Frees the memory of finished tests: at the end of a file, and after each `GROWTH_BYTES`.
 
-    Graphs are reference cycles of many small objects: collections seldom reach them, and the
+    Graphs are reference cycles of many small objects: few collections come to them, and the
     allocator keeps their pages.
     """
 
     def __init__(self) -> None:
         self._kept_bytes = 0
+        self._file = ""
+
+    def pytest_runtest_logstart(self, location: tuple[str, int | None, str]) -> None:
+        if location[0] != self._file:
+            self._file = location[0]
+            _forget_custom_gradients()
 
     def pytest_runtest_logfinish(self) -> None:
         if _resident_bytes() < self._kept_bytes + GROWTH_BYTES:
@@ -62,6 +68,21 @@ class _Memory:
         if trim is not None:
             trim(0)
         self._kept_bytes = _resident_bytes()
+
+
+def _forget_custom_gradients() -> None:
+    """Remove the gradients of finished tests from TensorFlow's registry.
+
+    In a graph, every `tf.custom_gradient` is put there under a new name, for good, and keeps its
+    graph alive.
+    """
+    if "tensorflow" not in sys.modules:
+        return
+    from tensorflow.python.framework import ops
+
+    registry = ops.gradient_registry._registry
+    for name in [name for name in registry if name.startswith("CustomGradient-")]:
+        del registry[name]
 
 
 def _resident_bytes() -> int:

@@ -62,15 +62,16 @@ class MiniBatchRunner:
         self.variables = created
         self._analysis = executor.analysis
         self._params = executor.analysis.params
+        self._warnings_left = 10  # the last mini-batch of every evaluation may be smaller
 
     def num_micro_batches(self, fields: Mapping[str, Nest]) -> int:
         """Return M for a mini-batch; log a warning if it is less than the Params set."""
         sizes, wanted = self._sizes(fields), self._params.num_micro_batches
-        if self._params.micro_batch_size is None and len(sizes) < wanted:
-            logging.log_first_n(
-                logging.WARNING,
+        lowered = self._params.micro_batch_size is None and len(sizes) < wanted
+        if lowered and self._warnings_left > 0:
+            self._warnings_left -= 1
+            logging.warning(
                 "a mini-batch of %d examples lowers the number of micro-batches from %d to %d",
-                10,  # warnings at most: the last mini-batch of every evaluation may be smaller
                 sum(sizes),
                 wanted,
                 len(sizes),

@@ -77,7 +77,7 @@ def test_float64_policy_replaces_the_layers_own() -> None:
     outputs, _, meta = keras_runs.run(params, x)
     assert {v.dtype for v in meta.variables} == {tf.float64}
     expected = x.numpy() @ live.kernel.numpy().astype("float64") + live.bias.numpy()
-    np.testing.assert_allclose(outputs, expected, rtol=1e-14)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-14, atol=1e-15)
 
 
 def test_mixed_policy_computes_in_bfloat16_and_declares_float32() -> None:

@@ -258,4 +258,9 @@ def test_what_cannot_be_scored_is_refused_at_once(
     refused(errors.ParamsError, "score.resamples=0 is too small", none, tmp_path)
     refused(errors.ParamsError, "--mode=score needs --logdir=FOLDER", params(folder), None)
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
-    refused(errors.InputError, "sacreBLEU is not installed", params(folder), tmp_path)
+    refused(
+        errors.InputError,
+        "sacreBLEU, which computes the scores, is not installed",
+        params(folder),
+        tmp_path,
+    )

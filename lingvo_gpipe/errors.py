@@ -59,6 +59,20 @@ class TrainingError(UserError, RuntimeError):
     """A run cannot continue (a loss that is not finite, a log directory that cannot be written)."""
 
 
+class StepError(UserError, RuntimeError):
+    """A step failed while it ran.
+
+    Attributes:
+        layer: name of the layer that failed; empty where it is not known.
+        micro_batch: number of the micro-batch; None where it is not known.
+    """
+
+    def __init__(self, text: str, *, layer: str = "", micro_batch: int | None = None) -> None:
+        super().__init__(text)
+        self.layer = layer
+        self.micro_batch = micro_batch
+
+
 def nearest(name: str, names: Iterable[str], count: int = 3) -> list[str]:
     """Return up to `count` of `names` that look most like `name`, best first.
 

@@ -245,6 +245,8 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             A dictionary by name where the network has several outputs, else the one.
         """
         fields = self._fields(_by_name(inputs))
+        if self.params.check_values and not tf.inside_function():
+            self.check_values(fields)
         weights = {**variables.flatten(theta), **variables.flatten(ctx.state)}
         outputs, collected = self._built.under_tape(fields, weights, ctx)
         again = sorted(_names(ctx.collected) & _names(collected))
@@ -298,6 +300,44 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         gradients = self.value_and_gradients(batch, step=step).gradients
         return nonfinite.first_gradient(self.analysis, gradients)
 
+    def check_values(self, batch: Mapping[str, Nest]) -> None:
+        """Refuse labels and ids that a layer does not take.
+
+        Args:
+            batch: name → nest of tensors, as in `value_and_gradients`; not inside a tf.function.
+
+        Raises:
+            InputError: naming field, row, value and layer.
+        """
+        for field_range in self.analysis.field_ranges:
+            message = field_range.first_outside(batch)
+            if message is not None:
+                raise errors.InputError(message)
+
+    def explain(
+        self, error: tf.errors.OpError, batch: Mapping[str, Nest], *, step: int | tf.Tensor = 0
+    ) -> errors.UserError:
+        """Return the cause of an error of a step: its layer, micro-batch, and the field at fault.
+
+        A step over several devices raises what the error caused elsewhere, such as "RecvAsync is
+        cancelled". The mini-batch is run again, slot by slot, to the first that fails.
+
+        Args:
+            error: what a step of training raised, such as in the caller's own tf.function.
+            batch: mini-batch of the step.
+            step: number of the update.
+        """
+        return self._explained(self._inputs(batch, step), error, training=True)
+
+    def _explained(
+        self, inputs: mini_batch.MiniBatchInputs, error: tf.errors.OpError, *, training: bool
+    ) -> errors.UserError:
+        try:
+            self.check_values(inputs.fields)
+        except errors.InputError as at_fault:
+            return at_fault
+        return self._built.explain(inputs, error, training=training)
+
     def _inputs(
         self, batch: Mapping[str, Nest], step: int | tf.Tensor
     ) -> mini_batch.MiniBatchInputs:
@@ -327,7 +367,15 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
     def _run(self, name: str, inputs: mini_batch.MiniBatchInputs) -> Result:
         """Run inside the caller's function, or in an outer function of these shapes."""
         count = self._built.num_micro_batches(inputs.fields)
-        result: mini_batch.MiniBatchResult = self._functions[name](inputs)
+        in_function = tf.inside_function()
+        if self.params.check_values and not in_function:
+            self.check_values(inputs.fields)
+        try:
+            result: mini_batch.MiniBatchResult = self._functions[name](inputs)
+        except tf.errors.OpError as error:
+            if in_function:
+                raise
+            raise self._explained(inputs, error, training=name == "train") from error
         return Result(**result._asdict(), num_micro_batches=count)
 
     def _train(self, inputs: mini_batch.MiniBatchInputs) -> mini_batch.MiniBatchResult:

@@ -16,7 +16,7 @@ its phase needs. It is traced once per (phase, mode, with or without accumulator
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -178,32 +178,49 @@ class CellPrograms:
         Returns:
             Every version that its layers read or write, and what they collected.
         """
-        variables = [*inputs.weights, *inputs.untrained]
-        tensors = dict(zip(cell.weights + cell.untrained, variables, strict=True))
         values = dict(inputs.imports)
         collected = Collected()
         for number in cell.layers:
-            info, layer = self._analysis.layers[number], self._layers[number]
-            theta, state = _nested(info, tensors)
-            of_layer = Collected()
-            ctx = Context(
-                training=cell.mode.training,
-                step=inputs.step,
-                root_seed=inputs.seed,
-                state=state,
-                path=info.name,
-                frozen=self._analysis.frozen_layers,
-                collected=of_layer,
-            )
-            reads = [values[v] for v in self._analysis.wiring.reads[number]]
-            with tf.name_scope(info.name):
-                outputs = layer.run(theta, reads[0] if len(reads) == 1 else tuple(reads), ctx)
-            _check_collected(info, of_layer, cell.mode.training)
+            written, of_layer = self.compute_layer(cell, number, inputs, values)
+            values.update(written)
             collected.update(of_layer.as_nest())
-            writes = self._analysis.wiring.writes[number]
-            written = outputs if len(writes) > 1 else (outputs,)
-            values.update(zip(writes, written, strict=True))
         return values, collected
+
+    def compute_layer(
+        self, cell: network.Cell, number: int, inputs: CellInputs, values: Mapping[int, Nest]
+    ) -> tuple[dict[int, Nest], Collected]:
+        """Compute one layer of the cell.
+
+        Args:
+            cell: the cell in this pass.
+            number: index of the layer.
+            inputs: inputs of the micro-batch.
+            values: version → nest; those that the layer reads.
+
+        Returns:
+            Every version that the layer writes, and what it collected.
+        """
+        variables = [*inputs.weights, *inputs.untrained]
+        tensors = dict(zip(cell.weights + cell.untrained, variables, strict=True))
+        info, layer = self._analysis.layers[number], self._layers[number]
+        theta, state = _nested(info, tensors)
+        collected = Collected()
+        ctx = Context(
+            training=cell.mode.training,
+            step=inputs.step,
+            root_seed=inputs.seed,
+            state=state,
+            path=info.name,
+            frozen=self._analysis.frozen_layers,
+            collected=collected,
+        )
+        reads = [values[v] for v in self._analysis.wiring.reads[number]]
+        with tf.name_scope(info.name):
+            outputs = layer.run(theta, reads[0] if len(reads) == 1 else tuple(reads), ctx)
+        _check_collected(info, collected, cell.mode.training)
+        writes = self._analysis.wiring.writes[number]
+        written = outputs if len(writes) > 1 else (outputs,)
+        return dict(zip(writes, written, strict=True)), collected
 
     def _exported(self, cell: network.Cell, inputs: CellInputs) -> CellOutputs:
         values, collected = self.compute(cell, inputs)

@@ -11,13 +11,16 @@ issues them.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import tensorflow as tf
 
 from lingvo_gpipe import errors, network
-from lingvo_gpipe.execution import cell_programs
+from lingvo_gpipe.execution import cell_programs, failures
 from lingvo_gpipe.execution.cell_calls import (
     BackwardInputs,
     CellGradients,
@@ -44,11 +47,13 @@ def forward(executor: Executor, tape_pass: network.Pass, inputs: PassInputs) -> 
     for device, slot in tape_pass.table.order():
         if slot.phase == "F":
             cell = tape_pass.cells[slot.cell]
-            with run.call(device, slot) as call:
+            of_backward = dataclasses.replace(slot, phase="B")
+            with run.call(device, slot) as call, failures.named(executor, tape_pass, slot):
                 differentiable = _DifferentiableCall(
                     executor.programs[slot.cell],
                     cell,
                     queues[executor.devices[slot.cell]],
+                    functools.partial(failures.named, executor, tape_pass, of_backward),
                     keeps=slot.micro_batch in cell.kept,
                 )
                 call.store_outputs(differentiable(run.cell_inputs(slot.cell, slot.micro_batch)))
@@ -81,12 +86,16 @@ class _DifferentiableCall:
         programs: cell_programs.CellPrograms,
         cell: network.Cell,
         queue: _BackwardQueue,
+        named: Callable[
+            [tuple[CellInputs, BackwardInputs]], contextlib.AbstractContextManager[None]
+        ],
         *,
         keeps: bool,
     ) -> None:
         self._programs = programs
         self._cell = cell
         self._queue = queue
+        self._named = named
         self._keeps = keeps
 
     def __call__(self, inputs: CellInputs) -> CellOutputs:
@@ -125,7 +134,8 @@ class _DifferentiableCall:
                     watched = self._with_sources(inputs, sources)
                     return self._flat(self._programs.backward(cell, watched, backward_inputs))
 
-                return self._queue.put(backward)
+                with self._named((inputs, backward_inputs)):
+                    return self._queue.put(backward)
 
             return flat, gradient
 

@@ -95,28 +95,13 @@ class Executor:
     def forward(self, forward_pass: network.Pass, inputs: PassInputs) -> PassOutputs:
         """Run a pass whose table has only forward slots."""
         run = PassRun(self, forward_pass, inputs)
-        for device, slot in forward_pass.table.order():
-            with run.call(device, slot) as call:
-                call.forward()
+        run.forward()
         return run.outputs({})
 
     def train(self, training_pass: network.Pass, inputs: PassInputs) -> PassOutputs:
         """Run a pass of training: losses inside, gradients of weights summed."""
         run = PassRun(self, training_pass, inputs)
-        run.start_accumulators()
-        for device, slot in training_pass.table.order():
-            cell, m = training_pass.cells[slot.cell], slot.micro_batch
-            if slot.phase == "F":
-                with run.call(device, slot) as call:
-                    if m in cell.fused:
-                        call.fused()
-                    elif m in cell.kept:
-                        call.kept_forward()
-                    else:
-                        call.forward()
-            elif m not in cell.fused and cell.computes(slot.phase, m):
-                with run.call(device, slot) as call:
-                    call.backward()
+        run.train()
         return run.outputs(run.weight_gradients())
 
 
@@ -133,6 +118,7 @@ class PassRun:
         collected: (cell, micro-batch) → what its forward collected.
         kept: (cell, micro-batch) → its forward, where a tape keeps it.
         accumulators: for each cell and weight, the sum of its gradients so far.
+        slot: the slot whose call was issued last; None before the first.
     """
 
     def __init__(self, executor: Executor, network_pass: network.Pass, inputs: PassInputs) -> None:
@@ -146,7 +132,31 @@ class PassRun:
         self.collected: dict[tuple[int, int], Collected] = {}
         self.kept: dict[tuple[int, int], cell_programs.KeptForward] = {}
         self.accumulators: list[list[tf.Tensor]] = []
+        self.slot: Slot | None = None
         self._last_call: dict[int, tf.Operation] = {}
+
+    def forward(self) -> None:
+        """Issue the calls of a table that has only forward slots."""
+        for device, slot in self.network_pass.table.order():
+            with self.call(device, slot) as call:
+                call.forward()
+
+    def train(self) -> None:
+        """Issue the calls of a table of training."""
+        self.start_accumulators()
+        for device, slot in self.network_pass.table.order():
+            cell, m = self.network_pass.cells[slot.cell], slot.micro_batch
+            if slot.phase == "F":
+                with self.call(device, slot) as call:
+                    if m in cell.fused:
+                        call.fused()
+                    elif m in cell.kept:
+                        call.kept_forward()
+                    else:
+                        call.forward()
+            elif m not in cell.fused and cell.computes(slot.phase, m):
+                with self.call(device, slot) as call:
+                    call.backward()
 
     def start_accumulators(self) -> None:
         """Make zeros on each cell's device; an earlier sum is continued only at its owner."""
@@ -165,6 +175,7 @@ class PassRun:
     @contextlib.contextmanager
     def call(self, device: int, slot: Slot) -> Iterator[_SlotCall]:
         """Issue a slot's call on its device, after the device's last call."""
+        self.slot = slot
         before = [self._last_call[device]] if device in self._last_call else []
         with tf.device(self.executor.devices[slot.cell]), tf.control_dependencies(before):
             call = _SlotCall(self, slot)

@@ -10,8 +10,8 @@ import tensorflow as tf
 from absl import logging
 
 from lingvo_gpipe import errors, network, precision, seeds
-from lingvo_gpipe.execution import cell_calls, custom_gradient, variables
-from lingvo_gpipe.execution.executor import Executor, PassInputs, PassOutputs
+from lingvo_gpipe.execution import cell_calls, custom_gradient, failures, variables
+from lingvo_gpipe.execution.executor import Executor, PassInputs, PassOutputs, PassRun
 from lingvo_gpipe.layers.context import Collected, Context
 from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.network import micro_batches
@@ -85,6 +85,11 @@ class MiniBatchRunner:
             LayerError: the network has no loss.
             ScheduleError: the table has no backward slots.
         """
+        outputs = self.executor.train(*self._training(inputs))
+        return self._result(outputs, inputs.loss_weights)
+
+    def _training(self, inputs: MiniBatchInputs) -> tuple[network.Pass, PassInputs]:
+        """Return the pass of training and its inputs; see `train`."""
         if not self._analysis.losses:
             raise errors.LayerError(
                 "the network has no loss, so nothing would be trained. End it with a layer that "
@@ -107,13 +112,11 @@ class MiniBatchRunner:
                 name: scale * tf.cast(inputs.loss_scale, scale.dtype)
                 for name, scale in loss_factors.items()
             }
-        pass_inputs = dataclasses.replace(
+        return training_pass, dataclasses.replace(
             self.pass_inputs(inputs),
             loss_factors=loss_factors,
             accumulators=inputs.accumulators,
         )
-        outputs = self.executor.train(training_pass, pass_inputs)
-        return self._result(outputs, inputs.loss_weights)
 
     def evaluate(self, inputs: MiniBatchInputs, *, outputs: bool) -> MiniBatchResult:
         """Run only forward slots, as in evaluation: no dropout, moving statistics.
@@ -126,6 +129,26 @@ class MiniBatchRunner:
         evaluation_pass = self._analysis.evaluation_pass(num_micro_batches, outputs=outputs)
         pass_outputs = self.executor.forward(evaluation_pass, self.pass_inputs(inputs))
         return self._result(pass_outputs, inputs.loss_weights)
+
+    def explain(
+        self, inputs: MiniBatchInputs, error: tf.errors.OpError, *, training: bool
+    ) -> errors.StepError:
+        """Return the cause of an error: the mini-batch is run again, slot by slot.
+
+        Args:
+            inputs: the mini-batch of the step that failed.
+            error: what the step raised.
+            training: whether it was a step of training, or an evaluation.
+        """
+        num_micro_batches = len(self._sizes(inputs.fields))
+        if training:
+            failed, pass_inputs = self._training(inputs)
+            issue = PassRun.train
+        else:
+            failed = self._analysis.evaluation_pass(num_micro_batches, outputs=True)
+            pass_inputs, issue = self.pass_inputs(inputs), PassRun.forward
+        failure = failures.first_failure(self.executor, failed, pass_inputs, issue)
+        return failures.to_error(self._analysis, failure, error, num_micro_batches)
 
     def under_tape(
         self, fields: dict[str, Nest], weights: Mapping[str, tf.Tensor], ctx: Context

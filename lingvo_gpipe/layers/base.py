@@ -11,7 +11,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -127,6 +127,20 @@ class MetricSpec:
         return {f"{self.name}/{label}": value for label, value in pairs if not math.isnan(value)}
 
 
+class ValueRange(NamedTuple):
+    """The integers that a layer takes: 0 to size − 1.
+
+    Attributes:
+        size: how many there are.
+        setting: field of the layer that sets `size`.
+        weights: name that it reads too; where that is 0, any integer is taken. None: nowhere.
+    """
+
+    size: int
+    setting: str
+    weights: str | None = None
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Meta:
     """What a layer needs and returns, known from params and input shapes alone.
@@ -200,6 +214,10 @@ class Layer(tf.Module, hyperparams.Configurable):
         def kind_name(self) -> str:
             """Return how descriptions call the kind of layer: by its class."""
             return class_name(self)
+
+        def value_ranges(self) -> dict[str, ValueRange]:
+            """Return which integers it takes of the names that it reads: labels, ids."""
+            return {}
 
         def fprop_meta(self, *inputs: SpecNest) -> Meta:
             """Return what the layer needs and returns, without a variable or a device.

@@ -66,6 +66,12 @@ class LabelledParams(Head.Params):
         False, "Adds the metric confusion in evaluation: [C, C], rows true, columns predicted."
     )
 
+    def label_range(self, size: int | None, setting: str) -> dict[str, base.ValueRange]:
+        """Return the range of the label, if it reads one and the number of classes is known."""
+        label = self.reads[1:2]
+        weights = self.reads[2] if len(self.reads) > 2 else None
+        return {name: base.ValueRange(size, setting, weights) for name in label if size is not None}
+
 
 def weight_by(
     name: str, dtype: tf.DType, *, are_weights: bool = False, examples: int | None = None
@@ -311,6 +317,10 @@ class Softmax(SoftmaxHead):
             flops = 2 * math.prod(rows) * depth * self.classes
             return self.head_meta(len(inputs) - 1, logits, variables, flops)
 
+        def value_ranges(self) -> dict[str, base.ValueRange]:
+            """Return the range of the label."""
+            return self.label_range(self.classes, "classes")
+
     params: Params
 
     def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
@@ -348,6 +358,10 @@ class SequenceSoftmax(SoftmaxHead):
             variables = dense.weights(self, (self.vocabulary, depth), self.vocabulary)
             flops = 2 * math.prod(rows) * depth * self.vocabulary
             return self.head_meta(len(inputs) - 1, logits, variables, flops)
+
+        def value_ranges(self) -> dict[str, base.ValueRange]:
+            """Return the range of the label."""
+            return self.label_range(self.vocabulary, "vocabulary")
 
         def metric_names(self) -> tuple[str, ...]:
             """See `SoftmaxHead`."""

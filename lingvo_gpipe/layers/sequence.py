@@ -31,7 +31,7 @@ class Embedding(Layer):
 
     Variable: table [vocabulary, units], which is read in the master dtype: the rows are cast, not
     the table, and gradients of a row that is read often are summed in the table's dtype. An id
-    outside stops a CPU program with an error; on accelerators it reads zeros. FLOPs: 0.
+    outside is refused before the step (`check_values`). FLOPs: 0.
     """
 
     class Params(Layer.Params):
@@ -60,6 +60,10 @@ class Embedding(Layer):
             )
             output = tf.TensorSpec((*shape, self.units), policy.compute)
             return Meta(output, (table,), activation_bytes=base.spec_bytes(output))
+
+        def value_ranges(self) -> dict[str, base.ValueRange]:
+            """Return the range of the ids."""
+            return {self.reads[0]: base.ValueRange(self.vocabulary, "vocabulary")}
 
     params: Params
 

@@ -12,7 +12,14 @@ from collections.abc import Mapping
 
 from lingvo_gpipe import errors, schedule
 from lingvo_gpipe.nests import SpecNest
-from lingvo_gpipe.network import cuts, layer_costs, partition, wired_layers, wiring
+from lingvo_gpipe.network import (
+    cuts,
+    layer_costs,
+    partition,
+    value_ranges,
+    wired_layers,
+    wiring,
+)
 from lingvo_gpipe.network.cell import Cell, Mode, Pass
 from lingvo_gpipe.network.params import PipelineParams
 from lingvo_gpipe.schedule import recompute
@@ -104,6 +111,11 @@ class Analysis(wired_layers.WiredLayers):
                 else forward_table(self.table, num_micro_batches)
             )
         return self._tables[key]
+
+    @functools.cached_property
+    def field_ranges(self) -> tuple[value_ranges.FieldRange, ...]:
+        """Which integers the layers take of the mini-batch's fields."""
+        return value_ranges.of_fields(self.layers, self.wiring)
 
     @functools.cached_property
     def _passes(self) -> dict[_Purpose, Pass]:

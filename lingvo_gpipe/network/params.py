@@ -74,6 +74,11 @@ class PipelineParams(hyperparams.Configurable.Params):
     fuse: bool = hyperparams.field(
         True, "Fuses the last cell's forward and backward where the table has them in a row."
     )
+    check_values: bool = hyperparams.field(
+        True,
+        "Looks for labels and ids out of range in each mini-batch, before its step. On GPUs they "
+        "would be read as zeros.",
+    )
     seed: int = hyperparams.field(0, "Seed of the initial weights and of every random number.")
 
 

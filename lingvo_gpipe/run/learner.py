@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 
 import tensorflow as tf
 
-from lingvo_gpipe import optim, pipelining
+from lingvo_gpipe import errors, optim, pipelining
 from lingvo_gpipe.execution import outer_function
 from lingvo_gpipe.input import Batch
 from lingvo_gpipe.nests import Nest, SpecNest
@@ -107,6 +107,23 @@ class Learner:
         Args:
             batches: the mini-batches of the update, each name → nest of tensors.
         """
+        if self.pipe.params.check_values:
+            for batch in batches:
+                self.pipe.check_values(batch)
+        try:
+            return self._update(batches)
+        except tf.errors.OpError as error:
+            raise self._explained(error, batches) from error
+
+    def _explained(self, error: tf.errors.OpError, batches: Sequence[Batch]) -> errors.UserError:
+        """Return the cause of an error: that of the first mini-batch that fails again."""
+        for batch in batches:
+            found = self.pipe.explain(error, batch, step=self.step.read_value())
+            if not isinstance(found, errors.StepError) or found.micro_batch is not None:
+                break
+        return found
+
+    def _update(self, batches: Sequence[Batch]) -> UpdateResult:
         if len(batches) == 1:
             result: UpdateResult = self._update_by_one(dict(batches[0]))
             return result

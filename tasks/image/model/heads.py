@@ -174,6 +174,10 @@ class Classifier(layers.Composite, core_heads.Head):
             checks.arity(self, inputs, ("x", "x, label"))
             return super()._meta(*inputs)
 
+        def value_ranges(self) -> dict[str, base.ValueRange]:
+            """Return the range of the label."""
+            return self.label_range(self.classes, "classes")
+
         def served(self, outputs: Nest) -> dict[str, Nest]:
             """Return probabilities."""
             return core_heads.probabilities(outputs)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import hyperparams
 from lingvo_gpipe import layers as core
-from lingvo_gpipe.layers import checks, composite
+from lingvo_gpipe.layers import base, checks, composite
 from lingvo_gpipe.layers.base import Theta
 from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.tasks.mt.model.incremental_layer import Cache
@@ -46,6 +46,10 @@ class TokenEmbedding(core.Composite):
             checks.arity(self, inputs, ("ids", "ids, position"))
             checks.any_shape(self, inputs[0], "[B, T]", "It reads ids of sentences")
             return super()._meta(*inputs)
+
+        def value_ranges(self) -> dict[str, base.ValueRange]:
+            """Return the range of the ids."""
+            return {self.reads[0]: base.ValueRange(self.vocabulary, "vocabulary")}
 
         def _inference(self, available: Collection[str]) -> Self:
             """Count positions from 0 if inference does not provide them."""

@@ -51,6 +51,13 @@ class TranslationSoftmax(core.SequenceSoftmax):
             )
             return dataclasses.replace(meta, metrics=(*meta.metrics, *by_language))
 
+        def value_ranges(self) -> dict[str, base.ValueRange]:
+            """Return the ranges of labels and languages."""
+            ranges = super().value_ranges()
+            if self.languages and len(self.reads) > 3:
+                ranges[self.reads[3]] = base.ValueRange(len(self.languages), "languages")
+            return ranges
+
         def _inference(self, available: Collection[str]) -> Self:
             """Leave out labels, weights and languages."""
             served = super()._inference(available)

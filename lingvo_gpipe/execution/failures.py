@@ -1,0 +1,232 @@
+"""Why a step failed: it is run again, slot by slot, up to the first slot that fails.
+
+In a step over several devices, an error in one cell cancels the transfers that wait for it, and
+TensorFlow raises one of these cancellations. A slot's call that is made eagerly, alone, raises the
+cause. Only a step that failed pays for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Iterator
+
+import tensorflow as tf
+
+from lingvo_gpipe import errors, network, precision
+from lingvo_gpipe.console import units
+from lingvo_gpipe.execution.cell_calls import BackwardInputs, CellInputs
+from lingvo_gpipe.execution.executor import Executor, PassInputs, PassRun
+from lingvo_gpipe.nests import floating
+from lingvo_gpipe.schedule.slot import Slot
+
+_NODE = re.compile(r"\{\{node ([^}\s]+)\}\}")
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+# What TensorFlow's messages have for its own developers: graph, function and operation names.
+_NAMES = re.compile(
+    r"\[\[(\{\{node )?[^\s\]]*(\}\})?\]\]|\{\{[a-z_]+ [^}]*\}\}|\[Op:[^\]]*\]|Hint: .*"
+)
+_ALLOCATION = re.compile(r"OOM when allocating tensor with shape\[([\d,]*)\] and type (\w+)")
+_FIRST_ROOT = re.compile(r"\d+ root error\(s\) found\.\s*\(0\) *[A-Z_]+: (.*?)\(1\) ", re.DOTALL)
+_TRACEBACK = re.compile(r"Graph execution error|Detected at node|Stack trace for op|File \"")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Failure:
+    """The first slot of a step that fails.
+
+    Attributes:
+        slot: the slot.
+        layer: name of the layer whose operation failed; empty where TensorFlow does not name it.
+        operation: name of the operation below the layer; empty as above.
+        line: where the operation was made, as "function (file:line)"; empty where unknown.
+        message: TensorFlow's message, one line.
+    """
+
+    slot: Slot
+    layer: str
+    operation: str
+    line: str
+    message: str
+
+
+def first_failure(
+    executor: Executor,
+    network_pass: network.Pass,
+    inputs: PassInputs,
+    issue: Callable[[PassRun], None],
+) -> Failure | None:
+    """Run a pass eagerly, one slot after the other.
+
+    Args:
+        executor: knows cells and devices.
+        network_pass: the pass that failed.
+        inputs: its inputs.
+        issue: `PassRun.train` or `PassRun.forward`.
+
+    Returns:
+        The first slot that fails; None where none does.
+    """
+    run = PassRun(executor, network_pass, inputs)
+    try:
+        issue(run)
+    except tf.errors.OpError as error:
+        if run.slot is None:
+            return None
+        failure = describe(executor.analysis, run.slot, error)
+        if failure.layer or network_pass.table.is_forward_only:
+            return failure
+        k, m = run.slot.cell, run.slot.micro_batch
+        differentiated = run.cell_inputs(k, m), run.backward_inputs(k, m)
+        layer = _layer_of_gradient(executor, network_pass.cells[k], *differentiated)
+        return dataclasses.replace(failure, layer=layer)
+    return None
+
+
+def _layer_of_gradient(
+    executor: Executor, cell: network.Cell, inputs: CellInputs, upstream: BackwardInputs
+) -> str:
+    """Return the layer of a cell whose gradient fails; empty where none does.
+
+    The operations of a `tf.custom_gradient` are not named after their layer. So the layers are
+    differentiated eagerly, each alone, from the last one to the first.
+    """
+    analysis, programs = executor.analysis, executor.programs[cell.index]
+    factors = dict(zip((loss.name for loss in cell.losses), upstream.loss_factors, strict=True))
+    values, _ = programs.compute(cell, inputs)
+    gradients: dict[int, list[list[tf.Tensor]]] = {v: [g] for v, g in upstream.exports.items()}
+    for number in reversed(cell.layers):
+        reads = [v for v in analysis.wiring.reads[number] if v in cell.mode.differentiable]
+        sources = [leaf for v in reads for leaf in floating(values[v])]
+        try:
+            with tf.GradientTape() as tape:
+                tape.watch([*sources, *inputs.weights])
+                written, collected = programs.compute_layer(cell, number, inputs, values)
+            targets, starts = [], []
+            for v, value in written.items():
+                if v in gradients:
+                    targets += floating(value)
+                    starts += [tf.add_n(same) for same in zip(*gradients[v], strict=True)]
+            for name, loss in collected.losses.items():
+                targets.append(loss)
+                starts.append(precision.cast(factors[name], loss.dtype))
+            flat = tape.gradient(
+                targets, [*sources, *inputs.weights], starts, unconnected_gradients="zero"
+            )
+        except tf.errors.OpError:
+            return analysis.layers[number].name
+        for v in reads:
+            count = len(floating(values[v]))
+            gradients.setdefault(v, []).append([tf.convert_to_tensor(g) for g in flat[:count]])
+            flat = flat[count:]
+    return ""
+
+
+def describe(analysis: network.Analysis, slot: Slot, error: tf.errors.OpError) -> Failure:
+    """Return which layer's operation failed in a slot's call."""
+    layer, operation = "", ""
+    names = [analysis.layers[number].name for number in analysis.cells[slot.cell].layers]
+    for node in _NODE.findall(error.message):
+        # Gradients are named after the operation that they belong to.
+        path = re.sub(r"^(gradient_tape|gradients)/", "", node)
+        owners = [name for name in names if path == name or path.startswith(f"{name}/")]
+        if owners:
+            layer = max(owners, key=len)
+            operation = path.removeprefix(layer).strip("/").rpartition("/")[2]
+            break
+    frames = _FRAME.findall(error.message)
+    line = "{2} ({0}:{1})".format(*frames[-1]) if frames else ""
+    return Failure(slot, layer, operation, line, cause(error))
+
+
+def cause(error: tf.errors.OpError) -> str:
+    """Return TensorFlow's message on one line, without traceback, graph and function names."""
+    paragraphs = [
+        paragraph.strip()
+        for paragraph in re.split(r"\n\s*\n", error.message)
+        if not _TRACEBACK.match(paragraph.strip())
+    ]
+    text = paragraphs[-1] if paragraphs else error.message
+    root = _FIRST_ROOT.search(text)
+    text = _NAMES.sub("", root[1] if root else text)
+    return " ".join(text.split()) or type(error).__name__
+
+
+def to_error(
+    analysis: network.Analysis, failure: Failure | None, error: tf.errors.OpError, num: int
+) -> errors.StepError:
+    """Return the error that the user sees.
+
+    Args:
+        analysis: analysis of the network.
+        failure: the first slot that failed; None where the step did not fail again.
+        error: what the step raised.
+        num: number of micro-batches.
+    """
+    if failure is None:
+        return errors.StepError(
+            f"a step failed ({cause(error)}), but not when its slots were run one by one. It may "
+            "be a lack of memory, or a device that was lost: run it again"
+        )
+    slot = failure.slot
+    cell = analysis.cells[slot.cell]
+    if failure.layer:
+        made = f", in {failure.line}" if failure.line else ""
+        where = f"layer {failure.layer}"
+        where += f", operation {failure.operation}" if failure.operation else made
+    else:
+        first, last = (analysis.layers[n].name for n in (cell.layers.start, cell.layers.stop - 1))
+        where = f"cell {slot.cell} ({first} to {last})"
+        where += f", in {failure.line}" if failure.line else ""
+    message = failure.message
+    wanted = _ALLOCATION.search(message)
+    if wanted is not None:
+        message = (
+            f"out of memory on device {cell.device_number}, for a tensor {wanted[2]} "
+            f"[{wanted[1]}]{_bytes(wanted)}. Raise num_micro_batches or num_partitions, or set "
+            "recompute='full'; --mode=plan shows what each device needs"
+        )
+    return errors.StepError(
+        f"{where}, micro-batch {slot.micro_batch} of {num}, slot {slot}: {message}",
+        layer=failure.layer,
+        micro_batch=slot.micro_batch,
+    )
+
+
+def _bytes(wanted: re.Match[str]) -> str:
+    """Return the size of a tensor that was wanted, " of 3.00 MiB"; empty for other dtypes."""
+    count = math.prod(map(int, filter(None, wanted[1].split(","))))
+    try:
+        return f" of {units.size(count * tf.dtypes.as_dtype(wanted[2]).size)}"
+    except TypeError:
+        return ""
+
+
+@contextlib.contextmanager
+def named(
+    executor: Executor,
+    network_pass: network.Pass,
+    slot: Slot,
+    differentiated: tuple[CellInputs, BackwardInputs] | None = None,
+) -> Iterator[None]:
+    """Name layer and micro-batch in the error of a slot's call that is made eagerly.
+
+    Args:
+        executor: knows cells and devices.
+        network_pass: the pass.
+        slot: the slot.
+        differentiated: arguments of the cell's backward, if the slot is one.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if not tf.executing_eagerly():
+            raise
+        failure = describe(executor.analysis, slot, error)
+        if differentiated is not None and not failure.layer:
+            layer = _layer_of_gradient(executor, network_pass.cells[slot.cell], *differentiated)
+            failure = dataclasses.replace(failure, layer=layer)
+        num = network_pass.num_micro_batches
+        raise to_error(executor.analysis, failure, error, num) from error

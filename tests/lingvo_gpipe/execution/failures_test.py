@@ -1,0 +1,257 @@
+"""What a user reads when a step fails: layer, micro-batch, and field, row and value at fault."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import errors, hyperparams, layers, optim, pipelining, task
+from lingvo_gpipe.layers.base import Theta
+from lingvo_gpipe.nests import Nest, SpecNest
+from lingvo_gpipe.run import learner
+
+SCHEDULES = ("gpipe", "1f1b", "split")
+SPLIT_TABLES = {
+    1: "0F0,0F1,0I0,0W0,0I1,0W1",
+    2: "0F0,0F1,,0I0,0W0,0I1,0W1\n,1F0,1I0,1W0,1F1,1I1,1W1",
+    3: "0F0,0F1,,,,0I0,0W0,0I1,0W1\n,1F0,1F1,,1I0,1W0,1I1,1W1\n,,2F0,2I0,2W0,2F1,2I1,2W1",
+}
+CLASSES, VOCABULARY = 5, 7
+
+
+class Faulty(layers.Layer):
+    """x: [B, D] → x; reads a row that is not there, forward or backward, for the second half."""
+
+    class Params(layers.Layer.Params):
+        backward: bool = hyperparams.field(False, "Fails in the gradient.")
+
+        def _meta(self, *inputs: SpecNest) -> layers.Meta:
+            return layers.Meta(inputs[0])
+
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
+        del theta, ctx
+
+        def read(x: tf.Tensor, marks: tf.Tensor) -> tf.Tensor:
+            """Return x; row 99 is read where the first mark is above 1."""
+            rows = tf.range(tf.shape(x)[0])
+            return tf.gather(x, rows + tf.cast(marks[0, 0] > 1.0, tf.int32) * 99)
+
+        if not self.params.backward:
+            return read(inputs, inputs)
+
+        @tf.custom_gradient
+        def identity(x: tf.Tensor) -> Any:
+            return tf.identity(x), lambda upstream: read(upstream, x)
+
+        return identity(inputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """A fault, and what the message about it must have."""
+
+    layers: Callable[[], list[Any]]
+    label: int
+    word: int
+    expected: tuple[str, ...]
+
+
+def stack(*faulty: Any) -> list[Any]:
+    """Ids → features; the first features show which half of the mini-batch a row is of."""
+    return [
+        layers.Embedding.Params(name="words", vocabulary=VOCABULARY, units=4, reads=("word",)),
+        layers.Dense.Params(name="first", units=4),
+        *faulty,
+        layers.Dense.Params(name="second", units=4),
+        layers.Softmax.Params(name="head", classes=CLASSES),
+    ]
+
+
+FAULTS = {
+    "label": Fault(
+        stack, 9, 1, ("field 'label', row 3: 9", "layer head takes 0 to 4 (its classes=5)")
+    ),
+    "negative label": Fault(stack, -1, 1, ("field 'label', row 3: -1", "layer head")),
+    "id": Fault(
+        stack, 1, 7, ("field 'word', row 3: 7", "layer words takes 0 to 6 (its vocabulary=7)")
+    ),
+    "forward": Fault(
+        lambda: stack(Faulty.Params(name="faulty")),
+        1,
+        1,
+        (
+            "layer faulty, operation GatherV2, micro-batch 0 of 2",
+            "indices[0] = 99 is not in [0, 2)",
+        ),
+    ),
+    "backward": Fault(
+        lambda: stack(Faulty.Params(name="faulty", backward=True)),
+        1,
+        1,
+        ("layer faulty, ", "of 2", "indices[0] = 99 is not in [0, 2)"),
+    ),
+}
+PATHS = ("value_and_gradients", "evaluate", "tape", "learner")
+POINTS = [
+    (fault, k, schedule, path)
+    for fault, k, schedule, path in itertools.product(FAULTS, (1, 2, 3), SCHEDULES, PATHS)
+    if not (path == "evaluate" and fault == "backward")
+]
+# Each fault with each K, each schedule with each path.
+COVERING = [
+    point
+    for n, point in enumerate(POINTS)
+    if (
+        list(FAULTS).index(point[0])
+        + point[1]
+        + SCHEDULES.index(point[2]) * 2
+        + PATHS.index(point[3])
+    )
+    % 5
+    == 0
+]
+
+
+def pipeline(fault: Fault, k: int, schedule: str, **fields: Any) -> Any:
+    stacked = fault.layers()
+    for layer in stacked:
+        if layer.name == "words":
+            layer.table_init, layer.table_init_args = "constant", {"value": 2.0}
+        elif layer.name == "first":
+            layer.kernel_init, layer.kernel_init_args = "identity", {}
+    return pipelining.PipeliningLayer.Params(
+        layers=stacked,
+        num_partitions=k,
+        num_micro_batches=2,
+        schedule=SPLIT_TABLES[k] if schedule == "split" else schedule,
+        **fields,
+    )
+
+
+def mini_batch(fault: Fault) -> dict[str, tf.Tensor]:
+    return {
+        "word": tf.constant([1, 2, 3, fault.word]),
+        "label": tf.constant([0, 1, 2, fault.label]),
+    }
+
+
+def run(params: Any, batch: dict[str, tf.Tensor], path: str) -> None:
+    if path == "learner":
+        trained = task.Task.Params(
+            model=params,
+            train=task.Train(optimizer=optim.Optimizer.Params(name="SGD", learning_rate=0.1)),
+        )
+        specs = {name: tf.TensorSpec(v.shape, v.dtype) for name, v in batch.items()}
+        learner.Learner(trained, specs).update([batch])
+        return
+    pipe = params.instantiate()
+    if path == "value_and_gradients":
+        pipe.value_and_gradients(batch)
+    elif path == "evaluate":
+        pipe.evaluate(batch)
+    else:
+        pipe.build(batch)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(pipe(batch, training=True))
+        tape.gradient(loss, pipe.weights)
+
+
+def check(fault: str, k: int, schedule: str, path: str, **fields: Any) -> None:
+    wanted = FAULTS[fault]
+    with pytest.raises(errors.UserError) as raised:
+        run(pipeline(wanted, k, schedule, **fields), mini_batch(wanted), path)
+    text = str(raised.value)
+    assert "\n" not in text
+    assert "{{" not in text
+    for part in wanted.expected:
+        assert part in text, text
+
+
+@pytest.mark.parametrize(("fault", "k", "schedule", "path"), COVERING)
+def test_the_cause_of_an_error_is_named(fault: str, k: int, schedule: str, path: str) -> None:
+    check(fault, k, schedule, path)
+
+
+@pytest.mark.reliability_full
+@pytest.mark.parametrize(("fault", "k", "schedule", "path"), POINTS)
+@pytest.mark.parametrize("recompute", ["full", "except_last", "never"])
+def test_the_cause_of_every_error_is_named(
+    fault: str, k: int, schedule: str, path: str, recompute: str
+) -> None:
+    check(fault, k, schedule, path, recompute=recompute)
+
+
+@pytest.mark.parametrize("fault", ["label", "id"])
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_value_out_of_range_is_named_where_it_is_looked_for_only_after_the_error(
+    fault: str, k: int
+) -> None:
+    check(fault, k, "1f1b", "value_and_gradients", check_values=False)
+
+
+def test_a_label_of_weight_zero_may_be_anything() -> None:
+    head = layers.Softmax.Params(name="head", classes=3, reads=("x", "label", "weight"))
+    pipe = pipelining.PipeliningLayer.Params(layers=[head]).instantiate()
+    batch = {
+        "x": tf.ones([4, 2]),
+        "label": tf.constant([0, 99, 2, -7]),
+        "weight": tf.constant([1.0, 0.0, 1.0, 0.0]),
+    }
+    assert float(pipe.value_and_gradients(batch).loss) > 0
+    batch["weight"] = tf.ones([4])
+    with pytest.raises(errors.InputError, match=r"row 1: 99 \(and 1 more\), but layer head"):
+        pipe.value_and_gradients(batch)
+
+
+class Huge(layers.Layer):
+    """x → x; wants a tensor of 14.6 TiB, whose size is not known while tracing."""
+
+    class Params(layers.Layer.Params):
+        def _meta(self, *inputs: SpecNest) -> layers.Meta:
+            return layers.Meta(inputs[0])
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
+        del theta
+        rows = tf.cast(tf.reduce_max(inputs) * 0 + 1, tf.int32) * 1_000_000
+        noise = tf.random.stateless_uniform(tf.stack([rows, 4_000_000]), ctx.seed)
+        return inputs + tf.reduce_sum(noise)
+
+
+def test_a_lack_of_memory_is_one_line() -> None:
+    params = pipeline(
+        Fault(lambda: stack(Huge.Params(name="huge")), 1, 1, ()), 2, "1f1b", cuts=(2, 3)
+    )
+    with pytest.raises(errors.StepError) as raised:
+        params.instantiate().value_and_gradients(mini_batch(FAULTS["forward"]))
+    assert raised.value.layer == "huge"
+    text = str(raised.value)
+    assert "out of memory on device 1, for a tensor float [1000000,4000000] of 14.6 TiB. " in text
+    assert "num_micro_batches" in text
+    assert "\n" not in text
+
+
+def test_an_error_in_the_callers_own_function_is_explained_on_request() -> None:
+    fault = FAULTS["forward"]
+    pipe, batch = pipeline(fault, 3, "1f1b").instantiate(), mini_batch(fault)
+    pipe.build(batch)
+    step = tf.function(lambda fields: pipe.value_and_gradients(fields).loss, autograph=False)
+    with pytest.raises(tf.errors.OpError) as raised:
+        step(batch)
+    explained = pipe.explain(raised.value, batch)
+    assert isinstance(explained, errors.StepError)
+    assert (explained.layer, explained.micro_batch) == ("faulty", 0)
+
+
+def test_a_step_that_does_not_fail_again_says_so() -> None:
+    pipe, batch = pipeline(FAULTS["label"], 2, "gpipe").instantiate(), mini_batch(FAULTS["forward"])
+    pipe.build(batch)
+    lost = tf.errors.UnavailableError(None, None, "the device was lost")
+    explained = pipe.explain(lost, batch)
+    assert str(explained).startswith("a step failed (the device was lost), but not when its slots")

@@ -7,7 +7,8 @@ would have been assigned come out as tensors, bit-equal to what `apply` leaves i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
@@ -111,7 +112,7 @@ class KerasRule(Rule):
         key = (self._significant_path(path), shape, dtype)
         if key not in self._templates:
             # In a graph that never runs, variables of any size use no memory.
-            with tf.Graph().as_default():
+            with tf.Graph().as_default(), _rate_in(dtype):
                 self._templates[key] = _Template(self._make(), *key)
         return self._templates[key]
 
@@ -160,6 +161,17 @@ class _Functional(keras.optimizers.Optimizer):
     _apply_weight_decay = base_optimizer.BaseOptimizer._apply_weight_decay
     _backend_update_step = base_optimizer.BaseOptimizer._backend_update_step
     _var_key = base_optimizer.BaseOptimizer._var_key
+
+
+@contextlib.contextmanager
+def _rate_in(dtype: tf.DType) -> Iterator[None]:
+    """Let Keras keep the learning rate of an optimizer made here in float64, if `dtype` is that."""
+    before = keras.config.floatx()
+    keras.config.set_floatx("float64" if dtype == tf.float64 else before)
+    try:
+        yield
+    finally:
+        keras.config.set_floatx(before)
 
 
 class _Template:

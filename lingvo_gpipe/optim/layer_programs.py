@@ -59,7 +59,7 @@ class StepScalars:
     """Scalars that are equal for all weights of an update.
 
     Attributes:
-        rate: learning rate, float32.
+        rate: learning rate, float32, or float64 where a weight is.
         step: updates done before this one, int64.
         inverse: 1 / loss scale, float32; None without loss scaling.
         clip: factor of the gradient; None without clipping.

@@ -20,7 +20,7 @@ class LearningRate(hyperparams.Configurable):
 
     @abc.abstractmethod
     def at(self, step: tf.Tensor) -> tf.Tensor:
-        """Return the rate, a float32 scalar, of update `step` (int64 scalar, from 0)."""
+        """Return the rate, a float64 scalar, of update `step` (int64 scalar, from 0)."""
 
 
 class KerasLearningRate(LearningRate):
@@ -40,8 +40,8 @@ class KerasLearningRate(LearningRate):
         )
 
     def at(self, step: tf.Tensor) -> tf.Tensor:
-        """Return the rate, a float32 scalar, of update `step`."""
-        return tf.cast(self._keras_rate(step), tf.float32)
+        """Return the rate of update `step`, a float64 scalar that Keras computed in float32."""
+        return tf.cast(self._keras_rate(step), tf.float64)
 
 
 class InverseSquareRoot(LearningRate):
@@ -80,13 +80,12 @@ class InverseSquareRoot(LearningRate):
             )
 
     def at(self, step: tf.Tensor) -> tf.Tensor:
-        """Return the rate, a float32 scalar, of update `step` (int64 scalar, from 0)."""
+        """Return the rate, a float64 scalar, of update `step` (int64 scalar, from 0)."""
         params = self.params
         s = tf.cast(step, tf.float64) + 1.0
-        rate = (
+        return (
             params.factor * params.units**-0.5 * tf.minimum(s**-0.5, s * params.warmup_steps**-1.5)
         )
-        return tf.cast(rate, tf.float32)
 
 
 class WarmupStaircase(LearningRate):
@@ -131,7 +130,7 @@ class WarmupStaircase(LearningRate):
             )
 
     def at(self, step: tf.Tensor) -> tf.Tensor:
-        """Return the rate, a float32 scalar, of update `step` (int64 scalar, from 0)."""
+        """Return the rate, a float64 scalar, of update `step` (int64 scalar, from 0)."""
         params = self.params
         # Float32 does not hold every step of a long run.
         step = tf.cast(step, tf.float64)
@@ -139,4 +138,4 @@ class WarmupStaircase(LearningRate):
         if params.warmup_steps:
             rise = params.peak * step / params.warmup_steps
             rate = tf.where(step < params.warmup_steps, rise, rate)
-        return tf.cast(tf.maximum(rate, params.floor * params.peak), tf.float32)
+        return tf.maximum(rate, params.floor * params.peak)

@@ -58,9 +58,9 @@ class Optimizer(hyperparams.Configurable):
         }
 
     def rate(self, step: tf.Tensor) -> tf.Tensor:
-        """Return the learning rate of update `step` (from 0), a float32 scalar tensor."""
+        """Return the learning rate of update `step` (from 0), a float64 scalar tensor."""
         if self._learning_rate is None:
-            return tf.constant(self.params.learning_rate, tf.float32)
+            return tf.constant(self.params.learning_rate, tf.float64)
         return self._learning_rate.at(step)
 
     def factors(self, paths: Iterable[str]) -> dict[str, float]:

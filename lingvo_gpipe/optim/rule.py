@@ -45,7 +45,7 @@ class RuleInputs:
         weight: its value.
         gradient: with the weight's shape and dtype.
         slots: values by slot name.
-        rate: the learning rate, a float32 scalar.
+        rate: the learning rate, a float32 scalar, or float64 where a weight of the network is.
         step: updates done before this one, an int64 scalar.
     """
 

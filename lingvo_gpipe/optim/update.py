@@ -129,6 +129,8 @@ class Updater(hyperparams.Configurable):
             for path, variable in variables.items()
         }
         self._layers = _by_layer(configs, device_of, layer_of)
+        wide = any(config.dtype == tf.float64 for config in configs.values())
+        self._dtype = tf.float64 if wide else tf.float32  # of norms and of the rate
 
     @property
     def loss_scale(self) -> tf.Tensor | None:
@@ -169,7 +171,7 @@ class Updater(hyperparams.Configurable):
         _check_names("gradient", gradients, self._weights, complete=True)
         _check_names("statistic", state, self._state, complete=False)
         step = tf.cast(step, tf.int64)
-        rate = self.optimizer.rate(step)
+        rate = tf.cast(self.optimizer.rate(step), self._dtype)
         inverse = None if loss_scale is None else 1.0 / tf.cast(loss_scale, tf.float32)
         dense = {path: tf.convert_to_tensor(g) for path, g in gradients.items()}
         weights = {path: _read(v) for path, v in self._weights.items()}
@@ -229,8 +231,6 @@ class Updater(hyperparams.Configurable):
         inverse: tf.Tensor | None,
     ) -> Norms:
         """Return the global norm of the gradient and the loss of the weight decay."""
-        wide = any(w.dtype == tf.float64 for layer in self._layers for w in layer.configs)
-        dtype = tf.float64 if wide else tf.float32
         by_device: dict[str, list[Norms]] = {}
         for layer in self._layers:
             norms = self._programs.norms(
@@ -238,7 +238,7 @@ class Updater(hyperparams.Configurable):
                 [weights[path] for path in layer.paths],
                 [gradients[path] for path in layer.paths],
                 inverse,
-                dtype,
+                self._dtype,
             )
             by_device.setdefault(layer.device, []).append(norms)
         sums = []

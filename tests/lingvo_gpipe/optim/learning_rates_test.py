@@ -25,7 +25,7 @@ def staircase(config: dict[str, Any], steps: list[int]) -> list[float]:
     own = optim.Optimizer.Params(learning_rate=optim.WarmupStaircase.Params(**config)).instantiate()
     rate = tf.function(own.rate, autograph=False)
     found = [rate(tf.constant(step, tf.int64)) for step in steps]
-    assert {one.dtype for one in found} == {tf.float32}
+    assert {one.dtype for one in found} == {tf.float64}
     assert rate.experimental_get_tracing_count() == 1
     return [float(one) for one in found]
 
@@ -99,7 +99,7 @@ def test_an_optimizer_takes_it_and_its_text_leads_back() -> None:
     params = optim.Optimizer.Params(learning_rate=optim.InverseSquareRoot.Params(warmup_steps=100))
     assert hyperparams.from_text(params.to_text()) == params
     told = params.instantiate().rate(tf.constant(99, tf.int64))
-    assert told.dtype == tf.float32
+    assert told.dtype == tf.float64
     assert float(told) == pytest.approx(3 / 320)
 
 

@@ -124,9 +124,9 @@ def test_float64_weights_are_updated_in_float64() -> None:
     norm = np.sqrt(sum((g.numpy() ** 2).sum() for g in given.values()))
     assert told["gradient_norm"].dtype == np.float64
     assert told["gradient_norm"] == pytest.approx(norm, rel=1e-14)
-    rate = np.float64(np.float32(0.1))
+    assert told["learning_rate"] == np.float64(0.1)
     for path, variable in weights.items():
-        expected = random(path, 0, np.float64) - rate * given[path].numpy() * 0.5 / norm
+        expected = random(path, 0, np.float64) - 0.1 * given[path].numpy() * 0.5 / norm
         np.testing.assert_allclose(variable, expected, rtol=1e-13)
 
 

@@ -211,7 +211,7 @@ def test_a_label_of_weight_zero_may_be_anything() -> None:
 
 
 class Huge(layers.Layer):
-    """x → x; wants a tensor of 14.6 TiB, whose size is not known while tracing."""
+    """x → x; needs a tensor of 14.6 TiB, whose size is not known while tracing."""
 
     class Params(layers.Layer.Params):
         def _meta(self, *inputs: SpecNest) -> layers.Meta:

@@ -314,6 +314,15 @@ def test_a_checkpoint_that_is_gone_when_it_is_read_is_passed_over(tmp_path: Path
     assert [each.step for each in found] == [4]
 
 
+def test_following_ends_at_a_torn_checkpoint_or_at_once(tmp_path: Path) -> None:
+    params = train_to(confused_task(), tmp_path, 2)
+    index = tmp_path / "checkpoints" / "ckpt-2.index"
+    index.write_bytes(b"garbage" * 99)
+    assert eval_mode.follow(params, tmp_path, should_stop=lambda: True) == []
+    with pytest.raises(errors.CheckpointError, match=r"ckpt-2 is torn"):
+        eval_mode.follow(params, tmp_path, wait=lambda _: None)
+
+
 def test_one_follower_keeps_the_best_of_all_that_it_has_seen(tmp_path: Path) -> None:
     params = confused_task()
     best = eval_mode._BestKeeper(

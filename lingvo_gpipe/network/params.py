@@ -7,7 +7,6 @@ from typing import TypeVar
 
 from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.layers import base, composite
-from lingvo_gpipe.schedule import SCHEDULES
 
 
 class PipelineParams(hyperparams.Configurable.Params):
@@ -27,7 +26,7 @@ class PipelineParams(hyperparams.Configurable.Params):
     )
     schedule: str = hyperparams.field(
         "gpipe",
-        f"Name of a schedule ({', '.join(SCHEDULES)}), or a table as text, or @file with one.",
+        "Name of a schedule (gpipe, 1f1b), or a table as text, or @file with one.",
     )
     recompute: str = hyperparams.field(
         "full", "full, except_last or never; or one for each cell: full,full,never."

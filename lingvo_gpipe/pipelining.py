@@ -246,7 +246,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         """
         fields = self._fields(_by_name(inputs))
         if self.params.check_values and not tf.inside_function():
-            self.check_values(fields)
+            self.analysis.check_values(fields)
         weights = {**variables.flatten(theta), **variables.flatten(ctx.state)}
         outputs, collected = self._built.under_tape(fields, weights, ctx)
         again = sorted(_names(ctx.collected) & _names(collected))
@@ -300,20 +300,6 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         gradients = self.value_and_gradients(batch, step=step).gradients
         return nonfinite.first_gradient(self.analysis, gradients)
 
-    def check_values(self, batch: Mapping[str, Nest]) -> None:
-        """Refuse labels and ids that a layer does not take.
-
-        Args:
-            batch: name → nest of tensors, as in `value_and_gradients`; not inside a tf.function.
-
-        Raises:
-            InputError: naming field, row, value and layer.
-        """
-        for field_range in self.analysis.field_ranges:
-            message = field_range.first_outside(batch)
-            if message is not None:
-                raise errors.InputError(message)
-
     def explain(
         self, error: tf.errors.OpError, batch: Mapping[str, Nest], *, step: int | tf.Tensor = 0
     ) -> errors.UserError:
@@ -327,16 +313,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             batch: mini-batch of the step.
             step: number of the update.
         """
-        return self._explained(self._inputs(batch, step), error, training=True)
-
-    def _explained(
-        self, inputs: mini_batch.MiniBatchInputs, error: tf.errors.OpError, *, training: bool
-    ) -> errors.UserError:
-        try:
-            self.check_values(inputs.fields)
-        except errors.InputError as at_fault:
-            return at_fault
-        return self._built.explain(inputs, error, training=training)
+        return self._built.explain(self._inputs(batch, step), error, training=True)
 
     def _inputs(
         self, batch: Mapping[str, Nest], step: int | tf.Tensor
@@ -369,13 +346,13 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         count = self._built.num_micro_batches(inputs.fields)
         in_function = tf.inside_function()
         if self.params.check_values and not in_function:
-            self.check_values(inputs.fields)
+            self.analysis.check_values(inputs.fields)
         try:
             result: mini_batch.MiniBatchResult = self._functions[name](inputs)
         except tf.errors.OpError as error:
             if in_function:
                 raise
-            raise self._explained(inputs, error, training=name == "train") from error
+            raise self._built.explain(inputs, error, training=name == "train") from error
         return Result(**result._asdict(), num_micro_batches=count)
 
     def _train(self, inputs: mini_batch.MiniBatchInputs) -> mini_batch.MiniBatchResult:

@@ -34,21 +34,22 @@ _WithGradient = tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]
 """Return type of a function for `tf.custom_gradient`: its results and its gradient function."""
 
 
-def forward(executor: Executor, tape_pass: network.Pass, inputs: PassInputs) -> PassOutputs:
+def forward(executor: Executor, tape_pass: network.Pass, pass_inputs: PassInputs) -> PassOutputs:
     """Run the forward slots of a pass; its backward slots are left to the caller's tape.
 
     Args:
         executor: knows cells and devices.
         tape_pass: from `Analysis.tape_pass`.
-        inputs: weights, micro-batches, seeds.
+        pass_inputs: weights, micro-batches, seeds.
     """
-    run = PassRun(executor, tape_pass, inputs)
+    run = PassRun(executor, tape_pass, pass_inputs)
     queues = {device: _BackwardQueue(device) for device in executor.devices}
     for device, slot in tape_pass.table.order():
         if slot.phase == "F":
             cell = tape_pass.cells[slot.cell]
             of_backward = dataclasses.replace(slot, phase="B")
-            with run.call(device, slot) as call, failures.named(executor, tape_pass, slot):
+            inputs = run.cell_inputs(slot.cell, slot.micro_batch)
+            with run.call(device, slot) as call, failures.named(executor, tape_pass, slot, inputs):
                 differentiable = _DifferentiableCall(
                     executor.programs[slot.cell],
                     cell,
@@ -56,7 +57,7 @@ def forward(executor: Executor, tape_pass: network.Pass, inputs: PassInputs) -> 
                     functools.partial(failures.named, executor, tape_pass, of_backward),
                     keeps=slot.micro_batch in cell.kept,
                 )
-                call.store_outputs(differentiable(run.cell_inputs(slot.cell, slot.micro_batch)))
+                call.store_outputs(differentiable(inputs))
     return run.outputs({})
 
 
@@ -86,9 +87,7 @@ class _DifferentiableCall:
         programs: cell_programs.CellPrograms,
         cell: network.Cell,
         queue: _BackwardQueue,
-        named: Callable[
-            [tuple[CellInputs, BackwardInputs]], contextlib.AbstractContextManager[None]
-        ],
+        named: Callable[[CellInputs, BackwardInputs], contextlib.AbstractContextManager[None]],
         *,
         keeps: bool,
     ) -> None:
@@ -134,7 +133,7 @@ class _DifferentiableCall:
                     watched = self._with_sources(inputs, sources)
                     return self._flat(self._programs.backward(cell, watched, backward_inputs))
 
-                with self._named((inputs, backward_inputs)):
+                with self._named(inputs, backward_inputs):
                     return self._queue.put(backward)
 
             return flat, gradient

@@ -76,51 +76,63 @@ def first_failure(
         if run.slot is None:
             return None
         failure = describe(executor.analysis, run.slot, error)
-        if failure.layer or network_pass.table.is_forward_only:
+        if failure.layer:
             return failure
         k, m = run.slot.cell, run.slot.micro_batch
-        differentiated = run.cell_inputs(k, m), run.backward_inputs(k, m)
-        layer = _layer_of_gradient(executor, network_pass.cells[k], *differentiated)
+        cell = network_pass.cells[k]
+        differentiates = run.slot.phase != "F" or m in cell.fused
+        upstream = run.backward_inputs(k, m) if differentiates else None
+        layer = _failing_layer(executor, cell, run.cell_inputs(k, m), upstream)
         return dataclasses.replace(failure, layer=layer)
     return None
 
 
-def _layer_of_gradient(
-    executor: Executor, cell: network.Cell, inputs: CellInputs, upstream: BackwardInputs
+def _failing_layer(
+    executor: Executor, cell: network.Cell, inputs: CellInputs, upstream: BackwardInputs | None
 ) -> str:
-    """Return the layer of a cell whose gradient fails; empty where none does.
+    """Return the layer of a cell that fails when each is run alone; empty where none does.
 
-    The operations of a `tf.custom_gradient` are not named after their layer. So the layers are
-    differentiated eagerly, each alone, from the last one to the first.
+    TensorFlow does not name the layer of an operation inside a `tf.function` or in the gradient of
+    a `tf.custom_gradient`.
+
+    Args:
+        executor: knows cells and devices.
+        cell: the cell in its pass.
+        inputs: inputs of the micro-batch.
+        upstream: inputs of the cell's backward; None: only the forward is run.
     """
     analysis, programs = executor.analysis, executor.programs[cell.index]
-    factors = dict(zip((loss.name for loss in cell.losses), upstream.loss_factors, strict=True))
-    values, _ = programs.compute(cell, inputs)
-    gradients: dict[int, list[list[tf.Tensor]]] = {v: [g] for v, g in upstream.exports.items()}
-    for number in reversed(cell.layers):
-        reads = [v for v in analysis.wiring.reads[number] if v in cell.mode.differentiable]
-        sources = [leaf for v in reads for leaf in floating(values[v])]
-        try:
-            with tf.GradientTape() as tape:
-                tape.watch([*sources, *inputs.weights])
-                written, collected = programs.compute_layer(cell, number, inputs, values)
-            targets, starts = [], []
-            for v, value in written.items():
-                if v in gradients:
-                    targets += floating(value)
-                    starts += [tf.add_n(same) for same in zip(*gradients[v], strict=True)]
-            for name, loss in collected.losses.items():
-                targets.append(loss)
-                starts.append(precision.cast(factors[name], loss.dtype))
-            flat = tape.gradient(
-                targets, [*sources, *inputs.weights], starts, unconnected_gradients="zero"
-            )
-        except tf.errors.OpError:
-            return analysis.layers[number].name
-        for v in reads:
-            count = len(floating(values[v]))
-            gradients.setdefault(v, []).append([tf.convert_to_tensor(g) for g in flat[:count]])
-            flat = flat[count:]
+    values = dict(inputs.imports)
+    number = cell.layers.start
+    try:
+        for number in cell.layers:
+            values.update(programs.compute_layer(cell, number, inputs, values)[0])
+        if upstream is not None:
+            losses = (loss.name for loss in cell.losses)
+            factors = dict(zip(losses, upstream.loss_factors, strict=True))
+            gradients = {v: [leaves] for v, leaves in upstream.exports.items()}
+            for number in reversed(cell.layers):
+                with tf.GradientTape() as tape:
+                    reads = [
+                        v for v in analysis.wiring.reads[number] if v in cell.mode.differentiable
+                    ]
+                    sources = [floating(values[v]) for v in reads]
+                    tape.watch([sources, inputs.weights])
+                    written, collected = programs.compute_layer(cell, number, inputs, values)
+                targets, starts = [], []
+                for v, value in written.items():
+                    targets += floating(value) if v in gradients else []
+                    starts += [tf.add_n(same) for same in zip(*gradients.get(v, []), strict=True)]
+                for name, loss in collected.losses.items():
+                    targets.append(loss)
+                    starts.append(precision.cast(factors[name], loss.dtype))
+                found = tape.gradient(
+                    targets, [sources, inputs.weights], starts, unconnected_gradients="zero"
+                )
+                for v, leaves in zip(reads, found[0], strict=True):
+                    gradients.setdefault(v, []).append([tf.convert_to_tensor(g) for g in leaves])
+    except tf.errors.OpError:
+        return analysis.layers[number].name
     return ""
 
 
@@ -209,7 +221,8 @@ def named(
     executor: Executor,
     network_pass: network.Pass,
     slot: Slot,
-    differentiated: tuple[CellInputs, BackwardInputs] | None = None,
+    inputs: CellInputs,
+    upstream: BackwardInputs | None = None,
 ) -> Iterator[None]:
     """Name layer and micro-batch in the error of a slot's call that is made eagerly.
 
@@ -217,7 +230,8 @@ def named(
         executor: knows cells and devices.
         network_pass: the pass.
         slot: the slot.
-        differentiated: arguments of the cell's backward, if the slot is one.
+        inputs: inputs of its micro-batch.
+        upstream: inputs of the cell's backward, if the slot is one.
     """
     try:
         yield
@@ -225,8 +239,8 @@ def named(
         if not tf.executing_eagerly():
             raise
         failure = describe(executor.analysis, slot, error)
-        if differentiated is not None and not failure.layer:
-            layer = _layer_of_gradient(executor, network_pass.cells[slot.cell], *differentiated)
+        if not failure.layer:
+            layer = _failing_layer(executor, network_pass.cells[slot.cell], inputs, upstream)
             failure = dataclasses.replace(failure, layer=layer)
         num = network_pass.num_micro_batches
         raise to_error(executor.analysis, failure, error, num) from error

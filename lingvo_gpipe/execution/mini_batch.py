@@ -132,14 +132,18 @@ class MiniBatchRunner:
 
     def explain(
         self, inputs: MiniBatchInputs, error: tf.errors.OpError, *, training: bool
-    ) -> errors.StepError:
-        """Return the cause of an error: the mini-batch is run again, slot by slot.
+    ) -> errors.UserError:
+        """Return the cause of an error: the mini-batch is checked, then run again, slot by slot.
 
         Args:
             inputs: the mini-batch of the step that failed.
             error: what the step raised.
             training: whether it was a step of training, or an evaluation.
         """
+        try:
+            self._analysis.check_values(inputs.fields)
+        except errors.InputError as at_fault:
+            return at_fault
         num_micro_batches = len(self._sizes(inputs.fields))
         if training:
             failed, pass_inputs = self._training(inputs)

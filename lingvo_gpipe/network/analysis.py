@@ -11,7 +11,7 @@ import functools
 from collections.abc import Mapping
 
 from lingvo_gpipe import errors, schedule
-from lingvo_gpipe.nests import SpecNest
+from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.network import (
     cuts,
     layer_costs,
@@ -112,9 +112,16 @@ class Analysis(wired_layers.WiredLayers):
             )
         return self._tables[key]
 
+    def check_values(self, fields: Mapping[str, Nest]) -> None:
+        """Refuse labels and ids of a mini-batch that a layer does not take.
+
+        Raises:
+            InputError: naming field, row, value and layer.
+        """
+        value_ranges.check(self._field_ranges, fields)
+
     @functools.cached_property
-    def field_ranges(self) -> tuple[value_ranges.FieldRange, ...]:
-        """Which integers the layers take of the mini-batch's fields."""
+    def _field_ranges(self) -> tuple[value_ranges.FieldRange, ...]:
         return value_ranges.of_fields(self.layers, self.wiring)
 
     @functools.cached_property

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from lingvo_gpipe import errors
 from lingvo_gpipe.layers.base import ValueRange
 from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.network import wiring
@@ -53,8 +54,24 @@ class FieldRange:
         )
 
 
+def check(ranges: Iterable[FieldRange], fields: Mapping[str, Nest]) -> None:
+    """Refuse values of a mini-batch that no layer takes.
+
+    Args:
+        ranges: those of a network.
+        fields: name → nest of tensors or arrays, with values; not while a graph is traced.
+
+    Raises:
+        InputError: naming field, row, value and layer.
+    """
+    for field_range in ranges:
+        message = field_range.first_outside(fields)
+        if message is not None:
+            raise errors.InputError(message)
+
+
 def of_fields(layers: Iterable[LayerInfo], routes: wiring.Wiring) -> tuple[FieldRange, ...]:
-    """Return the ranges of fields that layers read directly.
+    """Return the ranges of fields that layers read directly, and whose weights are fields too.
 
     Args:
         layers: layers of the network.
@@ -65,9 +82,7 @@ def of_fields(layers: Iterable[LayerInfo], routes: wiring.Wiring) -> tuple[Field
     for layer in layers:
         versions = dict(zip(layer.params.reads, routes.reads[layer.index], strict=True))
         for name, values in layer.params.value_ranges().items():
-            if versions[name] not in fields:
-                continue
-            if values.weights is not None and versions[values.weights] not in fields:
-                values = values._replace(weights=None)
-            ranges.append(FieldRange(name, layer.name, values))
+            needed = {versions[n] for n in (name, values.weights) if n is not None}
+            if needed <= fields:
+                ranges.append(FieldRange(name, layer.name, values))
     return tuple(ranges)

@@ -109,7 +109,7 @@ class Learner:
         """
         if self.pipe.params.check_values:
             for batch in batches:
-                self.pipe.check_values(batch)
+                self.pipe.analysis.check_values(batch)
         try:
             return self._update(batches)
         except tf.errors.OpError as error:

@@ -98,7 +98,7 @@ def step_of(prefix: str) -> int:
 
 
 def params_text(prefix: str) -> str | None:
-    """Return the params text stored with a checkpoint; None if there is none."""
+    """Return the params text of a checkpoint; None if it was saved without one."""
     try:
         with open(prefix + _PARAMS, encoding="utf-8") as file:
             return file.read()

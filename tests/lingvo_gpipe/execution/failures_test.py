@@ -255,3 +255,29 @@ def test_a_step_that_does_not_fail_again_says_so() -> None:
     lost = tf.errors.UnavailableError(None, None, "the device was lost")
     explained = pipe.explain(lost, batch)
     assert str(explained).startswith("a step failed (the device was lost), but not when its slots")
+
+
+class Nested(layers.Layer):
+    """x → x; reads a row that is not there, in a function whose operations have no scope."""
+
+    class Params(layers.Layer.Params):
+        def _meta(self, *inputs: SpecNest) -> layers.Meta:
+            return layers.Meta(inputs[0])
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
+        del theta, ctx
+
+        @tf.function(autograph=False, experimental_attributes={"_noinline": True})
+        def read(x: tf.Tensor) -> tf.Tensor:
+            missing = tf.cast(x[:, 0] > 1.0, tf.int32) * 99
+            return tf.gather(x, missing)
+
+        return read(inputs)
+
+
+@pytest.mark.parametrize("path", ["value_and_gradients", "evaluate", "tape"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_layer_that_tensorflow_does_not_name_is_found(schedule: str, path: str) -> None:
+    fault = Fault(lambda: stack(Nested.Params(name="nested")), 1, 1, ())
+    with pytest.raises(errors.StepError, match=r"layer nested, .*indices\[0\] = 99 is not"):
+        run(pipeline(fault, 3, schedule), mini_batch(fault), path)

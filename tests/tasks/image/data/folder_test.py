@@ -131,7 +131,10 @@ def make_file(path: pathlib.Path) -> pathlib.Path:
     return path
 
 
-@pytest.mark.skipif(not SHARED, reason="LINGVO_GPIPE_SHARED names no folder of shared data")
+@pytest.mark.skipif(
+    not SHARED,
+    reason="needs CIFAR-10 images, from the folder that LINGVO_GPIPE_SHARED names; it is not set",
+)
 def test_the_cifar10_folder_is_read(tmp_path: pathlib.Path) -> None:
     unpack = pathlib.Path(SHARED, "data", "unpack.py")
     subprocess.run([sys.executable, unpack, "images", "cifar10", tmp_path], check=True)

@@ -1,0 +1,51 @@
+"""Which integers the fields of a mini-batch may hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import errors, layers, network, pipelining
+from lingvo_gpipe.layers.base import ValueRange
+from lingvo_gpipe.network.value_ranges import FieldRange
+
+LABELS = FieldRange("label", "head", ValueRange(5, "classes"))
+WEIGHTED = FieldRange("label", "head", ValueRange(5, "classes", weights="weight"))
+
+
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [
+        ([0, 4], None),
+        ([], None),
+        ([0, 5, 6], "field 'label', row 1: 5 (and 1 more), but layer head takes 0 to 4"),
+        ([[0, 1], [2, -3]], "field 'label', row 1, position [1]: -3, but layer head takes 0 to 4"),
+        ([2**31 - 1], "row 0: 2147483647,"),
+    ],
+)
+def test_the_first_value_outside_is_named(label: Any, expected: str | None) -> None:
+    message = LABELS.first_outside({"label": np.array(label, np.int32)})
+    assert message == expected if expected is None else expected in str(message)
+
+
+def test_a_value_of_weight_zero_may_be_anything() -> None:
+    fields = {"label": np.array([[7, 1], [1, 8]]), "weight": np.array([[0.0, 1.0], [1.0, 1.0]])}
+    assert "row 1, position [1]: 8," in str(WEIGHTED.first_outside(fields))
+    fields["weight"][1, 1] = 0.0
+    assert WEIGHTED.first_outside(fields) is None
+
+
+def test_only_fields_have_ranges() -> None:
+    """A label that a layer computes is not looked at."""
+    head = layers.Softmax.Params(name="head", classes=3)
+    shift = layers.Reshape.Params(name="same", shape=(), reads=("label",), writes=("label",))
+    specs = {"x": tf.TensorSpec([4, 2]), "label": tf.TensorSpec([4], tf.int32)}
+    wrong = {"x": np.zeros([4, 2]), "label": np.array([0, 1, 2, 3])}
+    network.analyze(pipelining.PipeliningLayer.Params(layers=[shift, head]), specs).check_values(
+        wrong
+    )
+    with pytest.raises(errors.InputError, match="row 3: 3, but layer head takes 0 to 2"):
+        network.analyze(pipelining.PipeliningLayer.Params(layers=[head]), specs).check_values(wrong)

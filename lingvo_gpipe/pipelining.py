@@ -81,9 +81,12 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         self.params = params.copy().freeze()
         self.layers: list[base.Layer] = [p.instantiate() for p in network.layer_params(params)]
         self._functions = {
-            "train": outer_function.OuterFunction(self._train),
-            "evaluate": outer_function.OuterFunction(self._evaluate),
-            "evaluate with outputs": outer_function.OuterFunction(self._evaluate_with_outputs),
+            name: outer_function.OuterFunction(run)
+            for name, run in {
+                "train": lambda inputs: self._built.train(inputs),
+                "evaluate": lambda inputs: self._built.evaluate(inputs, outputs=False),
+                "evaluate with outputs": lambda inputs: self._built.evaluate(inputs, outputs=True),
+            }.items()
         }
         self._variables: variables.PipelineVariables | None = None  # for tf.Module to see
         self._runner: mini_batch.MiniBatchRunner | None = None
@@ -354,17 +357,6 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
                 raise
             raise self._built.explain(inputs, error, training=name == "train") from error
         return Result(**result._asdict(), num_micro_batches=count)
-
-    def _train(self, inputs: mini_batch.MiniBatchInputs) -> mini_batch.MiniBatchResult:
-        return self._built.train(inputs)
-
-    def _evaluate(self, inputs: mini_batch.MiniBatchInputs) -> mini_batch.MiniBatchResult:
-        return self._built.evaluate(inputs, outputs=False)
-
-    def _evaluate_with_outputs(
-        self, inputs: mini_batch.MiniBatchInputs
-    ) -> mini_batch.MiniBatchResult:
-        return self._built.evaluate(inputs, outputs=True)
 
 
 def _step(step: int | tf.Tensor) -> tf.Tensor:

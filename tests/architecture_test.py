@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 # Packages and modules directly in `lingvo_gpipe/`, row by row: each imports from the rows above it,
 # and freely inside itself. `+` joins modules that are one subject.
 ROWS = (
-    ("errors lazy nests", "what every other module may need"),
+    ("errors lazy nests regular_files", "what every other module may need"),
     ("console hyperparams precision seeds graphs schedule", "tools that know no layer"),
     ("layers", "what a network is made of"),
     ("keras_layers network optim", "networks and update rules, apart"),
@@ -30,7 +30,14 @@ ROWS = (
 )
 # Tasks and recipes build models: they neither run the loop nor read flags.
 CLOSED_TO_MODELS = ("run.loop", "run.eval_mode", "run.export", "trainer", "repeat")
-WITHOUT_TENSORFLOW = ("schedule", "network.partition", "console", "errors", "lazy")
+WITHOUT_TENSORFLOW = (
+    "schedule",
+    "network.partition",
+    "console",
+    "errors",
+    "lazy",
+    "regular_files",
+)
 TENSORFLOW = ("tensorflow", "keras", "tensorflow_datasets")
 
 ROW_OF: dict[str, int] = {}

@@ -9,9 +9,9 @@ place several.
 
 from __future__ import annotations
 
-import pathlib
 from collections.abc import Callable
 
+from lingvo_gpipe import regular_files
 from lingvo_gpipe.errors import ScheduleError, nearest
 from lingvo_gpipe.schedule import gpipe, one_f_one_b
 from lingvo_gpipe.schedule.table import Slot, Table
@@ -22,14 +22,15 @@ SCHEDULES: dict[str, Callable[..., Table]] = {
     "gpipe": gpipe.gpipe,
     "1f1b": one_f_one_b.one_f_one_b,
 }
+_MAX_FILE_BYTES = 2**19  # about 75,000 slots, which are checked in two seconds
 
 
 def make(spec: str, num_devices: int, num_micro_batches: int) -> Table:
     """Return the table that `spec` describes.
 
     Args:
-        spec: a name from `SCHEDULES`; or the text of a table; or `@` and the path of a file with
-            such a text.
+        spec: a name from `SCHEDULES`; or the text of a table; or `@` and the path of a regular
+            file with such a text, of 512 KiB at most.
         num_devices: K, which a text must fit.
         num_micro_batches: M, which a text must fit.
 
@@ -84,9 +85,9 @@ def _looks_like_slot(text: str) -> bool:
 
 def _read(path: str) -> str:
     try:
-        return pathlib.Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+        return regular_files.read_text(path, _MAX_FILE_BYTES)
+    except OSError as error:
         raise ScheduleError(
-            f"the schedule's file {path!r} cannot be read: {error}. "
+            f"the schedule's file {path!r} cannot be read: {error.strerror}. "
             "Give @ and the path of a text file"
         ) from error

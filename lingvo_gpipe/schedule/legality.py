@@ -48,21 +48,29 @@ def ticks(rows: Rows) -> Ticks:
     heads = [0] * len(queues)
     done: set[Slot] = set()
     result: Ticks = []
-    while len(done) < len(known):
-        ready = [
-            (device, queue[head])
-            for device, (queue, head) in enumerate(zip(queues, heads, strict=True))
-            if head < len(queue)
-            and all(need in done or need not in known for need in queue[head].needs(num_cells))
-        ]
-        if not ready:
-            _refuse_deadlock(
-                rows, [queue[head:] for queue, head in zip(queues, heads, strict=True)]
-            )
+    waiting: dict[Slot, list[int]] = {}  # slot → devices that it keeps from their next slot
+    moved = list(range(len(queues)))
+    while moved:
+        ready = []
+        for device in sorted(moved):
+            if heads[device] == len(queues[device]):
+                continue
+            slot = queues[device][heads[device]]
+            needs = (need for need in slot.needs(num_cells) if need in known and need not in done)
+            missing = next(needs, None)
+            if missing is None:
+                ready.append((device, slot))
+            else:
+                waiting.setdefault(missing, []).append(device)
+        moved = []
         for device, slot in ready:
             heads[device] += 1
             done.add(slot)
-        result.append(ready)
+            moved += [device, *waiting.pop(slot, ())]
+        if ready:
+            result.append(ready)
+    if waiting:
+        _refuse_deadlock(rows, [queue[head:] for queue, head in zip(queues, heads, strict=True)])
     return result
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import doctest
 import re
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
@@ -317,3 +318,16 @@ def test_order_is_that_of_a_clock() -> None:
 @pytest.mark.parametrize("module", [legality, slot, table])
 def test_docstring_examples_run(module: object) -> None:
     assert doctest.testmod(module).failed == 0  # type: ignore[arg-type]
+
+
+def test_a_long_chain_of_cells_is_checked_slot_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    needs = Slot.needs
+
+    def counted(self: Slot, num_cells: int) -> Iterator[Slot]:
+        asked.append(self)
+        return needs(self, num_cells)
+
+    monkeypatch.setattr(Slot, "needs", counted)
+    Table.from_text("\n".join(f"{cell}F0" for cell in range(400)))
+    assert len(asked) <= 3 * 400

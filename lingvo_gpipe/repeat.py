@@ -10,6 +10,7 @@ command is given again, and one that is done is not run again.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import math
 import os
@@ -20,7 +21,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lingvo_gpipe import errors, trainer
+from lingvo_gpipe import errors, regular_files, trainer
 from lingvo_gpipe.console import command, output, signals
 from lingvo_gpipe.console.flags import Flags
 
@@ -149,24 +150,36 @@ def _metrics(folder: Path, seed: int) -> dict[str, float]:
         TrainingError: there is no result, or it has no metric.
     """
     try:
-        metrics: dict[str, float] = json.loads((folder / _RESULT).read_text())["metrics"]
-    except (OSError, ValueError, KeyError) as error:
+        metrics = _result(folder)
+    except OSError as error:
         raise errors.TrainingError(
-            f"seed {seed} ended without a result in {folder / _RESULT}. Start the same command "
-            "again; if that does not help, remove the folder"
+            f"seed {seed} ended without a result in {folder / _RESULT}: {error.strerror}. Start "
+            "the same command again; if that does not help, remove the folder"
         ) from error
     if not metrics:
         raise errors.TrainingError(f"seed {seed} evaluated nothing: {folder / _RESULT} is empty")
     return metrics
 
 
+def _result(folder: Path) -> dict[str, float]:
+    """Return the metrics in a run's record.
+
+    Raises:
+        OSError: there is no record, or it is damaged.
+    """
+    result = regular_files.read_json(folder / _RESULT)
+    metrics = result.get("metrics") if isinstance(result, dict) else None
+    if not isinstance(metrics, dict) or not all(isinstance(v, float) for v in metrics.values()):
+        raise OSError(errno.EILSEQ, "it has no metrics", folder / _RESULT)
+    return metrics
+
+
 def _is_done(folder: Path, arguments: Sequence[str]) -> bool:
-    """Return whether a run was finished with the same flags."""
+    """Return whether a run was finished with the same flags, and its record is whole."""
     try:
-        return (folder / _RESULT).exists() and json.loads((folder / _FLAGS).read_text()) == list(
-            arguments
-        )
-    except (OSError, ValueError):
+        _result(folder)
+        return regular_files.read_json(folder / _FLAGS) == list(arguments)
+    except OSError:
         return False
 
 

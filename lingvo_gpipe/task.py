@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import re
 from typing import Literal, TypeVar
 
 from lingvo_gpipe import errors, hyperparams, optim, pipelining
@@ -130,6 +131,7 @@ _MAY_CHANGE = (
     "train.optimizer.groups",
     "train.finite_guard",
 )
+_MAY_CHANGE_PATTERN = re.compile("|".join(map(fnmatch.translate, _MAY_CHANGE)))
 _FIXED_ROOTS = ("class", "model", "input", "train")
 _NO_NAME = "''"
 
@@ -173,7 +175,7 @@ def change(old: str, new: str) -> Change:
 def _may_change(path: str) -> bool:
     if path.split(".", 1)[0] not in _FIXED_ROOTS:
         return True
-    return any(fnmatch.fnmatchcase(path, pattern) for pattern in _MAY_CHANGE)
+    return _MAY_CHANGE_PATTERN.match(path) is not None
 
 
 def _with_defaults(text: str) -> str:

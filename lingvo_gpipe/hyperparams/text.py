@@ -17,6 +17,9 @@ from lingvo_gpipe.hyperparams.paths import MAX_STEPS, parse_path
 from lingvo_gpipe.hyperparams.tree import walk
 from lingvo_gpipe.hyperparams.types import Node
 
+MAX_BYTES = 4_000_000
+"""Limit of a text, four times that of 1,663 layers; comparing two of these takes seconds."""
+
 
 def values_by_path(tree: Node) -> Iterator[tuple[str, str]]:
     """Yield (path, text of the value) of every line."""
@@ -45,7 +48,13 @@ def write(tree: Node) -> str:
             f"{tree.class_name()}: '{shorten(longest)}' is too long for a text "
             f"(more than {MAX_CHARS} characters); keep it in a file"
         )
-    return "".join(lines)
+    text = "".join(lines)
+    if len(text.encode()) > MAX_BYTES:
+        raise ParamsError(
+            f"{tree.class_name()} is too long for a text (more than {MAX_BYTES} bytes); make one "
+            "layer of several, or keep large values in files"
+        )
+    return text
 
 
 def _check(tree: Node) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -91,9 +92,10 @@ def folder_of(logdir: Path, params: Task.Params) -> Path:
         logdir: log directory of the run.
         params: params of the task, by which it is evaluated.
     """
-    newest = checkpoints.newest(str(logdir / log_directory.CHECKPOINTS))
-    old = None if newest is None else checkpoints.params_text(newest)
-    if old is None or not task.change(old, params.to_text()).touches("eval.split"):
+    kept = None
+    with contextlib.suppress(errors.CheckpointError):  # reported when it is restored
+        kept = checkpoints.newest_text(str(logdir / log_directory.CHECKPOINTS))
+    if kept is None or not task.change(kept[1], params.to_text()).touches("eval.split"):
         return logdir / writers.EVALUATIONS
     return logdir / f"{writers.EVALUATIONS}_{re.sub('[^A-Za-z0-9_.-]+', '_', params.eval.split)}"
 

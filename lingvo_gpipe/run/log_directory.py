@@ -10,7 +10,7 @@ from pathlib import Path
 
 from absl import logging
 
-from lingvo_gpipe import errors, task
+from lingvo_gpipe import errors, regular_files, task
 from lingvo_gpipe.run import checkpoints
 from lingvo_gpipe.task import Task
 
@@ -19,6 +19,7 @@ BEST = "best"
 _RESULT = "result.json"
 _LOCK = "run.lock"
 _SHOWN_CHANGES = 20
+_MAX_ASSET_BYTES = 2**26
 
 
 @contextlib.contextmanager
@@ -64,12 +65,19 @@ def check_params(
         How they differ; None if no run began there.
 
     Raises:
-        TrainingError: they make it another run.
+        TrainingError: they make it another run, or no checkpoint has a text that can be read.
     """
-    newest = checkpoints.newest(str(folder / CHECKPOINTS))
-    old = None if newest is None else checkpoints.params_text(newest)
-    if newest is None or old is None:
+    try:
+        kept = checkpoints.newest_text(str(folder / CHECKPOINTS))
+    except errors.CheckpointError as error:
+        newest = checkpoints.newest(str(folder / CHECKPOINTS))
+        raise errors.TrainingError(
+            f"{error}, and no older checkpoint is whole: the run cannot go on. Give another "
+            f"--logdir; there, --checkpoint={newest} starts from these weights"
+        ) from error
+    if kept is None:
         return None
+    newest, old = kept
     change = task.change(old, params.to_text())
     if change.refused or change.models is not None:
         raise errors.TrainingError(_refusal(change, newest, folder))
@@ -131,7 +139,7 @@ def check_assets(folder: Path, assets: Mapping[str, bytes]) -> tuple[str, ...]:
     missing = []
     for name, content in assets.items():
         try:
-            same = (folder / name).read_bytes() == content
+            same = regular_files.read(folder / name, _MAX_ASSET_BYTES) == content
         except FileNotFoundError:
             missing.append(name)
             continue
@@ -156,7 +164,7 @@ def kept_assets(folder: Path, names: Iterable[str]) -> dict[str, bytes] | None:
     contents = {}
     for name in names:
         try:
-            contents[name] = (folder / name).read_bytes()
+            contents[name] = regular_files.read(folder / name, _MAX_ASSET_BYTES)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -207,10 +215,36 @@ def _replace(path: Path, content: bytes, advice: str) -> None:
 
 
 def remove_result(folder: Path) -> None:
-    """Remove the record that the run is done."""
-    (folder / _RESULT).unlink(missing_ok=True)
+    """Remove the record that the run is done.
+
+    Raises:
+        TrainingError: it cannot be removed.
+    """
+    try:
+        (folder / _RESULT).unlink(missing_ok=True)
+    except OSError as error:
+        raise errors.TrainingError(
+            f"{folder / _RESULT} cannot be removed: {error.strerror}. Remove it, or give another "
+            "--logdir"
+        ) from error
 
 
 def is_over(folder: Path) -> bool:
-    """Return whether the run is recorded as done; then its last checkpoint exists."""
-    return (folder / _RESULT).exists()
+    """Return whether the run is recorded as done; then its last checkpoint exists.
+
+    Raises:
+        TrainingError: the record is damaged.
+    """
+    path = folder / _RESULT
+    try:
+        result = regular_files.read_json(path)
+        reason = None if isinstance(result, dict) else "it is not a result"
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        reason = error.strerror
+    if reason is not None:
+        raise errors.TrainingError(
+            f"{path} is damaged: {reason}. Remove it; the run's own command writes it again"
+        )
+    return True

@@ -99,7 +99,11 @@ def _warn_of_change(params: Task.Params, restored: checkpoints.Restored) -> None
     averages are not requested. Languages that are counted separately are ignored, because serving
     does not need them.
     """
-    text = checkpoints.params_text(restored.path)
+    try:
+        text = checkpoints.params_text(restored.path)
+    except errors.CheckpointError as error:
+        logging.warning("%s: whether it was trained with other params is not known", error)
+        return
     if text is None:
         return
     lines = [

@@ -129,7 +129,7 @@ class RunState:
         if change is not None and change.touches(*_FIELDS_OF_BEST):
             for key, value in initial_best.items():
                 self._best_variables[key].assign(value)
-        self._restore_best_value(restored.step)
+        self._restore_best_value(restored.step, report)
         self._evaluated.assign(max(int(self._evaluated), 0) if self._evaluates else -1)
         before = tuple(self._threads.numpy())
         if before != self._threads_now:
@@ -141,12 +141,16 @@ class RunState:
             self._threads.assign(self._threads_now)
         return True
 
-    def _restore_best_value(self, step: int) -> None:
+    def _restore_best_value(self, step: int, report: Callable[[str], None]) -> None:
         """Take the value of `step` from the best checkpoint, if it was evaluated after saving."""
-        best = checkpoints.newest(self._best_directory)
-        text = None if best is None else checkpoints.params_text(best)
-        if best is None or text is None or checkpoints.step_of(best) != step:
+        try:
+            kept = checkpoints.newest_text(self._best_directory)
+        except errors.CheckpointError as error:
+            report(f"{error}; the weights beside it stay until a better checkpoint is kept")
             return
+        if kept is None or checkpoints.step_of(kept[0]) != step:
+            return
+        best, text = kept
         if task.change(text, self._params.to_text()).touches(*_FIELDS_OF_BEST):
             return
         with contextlib.suppress(errors.CheckpointError):

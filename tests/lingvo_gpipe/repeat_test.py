@@ -189,6 +189,30 @@ def test_a_run_without_a_result_is_reported(run: Run) -> None:
     assert re.match("TrainingError: seed 14 ended without a result in ", found.err[0])
 
 
+@pytest.mark.parametrize(
+    "content",
+    ["", "[1]", '{"metrics": 3}', '{"metrics": {"a": "b"}}', "[" * 99_999, '{"metrics": {"a": 1'],
+)
+def test_a_damaged_result_is_made_again(run: Run, tmp_path: Path, content: str) -> None:
+    first = run("1")
+    (tmp_path / "runs" / "seed_1" / "result.json").write_text(content)
+    second = run("1")
+    assert (second.code, second.out[-2:]) == (0, first.out[-2:])
+    assert len(calls(tmp_path, 1)) == 2
+
+
+def test_a_result_that_is_no_file_is_reported(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "seed_14").mkdir(parents=True)
+    os.mkfifo(tmp_path / "runs" / "seed_14" / "result.json")
+    found = run("14")
+    assert found.code == 1
+    assert found.err == [
+        f"TrainingError: seed 14 ended without a result in {tmp_path}/runs/seed_14/result.json: it "
+        "is a pipe, not a regular file. Start the same command again; if that does not help, "
+        "remove the folder"
+    ]
+
+
 def test_a_run_that_evaluated_nothing_is_reported(run: Run, tmp_path: Path) -> None:
     found = run("18")
     result = tmp_path / "runs" / "seed_18" / "result.json"

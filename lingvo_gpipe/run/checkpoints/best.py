@@ -70,10 +70,9 @@ class Best:
         best = files.newest(self._checkpoints.directory)
         if best is None or files.step_of(best) != step:
             return False
-        if files.params_text(best) != self._params_text:
-            return False
         with contextlib.suppress(errors.CheckpointError):
-            return bool(values.read_value(best, keys.BEST_VALUE) == self.value)
+            if files.params_text(best) == self._params_text:
+                return bool(values.read_value(best, keys.BEST_VALUE) == self.value)
         return False
 
 

@@ -7,7 +7,8 @@ everything else is on the disk; this rename completes the checkpoint. A checkpoi
 TensorFlow's `checkpoint` file, which its tools read, is written after the rename, and at the start
 if it does not agree.
 A checkpoint that was damaged later is reported when it is restored, and set aside as
-`ckpt-120.torn.txt`.
+`ckpt-120.torn.txt`. That includes damage of its text, whose first line is a checksum of the others
+(texts of earlier commits have none).
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import filecmp
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Iterable
 
 import tensorflow as tf
 
-from lingvo_gpipe import errors
+from lingvo_gpipe import errors, regular_files
+from lingvo_gpipe.hyperparams import text as params_texts
 
 NAME = "ckpt"
 _PARAMS = ".params.txt"
@@ -30,6 +33,8 @@ _TORN = ".torn.txt"
 _SHARD = re.compile(r"\.data-\d{5}-of-(\d{5})")
 _OURS = re.compile(rf"({NAME}-\d+)({re.escape(_PARAMS)}|{re.escape(_WRITING)}|{re.escape(_TORN)})")
 _PATTERN = re.compile(r"[*?\[\\]")
+_CHECKSUM = re.compile("# crc32: [0-9a-f]{8}")
+_MAX_TEXT_BYTES = params_texts.MAX_BYTES + 100  # with the checksum
 
 
 def refuse_patterns(path: str) -> None:
@@ -98,12 +103,72 @@ def step_of(prefix: str) -> int:
 
 
 def params_text(prefix: str) -> str | None:
-    """Return the params text of a checkpoint; None if it was saved without one."""
+    """Return the params text of a checkpoint; None if it was saved without one.
+
+    Raises:
+        CheckpointError: the text is damaged.
+    """
+    path = prefix + _PARAMS
     try:
-        with open(prefix + _PARAMS, encoding="utf-8") as file:
-            return file.read()
+        text = regular_files.read_text(path, _MAX_TEXT_BYTES)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise errors.CheckpointError(f"{path} is damaged: {error.strerror}") from error
+    first, _, rest = text.partition("\n")
+    if first == _checksum_line(rest):
+        return rest
+    if _CHECKSUM.fullmatch(first):
+        raise errors.CheckpointError(f"{path} is damaged: it does not agree with its checksum")
+    if not first.startswith("class: ") or not all(": " in line for line in rest.splitlines()):
+        reason = "it is not the text of Params" if text.strip() else "it is empty"
+        raise errors.CheckpointError(f"{path} is damaged: {reason}")
+    return text
+
+
+def newest_text(directory: str) -> tuple[str, str] | None:
+    """Return the prefix and the params text of the newest whole checkpoint that has one.
+
+    Raises:
+        CheckpointError: every text of the directory is damaged; names the newest.
+    """
+    damaged: errors.CheckpointError | None = None
+    for prefix in reversed(find(directory)):
+        try:
+            text = params_text(prefix)
+        except errors.CheckpointError as error:
+            damaged = damaged or error
+            continue
+        if text is not None:
+            return prefix, text
+    if damaged is not None:
+        raise damaged
+    return None
+
+
+def text_fault(prefix: str) -> str | None:
+    """Return what is wrong with the params text of a checkpoint; None: nothing."""
+    try:
+        params_text(prefix)
+    except errors.CheckpointError as error:
+        return str(error)
+    return None
+
+
+def _checksum_line(text: str) -> str:
+    return f"# crc32: {zlib.crc32(text.encode()):08x}"
+
+
+def check_regular(prefix: str) -> None:
+    """Refuse a checkpoint whose index or shards are not regular files.
+
+    Raises:
+        OSError: one is not, or the index is missing.
+    """
+    directory, base = os.path.split(prefix)
+    shards = [n for n in _names(directory) if _SHARD.fullmatch(n.removeprefix(base))]
+    for name in (f"{base}.index", *shards):
+        regular_files.size_of(os.path.join(directory, name))
 
 
 def _names(directory: str) -> list[str]:
@@ -146,7 +211,7 @@ def open_directory(directory: str) -> None:
 def begin(prefix: str, text: str) -> None:
     """Write the params text of a checkpoint, which is not whole until `finish`."""
     with open(prefix + _WRITING, "w", encoding="utf-8") as file:
-        file.write(text)
+        file.write(f"{_checksum_line(text)}\n{text}")
         file.flush()
         os.fsync(file.fileno())
 
@@ -205,6 +270,12 @@ def repair_state(directory: str) -> None:
     whole = [os.path.basename(p) for p in find(directory)]
     path = os.path.join(directory, "checkpoint")
     try:
+        regular_files.read(path)
+    except FileNotFoundError:
+        pass
+    except OSError:  # a folder or a pipe, which cannot be replaced or read
+        os.replace(path, f"{path}.torn")
+    try:
         state = tf.train.get_checkpoint_state(directory)
         listed = [os.path.basename(p) for p in state.all_model_checkpoint_paths] if state else []
     except (tf.errors.OpError, ValueError):
@@ -232,10 +303,11 @@ def keep_only(prefix: str, directory: str) -> None:
         directory: created if it is missing.
 
     Raises:
-        CheckpointError: the checkpoint is gone, or cannot be written there.
+        CheckpointError: the checkpoint is gone, its text is damaged, or it cannot be written there.
     """
     base = os.path.basename(prefix)
     target = os.path.join(directory, base)
+    text = params_text(prefix) or ""
     try:
         os.makedirs(directory, exist_ok=True)
         if os.path.exists(target + _PARAMS):
@@ -243,7 +315,7 @@ def keep_only(prefix: str, directory: str) -> None:
                 return  # an index holds a checksum of each tensor
             os.replace(target + _PARAMS, target + _WRITING)
         sweep(directory)
-        begin(target, params_text(prefix) or "")
+        begin(target, text)
         for name in _names(os.path.dirname(prefix)):
             if name.startswith((f"{base}.index", f"{base}.data")):
                 _link(os.path.join(os.path.dirname(prefix), name), os.path.join(directory, name))

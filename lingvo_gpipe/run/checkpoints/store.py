@@ -137,6 +137,8 @@ class Checkpoints:
                 or None: the newest of this directory.
             subset: the variables are only some of those saved (evaluation has no slots).
 
+        The params text of a checkpoint is a part of it, except for a subset.
+
         Returns:
             What was restored; None if `which` is None and the directory has no checkpoint. If
             `which` is None, newer checkpoints that are torn are skipped and listed.
@@ -146,6 +148,9 @@ class Checkpoints:
         """
         torn: list[tuple[str, str]] = []
         for prefix in self._candidates(which):
+            if not subset and (fault := files.text_fault(prefix)) is not None:
+                torn.append((prefix, fault))
+                continue
             try:
                 self._check(prefix, subset=subset)
                 # A new object, because a failed read leaves restorations pending on its object.

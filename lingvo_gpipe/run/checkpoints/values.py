@@ -8,9 +8,10 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe import errors
+from lingvo_gpipe.run.checkpoints import files
 
-# What TensorFlow raises for a file that is truncated, missing or not a checkpoint.
-UNREADABLE = (tf.errors.OpError, RuntimeError, ValueError, IndexError)
+# What is raised for a file that is truncated, missing, not regular or not a checkpoint.
+UNREADABLE = (OSError, tf.errors.OpError, RuntimeError, ValueError, IndexError)
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 
 
@@ -23,6 +24,7 @@ class SavedValues:
 
     def __init__(self, prefix: str) -> None:
         """Read the index of a checkpoint; raises one of `UNREADABLE` if it is damaged."""
+        files.check_regular(prefix)
         self._reader = tf.train.load_checkpoint(prefix)
         self.shapes: dict[str, list[int]] = {}
         self._dtypes: dict[str, tf.DType] = {}

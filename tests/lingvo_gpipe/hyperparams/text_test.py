@@ -168,6 +168,8 @@ def test_a_text_too_long_is_not_written() -> None:
     )
     long = Everything.Params(word="x" * 199_000)
     assert from_text(long.to_text()) == long
+    many = Everything.Params(anything=[long] * 21)
+    assert "is too long for a text (more than 4000000 bytes)" in message(many.to_text)
 
 
 def test_a_tree_too_deep_is_not_written() -> None:

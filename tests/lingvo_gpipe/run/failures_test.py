@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +204,50 @@ def test_a_torn_checkpoint_and_a_start_that_is_not_read_are_reported(tmp_path: P
         "restored step=1",
         "/of/another/run is not read: the run goes on from its own checkpoint",
     ]
+
+
+def garble(path: Path) -> None:
+    path.write_bytes(b"\xff\x00" * 9)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def make_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("damage", [garble, empty, make_folder])
+def test_damaged_texts_of_a_run_are_set_aside_or_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None]
+) -> None:
+    params = tiny_task(max_steps=2, save_interval_steps=1)
+    params.eval.set(best="accuracy", interval_steps=1)
+    whole = loop.run(params, tmp_path, evaluate=True)
+    text = Path(f"{whole.checkpoint}.params.txt")
+    (best,) = (tmp_path / "best").glob("*.params.txt")
+    damage(text)
+    damage(best)
+    assert eval_mode.run(params, tmp_path) is not None
+    assert "params.txt is damaged: " in caplog.text
+    assert "whether it was trained with other params is not known" in caplog.text
+    lines: list[str] = []
+    again = loop.run(params, tmp_path, evaluate=True, report=lines.append)
+    assert lines[0].startswith(f"{whole.checkpoint} is torn and set aside: {text} is damaged: ")
+    assert lines[1] == "restored step=1"
+    assert lines[2].startswith(f"{best} is damaged: ")
+    assert (again.step, again.metrics) == (2, whole.metrics)
+    for path in (tmp_path / "checkpoints").glob("*.params.txt"):
+        damage(path)
+    for run in (loop.run, loop.dry_run):
+        with pytest.raises(errors.TrainingError) as caught:
+            run(params, tmp_path)
+        assert "\n" not in str(caught.value)
+        assert str(caught.value).startswith(f"{text} is damaged: ")
+        way_out = f"--checkpoint={again.checkpoint} starts from these weights"
+        assert str(caught.value).endswith(way_out)
 
 
 def test_more_devices_than_tensorflow_began_with_are_refused() -> None:

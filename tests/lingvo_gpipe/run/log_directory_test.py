@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,6 +50,7 @@ def test_a_trial_in_the_folder_of_a_run_leaves_its_lock(tmp_path: Path) -> None:
             lambda p: log_directory.write_result(p, {}),
             "written: Is a directory. The",
         ),
+        ("result.json", log_directory.remove_result, "removed: Is a directory. Remove it, or"),
     ],
 )
 def test_a_folder_in_place_of_a_file_is_named(
@@ -58,3 +60,40 @@ def test_a_folder_in_place_of_a_file_is_named(
     with pytest.raises(errors.TrainingError) as caught:
         action(tmp_path)
     assert str(caught.value).startswith(f"{tmp_path / name} cannot be {text}")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "it is not JSON: it is empty"),
+        (b"\xff{", "it is not JSON: Expecting value"),
+        (b"[]", "it is not a result"),
+        (None, "Is a directory"),
+    ],
+)
+def test_a_damaged_record_of_the_end_is_named(
+    tmp_path: Path, content: bytes | None, reason: str
+) -> None:
+    assert not log_directory.is_over(tmp_path)
+    log_directory.write_result(tmp_path, {"step": 3})
+    assert log_directory.is_over(tmp_path)
+    path = tmp_path / "result.json"
+    if content is None:
+        path.unlink()
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    with pytest.raises(errors.TrainingError) as caught:
+        log_directory.is_over(tmp_path)
+    assert str(caught.value).startswith(f"{path} is damaged: {reason}")
+    assert str(caught.value).endswith(". Remove it; the run's own command writes it again")
+
+
+def test_files_of_a_run_are_read_only_if_they_are_regular(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "ids")
+    for action in (
+        lambda: log_directory.check_assets(tmp_path, {"ids": b""}),
+        lambda: log_directory.kept_assets(tmp_path, ["ids"]),
+    ):
+        with pytest.raises(errors.TrainingError, match="read: it is a pipe, not a regular file"):
+            action()

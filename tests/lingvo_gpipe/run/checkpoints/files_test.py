@@ -45,6 +45,50 @@ def test_a_state_file_without_a_checkpoint_is_removed(tmp_path: Path) -> None:
     assert not state.exists()
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "it is empty"),
+        (b"\0" * 99, "it is not the text of Params"),
+        (b"class: task.Task\nmodel.cla", "it is not the text of Params"),
+        (b"class: \xff\n", "it is not a text in UTF-8 (byte 7)"),
+        (b"# crc32: 00000000\nclass: task.Task\n", "it does not agree with its checksum"),
+        (b"# crc32: 0000", "it is not the text of Params"),
+        (b"class: task.Task\n" + b"#" * 4_000_100, "it has more than 4,000,100 bytes"),
+    ],
+)
+def test_a_damaged_text_is_named(tmp_path: Path, content: bytes, reason: str) -> None:
+    prefix = write(tmp_path / "run", 3)
+    Path(f"{prefix}.params.txt").write_bytes(content)
+    text = f"{prefix}.params.txt is damaged: {reason}"
+    assert files.text_fault(prefix) == text
+    for action in (files.params_text, lambda _: files.newest_text(str(tmp_path / "run"))):
+        with pytest.raises(errors.CheckpointError) as caught:
+            action(prefix)
+        assert str(caught.value) == text
+    with pytest.raises(errors.CheckpointError, match="is damaged"):
+        files.keep_only(prefix, str(tmp_path / "best"))
+    older = write(tmp_path / "run", 2)
+    assert files.newest_text(str(tmp_path / "run")) == (older, "params")
+
+
+def test_a_byte_that_changes_is_found_in_any_place(tmp_path: Path) -> None:
+    path = Path(f"{write(tmp_path, 3)}.params.txt")
+    content = path.read_bytes()
+    assert files.params_text(str(tmp_path / "ckpt-3")) == "params"
+    for place in range(len(content)):
+        for damaged in (content[:place], content[:place] + b"~" + content[place + 1 :]):
+            path.write_bytes(damaged)
+            assert files.text_fault(str(tmp_path / "ckpt-3")) is not None
+
+
+def test_a_text_without_a_checksum_is_that_of_an_earlier_commit(tmp_path: Path) -> None:
+    prefix = write(tmp_path, 3)
+    text = "class: task.Task\nname: 'a'\n"
+    Path(f"{prefix}.params.txt").write_text(text)
+    assert files.params_text(prefix) == text
+
+
 def test_what_is_kept_already_is_not_written_again(tmp_path: Path) -> None:
     prefix = write(tmp_path / "checkpoints", 3)
     files.keep_only(prefix, str(tmp_path / "best"))

@@ -153,7 +153,41 @@ def empty_index(directory: pathlib.Path) -> None:
     (directory / "ckpt-5.index").write_bytes(b"")
 
 
-DAMAGES = [truncate, flip, lose_shard, lose_index, garbage_index, empty_index]
+def pipe_index(directory: pathlib.Path) -> None:
+    lose_index(directory)
+    os.mkfifo(directory / "ckpt-5.index")
+
+
+def pipe_shard(directory: pathlib.Path) -> None:
+    path = shard(directory, 5)
+    path.unlink()
+    os.mkfifo(path)
+
+
+def empty_text(directory: pathlib.Path) -> None:
+    (directory / "ckpt-5.params.txt").write_bytes(b"")
+
+
+def change_text(directory: pathlib.Path) -> None:
+    path = directory / "ckpt-5.params.txt"
+    path.write_text(path.read_text().replace("step: 5", "step: 7"))
+
+
+def folder_text(directory: pathlib.Path) -> None:
+    (directory / "ckpt-5.params.txt").unlink()
+    (directory / "ckpt-5.params.txt").mkdir()
+
+
+def pipe_text(directory: pathlib.Path) -> None:
+    (directory / "ckpt-5.params.txt").unlink()
+    os.mkfifo(directory / "ckpt-5.params.txt")
+
+
+DAMAGED_TEXTS = [empty_text, change_text, folder_text, pipe_text]
+DAMAGES = [
+    *(truncate, flip, lose_shard, lose_index, garbage_index, empty_index, pipe_index, pipe_shard),
+    *DAMAGED_TEXTS,
+]
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda d: d.__name__)
@@ -199,6 +233,14 @@ def test_a_torn_one_of_which_a_part_is_read_is_refused(tmp_path: pathlib.Path, d
         checkpoints.read_value(prefix, key)
     with pytest.raises(errors.CheckpointError, match=r"ckpt-5 is torn and cannot be restored: "):
         checkpoints.restore_matching({key: tf.Variable(tf.zeros([3, 4]))}, prefix)
+
+
+@pytest.mark.parametrize("damage", DAMAGED_TEXTS, ids=lambda d: d.__name__)
+def test_a_subset_is_restored_without_the_text(tmp_path: pathlib.Path, damage: Any) -> None:
+    save(tmp_path, 3, 5)
+    damage(tmp_path)
+    reader = checkpoints.Checkpoints(str(tmp_path), network(), read_only=True)
+    assert reader.restore(subset=True) == checkpoints.Restored(str(tmp_path / "ckpt-5"), 5)
 
 
 def test_only_torn_ones_are_an_error(tmp_path: pathlib.Path) -> None:
@@ -317,6 +359,16 @@ def test_a_lost_or_wrong_state_file_is_made_again(tmp_path: pathlib.Path) -> Non
         assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "ckpt-5")
 
 
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_a_state_file_that_is_no_file_is_set_aside(tmp_path: pathlib.Path, make: Any) -> None:
+    save(tmp_path, 3, 5)
+    (tmp_path / "checkpoint").unlink()
+    make(tmp_path / "checkpoint")
+    assert checkpoints.Checkpoints(str(tmp_path), network()).restore()
+    assert state_names(tmp_path) == ["ckpt-3", "ckpt-5"]
+    assert (tmp_path / "checkpoint.torn").exists()
+
+
 def test_best_keeps_one_and_counts_misses(tmp_path: pathlib.Path) -> None:
     objects = network()
     best = checkpoints.Best(str(tmp_path), objects, "text")
@@ -354,6 +406,9 @@ def test_a_best_that_is_torn_is_written_again(tmp_path: pathlib.Path) -> None:
     garbage_index(tmp_path)
     assert checkpoints.Best(str(tmp_path), network(), "text").consider(0.8, 5)
     assert checkpoints.read_value(str(tmp_path / "ckpt-5"), "best/value") == 0.8
+    empty_text(tmp_path)
+    assert checkpoints.Best(str(tmp_path), network(), "text").consider(0.8, 5)
+    assert checkpoints.params_text(str(tmp_path / "ckpt-5")) == "text"
 
 
 # A process per instant, of one that has imported TensorFlow and computed nothing with it.

@@ -18,7 +18,10 @@ ROOT = Path(__file__).parents[1]
 # and freely inside itself. `+` joins modules that are one subject.
 ROWS = (
     ("errors lazy nests regular_files", "what every other module may need"),
-    ("console hyperparams precision seeds graphs schedule", "tools that know no layer"),
+    (
+        "console hyperparams keras_references precision seeds graphs schedule",
+        "tools that know no layer",
+    ),
     ("layers", "what a network is made of"),
     ("keras_layers network optim", "networks and update rules, apart"),
     ("execution", "cells on devices"),

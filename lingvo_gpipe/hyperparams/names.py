@@ -6,7 +6,7 @@ directly in lingvo_gpipe exports what it defines (`task.Train`). A user's class 
 `my_package.my_module.MyLayer`. Names in texts of earlier commits are in `old_names`.
 
 Reading a name imports nothing but modules of registered packages, and calls nothing but the lazy
-exports of lingvo_gpipe's own packages.
+exports of lingvo_gpipe's own packages. Of the functions of Keras, texts name activations alone.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ _SEARCHED_CHARS = 100
 
 _PROJECT = __name__.partition(".")[0]
 _packages = {_PROJECT, "keras"}
+_ACTIVATIONS = "keras.src.activations.activations"
 
 _public_names: dict[type | types.FunctionType, str] = {}
 
@@ -99,11 +100,14 @@ def _check_reference(referenced: type | types.FunctionType) -> None:
     for part in referenced.__qualname__.split("."):
         inside = isinstance(defined, type | types.ModuleType)
         defined = vars(defined).get(part) if inside else None
-    if defined is not referenced:
-        raise ParamsError(
-            f"{shown(referenced)} has no name that a text could hold; define it at the top of a "
-            "module"
+    if defined is not referenced or not _may_be_named(referenced):
+        way_out = (
+            "define it at the top of a module"
+            if isinstance(referenced, type)
+            else "define it at the top of a module or, if a Keras layer calls it, write a class of "
+            "keras.layers.Layer"
         )
+        raise ParamsError(f"{shown(referenced)} has no name that a text could hold; {way_out}")
     name = public_name(referenced)
     other = _dtype_or_project_object(name)
     if other is not None and other is not referenced:
@@ -179,7 +183,11 @@ def _nearest_public_names(name: str) -> list[str]:
 
 
 def _registered(name: str) -> bool:
-    return any(name == package or name.startswith(f"{package}.") for package in _packages)
+    return any(_is_in(name, package) for package in _packages)
+
+
+def _is_in(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
 
 
 def _object_of(name: str) -> Any | None:
@@ -209,12 +217,18 @@ def _member(module: types.ModuleType, name: str) -> type | types.FunctionType | 
         with _import_errors(f"{module.__name__}.{name}"):
             found = getattr(module, name, None)
     if isinstance(found, type | types.FunctionType) and _registered(str(found.__module__)):
-        return found
+        return found if _may_be_named(found) else None
     return None
 
 
+def _may_be_named(found: type | types.FunctionType) -> bool:
+    """Return whether texts may name a class or function of a registered package."""
+    module = str(found.__module__)
+    return isinstance(found, type) or not _is_in(module, "keras") or module == _ACTIVATIONS
+
+
 def _is_project(module: types.ModuleType) -> bool:
-    return module.__name__ == _PROJECT or module.__name__.startswith(f"{_PROJECT}.")
+    return _is_in(module.__name__, _PROJECT)
 
 
 def _exports(place: types.ModuleType, name: str) -> bool:

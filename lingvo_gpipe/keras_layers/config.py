@@ -1,8 +1,9 @@
 """Keras objects as data: how Params store them, and how they are made from that again.
 
-Classes of Keras are stored as Keras serialises them. Other classes and functions are stored as
-references: a text writes their name, and only names in registered packages are read. An object
-without a name (a lambda, a class defined in a function) works until a text is written.
+Classes of Keras are stored as Keras serialises them. Other classes are stored as references: a text
+writes their name, and only names in registered packages are read. A class without a name (defined
+in a function) and a function other than an activation of Keras work until a text is written:
+`keras_references` says what a text may name.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import Any
 
 import keras
 
-from lingvo_gpipe import errors, precision
+from lingvo_gpipe import errors, keras_references, precision
 from lingvo_gpipe.hyperparams import names
 
-_REFERENCE = "reference"
+_REFERENCE = keras_references.REFERENCE
 _NOT_KEPT = ("build_config", "compile_config")
 
 
@@ -46,8 +47,10 @@ def from_config(config: dict[str, Any], policy: precision.Policy) -> keras.Opera
         policy: replaces the layer's dtype policy, also in sublayers with the same policy.
 
     Raises:
-        LayerError: the configuration does not describe a Keras layer or operation.
+        LayerError: the configuration does not describe a Keras layer or operation, or it names
+            what would run other code.
     """
+    refuse_code(config, class_name(config))
     references: dict[str, Any] = {}
     renamed = {_policy_name(config): policy.name}
     plain = _plain(config, renamed, references)
@@ -64,6 +67,17 @@ def from_config(config: dict[str, Any], policy: precision.Policy) -> keras.Opera
             "Make the configuration by keras_layers.from_keras"
         )
     return made
+
+
+def refuse_code(value: Any, where: str) -> None:
+    """Refuse a configuration, or an argument of a call, that names what would run code.
+
+    Raises:
+        LayerError: naming the class or function.
+    """
+    reason = keras_references.refusal(value)
+    if reason is not None:
+        raise errors.LayerError(f"{where}: no Keras layer of this config, since {reason}")
 
 
 def from_constant(value: Any) -> Any:
@@ -130,14 +144,16 @@ def _named(kind: type) -> dict[str, Any]:
 def _kept(value: Any, live: Any = None) -> Any:
     """Return a part of a configuration as Params store it; `live` is the object it describes."""
     if isinstance(live, types.FunctionType) and _is_function(value):
-        return live
+        return keras_references.from_python(live)
+    if isinstance(value, types.FunctionType):
+        return keras_references.from_python(value)
     if isinstance(value, dict):
         return _kept_dict(value, live)
     if isinstance(value, list | tuple):
         lives = live if isinstance(live, list | tuple) and len(live) == len(value) else ()
         items = [_kept(v, lives[n] if lives else None) for n, v in enumerate(value)]
         return tuple(items) if isinstance(value, tuple) else items
-    if isinstance(value, bool | int | float | str | type | types.FunctionType) or value is None:
+    if isinstance(value, bool | int | float | str | type) or value is None:
         return value
     return _kept(keras.saving.serialize_keras_object(value), value)
 
@@ -159,8 +175,7 @@ def _kept_dict(value: dict[str, Any], live: object) -> dict[str, Any]:
 
 
 def _is_function(value: object) -> bool:
-    kind = value.get("class_name") if isinstance(value, dict) else None
-    return isinstance(value, types.FunctionType) or kind in ("function", "__lambda__")
+    return isinstance(value, dict) and value.get("class_name") in ("function", "__lambda__")
 
 
 def _foreign(value: dict[str, Any], live: object) -> type | None:

@@ -292,6 +292,7 @@ def _symbolic(
     for read, mask in params.masks.items():
         if read in values and mask in values:
             values[read]._keras_mask = values[mask]
+    config.refuse_code([params.args, params.kwargs], f"{base.describe(params)}: its arguments")
     return (
         [_filled(arg, values) for arg in params.args],
         {key: _filled(arg, values) for key, arg in params.kwargs.items()},

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import keras
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, precision
+from lingvo_gpipe import errors, hyperparams, keras_references, precision
 from lingvo_gpipe.layers.context import Collected as Collected
 from lingvo_gpipe.layers.context import Context as Context
 from lingvo_gpipe.nests import Nest, SpecNest
@@ -441,8 +441,11 @@ def initializer(name: str, **config: Any) -> Initializer:
         **config: arguments of the Keras class other than the seed.
 
     Raises:
-        LayerError: Keras has no such initializer.
+        LayerError: Keras has no such initializer, or its arguments name what would run code.
     """
+    reason = keras_references.refusal([name, config])
+    if reason is not None:
+        raise errors.LayerError(f"no Keras initializer {name!r} of these arguments, since {reason}")
     try:
         like = keras.initializers.get({"class_name": name, "config": config} if config else name)
     except (ValueError, TypeError) as error:

@@ -11,8 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, precision
-from lingvo_gpipe.layers import base, checks, reshaping
+from lingvo_gpipe import errors, hyperparams, keras_references, precision
+from lingvo_gpipe.layers import base, checks, elementwise, reshaping
 from lingvo_gpipe.layers.base import Layer, Meta, MetricSpec, Theta
 from lingvo_gpipe.layers.context import Context
 from lingvo_gpipe.nests import Nest, SpecNest
@@ -88,8 +88,15 @@ def _metric(params: KerasMetric.Params) -> keras.Metric:
     """Return the Keras metric; its variables are never written.
 
     Raises:
-        LayerError: Keras has no metric of that name, or refuses its arguments.
+        LayerError: Keras has no metric of that name, refuses its arguments, or these name what
+            would run code.
     """
+    reason = keras_references.refusal([params.metric, params.config])
+    if reason is not None:
+        raise errors.LayerError(
+            f"{base.describe(params)}: no Keras metric {params.metric} of this config, since "
+            f"{reason}"
+        )
     return _made(params.metric, json.dumps(params.config, sort_keys=True, default=repr))
 
 
@@ -121,7 +128,7 @@ def _update(
     x, label, weights = tf.nest.map_structure(
         lambda leaf: precision.cast(leaf, dtype), (x, label, list(weights))
     )
-    activation = keras.activations.get(params.activation)
+    activation = elementwise.activation_function(params, params.activation)
     predictions = x if params.activation == "linear" else activation(x)
     zeros = [tf.zeros(v.shape, v.dtype) for v in metric.variables]
     after = metric.stateless_update_state(zeros, label, predictions, *weights)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, TypeVar
 
-from lingvo_gpipe import errors
+from lingvo_gpipe import errors, keras_references
 
 _Object = TypeVar("_Object")
 
@@ -27,7 +27,8 @@ def make(
         mixin: class whose methods come before the Keras class's base.
 
     Raises:
-        OptimizerError: the module has no such class, or the class refuses the arguments.
+        OptimizerError: the module has no such class, the class refuses the arguments, or they
+            name what would run code.
     """
     classes = {
         key: value
@@ -41,6 +42,9 @@ def make(
             f"no Keras {what} {name!r}; "
             + (f"nearest {', '.join(near)}" if near else f"there are {', '.join(sorted(classes))}")
         )
+    reason = keras_references.refusal(config)
+    if reason is not None:
+        raise errors.OptimizerError(f"no Keras {what} {name} of this config, since {reason}")
     kind = classes[name] if mixin is None else type(name, (classes[name], mixin), {})
     try:
         return kind(**config)

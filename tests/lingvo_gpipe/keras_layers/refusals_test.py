@@ -231,14 +231,21 @@ def doubled(x: Any) -> Any:
     return x * 2
 
 
-def test_a_function_with_a_name_has_a_text() -> None:
-    for live in (layers.Lambda(doubled), layers.Dense(4, activation=doubled)):
+def test_a_function_of_a_live_layer_runs_but_has_no_text() -> None:
+    x = keras_runs.random(2, 4)
+    for live in (layers.Lambda(doubled), layers.Activation(doubled)):
         params = adapter.from_keras(live)
-        assert params.from_text(params.to_text()) == params
-        x = keras_runs.random(2, 4)
-        np.testing.assert_array_equal(
-            keras_runs.run(params, x)[0], keras_runs.run(params.copy(), x)[0]
-        )
+        assert adapter.from_keras(live) == params
+        np.testing.assert_array_equal(keras_runs.run(params.copy(), x)[0], x * 2)
+        with pytest.raises(errors.ParamsError, match=r"write a class of keras\.layers\.Layer"):
+            params.to_text()
+
+
+def test_an_activation_of_keras_has_a_text() -> None:
+    params = adapter.from_keras(layers.Dense(4, activation=keras.activations.leaky_relu))
+    assert params.from_text(params.to_text()) == params
+    params = adapter.from_keras(layers.Lambda(keras.activations.relu))
+    assert "Lambda" in keras_runs.refused(params, keras_runs.spec(2, 4))
 
 
 def test_a_class_made_inside_a_function_runs_but_has_no_text() -> None:

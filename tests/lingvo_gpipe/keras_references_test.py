@@ -1,0 +1,273 @@
+"""A configuration of a Keras object runs no code that it names, wherever in it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis
+import keras
+import pytest
+import tensorflow as tf
+from hypothesis import strategies as st
+from keras import layers
+from keras.src.saving import serialization_lib
+from keras.src.utils import python_utils
+
+from lingvo_gpipe import errors, hyperparams, keras_references, optim
+from lingvo_gpipe import layers as own_layers
+from lingvo_gpipe.keras_layers import adapter
+from lingvo_gpipe.layers import base
+from tests.lingvo_gpipe.keras_layers import keras_runs
+
+hyperparams.register_package(__name__)
+
+CALLED: list[str] = []
+X = keras_runs.spec(2, 3, 4)
+
+
+@keras.saving.register_keras_serializable(package="hostile")
+def fires(*args: Any, **kwargs: Any) -> Any:
+    del kwargs
+    CALLED.append("function")
+    return args[0] if args else None
+
+
+@keras.saving.register_keras_serializable(package="hostile")
+class Fires:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+        CALLED.append("class")
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        return cls(**config)
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
+
+class Runs(layers.Lambda):
+    pass
+
+
+def function(module: str | None, name: str, registered: str | None = "function") -> dict[str, Any]:
+    return {
+        "module": module,
+        "class_name": "function",
+        "config": name,
+        "registered_name": registered,
+    }
+
+
+def lambda_layer(called: Any, **more: Any) -> dict[str, Any]:
+    config = {"name": "hidden", "function": called, **more}
+    return {"module": "keras.layers", "class_name": "Lambda", "config": config}
+
+
+def _marshalled() -> dict[str, Any]:
+    code, defaults, closure = python_utils.func_dump(lambda x: fires(x))
+    return {"code": code, "defaults": defaults, "closure": closure}
+
+
+UNSAFE = function("keras.config", "enable_unsafe_deserialization")
+CODE = _marshalled()
+LAMBDA = {"class_name": "__lambda__", "config": CODE}
+HOSTILE: list[Any] = [
+    UNSAFE,
+    {"module": "keras.config", "class_name": "enable_unsafe_deserialization", "config": {}},
+    function("keras.src.saving.serialization_lib", "enable_unsafe_deserialization"),
+    function("builtins", "eval"),
+    function("os", "system"),
+    function("keras.ops", "map"),
+    function("keras.activations", "deserialize"),
+    function(__name__, "fires"),
+    function(None, "hostile>fires", "hostile>fires"),
+    function("keras.activations", "relu", "hostile>fires"),
+    {"class_name": "function", "config": UNSAFE, "module": "builtins"},
+    {"class_name": "__lambda__", "config": {"value": CODE["code"]}},
+    LAMBDA,
+    "hostile>fires",
+    "hostile>Fires",
+    {"class_name": "Fires", "module": __name__, "config": {}, "registered_name": "hostile>Fires"},
+    {"class_name": "Fires", "module": None, "config": {}, "registered_name": "hostile>Fires"},
+    {
+        "class_name": "Dense",
+        "module": "keras.layers",
+        "config": {"units": 2},
+        "registered_name": "hostile>Fires",
+    },
+    {"reference": Fires, "config": {}},
+    {"reference": Runs, "config": {"function": "relu"}},
+    {"reference": layers.Lambda, "config": {"function": LAMBDA}},
+    Fires,
+    layers.Lambda,
+    fires,
+    keras.config.enable_unsafe_deserialization,
+    lambda_layer(LAMBDA),
+    lambda_layer("relu"),
+    lambda_layer(function("keras.activations", "relu")),
+    lambda_layer(keras.activations.relu, arguments={"inner": UNSAFE}),
+    lambda_layer(fires),
+    {"class_name": "Lambda", "config": {"function": LAMBDA}},
+    {"class_name": "TFSMLayer", "module": "keras.layers", "config": {"filepath": "x"}},
+    {"class_name": "get_file", "module": "keras.utils", "config": {"origin": "x"}},
+    {
+        "class_name": "__typespec__",
+        "spec_name": "Fires",
+        "module": __name__,
+        "registered_name": "hostile>Fires",
+        "config": [],
+    },
+    {"class_name": "Adam", "module": "keras.optimizers", "config": {}},
+]
+
+# Strategies of functions that make a layer: Keras draws seeds when it makes one.
+LEAVES: st.SearchStrategy[Any] = st.one_of(
+    st.builds(
+        lambda units, activation, start, penalty: (
+            lambda: layers.Dense(
+                units,
+                activation=activation() if isinstance(activation, type) else activation,
+                kernel_initializer=start,
+                kernel_regularizer=penalty,
+            )
+        ),
+        st.integers(2, 4),
+        st.sampled_from(["relu", keras.activations.gelu, layers.LeakyReLU, "softmax", None]),
+        st.sampled_from(["zeros", "HeNormal", {"class_name": "Constant", "config": {"value": 1}}]),
+        st.sampled_from([None, "l2"]),
+    ),
+    st.sampled_from(
+        [
+            lambda: layers.Dropout(0.5),
+            lambda: layers.LayerNormalization(),
+            lambda: layers.Bidirectional(layers.GRU(2, return_sequences=True)),
+            lambda: layers.TimeDistributed(layers.Dense(2)),
+        ]
+    ),
+)
+
+
+def functional(inner: Any) -> Any:
+    x = keras.Input((3, 4))
+    return keras.Model(x, keras.ops.add(inner()(x), 1.0))
+
+
+LAYERS: st.SearchStrategy[Any] = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        inner.map(lambda make: lambda: keras.Sequential([make(), layers.ReLU()])),
+        inner.map(lambda make: lambda: functional(make)),
+    ),
+    max_leaves=3,
+)
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield (container, key) of everything inside a configuration."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, item in list(items):
+        if not isinstance(value, tuple):
+            yield value, key
+        if isinstance(item, dict | list | tuple):
+            yield from places(item)
+
+
+def unfrozen(value: Any) -> Any:
+    """Return the plain lists and dicts of a field."""
+    if isinstance(value, dict):
+        return {key: unfrozen(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return (
+            type(value)(map(unfrozen, value))
+            if type(value) in (list, tuple)
+            else [unfrozen(item) for item in value]
+        )
+    return value
+
+
+def check_nothing_ran() -> None:
+    assert CALLED == []
+    assert serialization_lib.in_safe_mode() is None
+
+
+@hypothesis.settings(max_examples=60)
+@hypothesis.given(st.data())
+def test_a_configuration_makes_a_layer_or_is_refused_in_one_line(data: st.DataObject) -> None:
+    params = adapter.from_keras(data.draw(LAYERS)(), name="mine")
+    hostile = data.draw(st.one_of(st.none(), st.sampled_from(HOSTILE)))
+    if hostile is None:
+        read = adapter.KerasLayer.Params.from_text(params.to_text())
+        assert read.fprop_meta(X).outputs is not None
+    else:
+        fields = {name: unfrozen(params.get(name)) for name in ("config", "args", "kwargs")}
+        container, key = data.draw(st.sampled_from([(fields, "config"), *places(fields)]))
+        new = data.draw(st.booleans()) and isinstance(container, dict) and container is not fields
+        container["arguments" if new else key] = copy.deepcopy(hostile)
+        if key in fields and container is fields:
+            fields[key] = hostile if isinstance(hostile, dict) else {"inner": hostile}
+            fields[key] = [fields[key]] if key == "args" else fields[key]
+        params.set(**fields)
+        with pytest.raises(errors.UserError) as caught:
+            adapter.KerasLayer.Params.from_text(params.to_text()).fprop_meta(X)
+        assert "\n" not in str(caught.value)
+        with pytest.raises(errors.LayerError) as caught:
+            params.fprop_meta(X)
+        assert "\n" not in str(caught.value)
+    check_nothing_ran()
+
+
+@pytest.mark.parametrize("hostile", HOSTILE, ids=range(len(HOSTILE)))
+def test_what_runs_code_is_refused_wherever_a_keras_object_is_made(hostile: Any) -> None:
+    assert "but a configuration names only Keras" in str(keras_references.refusal([hostile]))
+    config = {"units": hostile}
+    with pytest.raises(errors.OptimizerError, match=r"no Keras .*, since it names"):
+        optim.KerasRule.Params(name="SGD", config=config).instantiate()
+    with pytest.raises(errors.OptimizerError, match=r"no Keras .*, since it names"):
+        optim.KerasLearningRate.Params(name="CosineDecay", config=config).instantiate()
+    metric = own_layers.KerasMetric.Params(metric="MeanMetricWrapper", config={"fn": hostile})
+    with pytest.raises(errors.LayerError, match=r"no Keras .*, since it names"):
+        metric.fprop_meta(X, X)
+    with pytest.raises(errors.LayerError, match=r"no Keras .*, since it names"):
+        base.initializer("Constant", value=hostile)
+    check_nothing_ran()
+
+
+def test_a_registered_name_makes_no_metric_initializer_or_activation() -> None:
+    for name in ("hostile>fires", "hostile>Fires"):
+        metric = own_layers.KerasMetric.Params(metric=name)
+        with pytest.raises(errors.LayerError, match=r"no Keras metric .* names the registered"):
+            metric.fprop_meta(X, X)
+        with pytest.raises(
+            errors.LayerError, match=r"no Keras initializer .* names the registered"
+        ):
+            base.initializer(name)
+        metric = own_layers.KerasMetric.Params(metric="Mean", activation=name)
+        values = (tf.zeros([2]), tf.zeros([2]))
+        with pytest.raises(errors.LayerError, match="no activation"):
+            metric.instantiate().run({}, values, keras_runs.context({}, training=False))
+    check_nothing_ran()
+
+
+def test_a_text_names_no_function_of_keras_but_activations() -> None:
+    params = own_layers.Dense.Params(units=1)
+    params.override("kernel_init_args={'value': keras.activations.relu}")
+    with pytest.raises(errors.ParamsError, match="is not a class or function of a registered"):
+        params.override("kernel_init_args={'value': keras.utils.get_file}")
+    with pytest.raises(errors.ParamsError, match="has no name that a text could hold"):
+        params.set(kernel_init_args={"value": keras.utils.get_file}).to_text()
+
+
+def test_a_function_from_python_is_copied_once_and_does_the_same() -> None:
+    def scaled(x: Any, factor: float = 2.0, *, shift: float = 1.0) -> Any:
+        return x * factor + shift
+
+    kept = keras_references.from_python(scaled)
+    assert kept is not scaled
+    assert keras_references.from_python(scaled) is kept
+    assert keras_references.from_python(kept) is kept
+    assert kept(3.0) == scaled(3.0)
+    assert keras_references.refusal({"function": kept}) is None
+    assert keras_references.refusal({"function": scaled}) is not None

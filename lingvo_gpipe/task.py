@@ -41,6 +41,14 @@ class Train(optim.Updater.Params):
     log_interval_steps: int = hyperparams.field(
         10, "Updates between two points of TensorBoard's curves."
     )
+    stall_after_s: float = hyperparams.field(
+        600.0,
+        "Seconds after which a mini-batch that is not read, or a step that does not end, is "
+        "reported with the state of every device; 0: never.",
+    )
+    end_at_stall: bool = hyperparams.field(
+        False, "Ends the run at a stall, with exit code 75; its checkpoints stay."
+    )
     start: Start = hyperparams.field(Start(), "What is taken from another run's checkpoint.")
 
 
@@ -114,6 +122,7 @@ _MAY_CHANGE = (
     "model.link_cost_per_byte",
     "model.device_memory",
     "model.slots_per_weight",
+    "model.max_build_s",
     "model.placement",
     "model.jit_compile",
     "model.fuse",
@@ -125,6 +134,8 @@ _MAY_CHANGE = (
     "train.save_interval_steps",
     "train.keep_checkpoints",
     "train.log_interval_steps",
+    "train.stall_after_s",
+    "train.end_at_stall",
     "train.start.*",
     "train.clip_norm",
     "train.optimizer.learning_rate*",

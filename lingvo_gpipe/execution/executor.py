@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 import tensorflow as tf
 
 from lingvo_gpipe import network
-from lingvo_gpipe.execution import cell_calls, cell_programs
+from lingvo_gpipe.execution import cell_calls, cell_programs, progress
 from lingvo_gpipe.layers.context import Collected
 from lingvo_gpipe.nests import Nest, floating
 from lingvo_gpipe.schedule.slot import Slot
@@ -64,6 +64,7 @@ class Executor:
     Attributes:
         programs: programs of each cell.
         devices: name of each cell's device.
+        progress: how far each device is in the pass that runs; None: it is not followed.
     """
 
     def __init__(
@@ -82,6 +83,13 @@ class Executor:
         self.analysis = analysis
         self.programs = list(programs)
         self.devices = list(devices)
+        self.progress: progress.Progress | None = None
+
+    def follow_progress(self) -> progress.Progress:
+        """Follow the progress of every pass that is traced from now on."""
+        homes = {cell.device_number: self.devices[cell.index] for cell in self.analysis.cells}
+        self.progress = progress.Progress([homes[number] for number in sorted(homes)])
+        return self.progress
 
     @property
     def num_traces(self) -> int:
@@ -134,6 +142,13 @@ class PassRun:
         self.accumulators: list[list[tf.Tensor]] = []
         self.slot: Slot | None = None
         self._last_call: dict[int, tf.Operation] = {}
+        self._progress: progress.PassProgress | None = None
+        if executor.progress is not None and not tf.executing_eagerly():
+            self._progress = executor.progress.new_pass()
+            self._last_call = {
+                device: self._progress.start(device)
+                for device in range(network_pass.table.num_devices)
+            }
 
     def forward(self) -> None:
         """Issue the calls of a table that has only forward slots."""
@@ -182,6 +197,8 @@ class PassRun:
             yield call
         if call.result is not None and not tf.executing_eagerly():
             self._last_call[device] = call.result.op
+            if self._progress is not None:
+                self._progress.returned(device, slot, call.result.op)
 
     def cell_inputs(self, k: int, m: int) -> cell_calls.CellInputs:
         """Return the arguments of all programs of cell k for micro-batch m."""

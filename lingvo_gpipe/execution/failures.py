@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
@@ -138,19 +138,29 @@ def _failing_layer(
 
 def describe(analysis: network.Analysis, slot: Slot, error: tf.errors.OpError) -> Failure:
     """Return which layer's operation failed in a slot's call."""
-    layer, operation = "", ""
     names = [analysis.layers[number].name for number in analysis.cells[slot.cell].layers]
-    for node in _NODE.findall(error.message):
+    layer, operation = next(iter(_owners(names, error.message)), ("", ""))
+    frames = _FRAME.findall(error.message)
+    line = "{2} ({0}:{1})".format(*frames[-1]) if frames else ""
+    return Failure(slot, layer, operation, line, cause(error))
+
+
+def _owners(names: Sequence[str], message: str) -> list[tuple[str, str]]:
+    """Return (layer, operation below it) of the operations in a message that layers made.
+
+    Args:
+        names: names of the layers.
+        message: TensorFlow's message.
+    """
+    found = []
+    for node in _NODE.findall(message):
         # Gradients are named after the operation that they belong to.
         path = re.sub(r"^(gradient_tape|gradients)/", "", node)
         owners = [name for name in names if path == name or path.startswith(f"{name}/")]
         if owners:
             layer = max(owners, key=len)
-            operation = path.removeprefix(layer).strip("/").rpartition("/")[2]
-            break
-    frames = _FRAME.findall(error.message)
-    line = "{2} ({0}:{1})".format(*frames[-1]) if frames else ""
-    return Failure(slot, layer, operation, line, cause(error))
+            found.append((layer, path.removeprefix(layer).strip("/").rpartition("/")[2]))
+    return found
 
 
 def cause(error: tf.errors.OpError) -> str:
@@ -177,10 +187,13 @@ def to_error(
         error: what the step raised.
         num: number of micro-batches.
     """
+    wanted = _ALLOCATION.search(error.message if failure is None else failure.message)
+    if failure is None and wanted is not None:
+        return _full(analysis, error, wanted)
     if failure is None:
         return errors.StepError(
-            f"a step failed ({cause(error)}), but not when its slots were run one by one. It may "
-            "be a lack of memory, or a device that was lost: run it again"
+            f"a step failed ({cause(error)}), but not when its slots were run one by one. A device "
+            "may have been lost: run it again"
         )
     slot = failure.slot
     cell = analysis.cells[slot.cell]
@@ -193,17 +206,36 @@ def to_error(
         where = f"cell {slot.cell} ({first} to {last})"
         where += f", in {failure.line}" if failure.line else ""
     message = failure.message
-    wanted = _ALLOCATION.search(message)
     if wanted is not None:
-        message = (
-            f"out of memory on device {cell.device_number}, for a tensor {wanted[2]} "
-            f"[{wanted[1]}]{_bytes(wanted)}. Raise num_micro_batches or num_partitions, or set "
-            "recompute='full'; --mode=plan shows what each device needs"
-        )
+        message = _lack(f"device {cell.device_number}", wanted)
     return errors.StepError(
         f"{where}, micro-batch {slot.micro_batch} of {num}, slot {slot}: {message}",
         layer=failure.layer,
         micro_batch=slot.micro_batch,
+        full_device=None if wanted is None else cell.device_number,
+    )
+
+
+def _full(
+    analysis: network.Analysis, error: tf.errors.OpError, wanted: re.Match[str]
+) -> errors.StepError:
+    """Return the error for a lack of memory that a step had, but none of its slots alone."""
+    layers = _owners([layer.name for layer in analysis.layers], error.message)
+    if not layers:
+        return errors.StepError(_lack("a device", wanted))
+    layer = layers[0][0]
+    number = next(n for n, info in enumerate(analysis.layers) if info.name == layer)
+    device = analysis.cells[analysis.cell_of(number)].device_number
+    return errors.StepError(
+        f"layer {layer}: {_lack(f'device {device}', wanted)}", layer=layer, full_device=device
+    )
+
+
+def _lack(device: str, wanted: re.Match[str]) -> str:
+    return (
+        f"out of memory on {device}, for a tensor {wanted[2]} [{wanted[1]}]{_bytes(wanted)}. "
+        "Raise num_micro_batches or num_partitions, or set recompute='full'; --mode=plan shows "
+        "what each device needs"
     )
 
 

@@ -14,7 +14,7 @@ from lingvo_gpipe.execution import cell_calls, custom_gradient, failures, variab
 from lingvo_gpipe.execution.executor import Executor, PassInputs, PassOutputs, PassRun
 from lingvo_gpipe.layers.context import Collected, Context
 from lingvo_gpipe.nests import Nest
-from lingvo_gpipe.network import micro_batches
+from lingvo_gpipe.network import build_limit, micro_batches
 from lingvo_gpipe.schedule import SCHEDULES
 
 
@@ -62,11 +62,17 @@ class MiniBatchRunner:
         self.variables = created
         self._analysis = executor.analysis
         self._params = executor.analysis.params
+        self._seen: set[int] = set()  # numbers of micro-batches
         self._warnings_left = 10  # the last mini-batch of every evaluation may be smaller
 
     def num_micro_batches(self, fields: Mapping[str, Nest]) -> int:
-        """Return M for a mini-batch; log a warning if it is less than the Params set."""
+        """Return M for a mini-batch; log if it is very large, or less than the Params set."""
         sizes, wanted = self._sizes(fields), self._params.num_micro_batches
+        if len(sizes) not in self._seen:
+            self._seen.add(len(sizes))
+            text = build_limit.warning(self._params, len(sizes))
+            if text is not None:
+                logging.warning(text)
         lowered = self._params.micro_batch_size is None and len(sizes) < wanted
         if lowered and self._warnings_left > 0:
             self._warnings_left -= 1

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.nests import Nest, SpecNest
+from lingvo_gpipe.network import build_limit
 from lingvo_gpipe.network.params import PipelineParams
 
 
@@ -81,9 +82,18 @@ def sizes_of(params: PipelineParams, fields: Mapping[str, Nest | SpecNest]) -> t
     Args:
         params: params of the network.
         fields: the mini-batch, name → nest of tensors or `tf.TensorSpec`.
+
+    Raises:
+        InputError: see `batch_size`.
+        PartitionError: their graph would take too long to build.
     """
-    count = batch_size(fields, params.batch_dim, params.unbatched)
-    return sizes(count, params.num_micro_batches, params.micro_batch_size)
+    num_examples = batch_size(fields, params.batch_dim, params.unbatched)
+    if params.micro_batch_size is None:
+        count = min(params.num_micro_batches, num_examples)
+    else:
+        count = -(-num_examples // params.micro_batch_size)
+    build_limit.check(params, count)
+    return sizes(num_examples, params.num_micro_batches, params.micro_batch_size)
 
 
 def split(

@@ -24,6 +24,11 @@ class PipelineParams(hyperparams.Configurable.Params):
     micro_batch_size: int | None = hyperparams.field(
         None, "Examples per micro-batch, instead of M; the last micro-batch may be smaller."
     )
+    max_build_s: float = hyperparams.field(
+        60.0,
+        "Seconds that the graph of a mini-batch may be expected to take to build, for more than "
+        "300 micro-batches.",
+    )
     schedule: str = hyperparams.field(
         "gpipe",
         "Name of a schedule (gpipe, 1f1b), or a table as text, or @file with one.",

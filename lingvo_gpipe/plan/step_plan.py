@@ -102,12 +102,17 @@ class Plan:
         return self.timeline.bubble_share
 
     @property
-    def heaviest_bytes(self) -> int:
-        """Bytes of the device that needs most, all its cells together."""
-        devices: dict[int, list[CellPlan]] = {}
+    def device_bytes(self) -> tuple[int, ...]:
+        """Bytes that each device needs, all its cells together."""
+        devices: list[list[CellPlan]] = [[] for _ in range(self.analysis.table.num_devices)]
         for cell, needs in zip(self.analysis.cells, self.cells, strict=True):
-            devices.setdefault(cell.device_number, []).append(needs)
-        return max(map(_device_bytes, devices.values()))
+            devices[cell.device_number].append(needs)
+        return tuple(map(_device_bytes, devices))
+
+    @property
+    def heaviest_bytes(self) -> int:
+        """Bytes of the device that needs most."""
+        return max(self.device_bytes)
 
     @property
     def together_bytes(self) -> int:

@@ -62,6 +62,7 @@ def evaluate(
     step: int,
     metrics: tuple[str, ...] = (),
     should_stop: Callable[[], bool] = lambda: False,
+    watch: Callable[[Iterable[Batch]], Iterable[Batch]] = iter,
 ) -> Evaluation | None:
     """Evaluate a network on `batches`; every example has equal weight, for any batch sizes.
 
@@ -71,6 +72,7 @@ def evaluate(
         step: number of updates of the weights.
         metrics: names of the metrics to return; empty: all.
         should_stop: called between mini-batches.
+        watch: yields the same mini-batches, and watches the time from one to the next.
 
     Returns:
         The evaluation; None if it was stopped.
@@ -83,7 +85,7 @@ def evaluate(
     sums: dict[str, Nest] | None = None
     count = 0
     step_tensor = tf.constant(step, tf.int64)
-    for batch in batches:
+    for batch in watch(batches):
         if should_stop():
             return None
         result = pipe.evaluate(batch, step=step_tensor)

@@ -8,9 +8,11 @@ from typing import NamedTuple, TypeVar
 import tensorflow as tf
 
 from lingvo_gpipe import errors, optim, pipelining
+from lingvo_gpipe.console import units
 from lingvo_gpipe.execution import outer_function
 from lingvo_gpipe.input import Batch
 from lingvo_gpipe.nests import Nest, SpecNest
+from lingvo_gpipe.plan import step_plan
 from lingvo_gpipe.run.checkpoints import keys
 from lingvo_gpipe.task import Task
 
@@ -76,7 +78,7 @@ class Learner:
         )
         with tf.device("CPU:0"):
             self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
-        self._guarded = params.train.finite_guard
+        self._params = params.train.copy().freeze()
         self._update_by_one = outer_function.OuterFunction(self._update_by_one_batch)
         self._loss_weights = outer_function.OuterFunction(self._loss_weights_of)
         self._accumulate = outer_function.OuterFunction(self._accumulate_batch)
@@ -121,7 +123,20 @@ class Learner:
             found = self.pipe.explain(error, batch, step=self.step.read_value())
             if not isinstance(found, errors.StepError) or found.micro_batch is not None:
                 break
+        if isinstance(found, errors.StepError) and found.full_device is not None:
+            found.args = (f"{found}: {self._expected(found.full_device, batches[0])}",)
         return found
+
+    def _expected(self, device: int, batch: Batch) -> str:
+        """Return what the plan expects on a device."""
+        planned = step_plan.make(
+            self.pipe.params,
+            tf.nest.map_structure(tf.TensorSpec.from_tensor, dict(batch)),
+            optimizer_params=self._params.optimizer,
+            averages=self._params.average is not None,
+            accumulate=self._params.accumulate,
+        )
+        return f"{units.size(planned.device_bytes[device])} on device {device}"
 
     def _update(self, batches: Sequence[Batch]) -> UpdateResult:
         if len(batches) == 1:
@@ -195,7 +210,7 @@ class Learner:
             loss_scale=self.updater.loss_scale,
         )
         # An update that changed nothing does not count.
-        counts = scalars["finite"] if self._guarded else tf.constant(True)
+        counts = scalars["finite"] if self._params.finite_guard else tf.constant(True)
         self.step.assign_add(tf.cast(counts, tf.int64), read_value=False)
         return UpdateResult(sums.loss, sums.losses, sums.sums, weights, scalars)
 

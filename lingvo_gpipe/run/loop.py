@@ -33,7 +33,7 @@ from absl import logging
 from lingvo_gpipe import errors, task
 from lingvo_gpipe.console import progress
 from lingvo_gpipe.input import Batch, Input
-from lingvo_gpipe.run import checkpoints, evaluation, log_directory, process, restoring
+from lingvo_gpipe.run import checkpoints, evaluation, log_directory, process, restoring, watchdog
 from lingvo_gpipe.run.learner import Learner
 from lingvo_gpipe.run.run_state import RunState
 from lingvo_gpipe.run.writers import StepReport, Writers
@@ -173,6 +173,12 @@ class _Training:
         if options.evaluate:
             source.evaluation(params.eval.split)  # refused now, not after hours
         self.state = RunState(params, self._learner, logdir, threads, evaluates=options.evaluate)
+        self._watchdog = watchdog.of_training(
+            params.train,
+            self._learner.pipe.executor,
+            self.state.checkpoints.directory,
+            options.report,
+        )
 
     def restore(self, start: str | None, change: task.Change | None) -> None:
         """Continue from the newest whole checkpoint of the run, or start.
@@ -198,7 +204,7 @@ class _Training:
         writers = Writers(self._logdir, self._learner, self._params.to_text(), classes)
         shown = progress.Progress(total=train.max_steps, start=state.step)
         try:
-            with contextlib.closing(writers), contextlib.closing(shown):
+            with contextlib.closing(writers), contextlib.closing(shown), self._watchdog:
                 writers.constants(state.step, self._input.constants())
                 self._evaluate_if_due(writers)  # a signal may have interrupted it
                 for report in self._updates(writers):
@@ -207,7 +213,8 @@ class _Training:
                         writers.update(state.step, report)
                     self._evaluate_if_due(writers)
                     if state.step % train.save_interval_steps == 0:
-                        state.save()
+                        with self._watchdog.watching(f"the checkpoint of step {state.step}"):
+                            state.save()
                 ended = self._ended()
                 if self._options.evaluate and ended != "signal" and not self._is_evaluated_here():
                     self._evaluate(writers)
@@ -229,14 +236,16 @@ class _Training:
             if self._options.should_stop():
                 return
             begun = time.perf_counter()
-            batches = [next(source) for _ in range(train.accumulate)]
+            with self._watchdog.watching(f"reading the mini-batch of step {state.step}"):
+                batches = [next(source) for _ in range(train.accumulate)]
             drawn = time.perf_counter()
             if state.step == first:
                 writers.pictures(first, self._input.pictures(batches[0]))
             traces = self._learner.num_traces
             step, scale = state.step, self._learner.updater.loss_scale
-            result = self._learner.update(batches)
-            finite = bool(result.scalars["finite"]) and math.isfinite(result.loss)
+            with self._watchdog.watching(f"step {step}"):
+                result = self._learner.update(batches)
+                finite = bool(result.scalars["finite"]) and math.isfinite(result.loss)
             state.position.assign_add(train.accumulate)
             if not finite and not self._may_lower(scale):
                 self._stop_at_nonfinite(batches, step)
@@ -293,6 +302,7 @@ class _Training:
     def _evaluate(self, writers: Writers) -> None:
         params = self._params.eval
         batches = evaluation.batches(self._input, params, self._options.max_batches)
+        name = f"a mini-batch of the evaluation at step {self.state.step}"
         try:
             with self._learner.updater.averaged():
                 evaluated = evaluation.evaluate(
@@ -301,6 +311,7 @@ class _Training:
                     step=self.state.step,
                     metrics=params.metrics,
                     should_stop=self._options.should_stop,
+                    watch=lambda batches: self._watchdog.each(batches, name),
                 )
             value = 0.0
             if evaluated is not None and params.best is not None:

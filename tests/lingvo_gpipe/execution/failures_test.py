@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, layers, optim, pipelining, task
+from lingvo_gpipe.console import units
 from lingvo_gpipe.layers.base import Theta
 from lingvo_gpipe.nests import Nest, SpecNest
+from lingvo_gpipe.plan import step_plan
 from lingvo_gpipe.run import learner
 
 SCHEDULES = ("gpipe", "1f1b", "split")
@@ -224,17 +227,55 @@ class Huge(layers.Layer):
         return inputs + tf.reduce_sum(noise)
 
 
-def test_a_lack_of_memory_is_one_line() -> None:
+def lack_of_memory(path: str) -> errors.StepError:
+    """Return the error of a step whose cell 1 asks for too much; TensorFlow waits 10 s for it."""
     params = pipeline(
         Fault(lambda: stack(Huge.Params(name="huge")), 1, 1, ()), 2, "1f1b", cuts=(2, 3)
     )
     with pytest.raises(errors.StepError) as raised:
-        params.instantiate().value_and_gradients(mini_batch(FAULTS["forward"]))
+        run(params, mini_batch(FAULTS["forward"]), path)
     assert raised.value.layer == "huge"
+    assert raised.value.full_device == 1
     text = str(raised.value)
     assert "out of memory on device 1, for a tensor float [1000000,4000000] of 14.6 TiB. " in text
-    assert "num_micro_batches" in text
+    for setting in ("num_micro_batches", "num_partitions", "recompute="):
+        assert setting in text
     assert "\n" not in text
+    return raised.value
+
+
+def test_a_lack_of_memory_is_one_line_with_what_the_plan_expects() -> None:
+    text = str(lack_of_memory("learner"))
+    planned = step_plan.make(
+        pipeline(Fault(lambda: stack(Huge.Params(name="huge")), 1, 1, ()), 2, "1f1b", cuts=(2, 3)),
+        {"word": tf.TensorSpec([4], tf.int32), "label": tf.TensorSpec([4], tf.int32)},
+        optimizer_params=optim.Optimizer.Params(name="SGD", learning_rate=0.1),
+    )
+    expected = units.size(planned.device_bytes[1])
+    assert text.endswith(f"--mode=plan shows what each device needs: {expected} on device 1")
+
+
+@pytest.mark.reliability_full
+@pytest.mark.parametrize("path", ["value_and_gradients", "evaluate", "tape"])
+def test_a_lack_of_memory_is_one_line(path: str) -> None:
+    assert str(lack_of_memory(path)).endswith("--mode=plan shows what each device needs")
+
+
+def test_a_lack_of_memory_that_no_slot_has_alone_names_the_layer_of_tensorflows_message() -> None:
+    pipe, batch = pipeline(FAULTS["label"], 2, "gpipe").instantiate(), mini_batch(FAULTS["forward"])
+    pipe.build(batch)
+    error = tf.errors.ResourceExhaustedError(
+        None,
+        None,
+        "OOM when allocating tensor with shape[1024,1024] and type float on /job:localhost/"
+        "replica:0/task:0/device:GPU:1 by allocator GPU_1_bfc\n\t [[{{node second/MatMul}}]]",
+    )
+    explained = pipe.explain(error, batch)
+    assert isinstance(explained, errors.StepError)
+    assert explained.full_device == 1
+    assert str(explained).startswith(
+        "layer second: out of memory on device 1, for a tensor float [1024,1024] of 4.00 MiB. "
+    )
 
 
 def test_an_error_in_the_callers_own_function_is_explained_on_request() -> None:
@@ -281,3 +322,52 @@ def test_a_layer_that_tensorflow_does_not_name_is_found(schedule: str, path: str
     fault = Fault(lambda: stack(Nested.Params(name="nested")), 1, 1, ())
     with pytest.raises(errors.StepError, match=r"layer nested, .*indices\[0\] = 99 is not"):
         run(pipeline(fault, 3, schedule), mini_batch(fault), path)
+
+
+class Counted(layers.Layer):
+    """x → x; takes 20 ms and counts its calls."""
+
+    class Params(layers.Layer.Params):
+        def _meta(self, *inputs: SpecNest) -> layers.Meta:
+            return layers.Meta(inputs[0])
+
+    calls = 0
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
+        del theta, ctx
+
+        def count(value: Any) -> Any:
+            Counted.calls += 1
+            time.sleep(0.02)
+            return value
+
+        @tf.custom_gradient
+        def counted(x: tf.Tensor) -> Any:
+            y = tf.numpy_function(count, [x], x.dtype, stateful=False)
+            return tf.ensure_shape(y, x.shape), lambda upstream: upstream
+
+        return counted(inputs)
+
+
+@pytest.mark.parametrize("recompute", ["full", "never"])
+@pytest.mark.parametrize("training", [True, False])
+def test_cells_that_have_not_started_do_not_start_after_an_error(
+    recompute: str, training: bool
+) -> None:
+    stacked = [
+        Counted.Params(name="counted"),
+        Faulty.Params(name="faulty"),
+        layers.Softmax.Params(name="head", classes=CLASSES),
+    ]
+    pipe = pipelining.PipeliningLayer.Params(
+        layers=stacked, num_partitions=2, cuts=(1, 2), num_micro_batches=20, recompute=recompute
+    ).instantiate()
+    batch = {"x": tf.fill([20, 3], 2.0), "label": tf.zeros([20], tf.int32)}
+    pipe.build(batch)
+    run = pipe.value_and_gradients if training else pipe.evaluate
+    for _ in range(2):  # traced in the first
+        Counted.calls = 0
+        with pytest.raises(errors.StepError, match=r"layer faulty, .*micro-batch 0 of 20"):
+            run(batch)
+    # One or two beside the error, then as many to find its cause.
+    assert Counted.calls < 10

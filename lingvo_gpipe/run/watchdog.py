@@ -1,0 +1,157 @@
+"""A thread that reports work that does not end, and what each device does meanwhile.
+
+dog = Watchdog(300.0, describe=lambda: [...], report=print)
+with dog, dog.watching("step 7"):
+    ...
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from lingvo_gpipe import task
+from lingvo_gpipe.execution.executor import Executor
+from lingvo_gpipe.execution.progress import Progress
+
+EXIT_CODE = 75
+"""Of a process that the watchdog ends: EX_TEMPFAIL, for which services start a program again."""
+
+_Item = TypeVar("_Item")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Work:
+    """Work that is being done: what it is, and when it began, in seconds of a monotonic clock."""
+
+    name: str
+    begun_s: float
+
+
+class Watchdog:
+    """Reports each time that one piece of work takes 1, 2, 4, 8 … times as long as it may."""
+
+    def __init__(
+        self,
+        stall_after_s: float,
+        describe: Callable[[], Sequence[str]],
+        report: Callable[[str], None],
+        end: Callable[[], None] | None = None,
+    ) -> None:
+        """Make it; `with` starts its thread.
+
+        Args:
+            stall_after_s: how long one piece of work may take; 0: forever.
+            describe: lines that follow the first, called in the thread.
+            report: receives lines for the user.
+            end: called after the first report; None: the work goes on.
+        """
+        self._stall_after_s = stall_after_s
+        self._describe = describe
+        self._report = report
+        self._end = end
+        self._work: _Work | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def __enter__(self) -> Watchdog:
+        if self._stall_after_s > 0:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    @contextlib.contextmanager
+    def watching(self, name: str) -> Iterator[None]:
+        """Watch the `with` block, which lines for the user call `name`."""
+        self._work = _Work(name, time.monotonic())
+        try:
+            yield
+        finally:
+            self._work = None
+
+    def each(self, items: Iterable[_Item], name: str) -> Iterator[_Item]:
+        """Yield `items`; from one to the next is one piece of work."""
+        source = iter(items)
+        try:
+            while True:
+                self._work = _Work(name, time.monotonic())
+                try:
+                    item = next(source)
+                except StopIteration:
+                    return
+                yield item
+        finally:
+            self._work = None
+
+    def _watch(self) -> None:
+        last: _Work | None = None
+        allowed_s = self._stall_after_s
+        while not self._ended.wait(min(5.0, self._stall_after_s / 8)):
+            work = self._work
+            if work is not last:
+                last, allowed_s = work, self._stall_after_s
+            if work is None or time.monotonic() - work.begun_s < allowed_s:
+                continue
+            allowed_s *= 2
+            lines = self._describe()
+            if self._work is not work:
+                continue  # it has ended meanwhile
+            waited_s = time.monotonic() - work.begun_s
+            self._report(f"{work.name} has taken {waited_s:.0f} s: {lines[0]}")
+            for line in lines[1:]:
+                self._report(f"    {line}")
+            if self._end is not None:
+                self._end()
+
+
+def of_training(
+    params: task.Train, executor: Executor, folder: str, report: Callable[[str], None]
+) -> Watchdog:
+    """Return the watchdog of a run, which follows the progress of its passes.
+
+    Args:
+        params: params of training.
+        executor: runs the passes; none is traced yet.
+        folder: folder of the run's checkpoints.
+        report: receives lines for the user.
+    """
+    if not params.stall_after_s:
+        return Watchdog(0.0, lambda: [], report)
+
+    def end() -> None:
+        report(
+            f"the run is ended (train.end_at_stall); the same command continues it from {folder}"
+        )
+        os._exit(EXIT_CODE)  # an operation that does not return cannot be interrupted
+
+    describe = functools.partial(_describe, executor.follow_progress())
+    return Watchdog(params.stall_after_s, describe, report, end if params.end_at_stall else None)
+
+
+def _describe(progress: Progress) -> list[str]:
+    """Return what the devices of a pipeline do: first the slot that the others wait for."""
+    states = progress.read()
+    if states is None:
+        return ["no slot has begun; its graph is being built, or its input is awaited"]
+    running = [
+        f"slot {state.slot} on device {state.device} ({progress.devices[state.device]})"
+        for state in states
+        if state.is_running
+    ]
+    lines = [
+        f"device {state.device} ({progress.devices[state.device]}): {state.line()}"
+        for state in states
+    ]
+    if not running:
+        return ["no slot is running", *lines]
+    return [f"it waits for {', '.join(running)}", *lines]

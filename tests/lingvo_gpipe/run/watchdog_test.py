@@ -1,0 +1,161 @@
+"""What a user reads while a step or an input does not end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import layers
+from lingvo_gpipe.input import Batch, Batches
+from lingvo_gpipe.layers.base import Theta
+from lingvo_gpipe.nests import Nest, SpecNest
+from lingvo_gpipe.run import loop, watchdog
+from tests.tiny_task import tiny_task
+
+RELEASED = threading.Event()
+
+
+class Stuck(layers.Layer):
+    """x → x; waits until RELEASED in the second micro-batch of a step (or 20 s)."""
+
+    class Params(layers.Layer.Params):
+        def _meta(self, *inputs: SpecNest) -> layers.Meta:
+            return layers.Meta(inputs[0])
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
+        del theta
+        return stuck(inputs) if ctx.training else inputs
+
+
+CALLS: list[float] = []
+
+
+@tf.custom_gradient
+def stuck(x: tf.Tensor) -> Any:
+    def wait(value: Any) -> Any:
+        CALLS.append(time.monotonic())
+        if len(CALLS) == 2:
+            RELEASED.wait(20.0)
+        return value
+
+    y = tf.numpy_function(wait, [x], x.dtype, stateful=False)
+    return tf.ensure_shape(y, x.shape), lambda upstream: upstream
+
+
+def with_stuck_layer(**train: Any) -> Any:
+    """Return a task of one step, whose layer `stuck` is in the second cell."""
+    CALLS.clear()
+    RELEASED.clear()
+    params = tiny_task(max_steps=1, **train)
+    head = params.model.layers[-1]
+    params.model.layers = [*params.model.layers[:-1], Stuck.Params(name="stuck"), head]
+    params.model.cuts = (3, 2)
+    return params
+
+
+def reported(lines: list[str], count: int) -> list[str]:
+    """Wait until there are `count` lines."""
+    deadline = time.monotonic() + 10
+    while len(lines) < count and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return list(lines)
+
+
+def test_work_that_does_not_end_is_reported_less_and_less_often() -> None:
+    lines: list[str] = []
+    times: list[float] = []
+
+    def describe() -> list[str]:
+        times.append(time.monotonic())
+        return ["why", "more"]
+
+    dog = watchdog.Watchdog(0.2, describe, lines.append)
+    with dog, dog.watching("step 7"):
+        begun = time.monotonic()
+        assert len(reported(lines, 4)) == 4
+    assert lines[0].startswith("step 7 has taken 0 s: why")
+    assert lines[1] == "    more"
+    assert times[0] - begun >= 0.2
+    assert times[1] - begun >= 0.4
+
+
+def test_work_that_ends_in_time_is_not_reported() -> None:
+    lines: list[str] = []
+    dog = watchdog.Watchdog(0.3, lambda: ["why"], lines.append)
+
+    def items() -> Iterator[int]:
+        for item in range(10):
+            time.sleep(0.05)
+            yield item
+
+    with dog:
+        assert list(dog.each(items(), "item")) == list(range(10))
+        for _ in range(10):
+            with dog.watching("step"):
+                time.sleep(0.05)
+        time.sleep(0.5)  # nothing is being done
+    assert lines == []
+
+
+def test_the_slot_and_the_device_that_a_step_waits_for_are_named(tmp_path: Path) -> None:
+    lines: list[str] = []
+    params = with_stuck_layer(stall_after_s=0.5)
+
+    def report(line: str) -> None:
+        lines.append(line)
+        if line.startswith("    device 1"):
+            RELEASED.set()
+
+    result = loop.run(params, tmp_path, report=report)
+    assert result.step == 1
+    assert RELEASED.is_set()
+    first = next(n for n, line in enumerate(lines) if "slot 1F1" in line)
+    assert lines[first].startswith("step 0 has taken ")
+    assert lines[first].endswith("it waits for slot 1F1 on device 1 (/device:CPU:1)")
+    assert (
+        lines[first + 1] == "    device 0 (/device:CPU:0): 2 of 4 calls returned, 0B1 waits for 1F1"
+    )
+    assert lines[first + 2] == "    device 1 (/device:CPU:1): 1 of 3 calls returned, 1F1 is running"
+
+
+def test_an_input_that_does_not_answer_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    read = Batches.__iter__
+
+    def slow(batches: Batches) -> Iterator[Batch]:
+        for batch in read(batches):
+            time.sleep(0.6)
+            yield batch
+
+    monkeypatch.setattr(Batches, "__iter__", slow)
+    loop.run(tiny_task(max_steps=1, stall_after_s=0.3), tmp_path, report=lines.append)
+    assert lines[0] == (
+        "reading the mini-batch of step 0 has taken 0 s: no slot has begun; its graph is being "
+        "built, or its input is awaited"
+    )
+
+
+def test_a_run_may_be_ended_at_a_stall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    codes: list[int] = []
+    monkeypatch.setattr("os._exit", codes.append)
+    params = with_stuck_layer(stall_after_s=0.4, end_at_stall=True)
+
+    def report(line: str) -> None:
+        lines.append(line)
+        if line.startswith("the run is ended"):
+            RELEASED.set()
+
+    loop.run(params, tmp_path, report=report)
+    assert codes[0] == watchdog.EXIT_CODE
+    assert f"continues it from {tmp_path / 'checkpoints'}" in next(
+        line for line in lines if line.startswith("the run is ended")
+    )

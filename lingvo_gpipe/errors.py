@@ -8,11 +8,30 @@ line is complete alone: what, where, the nearest right thing, the way out. The t
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+# What TensorFlow adds to its messages for its developers: names of functions, nodes, operations.
+_GRAPH_NAMES = re.compile(r"\{\{[a-z_]*node [^}]*\}\}\s*|\s*\[Op:\w*\](?: name: ?[\w/]*)?")
+
+
+def without_graph_names(message: str) -> str:
+    """Return a message of TensorFlow without the names of its functions, nodes and operations.
+
+    >>> without_graph_names("{{function_node __wrapped__X}} Input is empty. [Op:DecodeImage]")
+    'Input is empty.'
+    """
+    return _GRAPH_NAMES.sub("", message)
 
 
 class UserError(Exception):
-    """A mistake that the user can correct; its text says how."""
+    """A mistake that the user can correct; its text says how.
+
+    Where the text quotes a message of TensorFlow, it has no names of its graphs.
+    """
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(without_graph_names(text))
 
 
 class ParamsError(UserError, ValueError):

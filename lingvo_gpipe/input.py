@@ -424,5 +424,5 @@ _ASSERTION = re.compile(r"assertion failed: \[(.*?)\].*")
 def plain(error: tf.errors.OpError) -> str:
     """Return the line of TensorFlow's message that says what is wrong."""
     lines = [line for line in error.message.splitlines() if not _ABOUT_GRAPHS.match(line)]
-    line = re.sub(r"\{\{[^}]*\}\}\s*|\s*\[Op:.*", "", (lines or [error.message.strip()])[0])
+    line = errors.without_graph_names((lines or [error.message.strip()])[0])
     return _ASSERTION.sub(r"\1", _PREFIX.sub("", line)).strip().rstrip(".")

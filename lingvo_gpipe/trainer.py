@@ -10,11 +10,13 @@ done. A second signal ends it at once.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import re
 import shlex
 import sys
 import tempfile
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,11 +51,15 @@ _FIELD_OF_FLAG = {
 # Flags that only some modes read.
 _OPTIONS = ("follow", "dry_run", "fit", "grow", "profile")
 _DEFAULT_MODE = "train"
+_DEPRECATION = re.compile(r"\bis deprecated\b|\bDEPRECATED\b")
 _NOISE = re.compile(r"I\d{4} |WARNING: All log messages before absl::InitializeLog")
 
 
 def main() -> None:
     """Run the command line's arguments and end the process."""
+    if not sys.warnoptions:  # python -W asks for them
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", FutureWarning)
     sys.exit(run(sys.argv[1:]))
 
 
@@ -159,7 +165,8 @@ def _run(values: argparse.Namespace) -> int:
 def _load_tensorflow() -> None:
     """Import TensorFlow without the lines that it writes on any machine without a GPU.
 
-    They bypass Python and every log level. Whatever is not of that kind is passed on.
+    They bypass Python and every log level. Whatever is not of that kind is passed on. What
+    TensorFlow logs later of its own deprecated functions, which no user calls, is left out too.
     """
     sys.stderr.flush()
     kept = os.dup(2)
@@ -169,6 +176,7 @@ def _load_tensorflow() -> None:
             import tensorflow as tf
 
             tf.config.list_physical_devices()
+            tf.get_logger().addFilter(_is_no_deprecation)
         finally:
             os.dup2(kept, 2)
             os.close(kept)
@@ -176,6 +184,10 @@ def _load_tensorflow() -> None:
             for line in file.read().decode(errors="replace").splitlines():
                 if not _NOISE.match(line) and ("cuInit" not in line or _has_nvidia()):
                     print(line, file=sys.stderr)
+
+
+def _is_no_deprecation(record: logging.LogRecord) -> bool:
+    return not _DEPRECATION.search(record.getMessage())
 
 
 def _has_nvidia() -> bool:
@@ -221,9 +233,17 @@ def _override_text(error: errors.ParamsError, assignment: str, task: Task.Params
     text = str(error)
     if text.startswith(type(task).class_name()):
         text = task.name + text.removeprefix(type(task).class_name())
-    if isinstance(error, hyperparams.UnknownFieldError) and error.nearest:
-        value = assignment.partition("=")[2]
-        return f"{text}. Try --params_override={error.nearest[0]}={value}"
+    near: tuple[str, ...] = ()
+    if isinstance(error, hyperparams.UnknownFieldError):
+        near = error.nearest
+    elif isinstance(error, hyperparams.HoldsParamsError):
+        near = error.instead
+    value = assignment.partition("=")[2].strip()
+    suggested = (task.suggestion(path, value) for path in near)
+    for override in filter(None, suggested):
+        return f"{text}. Try --params_override={_quoted(override)}"
+    if near:
+        return text
     present = _present(task, assignment)
     return text if present is None else f"{text}. Try --params_override={present}, as it is now"
 
@@ -239,7 +259,12 @@ def _present(task: Task.Params, assignment: str) -> str | None:
     # A plain string needs no quotes, which a shell would ask to be quoted again.
     word = re.fullmatch(r"'([A-Za-z_][\w./:-]*)'", value)
     plain = word[1] if word and word[1] not in ("None", "True", "False") else value
-    return shlex.quote(f"{path.strip()}={plain}")
+    return _quoted(f"{path.strip()}={plain}")
+
+
+def _quoted(word: str) -> str:
+    """Return a word as a shell reads it, in double quotes if it has single quotes inside."""
+    return f'"{word}"' if "'" in word and not re.search(r'["$`\\!]', word) else shlex.quote(word)
 
 
 def _set_data_dir(task: Task.Params, folder: str, model: str) -> None:

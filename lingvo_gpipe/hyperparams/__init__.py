@@ -8,12 +8,14 @@ from lingvo_gpipe.hyperparams.configurable import Configurable
 from lingvo_gpipe.hyperparams.fields import REQUIRED, Field, field, required
 from lingvo_gpipe.hyperparams.names import register_package
 from lingvo_gpipe.hyperparams.params import Params, from_text
+from lingvo_gpipe.hyperparams.suggestions import HoldsParamsError
 from lingvo_gpipe.hyperparams.tree import UnknownFieldError
 
 __all__ = [
     "REQUIRED",
     "Configurable",
     "Field",
+    "HoldsParamsError",
     "Params",
     "UnknownFieldError",
     "field",

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self, dataclass_transform
 
 from lingvo_gpipe.errors import ParamsError
-from lingvo_gpipe.hyperparams import comparison, fields, names, parsing, text, tree
+from lingvo_gpipe.hyperparams import comparison, fields, names, parsing, suggestions, text, tree
 from lingvo_gpipe.hyperparams import types as kinds
 from lingvo_gpipe.hyperparams.fields import REQUIRED, Field
 from lingvo_gpipe.hyperparams.literals import Value
@@ -122,6 +122,13 @@ class Params(kinds.Node, metaclass=_ParamsMeta):
         place.field.assign(place.node, value, self, path, place.steps)
         return self
 
+    def suggestion(self, path: str, source: str) -> str | None:
+        """Return the override `path=source` as a message suggests it.
+
+        None where it would be refused, or names code of a package that is not registered.
+        """
+        return suggestions.assignment(self, path, source)
+
     def override(self, assignment: str) -> Self:
         """Set one field by a text `path=value`, as on a command line.
 
@@ -136,11 +143,7 @@ class Params(kinds.Node, metaclass=_ParamsMeta):
         old = place.value()
         removed = value == "None" and kinds.takes_none(place.kind())
         if kinds.holds_params(old) and not removed:
-            what = f"Params ({old.class_name()})" if isinstance(old, Params) else "Params"
-            raise ParamsError(
-                f"{self.class_name()}: '{path}' holds {what}, which no text replaces; override its "
-                "fields"
-            )
+            raise suggestions.holds_params(self, path, old, value)
         parsed = fields.parse_value(value, place.kind(), type(self), path)
         place.field.assign(place.node, parsed, self, path, place.steps)
         return self

@@ -10,6 +10,8 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from lingvo_gpipe import errors
+
 
 class Writer:
     """Writes one folder of TensorBoard; several in one logdir are shown side by side.
@@ -73,5 +75,5 @@ class Writer:
             action()
         except tf.errors.OpError as error:
             self._is_broken = True
-            reason = error.message.splitlines()[0]
+            reason = errors.without_graph_names(error.message).splitlines()[0]
             logging.warning("TensorBoard receives no more curves of this run: %s", reason)

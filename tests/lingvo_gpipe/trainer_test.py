@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import os
 import re
 import shlex
@@ -243,6 +245,50 @@ def test_an_override_of_the_wrong_kind_comes_with_the_present_value(
     assert found.err[0].endswith(f". Try --params_override={present}, as it is now")
     (offered,) = shlex.split(present)
     assert run(f"--params_override={offered}", "--mode=describe").code == 0
+
+
+RATE = "train.optimizer.learning_rate"
+RATE_CONFIG = f"{RATE}.config.initial_learning_rate"
+
+
+@pytest.mark.parametrize(
+    ("assignment", "end"),
+    [
+        (f"{RATE}=0.001", f"set '{RATE_CONFIG}'. Try --params_override={RATE_CONFIG}=0.001"),
+        (f"{RATE}=os.system", "which no text replaces; override its fields"),
+        ("train.optimizer=Adam", "set one of its fields: 'train.optimizer.name' (now 'Adam')"),
+        ("train.optimizer.cls=os.system", "nearest 'model.cells'"),
+        ("model.nam=os.system", "nearest 'name', 'model.layers[0].name', 'model.name'"),
+        ("model.layer=3", "nearest 'model.layers', 'model.layers[0]'"),
+    ],
+)
+def test_an_override_is_suggested_if_it_works_and_names_no_foreign_code(
+    run: Run, assignment: str, end: str
+) -> None:
+    (line,) = run("--model=image.digits.MLP", f"--params_override={assignment}").err
+    assert line.startswith("ParamsError: image.digits.MLP")
+    assert line.endswith(end)
+    assert "=os.system" not in line
+
+
+def test_a_rate_of_other_fields_comes_with_their_present_values(run: Run) -> None:
+    (line,) = run("--model=lm.transformer.L3", f"--params_override={RATE}=0.001").err
+    assert line.endswith(
+        f"which no text replaces; set one of its fields: '{RATE}.factor' (now 0.3)"
+    )
+
+
+def test_deprecations_of_tensorflow_are_not_logged(run: Run) -> None:
+    assert run("--list_models").code == 0
+    logger, shown = tf.get_logger(), io.StringIO()
+    handler = logging.StreamHandler(shown)
+    logger.addHandler(handler)
+    try:
+        logger.warning("From %s: %s is deprecated and will be removed.", "a.py:1", "f (from g)")
+        logger.warning("something else")
+    finally:
+        logger.removeHandler(handler)
+    assert shown.getvalue() == "something else\n"
 
 
 def test_the_curves_are_shown_by_a_command_that_this_shell_has(

@@ -25,6 +25,12 @@ def test_a_mistake_is_printed_by_the_class_users_know(
     assert capsys.readouterr().out == "a line\n"
 
 
+def test_a_message_of_tensorflow_is_quoted_without_names_of_its_graphs() -> None:
+    quoted = "{{function_node __wrapped__SaveV2_dtypes_3_device_/job:w/device:CPU:0}} a/b: No space"
+    error = errors.CheckpointError(f"runs: ({quoted} [Op:SaveV2] name: ); free {{some}} space")
+    assert command.mistake(error) == "CheckpointError: runs: (a/b: No space); free {some} space"
+
+
 @pytest.mark.parametrize(
     ("encoding", "told"),
     [

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 Example: TypeAlias = Mapping[str, Any]  # one example of TFDS, as numpy
 
 _SPLIT_NAMES = {"validation": "valid"}  # TFDS' name → the recipes' name
-# What TensorFlow adds to a message: the name of the operation.
-_OPERATION = re.compile(r"\{\{.*?\}\} ?| ?\[Op:.*")
 
 
 class TFDSCorpus(Corpus):
@@ -96,10 +94,10 @@ class TFDSCorpus(Corpus):
             for number, example in enumerate(self._tfds.as_numpy(dataset), 1):  # noqa: B007
                 yield example
         except tf.errors.OpError as error:
-            reason = _OPERATION.sub("", _first_line(error))
             raise errors.InputError(
                 f"TFDS dataset {self.name!r} cannot be read after example {number} of split "
-                f"{tfds_split!r}: {reason}. Remove {self._builder.data_path} and prepare it again"
+                f"{tfds_split!r}: {_first_line(error)}. Remove {self._builder.data_path} and "
+                "prepare it again"
             ) from error
 
     def _texts(self, example: Example) -> dict[str, list[bytes]]:

@@ -247,9 +247,8 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         Returns:
             A dictionary by name where the network has several outputs, else the one.
         """
-        fields = self._fields(_by_name(inputs))
-        if self.params.check_values and not tf.inside_function():
-            self.analysis.check_values(fields)
+        fields = self._fields(_by_name(inputs))  # builds the pipeline
+        fields = self._built.checked(fields)
         weights = {**variables.flatten(theta), **variables.flatten(ctx.state)}
         outputs, collected = self._built.under_tape(fields, weights, ctx)
         again = sorted(_names(ctx.collected) & _names(collected))
@@ -347,13 +346,11 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
     def _run(self, name: str, inputs: mini_batch.MiniBatchInputs) -> Result:
         """Run inside the caller's function, or in an outer function of these shapes."""
         count = self._built.num_micro_batches(inputs.fields)
-        in_function = tf.inside_function()
-        if self.params.check_values and not in_function:
-            self.analysis.check_values(inputs.fields)
+        inputs = inputs._replace(fields=self._built.checked(inputs.fields))
         try:
             result: mini_batch.MiniBatchResult = self._functions[name](inputs)
         except tf.errors.OpError as error:
-            if in_function:
+            if tf.inside_function():
                 raise
             raise self._built.explain(inputs, error, training=name == "train") from error
         return Result(**result._asdict(), num_micro_batches=count)

@@ -84,6 +84,21 @@ class MiniBatchRunner:
             )
         return len(sizes)
 
+    def checked(self, fields: dict[str, Nest]) -> dict[str, Nest]:
+        """Return the fields of a mini-batch, with labels and ids in range (`check_values`).
+
+        Raises:
+            InputError: one is not. In the caller's function, the step fails when it runs: by these
+                fields where a cell is on an accelerator, and by TensorFlow's kernels on CPUs.
+        """
+        if not self._params.check_values:
+            return fields
+        if not tf.inside_function():
+            self._analysis.check_values(fields)
+        elif not all(":CPU:" in device for device in self.executor.devices):
+            return self._analysis.asserted_values(fields)
+        return fields
+
     def train(self, inputs: MiniBatchInputs) -> MiniBatchResult:
         """Run the table of training: losses inside, gradients of all weights.
 

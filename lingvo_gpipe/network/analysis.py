@@ -120,6 +120,10 @@ class Analysis(wired_layers.WiredLayers):
         """
         value_ranges.check(self._field_ranges, fields)
 
+    def asserted_values(self, fields: Mapping[str, Nest]) -> dict[str, Nest]:
+        """Return tensors of a graph whose use fails if a label or id is out of range."""
+        return value_ranges.asserted(self._field_ranges, fields)
+
     @functools.cached_property
     def _field_ranges(self) -> tuple[value_ranges.FieldRange, ...]:
         return value_ranges.of_fields(self.layers, self.wiring)

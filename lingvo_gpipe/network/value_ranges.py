@@ -1,7 +1,8 @@
 """Which integers the fields of a mini-batch may hold: labels and ids that the layers take.
 
 TensorFlow refuses an id outside a table on CPUs, after work was done, and reads zeros for it on
-GPUs. Here the fields themselves are looked at, before a step costs anything.
+GPUs. Here the fields themselves are looked at, before a step costs anything; where the step is part
+of the caller's graph, in that graph.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 
 import numpy as np
+import tensorflow as tf
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.layers.base import ValueRange
@@ -68,6 +70,39 @@ def check(ranges: Iterable[FieldRange], fields: Mapping[str, Nest]) -> None:
         message = field_range.first_outside(fields)
         if message is not None:
             raise errors.InputError(message)
+
+
+def asserted(ranges: Iterable[FieldRange], fields: Mapping[str, Nest]) -> dict[str, Nest]:
+    """Return fields whose use in a graph fails with `InvalidArgumentError` if a value is outside.
+
+    For steps on GPUs, which would read zeros; on CPUs, kernels fail by themselves.
+
+    Args:
+        ranges: those of a network.
+        fields: name → nest of tensors of a graph.
+    """
+    guarded = dict(fields)
+    for one in ranges:
+        values, size = fields[one.field], one.values.size
+        with tf.device("CPU:0"):
+            inside = (values >= 0) & (values < tf.cast(size, values.dtype))
+            if one.values.weights is not None:
+                weights = fields[one.values.weights]
+                inside |= tf.broadcast_to(weights == 0, tf.shape(values))
+            first = tf.where(~inside)[:1]
+            check = tf.debugging.Assert(
+                tf.reduce_all(inside),
+                [
+                    f"field {one.field!r} has a value that layer {one.layer} does not take (0 to "
+                    f"{size - 1}), at",
+                    first,
+                    "which is",
+                    tf.gather_nd(values, first),
+                ],
+            )
+        with tf.control_dependencies([check]):
+            guarded[one.field] = tf.identity(guarded[one.field])
+    return guarded
 
 
 def of_fields(layers: Iterable[LayerInfo], routes: wiring.Wiring) -> tuple[FieldRange, ...]:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, layers, network, pipelining
 from lingvo_gpipe.layers.base import ValueRange
+from lingvo_gpipe.network import value_ranges
 from lingvo_gpipe.network.value_ranges import FieldRange
 
 LABELS = FieldRange("label", "head", ValueRange(5, "classes"))
@@ -49,3 +50,51 @@ def test_only_fields_have_ranges() -> None:
     )
     with pytest.raises(errors.InputError, match="row 3: 3, but layer head takes 0 to 2"):
         network.analyze(pipelining.PipeliningLayer.Params(layers=[head]), specs).check_values(wrong)
+
+
+@pytest.mark.parametrize(
+    ("values", "weights", "fails"),
+    [
+        ([[0, 4], [1, 2]], [[1.0, 1.0], [1.0, 1.0]], False),
+        ([[0, 4], [5, 2]], [[1.0, 1.0], [1.0, 1.0]], True),
+        ([[0, -1], [4, 2]], [[1.0, 1.0], [1.0, 1.0]], True),
+        ([[0, 4], [5, 2]], [[1.0, 1.0], [0.0, 1.0]], False),
+    ],
+)
+def test_the_same_values_fail_in_a_graph(values: Any, weights: Any, fails: bool) -> None:
+    fields = {"label": tf.constant(values), "weight": tf.constant(weights)}
+
+    @tf.function(autograph=False)
+    def use(fields: dict[str, tf.Tensor]) -> tf.Tensor:
+        return value_ranges.asserted([WEIGHTED], fields)["label"] + 1
+
+    assert (WEIGHTED.first_outside(fields) is not None) == fails
+    if not fails:
+        assert use(fields).numpy().tolist() == (np.array(values) + 1).tolist()
+        return
+    with pytest.raises(tf.errors.InvalidArgumentError, match="layer head does not take"):
+        use(fields)
+
+
+def test_a_pipeline_on_accelerators_looks_at_its_values_in_the_callers_graph(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The gather of a CPU fails too, so it is asked whether it was reached."""
+    pipe = pipelining.PipeliningLayer.Params(
+        layers=[layers.Softmax.Params(name="head", classes=3)]
+    ).instantiate()
+    batch = {"x": tf.ones([4, 2]), "label": tf.constant([0, 1, 2, 3])}
+    pipe.build(batch)
+    where = iter([["/device:GPU:0"], ["/device:CPU:0"]])
+    for message in ("layer head does not take", "label"):
+        devices = next(where)
+
+        @tf.function(autograph=False)
+        def step(fields: dict[str, tf.Tensor], devices: list[str] = devices) -> tf.Tensor:
+            with monkeypatch.context() as patch:
+                patch.setattr(pipe.executor, "devices", devices)
+                checked = pipe._built.checked(fields)
+            return pipe.value_and_gradients(checked).loss
+
+        with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+            step(batch)

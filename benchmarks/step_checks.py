@@ -76,8 +76,8 @@ def main() -> None:
     quick = "--quick" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--quick"]
     if arguments:
-        kind, turns = arguments[0].split(",")
-        print(json.dumps(measure(kind, int(turns))))
+        kind, count = arguments[0].split(",")
+        print(json.dumps(measure(kind, int(count))))
         return
     from benchmarks import blocks, machine, processes
 

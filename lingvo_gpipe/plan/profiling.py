@@ -18,7 +18,7 @@ from lingvo_gpipe import nests, network, precision, seeds
 from lingvo_gpipe.execution import cell_calls, cell_programs
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.nests import Nest, SpecNest
-from lingvo_gpipe.network import micro_batches
+from lingvo_gpipe.network import micro_batches, wiring
 from lingvo_gpipe.schedule import recompute
 
 Clock: TypeAlias = Callable[[], float]
@@ -106,15 +106,16 @@ def layer_times(
     """
     specs = {name: tf.nest.map_structure(_spec, value) for name, value in fields.items()}
     analysis = _layer_by_layer(params, specs)
+    cells = _cells(analysis)
     layers = [info.params.instantiate() for info in analysis.layers]
     watch = _Stopwatch(clock, runs, warm_up)
     known: list[tuple[_Work, LayerTime]] = []
     times = []
-    for number in range(len(analysis.layers)):
-        work = _work(analysis, number)
+    for cell in cells:
+        work = _work(analysis, cell)
         time_s = next((time_s for other, time_s in known if other == work), None)
         if time_s is None:
-            time_s = _Runner(analysis, layers, number).time(watch)
+            time_s = _Runner(analysis, layers, cell).time(watch)
             known.append((work, time_s))
         times.append(time_s)
     return tuple(times)
@@ -136,6 +137,24 @@ def _layer_by_layer(
     return network.analyze(uncut, micro_batches.resized(params, fields, max(sizes)))
 
 
+def _cells(analysis: network.Analysis) -> tuple[network.Cell, ...]:
+    """Return the cells in the pass that trains the network.
+
+    A network without a loss is trained under the caller's tape: its outputs leave it, and their
+    gradients come back. Otherwise nothing would read them, and TensorFlow would compute nothing of
+    its last layer.
+    """
+    if any(cell.losses for cell in analysis.cells):
+        return analysis.cells
+    leaving = frozenset(analysis.wiring.outputs.values())
+    mode = dataclasses.replace(analysis.cells[0].mode, leaving=leaving)
+    routes = wiring.route(analysis.wiring, analysis.cuts, leaving)
+    return tuple(
+        cell.in_pass(mode, route.exports, cell.reuse)
+        for cell, route in zip(analysis.cells, routes, strict=True)
+    )
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Work:
     """What two layers must share to take equal time.
@@ -153,8 +172,8 @@ class _Work:
     num_trained: int
 
 
-def _work(analysis: network.Analysis, number: int) -> _Work:
-    cell = analysis.cells[number]
+def _work(analysis: network.Analysis, cell: network.Cell) -> _Work:
+    (number,) = cell.layers
     return _Work(
         params=analysis.layers[number].params.copy().set(name="", reads=(), writes=(), tie={}),
         inputs=[analysis.specs[v] for v in analysis.wiring.reads[number]],
@@ -186,9 +205,10 @@ class _Runner:
     """A layer as a cell of its own, and the values that its programs are called with."""
 
     def __init__(
-        self, analysis: network.Analysis, layers: Sequence[base.Layer], number: int
+        self, analysis: network.Analysis, layers: Sequence[base.Layer], cell: network.Cell
     ) -> None:
-        self.cell = analysis.cells[number]
+        self.cell = cell
+        (number,) = cell.layers
         jit = analysis.params.jit_compile
         self.programs = cell_programs.CellPrograms(number, analysis, layers, jit)
         self.inputs = _values(analysis, self.cell)

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import layers, network, pipelining
+from lingvo_gpipe.execution import cell_programs
 from lingvo_gpipe.plan import profiling
 
 
@@ -69,10 +70,31 @@ def test_equal_layers_are_measured_once_and_others_each() -> None:
     costs = profiling.balance_by_time(
         pipe(*own), {"x": floats(4, 4)}, runs=1, warm_up=0, clock=clock
     )
-    # The first returns no gradient of its input, and the last one's outputs leave the network.
+    # The first returns no gradient of its input.
     first, *equal, last = costs
     assert len(set(equal)) == 1
     assert len({first, equal[0], last}) == 3
+
+
+def test_the_last_layer_of_a_network_without_a_loss_is_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    programs: list[Any] = []
+    init = cell_programs.CellPrograms.__init__
+
+    def remember(self: Any, *args: Any) -> None:
+        init(self, *args)
+        programs.append(self)
+
+    monkeypatch.setattr(cell_programs.CellPrograms, "__init__", remember)
+    own = [layers.Dense.Params(units=4) for _ in range(2)] + [layers.Dense.Params(units=3)]
+    clock = FakeClock(1.0, 3.0, 5.0)
+    times = profiling.layer_times(pipe(*own), {"x": floats(4, 4)}, runs=1, warm_up=0, clock=clock)
+    assert times == (profiling.LayerTime(1.0, 3.0, 5.0),) * 3
+    for each in programs:
+        specs = tf.nest.flatten(each.graphs["F"].structured_outputs)
+        assert [spec.shape[0] for spec in specs] == [4]
+        assert each.graphs["B"].outputs
 
 
 def test_skips_ties_and_integers_are_timed_like_any_layer() -> None:

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe import errors, hyperparams, regular_files
 from lingvo_gpipe.input import check_split
+from lingvo_gpipe.tasks import tfds_preparing
 from lingvo_gpipe.tasks.image.data import images
 
 _BUFFER_BYTES = 1 << 16
@@ -122,7 +123,7 @@ class TFDS(images.Images):
         if not self.params.download:
             raise errors.InputError(f"{where}. Set input.download=True, or another --data_dir")
         try:
-            builder.download_and_prepare()
+            tfds_preparing.prepare(builder, os.path.expanduser(self.params.data_dir))
         except Exception as error:  # a builder may raise anything
             way_out = "Prepare it elsewhere and give its folder as --data_dir"
             if by_hand:
@@ -192,7 +193,10 @@ def _scan(path: str) -> np.ndarray[Any, Any]:
     A record is 8 bytes of length, 4 of checksum, the content, and 4 of checksum.
     """
     found = []
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+    with (
+        regular_files.open_binary(path) as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+    ):
         place = 0
         while place + 12 <= len(content):
             (length,) = struct.unpack_from("<Q", content, place)

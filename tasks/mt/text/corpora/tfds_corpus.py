@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe.tasks import tfds_preparing
 from lingvo_gpipe.tasks.mt.text.corpora.corpus import Corpus, Languages, all_pairs
 from lingvo_gpipe.tasks.mt.text.corpora.faults import Faults, SentencePair
 
@@ -163,7 +164,7 @@ class TFDSCorpus(Corpus):
         if not self.params.download:
             raise errors.InputError(f"{where}. Set download=True, or another tfds_dir")
         try:
-            builder.download_and_prepare()
+            tfds_preparing.prepare(builder, os.path.expanduser(self.params.tfds_dir))
         except Exception as error:  # a builder may raise anything
             raise errors.InputError(
                 f"{where}, and preparing it failed: {_first_line(error)}. Prepare it elsewhere and "

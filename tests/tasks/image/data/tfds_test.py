@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors
+from lingvo_gpipe.tasks import tfds_preparing
 from lingvo_gpipe.tasks.image import TFDS
 from tests.tasks.image import mock_tfds
 from tests.tasks.image.image_files import drawn, pixels
@@ -196,7 +197,10 @@ def test_a_file_that_vanishes_is_no_endless_loop(
         list(source.evaluation("test"))
 
 
-def test_files_to_be_downloaded_by_hand_are_reported(tmp_path: pathlib.Path) -> None:
+def test_files_to_be_downloaded_by_hand_are_reported(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tfds_preparing, "network_fault", lambda _: None)
     source = tfds_input(tmp_path, "imagenet2012", download=True)
     with pytest.raises(errors.InputError) as caught:
         source.num_examples("train")

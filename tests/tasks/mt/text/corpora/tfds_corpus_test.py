@@ -13,6 +13,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from lingvo_gpipe import errors
+from lingvo_gpipe.tasks import tfds_preparing
 from lingvo_gpipe.tasks.mt import prepare
 from lingvo_gpipe.tasks.mt.text import records
 from lingvo_gpipe.tasks.mt.text.corpora import tfds_corpus
@@ -21,7 +22,10 @@ from lingvo_gpipe.tasks.mt.text.corpora.faults import FaultPolicy, Faults
 EXAMPLES = 30
 
 
-def test_a_name_of_tfds_becomes_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_of_tfds_becomes_records(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tfds_preparing, "network_fault", lambda _: None)
     with tfds.testing.mock_data(num_examples=EXAMPLES):
         code = prepare.run(
             [

@@ -128,6 +128,7 @@ _MAY_CHANGE = (
     "model.fuse",
     "input.*data_dir",
     "input.*max_broken_share",
+    "input.*max_pixels",
     "input.eval_batch_size",
     "input.records",
     "train.max_steps",

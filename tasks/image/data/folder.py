@@ -8,10 +8,11 @@ import os
 import tensorflow as tf
 from absl import logging
 
-from lingvo_gpipe import errors
+from lingvo_gpipe import errors, regular_files
 from lingvo_gpipe.input import check_split
 from lingvo_gpipe.tasks.image.data import images
 
+_MAX_FILE_BYTES = 2**28
 _EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".gif")
 
 
@@ -19,7 +20,8 @@ class ImageFolder(images.Images):
     """Image files in the layout of `tfds.ImageFolder`: data_dir/split/class/file.
 
     A label is the index of a class in the sorted class names of all splits. Hidden files are
-    skipped; files with other extensions are skipped and counted in a warning.
+    skipped; files with other extensions are skipped and counted in a warning. What is not a regular
+    file, or has more than 256 MiB, counts as unreadable.
     """
 
     class Params(images.Images.Params):
@@ -45,6 +47,10 @@ class ImageFolder(images.Images):
         """Return the path of a file."""
         return self._files(split)[0][index]
 
+    def fault(self, split: str, index: int) -> str | None:
+        """Return why a file is not opened; see `Images.fault`."""
+        return self._faults(split).get(index)
+
     def load(self, split: str, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Return an example's encoded image and label; see `Images.load`."""
         paths, labels = self._tensors(split)
@@ -55,7 +61,24 @@ class ImageFolder(images.Images):
         # Created outside the graph that needs them first: it would keep a copy.
         with tf.init_scope(), tf.device("CPU:0"):
             paths, labels = self._files(split)
-            return tf.constant([os.fsencode(path) for path in paths]), tf.constant(labels)
+            faults = self._faults(split)
+            # An empty path cannot be read: the example is missing, and `fault` says why.
+            names = [b"" if n in faults else os.fsencode(path) for n, path in enumerate(paths)]
+            return tf.constant(names), tf.constant(labels)
+
+    @functools.cache  # noqa: B019 (an input lives as long as its run)
+    def _faults(self, split: str) -> dict[int, str]:
+        """Return index → why its file is not opened."""
+        faults = {}
+        for index, path in enumerate(self._files(split)[0]):
+            try:
+                size = regular_files.size_of(path)
+            except OSError as error:
+                faults[index] = str(error.strerror)
+                continue
+            if size > _MAX_FILE_BYTES:
+                faults[index] = f"it has more than {_MAX_FILE_BYTES:,} bytes"
+        return faults
 
     @functools.cached_property
     def _splits(self) -> dict[str, dict[str, list[str]]]:

@@ -53,6 +53,10 @@ class Images(Indexed):
         min_side: int = hyperparams.field(
             2, "Images of less height or width, mostly placeholders, count as unreadable."
         )
+        max_pixels: int = hyperparams.field(
+            2**26,
+            "Images whose header states more, all frames of a GIF together, count as unreadable.",
+        )
 
         resize: bool = hyperparams.field(
             False, "Resizes images of other sizes to H × W; otherwise they are an error."
@@ -141,6 +145,11 @@ class Images(Indexed):
     @abc.abstractmethod
     def name(self, split: str, index: int) -> str:
         """Return the name of an example's file or record."""
+
+    def fault(self, split: str, index: int) -> str | None:
+        """Return why an example is not even opened; None: it is."""
+        del split, index
+        return None
 
     def assets(self) -> dict[str, bytes]:
         """Return the names of the classes, in the order of their labels."""
@@ -239,6 +248,8 @@ class Images(Indexed):
             with tf.device("CPU:0"):
                 numbers = {"index": index, "epoch": epoch, "place": 0}
                 row = {name: tf.constant(value, tf.int64) for name, value in numbers.items()}
+                if (fault := self.fault(split, index)) is not None:
+                    return fault
                 try:
                     pixels, label = find(row["index"])
                 except tf.errors.OpError as error:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.tasks.image.data import augment
+from lingvo_gpipe.tasks.image.data import augment, header
 
 if TYPE_CHECKING:
     from lingvo_gpipe.tasks.image.data.images import Images
@@ -31,7 +31,17 @@ class Preprocessing:
 
     def decoded(self, content: tf.Tensor) -> tf.Tensor:
         """Return the pixels of a file, uint8 [h, w, C]; the operation fails on a broken image."""
-        pixels = tf.io.decode_image(content, self.params.channels, expand_animations=False)
+        channels, most = self.params.channels, self.params.max_pixels
+        count = header.num_pixels(content, most)
+
+        def decode() -> tf.Tensor:
+            return tf.io.decode_image(content, channels, expand_animations=False)
+
+        pixels = tf.cond(
+            (count >= 1) & (count <= most),
+            decode,
+            lambda: header.refuse(content, count, most, channels),
+        )
         pixels.set_shape([None, None, self.params.channels])
         least = self.params.min_side
         message = f"height or width is under input.min_side={least}"
@@ -121,6 +131,7 @@ def _check(params: Images.Params) -> None:
             "input.saturation and input.policy need 3",
         ),
         ("max_broken_share", 0.0 <= params.max_broken_share <= 1.0, "Use 0 to 1"),
+        ("max_pixels", params.max_pixels >= 1, "Use 1 or more"),
         ("brightness", params.brightness >= 0.0, "Use 0 or more"),
         ("label_offset", params.label_offset >= 0, "Use 0 or more"),
         (

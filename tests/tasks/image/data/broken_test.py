@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pathlib
+import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -111,6 +112,14 @@ def test_broken_images_are_named_once_and_only_the_first(
     [
         (lambda: b"", "Input is empty"),
         (lambda: b"garbage", "Unknown image file format. One of JPEG"),
+        (lambda: b"\xff\xd8\xff", "Invalid JPEG data"),
+        (
+            lambda: (
+                b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
+                + struct.pack(">IIBBBBBI", 20_000, 20_000, 8, 2, 0, 0, 0, 0)
+            ),
+            "its header states 400000000 pixels, more than input.max_pixels=67108864",
+        ),
         (lambda: tf.io.encode_jpeg(pixels(0, 40, 40)).numpy()[:-200], "jpeg::Uncompress failed"),
         (
             lambda: tf.io.encode_png(pixels(0, 1, 1)).numpy(),

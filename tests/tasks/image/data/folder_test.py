@@ -99,6 +99,32 @@ def test_what_may_not_be_read_is_named(
         folder_input(folder).num_examples("train")
 
 
+def test_only_regular_files_of_a_limited_size_are_opened(
+    folder: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = [values(b)["image"] for b in folder_input(folder).evaluation("test", 1)]
+    for number, name in enumerate(("0", "1")):
+        (folder / "test" / "cat" / f"{name}.png").unlink()
+        target = (folder / "pipe", pathlib.Path("/dev/zero"))[number]
+        (folder / "test" / "cat" / f"{name}.png").symlink_to(target)
+    os.mkfifo(folder / "pipe")
+    (folder / "test" / "dog" / "0.png").unlink()
+    (folder / "test" / "dog" / "0.png").mkdir()
+    with (folder / "test" / "emu" / "0.png").open("wb") as file:  # a hole of 8 GiB
+        file.truncate(2**33)
+    batches = folder_input(folder, max_broken_share=0.8).evaluation("test")
+    (batch,) = [values(b) for b in batches]
+    np.testing.assert_array_equal(batch["image"], whole[4])
+    assert batches.counts == {"left_out": 4}
+    for name, reason in {
+        "cat/0": "it is a pipe, not a regular file",
+        "cat/1": "it is a device, not a regular file",
+        "dog/0": "Is a directory",
+        "emu/0": "it has more than 268,435,456 bytes",
+    }.items():
+        assert f"broken image {folder}/test/{name}.png: {reason}" in caplog.messages
+
+
 def test_names_of_any_bytes_are_read(folder: pathlib.Path) -> None:
     (first, *_) = sorted((folder / "train").glob("*/*.png"))
     odd = os.path.join(os.fsencode(first.parent), b"\xff\xfe.png")

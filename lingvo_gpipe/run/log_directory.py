@@ -11,6 +11,7 @@ from pathlib import Path
 from absl import logging
 
 from lingvo_gpipe import errors, regular_files, task
+from lingvo_gpipe.hyperparams.messages import shorten
 from lingvo_gpipe.run import checkpoints
 from lingvo_gpipe.task import Task
 
@@ -92,10 +93,10 @@ def _refusal(change: task.Change, newest: str, folder: Path) -> str:
     """Return why these params belong to another run than that in `folder`, and the ways out."""
     ways = f"Give another --logdir; there, --checkpoint={newest} starts from these weights"
     if change.models is not None:
-        there, here = change.models
+        there, here = map(shorten, change.models)
         return f"{folder} holds a run of {there}, not of {here}. {ways}"
-    lines = change.refused
-    first = lines[0] if len(lines) == 1 else f"{lines[0]} and {len(lines) - 1} more"
+    lines = [shorten(line) for line in change.refused[: _SHOWN_CHANGES + 1]]
+    first = lines[0] if len(lines) == 1 else f"{lines[0]} and {len(change.refused) - 1} more"
     shown = [*lines[:_SHOWN_CHANGES], *(["…"] if len(lines) > _SHOWN_CHANGES else [])]
     detail = "".join(f"\n    {line}" for line in shown)
     return f"{folder} holds a run with other params ({first}). {ways}{detail}"

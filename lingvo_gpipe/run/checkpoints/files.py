@@ -120,10 +120,15 @@ def params_text(prefix: str) -> str | None:
         return rest
     if _CHECKSUM.fullmatch(first):
         raise errors.CheckpointError(f"{path} is damaged: it does not agree with its checksum")
-    if not first.startswith("class: ") or not all(": " in line for line in rest.splitlines()):
+    lines = text.removesuffix("\n").split("\n")
+    if not first.startswith("class: ") or not all(map(_is_line, lines)):
         reason = "it is not the text of Params" if text.strip() else "it is empty"
         raise errors.CheckpointError(f"{path} is damaged: {reason}")
     return text
+
+
+def _is_line(line: str) -> bool:
+    return ": " in line and line.isprintable()
 
 
 def newest_text(directory: str) -> tuple[str, str] | None:

@@ -56,7 +56,7 @@ bazel: $(STAMP) ## Run every test as a Bazel target (installs Debian's Bazel whe
 sameness: $(STAMP) ## Compare the pipeline with the plain network over the whole grid.
 	@$(PYTEST) -m sameness_grid $(ARGS)
 
-reliability: $(STAMP) ## Kill runs at random instants, fill disks: the whole set.
+reliability: $(STAMP) ## Kill runs at random instants, fill disks, damage files: the whole set.
 	@$(PYTEST) -m reliability_full $(ARGS)
 
 docs: $(DOCS_STAMP) ## Build the documents and the API reference into build/site; warnings are errors.

@@ -95,7 +95,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Report the largest difference between pipeline and plain network over all points."""
+    """Report what the whole sets found: errors of gradients, damaged files."""
+    for report in terminalreporter.stats.get("passed", []):
+        for name, value in report.user_properties:
+            if name == "damaged_files":
+                terminalreporter.write_line(str(value))
     errors = [
         value
         for report in terminalreporter.stats.get("passed", [])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe import errors, hyperparams, regular_files
 from lingvo_gpipe.input import InMemory
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ class Tokens(InMemory):
 
     def _ids(self, path: str) -> Array:
         try:
+            regular_files.size_of(path)
             ids = np.lib.format.open_memmap(path, mode="r")
         except (OSError, ValueError) as error:
             raise errors.InputError(

@@ -8,7 +8,7 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from lingvo_gpipe import errors
+from lingvo_gpipe import errors, regular_files
 from lingvo_gpipe.console import units
 from lingvo_gpipe.tasks.mt.decoding import score_plot
 from lingvo_gpipe.tasks.mt.decoding.scores import (
@@ -19,6 +19,7 @@ from lingvo_gpipe.tasks.mt.decoding.scores import (
     ScoreRow,
 )
 
+_MAX_TEXT_BYTES = 2**30
 _FILE_KINDS = ("hypothesis", "reference", "source")
 
 
@@ -126,13 +127,13 @@ def read(folder: Path, split: str) -> tuple[list[PairTranslations], int]:
     """
     path = folder / f"{split}.tsv"
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = [row for row in csv.DictReader(file, delimiter="\t") if row["kind"] == "pair"]
+        table = io.StringIO(regular_files.read_text(path), newline="")
+        rows = [row for row in csv.DictReader(table, delimiter="\t") if row["kind"] == "pair"]
         entries = [(row["name"], int(row["training"]), int(row["sentences"])) for row in rows]
         texts = []
         for pair, examples, count in entries:
             paths = [_path(folder, split, pair, kind) for kind in _FILE_KINDS]
-            sentences = [each.read_text(encoding="utf-8").split("\n")[:-1] for each in paths]
+            sentences = [_lines(each) for each in paths]
             if {len(lines) for lines in sentences} != {count}:
                 raise ValueError(f"files of {pair} do not have {count} lines each")
             texts.append(PairTranslations(pair, examples, *sentences))
@@ -144,6 +145,10 @@ def read(folder: Path, split: str) -> tuple[list[PairTranslations], int]:
         ) from error
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise errors.InputError(f"{path} is damaged: {error}. Score again") from error
+
+
+def _lines(path: Path) -> list[str]:
+    return regular_files.read_text(path, _MAX_TEXT_BYTES).split("\n")[:-1]
 
 
 def _path(folder: Path, split: str, pair: str, kind: str) -> Path:

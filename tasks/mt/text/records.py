@@ -19,7 +19,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from lingvo_gpipe import errors
+from lingvo_gpipe import errors, regular_files
 from lingvo_gpipe.tasks.mt.text.corpora.corpus import languages_of
 from lingvo_gpipe.tasks.mt.text.vocabulary import Vocabulary
 
@@ -32,6 +32,7 @@ FAULTS = "faults.tsv"
 TARGET_TOKENS = "target_tokens"  # asset of a run: whether its sources begin with <2xx>
 _LENGTHS = np.dtype("<i4")
 _BLOCK = 8192
+_MAX_TEXT_BYTES = 2**30
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -193,7 +194,7 @@ class Split:
 def _file(path: Path, size: int, dtype: np.dtype[Any]) -> Array:
     """Memory-map a file that must have `size` bytes."""
     try:
-        actual = path.stat().st_size
+        actual = regular_files.size_of(path)
     except OSError as error:
         raise errors.InputError(
             f"{path} cannot be read: {error.strerror}. {_again(path.parent)}"
@@ -209,11 +210,10 @@ def _file(path: Path, size: int, dtype: np.dtype[Any]) -> Array:
 def _lines(path: Path, count: int) -> list[str]:
     """Read a text that must have `count` lines."""
     try:
-        lines = path.read_bytes().decode().split("\n")[:-1]
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
+        lines = regular_files.read_text(path, _MAX_TEXT_BYTES).split("\n")[:-1]
+    except OSError as error:
         raise errors.InputError(
-            f"{path} cannot be read: {reason}. {_again(path.parents[1])}"
+            f"{path} cannot be read: {error.strerror}. {_again(path.parents[1])}"
         ) from error
     if len(lines) != count:
         raise errors.InputError(
@@ -244,15 +244,14 @@ class Records:
         """
         self.folder = Path(folder)
         try:
-            self.manifest = json.loads(
-                (self.folder / MANIFEST).read_bytes().decode(errors="surrogateescape")
-            )
+            content = regular_files.read(self.folder / MANIFEST)
+            self.manifest = json.loads(content.decode(errors="surrogateescape"))
         except OSError as error:
             raise errors.InputError(
                 f"{folder} holds no prepared text ({MANIFEST}: {error.strerror}). Make it with "
                 f"python -m lingvo_gpipe.tasks.mt.prepare --output={folder}"
             ) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise errors.InputError(
                 f"{self.folder / MANIFEST} is damaged: {error}. {_again(self.folder)}"
             ) from error

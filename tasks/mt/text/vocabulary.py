@@ -17,9 +17,10 @@ from typing import Any, Self
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
-from lingvo_gpipe import errors
+from lingvo_gpipe import errors, regular_files
 
 PAD, UNKNOWN, BEGIN, END = range(4)
+_MAX_BYTES = 2**24  # about a million pieces
 RESERVED = ("<pad>", "<unk>", "<s>", "</s>")
 _PROTOS: Any = sentencepiece_model_pb2  # its classes are created when it is imported
 
@@ -60,13 +61,13 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a `.model` file.
+        """Read a `.model` file, a regular file of 16 MiB at most.
 
         Raises:
             InputError: it cannot be read, or is not a vocabulary.
         """
         try:
-            proto = Path(path).read_bytes()
+            proto = regular_files.read(path, _MAX_BYTES)
         except OSError as error:
             raise errors.InputError(
                 f"vocabulary {path} cannot be read: {error.strerror}. Use another file"

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe import errors, hyperparams, regular_files
 from lingvo_gpipe.tasks.mt.text.corpora.corpus import Corpus, Languages
 from lingvo_gpipe.tasks.mt.text.corpora.faults import Faults, SentencePair
 
@@ -138,8 +138,8 @@ def catalogue(path: Path) -> tuple[tuple[str, str], ...]:
 
     Source: GNU gettext manual, section "The Format of GNU MO Files".
     """
-    content = path.read_bytes()
     try:
+        content = regular_files.read(path)
         order = "<" if content[:4] == struct.pack("<I", _MAGIC) else ">"
         magic, _, count, messages, translations = struct.unpack_from(f"{order}5I", content)
         if magic != _MAGIC:
@@ -155,9 +155,10 @@ def catalogue(path: Path) -> tuple[tuple[str, str], ...]:
             message = texts[0].rpartition(_CONTEXT)[2]
             if message:  # an empty one is the catalogue's header
                 entries.append((message.split(_PLURAL)[-1], texts[1].split(_PLURAL)[-1]))
-    except (struct.error, ValueError) as error:
+    except (OSError, struct.error, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise errors.InputError(
-            f"{path} is not a message catalogue: {error}. Install Django again"
+            f"{path} is not a message catalogue: {reason}. Install Django again"
         ) from error
     return tuple(entries)
 

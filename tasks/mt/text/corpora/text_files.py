@@ -6,6 +6,7 @@ A file whose name ends in `.gz` is decompressed.
 from __future__ import annotations
 
 import abc
+import errno
 import functools
 import glob
 import gzip
@@ -18,12 +19,13 @@ from typing import IO, TypeAlias, cast
 
 from absl import logging
 
-from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe import errors, hyperparams, regular_files
 from lingvo_gpipe.tasks.mt.text.corpora.corpus import Corpus, Languages, all_pairs
 from lingvo_gpipe.tasks.mt.text.corpora.faults import Faults, SentencePair
 
 AlignedFiles: TypeAlias = Mapping[str, str]  # language → path, line i of each a translation
 
+_MAX_LINE_BYTES = 2**24
 _BOM = b"\xef\xbb\xbf"
 _FILE_NAME = re.compile(r"(?P<language>[^.]+)\.(?P<split>[^.]+)\.txt(\.gz)?")
 
@@ -32,12 +34,17 @@ def lines(path: str) -> Iterator[bytes]:
     """Yield the lines of a file, plain or gz, without their line feeds.
 
     Raises:
-        InputError: it cannot be read to its end; names the line.
+        InputError: it is not a regular file, or cannot be read to its end; names the line.
     """
     number = 0
     try:
+        regular_files.size_of(path)
         with _open(path) as file:
-            for number, line in enumerate(file, 1):  # noqa: B007 (part of the error below)
+            while line := file.readline(_MAX_LINE_BYTES + 1):
+                if len(line) > _MAX_LINE_BYTES:
+                    reason = f"the next line has more than {_MAX_LINE_BYTES:,} bytes"
+                    raise OSError(errno.EFBIG, reason, path)
+                number += 1
                 yield line[:-1] if line.endswith(b"\n") else line
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)

@@ -343,8 +343,19 @@ class InMemory(Indexed):
         """Return split → field → array, examples along its first axis."""
 
     def num_examples(self, split: str) -> int:
-        """Return the number of examples of a split."""
+        """Return the number of examples of a split.
+
+        Raises:
+            InputError: there is no such split, or an array contradicts its spec.
+        """
         fields = self._split(split)
+        for name, spec in self.example_spec().items():
+            problem = _contradiction(spec, fields.get(name))
+            if problem is not None:
+                raise errors.InputError(
+                    f"{type(self).__name__}: field {name!r} of split {split!r} {problem}. Correct "
+                    "arrays(), or example_spec()"
+                )
         lengths = {name: len(array) for name, array in fields.items()}
         if len(set(lengths.values())) != 1:
             listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
@@ -371,6 +382,32 @@ class InMemory(Indexed):
         splits = self.arrays()
         check_split(type(self).__name__, split, splits)
         return splits[split]
+
+
+def _contradiction(spec: tf.TensorSpec, array: Any) -> str | None:
+    """Return how the array of a field contradicts the spec of one example; None: it fits."""
+    if array is None:
+        return "has no array"
+    try:
+        found = np.asarray(array)
+    except ValueError:
+        return "is not an array: its rows differ in length"
+    expected = f"expected {spec.dtype.name} {['n', *spec.shape]}".replace("'", "")
+    got = f"is {found.dtype} {list(found.shape)}, {expected}"
+    if not found.ndim or not spec.shape.is_compatible_with(found.shape[1:]):
+        return got
+    wanted = spec.dtype.as_numpy_dtype
+    if spec.dtype == tf.string:
+        return None if found.dtype.kind in "OSU" else got
+    if found.dtype == wanted:
+        return None
+    if found.dtype.kind in "iu" and spec.dtype.is_integer:
+        limits = np.iinfo(wanted)
+        least, most = found.min(initial=0), found.max(initial=0)
+        outside = most if most > limits.max else least
+        fits = limits.min <= least and most <= limits.max
+        return None if fits else f"has the value {outside}, which {spec.dtype.name} cannot hold"
+    return None if np.can_cast(found.dtype, wanted, "same_kind") else got
 
 
 def check_split(where: str, split: str, splits: Collection[str]) -> None:

@@ -332,16 +332,17 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         """Return the mini-batch as tensors; the first one builds the pipeline.
 
         Raises:
-            InputError: a field is missing.
+            InputError: a field is missing, or is not a tensor.
         """
         self.build(batch)
-        missing = sorted(set(self.analysis.wiring.fields) - set(batch))
+        fields = _leaf_by_leaf(batch, _tensor)
+        missing = sorted(set(self.analysis.wiring.fields) - set(fields))
         if missing:
             raise errors.InputError(
                 f"the mini-batch has no field {missing[0]!r}, with which the pipeline was built; "
-                f"it has {', '.join(sorted(batch)) or 'none'}. Include every field"
+                f"it has {', '.join(sorted(fields)) or 'none'}. Include every field"
             )
-        return {name: tf.nest.map_structure(tf.convert_to_tensor, v) for name, v in batch.items()}
+        return fields
 
     def _run(self, name: str, inputs: mini_batch.MiniBatchInputs) -> Result:
         """Run inside the caller's function, or in an outer function of these shapes."""
@@ -367,15 +368,55 @@ def _by_name(inputs: Nest) -> dict[str, Nest]:
 
 
 def _specs(fields: Mapping[str, Nest | SpecNest]) -> dict[str, SpecNest]:
-    """Return the specs of a mini-batch of tensors, arrays or specs."""
+    """Return the specs of a mini-batch of tensors, arrays or specs.
+
+    Raises:
+        InputError: a field is none of these.
+    """
 
     def spec(leaf: tf.Tensor | tf.TensorSpec) -> tf.TensorSpec:
         if isinstance(leaf, tf.TensorSpec):
             return leaf
-        tensor = tf.convert_to_tensor(leaf)
+        tensor = _tensor(leaf)
         return tf.TensorSpec(tensor.shape, tensor.dtype)
 
-    return {name: tf.nest.map_structure(spec, value) for name, value in fields.items()}
+    return _leaf_by_leaf(fields, spec)
+
+
+def _leaf_by_leaf(fields: Mapping[str, Nest], function: Callable[[Any], Any]) -> dict[str, Nest]:
+    """Return the fields with a function of each leaf.
+
+    Raises:
+        InputError: there are no fields, or the function refuses a leaf; names the field.
+    """
+    if not isinstance(fields, Mapping):
+        raise errors.InputError(
+            f"a mini-batch is a dictionary of fields, got {type(fields).__name__}. Write "
+            "{'x': …}, with the names that the layers read"
+        )
+    made = {}
+    for name, value in fields.items():
+        try:
+            made[name] = tf.nest.map_structure(function, value)
+        except _NotATensorError as error:
+            inside = " inside" if tf.nest.is_nested(value) else ""
+            raise errors.InputError(
+                f"field {name!r} has {error}{inside}, expected a tensor or a nest of tensors. "
+                "Convert it to tensors, or leave it out"
+            ) from error
+    return made
+
+
+class _NotATensorError(Exception):
+    """A leaf of a field is not a tensor; its text says what it is."""
+
+
+def _tensor(leaf: Any) -> tf.Tensor:
+    try:
+        return tf.convert_to_tensor(leaf)
+    except (TypeError, ValueError) as error:
+        kind = "None" if leaf is None else f"a value of type {type(leaf).__name__}"
+        raise _NotATensorError(kind) from error
 
 
 def _names(collected: Collected) -> set[str]:

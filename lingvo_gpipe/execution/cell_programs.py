@@ -31,6 +31,7 @@ from lingvo_gpipe.execution.cell_calls import (
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.context import Collected, Context
 from lingvo_gpipe.nests import Nest, floating
+from lingvo_gpipe.network.analysis import not_a_tensor
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -224,8 +225,20 @@ class CellPrograms:
 
     def _exported(self, cell: network.Cell, inputs: CellInputs) -> CellOutputs:
         values, collected = self.compute(cell, inputs)
-        exports = {v: tf.nest.map_structure(tf.identity, values[v]) for v in cell.exports}
+        exports = {v: self._export(v, values[v]) for v in cell.exports}
         return CellOutputs(exports, collected)
+
+    def _export(self, version: int, value: Nest) -> Nest:
+        """Return a value as the cell sends it.
+
+        Raises:
+            LayerError: it has a leaf that is not a tensor; names the layer that writes it.
+        """
+        for leaf in tf.nest.flatten(value):
+            if not tf.is_tensor(leaf):
+                written = self._analysis.wiring.versions[version]
+                raise not_a_tensor(self._analysis.layers[written.producer].name, written.name, leaf)
+        return tf.nest.map_structure(tf.identity, value)
 
     def _differentiated(
         self, cell: network.Cell, inputs: CellInputs, upstream: BackwardInputs, phase: str

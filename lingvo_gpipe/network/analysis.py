@@ -10,6 +10,8 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 
+import tensorflow as tf
+
 from lingvo_gpipe import errors, schedule
 from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.network import (
@@ -226,6 +228,7 @@ def analyze(
         speeds=tuple(partition.cell_speeds(params.device_speeds, devices)),
     )
     chosen = cuts.choose(layers, settings)
+    _check_crossing(layers, chosen)
     shared = {field.name: getattr(layers, field.name) for field in dataclasses.fields(layers)}
     return Analysis(**shared, default_training_pass=Pass(table, _cells(layers, settings, chosen)))
 
@@ -235,6 +238,35 @@ def _check_counts(params: PipelineParams) -> None:
         value = params.get(name)
         if value is not None and value < 1:
             raise errors.PartitionError(f"{name}={value}, but it must be at least 1")
+
+
+def not_a_tensor(layer: str, name: str, leaf: object) -> errors.LayerError:
+    """Return the error of a value that leaves its cell with a leaf that is not a tensor.
+
+    Args:
+        layer: name of the layer that writes the value.
+        name: name of the value in the stream.
+        leaf: the leaf.
+    """
+    found = "None" if leaf is None else f"a value of type {type(leaf).__name__}"
+    return errors.LayerError(
+        f"layer {layer} has {found} in its output {name!r}, which another cell or the caller "
+        "receives. Return tensors alone, or cut so that its readers are in the same cell"
+    )
+
+
+def _check_crossing(layers: wired_layers.WiredLayers, chosen: tuple[int, ...]) -> None:
+    """Refuse values that cross a cut with a leaf that is not a tensor.
+
+    Raises:
+        LayerError: naming the layer.
+    """
+    for route in wiring.route(layers.wiring, chosen):
+        for version in route.exports:
+            for leaf in tf.nest.flatten(layers.specs[version]):
+                if not isinstance(leaf, tf.TensorSpec):
+                    written = layers.wiring.versions[version]
+                    raise not_a_tensor(layers.layers[written.producer].name, written.name, leaf)
 
 
 def _cells(

@@ -217,6 +217,40 @@ def test_an_input_knows_no_classes_pictures_or_serving_unless_it_says_so() -> No
 
 
 @pytest.mark.parametrize(
+    ("name", "array", "problem"),
+    [
+        ("pair", np.ones([10, 3]), "is float64 [10, 3], expected float32 [n, 2]"),
+        ("pair", np.ones([10]), "is float64 [10], expected float32 [n, 2]"),
+        ("pair", np.full([10, 2], "a"), "is <U1 [10, 2], expected float32 [n, 2]"),
+        ("pair", [[1.0], [1.0, 2.0]], "is not an array: its rows differ in length"),
+        ("id", np.full([10], 0.5), "is float64 [10], expected int32 [n]"),
+        ("id", np.array(3), "is int64 [], expected int32 [n]"),
+        ("id", np.array([2**31] * 10), "has the value 2147483648, which int32 cannot hold"),
+        ("id", np.array([-(2**31) - 1] * 10), "has the value -2147483649, which int32 cannot"),
+        ("id", None, "has no array"),
+        ("pair", [[1, 2]] * 10, None),
+        ("id", np.arange(10, dtype=np.uint64), None),
+        ("id", np.full([10], True), None),
+    ],
+)
+def test_arrays_that_contradict_their_spec_are_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, array: Any, problem: str | None
+) -> None:
+    source = make()
+    arrays = source.arrays()
+    monkeypatch.setattr(
+        source, "arrays", lambda: {"train": {**arrays["train"], name: array}}, raising=True
+    )
+    if problem is None:
+        assert next(iter(source.batches(1)))[name].dtype == source.example_spec()[name].dtype
+        return
+    with pytest.raises(errors.InputError) as caught:
+        source.batches(1)
+    assert str(caught.value).startswith(f"Numbers: field {name!r} of split 'train' {problem}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("message", "expected"),
     [
         ("{{function_node __wrapped__X}} Input is empty. [Op:DecodeImage]", "Input is empty"),

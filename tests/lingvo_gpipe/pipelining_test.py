@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, layers, pipelining
+from lingvo_gpipe.layers import base
 from tests.networks import pipelines
 
 
@@ -296,6 +297,73 @@ def test_asking_before_building_is_refused(name: str) -> None:
     assert str(error.value) == (
         "the pipeline has no variables yet. Call build(fields) first, or run a mini-batch"
     )
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda: None, "None"),
+        (lambda: (tf.ones([4, 2]), None), "None inside"),
+        (object, "a value of type object"),
+        (lambda: tf.ragged.constant([[1.0], [1.0, 2.0]]), "a value of type RaggedTensor"),
+        (lambda: np.array([None, 1]), "a value of type ndarray"),
+        (lambda: {"a": {1.0}}, "a value of type set inside"),
+    ],
+    ids=range(6),
+)
+def test_a_field_that_is_not_a_tensor_is_named(make: Callable[[], Any], found: str) -> None:
+    own = [layers.Dense.Params(units=2), layers.MeanSquaredError.Params()]
+    pipe = pipelining.PipeliningLayer.Params(layers=own).instantiate()
+    fields = {"x": tf.ones([4, 2]), "target": tf.ones([4, 2])}
+    for built in (False, True):
+        for call in (pipe.value_and_gradients, pipe.evaluate, pipe):
+            with pytest.raises(errors.InputError) as caught:
+                call({**fields, "x": make()})
+            expected = f"field 'x' has {found}, expected a tensor or a nest of tensors. Convert"
+            assert str(caught.value).startswith(expected)
+        if not built:
+            pipe.build(fields)
+    with pytest.raises(errors.InputError, match="is a dictionary of fields, got EagerTensor"):
+        pipe.evaluate(fields["x"])
+
+
+class WithNone(layers.Layer):
+    """Writes (x, None); its Meta may declare two tensors."""
+
+    class Params(layers.Layer.Params):
+        declared: bool = hyperparams.field(True, "Whether the Meta has None too.")
+
+        def _meta(self, x: tf.TensorSpec) -> base.Meta:
+            return base.Meta((x, None if self.declared else x))
+
+    def fprop(self, theta: Any, inputs: Any, ctx: Any) -> Any:
+        del theta, ctx
+        return inputs, None
+
+
+class OfFirst(layers.Layer):
+    class Params(layers.Layer.Params):
+        def _meta(self, x: Any) -> base.Meta:
+            return base.Meta(x[0])
+
+    def fprop(self, theta: Any, inputs: Any, ctx: Any) -> Any:
+        del theta, ctx
+        return inputs[0]
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_none_in_a_value_that_crosses_a_cut_names_its_layer(declared: bool) -> None:
+    own = [
+        WithNone.Params(name="pair", declared=declared),
+        OfFirst.Params(),
+        layers.MeanSquaredError.Params(),
+    ]
+    fields = {"x": tf.ones([4, 2]), "target": tf.zeros([4, 2])}
+    inside = pipelining.PipeliningLayer.Params(layers=own, num_partitions=2, cuts=(2, 1))
+    assert float(inside.instantiate().value_and_gradients(fields).loss) == 1.0
+    cut = inside.copy().set(cuts=(1, 2)).instantiate()
+    with pytest.raises(errors.LayerError, match=r"^layer pair has None in its output 'x', which"):
+        cut.value_and_gradients(fields)
 
 
 def test_a_missing_field_is_refused_by_every_call() -> None:

@@ -166,9 +166,21 @@ class Split:
     """
 
     def __init__(
-        self, folder: Path, name: str, entry: Mapping[str, Any], dtype: np.dtype[Any]
+        self, folder: Path, name: str, entry: Mapping[str, Any], vocabulary_size: int
     ) -> None:
+        """Open the files of a split.
+
+        Args:
+            folder: folder of the records.
+            name: its name.
+            entry: its entry in the manifest.
+            vocabulary_size: number of ids that the model has.
+
+        Raises:
+            InputError: a file is damaged, or has an id that the vocabulary has not.
+        """
         self.name = name
+        dtype = ids_dtype(vocabulary_size)
         self.spans = tuple(PairSpan(**span) for span in entry["pairs"])
         self.lengths = _file(folder / f"{name}.lengths", entry["lengths_bytes"], _LENGTHS)
         self.lengths = self.lengths.reshape(-1, 2)
@@ -180,6 +192,15 @@ class Split:
                 f"{folder / name}.ids holds {len(self._ids)} ids of {len(self.lengths)} examples, "
                 f"but the manifest has {total} of {entry['examples']}. {_again(folder)}"
             )
+        largest = int(self._ids.max(initial=0))
+        if largest >= vocabulary_size or self.lengths.min(initial=0) < 0:
+            fault = (
+                f"{folder / name}.ids holds the id {largest}, but the vocabulary and the model's "
+                f"tables have ids 0 to {vocabulary_size - 1}"
+                if largest >= vocabulary_size
+                else f"{folder / name}.lengths holds a negative length"
+            )
+            raise errors.InputError(f"{fault}. {_again(folder)}")
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -227,6 +248,55 @@ def _again(folder: Path) -> str:
     return f"Remove {folder} and prepare it again"
 
 
+_KINDS: Mapping[str, type] = {
+    "pairs": list,
+    "target_tokens": bool,
+    "vocabulary": dict,
+    "splits": dict,
+}
+_SIZES = ("examples", "ids_bytes", "lengths_bytes")
+_COUNTS = ("first", "count", "source_tokens", "target_tokens", "longest")
+
+
+def _fault_of(manifest: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with the content of a manifest; None: all that is read has its type."""
+    for name, kind in _KINDS.items():
+        if not isinstance(manifest.get(name), kind):
+            return f"{name!r} is not a {kind.__name__}"
+    vocabulary = manifest["vocabulary"]
+    if not isinstance(vocabulary.get("hash"), str) or not _is_count(vocabulary.get("size")):
+        return "'vocabulary' has no hash and size"
+    faults = (
+        _fault_of_split(name, entry, manifest["pairs"])
+        for name, entry in manifest["splits"].items()
+    )
+    return next(filter(None, faults), None)
+
+
+def _fault_of_split(name: str, entry: Any, pairs: list[str]) -> str | None:
+    """Return what is wrong with a split's entry in the manifest; None: nothing."""
+    if not isinstance(entry, dict) or not all(_is_count(entry.get(size)) for size in _SIZES):
+        return f"split {name!r} has no {', '.join(_SIZES)}"
+    try:
+        spans = [PairSpan(**span) for span in entry["pairs"]]
+    except (KeyError, TypeError):
+        return f"the pairs of split {name!r} are incomplete"
+    first = 0
+    for span in spans:
+        if span.pair not in pairs:
+            return f"split {name!r} has the pair {span.pair!r}, which is not in 'pairs'"
+        if not all(_is_count(getattr(span, count)) for count in _COUNTS) or span.first != first:
+            return f"the numbers of pair {span.pair!r} in split {name!r} do not fit"
+        first += span.count
+    if first != entry["examples"]:
+        return f"the pairs of split {name!r} have {first} of {entry['examples']} examples"
+    return None
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
 class Records:
     """A complete folder of records.
 
@@ -259,8 +329,19 @@ class Records:
             raise errors.InputError(
                 f"{self.folder / MANIFEST} is not of format {FORMAT}. {_again(self.folder)}"
             )
+        fault = _fault_of(self.manifest)
+        if fault is not None:
+            raise errors.InputError(
+                f"{self.folder / MANIFEST} is damaged: {fault}. {_again(self.folder)}"
+            )
         self.vocabulary = Vocabulary.load(self.folder / VOCABULARY)
         self.check_vocabulary(self.vocabulary.hash)
+        size = self.manifest["vocabulary"]["size"]
+        if size != len(self.vocabulary):
+            raise errors.InputError(
+                f"{self.folder / MANIFEST} was written for a vocabulary of {size} ids, but "
+                f"{VOCABULARY} has {len(self.vocabulary)}. {_again(self.folder)}"
+            )
 
     @property
     def vocabulary_hash(self) -> str:
@@ -308,8 +389,7 @@ class Records:
         if name not in self.manifest["splits"]:
             splits = ", ".join(self.splits)
             raise errors.InputError(f"{self.folder} has no split {name!r}; there are {splits}")
-        dtype = ids_dtype(len(self.vocabulary))
-        return Split(self.folder, name, self.manifest["splits"][name], dtype)
+        return Split(self.folder, name, self.manifest["splits"][name], len(self.vocabulary))
 
     def check_files(self) -> None:
         """Refuse damaged files of any split.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy as copies
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,6 +92,62 @@ def test_torn_manifests_are_named(copy: Path, tmp_path: Path) -> None:
         records.Records(copy)
     with pytest.raises(errors.InputError, match=r"nothing holds no prepared text .*--output="):
         records.Records(tmp_path / "nothing")
+
+
+def _without(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    """Return a copy of a nested value with another value at a path; ...: nothing there."""
+    value = copies.copy(value)
+    if len(path) > 1:
+        value[path[0]] = _without(value[path[0]], path[1:], new)
+    elif new is ...:
+        del value[path[0]]
+    else:
+        value[path[0]] = new
+    return value
+
+
+@pytest.mark.parametrize(
+    ("path", "new", "text"),
+    [
+        (("pairs",), ..., "is damaged: 'pairs' is not a list"),
+        (("splits",), [], "is damaged: 'splits' is not a dict"),
+        (("target_tokens",), "no", "is damaged: 'target_tokens' is not a bool"),
+        (("vocabulary", "size"), ..., "is damaged: 'vocabulary' has no hash and size"),
+        (("vocabulary", "size"), 7, r"was written for a vocabulary of 7 ids, but \S+ has \d+\."),
+        (("splits", "train", "examples"), -1, "split 'train' has no examples, ids_bytes"),
+        (("splits", "train", "ids_bytes"), "1", "split 'train' has no examples, ids_bytes"),
+        (("splits", "train", "pairs", 0, "count"), ..., "pairs of split 'train' are incomplete"),
+        (("splits", "train", "pairs", 0, "pair"), "de:fr", "has the pair 'de:fr', which is not"),
+        (("splits", "train", "pairs", 0, "first"), 3, "of pair '.*' in split 'train' do not fit"),
+        (("splits", "train", "examples"), 3, r"pairs of split 'train' have \d+ of 3 examples"),
+    ],
+    ids=str,
+)
+def test_metadata_that_contradict_the_files_are_refused(
+    copy: Path, path: tuple[Any, ...], new: Any, text: str
+) -> None:
+    file = copy / records.MANIFEST
+    file.write_text(json.dumps(_without(json.loads(file.read_text()), path, new)))
+    with pytest.raises(errors.InputError, match=text) as caught:
+        records.Records(copy)
+    assert "\n" not in str(caught.value)
+
+
+def test_ids_that_the_vocabulary_does_not_have_are_refused(copy: Path) -> None:
+    size = len(records.Records(copy).vocabulary)
+    ids = np.fromfile(copy / "test.ids", "<u2")
+    ids[-1] = size
+    ids.tofile(copy / "test.ids")
+    records.Records(copy).split("train")
+    with pytest.raises(
+        errors.InputError, match=rf"test.ids holds the id {size}, but .* ids 0 to {size - 1}\."
+    ):
+        records.Records(copy).check_files()
+    lengths = np.fromfile(copy / "train.lengths", "<i4")
+    lengths[:2] += [lengths[1] + 1, -lengths[1] - 1]
+    lengths.tofile(copy / "train.lengths")
+    with pytest.raises(errors.InputError, match=r"train.lengths holds a negative length\."):
+        records.Records(copy).split("train")
 
 
 def test_ids_are_as_small_as_the_vocabulary_allows() -> None:

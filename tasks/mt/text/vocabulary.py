@@ -47,6 +47,8 @@ class Vocabulary:
         try:
             self._model = _PROTOS.ModelProto.FromString(proto)
             self._processor.LoadFromSerializedProto(proto)
+            for piece in self._model.pieces:
+                piece.piece.encode()  # protobuf returns bytes where they are not UTF-8
         except Exception as error:  # protobuf and SentencePiece raise classes of their own
             raise errors.InputError(
                 f"{where} is not a SentencePiece model. Use another file"

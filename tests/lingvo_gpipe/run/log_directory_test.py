@@ -97,3 +97,16 @@ def test_files_of_a_run_are_read_only_if_they_are_regular(tmp_path: Path) -> Non
     ):
         with pytest.raises(errors.TrainingError, match="read: it is a pipe, not a regular file"):
             action()
+
+
+def test_a_long_value_is_cut_in_a_refusal(tmp_path: Path) -> None:
+    params = tiny_task()
+    text = f"class: task.Task\nname: 'b'\nmodel.seed: '{'x' * 5000}'\n"
+    (tmp_path / "checkpoints").mkdir()
+    for name in ("index", "data-00000-of-00001", "params.txt"):
+        (tmp_path / "checkpoints" / f"ckpt-3.{name}").write_text(text)
+    for own in (text, text.replace("'b'", f"'{'a' * 5000}'")):
+        (tmp_path / "checkpoints" / "ckpt-3.params.txt").write_text(own)
+        with pytest.raises(errors.TrainingError) as caught:
+            log_directory.check_params(tmp_path, params.set(name="b"), report=None)
+        assert max(map(len, str(caught.value).splitlines())) < 1_000

@@ -295,3 +295,9 @@ def test_settings_that_cannot_be_are_refused(field: str, value: Any, text: str) 
     vocabulary_training.check(
         VocabularyTraining(character_coverage=1.0, temperature=float("inf")), 1
     )
+
+
+def test_a_piece_that_is_not_utf8_is_refused(made: vocabulary.Vocabulary) -> None:
+    proto = made.proto.replace(b"<2de>", b"<2d\xff>")
+    with pytest.raises(errors.InputError, match=r"^vocabulary is not a SentencePiece model"):
+        vocabulary.Vocabulary(proto)

@@ -115,7 +115,9 @@ def test_memory_holds_the_ids_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert held == [(41,)]
 
 
-@pytest.mark.parametrize(("bad", "split"), [(11, "train"), (-1, "train"), (12, "test")])
+@pytest.mark.parametrize(
+    ("bad", "split"), [(11, "train"), (-1, "train"), (2**31 - 1, "test"), (-5, "test")]
+)
 def test_ids_that_the_model_does_not_have_are_refused(tmp_path: Path, bad: int, split: str) -> None:
     for name in ("train", "test"):
         ids = np.arange(9)

@@ -12,7 +12,7 @@ import re
 from typing import Literal, TypeVar
 
 from lingvo_gpipe import errors, hyperparams, optim, pipelining
-from lingvo_gpipe.hyperparams import comparison
+from lingvo_gpipe.hyperparams import text as params_texts
 from lingvo_gpipe.input import Input, Program, Serving
 
 
@@ -174,10 +174,10 @@ def change(old: str, new: str) -> Change:
 
     A field that `old` was written without has its default there, where `old` is readable.
     """
-    before, after = comparison.values_by_path(old), comparison.values_by_path(new)
+    before, after = params_texts.written_values(old), params_texts.written_values(new)
     if not after.keys() <= before.keys():
-        before = comparison.values_by_path(_with_defaults(old))
-    lines = comparison.changed_lines(before, after)
+        before = params_texts.written_values(_with_defaults(old))
+    lines = params_texts.changed_lines(before, after)
     refused = tuple(line for path, line in lines.items() if not _may_change(path))
     names = before.get("name", _NO_NAME), after.get("name", _NO_NAME)
     models = names if names[0] != names[1] and _NO_NAME not in names else None

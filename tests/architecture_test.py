@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 ROWS = (
     ("errors lazy nests regular_files", "what every other module may need"),
     (
-        "console hyperparams keras_references precision seeds graphs schedule",
+        "console hyperparams precision seeds graphs schedule",
         "tools that know no layer",
     ),
     ("layers", "what a network is made of"),

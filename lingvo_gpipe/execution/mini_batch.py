@@ -14,8 +14,8 @@ from lingvo_gpipe.execution import cell_calls, custom_gradient, failures, variab
 from lingvo_gpipe.execution.executor import Executor, PassInputs, PassOutputs, PassRun
 from lingvo_gpipe.layers.context import Collected, Context
 from lingvo_gpipe.nests import Nest
-from lingvo_gpipe.network import build_limit, micro_batches
-from lingvo_gpipe.schedule import SCHEDULES
+from lingvo_gpipe.network import micro_batches
+from lingvo_gpipe.schedule import SCHEDULES, build_limit
 
 
 class MiniBatchInputs(NamedTuple):
@@ -70,7 +70,7 @@ class MiniBatchRunner:
         sizes, wanted = self._sizes(fields), self._params.num_micro_batches
         if len(sizes) not in self._seen:
             self._seen.add(len(sizes))
-            text = build_limit.warning(self._params, len(sizes))
+            text = build_limit.warning(self._params.num_partitions, len(sizes))
             if text is not None:
                 logging.warning(text)
         lowered = self._params.micro_batch_size is None and len(sizes) < wanted

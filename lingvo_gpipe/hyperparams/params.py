@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self, dataclass_transform
 
 from lingvo_gpipe.errors import ParamsError
-from lingvo_gpipe.hyperparams import comparison, fields, names, parsing, suggestions, text, tree
+from lingvo_gpipe.hyperparams import fields, names, parsing, suggestions, text, tree
 from lingvo_gpipe.hyperparams import types as kinds
 from lingvo_gpipe.hyperparams.fields import REQUIRED, Field
 from lingvo_gpipe.hyperparams.literals import Value
@@ -193,7 +193,7 @@ class Params(kinds.Node, metaclass=_ParamsMeta):
         this tree or only the other has.
         """
         old, new = dict(text.values_by_path(self)), dict(text.values_by_path(other))
-        return "\n".join(comparison.changed_lines(old, new).values())
+        return "\n".join(text.changed_lines(old, new).values())
 
     def instantiate(self, *args: Any, **kwargs: Any) -> Any:
         """Return `owner(copy of this tree, *args, **kwargs)`.

@@ -1,4 +1,4 @@
-"""Writing a tree of Params as text, a `dotted.path: value` per line.
+"""Params as text, a `dotted.path: value` per line: writing it, and comparing two of them.
 
 Params and containers that hold some have a line `path.class: name` before those of their fields or
 elements; the first line is that of the tree itself, `class: name`.
@@ -6,10 +6,10 @@ elements; the first line is that of the tree itself, `class: name`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from lingvo_gpipe.errors import ParamsError
-from lingvo_gpipe.hyperparams import types
+from lingvo_gpipe.hyperparams import old_names, types
 from lingvo_gpipe.hyperparams.literals import MAX_CHARS, format_value
 from lingvo_gpipe.hyperparams.messages import shorten
 from lingvo_gpipe.hyperparams.names import check_references
@@ -70,3 +70,33 @@ def _check(tree: Node) -> None:
 def _named_class(node: Node) -> type:
     """Return the class whose name stands for `node`."""
     return node.owner or type(node)
+
+
+def written_values(text: str) -> dict[str, str]:
+    r"""Return the values of a text's lines as they are written, with today's names of classes.
+
+    >>> written_values("class: lingvo_gpipe.layers.dense.Dense\nunits: 3\n")
+    {'class': 'layers.Dense', 'units': '3'}
+    """
+    lines = (line.partition(": ") for line in text.splitlines())
+    return {path: old_names.current_value(value) for path, _, value in lines}
+
+
+def changed_lines(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
+    """Return a line for each path whose value differs.
+
+    It is `path: old -> new` for a changed value, `- path: old` and `+ path: new` for one that only
+    `old` or only `new` has.
+
+    >>> list(changed_lines({"a": "1", "b": "2"}, {"a": "3", "c": "4"}).values())
+    ['a: 1 -> 3', '- b: 2', '+ c: 4']
+    """
+    lines = {}
+    for path in dict.fromkeys([*old, *new]):
+        if path not in new:
+            lines[path] = f"- {path}: {old[path]}"
+        elif path not in old:
+            lines[path] = f"+ {path}: {new[path]}"
+        elif old[path] != new[path]:
+            lines[path] = f"{path}: {old[path]} -> {new[path]}"
+    return lines

@@ -15,8 +15,9 @@ from typing import Any
 
 import keras
 
-from lingvo_gpipe import errors, keras_references, precision
+from lingvo_gpipe import errors, precision
 from lingvo_gpipe.hyperparams import names
+from lingvo_gpipe.layers import keras_references
 
 _REFERENCE = keras_references.REFERENCE
 _NOT_KEPT = ("build_config", "compile_config")

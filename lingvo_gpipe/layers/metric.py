@@ -11,8 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, keras_references, precision
-from lingvo_gpipe.layers import base, checks, elementwise, reshaping
+from lingvo_gpipe import errors, hyperparams, precision
+from lingvo_gpipe.layers import base, checks, elementwise, keras_references, reshaping
 from lingvo_gpipe.layers.base import Layer, Meta, MetricSpec, Theta
 from lingvo_gpipe.layers.context import Context
 from lingvo_gpipe.nests import Nest, SpecNest

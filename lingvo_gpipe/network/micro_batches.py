@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.nests import Nest, SpecNest
-from lingvo_gpipe.network import build_limit
 from lingvo_gpipe.network.params import PipelineParams
+from lingvo_gpipe.schedule import build_limit
 
 
 def sizes(
@@ -85,14 +85,14 @@ def sizes_of(params: PipelineParams, fields: Mapping[str, Nest | SpecNest]) -> t
 
     Raises:
         InputError: see `batch_size`.
-        PartitionError: their graph would take too long to build.
+        ScheduleError: their graph would take too long to build.
     """
     num_examples = batch_size(fields, params.batch_dim, params.unbatched)
     if params.micro_batch_size is None:
         count = min(params.num_micro_batches, num_examples)
     else:
         count = -(-num_examples // params.micro_batch_size)
-    build_limit.check(params, count)
+    build_limit.check(params.num_partitions, count, params.max_build_s)
     return sizes(num_examples, params.num_micro_batches, params.micro_batch_size)
 
 

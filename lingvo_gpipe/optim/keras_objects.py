@@ -5,7 +5,8 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, TypeVar
 
-from lingvo_gpipe import errors, keras_references
+from lingvo_gpipe import errors
+from lingvo_gpipe.layers import keras_references
 
 _Object = TypeVar("_Object")
 

@@ -32,12 +32,16 @@ from absl import logging
 
 from lingvo_gpipe import errors, task
 from lingvo_gpipe.console import progress
+from lingvo_gpipe.execution import watchdog
 from lingvo_gpipe.input import Batch, Input
-from lingvo_gpipe.run import checkpoints, evaluation, log_directory, process, restoring, watchdog
+from lingvo_gpipe.run import checkpoints, evaluation, log_directory, process, restoring
 from lingvo_gpipe.run.learner import Learner
 from lingvo_gpipe.run.run_state import RunState
 from lingvo_gpipe.run.writers import StepReport, Writers
 from lingvo_gpipe.task import Task
+
+STALL_EXIT_CODE = 75
+"""Of a run ended by `train.end_at_stall`: EX_TEMPFAIL, for which services start a program again."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -173,12 +177,20 @@ class _Training:
         if options.evaluate:
             source.evaluation(params.eval.split)  # refused now, not after hours
         self.state = RunState(params, self._learner, logdir, threads, evaluates=options.evaluate)
-        self._watchdog = watchdog.of_training(
-            params.train,
+        self._watchdog = watchdog.of_executor(
             self._learner.pipe.executor,
-            self.state.checkpoints.directory,
+            params.train.stall_after_s,
             options.report,
+            self._end if params.train.end_at_stall else None,
         )
+
+    def _end(self) -> None:
+        """End the process at once: an operation that does not return cannot be interrupted."""
+        folder = self.state.checkpoints.directory
+        self._options.report(
+            f"the run is ended (train.end_at_stall); the same command continues it from {folder}"
+        )
+        os._exit(STALL_EXIT_CODE)
 
     def restore(self, start: str | None, change: task.Change | None) -> None:
         """Continue from the newest whole checkpoint of the run, or start.

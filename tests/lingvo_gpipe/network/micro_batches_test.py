@@ -15,8 +15,9 @@ from lingvo_gpipe import errors, layers, pipelining
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.base import Theta
 from lingvo_gpipe.nests import Nest, SpecNest
-from lingvo_gpipe.network import build_limit, micro_batches
+from lingvo_gpipe.network import micro_batches
 from lingvo_gpipe.network.params import PipelineParams
+from lingvo_gpipe.schedule import build_limit
 from tests.networks import pipelines
 
 
@@ -212,7 +213,7 @@ def test_a_graph_that_would_take_too_long_to_build_is_refused_at_once(
 ) -> None:
     params = PipelineParams(num_partitions=2, **fields)
     begun = time.perf_counter()
-    with pytest.raises(errors.PartitionError) as raised:
+    with pytest.raises(errors.ScheduleError) as raised:
         micro_batches.sizes_of(params, {"x": tf.TensorSpec([10**9, 4])})
     assert text in str(raised.value)
     assert time.perf_counter() - begun < 0.5

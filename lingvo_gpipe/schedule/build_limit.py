@@ -6,8 +6,7 @@ to 1,024: 4.3 to 7.1 ms for each of the 2·K·M calls.
 
 from __future__ import annotations
 
-from lingvo_gpipe import errors
-from lingvo_gpipe.network.params import PipelineParams
+from lingvo_gpipe.errors import ScheduleError
 
 CALL_S = 0.005
 """Seconds to build one call."""
@@ -25,32 +24,29 @@ def expected_s(num_cells: int, num_micro_batches: int) -> float:
     return 2 * num_cells * num_micro_batches * CALL_S
 
 
-def check(params: PipelineParams, num_micro_batches: int) -> None:
-    """Refuse more micro-batches than can be built in `params.max_build_s`.
+def check(num_cells: int, num_micro_batches: int, limit_s: float) -> None:
+    """Refuse more micro-batches than can be built in `limit_s`.
 
     Raises:
-        PartitionError: the text has the largest number that can, and the way out.
+        ScheduleError: the text has the largest number that can, and the way out.
     """
-    if num_micro_batches <= MANY:
-        return
-    wanted_s = expected_s(params.num_partitions, num_micro_batches)
-    if wanted_s > params.max_build_s:
-        most = max(MANY, int(params.max_build_s / expected_s(params.num_partitions, 1)))
-        raise errors.PartitionError(
+    wanted_s = expected_s(num_cells, num_micro_batches)
+    if num_micro_batches > MANY and wanted_s > limit_s:
+        most = max(MANY, int(limit_s / expected_s(num_cells, 1)))
+        raise ScheduleError(
             f"{num_micro_batches} micro-batches in a mini-batch: its graph would take about "
             f"{_duration(wanted_s)} to build. Use at most {most}, or smaller mini-batches with "
             f"train.accumulate, or allow it by model.max_build_s={wanted_s:.0f}"
         )
 
 
-def warning(params: PipelineParams, num_micro_batches: int) -> str | None:
+def warning(num_cells: int, num_micro_batches: int) -> str | None:
     """Return what a user should know before the graph of M micro-batches is built."""
     if num_micro_batches <= MANY:
         return None
-    wanted_s = expected_s(params.num_partitions, num_micro_batches)
     return (
         f"{num_micro_batches} micro-batches in a mini-batch: its graph takes about "
-        f"{_duration(wanted_s)} to build"
+        f"{_duration(expected_s(num_cells, num_micro_batches))} to build"
     )
 
 

@@ -10,18 +10,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from lingvo_gpipe import task
 from lingvo_gpipe.execution.executor import Executor
 from lingvo_gpipe.execution.progress import Progress
-
-EXIT_CODE = 75
-"""Of a process that the watchdog ends: EX_TEMPFAIL, for which services start a program again."""
 
 _Item = TypeVar("_Item")
 
@@ -114,28 +109,24 @@ class Watchdog:
                 self._end()
 
 
-def of_training(
-    params: task.Train, executor: Executor, folder: str, report: Callable[[str], None]
+def of_executor(
+    executor: Executor,
+    stall_after_s: float,
+    report: Callable[[str], None],
+    end: Callable[[], None] | None = None,
 ) -> Watchdog:
-    """Return the watchdog of a run, which follows the progress of its passes.
+    """Return a watchdog that follows the progress of an executor's passes.
 
     Args:
-        params: params of training.
         executor: runs the passes; none is traced yet.
-        folder: folder of the run's checkpoints.
-        report: receives lines for the user.
+        stall_after_s: as in `Watchdog`.
+        report: as in `Watchdog`.
+        end: as in `Watchdog`.
     """
-    if not params.stall_after_s:
+    if not stall_after_s:
         return Watchdog(0.0, lambda: [], report)
-
-    def end() -> None:
-        report(
-            f"the run is ended (train.end_at_stall); the same command continues it from {folder}"
-        )
-        os._exit(EXIT_CODE)  # an operation that does not return cannot be interrupted
-
     describe = functools.partial(_describe, executor.follow_progress())
-    return Watchdog(params.stall_after_s, describe, report, end if params.end_at_stall else None)
+    return Watchdog(stall_after_s, describe, report, end)
 
 
 def _describe(progress: Progress) -> list[str]:

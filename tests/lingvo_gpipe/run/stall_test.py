@@ -12,10 +12,11 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import layers
+from lingvo_gpipe.execution import watchdog
 from lingvo_gpipe.input import Batch, Batches
 from lingvo_gpipe.layers.base import Theta
 from lingvo_gpipe.nests import Nest, SpecNest
-from lingvo_gpipe.run import loop, watchdog
+from lingvo_gpipe.run import loop
 from tests.tiny_task import tiny_task
 
 RELEASED = threading.Event()
@@ -155,7 +156,7 @@ def test_a_run_may_be_ended_at_a_stall(tmp_path: Path, monkeypatch: pytest.Monke
             RELEASED.set()
 
     loop.run(params, tmp_path, report=report)
-    assert codes[0] == watchdog.EXIT_CODE
+    assert codes[0] == loop.STALL_EXIT_CODE
     assert f"continues it from {tmp_path / 'checkpoints'}" in next(
         line for line in lines if line.startswith("the run is ended")
     )

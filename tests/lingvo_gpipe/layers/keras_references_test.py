@@ -15,10 +15,10 @@ from keras import layers
 from keras.src.saving import serialization_lib
 from keras.src.utils import python_utils
 
-from lingvo_gpipe import errors, hyperparams, keras_references, optim
+from lingvo_gpipe import errors, hyperparams, optim
 from lingvo_gpipe import layers as own_layers
 from lingvo_gpipe.keras_layers import adapter
-from lingvo_gpipe.layers import base
+from lingvo_gpipe.layers import base, keras_references
 from tests.lingvo_gpipe.keras_layers import keras_runs
 
 hyperparams.register_package(__name__)

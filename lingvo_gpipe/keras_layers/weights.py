@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from lingvo_gpipe import errors
+from lingvo_gpipe import errors, regular_files
 
 _kept: dict[str, dict[str, np.ndarray]] = {}
 
@@ -67,11 +67,11 @@ def load(path: str | pathlib.Path) -> None:
     """Load the arrays that `save` wrote.
 
     Raises:
-        LayerError: the file is damaged, or is not such a file.
+        LayerError: the file is damaged, not a regular one, or not such a file.
     """
     loaded: dict[str, dict[str, np.ndarray]] = {}
     try:
-        with pathlib.Path(path).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        with regular_files.open_binary(path) as file, np.load(file, allow_pickle=False) as arrays:
             for key in arrays.files:
                 name, _, variable = key.partition("|")
                 loaded.setdefault(name, {})[variable] = arrays[key]

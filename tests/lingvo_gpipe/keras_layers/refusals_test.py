@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import keras
@@ -367,3 +368,6 @@ def test_kept_weights_that_do_not_fit_are_named(tmp_path: Any) -> None:
     np.savez(tmp_path / "foreign.npz", a=np.ones(3))
     with pytest.raises(errors.LayerError, match="have another digest"):
         weights.load(tmp_path / "foreign.npz")
+    os.mkfifo(tmp_path / "pipe.npz")
+    with pytest.raises(errors.LayerError, match="it is a pipe, not a regular file"):
+        weights.load(tmp_path / "pipe.npz")

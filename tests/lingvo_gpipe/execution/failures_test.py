@@ -290,6 +290,34 @@ def test_an_error_in_the_callers_own_function_is_explained_on_request() -> None:
     assert (explained.layer, explained.micro_batch) == ("faulty", 0)
 
 
+@pytest.mark.parametrize("faulty", [0, 1])
+def test_the_mini_batch_at_fault_is_found_among_those_of_an_update(faulty: int) -> None:
+    fault = FAULTS["forward"]
+    good = {"word": tf.constant([1, 2, 3, 1]), "label": tf.constant([0, 1, 2, 1])}
+    trained = task.Task.Params(
+        model=pipeline(fault, 2, "1f1b"),
+        train=task.Train(
+            optimizer=optim.Optimizer.Params(name="SGD", learning_rate=0.1), accumulate=2
+        ),
+    )
+    specs = {name: tf.TensorSpec(v.shape, v.dtype) for name, v in good.items()}
+    learned = learner.Learner(trained, specs)
+    # The layer fails where the first feature is above 1: half of it is not.
+    learned.pipe.by_path["words/table"].assign(tf.zeros([VOCABULARY, 4]))
+    table = learned.pipe.by_path["words/table"]
+    table.assign(tf.tensor_scatter_nd_update(table, [[6]], [[2.0] * 4]))
+    bad = {**good, "word": tf.constant([1, 2, 6, 6])}
+    batches = [good, good]
+    batches[faulty] = bad
+    before = {path: v.numpy() for path, v in learned.pipe.by_path.items()}
+    with pytest.raises(errors.StepError, match=r"layer faulty, .*micro-batch 1 of 2"):
+        learned.update(batches)
+    # Nothing of a failed update is applied.
+    for path, variable in learned.pipe.by_path.items():
+        assert variable.numpy().tobytes() == before[path].tobytes(), path
+    assert int(learned.step) == 0
+
+
 def test_a_step_that_does_not_fail_again_says_so() -> None:
     pipe, batch = pipeline(FAULTS["label"], 2, "gpipe").instantiate(), mini_batch(FAULTS["forward"])
     pipe.build(batch)

@@ -63,3 +63,10 @@ def test_first_nonfinite_names_a_weight() -> None:
 
 def test_first_nonfinite_finds_nothing_in_sound_values() -> None:
     assert pipelines.three().first_nonfinite(pipelines.batch()) == "nowhere"
+
+
+def test_first_nonfinite_names_a_loss_of_finite_values() -> None:
+    fields = pipelines.batch()
+    large = tf.fill(fields["target"].shape, tf.constant(1e200, fields["target"].dtype))
+    found = pipelines.three().first_nonfinite({**fields, "target": large})
+    assert found == "loss loss, micro-batch 0"

@@ -160,3 +160,30 @@ def test_a_label_that_is_no_class_stops_the_program(smoothing: float) -> None:
     label = tf.constant([0, CLASSES, 1], tf.int32)
     with pytest.raises(tf.errors.InvalidArgumentError, match=str(CLASSES)):
         heads.cross_entropy(tf.zeros([3, CLASSES]), label, smoothing)
+
+
+@pytest.mark.parametrize(
+    ("head", "kernel"),
+    [
+        (layers.Softmax.Params(classes=3, use_bias=False), (4, 3)),
+        (layers.SequenceSoftmax.Params(vocabulary=3, use_bias=False), (3, 4)),
+    ],
+    ids=("classes", "tokens"),
+)
+def test_a_head_without_bias_or_labels(head: Any, kernel: tuple[int, int]) -> None:
+    """The logits are a matrix product, and there is no loss without a label."""
+    head.reads = ("x",)
+    pipe = pipelining.PipeliningLayer.Params(layers=[head]).instantiate()
+    x = tf.random.stateless_normal([2, 5, 4], [1, 2])
+    if kernel == (4, 3):
+        x = x[:, 0]
+    logits = pipe(x)
+    (weight,) = pipe.weights.values()
+    assert tuple(weight.shape) == kernel
+    np.testing.assert_allclose(
+        logits,
+        tf.linalg.matmul(x, weight, transpose_b=kernel == (3, 4)),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+    assert not pipe.analysis.losses

@@ -14,6 +14,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from lingvo_gpipe import errors, pipelining, task
+from lingvo_gpipe.tasks import tfds_preparing
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.text import batches, records
 from lingvo_gpipe.tasks.mt.text.corpora import text_files, tfds_corpus
@@ -379,11 +380,18 @@ def test_a_translate_folder_is_read_as_tfds_reads_it(tmp_path: Path) -> None:
     assert len(ours) == 30
 
 
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TFDS's mocks stand for the network: no host is asked."""
+    monkeypatch.setattr(tfds_preparing, "network_fault", lambda _: None)
+
+
 def tfds_params(name: str, **fields: Any) -> Any:
     made = {"tfds_dir": "/nonexistent", "split_names": {"train": "train"}} | fields
     return tfds_corpus.TFDSCorpus.Params(dataset=name, **made)
 
 
+@pytest.mark.usefixtures("network")
 @pytest.mark.parametrize(
     ("name", "languages"),
     [
@@ -417,6 +425,7 @@ def nested(*examples: dict[str, str]) -> Any:
     return tfds.testing.mock_data(as_dataset_fn=as_dataset)
 
 
+@pytest.mark.usefixtures("network")
 def test_tfds_translations_of_many_languages_give_each_pair() -> None:
     params = tfds_params("ted_multi_translate")
     with nested({"de": "ja", "en": "yes", "fr": "oui"}, {"en": "no", "fr": "non"}, {"de": "was"}):
@@ -426,6 +435,7 @@ def test_tfds_translations_of_many_languages_give_each_pair() -> None:
         assert read(params, "en", "fr")[0] == [("yes", "oui"), ("no", "non")]
 
 
+@pytest.mark.usefixtures("network")
 def test_bad_text_of_tfds_is_named_by_its_number() -> None:
     params = tfds_params("ted_multi_translate")
     rows = [{"de": "a\u2028b", "en": "x"}, {"de": "", "en": "y"}, {"de": "c", "en": "z"}]
@@ -436,6 +446,7 @@ def test_bad_text_of_tfds_is_named_by_its_number() -> None:
     assert faults.examples["empty"] == ["ted_multi_translate train:1: sentence is empty"]
 
 
+@pytest.mark.usefixtures("network")
 def test_what_is_no_tfds_translation_is_refused() -> None:
     def refused_name(text: str, params: Any) -> None:
         with pytest.raises(errors.InputError, match=text) as caught:

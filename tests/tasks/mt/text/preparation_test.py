@@ -529,3 +529,13 @@ def test_text_of_which_nothing_is_left_is_refused(tmp_path: Path) -> None:
         (tmp_path / f"{name}.train.txt").write_text("\n\n")
     with pytest.raises(errors.InputError, match="no training pair is left"):
         toy_text.params(tmp_path).instantiate().run(tmp_path / "out")
+
+
+def test_text_without_english_asks_for_the_pairs(tmp_path: Path) -> None:
+    for name in ("de.train.txt", "fr.train.txt"):
+        (tmp_path / name).write_text("a\n", encoding="utf-8")
+    corpora = [text_files.TranslateFolder.Params(folder=str(tmp_path))]
+    with pytest.raises(
+        errors.InputError, match=r"no corpus has English in split 'train'; name .*de:fr"
+    ):
+        toy_text.params(tmp_path, corpora=corpora).instantiate().run(tmp_path / "out")

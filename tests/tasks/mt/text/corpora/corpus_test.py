@@ -495,3 +495,18 @@ def test_a_torn_catalogue_is_named(tmp_path: Path, content: Any) -> None:
 def test_a_split_that_leaves_no_training_is_refused() -> None:
     refused("leave nothing to train on", django_catalogues.Django.Params(test_percent=100))
     refused("Use 0 or more", django_catalogues.Django.Params(valid_percent=-1))
+
+
+@pytest.mark.parametrize("name", ["long.txt", "long.txt.gz"])
+def test_a_line_without_end_is_not_read(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_files, "_MAX_LINE_BYTES", 10)
+    content = b"short\n" + b"x" * 10 + b"y\n"
+    path = write(tmp_path / name, content)
+    read = text_files.lines(path)
+    assert next(read) == b"short"
+    with pytest.raises(
+        errors.InputError, match=r"after line 1: the next line has more than 10 bytes"
+    ):
+        next(read)

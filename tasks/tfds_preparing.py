@@ -82,7 +82,7 @@ def network_fault(urls: Iterable[str]) -> str | None:
 
 
 def _ask(url: str, answer: concurrent.futures.Future[str | None]) -> None:
-    """Ask for a file's headers; the answer is None, or why there is none."""
+    """Ask a host for a file's headers; set None if it answers, else the reason of the failure."""
     request = urllib.request.Request(url, method="HEAD")
     fault: str | None = None
     try:

@@ -30,7 +30,7 @@ def sizes(
     if micro_batch_size is not None:
         full, rest = divmod(num_examples, micro_batch_size)
         return (micro_batch_size,) * full + ((rest,) if rest else ())
-    count = min(num_micro_batches, num_examples)
+    count = _count(num_examples, num_micro_batches, None)
     small, larger = divmod(num_examples, count)
     return (small + 1,) * larger + (small,) * (count - larger)
 
@@ -88,12 +88,15 @@ def sizes_of(params: PipelineParams, fields: Mapping[str, Nest | SpecNest]) -> t
         ScheduleError: their graph would take too long to build.
     """
     num_examples = batch_size(fields, params.batch_dim, params.unbatched)
-    if params.micro_batch_size is None:
-        count = min(params.num_micro_batches, num_examples)
-    else:
-        count = -(-num_examples // params.micro_batch_size)
-    build_limit.check(params.num_partitions, count, params.max_build_s)
+    count = _count(num_examples, params.num_micro_batches, params.micro_batch_size)
+    build_limit.check(params.num_partitions, count, params.max_build_s)  # before a list of as many
     return sizes(num_examples, params.num_micro_batches, params.micro_batch_size)
+
+
+def _count(num_examples: int, num_micro_batches: int, micro_batch_size: int | None) -> int:
+    if micro_batch_size is None:
+        return min(num_micro_batches, num_examples)
+    return -(-num_examples // micro_batch_size)
 
 
 def split(

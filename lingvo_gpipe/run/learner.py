@@ -124,7 +124,12 @@ class Learner:
             if not isinstance(found, errors.StepError) or found.micro_batch is not None:
                 break
         if isinstance(found, errors.StepError) and found.full_device is not None:
-            found.args = (f"{found}: {self._expected(found.full_device, batches[0])}",)
+            return errors.StepError(
+                f"{found}: {self._expected(found.full_device, batches[0])}",
+                layer=found.layer,
+                micro_batch=found.micro_batch,
+                full_device=found.full_device,
+            )
         return found
 
     def _expected(self, device: int, batch: Batch) -> str:

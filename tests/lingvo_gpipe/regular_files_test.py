@@ -74,7 +74,9 @@ def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
     assert reason(lambda: regular_files.read(path)) == "it has more than 8,388,608 bytes"
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="there is no /proc")
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self/status"), reason="needs /proc of Linux: its files have no size"
+)
 def test_a_file_whose_size_is_not_known_has_the_same_limit() -> None:
     assert regular_files.size_of("/proc/self/status") == 0
     assert regular_files.read("/proc/self/status")

@@ -20,6 +20,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # By default only some CPUs use oneDNN, and only its allocator reports what it allocates.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
+# What LLVM optimizes shows nothing about our layers, and costs a third of a compilation.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
 # No deadline: how long an example takes depends on the machine, not on the test.
 hypothesis.settings.register_profile("project", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("project")

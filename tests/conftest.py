@@ -86,7 +86,7 @@ class _Memory:
     def pytest_runtest_logstart(self, location: tuple[str, int | None, str]) -> None:
         if location[0] != self._file:
             self._file = location[0]
-            _forget_custom_gradients()
+            _forget_finished_tests()
 
     def pytest_runtest_logfinish(self) -> None:
         if _resident_bytes() < self._kept_bytes + GROWTH_BYTES:
@@ -98,19 +98,21 @@ class _Memory:
         self._kept_bytes = _resident_bytes()
 
 
-def _forget_custom_gradients() -> None:
-    """Remove the gradients of finished tests from TensorFlow's registry.
+def _forget_finished_tests() -> None:
+    """Remove what TensorFlow keeps of the functions of finished tests.
 
-    In a graph, every `tf.custom_gradient` is put there under a new name, for good, and keeps its
-    graph alive.
+    In a graph, every `tf.custom_gradient` is put into a registry under a new name, for good, and
+    keeps its graph alive. The kernel of every function and operation that was called is cached.
     """
     if "tensorflow" not in sys.modules:
         return
+    from tensorflow.python.eager import context
     from tensorflow.python.framework import ops
 
     registry = ops.gradient_registry._registry
     for name in [name for name in registry if name.startswith("CustomGradient-")]:
         del registry[name]
+    context.context().clear_kernel_cache()
 
 
 def _resident_bytes() -> int:

@@ -230,6 +230,10 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         layers = {layer.params.name: layer for layer in self.layers}
         return self._built.variables.merge_moments(layers, moments)
 
+    def add_moments(self, one: Mapping[str, Nest], other: Mapping[str, Nest]) -> dict[str, Nest]:
+        """Add the moments of two mini-batches, each on the device of its layer."""
+        return self._built.variables.add_moments(one, other)
+
     def theta(self) -> dict[str, Nest]:
         """Return the weights as tensors, nested by layer; a tape sees the variables being read."""
         return self._built.variables.read_nested(lambda spec: not spec.is_state)

@@ -6,15 +6,17 @@ that watched it. The caller's tape sees only the call and keeps no tensor from i
 derivatives go through the recomputation; where a forward was kept they are refused.
 
 Each device runs its backward calls one after another, in the order in which the caller's tape
-issues them.
+issues them. The gradients of a tensor that several calls read are added on its device: the tape
+would add them in the process that calls.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 import tensorflow as tf
@@ -44,11 +46,12 @@ def forward(executor: Executor, tape_pass: network.Pass, pass_inputs: PassInputs
     """
     run = PassRun(executor, tape_pass, pass_inputs)
     queues = {device: _BackwardQueue(device) for device in executor.devices}
+    shared = _SharedInputs(run)
     for device, slot in tape_pass.table.order():
         if slot.phase == "F":
             cell = tape_pass.cells[slot.cell]
             of_backward = dataclasses.replace(slot, phase="B")
-            inputs = run.cell_inputs(slot.cell, slot.micro_batch)
+            inputs = shared.cell_inputs(slot.cell, slot.micro_batch)
             with run.call(device, slot) as call, failures.named(executor, tape_pass, slot, inputs):
                 differentiable = _DifferentiableCall(
                     executor.programs[slot.cell],
@@ -59,6 +62,81 @@ def forward(executor: Executor, tape_pass: network.Pass, pass_inputs: PassInputs
                 )
                 call.store_outputs(differentiable(inputs))
     return run.outputs({})
+
+
+class _SharedInputs:
+    """The inputs of a pass's calls, in which no two calls have a tensor with a gradient in common.
+
+    Calls must be in the order of the pass.
+    """
+
+    def __init__(self, run: PassRun) -> None:
+        self._run = run
+        cells = run.network_pass.cells
+        owned = {
+            path: _Shared([run.inputs.variables[path]], readers, run.executor.device_of(path))
+            for path, readers in collections.Counter(p for c in cells for p in c.weights).items()
+        }
+        self._weights = [
+            _Shared(
+                [tensor for path in cell.weights for tensor in owned[path].take()],
+                run.network_pass.num_micro_batches,
+                device,
+            )
+            for cell, device in zip(cells, run.executor.devices, strict=True)
+        ]
+        self._readers = collections.Counter(v for cell in cells for v in cell.imports_with_gradient)
+        self._imports: dict[tuple[int, int], _Shared] = {}
+
+    def cell_inputs(self, k: int, m: int) -> CellInputs:
+        """Return the inputs of the next call of cell k, for micro-batch m."""
+        inputs = self._run.cell_inputs(k, m)
+        imports = dict(inputs.imports)
+        for v in self._run.network_pass.cells[k].imports_with_gradient:
+            if (v, m) not in self._imports:
+                self._imports[v, m] = _Shared(
+                    floating(imports[v]),
+                    self._readers[v],
+                    self._run.executor.device_of_version(v),
+                )
+            imports[v] = _with_floating(imports[v], self._imports[v, m].take())
+        return inputs._replace(weights=self._weights[k].take(), imports=imports)
+
+
+class _Shared:
+    """Tensors that several calls read."""
+
+    def __init__(self, tensors: Sequence[tf.Tensor], readers: int, device: str | None) -> None:
+        """Make it.
+
+        Args:
+            tensors: the tensors.
+            readers: how often they are taken.
+            device: where their gradients are added; None: where TensorFlow chooses.
+        """
+        self._tensors = list(tensors)
+        self._left = readers
+        self._device = device
+
+    def take(self) -> list[tf.Tensor]:
+        """Return the tensors for the next reader."""
+        self._left -= 1
+        if self._left == 0 or not self._tensors:
+            return self._tensors
+        count = len(self._tensors)
+
+        @tf.custom_gradient
+        def copies(*tensors: tf.Tensor) -> _WithGradient:
+            def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
+                with tf.device(self._device):
+                    return [upstream[i] + upstream[count + i] for i in range(count)]
+
+            return [tf.identity(tensor) for tensor in tensors * 2], gradient
+
+        with tf.device(self._device):
+            both = list(copies(*self._tensors))
+        self._tensors = both[count:]
+        return both[:count]
 
 
 class _BackwardQueue:
@@ -147,15 +225,20 @@ class _DifferentiableCall:
         weights, leaves = list(sources[:count]), iter(sources[count:])
         imports = dict(inputs.imports)
         for v in self._cell.imports_with_gradient:
-            flat = tf.nest.flatten(imports[v])
-            replaced = [next(leaves) if t.dtype.is_floating else t for t in flat]
-            imports[v] = tf.nest.pack_sequence_as(imports[v], replaced)
+            imports[v] = _with_floating(imports[v], leaves)
         return inputs._replace(weights=weights, imports=imports)
 
     def _flat(self, gradients: CellGradients) -> list[tf.Tensor]:
         """Return the gradients in the order of `gradient_sources`."""
         of_imports = [t for v in self._cell.imports_with_gradient for t in gradients.imports[v]]
         return gradients.weights + of_imports
+
+
+def _with_floating(nest: Nest, leaves: Iterable[tf.Tensor]) -> Nest:
+    """Return a nest with its floating leaves replaced by the next of `leaves`."""
+    rest = iter(leaves)
+    flat = [next(rest) if leaf.dtype.is_floating else leaf for leaf in tf.nest.flatten(nest)]
+    return tf.nest.pack_sequence_as(nest, flat)
 
 
 def _differentiated_once(

@@ -19,6 +19,7 @@ from lingvo_gpipe import network
 from lingvo_gpipe.execution import cell_calls, cell_programs, progress
 from lingvo_gpipe.layers.context import Collected
 from lingvo_gpipe.nests import Nest, floating
+from lingvo_gpipe.network.wiring import FIELD
 from lingvo_gpipe.schedule.slot import Slot
 
 
@@ -99,6 +100,11 @@ class Executor:
     def device_of(self, path: str) -> str:
         """Return the device of the variable at `path`: that of its owner's cell."""
         return self.devices[self.analysis.owner_cell(path)]
+
+    def device_of_version(self, version: int) -> str | None:
+        """Return the device of the cell that makes a version; None: it is a field."""
+        producer = self.analysis.wiring.versions[version].producer
+        return None if producer == FIELD else self.devices[self.analysis.cell_of(producer)]
 
     def forward(self, forward_pass: network.Pass, inputs: PassInputs) -> PassOutputs:
         """Run a pass whose table has only forward slots."""

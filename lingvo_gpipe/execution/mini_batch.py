@@ -10,7 +10,7 @@ import tensorflow as tf
 from absl import logging
 
 from lingvo_gpipe import errors, network, precision, seeds
-from lingvo_gpipe.execution import cell_calls, custom_gradient, failures, variables
+from lingvo_gpipe.execution import custom_gradient, failures, variables
 from lingvo_gpipe.execution.executor import Executor, PassInputs, PassOutputs, PassRun
 from lingvo_gpipe.layers.context import Collected, Context
 from lingvo_gpipe.nests import Nest
@@ -189,8 +189,7 @@ class MiniBatchRunner:
             Name → output of the network, and what the layers collected.
         """
         num_micro_batches = self.num_micro_batches(fields)
-        specs = self._analysis.variables
-        read = {path: cell_calls.in_read_dtype(specs[path], v) for path, v in weights.items()}
+        read = variables.in_read_dtypes(self.executor, weights)
         cut = self._cut(fields)
         micro_batch_seeds = [
             seeds.micro_batch_seed(ctx.root_seed, ctx.step, m) for m in range(num_micro_batches)
@@ -266,7 +265,8 @@ class MiniBatchRunner:
                 continue
             if len(parts) > 1:
                 micro_batches.check_batched(name, analysis.specs[v], max(analysis.sizes), batch_dim)
-            merged[name] = micro_batches.merge(parts, batch_dim)
+            with tf.device(self.executor.device_of_version(v)):
+                merged[name] = micro_batches.merge(parts, batch_dim)
         return merged
 
 

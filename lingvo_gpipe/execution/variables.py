@@ -62,28 +62,49 @@ class PipelineVariables(tf.Module):
             layers: name → layer of the network.
             moments: path of a layer → its moments, summed over an update.
         """
-        by_layer: dict[str, dict[str, tf.Variable]] = {}
-        for path, variable in self.where(lambda spec: spec.is_state).items():
-            layer_path, _, name = path.rpartition("/")
-            by_layer.setdefault(layer_path, {})[name] = variable
+        statistics = self._statistics()
         values = {}
         for path, added in moments.items():
             top, _, rest = path.partition("/")
-            layer, statistics = layers[top].find(rest), by_layer[path]
-            with tf.device(self._device_of(f"{path}/{next(iter(statistics))}")):
-                read = {name: tf.convert_to_tensor(v) for name, v in statistics.items()}
+            layer, of_layer = layers[top].find(rest), statistics[path]
+            with tf.device(self._device_of(f"{path}/{next(iter(of_layer))}")):
+                read = {name: tf.convert_to_tensor(v) for name, v in of_layer.items()}
                 for name, value in layer.merge_moments(read, added).items():
                     values[f"{path}/{name}"] = value
         return values
 
+    def add_moments(self, one: Mapping[str, Nest], other: Mapping[str, Nest]) -> dict[str, Nest]:
+        """Add two mini-batches' moments by the path of the layer, on the layers' devices."""
+        statistics = self._statistics()
+        added = {}
+        for path, moments in one.items():
+            with tf.device(self._device_of(f"{path}/{next(iter(statistics[path]))}")):
+                added[path] = tf.nest.map_structure(tf.add, moments, other[path])
+        return added
+
+    def _statistics(self) -> dict[str, dict[str, tf.Variable]]:
+        """Return path of a layer → name → statistic."""
+        by_layer: dict[str, dict[str, tf.Variable]] = {}
+        for path, variable in self.where(lambda spec: spec.is_state).items():
+            layer_path, _, name = path.rpartition("/")
+            by_layer.setdefault(layer_path, {})[name] = variable
+        return by_layer
+
 
 def read_variables(executor: Executor, by_path: Mapping[str, tf.Variable]) -> dict[str, tf.Tensor]:
     """Read every variable once, on its own device, weights in the compute dtype."""
+    return in_read_dtypes(executor, by_path)
+
+
+def in_read_dtypes(
+    executor: Executor, values: Mapping[str, tf.Variable | tf.Tensor]
+) -> dict[str, tf.Tensor]:
+    """Return variables or their values by path, on their devices, in the dtype layers read."""
     read = {}
-    for path, variable in by_path.items():
+    for path, value in values.items():
         with tf.device(executor.device_of(path)):
-            value = tf.convert_to_tensor(variable)
-            read[path] = cell_calls.in_read_dtype(executor.analysis.variables[path], value)
+            tensor = tf.convert_to_tensor(value)
+            read[path] = cell_calls.in_read_dtype(executor.analysis.variables[path], tensor)
     return read
 
 

@@ -82,7 +82,8 @@ def first_failure(
         cell = network_pass.cells[k]
         differentiates = run.slot.phase != "F" or m in cell.fused
         upstream = run.backward_inputs(k, m) if differentiates else None
-        layer = _failing_layer(executor, cell, run.cell_inputs(k, m), upstream)
+        with tf.device(executor.devices[k]):
+            layer = _failing_layer(executor, cell, run.cell_inputs(k, m), upstream)
         return dataclasses.replace(failure, layer=layer)
     return None
 
@@ -272,7 +273,9 @@ def named(
             raise
         failure = describe(executor.analysis, slot, error)
         if not failure.layer:
-            layer = _failing_layer(executor, network_pass.cells[slot.cell], inputs, upstream)
+            cell = network_pass.cells[slot.cell]
+            with tf.device(executor.devices[slot.cell]):
+                layer = _failing_layer(executor, cell, inputs, upstream)
             failure = dataclasses.replace(failure, layer=layer)
         num = network_pass.num_micro_batches
         raise to_error(executor.analysis, failure, error, num) from error

@@ -36,7 +36,12 @@ def first_gradient(analysis: network.Analysis, gradients: Mapping[str, tf.Tensor
 
 def is_finite(nest: Nest) -> bool:
     """Return whether all values of all floating tensors of a nest are finite."""
-    return all(bool(tf.reduce_all(tf.math.is_finite(leaf))) for leaf in floating(nest))
+    return all(map(_all_finite, floating(nest)))
+
+
+def _all_finite(tensor: tf.Tensor) -> bool:
+    with tf.device(tensor.device):
+        return bool(tf.reduce_all(tf.math.is_finite(tensor)))
 
 
 def _places(executor: Executor, inputs: PassInputs) -> Iterator[str]:
@@ -45,9 +50,10 @@ def _places(executor: Executor, inputs: PassInputs) -> Iterator[str]:
     run = PassRun(executor, analysis.default_training_pass, inputs)
     for m in range(len(inputs.seeds)):
         for cell in analysis.cells:
-            values, collected = executor.programs[cell.index].compute(
-                cell, run.cell_inputs(cell.index, m)
-            )
+            with tf.device(executor.devices[cell.index]):
+                values, collected = executor.programs[cell.index].compute(
+                    cell, run.cell_inputs(cell.index, m)
+                )
             for v in sorted(values):
                 run.values[v, m] = values[v]
                 if not is_finite(values[v]):

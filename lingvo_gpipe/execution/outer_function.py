@@ -3,6 +3,11 @@
 An outer function consists of calls. The graph optimizer would visit the function of every call and
 change nothing; with 128 layers, this is most of the time to the first step. The programs themselves
 are optimised where they are called. TensorFlow's option for this has no public interface.
+
+Results stay on the devices that made them. With automatic control dependencies, every result would
+be copied by an operation without a device, which TensorFlow places in the process that calls. So a
+function is traced without them unless it assigns variables that it reads; then it should return
+only scalars.
 """
 
 from __future__ import annotations
@@ -44,9 +49,17 @@ class OuterFunction:
         traces: how often it was traced.
     """
 
-    def __init__(self, function: Callable[..., Nest]) -> None:
+    def __init__(self, function: Callable[..., Nest], *, assigns: bool = False) -> None:
+        """Make it; nothing is traced yet.
+
+        Args:
+            function: nests of tensors → nest of tensors.
+            assigns: whether it assigns variables that it reads. In any other function, nothing
+                orders an assignment except the data and control edges that the function makes.
+        """
         self._function = function
-        self._traced = tf.function(function, autograph=False)
+        attributes = {} if assigns else {"_disable_acd": True}
+        self._traced = tf.function(function, autograph=False, experimental_attributes=attributes)
         self._concretes: dict[Hashable, tf.types.experimental.ConcreteFunction] = {}
 
     @property

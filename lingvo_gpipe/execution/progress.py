@@ -1,8 +1,8 @@
 """How far each device has come in the pass that runs, which another thread can read.
 
 For each device there is a variable beside it: number of the pass, and how many of the pass's calls
-have returned there. Each call is followed by one assignment on its device's host; nothing waits
-for it but the end of the pass.
+have returned there. Each call is followed by one assignment on its device's host, after the one
+before it; nothing else waits for it but the end of the pass.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Progress:
         self._passes: list[list[list[Slot]]] = []
         self._counters = []
         for name in self.devices:
-            with tf.device(_host(name)):
+            with tf.device(host(name)):
                 self._counters.append(
                     tf.Variable([_NONE, 0], dtype=tf.int64, trainable=False, name="progress")
                 )
@@ -67,6 +67,7 @@ class PassProgress:
         self._number = number
         self._orders = orders
         self._counters = counters
+        self._last: dict[int, tf.Operation] = {}
 
     def start(self, device: int) -> tf.Operation:
         """Note that no call has returned on a device; its first call must wait for this."""
@@ -75,14 +76,15 @@ class PassProgress:
     def returned(self, device: int, slot: Slot, operation: tf.Operation) -> None:
         """Note that the call of a slot has returned, which is the operation."""
         self._orders[device].append(slot)
-        with tf.control_dependencies([operation]):
+        with tf.control_dependencies([operation, self._last[device]]):
             self._assign(device)
 
     def _assign(self, device: int) -> tf.Operation:
         counter = self._counters[device]
         with tf.device(counter.device):
             value = tf.constant([self._number, len(self._orders[device])], tf.int64)
-            return counter.assign(value, read_value=False)
+            self._last[device] = counter.assign(value, read_value=False)
+        return self._last[device]
 
 
 def _values(variable: tf.Variable) -> list[int]:
@@ -90,10 +92,10 @@ def _values(variable: tf.Variable) -> list[int]:
     return values
 
 
-def _host(device: str) -> str:
+def host(device: str) -> str:
     """Return the CPU of a device's process; a CPU is its own.
 
-    >>> _host("/job:worker/task:1/device:GPU:3")
+    >>> host("/job:worker/task:1/device:GPU:3")
     '/job:worker/task:1/device:CPU:0'
     """
     return re.sub(r"device:(?!CPU:)\w+:\d+$", "device:CPU:0", device)

@@ -44,6 +44,7 @@ def averaged(old: tf.Tensor, new: tf.Tensor, decay: tf.Tensor | None) -> tf.Tens
 def swap(averages: Mapping[str, tf.Variable], variables: Mapping[str, tf.Variable]) -> None:
     """Exchange the values of averages and of the variables at their paths."""
     for path, average in averages.items():
-        value = variables[path].read_value()
-        variables[path].assign(average.read_value())
-        average.assign(value)
+        with tf.device(average.device):
+            value = variables[path].read_value()
+            variables[path].assign(average.read_value())
+            average.assign(value)

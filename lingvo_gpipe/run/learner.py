@@ -79,11 +79,12 @@ class Learner:
         with tf.device("CPU:0"):
             self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._params = params.train.copy().freeze()
-        self._update_by_one = outer_function.OuterFunction(self._update_by_one_batch)
+        self._update_by_one = outer_function.OuterFunction(self._update_by_one_batch, assigns=True)
         self._loss_weights = outer_function.OuterFunction(self._loss_weights_of)
         self._accumulate = outer_function.OuterFunction(self._accumulate_batch)
-        self._add = outer_function.OuterFunction(_added)
-        self._apply = outer_function.OuterFunction(self._apply_gradients)
+        self._add_weights = outer_function.OuterFunction(_added)
+        self._add_sums = outer_function.OuterFunction(self._added_sums)
+        self._apply = outer_function.OuterFunction(self._apply_gradients, assigns=True)
 
     @property
     def variables(self) -> dict[str, tf.Variable]:
@@ -97,7 +98,8 @@ class Learner:
             self._update_by_one,
             self._loss_weights,
             self._accumulate,
-            self._add,
+            self._add_weights,
+            self._add_sums,
             self._apply,
         )
         programs = self.pipe.executor.num_traces + self.updater.num_traces
@@ -149,13 +151,13 @@ class Learner:
             return result
         weights: dict[str, tf.Tensor] = self._loss_weights(dict(batches[0]))
         for batch in batches[1:]:
-            weights = self._add(weights, self._loss_weights(dict(batch)))
+            weights = self._add_weights(weights, self._loss_weights(dict(batch)))
         gradients = {path: self._zeros(path, v) for path, v in self.pipe.weights.items()}
         first = tf.constant(0)
         total: _Sums | None = None
         for batch in batches:
             gradients, sums, first = self._accumulate(dict(batch), gradients, weights, first)
-            total = sums if total is None else self._add(total, sums)
+            total = sums if total is None else self._add_sums(total, sums)
         result = self._apply(gradients, total, weights)
         return result
 
@@ -203,6 +205,14 @@ class Learner:
             loss_scale=self.updater.loss_scale,
         )
         return result.gradients, _sums(result), first + result.num_micro_batches
+
+    def _added_sums(self, one: _Sums, other: _Sums) -> _Sums:
+        return _Sums(
+            one.loss + other.loss,
+            _added(one.losses, other.losses),
+            _added(one.sums, other.sums),
+            self.pipe.add_moments(one.moments, other.moments),
+        )
 
     def _apply_gradients(
         self, gradients: dict[str, tf.Tensor], sums: _Sums, weights: dict[str, tf.Tensor]

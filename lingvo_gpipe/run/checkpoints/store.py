@@ -232,6 +232,7 @@ def restore_matching(
     """
     prefix = files.at(path)
     restored, missing, misfits = [], [], {}
+    pairs: list[tuple[str, tf.Variable]] = []
     try:
         saved = SavedValues(prefix)
         for key, variable in variables.items():
@@ -244,8 +245,9 @@ def restore_matching(
             elif misfit := saved.misfit(key, variable, source):
                 misfits[key] = misfit
             else:
-                variable.assign(saved.read(source))
                 restored.append(key)
+                pairs.append((source, variable))
+        saved.assign(pairs)
     except UNREADABLE as error:
         raise errors.CheckpointError(
             f"{prefix} is torn and cannot be restored: {reason(error)}; choose another one"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe import errors
+from lingvo_gpipe.execution import outer_function, progress
 from lingvo_gpipe.run.checkpoints import files
 
 # What is raised for a file that is truncated, missing, not regular or not a checkpoint.
@@ -25,6 +27,7 @@ class SavedValues:
     def __init__(self, prefix: str) -> None:
         """Read the index of a checkpoint; raises one of `UNREADABLE` if it is damaged."""
         files.check_regular(prefix)
+        self._prefix = prefix
         self._reader = tf.train.load_checkpoint(prefix)
         self.shapes: dict[str, list[int]] = {}
         self._dtypes: dict[str, tf.DType] = {}
@@ -38,6 +41,29 @@ class SavedValues:
         """Return a value; raises one of `UNREADABLE` if it is damaged."""
         value: np.ndarray[Any, Any] = self._reader.get_tensor(_escape(key) + _SUFFIX)
         return value
+
+    def assign(self, pairs: Sequence[tuple[str, tf.Variable]]) -> None:
+        """Assign saved values, each read by the process in which its variable is.
+
+        Args:
+            pairs: key of a saved value, and a variable of its shape and dtype.
+
+        Raises one of `UNREADABLE` if a value is damaged.
+        """
+
+        def assign_all() -> None:
+            for key, variable in pairs:
+                with tf.device(progress.host(variable.device)):
+                    (value,) = tf.raw_ops.RestoreV2(
+                        prefix=self._prefix,
+                        tensor_names=[_escape(key) + _SUFFIX],
+                        shape_and_slices=[""],
+                        dtypes=[variable.dtype],
+                    )
+                with tf.device(variable.device):
+                    variable.assign(value, read_value=False)
+
+        outer_function.OuterFunction(assign_all, assigns=True)()
 
     def misfit(self, key: str, variable: tf.Variable, saved_key: str | None = None) -> str | None:
         """Return how a saved shape or dtype differs from that of a variable; None if it does not.

@@ -59,6 +59,19 @@ def tiny_task(**overrides: Any) -> Any:
     )
 
 
+def one_layer_task(**overrides: Any) -> Any:
+    """Return a task of one layer in one cell, without optimizer state: a third of the tracing.
+
+    For tests of a run's evaluations, files, lines and signals. `overrides` are fields of its
+    `train`.
+    """
+    rate = {"optimizer": optim.Optimizer.Params(name="SGD", learning_rate=0.02)}
+    params = tiny_task(**{**rate, **overrides})
+    head = params.model.layers[-1].set(reads=("point", "label"))
+    params.model.set(layers=[head], num_partitions=1, num_micro_batches=1)
+    return params
+
+
 class Tiny(registry.Model):
     """The task as a named model, for packages in tests."""
 

@@ -13,12 +13,12 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 
-from lingvo_gpipe import errors, hyperparams, layers
+from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.input import Batches
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.run import checkpoints, eval_mode, evaluation, loop, summaries, writers
 from lingvo_gpipe.run.checkpoints import files
-from tests.tiny_task import Points, tiny_task
+from tests.tiny_task import Points, one_layer_task, tiny_task
 
 CLASSES = ("red", "green", "blue")
 HELD_OUT = 13
@@ -35,10 +35,9 @@ class NamedPoints(Points):
         return CLASSES
 
 
-def confused_task(**train: Any) -> Any:
-    params = tiny_task(**train)
-    head = layers.Softmax.Params(name="head", classes=3, top_k=2, confusion=True)
-    params.model.layers = [*params.model.layers[:-1], head]
+def confused_task(make: Callable[..., Any] = one_layer_task, **train: Any) -> Any:
+    params = make(**train)
+    params.model.layers[-1].set(top_k=2, confusion=True)
     params.input = NamedPoints.Params(batch_size=8, eval_batch_size=5)
     params.eval.best = "accuracy"
     return params
@@ -53,7 +52,7 @@ def events(folder: Path) -> event_accumulator.EventAccumulator:
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     """Return a task with a confusion matrix, and the folder of its run without evaluation."""
-    params = confused_task(max_steps=12, save_interval_steps=4)
+    params = confused_task(tiny_task, max_steps=12, save_interval_steps=4)
     folder = tmp_path_factory.mktemp("ran")
     loop.run(params, folder)
     return params, folder

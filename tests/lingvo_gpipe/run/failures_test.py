@@ -17,7 +17,7 @@ from lingvo_gpipe.layers import base
 from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.run import checkpoints, eval_mode, evaluation, log_directory, loop, process
 from lingvo_gpipe.schedule import drawing
-from tests.tiny_task import Points, tiny_task
+from tests.tiny_task import Points, one_layer_task, tiny_task
 
 
 def saved(folder: Path) -> list[int]:
@@ -112,7 +112,7 @@ def test_a_best_that_is_not_a_number_is_refused_as_early_as_it_is_known(
 
 
 def test_a_mark_that_was_set_after_the_last_checkpoint_stays(tmp_path: Path) -> None:
-    params = tiny_task(max_steps=4)
+    params = one_layer_task(max_steps=4)
     # The first loss is the highest.
     params.eval.set(best="loss", best_is="highest", interval_steps=3)
     loop.run(params, tmp_path)
@@ -128,7 +128,7 @@ def test_a_mark_that_was_set_after_the_last_checkpoint_stays(tmp_path: Path) -> 
 
 
 def test_a_mark_of_another_metric_is_not_taken(tmp_path: Path) -> None:
-    params = tiny_task(max_steps=4)
+    params = one_layer_task(max_steps=4)
     params.eval.set(best="accuracy", interval_steps=3)
     loop.run(params, tmp_path)
     loop.run(params, tmp_path, evaluate=True)
@@ -194,7 +194,7 @@ def test_a_loss_scale_of_one_is_tried_before_a_run_gives_up(tmp_path: Path) -> N
 
 
 def test_a_torn_checkpoint_and_a_start_that_is_not_read_are_reported(tmp_path: Path) -> None:
-    params = tiny_task(max_steps=2, save_interval_steps=1)
+    params = one_layer_task(max_steps=2, save_interval_steps=1)
     newest = loop.run(params, tmp_path).checkpoint
     Path(f"{newest}.index").write_bytes(b"garbage" * 99)
     lines: list[str] = []
@@ -223,7 +223,7 @@ def make_folder(path: Path) -> None:
 def test_damaged_texts_of_a_run_are_set_aside_or_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None]
 ) -> None:
-    params = tiny_task(max_steps=2, save_interval_steps=1)
+    params = one_layer_task(max_steps=2, save_interval_steps=1)
     params.eval.set(best="accuracy", interval_steps=1)
     whole = loop.run(params, tmp_path, evaluate=True)
     text = Path(f"{whole.checkpoint}.params.txt")
@@ -277,5 +277,5 @@ def test_a_picture_of_planned_work_says_of_what(
         return real(drawn, **named)
 
     monkeypatch.setattr(drawing, "draw", draw)
-    loop.run(tiny_task(max_steps=1), tmp_path)
+    loop.run(one_layer_task(max_steps=1), tmp_path)
     assert units == [{"unit": "FLOPs"}]

@@ -23,7 +23,7 @@ from lingvo_gpipe.run import (
     loop,
     process,
 )
-from tests.tiny_task import Points, tiny_task
+from tests.tiny_task import Points, one_layer_task, tiny_task
 
 
 def final_values(result: loop.Result) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not(
 
 
 def test_an_evaluation_that_was_cut_off_is_made_up_for(tmp_path: Path) -> None:
-    params = tiny_task(max_steps=4, save_interval_steps=2)
+    params = one_layer_task(max_steps=4, save_interval_steps=2)
     # The first loss is the highest, so an omission is detected.
     params.eval.set(best="loss", best_is="highest")
     whole = loop.run(params, tmp_path / "whole", evaluate=True)
@@ -87,7 +87,7 @@ def test_an_evaluation_that_was_cut_off_is_made_up_for(tmp_path: Path) -> None:
 
 
 def test_a_last_evaluation_that_was_cut_off_is_no_result(tmp_path: Path, lines: list[str]) -> None:
-    params = tiny_task(max_steps=2, save_interval_steps=2)
+    params = one_layer_task(max_steps=2, save_interval_steps=2)
     # Asked before two updates and the first of two mini-batches of the evaluation.
     cut = loop.run(params, tmp_path, evaluate=True, report=lines.append, should_stop=stop_after(3))
     assert (cut.step, cut.metrics, cut.ended) == (2, {}, "signal")
@@ -99,7 +99,7 @@ def test_a_last_evaluation_that_was_cut_off_is_no_result(tmp_path: Path, lines: 
 
 
 def test_the_last_checkpoint_knows_the_best_of_the_last_evaluation(tmp_path: Path) -> None:
-    params = tiny_task(max_steps=4, save_interval_steps=4)
+    params = one_layer_task(max_steps=4, save_interval_steps=4)
     params.eval.set(best="accuracy", interval_steps=3)
     result = loop.run(params, tmp_path, evaluate=True)
     (best,) = checkpoints.find(str(tmp_path / log_directory.BEST))
@@ -113,7 +113,7 @@ def test_a_reader_that_is_gone_costs_no_update(tmp_path: Path) -> None:
         if line.startswith("eval "):
             raise BrokenPipeError
 
-    params = tiny_task(max_steps=9, save_interval_steps=5)
+    params = one_layer_task(max_steps=9, save_interval_steps=5)
     params.eval.interval_steps = 3
     with pytest.raises(BrokenPipeError):
         loop.run(params, tmp_path, evaluate=True, report=gone)
@@ -122,7 +122,7 @@ def test_a_reader_that_is_gone_costs_no_update(tmp_path: Path) -> None:
 
 
 def test_a_split_that_is_not_there_is_refused_before_the_first_update(tmp_path: Path) -> None:
-    params = tiny_task(max_steps=4)
+    params = one_layer_task(max_steps=4)
     params.eval.split = "validation"
     with pytest.raises(errors.InputError, match="has no split 'validation'"):
         loop.run(params, tmp_path, evaluate=True)
@@ -146,7 +146,7 @@ def test_the_best_of_a_loss_is_the_lowest(best: str, best_is: Any, highest: bool
 
 
 def test_another_split_has_separate_curves(tmp_path: Path) -> None:
-    params = tiny_task(max_steps=1)
+    params = one_layer_task(max_steps=1)
     params.eval.split = "test"
     loop.run(params, tmp_path, evaluate=True)
     assert eval_mode.folder_of(tmp_path, params) == tmp_path / "eval"
@@ -160,7 +160,7 @@ def test_another_split_has_separate_curves(tmp_path: Path) -> None:
 
 
 def test_another_seed_leads_to_other_bits(tmp_path: Path) -> None:
-    params = tiny_task(max_steps=1)
+    params = one_layer_task(max_steps=1)
     one = final_values(loop.run(params, tmp_path / "one"))
     other = final_values(loop.run(params.set_path("model.seed", 4), tmp_path / "other"))
     assert not same_bits(one, other)
@@ -217,7 +217,7 @@ def test_a_checkpoint_starts_another_run_as_far_as_it_fits(
 
 
 def test_a_start_without_any_fitting_variable_is_refused(tmp_path: Path) -> None:
-    params = tiny_task(max_steps=1)
+    params = one_layer_task(max_steps=1)
     source = loop.run(params, tmp_path / "source")
     for number, layer in enumerate(params.model.layers):
         layer.name = f"other_{number}"
@@ -230,8 +230,8 @@ def test_two_runs_may_not_share_a_log_directory(tmp_path: Path) -> None:
         log_directory.locked(tmp_path),
         pytest.raises(errors.TrainingError, match="another process trains in"),
     ):
-        loop.run(tiny_task(), tmp_path)
-    assert loop.run(tiny_task(max_steps=1), tmp_path).step == 1
+        loop.run(one_layer_task(), tmp_path)
+    assert loop.run(one_layer_task(max_steps=1), tmp_path).step == 1
 
 
 def test_a_log_directory_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_a_log_directory_that_cannot_be_made_is_reported(tmp_path: Path) -> None
 def test_changed_thread_counts_are_reported(
     tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    params = tiny_task(max_steps=1)
+    params = one_layer_task(max_steps=1)
     loop.run(params, tmp_path)
     monkeypatch.setattr(process, "prepare_devices", lambda _: (7, 5))
     params.train.max_steps = 2
@@ -289,9 +289,8 @@ def test_a_loss_scale_that_is_too_large_is_lowered_and_no_update_is_lost(tmp_pat
 
 
 def test_patience_ends_a_run_and_its_result_says_so(tmp_path: Path, lines: list[str]) -> None:
-    params = tiny_task(max_steps=100)
+    params = one_layer_task(max_steps=100)
     params.train.optimizer.learning_rate = 0.0
-    params.model.layers[1].momentum = 0.999999
     params.eval.set(best="accuracy", patience=2, interval_steps=3)
     result = loop.run(params, tmp_path, evaluate=True, report=lines.append)
     assert (result.step, result.ended) == (9, "patience")
@@ -304,7 +303,7 @@ def test_patience_ends_a_run_and_its_result_says_so(tmp_path: Path, lines: list[
 
 
 def test_patience_without_evaluation_is_reported(tmp_path: Path, lines: list[str]) -> None:
-    params = tiny_task(max_steps=1)
+    params = one_layer_task(max_steps=1)
     params.eval.set(best="accuracy", patience=2)
     loop.run(params, tmp_path, report=lines.append)
     assert "eval.patience does nothing in this run, which does not evaluate" in lines
@@ -341,7 +340,7 @@ def test_fields_that_cannot_be_right_are_named(
     tmp_path: Path, path: str, value: Any, text: str
 ) -> None:
     with pytest.raises(errors.ParamsError) as caught:
-        loop.run(tiny_task().set_path(path, value), tmp_path, evaluate=True)
+        loop.run(one_layer_task().set_path(path, value), tmp_path, evaluate=True)
     assert str(caught.value).startswith(text)
 
 
@@ -401,7 +400,7 @@ class Lettered(Points):
 
 
 def test_a_run_keeps_the_assets_of_its_data_and_refuses_others(tmp_path: Path) -> None:
-    params = tiny_task(max_steps=2)
+    params = one_layer_task(max_steps=2)
     params.input = Lettered.Params(batch_size=8)
     (tmp_path / "letters.txt").write_text("of a run that saved nothing")
     loop.run(params, tmp_path)
@@ -425,7 +424,7 @@ def test_a_run_continues_without_curves_that_cannot_be_written(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "train").write_text("a file where TensorBoard's folder should be")
-    assert loop.run(tiny_task(max_steps=2), tmp_path).step == 2
+    assert loop.run(one_layer_task(max_steps=2), tmp_path).step == 2
     told = [text for text in caplog.messages if "receives no more curves" in text]
     assert len(told) == 1
 
@@ -544,7 +543,7 @@ def test_a_run_without_checkpoints_cannot_be_evaluated(tmp_path: Path) -> None:
 
 
 def test_following_evaluates_each_new_checkpoint_until_the_last(tmp_path: Path) -> None:
-    params = tiny_task(max_steps=6, save_interval_steps=2)
+    params = one_layer_task(max_steps=6, save_interval_steps=2)
     waits = iter([2, 4, 6])
     waited = []
 
@@ -567,9 +566,8 @@ def done(folder: Path) -> int:
 
 
 def test_following_ends_with_a_run_that_ended_early(tmp_path: Path) -> None:
-    params = tiny_task(max_steps=100)
+    params = one_layer_task(max_steps=100)
     params.train.optimizer.learning_rate = 0.0
-    params.model.layers[1].momentum = 0.999999
     params.eval.set(best="accuracy", patience=1, interval_steps=2)
     ended = loop.run(params, tmp_path, evaluate=True)
     assert ended.ended == "patience"

@@ -58,6 +58,10 @@ class PlacementError(UserError, RuntimeError):
     """Cells cannot be placed on the devices that exist."""
 
 
+class ClusterError(UserError, RuntimeError):
+    """The processes of a run cannot be named, reached or started as asked."""
+
+
 class InputError(UserError, ValueError):
     """Data cannot be read, or does not fit the model."""
 

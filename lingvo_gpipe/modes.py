@@ -46,6 +46,7 @@ def _run_loop(job: registry.Job, mode: str, *, evaluate: bool) -> None:
         start=job.checkpoint,
         report=job.report,
         should_stop=job.should_stop,
+        note_step=job.note_step,
     )
 
 

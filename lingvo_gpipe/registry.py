@@ -98,6 +98,7 @@ class Job:
         report: prints one line for the user.
         should_stop: returns whether the user asked the run to save and leave.
         rebuild: (size, value) → the task with another size of its recipe, flags applied.
+        note_step: called with the number of each update, before it begins.
         options: flags that only some modes read.
     """
 
@@ -108,6 +109,7 @@ class Job:
     report: Callable[[str], None]
     should_stop: Callable[[], bool]
     rebuild: Callable[[str, int], Task.Params]
+    note_step: Callable[[int], None] = lambda _: None
     options: Options = Options()
 
 

@@ -10,18 +10,18 @@ done. A second signal ends it at once.
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import re
 import shlex
 import sys
-import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lingvo_gpipe import errors, hyperparams, modes, registry
+from lingvo_gpipe import errors, hyperparams, modes, registry, tensorflow_import
+from lingvo_gpipe.cluster import child, launch
+from lingvo_gpipe.cluster.chief_agent import LOST_EXIT_CODE
 from lingvo_gpipe.console import command, output
 from lingvo_gpipe.console.flags import Flags
 from lingvo_gpipe.console.signals import StopRequest
@@ -51,8 +51,7 @@ _FIELD_OF_FLAG = {
 # Flags that only some modes read.
 _OPTIONS = ("follow", "dry_run", "fit", "grow", "profile")
 _DEFAULT_MODE = "train"
-_DEPRECATION = re.compile(r"\bis deprecated\b|\bDEPRECATED\b")
-_NOISE = re.compile(r"I\d{4} |WARNING: All log messages before absl::InitializeLog")
+_WITHOUT_WORKERS = ("describe", "plan", "export")
 
 
 def main() -> None:
@@ -74,7 +73,13 @@ def run(argv: Sequence[str]) -> int:
             return command.Exit()
         # The result of training is in its folder; of all other modes the output is the result.
         mode = values.mode or _DEFAULT_MODE
-        return command.Exit(_run(values), output_required=not mode.startswith("train"))
+        output_required = not mode.startswith("train")
+        channel = child.channel()
+        if channel is not None:
+            return command.Exit(_run_as_chief(values, channel), output_required)
+        uses_workers = values.list_models is None and mode not in _WITHOUT_WORKERS
+        code = launch.run(values, argv, output.note, uses_workers=uses_workers)
+        return command.Exit(_run(values) if code is None else code, output_required)
 
     return command.exit_code(work)
 
@@ -119,14 +124,30 @@ def _flags() -> Flags:
     flags.text("fit", "With --mode=plan: bytes of a device, such as 8GiB, to fill with --grow.")
     flags.text("grow", "With --fit: the field whose largest value is searched.")
     flags.switch("profile", "With --mode=plan: runs the layers; plans by their measured times.")
+    launch.add_flags(flags)
     return flags
 
 
-def _run(values: argparse.Namespace) -> int:
+def _run_as_chief(values: argparse.Namespace, channel: child.Channel) -> int:
+    """Do the work with the workers of the agent that started this process."""
+    tensorflow_import.quietly()
+    from lingvo_gpipe.cluster import connection
+
+    chief = connection.open_to(channel)
+    try:
+        return _run(values, chief.note_step)
+    except Exception as error:
+        if not connection.lost_a_worker(error):
+            raise
+        output.note(f"the chief ends, to be started again: {error}")
+        return LOST_EXIT_CODE
+
+
+def _run(values: argparse.Namespace, note_step: Callable[[int], None] = lambda _: None) -> int:
     """List models, or find the model and call the mode; return the exit code."""
     modes.register()
     models = registry.Registry(values.params_package)
-    _load_tensorflow()
+    tensorflow_import.quietly()
     if values.list_models is not None:
         _list_models(models, values.list_models)
         return 0
@@ -152,6 +173,7 @@ def _run(values: argparse.Namespace) -> int:
                 checkpoint=values.checkpoint and os.path.expanduser(values.checkpoint),
                 report=output.report,
                 should_stop=stop.should_stop,
+                note_step=note_step,
                 rebuild=lambda size, value: _task(values, recipe.resized(size, value)),
                 options=registry.Options(
                     num_partitions=values.num_partitions,
@@ -160,38 +182,6 @@ def _run(values: argparse.Namespace) -> int:
             )
         )
     return 0 if stop.seen is None else 128 + stop.seen
-
-
-def _load_tensorflow() -> None:
-    """Import TensorFlow without the lines that it writes on any machine without a GPU.
-
-    They bypass Python and every log level. Whatever is not of that kind is passed on. What
-    TensorFlow logs later of its own deprecated functions, which no user calls, is left out too.
-    """
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as file:
-        os.dup2(file.fileno(), 2)
-        try:
-            import tensorflow as tf
-
-            tf.config.list_physical_devices()
-            tf.get_logger().addFilter(_is_no_deprecation)
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-            file.seek(0)
-            for line in file.read().decode(errors="replace").splitlines():
-                if not _NOISE.match(line) and ("cuInit" not in line or _has_nvidia()):
-                    print(line, file=sys.stderr)
-
-
-def _is_no_deprecation(record: logging.LogRecord) -> bool:
-    return not _DEPRECATION.search(record.getMessage())
-
-
-def _has_nvidia() -> bool:
-    return Path("/dev/nvidiactl").exists()
 
 
 def _list_models(models: registry.Registry, pattern: str) -> None:

@@ -17,12 +17,12 @@ ROOT = Path(__file__).parents[1]
 # Packages and modules directly in `lingvo_gpipe/`, row by row: each imports from the rows above it,
 # and freely inside itself. `+` joins modules that are one subject.
 ROWS = (
-    ("errors lazy nests regular_files", "what every other module may need"),
+    ("errors lazy nests regular_files tensorflow_import", "what every other module may need"),
     (
         "console hyperparams precision seeds graphs schedule",
         "tools that know no layer",
     ),
-    ("layers", "what a network is made of"),
+    ("layers cluster", "what a network is made of; the processes that run it"),
     ("keras_layers network optim", "networks and update rules, apart"),
     ("execution", "cells on devices"),
     ("pipelining", "the layer that users build"),
@@ -36,6 +36,15 @@ CLOSED_TO_MODELS = ("run.loop", "run.eval_mode", "run.export", "trainer", "repea
 WITHOUT_TENSORFLOW = (
     "schedule",
     "network.partition",
+    "cluster.chief_agent",
+    "cluster.child",
+    "cluster.isolation",
+    "cluster.launch",
+    "cluster.lease",
+    "cluster.local",
+    "cluster.members",
+    "cluster.restarts",
+    "cluster.worker_agent",
     "console",
     "errors",
     "lazy",

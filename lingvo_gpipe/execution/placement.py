@@ -16,6 +16,7 @@ from lingvo_gpipe import errors
 from lingvo_gpipe.nests import SpecNest
 
 KINDS = ("auto", "cpu", "gpu", "tpu")
+_WORKER = "/job:worker/"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,6 +39,9 @@ def place(
     available: Sequence[str] | None = None,
 ) -> Placement:
     """Choose a device for each row of the table.
+
+    Where there are workers, their devices are used and no others, in the order of (worker, device):
+    neighbouring rows lie on one worker as far as its devices reach.
 
     Args:
         num_devices: number of rows of the table.
@@ -64,13 +68,43 @@ def place(
         )
     if names is not None:
         return _named(num_devices, names, found)
-    groups = {k: [n for n in found if f":{k.upper()}:" in n] for k in KINDS[1:]}
+    workers = [name for name in found if _WORKER in name]
+    groups = {k: [n for n in workers or found if f":{k.upper()}:" in n] for k in KINDS[1:]}
     if kind == "auto":
         kind = next((k for k in ("tpu", "gpu") if groups[k]), "cpu")
-    chosen = sorted(groups[kind], key=lambda name: int(name.rsplit(":", 1)[1]))
+    chosen = sorted(groups[kind], key=_task_and_number)
+    if workers and kind == "cpu":
+        chosen = _evenly(chosen, num_devices)
     if len(chosen) < num_devices:
         raise errors.PlacementError(_too_few(num_devices, kind, len(chosen)))
     return Placement(tuple(chosen[:num_devices]), compile_all=kind == "tpu")
+
+
+def _task_and_number(name: str) -> tuple[int, int]:
+    """Return by what devices are sorted: number of the worker, number of the device there."""
+    spec = tf.DeviceSpec.from_string(name)
+    return spec.task or 0, spec.device_index or 0
+
+
+def _evenly(names: Sequence[str], num_devices: int) -> list[str]:
+    """Return CPU devices of workers, as many of each worker, neighbours on one.
+
+    CPU devices are names; a worker has as many as it is asked for.
+
+    >>> worker = "/job:worker/task:{}/device:CPU:{}".format
+    >>> _evenly([worker(0, 0), worker(0, 1), worker(1, 0), worker(1, 1)], 3)[1:]
+    ['/job:worker/task:0/device:CPU:1', '/job:worker/task:1/device:CPU:0']
+    """
+    of_worker: dict[int, list[str]] = {}
+    for name in names:
+        of_worker.setdefault(_task_and_number(name)[0], []).append(name)
+    queues = list(of_worker.values())
+    chosen = []
+    for k in range(num_devices):
+        queue = queues[k * len(queues) // num_devices]
+        if queue:
+            chosen.append(queue.pop(0))
+    return chosen
 
 
 def refuse_strings(received: Mapping[str, SpecNest]) -> None:

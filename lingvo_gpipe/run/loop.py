@@ -69,12 +69,14 @@ class _Options:
         evaluate: as in `run`.
         report: as in `run`.
         should_stop: as in `run`.
+        note_step: as in `run`.
         max_batches: largest number of mini-batches of an evaluation; None: all.
     """
 
     evaluate: bool
     report: Callable[[str], None]
     should_stop: Callable[[], bool] = lambda: False
+    note_step: Callable[[int], None] = lambda _: None
     max_batches: int | None = None
 
 
@@ -86,6 +88,7 @@ def run(
     start: str | None = None,
     report: Callable[[str], None] = logging.info,
     should_stop: Callable[[], bool] = lambda: False,
+    note_step: Callable[[int], None] = lambda _: None,
 ) -> Result:
     """Train a task, or continue its training.
 
@@ -97,6 +100,7 @@ def run(
         start: checkpoint with the first weights; ignored if the run already has a checkpoint.
         report: receives each line that a user should read.
         should_stop: called before each update; once it returns True, the run saves and returns.
+        note_step: called with the number of each update, before it begins.
 
     Raises:
         UserError: the params, the log directory, data or devices do not fit; a loss is not finite.
@@ -105,7 +109,8 @@ def run(
     folder = Path(logdir)
     with log_directory.locked(folder):
         change = log_directory.check_params(folder, params, report)
-        training = _Training(params, source, folder, _Options(evaluate, report, should_stop))
+        options = _Options(evaluate, report, should_stop, note_step)
+        training = _Training(params, source, folder, options)
         training.restore(start, change)
         log_directory.keep_assets(folder, source.assets())
         log_directory.remove_result(folder)
@@ -247,6 +252,7 @@ class _Training:
         while state.step < train.max_steps and not state.is_out_of_patience:
             if self._options.should_stop():
                 return
+            self._options.note_step(state.step)
             begun = time.perf_counter()
             with self._watchdog.watching(f"reading the mini-batch of step {state.step}"):
                 batches = [next(source) for _ in range(train.accumulate)]

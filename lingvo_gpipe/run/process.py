@@ -8,11 +8,14 @@ import os
 import tensorflow as tf
 
 from lingvo_gpipe import pipelining
+from lingvo_gpipe.cluster import connection
 from lingvo_gpipe.execution import placement
 
 
 def prepare_devices(model: pipelining.PipeliningLayer.Params) -> tuple[int, int]:
-    """Make the logical CPU devices that a network needs, before TensorFlow's first operation.
+    """Make the devices that a network needs, before TensorFlow's first operation.
+
+    Those of workers, where this process is a chief; otherwise logical CPU devices.
 
     Args:
         model: the network.
@@ -22,6 +25,12 @@ def prepare_devices(model: pipelining.PipeliningLayer.Params) -> tuple[int, int]
     """
     wanted = max(1, model.num_partitions)  # a smaller number is refused with the network
     kind = model.placement
+    workers = connection.current()
+    if workers is not None:
+        with contextlib.suppress(RuntimeError):
+            placement.prepare_threads(wanted, _num_cores())
+        workers.connect(wanted)
+        return _threads()
     if kind == "tpu" and not tf.config.list_logical_devices("TPU"):
         placement.initialize_tpu()
     accelerated = kind == "auto" and tf.config.list_physical_devices("GPU")
@@ -31,8 +40,16 @@ def prepare_devices(model: pipelining.PipeliningLayer.Params) -> tuple[int, int]
             placement.prepare_logical_cpus(wanted)
         # Where TensorFlow is already running, its threads cannot be changed.
         with contextlib.suppress(RuntimeError):
-            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-            placement.prepare_threads(wanted, cores or os.cpu_count() or 1)
+            placement.prepare_threads(wanted, _num_cores())
+    return _threads()
+
+
+def _num_cores() -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    return cores or os.cpu_count() or 1
+
+
+def _threads() -> tuple[int, int]:
     return (
         tf.config.threading.get_inter_op_parallelism_threads(),
         tf.config.threading.get_intra_op_parallelism_threads(),

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, registry, trainer
+from lingvo_gpipe import errors, registry, tensorflow_import, trainer
 from lingvo_gpipe.run import process
 
 PACKAGE = "models_of_trainer_test"
@@ -452,7 +452,8 @@ def test_help_lists_every_flag(run: Run) -> None:
     flags = {line.split()[0] for line in found.out if line.startswith("  --")}
     named = "model logdir mode list_models params_override params_package data_dir max_steps "
     named += "save_interval_steps checkpoint follow seed dry_run num_partitions "
-    named += "num_micro_batches schedule recompute fit grow profile"
+    named += "num_micro_batches schedule recompute fit grow profile "
+    named += "workers cluster job task token_file start_timeout_s max_restarts"
     assert flags == {f"--{name}" for name in named.split()}
 
 
@@ -472,7 +473,7 @@ def test_only_what_every_machine_without_a_gpu_says_is_hidden(
     told = "".join(f"{line}\n" for line in lines).encode()
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda: os.write(2, told))
     monkeypatch.setattr(Path, "exists", lambda path: path.name == "nvidiactl" and has_gpu)
-    trainer._load_tensorflow()
+    tensorflow_import.quietly()
     assert capfd.readouterr().err.splitlines() == lines[1 if has_gpu else 2 :]
 
 

@@ -1,0 +1,353 @@
+"""The agent of the chief: it takes the leases, starts the chief, and starts both again at a loss.
+
+An attempt goes like this. The chief's process begins to import TensorFlow; meanwhile the leases of
+all workers are taken. The chief writes how many devices it needs of each worker; the workers open
+their ports; the folder of the run is tried on every host; the chief connects and trains. When a
+lease is lost, or the chief is, everything of this attempt ends, and another one begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from lingvo_gpipe import errors
+from lingvo_gpipe.cluster import child, lease, members, worker_agent
+from lingvo_gpipe.cluster.restarts import Restarts
+
+LOST_EXIT_CODE = 75
+"""Exit code of a chief that cannot go on, but could after a new start (EX_TEMPFAIL)."""
+NEEDS = "needs "
+"""Begins the chief's line with what it needs of each worker, as JSON."""
+STEP = "step "
+"""Begins the chief's line with the number of the update that it begins."""
+GO = "go"
+"""The agent's line once the workers serve."""
+_TICK_S = 0.05
+_RETRY_S = 0.5
+_FIRST_NOTE_S = 5.0
+_SLOW_S = 0.5
+_PROBE_S = 30.0
+# After a chief that failed: how long a loss that explains it may take to be noticed.
+_EXPLAINED_WITHIN_S = 2 * lease.PING_S
+
+
+class FaultError(Exception):
+    """Something of an attempt is lost; its text says what."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Options:
+    """Settings of a chief's agent.
+
+    Attributes:
+        cluster: processes of the run.
+        token: secret of the run.
+        command: program of the chief.
+        environment: environment variables of the chief.
+        report: receives lines for the user.
+        folder: folder that all hosts must share; None: none.
+        start_timeout_s: how long to wait for workers.
+        max_restarts: how often a run may be started again.
+        keep_workers: starts workers of this machine that have ended; does nothing on clusters.
+    """
+
+    cluster: members.Cluster
+    token: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    report: Callable[[str], None]
+    folder: Path | None = None
+    start_timeout_s: float = 300.0
+    max_restarts: int = 100
+    keep_workers: Callable[[], None] = lambda: None
+
+
+async def run(options: Options) -> int:
+    """Run the chief to its end, however often it must be started; return its exit code.
+
+    Raises:
+        ClusterError: a worker does not come, cannot be one of this run, or the run is given up.
+    """
+    restarts = Restarts(options.max_restarts)
+    signals: list[int] = []
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signals.append, number)
+    while True:
+        options.keep_workers()
+        attempt = _Attempt(options, signals)
+        try:
+            code, fault = await attempt.run(), None
+        except FaultError as error:
+            code, fault = 1, error
+        except errors.ClusterError:
+            await attempt.end(1)
+            raise
+        if signals and fault is not None:
+            code, fault = 128 + signals[-1], None
+        if fault is None:
+            await attempt.end(code)
+            return code
+        try:
+            wait_s = restarts.wait_s(str(fault), attempt.step)
+        except errors.ClusterError:
+            await attempt.end(1)
+            raise
+        await attempt.end(None)
+        at = "before its first step" if attempt.step is None else f"at step {attempt.step}"
+        options.report(f"{fault}, {at}: restart {restarts.count} of {options.max_restarts}")
+        await asyncio.sleep(wait_s)
+
+
+class _Attempt:
+    """One start of the run.
+
+    Attributes:
+        step: number of the update that the chief began last; None: none.
+    """
+
+    def __init__(self, options: Options, signals: list[int]) -> None:
+        self.step: int | None = None
+        self._options = options
+        self._signals = signals
+        self._passed_on = 0
+        self._needs: dict[str, int] | None = None
+        self._began = time.monotonic()
+        self._holds: list[asyncio.Task[None]] = []
+        self._workers = [_Worker(options, i) for i in range(len(options.cluster.workers))]
+        config = options.cluster.to_config(members.Member(members.CHIEF))
+        environment = {**options.environment, members.VARIABLE: config}
+        self._chief = child.Child(options.command, child.Settings(environment, channel=True))
+
+    async def run(self) -> int:
+        """Run it; return the chief's exit code.
+
+        Raises:
+            FaultError: something is lost.
+            ClusterError: no other attempt would help.
+        """
+        self._holds = [asyncio.ensure_future(worker.hold()) for worker in self._workers]
+        watch = asyncio.ensure_future(self._watch_chief())
+        await asyncio.wait([watch, *self._holds], return_when=asyncio.FIRST_COMPLETED)
+        if watch.done() and watch.exception() is None and watch.result() not in (0, LOST_EXIT_CODE):
+            # A chief may fail because of a worker whose loss is noticed a moment later.
+            await asyncio.wait(
+                self._holds, timeout=_EXPLAINED_WITHIN_S, return_when=asyncio.FIRST_COMPLETED
+            )
+        for hold in self._holds:
+            if hold.done():
+                watch.cancel()
+                hold.result()  # raises
+        code = await watch
+        if code < 0 and not self._signals:
+            raise FaultError(f"the chief was {child.ending(code)}")
+        if code == LOST_EXIT_CODE:
+            raise FaultError("the chief could not go on")
+        return code if code >= 0 else 128 - code
+
+    async def end(self, code: int | None) -> None:
+        """End the chief and the leases.
+
+        Args:
+            code: exit code of the run, for the workers; None: another attempt follows.
+        """
+        self._chief.end()
+        for hold in self._holds:
+            hold.cancel()
+        await asyncio.gather(*self._holds, return_exceptions=True)
+        await asyncio.gather(*(worker.end(code) for worker in self._workers))
+
+    async def _watch_chief(self) -> int:
+        """Return the chief's exit code once it has ended.
+
+        Raises:
+            FaultError: it is stopped.
+        """
+        stopped = child.StoppedFor()
+        has_begun = False
+        while self._chief.exit_code is None:
+            self._pass_signals_on()
+            self._read_chief()
+            if stopped.note(self._chief.state() == child.STOPPED) > lease.LOST_AFTER_S:
+                raise FaultError(f"the chief (process {self._chief.pid}) is stopped")
+            if not has_begun and self._needs is not None and self._all_serve():
+                has_begun = True
+                await self._probe()
+                self._chief.write(GO)
+            await asyncio.sleep(_TICK_S)
+        self._read_chief()
+        return self._chief.exit_code
+
+    def _read_chief(self) -> None:
+        for line in self._chief.read():
+            if line.startswith(STEP):
+                self.step = int(line.removeprefix(STEP))
+            elif line.startswith(NEEDS):
+                needs = self._needs = json.loads(line.removeprefix(NEEDS))
+                for worker in self._workers:
+                    worker.needs = needs
+
+    def _pass_signals_on(self) -> None:
+        for number in self._signals[self._passed_on :]:
+            self._chief.signal(number)
+        self._passed_on = len(self._signals)
+
+    def _all_serve(self) -> bool:
+        return all(worker.serves for worker in self._workers)
+
+    async def _probe(self) -> None:
+        """Check that every host shares the folder of the run.
+
+        Raises:
+            ClusterError: one does not.
+        """
+        folder = self._options.folder
+        if folder is None:
+            return
+        name = f"shared-{secrets.token_hex(8)}"
+        path = folder / name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(socket.gethostname(), encoding="utf-8")
+        except OSError as error:
+            raise errors.ClusterError(
+                f"--logdir={folder} cannot be written: {error.strerror}. Name a folder that all "
+                "hosts share"
+            ) from error
+        try:
+            faults = await asyncio.gather(*(w.probe(folder, name) for w in self._workers))
+        finally:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        for worker, fault in zip(self._workers, faults, strict=True):
+            if fault is not None:
+                raise errors.ClusterError(
+                    f"--logdir={folder}: {worker} {fault}. Name a folder that all hosts share, by "
+                    "the same path"
+                )
+
+
+class _Worker:
+    """A worker, as the chief's agent sees it.
+
+    Attributes:
+        needs: what it must serve; None: not known yet.
+        serves: whether it does.
+    """
+
+    def __init__(self, options: Options, index: int) -> None:
+        self.needs: dict[str, int] | None = None
+        self.serves = False
+        self._options = options
+        self._index = index
+        self._identity: lease.Identity | None = None
+        self._connection: lease.Connection | None = None
+        # A line and its answer belong together: pings, and the probe between them.
+        self._asking = asyncio.Lock()
+        self._is_slow = False
+
+    def __str__(self) -> str:
+        if self._identity is not None:
+            return str(self._identity)
+        return f"worker {self._index} ({self._options.cluster.workers[self._index]})"
+
+    async def hold(self) -> None:
+        """Take the lease, let the worker serve, and watch it; never returns.
+
+        Raises:
+            FaultError: the worker is lost.
+            ClusterError: it does not come, or cannot be a worker of this run.
+        """
+        self._connection = await self._take()
+        try:
+            while self.needs is None:
+                await self._ping()
+                await asyncio.sleep(lease.PING_S)
+            await self._ask({"do": "serve", **self.needs})
+            stopped = child.StoppedFor()
+            began = time.monotonic()
+            while True:
+                state = await self._ping()
+                if stopped.note(state == child.STOPPED) >= lease.LOST_AFTER_S - lease.PING_S:
+                    raise FaultError(f"{self} is lost: its process is stopped")
+                if state not in (child.STOPPED, worker_agent.STARTING, worker_agent.SERVING):
+                    raise FaultError(f"{self} is lost: {state}")
+                self.serves = self.serves or state == worker_agent.SERVING
+                if not self.serves and time.monotonic() - began > self._options.start_timeout_s:
+                    raise FaultError(f"{self} does not begin to serve")
+                await asyncio.sleep(lease.PING_S)
+        except (lease.LostError, lease.RefusedError) as error:
+            raise FaultError(f"{self} is lost: {error}") from error
+
+    async def probe(self, folder: Path, name: str) -> str | None:
+        """Return what is wrong with a folder on the worker's host; None: nothing.
+
+        Raises:
+            FaultError: the worker is lost.
+        """
+        line = {"do": "probe", "folder": str(folder), "name": name}
+        try:
+            answer = await self._ask(line, _PROBE_S)
+        except (lease.LostError, lease.RefusedError) as error:
+            raise FaultError(f"{self} is lost: {error}") from error
+        fault = answer.get("fault")
+        return None if fault is None else str(fault)
+
+    async def end(self, code: int | None) -> None:
+        """End the lease; `code` as in `_Attempt.end`."""
+        if self._connection is None:
+            return
+        with contextlib.suppress(lease.LostError):
+            if code is not None:
+                await self._connection.send({"do": "end", "code": code})
+                await self._connection.finish()
+        self._connection.close()
+        self._connection = None
+
+    async def _take(self) -> lease.Connection:
+        """Take the lease, waiting for the worker where it is not there yet."""
+        began, since = time.monotonic(), time.strftime("%H:%M:%S")
+        note_after_s = _FIRST_NOTE_S
+        while True:
+            try:
+                connection, self._identity = await lease.take(
+                    self._options.cluster, self._index, self._options.token
+                )
+                return connection
+            except (lease.LostError, lease.RefusedError) as error:
+                waited_s = time.monotonic() - began
+                if waited_s > self._options.start_timeout_s:
+                    raise errors.ClusterError(
+                        f"{self} is missing after {waited_s:.0f} s (--start_timeout_s): {error}. "
+                        "Start it there with --job=worker, and let the chief reach that port"
+                    ) from error
+                if waited_s > note_after_s:
+                    note_after_s *= 2
+                    self._options.report(f"waiting for {self} since {since}: {error}")
+            await asyncio.sleep(_RETRY_S)
+
+    async def _ping(self) -> str:
+        asked = time.monotonic()
+        answer = await self._ask({"do": "ping"})
+        took_s = time.monotonic() - asked
+        if took_s > _SLOW_S and not self._is_slow:
+            self._is_slow = True
+            self._options.report(f"{self} is slow: it has answered after {took_s:.1f} s")
+        return str(answer.get("state"))
+
+    async def _ask(
+        self, line: Mapping[str, object], timeout_s: float = lease.LOST_AFTER_S
+    ) -> dict[str, object]:
+        async with self._asking:
+            if self._connection is None:
+                raise lease.LostError("its lease has ended")
+            return await self._connection.ask(line, timeout_s)

@@ -1,0 +1,73 @@
+"""The chief's side of TensorFlow: it connects to the workers, whose devices it can name then."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import tensorflow as tf
+
+from lingvo_gpipe import errors
+from lingvo_gpipe.cluster import chief_agent, child
+
+LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError)
+"""What TensorFlow raises for a worker that is gone."""
+
+
+class Connection:
+    """The connection of a chief to its agent, and through TensorFlow to its workers."""
+
+    def __init__(self, channel: child.Channel) -> None:
+        self._channel = channel
+        self._is_connected = False
+
+    def connect(self, num_devices: int) -> None:
+        """Wait until the workers serve, and connect; nothing the second time.
+
+        Args:
+            num_devices: number of devices that the network needs; CPUs are shared out evenly.
+        """
+        if self._is_connected:
+            return
+        self._is_connected = True
+        cluster = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec()
+        workers = cluster.num_tasks("worker")
+        self._channel.write(chief_agent.NEEDS + json.dumps({"devices": -(-num_devices // workers)}))
+        if self._channel.read() != chief_agent.GO:
+            os._exit(chief_agent.LOST_EXIT_CODE)  # without its agent nobody would end it
+        os.environ["GRPC_FAIL_FAST"] = "true"  # the agent knows that they are there
+        tf.config.experimental_connect_to_cluster(
+            cluster, job_name="chief", task_index=0, protocol="grpc"
+        )
+        tf.config.list_logical_devices()
+
+    def note_step(self, step: int) -> None:
+        """Note that an update begins."""
+        self._channel.write(f"{chief_agent.STEP}{step}")
+
+
+_connection: Connection | None = None
+
+
+def open_to(channel: child.Channel) -> Connection:
+    """Make the connection of this process, which an agent has started as a chief."""
+    global _connection
+    _connection = Connection(channel)
+    return _connection
+
+
+def current() -> Connection | None:
+    """Return the connection of this process; None where it has no workers."""
+    return _connection
+
+
+def lost_a_worker(error: BaseException) -> bool:
+    """Return whether an error may come from the loss of a worker, so that a new start may help."""
+    if isinstance(error, errors.StepError) and error.micro_batch is not None:
+        return False  # its slot fails by itself
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, LOST):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return isinstance(error, errors.StepError)

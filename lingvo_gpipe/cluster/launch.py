@@ -1,0 +1,145 @@
+"""What the trainer's flags and TF_CONFIG ask of this process: to be an agent, and of whom."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from lingvo_gpipe import errors, regular_files
+from lingvo_gpipe.cluster import chief_agent, local, members, worker_agent
+from lingvo_gpipe.console.flags import Flags
+
+_MAX_TOKEN_BYTES = 4096
+
+
+def add_flags(flags: Flags) -> None:
+    """Add the flags of several processes to a command's."""
+    flags.text("workers", "local:N starts N worker processes on this machine.")
+    flags.text("cluster", "JSON file of a cluster's addresses, like TF_CONFIG, which it replaces.")
+    flags.text("job", "What this process is in the cluster: chief or worker.")
+    flags.number("task", "Its number among the workers.")
+    flags.text("token_file", "File with the run's secret; or set LINGVO_GPIPE_TOKEN.")
+    flags.number("start_timeout_s", "Seconds that a chief waits for its workers; 300 if not given.")
+    flags.number("max_restarts", "How often a run on workers may start again; 100 if not given.")
+
+
+def run(
+    values: argparse.Namespace,
+    arguments: Sequence[str],
+    report: Callable[[str], None],
+    *,
+    uses_workers: bool,
+) -> int | None:
+    """Be an agent, where the flags or TF_CONFIG ask for it.
+
+    Args:
+        values: the flags.
+        arguments: the command line that they were read from.
+        report: receives lines for the user.
+        uses_workers: whether the mode runs on workers.
+
+    Returns:
+        The exit code of the run; None where this process does the work itself.
+
+    Raises:
+        ClusterError: the cluster cannot be one, a worker is missing, or the run is given up.
+    """
+    named = membership(values)
+    if values.workers is not None:
+        num_workers = members.num_local_workers(values.workers)
+        if named is not None:
+            raise errors.ClusterError(
+                f"--workers={values.workers} starts workers here, but --cluster or TF_CONFIG names "
+                "others. Leave one of them out"
+            )
+        if values.job is not None or values.task is not None:
+            raise errors.ClusterError(
+                f"--workers={values.workers} starts the workers itself: leave out --job and --task"
+            )
+        if not uses_workers:
+            return None
+        return local.run(
+            num_workers,
+            arguments,
+            lambda cluster, token: _chief_options(values, arguments, cluster, token, report),
+            report,
+        )
+    if named is None:
+        if values.job == members.WORKER:
+            raise errors.ClusterError(
+                "--job=worker: of which cluster? Set TF_CONFIG, or name its file by --cluster=FILE"
+            )
+        return None
+    cluster, member = named
+    if member.job == members.WORKER:
+        lines = (lambda _: None) if local.is_local() else report
+        options = worker_agent.Options(cluster, member.index, _token(values), lines)
+        return asyncio.run(worker_agent.run(options))
+    if not uses_workers:
+        return None
+    return asyncio.run(
+        chief_agent.run(_chief_options(values, arguments, cluster, _token(values), report))
+    )
+
+
+def membership(values: argparse.Namespace) -> tuple[members.Cluster, members.Member] | None:
+    """Return the cluster that the flags or TF_CONFIG name, and which process this is; None: none.
+
+    Raises:
+        ClusterError: it does not name a cluster that can run.
+    """
+    if values.cluster is not None:
+        return members.from_file(os.path.expanduser(values.cluster), values.job, values.task)
+    return members.from_environment(os.environ, values.job, values.task)
+
+
+def _chief_options(
+    values: argparse.Namespace,
+    arguments: Sequence[str],
+    cluster: members.Cluster,
+    token: str,
+    report: Callable[[str], None],
+) -> chief_agent.Options:
+    for flag in ("start_timeout_s", "max_restarts"):
+        value = getattr(values, flag)
+        if value is not None and value < 0:
+            raise errors.ClusterError(f"--{flag}={value} is below 0")
+    return chief_agent.Options(
+        cluster,
+        token,
+        (sys.executable, "-m", "lingvo_gpipe.trainer", *arguments),
+        dict(os.environ),
+        report,
+        folder=None if values.logdir is None else Path(os.path.expanduser(values.logdir)),
+        **{
+            flag: getattr(values, flag)
+            for flag in ("start_timeout_s", "max_restarts")
+            if getattr(values, flag) is not None
+        },
+    )
+
+
+def _token(values: argparse.Namespace) -> str:
+    """Return the run's secret.
+
+    Raises:
+        ClusterError: there is none, or its file cannot be read.
+    """
+    token = os.environ.get(local.TOKEN, "").strip()
+    if values.token_file is not None:
+        try:
+            token = regular_files.read_text(values.token_file, _MAX_TOKEN_BYTES).strip()
+        except OSError as error:
+            raise errors.ClusterError(
+                f"--token_file={values.token_file} cannot be read: {error.strerror}"
+            ) from error
+    if not token:
+        raise errors.ClusterError(
+            "a cluster needs a secret that all of its processes know: write any text into a file "
+            "and name it by --token_file, or set LINGVO_GPIPE_TOKEN"
+        )
+    return token

@@ -1,0 +1,262 @@
+"""The agent of a worker: it grants the lease, and starts a new worker process for each chief.
+
+A worker process serves one chief only. Its memory is returned when the lease ends, with whatever
+variables that chief left. The next process begins at once, and imports TensorFlow while it waits
+for the next lease; it opens no port before that. The agent listens at the worker's own address, and
+stops listening there when the lease is taken: TensorFlow's server takes the port over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lingvo_gpipe import errors
+from lingvo_gpipe.cluster import child, lease, members
+
+SERVER = (sys.executable, "-m", "lingvo_gpipe.cluster.worker_server")
+SERVING = "serving"
+STARTING = "starting"
+_MAX_EARLY_ENDS = 3
+_LOOPBACK = ("localhost", "127.", "::1")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Options:
+    """Settings of a worker's agent.
+
+    Attributes:
+        cluster: processes of the run.
+        index: number of the worker.
+        token: secret of the run.
+        report: receives lines for the user.
+        command: program of the worker process.
+    """
+
+    cluster: members.Cluster
+    index: int
+    token: str
+    report: Callable[[str], None]
+    command: tuple[str, ...] = SERVER
+
+
+async def run(options: Options) -> int:
+    """Serve chiefs until one says that the run has ended, or a signal comes.
+
+    Returns:
+        The exit code: that of the run, or 128 + the number of the signal.
+
+    Raises:
+        ClusterError: the address cannot be used, or the worker process does not start.
+    """
+    agent = _Agent(options)
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[int] = loop.create_future()
+
+    def end(number: int) -> None:
+        if not ended.done():
+            ended.set_result(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end, number)
+    serving = asyncio.ensure_future(agent.serve())
+    try:
+        await asyncio.wait([serving, ended], return_when=asyncio.FIRST_COMPLETED)
+        return ended.result() if ended.done() else serving.result()
+    finally:
+        serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await serving
+        agent.close()
+
+
+class _Agent:
+    """The agent: a worker process, and the lease if it is granted."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._identity = lease.identity(options.cluster, options.index)
+        self._server: _Server | None = None
+        self._early_ends = 0
+        self._refused: set[str] = set()
+
+    async def serve(self) -> int:
+        """Grant leases, one after the other, until a chief says that the run has ended."""
+        while True:
+            connection = await self._next_lease()
+            try:
+                code = await self._hold(connection)
+                if code is not None:
+                    return code
+            except (lease.LostError, lease.RefusedError) as error:
+                self._options.report(f"{self._name} lost its chief: {error}; it waits for the next")
+            finally:
+                connection.close()
+                self._end_server()
+
+    def close(self) -> None:
+        """End the worker process."""
+        self._end_server()
+
+    @property
+    def _name(self) -> str:
+        return f"worker {self._options.index}"
+
+    async def _next_lease(self) -> lease.Connection:
+        """Listen until a chief with the right token has connected."""
+        granted: asyncio.Future[lease.Connection] = asyncio.get_running_loop().create_future()
+
+        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connection = lease.Connection(reader, writer)
+            try:
+                await lease.grant(connection, self._identity, self._options.token)
+            except (lease.LostError, lease.RefusedError) as error:
+                self._note_refusal(connection.peer, error)
+                await connection.finish()
+                return
+            if granted.done():
+                await connection.finish()
+            else:
+                granted.set_result(connection)
+
+        listener = await self._listen(connected)
+        address = self._options.cluster.workers[self._options.index]
+        self._options.report(f"{self._name} waits for its chief at {address}")
+        try:
+            while not granted.done():
+                self._keep_server()
+                await asyncio.wait([granted], timeout=lease.PING_S)
+        finally:
+            listener.close()
+        return granted.result()
+
+    async def _listen(
+        self, connected: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]
+    ) -> asyncio.Server:
+        address = self._options.cluster.workers[self._options.index]
+        host, port = members.host_and_port(address)
+        where = host if host.startswith(_LOOPBACK) else None
+        try:
+            return await asyncio.start_server(
+                connected, where, port, limit=lease.MAX_LINE_BYTES, reuse_address=True
+            )
+        except OSError as error:
+            raise errors.ClusterError(
+                f"{self._name} cannot listen at port {port}: {error.strerror or error}. End the "
+                "program that uses it, or name another port in the cluster"
+            ) from error
+
+    async def _hold(self, connection: lease.Connection) -> int | None:
+        """Answer the chief's agent; return the run's exit code once it has ended."""
+        self._options.report(f"{self._name} serves the chief at {connection.peer}")
+        while True:
+            line = await connection.receive(lease.DROPPED_AFTER_S)
+            asked = line.get("do")
+            if asked == "end":
+                return int(line.get("code", 0))
+            answer: Mapping[str, object]
+            if asked == "serve":
+                self._keep_server().serve(self._options, int(line.get("devices", 1)))
+                answer = {"state": STARTING}
+            elif asked == "probe":
+                answer = {"fault": probe(str(line.get("folder")), str(line.get("name")))}
+            else:
+                answer = {"state": self._server.state() if self._server else STARTING}
+            await connection.send(answer)
+
+    def _keep_server(self) -> _Server:
+        """Start a worker process if there is none."""
+        if self._server is not None and self._server.has_ended:
+            self._early_ends += 1
+            state = self._server.state()
+            self._end_server()
+            if self._early_ends >= _MAX_EARLY_ENDS:
+                raise errors.ClusterError(
+                    f"the process of {self._name} ends before it serves: {state}. Its own lines, "
+                    "above, say why"
+                )
+        if self._server is None:
+            self._server = _Server(self._options.command)
+        return self._server
+
+    def _end_server(self) -> None:
+        if self._server is not None:
+            self._server.end()
+            self._server = None
+
+    def _note_refusal(self, peer: str, error: Exception) -> None:
+        if peer not in self._refused:
+            self._refused.add(peer)
+            self._options.report(f"{self._name} refused a connection from {peer}: {error}")
+
+
+class _Server:
+    """A worker process.
+
+    Attributes:
+        has_ended: whether it has ended.
+    """
+
+    def __init__(self, command: tuple[str, ...]) -> None:
+        self._child = child.Child(command, child.Settings(dict(os.environ), channel=True))
+        self._said = STARTING
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended."""
+        return self._child.exit_code is not None
+
+    def serve(self, options: Options, devices: int) -> None:
+        """Let it open its port.
+
+        Args:
+            options: settings of its agent.
+            devices: number of its CPU devices.
+        """
+        member = members.Member(members.WORKER, options.index)
+        config = json.loads(options.cluster.to_config(member))
+        self._child.write(json.dumps({**config, "devices": devices}))
+
+    def state(self) -> str:
+        """Return `STARTING`, `SERVING`, `child.STOPPED`, or why it does not serve."""
+        for line in self._child.read():
+            self._said = line
+        state = self._child.state()
+        return self._said if state == child.RUNNING else state
+
+    def end(self) -> None:
+        """End it."""
+        self._child.end()
+
+
+def probe(folder: str, name: str) -> str | None:
+    """Answer whether this host shares a folder with the chief.
+
+    Args:
+        folder: the folder, in which the chief has made the file `name`.
+        name: the file's name; the answer is written beside it.
+
+    Returns:
+        What is wrong; None: the file is there, and one can be written beside it.
+    """
+    if os.path.basename(name) != name:
+        return f"{name!r} is not the name of a file"
+    path = Path(folder, name)
+    if not path.is_file():
+        return "does not see what the chief has written there"
+    answer = path.with_name(f"{name}.{secrets.token_hex(4)}")
+    try:
+        answer.write_text("written", encoding="utf-8")
+        answer.unlink()
+    except OSError as error:
+        return f"cannot write there: {error.strerror}"
+    return None

@@ -1,0 +1,61 @@
+"""The process of a worker: it serves its devices to one chief, by TensorFlow's own server.
+
+`python -m lingvo_gpipe.cluster.worker_server`, started by the worker's agent. It imports TensorFlow
+at once, waits for the agent's line with the cluster, opens its port, and ends with its agent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from lingvo_gpipe import tensorflow_import
+from lingvo_gpipe.cluster import child
+from lingvo_gpipe.cluster.worker_agent import SERVING
+
+
+def main() -> int:
+    """Serve until the agent ends; return the exit code."""
+    channel = child.channel()
+    if channel is None:
+        sys.stderr.write("this program is started by a worker: trainer --job=worker\n")
+        return 1
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    tensorflow_import.quietly()
+    import tensorflow as tf
+
+    settings = channel.read()
+    if not settings:
+        return 0
+    values = json.loads(settings)
+    devices = int(values["devices"])
+    cores = len(os.sched_getaffinity(0))
+    config = tf.compat.v1.ConfigProto(
+        # As many threads as `placement.prepare_threads` would set for these devices.
+        intra_op_parallelism_threads=max(1, cores // devices),
+        inter_op_parallelism_threads=max(2, min(devices, cores)),
+        device_count={"CPU": devices},
+    )
+    config.gpu_options.allow_growth = True
+    task = values["task"]
+    try:
+        server = tf.distribute.Server(
+            tf.train.ClusterSpec(values["cluster"]),
+            task["type"],
+            task["index"],
+            protocol="grpc",
+            config=config,
+        )
+    except tf.errors.OpError as error:
+        channel.write(f"its server does not start: {error.message}")
+        return 1
+    channel.write(SERVING)
+    while channel.read():
+        pass
+    del server
+    os._exit(0)  # the server has no end of its own
+
+
+if __name__ == "__main__":
+    sys.exit(main())

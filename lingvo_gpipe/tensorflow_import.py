@@ -1,0 +1,46 @@
+"""Importing TensorFlow without the lines that it writes on any machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+# Its own deprecated functions, and what its checkpoints over several devices trace each time.
+_OF_ITSELF = re.compile(r"\bis deprecated\b|\bDEPRECATED\b|MultiDeviceSaver.*retracing")
+_NOISE = re.compile(r"I\d{4} |WARNING: All log messages before absl::InitializeLog")
+
+
+def quietly() -> None:
+    """Import TensorFlow without the lines that it writes on any machine without a GPU.
+
+    They bypass Python and every log level. Whatever is not of that kind is passed on. What
+    TensorFlow logs later of its own functions, which no user calls, is left out too.
+    """
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            import tensorflow as tf
+
+            tf.config.list_physical_devices()
+            tf.get_logger().addFilter(_is_for_users)
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            file.seek(0)
+            for line in file.read().decode(errors="replace").splitlines():
+                if not _NOISE.match(line) and ("cuInit" not in line or _has_nvidia()):
+                    sys.stderr.write(f"{line}\n")
+
+
+def _is_for_users(record: logging.LogRecord) -> bool:
+    return not _OF_ITSELF.search(record.getMessage())
+
+
+def _has_nvidia() -> bool:
+    return Path("/dev/nvidiactl").exists()

@@ -1,0 +1,349 @@
+"""Agents of a chief and of workers: every process killed and stopped; wrong members refused.
+
+Chief and workers are fakes, so that a case takes a second; the agents are real processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lingvo_gpipe.cluster import chief_agent, lease, restarts
+from tests.lingvo_gpipe.cluster import fakes
+
+ROOT = str(Path(__file__).parents[3])
+STEPS = 40
+STEPS_OF_STOPS = 150  # they are noticed after 1.5 s
+LIMIT_S = 15.0
+DETECTED_S = 2.0
+
+
+def free_addresses(count: int) -> list[str]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    names = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+    for each in sockets:
+        each.close()
+    return names
+
+
+def wait_for(condition: Callable[[], object], what: str, limit_s: float = LIMIT_S) -> None:
+    end_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end_s, f"{what} did not come in {limit_s} s"
+        time.sleep(0.01)
+
+
+class Run:
+    """Agents in processes of their own, which this object starts and ends."""
+
+    def __init__(self, folder: Path, num_workers: int = 2) -> None:
+        self.folder = folder
+        self.addresses = free_addresses(num_workers + 1)
+        self._started: dict[str, subprocess.Popen[str]] = {}
+
+    def start(self, name: str, *words: str, **environment: str) -> subprocess.Popen[str]:
+        errors_file = open(self.folder / f"{name}.err", "a")  # noqa: SIM115 (the process has it)
+        with errors_file:
+            process = subprocess.Popen(
+                [sys.executable, fakes.__file__, *words],
+                stderr=errors_file,
+                text=True,
+                env={**os.environ, "PYTHONPATH": ROOT, **environment},
+            )
+        self._started[name] = process
+        return process
+
+    def start_worker(
+        self, index: int, addresses: list[str] | None = None, **environment: str
+    ) -> subprocess.Popen[str]:
+        cluster = json.dumps(addresses or self.addresses)
+        words = ("agent-of-worker", str(self.folder), cluster, str(index))
+        return self.start(f"agent{index}", *words, **environment)
+
+    def start_chief(self, steps: str = str(STEPS), **environment: str) -> subprocess.Popen[str]:
+        words = ("agent-of-chief", str(self.folder), json.dumps(self.addresses), steps)
+        return self.start("agent", *words, **environment)
+
+    def start_all(self, steps: int = STEPS) -> None:
+        for index in range(len(self.addresses) - 1):
+            self.start_worker(index)
+        self.start_chief(str(steps))
+
+    def pid(self, name: str) -> int:
+        return int((self.folder / f"{name}.pid").read_text())
+
+    @property
+    def step(self) -> int:
+        path = self.folder / "step"
+        return int(path.read_text()) if path.exists() else 0
+
+    def lines(self, name: str = "agent") -> list[str]:
+        return (self.folder / f"{name}.err").read_text().splitlines()
+
+    def code(self, name: str) -> int:
+        return self._started[name].wait(LIMIT_S)
+
+    def codes(self) -> dict[str, int]:
+        return {name: process.wait(LIMIT_S) for name, process in self._started.items()}
+
+    def end(self) -> None:
+        for process in self._started.values():
+            process.kill()
+            process.wait()
+        pids = {path.stem: int(path.read_text()) for path in self.folder.glob("*.pid")}
+        wait_for(lambda: all(map(is_gone, pids.values())), f"the end of {', '.join(pids)}")
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state == "Z"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    made = Run(tmp_path)
+    yield made
+    made.end()
+
+
+def test_a_run_ends_everywhere_with_its_exit_code_and_leaves_nothing(run: Run) -> None:
+    run.start_all()
+    assert run.codes() == {"agent": 0, "agent0": 0, "agent1": 0}
+    assert run.step == STEPS
+    config = json.loads((run.folder / "went").read_text())
+    assert config["task"] == {"type": "chief", "index": 0}
+    assert config["cluster"]["worker"] == run.addresses[1:]
+    assert list((run.folder / "shared").iterdir()) == []  # of the probes
+    for name in ("chief", "worker0", "worker1"):
+        assert is_gone(run.pid(name))
+    for address in run.addresses:
+        with socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))):
+            pass
+
+
+def test_a_user_s_mistake_ends_all_with_its_code(run: Run) -> None:
+    run.start_worker(0)
+    run.start_worker(1)
+    run.start_chief("exit1")
+    assert run.codes() == {"agent": 1, "agent0": 1, "agent1": 1}
+    assert not any("restart" in line for line in run.lines())
+
+
+# Process, signal, the line of the chief's agent.
+FAULTS = {
+    "worker killed": ("worker1", signal.SIGKILL, r"worker 1 \(.*\) is lost: killed by SIGKILL"),
+    "worker stopped": ("worker0", signal.SIGSTOP, r"worker 0 \(.*\) is lost: its process is stop"),
+    "chief killed": ("chief", signal.SIGKILL, "the chief was killed by SIGKILL"),
+    "chief stopped": ("chief", signal.SIGSTOP, r"the chief \(process \d+\) is stopped"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_is_lost_is_named_in_time_and_everything_starts_again(run: Run, name: str) -> None:
+    lost, number, expected = FAULTS[name]
+    steps = STEPS_OF_STOPS if number == signal.SIGSTOP else STEPS
+    run.start_all(steps)
+    wait_for(lambda: run.step >= 5, "step 5")
+    before = {each: run.pid(each) for each in ("chief", "worker0", "worker1")}
+    step = run.step
+    os.kill(before[lost], number)
+    began_s = time.monotonic()
+    wait_for(lambda: any("restart 1" in line for line in run.lines()), "the restart")
+    assert time.monotonic() - began_s < DETECTED_S
+    (line,) = [line for line in run.lines() if "restart 1" in line]
+    found = re.fullmatch(rf"{expected}.*, at step (\d+): restart 1 of 9", line)
+    assert found, line
+    assert int(found[1]) >= step - 1
+    assert run.codes() == {"agent": 0, "agent0": 0, "agent1": 0}
+    assert run.step == steps
+    # No process of before serves the new start: its memory would grow with each.
+    assert all(run.pid(each) != pid and is_gone(pid) for each, pid in before.items())
+
+
+def test_a_worker_s_agent_that_is_killed_takes_its_worker_along(run: Run) -> None:
+    run.start_all()
+    wait_for(lambda: run.step >= 5, "step 5")
+    worker = run.pid("worker1")
+    os.kill(run.pid("agent1"), signal.SIGKILL)
+    began_s = time.monotonic()
+    wait_for(lambda: any("restart 1" in line for line in run.lines()), "the restart")
+    assert time.monotonic() - began_s < DETECTED_S
+    wait_for(lambda: is_gone(worker), "the worker's end", 2.0)
+    run.code("agent1")
+    run.start_worker(1)  # as an orchestrator does
+    assert run.codes() == {"agent": 0, "agent0": 0, "agent1": 0}
+    assert run.step == STEPS
+
+
+def test_a_worker_s_agent_that_is_stopped_is_waited_for(run: Run) -> None:
+    run.start_all(STEPS_OF_STOPS)
+    wait_for(lambda: run.step >= 5, "step 5")
+    os.kill(run.pid("agent0"), signal.SIGSTOP)
+    began_s = time.monotonic()
+    wait_for(lambda: any("restart 1" in line for line in run.lines()), "the restart")
+    assert time.monotonic() - began_s < DETECTED_S
+    (line,) = [line for line in run.lines() if "restart 1" in line]
+    assert "its host is there, but its process has not answered for 1.5 s: it is stopped" in line
+    os.kill(run.pid("agent0"), signal.SIGCONT)
+    assert run.codes() == {"agent": 0, "agent0": 0, "agent1": 0}
+    assert run.step == STEPS_OF_STOPS
+
+
+def test_the_chief_s_agent_that_is_killed_takes_the_chief_along(run: Run) -> None:
+    run.start_all()
+    wait_for(lambda: run.step >= 5, "step 5")
+    chief, worker = run.pid("chief"), run.pid("worker0")
+    os.kill(run.pid("agent"), signal.SIGKILL)
+    wait_for(lambda: is_gone(chief) and is_gone(worker), "the end of chief and worker", 2.0)
+    run.code("agent")
+    run.start_chief()  # the workers wait for the next chief
+    assert run.codes() == {"agent": 0, "agent0": 0, "agent1": 0}
+    assert run.step == STEPS
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_chief_s_agent_reaches_the_chief(run: Run, number: int) -> None:
+    run.start_all()
+    wait_for(lambda: run.step >= 5, "step 5")
+    os.kill(run.pid("agent"), number)
+    code = 128 + number  # the fake handles none
+    assert run.codes() == {"agent": code, "agent0": code, "agent1": code}
+    assert 5 <= run.step < STEPS
+
+
+def test_a_signal_to_a_worker_s_agent_ends_its_worker(run: Run) -> None:
+    run.start_worker(0)
+    wait_for((run.folder / "worker0.pid").exists, "the worker")
+    os.kill(run.pid("agent0"), signal.SIGTERM)
+    assert run.codes() == {"agent0": 143}
+    assert is_gone(run.pid("worker0"))
+
+
+def test_a_fault_that_repeats_at_the_same_step_ends_the_run(run: Run) -> None:
+    run.start_worker(0)
+    run.start_worker(1)
+    run.start_chief(f"exit{chief_agent.LOST_EXIT_CODE}")
+    assert run.codes() == {"agent": 1, "agent0": 1, "agent1": 1}
+    assert sum("restart" in line and " of 9" in line for line in run.lines()) == 2
+    assert run.lines()[-1].startswith(
+        "ClusterError: the chief could not go on, before its first step, the 3rd time in a row"
+    )
+
+
+def test_restarts_are_counted_and_waited_for() -> None:
+    policy = restarts.Restarts(3)
+    assert policy.wait_s("a", 7) == 0.0
+    assert policy.wait_s("a", 7) == 1.0
+    assert policy.wait_s("a", 8) == 0.0
+    with pytest.raises(Exception, match="--max_restarts=3 allows no further restart"):
+        policy.wait_s("a", 9)
+
+
+def test_a_worker_that_is_missing_is_named_and_given_up(run: Run) -> None:
+    run.start_worker(0)
+    run.start_chief(START_TIMEOUT_S="6")
+    assert run.codes() == {"agent": 1, "agent0": 1}
+    waiting, error = run.lines()
+    address = run.addresses[2]
+    assert re.fullmatch(
+        rf"waiting for worker 1 \({address}\) since \d\d:\d\d:\d\d: its connection failed.*",
+        waiting,
+    )
+    assert error.startswith(f"ClusterError: worker 1 ({address}) is missing after 6 s")
+
+
+# What is wrong with worker 1 → (its addresses, its index, its environment), the chief's line.
+WRONG: dict[str, tuple[Callable[[list[str]], list[str]], int, dict[str, str], str]] = {
+    "another token": (
+        lambda each: each,
+        1,
+        {"TOKEN": "another"},
+        r"worker 1 at \S+ has another token",
+    ),
+    "swapped indices": (
+        lambda each: [each[0], each[2], each[1]],
+        0,
+        {},
+        r"the process at \S+ is worker 0, but the chief's cluster has worker 1 there",
+    ),
+    "other workers": (
+        lambda each: [each[0], "127.0.0.1:9", each[2]],
+        1,
+        {},
+        r"worker 1 \(.*\) was started with other workers: 127\.0\.0\.1:9, ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_member_is_refused_by_one_line(run: Run, name: str) -> None:
+    change, index, environment, expected = WRONG[name]
+    run.start_worker(0)
+    words = ("agent-of-worker", str(run.folder), json.dumps(change(run.addresses)), str(index))
+    run.start("wrong", *words, **environment)
+    run.start_chief()
+    assert run.code("agent") == 1
+    (line,) = run.lines()
+    assert re.match(f"ClusterError: {expected}", line), line
+    assert not (run.folder / "went").exists()
+
+
+def test_a_worker_in_use_is_not_taken_away(run: Run) -> None:
+    run.start_all()
+    wait_for(lambda: run.step >= 5, "step 5")
+    other = run.folder / "other"
+    other.mkdir()
+    cluster = json.dumps([free_addresses(1)[0], *run.addresses[1:]])
+    words = ("agent-of-chief", str(other), cluster, "9")
+    run.start("second", *words, START_TIMEOUT_S="0")
+    assert run.code("second") == 1
+    assert "is missing after" in run.lines("second")[-1]
+    assert run.code("agent") == 0
+    assert run.step == STEPS
+
+
+def test_a_port_in_use_is_named(run: Run) -> None:
+    port = int(run.addresses[1].rpartition(":")[2])
+    with socket.create_server(("127.0.0.1", port)):
+        run.start_worker(0)
+        assert run.codes() == {"agent0": 1}
+    (line,) = run.lines("agent0")
+    assert line.startswith(f"ClusterError: worker 0 cannot listen at port {port}: ")
+
+
+def test_another_program_at_the_address_is_named(run: Run) -> None:
+    port = int(run.addresses[2].rpartition(":")[2])
+    run.start_worker(0)
+    with socket.create_server(("127.0.0.1", port)) as server:
+        run.start_chief(START_TIMEOUT_S="0")
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            assert run.code("agent") == 1
+    assert "what answers there is not a worker that waits for a chief" in run.lines()[-1]
+
+
+def test_versions_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lingvo_gpipe import errors
+    from lingvo_gpipe.cluster import members
+
+    cluster = members.Cluster("a:1", ("b:1",))
+    worker = lease.identity(cluster, 0)
+    lease._check_identity(worker, cluster, 0)
+    newer = {**lease.versions(), "tensorflow": "9.9"}
+    monkeypatch.setattr(lease, "versions", lambda: newer)
+    with pytest.raises(errors.ClusterError, match=r"has tensorflow 2\.\S+, the chief has 9\.9\. "):
+        lease._check_identity(worker, cluster, 0)

@@ -1,0 +1,116 @@
+"""Agents, and fakes of the chief and of workers that need no TensorFlow.
+
+    python fakes.py agent-of-worker FOLDER CLUSTER INDEX
+    python fakes.py agent-of-chief FOLDER CLUSTER STEPS
+    python fakes.py worker FOLDER INDEX
+    python fakes.py chief FOLDER STEPS
+
+Every process writes its number to FOLDER/NAME.pid, and every line for the user to standard error.
+The chief goes on from the step that FOLDER/step holds, one step in 20 ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from lingvo_gpipe import errors
+from lingvo_gpipe.cluster import chief_agent, child, members, worker_agent
+
+TOKEN = "the secret of these tests"
+STEP_S = 0.02
+
+
+def report(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+def note_pid(folder: Path, name: str) -> None:
+    partial = folder / f"{name}.writing"
+    partial.write_text(str(os.getpid()))
+    partial.replace(folder / f"{name}.pid")
+
+
+def command(*words: object) -> tuple[str, ...]:
+    return (sys.executable, __file__, *map(str, words))
+
+
+def worker(folder: Path, index: str) -> int:
+    channel = child.channel()
+    assert channel is not None
+    note_pid(folder, f"worker{index}")
+    settings = json.loads(channel.read())
+    assert settings["devices"] == 3
+    assert settings["task"] == {"type": "worker", "index": int(index)}
+    channel.write(worker_agent.SERVING)
+    channel.read()
+    return 0
+
+
+def chief(folder: Path, steps: str) -> int:
+    channel = child.channel()
+    assert channel is not None
+    note_pid(folder, "chief")
+    channel.write(chief_agent.NEEDS + json.dumps({"devices": 3}))
+    if channel.read() != chief_agent.GO:
+        return chief_agent.LOST_EXIT_CODE
+    (folder / "went").write_text(os.environ[members.VARIABLE])
+    if steps.startswith("exit"):
+        return int(steps.removeprefix("exit"))
+    done = folder / "step"
+    for step in range(int(done.read_text()) if done.exists() else 0, int(steps)):
+        channel.write(f"{chief_agent.STEP}{step}")
+        time.sleep(STEP_S)
+        partial = folder / "step.writing"
+        partial.write_text(str(step + 1))
+        partial.replace(done)
+    return 0
+
+
+def agent_of_worker(folder: Path, cluster: members.Cluster, index: str) -> int:
+    note_pid(folder, f"agent{index}")
+    options = worker_agent.Options(
+        cluster,
+        int(index),
+        os.environ.get("TOKEN", TOKEN),
+        report,
+        command=command("worker", folder, index),
+    )
+    return asyncio.run(worker_agent.run(options))
+
+
+def agent_of_chief(folder: Path, cluster: members.Cluster, steps: str) -> int:
+    note_pid(folder, "agent")
+    options = chief_agent.Options(
+        cluster,
+        TOKEN,
+        command("chief", folder, steps),
+        dict(os.environ),
+        report,
+        folder=folder / "shared",
+        start_timeout_s=float(os.environ.get("START_TIMEOUT_S", "20")),
+        max_restarts=int(os.environ.get("MAX_RESTARTS", "9")),
+    )
+    return asyncio.run(chief_agent.run(options))
+
+
+def main(what: str, folder: str, *rest: str) -> int:
+    if not what.startswith("agent"):
+        return {"worker": worker, "chief": chief}[what](Path(folder), *rest)
+    addresses = json.loads(rest[0])
+    cluster = members.Cluster(addresses[0], tuple(addresses[1:]))
+    agent = {"agent-of-worker": agent_of_worker, "agent-of-chief": agent_of_chief}[what]
+    try:
+        return agent(Path(folder), cluster, rest[1])
+    except errors.ClusterError as error:
+        report(f"ClusterError: {error}")
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,119 @@
+"""TF_CONFIG, files of a cluster and flags: what names one, and the line for what does not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lingvo_gpipe import errors
+from lingvo_gpipe.cluster import members
+
+JOBS = {"chief": ["a:1"], "worker": ["b:2", "[fe80::1]:3"]}
+CLUSTER = members.Cluster("a:1", ("b:2", "[fe80::1]:3"))
+
+
+def config(cluster: object, task: object = None) -> dict[str, str]:
+    values = {"cluster": cluster} | ({} if task is None else {"task": task})
+    return {members.VARIABLE: json.dumps(values)}
+
+
+@pytest.mark.parametrize(
+    ("task", "job", "index", "member"),
+    [
+        ({"type": "worker", "index": 1}, None, None, members.Member("worker", 1)),
+        ({"type": "worker", "index": "1"}, None, None, members.Member("worker", 1)),
+        ({"type": "chief"}, None, None, members.Member("chief")),
+        ({"type": "worker", "index": 1}, "worker", 1, members.Member("worker", 1)),
+        ({"type": "worker", "index": 1}, "worker", None, members.Member("worker", 1)),
+        (None, "worker", 1, members.Member("worker", 1)),
+        (None, None, None, members.Member("chief")),
+    ],
+)
+def test_tf_config_names_the_cluster_and_this_process(
+    task: object, job: str | None, index: int | None, member: members.Member
+) -> None:
+    assert members.from_environment(config(JOBS, task), job, index) == (CLUSTER, member)
+
+
+@pytest.mark.parametrize("environment", [{}, {"TF_CONFIG": " "}, {"TF_CONFIG": "{}"}])
+def test_without_a_cluster_there_is_one_process(environment: dict[str, str]) -> None:
+    assert members.from_environment(environment) is None
+    assert members.from_environment(config({"chief": ["a:1"]}, {"type": "chief"})) is None
+
+
+def test_what_a_member_is_started_with_is_read_back() -> None:
+    for member in CLUSTER.members():
+        environment = {members.VARIABLE: CLUSTER.to_config(member)}
+        assert members.from_environment(environment) == (CLUSTER, member)
+
+
+@pytest.mark.parametrize("values", [JOBS, {"cluster": JOBS}])
+def test_a_file_is_read_like_tf_config(tmp_path: Path, values: object) -> None:
+    path = tmp_path / "cluster.json"
+    path.write_text(json.dumps(values))
+    assert members.from_file(path) == (CLUSTER, members.Member("chief"))
+    assert members.from_file(path, "worker", 1) == (CLUSTER, members.Member("worker", 1))
+    with pytest.raises(errors.ClusterError, match="Say which one this is: --task=0, 1"):
+        members.from_file(path, "worker")
+    with pytest.raises(errors.ClusterError, match="cannot be read: No such file"):
+        members.from_file(tmp_path / "missing")
+
+
+WRONG = [
+    ("{", None, "is not JSON: .* Write"),
+    ("[" * 10**5, None, "is not JSON"),
+    ("[]", None, "holds a list, expected an object"),
+    ('{"cluster": 7}', None, "the cluster is a int, not an object"),
+    (config({"worker": ["b:2"]}), None, "names 0 chiefs. Name one"),
+    (config({"chief": ["a:1", "a:2"], "worker": ["b:2"]}), None, "names 2 chiefs"),
+    (config({**JOBS, "ps": ["c:1"]}), None, "the job 'ps', which a pipeline does not have"),
+    (config({**JOBS, "wroker": ["c:1"]}), None, "'wroker'.* nearest 'worker'"),
+    (config({"chief": ["a:1"], "worker": ["b"]}), None, '"b" of worker is not an address'),
+    (config({"chief": ["a:1"], "worker": ["b:70000"]}), None, "a port from 1 to 65535"),
+    (config({"chief": ["a:1"], "worker": ["b:0"]}), None, "a port from 1 to 65535"),
+    (config({"chief": ["a:1"], "worker": ["b:1 "]}), None, '"b:1 " of worker is not an address'),
+    (config({"chief": ["a:1"], "worker": [7]}), None, "7 of worker is not an address"),
+    (config({"chief": ["a:1"], "worker": {"0": "b:1"}}), None, "of worker are not a list"),
+    (
+        config({"chief": ["a:1"], "worker": ["b:2", "c:3", "b:2"]}),
+        None,
+        "worker 0 and worker 2 have the same address b:2",
+    ),
+    (config({"chief": ["a:1"], "worker": ["a:1"]}), None, "chief and worker 0 have the same"),
+    (
+        config(JOBS, {"type": "worker", "index": 2}),
+        None,
+        "is worker 2, but .* names 2 workers. Use",
+    ),
+    (config(JOBS, {"type": "worker", "index": -1}), None, "is worker -1, but"),
+    (config(JOBS, {"type": "chief", "index": 1}), None, "is chief 1, but .* names 1 chief. Use 0"),
+    (config(JOBS, {"type": "evaluator"}), None, "there is no job 'evaluator'"),
+    (config(JOBS, {"index": 1}), None, '"task" is .* expected'),
+    (config(JOBS, "worker"), None, '"task" is "worker", expected'),
+    (
+        config(JOBS, {"type": "worker", "index": 1}),
+        ("chief", 0),
+        "says that this process is worker 1",
+    ),
+    (config(JOBS), ("wroker", 0), "there is no job 'wroker'; nearest 'worker'"),
+]
+
+
+@pytest.mark.parametrize(("environment", "flags", "expected"), WRONG)
+def test_a_wrong_cluster_is_refused_by_one_line(
+    environment: dict[str, str] | str, flags: tuple[str, int] | None, expected: str
+) -> None:
+    if isinstance(environment, str):
+        environment = {members.VARIABLE: environment}
+    with pytest.raises(errors.ClusterError, match=expected) as caught:
+        members.from_environment(environment, *(flags or (None, None)))
+    assert "\n" not in str(caught.value)
+
+
+def test_local_workers() -> None:
+    assert members.num_local_workers("local:12") == 12
+    for text in ("2", "local", "local:0", "local:-1", "local:99999", "remote:2"):
+        with pytest.raises(errors.ClusterError, match=r"expected local:N with N from 1 to 4096"):
+            members.num_local_workers(text)

@@ -1,0 +1,98 @@
+"""Runs over worker processes: the bits of one process, also after a worker was killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+ROOT = str(Path(__file__).parents[3])
+LIMIT_S = 240.0
+
+
+def start(folder: Path, *flags: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "lingvo_gpipe.trainer", f"--logdir={folder}", *flags]
+    errors = open(f"{folder}.err", "w")  # noqa: SIM115 (the process has it)
+    with errors:
+        return subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={**os.environ, "PYTHONPATH": ROOT},
+        )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """Wait for a run; return its output."""
+    try:
+        out, _ = process.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise
+    assert process.returncode == 0, out
+    return out
+
+
+def saved(folder: Path) -> dict[str, np.ndarray]:
+    """Return all values of a run's last checkpoint, by key; not TensorFlow's count of its saves."""
+    reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(folder / "checkpoints")))
+    names = reader.get_variable_to_shape_map()
+    ours = [name for name in names if not name.startswith(("_CHECKPOINT", "save_counter"))]
+    return {name: np.asarray(reader.get_tensor(name)) for name in ours}
+
+
+def children(pid: int) -> dict[int, list[str]]:
+    """Return number → command line of all processes that a process started."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            words = (path / "cmdline").read_text().split("\0")
+        except OSError:
+            continue
+        if parent == pid:
+            found[int(path.name)] = words
+            found |= children(int(path.name))
+    return found
+
+
+@pytest.mark.slow
+def test_workers_have_the_bits_of_one_process_and_survive_a_kill(tmp_path: Path) -> None:
+    flags = ("--model=image.digits.ConvNet", "--num_partitions=2", "--mode=train_eval")
+    steps = ("--max_steps=60", "--save_interval_steps=20")
+    alone = finish(start(tmp_path / "alone", *flags, *steps))
+
+    run = start(tmp_path / "workers", *flags, *steps, "--workers=local:2")
+    whole = tmp_path / "workers" / "checkpoints" / "ckpt-20.params.txt"
+    end_s = time.monotonic() + LIMIT_S
+    while not whole.exists():
+        assert run.poll() is None
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
+    started = children(run.pid)
+    workers = [
+        pid for pid, words in started.items() if "lingvo_gpipe.cluster.worker_server" in words
+    ]
+    assert len(workers) == 2
+    os.kill(workers[1], signal.SIGKILL)
+    out = finish(run)
+
+    assert "is lost: killed by SIGKILL, at step" in (tmp_path / "workers.err").read_text()
+    results = [
+        [line for line in each.splitlines() if line.startswith("test ")] for each in (alone, out)
+    ]
+    assert results[0] == results[1]
+    expected, found = saved(tmp_path / "alone"), saved(tmp_path / "workers")
+    assert expected.keys() == found.keys()
+    different = [key for key, value in expected.items() if not np.array_equal(value, found[key])]
+    assert different == []
+    assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lingvo_gpipe import errors, layers
+from lingvo_gpipe import errors, layers, optim
 from lingvo_gpipe.console import units
 from lingvo_gpipe.plan import largest, report, step_plan
 from tests import tiny_task
@@ -24,10 +24,25 @@ def deep_task(depth: int, units: int = 4) -> Any:
     return task
 
 
+def grown_task(depth: int) -> Any:
+    """Return `deep_task` with a rule whose state is counted without an optimizer of Keras.
+
+    A search makes hundreds of plans, and Keras makes variables for each.
+    """
+    task = deep_task(depth)
+    task.train.optimizer = by_formula()
+    return task
+
+
+def by_formula() -> Any:
+    rule = optim.Adafactor.Params(momentum=0.9, min_factored=4)
+    return optim.Optimizer.Params(rule=rule, learning_rate=0.01)
+
+
 def rebuild(name: str, value: int) -> Any:
     if name != "depth":
         raise errors.ParamsError(f"the recipe has no {name!r}")
-    return deep_task(value)
+    return grown_task(value)
 
 
 def test_a_plan_has_a_row_per_cell_the_links_the_bubble_and_the_grid() -> None:
@@ -85,6 +100,7 @@ def test_a_devices_memory_is_reported_with_what_the_cut_really_needs() -> None:
     assert "the heaviest device needs 100 B more than that" in report.plan(task)
     # --fit names the memory itself.
     task.model.cuts = None
+    task.train.optimizer = by_formula()
     assert "largest input.batch_size" in report.plan(task, fit="64KiB", grow="input.batch_size")
 
 
@@ -149,36 +165,37 @@ def test_another_number_of_partitions_forgets_cuts_made_for_the_old_one() -> Non
         report.plan(task, partitions=4)
 
 
-def test_the_largest_that_fits_fits_and_one_more_does_not() -> None:
-    family = largest.Family(deep_task(1), "depth", rebuild)
-    limit = 2**16
+# Odd and even values, so that a search that ends one step too early is found.
+@pytest.mark.parametrize("limit", [2**13, 2**13 + 2**9, 2**14, 2**16])
+def test_the_largest_that_fits_fits_and_one_more_does_not(limit: int) -> None:
+    family = largest.Family(grown_task(1), "depth", rebuild)
     found = family.largest(1, limit)
     assert found.value is not None
     assert found.plan is not None
     assert found.plan.heaviest_bytes <= limit
-    assert step_plan.make_for(deep_task(found.value + 1)).heaviest_bytes > limit
+    assert step_plan.make_for(grown_task(found.value + 1)).heaviest_bytes > limit
     assert len(found.plan.analysis.layers) == found.value + 1
 
 
 def test_growth_ends_at_very_many_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(largest, "_MOST_LAYERS", 4)
-    found = largest.Family(deep_task(1), "depth", rebuild).largest(1, 2**40)
+    found = largest.Family(grown_task(1), "depth", rebuild).largest(1, 2**40)
     assert (found.value, found.is_largest) == (4, False)
 
 
 def test_devices_that_share_a_memory_hold_less() -> None:
-    family = largest.Family(deep_task(1), "depth", rebuild)
+    family = largest.Family(grown_task(1), "depth", rebuild)
     limit = 2**16
     apart, together = (family.largest(4, limit, together=shared) for shared in (False, True))
     assert together.plan is not None
     assert together.plan.together_bytes <= limit
     assert (together.value or 0) < (apart.value or 0)
-    above = largest.with_partitions(deep_task((together.value or 0) + 1), 4)
+    above = largest.with_partitions(grown_task((together.value or 0) + 1), 4)
     assert step_plan.make_for(above).together_bytes > limit
 
 
 def test_more_memory_and_more_devices_never_fit_less() -> None:
-    family = largest.Family(deep_task(1), "depth", rebuild)
+    family = largest.Family(grown_task(1), "depth", rebuild)
     by_memory = [family.largest(1, limit).value or 0 for limit in (2**12, 2**13, 2**14)]
     assert by_memory == sorted(by_memory)
     assert by_memory[0] < by_memory[-1]
@@ -187,19 +204,20 @@ def test_more_memory_and_more_devices_never_fit_less() -> None:
     assert by_devices[0] < by_devices[-1]
 
 
-def test_a_field_of_the_task_grows_by_its_path() -> None:
-    text = report.plan(deep_task(3), fit="64KiB", grow="model.layers[1].units")
-    family = largest.Family(deep_task(3), "model.layers[1].units")
+@pytest.mark.parametrize("kib", [40, 56, 64])
+def test_a_field_of_the_task_grows_by_its_path(kib: int) -> None:
+    text = report.plan(grown_task(3), fit=f"{kib}KiB", grow="model.layers[1].units")
+    family = largest.Family(grown_task(3), "model.layers[1].units")
     assert "K=8: num_partitions=8, but there are 4 layers" in text
     found = {int(k): int(value) for k, value in re.findall(r"^ *(\d) +(\d+) ", text, re.MULTILINE)}
     assert list(found) == [1, 2, 4]
     for k, value in found.items():
         fits, above = (step_plan.make_for(family.member(value + more, k)) for more in (0, 1))
-        assert fits.heaviest_bytes <= 2**16 < above.heaviest_bytes
+        assert fits.heaviest_bytes <= kib * 1024 < above.heaviest_bytes
 
 
 def test_values_that_the_model_refuses_are_passed_over() -> None:
-    task = deep_task(1)
+    task = grown_task(1)
     first, head = task.model.layers
     sixes = layers.Reshape.Params(name="sixes", shape=(-1, 6))
     task.model.layers = [first, sixes, layers.Flatten.Params(name="flat"), head]
@@ -209,9 +227,9 @@ def test_values_that_the_model_refuses_are_passed_over() -> None:
 
 
 def test_what_never_fits_is_said() -> None:
-    text = report.plan(deep_task(3), fit="100B", grow="depth", rebuild=rebuild, partitions=1)
+    text = report.plan(grown_task(3), fit="100B", grow="depth", rebuild=rebuild, partitions=1)
     assert "none fits" in text
-    found = largest.Family(deep_task(1), "depth", rebuild).largest(1, 100)
+    found = largest.Family(grown_task(1), "depth", rebuild).largest(1, 100)
     assert (found.value, found.num_partitions) == (None, 1)
 
 

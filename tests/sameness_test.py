@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from typing import Any
@@ -278,13 +279,19 @@ BREAKS = {
 }
 
 
+@functools.cache
+def check_unbroken(case: Case, cuts: tuple[int, ...] | None) -> None:
+    """Compare the case before it is broken, once for all breaks of it."""
+    sameness.check(case, cuts=cuts)
+
+
 @pytest.mark.parametrize("name", BREAKS)
 def test_broken_on_purpose_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     break_it, net, partitions, micro_batches, found = BREAKS[name]
     case = Case(net, partitions, micro_batches, "gpipe", "losses inside", "full")
     wanted = sameness.reference(net, micro_batches)
     cuts = (1, 1, 1, 3) if net == "dense" and partitions == 4 else None
-    sameness.check(case, cuts=cuts)
+    check_unbroken(case, cuts)
     break_it(monkeypatch)
     with pytest.raises(sameness.DifferentError, match=found):
         sameness.compare(sameness.pipelined(case, cuts=cuts), wanted)

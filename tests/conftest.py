@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
+import importlib.util
 import os
 import resource
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import hypothesis
@@ -19,6 +23,30 @@ GROWTH_BYTES = 256 * 2**20
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # By default only some CPUs use oneDNN, and only its allocator reports what it allocates.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+
+# What LLVM optimizes shows nothing about our layers, and costs a third of a compilation.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
+
+def _share_compiled_modules() -> None:
+    """Let Python keep compiled modules in a temporary folder, where it may keep none elsewhere.
+
+    Otherwise every child process compiles the thousands of modules of TensorFlow again. Workers
+    of xdist inherit the variables.
+    """
+    module = importlib.util.find_spec("tensorflow")
+    if not sys.dont_write_bytecode or module is None or module.origin is None:
+        return
+    if os.path.exists(importlib.util.cache_from_source(module.origin)):
+        return
+    folder = tempfile.mkdtemp(prefix="compiled_modules_")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    sys.dont_write_bytecode, sys.pycache_prefix = False, folder
+    os.environ["PYTHONPYCACHEPREFIX"] = folder
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+_share_compiled_modules()
 
 # No deadline: how long an example takes depends on the machine, not on the test.
 hypothesis.settings.register_profile("project", deadline=None, derandomize=True)
@@ -58,7 +86,7 @@ class _Memory:
     def pytest_runtest_logstart(self, location: tuple[str, int | None, str]) -> None:
         if location[0] != self._file:
             self._file = location[0]
-            _forget_custom_gradients()
+            _forget_finished_tests()
 
     def pytest_runtest_logfinish(self) -> None:
         if _resident_bytes() < self._kept_bytes + GROWTH_BYTES:
@@ -70,19 +98,21 @@ class _Memory:
         self._kept_bytes = _resident_bytes()
 
 
-def _forget_custom_gradients() -> None:
-    """Remove the gradients of finished tests from TensorFlow's registry.
+def _forget_finished_tests() -> None:
+    """Remove what TensorFlow keeps of the functions of finished tests.
 
-    In a graph, every `tf.custom_gradient` is put there under a new name, for good, and keeps its
-    graph alive.
+    In a graph, every `tf.custom_gradient` is put into a registry under a new name, for good, and
+    keeps its graph alive. The kernel of every function and operation that was called is cached.
     """
     if "tensorflow" not in sys.modules:
         return
+    from tensorflow.python.eager import context
     from tensorflow.python.framework import ops
 
     registry = ops.gradient_registry._registry
     for name in [name for name in registry if name.startswith("CustomGradient-")]:
         del registry[name]
+    context.context().clear_kernel_cache()
 
 
 def _resident_bytes() -> int:

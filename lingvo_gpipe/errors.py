@@ -62,6 +62,10 @@ class ClusterError(UserError, RuntimeError):
     """The processes of a run cannot be named, reached or started as asked."""
 
 
+class NoNetworkError(UserError, ConnectionError):
+    """Data must be fetched, and no host of it answers."""
+
+
 class InputError(UserError, ValueError):
     """Data cannot be read, or does not fit the model."""
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lingvo_gpipe import errors, hyperparams, modes, registry, tensorflow_import
-from lingvo_gpipe.cluster import child, launch
+from lingvo_gpipe.cluster import child, launch, local
 from lingvo_gpipe.cluster.chief_agent import LOST_EXIT_CODE
 from lingvo_gpipe.console import command, output
 from lingvo_gpipe.console.flags import Flags
@@ -137,6 +137,8 @@ def _run_as_chief(values: argparse.Namespace, channel: child.Channel) -> int:
     try:
         return _run(values, chief.note_step)
     except Exception as error:
+        if local.is_private() and connection.was_caused_by(error, errors.NoNetworkError):
+            return local.NEEDS_NETWORK_EXIT_CODE
         if not connection.lost_a_worker(error):
             raise
         output.note(f"the chief ends, to be started again: {error}")

@@ -16,6 +16,9 @@ from typing import Any
 
 from absl import logging
 
+from lingvo_gpipe import errors
+from lingvo_gpipe.cluster import local
+
 _MAX_HOSTS = 8
 _ANSWER_S = 5.0
 _DEADLINE_S = 8.0  # a look-up of a host's name has no limit of its own
@@ -33,13 +36,14 @@ def prepare(builder: Any, data_dir: str) -> None:
         data_dir: folder of its datasets.
 
     Raises:
-        ConnectionError: nothing is downloaded yet, and no host answers.
+        NoNetworkError: no host answers, and nothing is downloaded yet, or this process is in a
+            private network, where no host ever answers.
         Exception: whatever the builder raises.
     """
     urls = list(builder.url_infos or ())
     if urls and (fault := network_fault(urls)) is not None:
-        if not _has_downloads(builder, data_dir):
-            raise ConnectionError(f"there is no network ({fault})")
+        if local.is_private() or not _has_downloads(builder, data_dir):
+            raise errors.NoNetworkError(f"there is no network ({fault})")
         logging.warning(
             "there is no network (%s): TFDS tries for minutes to download what it lacks", fault
         )

@@ -65,9 +65,16 @@ def lost_a_worker(error: BaseException) -> bool:
     """Return whether an error may come from the loss of a worker, so that a new start may help."""
     if isinstance(error, errors.StepError) and error.micro_batch is not None:
         return False  # its slot fails by itself
+    return was_caused_by(error, LOST) or isinstance(error, errors.StepError)
+
+
+def was_caused_by(
+    error: BaseException, kinds: type[BaseException] | tuple[type[BaseException], ...]
+) -> bool:
+    """Return whether an error, or one in whose handling it was raised, is one of these kinds."""
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, LOST):
+        if isinstance(seen, kinds):
             return True
         seen = seen.__cause__ or seen.__context__
-    return isinstance(error, errors.StepError)
+    return False

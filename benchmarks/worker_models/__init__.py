@@ -1,0 +1,1 @@
+"""Models of benchmarks over workers, for --params_package=benchmarks.worker_models."""

@@ -1,0 +1,36 @@
+"""Small networks of every kind: many variables, ties, accumulated mini-batches, averages."""
+
+from __future__ import annotations
+
+from lingvo_gpipe.params.image import digits
+from lingvo_gpipe.params.mt import django
+from lingvo_gpipe.tasks.mt import task as mt_task
+
+
+class AmoebaNet(digits.AmoebaNet):
+    """AmoebaNet-D (6, 16): 1,000 variables, slots counted."""
+
+    num_cells = 6
+    filters = 16
+
+
+class Ties(django.Tiny):
+    """A Transformer with one table for both languages and the softmax."""
+
+    def task(self) -> mt_task.TranslationTask.Params:
+        """Return the task, without averages."""
+        task = super().task()
+        task.input.batch_size = 1024
+        task.train.average = None
+        return task
+
+
+class Translation(django.Tiny):
+    """The same with averages, and two mini-batches to an update."""
+
+    def task(self) -> mt_task.TranslationTask.Params:
+        """Return the task."""
+        task = super().task()
+        task.input.batch_size = 1024
+        task.train.accumulate = 2
+        return task

@@ -1,0 +1,239 @@
+"""What do worker processes cost, and have they the bits of one process?
+
+`python -m benchmarks.workers --bits`: four networks, 50 updates each, in one process, over 2 and
+over 4 workers of this machine; also stopped half-way and continued the other way. Every tensor of
+the last checkpoint and every curve of TensorBoard is compared.
+
+`python -m benchmarks.workers`: processor seconds and wall seconds per update, in one process and
+over 2 workers, interleaved rounds on an idle machine; the chief's own share of them. Both are
+differences of two runs of unequal length, so that start and end do not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+PACKAGE = "--params_package=benchmarks.worker_models"
+CASES = {
+    "digits": ("--model=image.digits.ConvNet",),
+    "ties": (PACKAGE, "--model=cases.Ties"),
+    "AmoebaNet-D": (PACKAGE, "--model=cases.AmoebaNet"),
+    "translation": (PACKAGE, "--model=cases.Translation"),
+}
+STEPS = 50
+SHORT, LONG = 20, 60
+ROUNDS = 5
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class FailedError(Exception):
+    """A run that did not end with 0."""
+
+
+def run(flags: Sequence[str], log: Path) -> tuple[float, dict[str, float]]:
+    """Run the trainer; return wall seconds, and processor seconds by kind of process."""
+    command = [sys.executable, "-m", "lingvo_gpipe.trainer", *flags]
+    began = time.monotonic()
+    with log.open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        sampler = _Sampler(process.pid)
+        code = process.wait()
+        used = sampler.stop()
+    if code:
+        raise FailedError(f"{' '.join(flags)} ended with {code}:\n{log.read_text()[-2000:]}")
+    return time.monotonic() - began, used
+
+
+class _Sampler:
+    """Adds up the processor time of a process and of everything that it starts."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._used: dict[int, tuple[str, float]] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+
+    def stop(self) -> dict[str, float]:
+        """Return processor seconds by kind of process: chief, worker, agent."""
+        self._ended.set()
+        self._thread.join()
+        total: dict[str, float] = {}
+        for kind, seconds in self._used.values():
+            total[kind] = total.get(kind, 0.0) + seconds
+        return total
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.05):
+            parents, seen = {}, {}
+            for path in Path("/proc").glob("[0-9]*"):
+                with contextlib.suppress(OSError, IndexError):
+                    fields = (path / "stat").read_text().rpartition(")")[2].split()
+                    parents[int(path.name)] = int(fields[1])
+                    seconds = (int(fields[11]) + int(fields[12])) / _TICKS
+                    has_tensorflow = "libtensorflow" in (path / "maps").read_text()
+                    words = (path / "cmdline").read_text()
+                    kind = "worker" if "worker_server" in words else "chief"
+                    seen[int(path.name)] = (kind if has_tensorflow else "agent", seconds)
+            for pid, found in seen.items():
+                ancestor = pid
+                while ancestor not in (self._pid, 0):
+                    ancestor = parents.get(ancestor, 0)
+                if ancestor == self._pid:
+                    self._used[pid] = found
+
+
+def saved(folder: Path) -> dict[str, Any]:
+    """Return every tensor of a run's last checkpoint, but TensorFlow's own count of saves."""
+    import tensorflow as tf
+
+    reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(folder / "checkpoints")))
+    names = reader.get_variable_to_shape_map()
+    ours = [name for name in names if not name.startswith(("_CHECKPOINT", "save_counter"))]
+    return {name: np.asarray(reader.get_tensor(name)) for name in ours}
+
+
+def curves(folder: Path) -> dict[tuple[str, str, int], float]:
+    """Return (folder, tag, step) → value of every curve that does not measure time."""
+    import tensorflow as tf
+    from tensorboard.backend.event_processing import event_accumulator
+
+    found = {}
+    for part in ("train", "eval"):
+        if not (folder / part).exists():
+            continue
+        events = event_accumulator.EventAccumulator(str(folder / part), {"tensors": 0})
+        events.Reload()
+        for tag in events.Tags()["tensors"]:
+            for event in events.Tensors(tag):
+                values = tf.make_ndarray(event.tensor_proto)
+                if (
+                    values.dtype == np.float32
+                    and values.size == 1
+                    and not tag.endswith(("_per_second", "_share", "_s", "bubble"))
+                ):
+                    found[part, tag, event.step] = float(values)
+    return found
+
+
+def compare(one: Path, other: Path) -> str:
+    """Return how two runs differ; empty: in nothing."""
+    ours, theirs = saved(one), saved(other)
+    if ours.keys() != theirs.keys():
+        return f"keys: {sorted(ours.keys() ^ theirs.keys())[:3]}"
+    different = [name for name in ours if not np.array_equal(ours[name], theirs[name])]
+    if different:
+        return f"{len(different)} of {len(ours)} tensors, such as {different[0]}"
+    ours_c, theirs_c = curves(one), curves(other)
+    both = ours_c.keys() & theirs_c.keys()
+    points = [key for key in both if ours_c[key] != theirs_c[key]]
+    return f"{len(points)} points of curves, such as {points[0]}" if points else ""
+
+
+def bits(names: Sequence[str]) -> int:
+    """Compare runs over workers with runs in one process; return how many differ."""
+    wrong = 0
+    with tempfile.TemporaryDirectory() as temporary:
+        data = f"--data_dir={temporary}/data"
+        for name in names:
+            for workers in (2, 4):
+                flags = [*CASES[name], "--mode=train_eval", f"--num_partitions={workers}"]
+                flags += [data] if name in ("ties", "translation") else []
+                flags += [
+                    "--save_interval_steps=25",
+                    "--params_override=train.log_interval_steps=1",
+                ]
+                over = f"--workers=local:{workers}"
+                parts: dict[str, list[list[str]]] = {
+                    "one process": [[]],
+                    f"{workers} workers": [[over]],
+                    f"{workers} workers, then one process": [[over], []],
+                    f"one process, then {workers} workers": [[], [over]],
+                }
+                folders = {}
+                for number, (label, starts) in enumerate(parts.items()):
+                    folder = Path(temporary, f"{name}{workers}_{number}")
+                    for part, start in enumerate(starts):
+                        steps = STEPS if part == len(starts) - 1 else STEPS // 2
+                        more = [f"--logdir={folder}", f"--max_steps={steps}", *start]
+                        run([*flags, *more], Path(f"{folder}.log"))
+                    folders[label] = folder
+                first = folders.pop("one process")
+                for label, folder in folders.items():
+                    difference = compare(first, folder)
+                    wrong += bool(difference)
+                    count = len(saved(first))
+                    points = len(curves(first).keys() & curves(folder).keys())
+                    print(
+                        f"{name}, K={workers}, {label}: "
+                        f"{difference or f'{count} tensors and {points} points equal'}",
+                        flush=True,
+                    )
+    return wrong
+
+
+def speed(names: Sequence[str], rounds: int) -> None:
+    """Print processor and wall seconds per update, in one process and over two workers."""
+    from benchmarks import machine
+
+    print(machine.describe())
+    print(f"{rounds} interleaved rounds; seconds per update, median (least to most)")
+    with tempfile.TemporaryDirectory() as temporary:
+        data = f"--data_dir={temporary}/data"
+        for name in names:
+            found: dict[str, list[float]] = {}
+            for number in range(rounds):
+                for label, extra in (("one", []), ("workers", ["--workers=local:2"])):
+                    used = []
+                    for steps in (SHORT, LONG):
+                        folder = Path(temporary, f"{name}{label}{number}_{steps}")
+                        flags = [*CASES[name], "--num_partitions=2", f"--max_steps={steps}"]
+                        flags += [data] if name in ("ties", "translation") else []
+                        flags += [f"--logdir={folder}", "--save_interval_steps=1000", *extra]
+                        used.append(run(flags, Path(f"{folder}.log")))
+                    (short_s, short), (long_s, long) = used
+                    each = {"wall": long_s - short_s, "processor": sum(long.values())}
+                    each["processor"] -= sum(short.values())
+                    each["chief"] = long.get("chief", 0.0) - short.get("chief", 0.0)
+                    for what, seconds in each.items():
+                        found.setdefault(f"{label} {what}", []).append(seconds / (LONG - SHORT))
+            print(name)
+            for what, values in found.items():
+                middle = statistics.median(values)
+                print(f"  {what:<18} {middle:.4f} ({min(values):.4f} to {max(values):.4f})")
+            ratios = [
+                b / a
+                for a, b in zip(found["one processor"], found["workers processor"], strict=True)
+            ]
+            print(f"  workers / one, processor time: {statistics.median(ratios):.3f}", flush=True)
+
+
+def main() -> int:
+    """Read the arguments."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bits", action="store_true", help="compare bits, not times")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("names", nargs="*", default=list(CASES))
+    arguments = parser.parse_args()
+    names = arguments.names or list(CASES)
+    if arguments.bits:
+        return min(1, bits(names))
+    speed(names, arguments.rounds)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

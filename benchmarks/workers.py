@@ -107,7 +107,7 @@ def saved(folder: Path) -> dict[str, Any]:
 
 
 def curves(folder: Path) -> dict[tuple[str, str, int], float]:
-    """Return (folder, tag, step) → value of every curve that does not measure time."""
+    """Return (folder, tag, step) → value of every curve, but times and traces of a process."""
     import tensorflow as tf
     from tensorboard.backend.event_processing import event_accumulator
 
@@ -123,7 +123,7 @@ def curves(folder: Path) -> dict[tuple[str, str, int], float]:
                 if (
                     values.dtype == np.float32
                     and values.size == 1
-                    and not tag.endswith(("_per_second", "_share", "_s", "bubble"))
+                    and not tag.endswith(("_per_second", "_share", "_s", "bubble", "traces"))
                 ):
                     found[part, tag, event.step] = float(values)
     return found

@@ -97,6 +97,7 @@ def _plan(job: registry.Job) -> None:
             fit=job.options.fit,
             grow=job.options.grow,
             profile=job.options.profile,
+            cluster=job.options.hosts,
             partitions=job.options.num_partitions,
             rebuild=lambda size, value: complete(job.rebuild(size, value)),
         )
@@ -151,4 +152,5 @@ _MODES_OF_OPTION = {
     "fit": ("plan",),
     "grow": ("plan",),
     "profile": ("plan",),
+    "hosts": ("plan",),
 }

@@ -75,6 +75,7 @@ class Options:
         fit: bytes of a device, as text.
         grow: the field whose largest value is searched.
         profile: run the layers and plan by their measured times.
+        hosts: shape of the cluster, as text.
         num_partitions: K, in place of the task's.
     """
 
@@ -83,6 +84,7 @@ class Options:
     fit: str | None = None
     grow: str | None = None
     profile: bool = False
+    hosts: str | None = None
     num_partitions: int | None = None
 
 

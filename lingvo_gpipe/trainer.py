@@ -49,7 +49,7 @@ _FIELD_OF_FLAG = {
     "recompute": "model.recompute",
 }
 # Flags that only some modes read.
-_OPTIONS = ("follow", "dry_run", "fit", "grow", "profile")
+_OPTIONS = ("follow", "dry_run", "fit", "grow", "profile", "hosts")
 _DEFAULT_MODE = "train"
 _WITHOUT_WORKERS = ("describe", "plan", "export")
 
@@ -79,6 +79,8 @@ def run(argv: Sequence[str]) -> int:
             return command.Exit(_run_as_chief(values, channel), output_required)
         uses_workers = values.list_models is None and mode not in _WITHOUT_WORKERS
         code = launch.run(values, argv, output.note, uses_workers=uses_workers)
+        if mode == "plan" and values.hosts is None:
+            values.hosts = launch.hosts(values)
         return command.Exit(_run(values) if code is None else code, output_required)
 
     return command.exit_code(work)
@@ -124,6 +126,7 @@ def _flags() -> Flags:
     flags.text("fit", "With --mode=plan: bytes of a device, such as 8GiB, to fill with --grow.")
     flags.text("grow", "With --fit: the field whose largest value is searched.")
     flags.switch("profile", "With --mode=plan: runs the layers; plans by their measured times.")
+    flags.text("hosts", "With --mode=plan: hosts x devices, and speeds: 2x4,between=1.25GB.")
     launch.add_flags(flags)
     return flags
 

@@ -86,6 +86,14 @@ def run(
     )
 
 
+def hosts(values: argparse.Namespace) -> str | None:
+    """Return the number of workers that the flags or TF_CONFIG name, as text; None: none."""
+    if values.workers is not None:
+        return str(members.num_local_workers(values.workers))
+    named = membership(values)
+    return None if named is None else str(len(named[0].workers))
+
+
 def membership(values: argparse.Namespace) -> tuple[members.Cluster, members.Member] | None:
     """Return the cluster that the flags or TF_CONFIG name, and which process this is; None: none.
 

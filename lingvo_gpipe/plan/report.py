@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.console import units
-from lingvo_gpipe.plan import describe, largest, step_plan
+from lingvo_gpipe.plan import describe, hosts, largest, step_plan
 from lingvo_gpipe.plan.links import INPUT
 from lingvo_gpipe.schedule import drawing
 from lingvo_gpipe.task import Task
@@ -23,6 +23,7 @@ def plan(
     fit: str | None = None,
     grow: str | None = None,
     profile: bool = False,
+    cluster: str | None = None,
     partitions: int | None = None,
     rebuild: largest.Rebuild | None = None,
 ) -> str:
@@ -34,6 +35,7 @@ def plan(
             largest value of `grow` with which every device stays within it.
         grow: dotted path of an integer field of the task, or a name that `rebuild` accepts.
         profile: see `step_plan.make`.
+        cluster: hosts, as `hosts.parse` reads them; None: not known.
         partitions: K, in place of the task's; with `fit` the only one to try.
         rebuild: sets integers of the recipe that are not fields of the task.
 
@@ -46,7 +48,8 @@ def plan(
         raise errors.ParamsError(f"{present} needs {missing}: which field grows, into which memory")
     if fit is None or grow is None:
         task = largest.with_partitions(task, partitions)
-        planned = step_plan.make_for(task, profile=profile)
+        shape = None if cluster is None else hosts.parse(cluster)
+        planned = step_plan.make_for(task, profile=profile, cluster=shape)
         text = render(planned)
         if profile and task.model.cuts is None and not task.model.cells:
             text += (
@@ -70,11 +73,20 @@ def plan(
 def render(plan: step_plan.Plan) -> str:
     """Return a plan as lines of at most 100 columns."""
     lines = [*_head(plan), "", *_partitions(plan), *_memory(plan), "", *_links(plan), ""]
+    if plan.cluster is not None:
+        lines += [*hosts.lines(plan.cluster, plan.analysis, plan.links, plan.device_bytes), ""]
     waiting = units.percent(plan.bubble_share)
     step = f" of {plan.timeline.makespan_s:.3g} s" if plan.profiled else ""
-    lines.append(f"bubble: devices wait {waiting} of the step{step}, links taken as free")
+    lines.append(f"bubble: devices wait {waiting} of the step{step}, {_link_times(plan)}")
     lines.append(drawing.grid(plan.analysis.table, _WIDTH))
     return "\n".join(lines)
+
+
+def _link_times(plan: step_plan.Plan) -> str:
+    speeds = (plan.cluster.within, plan.cluster.between) if plan.cluster else ()
+    if not plan.profiled or not any(speeds):
+        return "links taken as free"
+    return "links taken at the speeds of --hosts"
 
 
 def _head(plan: step_plan.Plan) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from lingvo_gpipe import network
 from lingvo_gpipe.plan.links import INPUT, Stream
@@ -129,14 +129,18 @@ def _split_backward(
 
 
 def timeline(
-    analysis: network.Analysis, stream: Stream, cells: Sequence[SlotTimes]
+    analysis: network.Analysis,
+    stream: Stream,
+    cells: Sequence[SlotTimes],
+    link_s: Mapping[tuple[int, int], float] | None = None,
 ) -> simulate.Timeline:
-    """Simulate a step: links take no time, and a cell waits only for cells whose values it reads.
+    """Simulate a step: a cell waits only for cells whose values it reads.
 
     Args:
         analysis: analysis of the network.
         stream: stream of the same network.
         cells: times of each cell's slots.
+        link_s: (from, to) → time of one micro-batch's tensors; links that are not in it are free.
     """
     longest = max(max(dataclasses.astuple(cell)) for cell in cells)
     least = _LEAST_SHARE * (longest or 1.0)
@@ -155,6 +159,6 @@ def timeline(
         fused_s=max(cells[-1].fused_s, least) if analysis.cells[-1].fused else None,
         input_gradient_s=lengths(cell.input_gradient_s for cell in cells),
         weight_gradient_s=lengths(cell.weight_gradient_s for cell in cells),
-        link_s={ends: 0.0 for ends in forward if ends[0] != INPUT},
+        link_s={ends: (link_s or {}).get(ends, 0.0) for ends in forward if ends[0] != INPUT},
         no_gradient=forward - backward,
     )

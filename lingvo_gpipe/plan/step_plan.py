@@ -13,6 +13,7 @@ from lingvo_gpipe.nests import SpecNest
 from lingvo_gpipe.network import memory_formulas
 from lingvo_gpipe.plan import (
     describe,
+    hosts,
     links,
     memory_timeline,
     profiling,
@@ -83,6 +84,7 @@ class Plan:
         step_bytes: the most that a step holds at once on all devices together, besides variables
             and slots: gradients, and activations and copies of weights or an update's new values.
         parameters: number of elements of the trained weights that inference uses.
+        cluster: hosts of the devices; None: not known.
         profiled: whether times were measured and activations read from traced programs, except
             those marked by `CellPlan.is_estimate`.
         analysis: of the network.
@@ -95,6 +97,7 @@ class Plan:
     parameters: int
     profiled: bool
     analysis: network.Analysis
+    cluster: hosts.Hosts | None = None
 
     @property
     def bubble_share(self) -> float:
@@ -129,6 +132,7 @@ def make(
     averages: bool = False,
     accumulate: int = 1,
     profile: bool = False,
+    cluster: hosts.Hosts | None = None,
 ) -> Plan:
     """Plan a training step.
 
@@ -140,6 +144,7 @@ def make(
         accumulate: mini-batches of an update.
         profile: runs each layer, cuts by the measured times (unless `params` state the cuts), and
             reads activations from traced programs. Otherwise nothing is run or traced.
+        cluster: hosts of the devices; if `profile`, their links take time.
     """
     analysis = network.analyze(params, fields)
     if profile:
@@ -153,7 +158,9 @@ def make(
         needs = [memory_formulas.cell_bytes(analysis, cell) for cell in analysis.cells]
     times = [slot_times.of_cell(analysis, cell, layer_times) for cell in analysis.cells]
     stream = links.Stream(analysis)
-    timeline = slot_times.timeline(analysis, stream, times)
+    all_links = links.links(analysis, stream)
+    link_s = hosts.link_s(cluster, analysis, all_links) if cluster and profile else None
+    timeline = slot_times.timeline(analysis, stream, times, link_s)
     peaks = memory_timeline.peak_activations(analysis, stream, timeline, needs)
     variables = _variables(analysis, optimizer_params, averages, accumulate)
     at_once = [0] * analysis.table.num_devices  # of an update
@@ -180,12 +187,13 @@ def make(
             )
             for cell, held in zip(analysis.cells, variables, strict=True)
         ),
-        links=links.links(analysis, stream),
+        links=all_links,
         timeline=timeline,
         step_bytes=sum(held.gradients for held in variables) + step,
         parameters=describe.counts(analysis).parameters,
         profiled=profile,
         analysis=analysis,
+        cluster=cluster,
     )
 
 
@@ -247,7 +255,9 @@ def _slot_bytes(
     return sizes
 
 
-def make_for(task: Task.Params, *, profile: bool = False) -> Plan:
+def make_for(
+    task: Task.Params, *, profile: bool = False, cluster: hosts.Hosts | None = None
+) -> Plan:
     """Plan the training of a task; see `make`."""
     return make(
         task.model,
@@ -256,4 +266,5 @@ def make_for(task: Task.Params, *, profile: bool = False) -> Plan:
         averages=task.train.average is not None,
         accumulate=task.train.accumulate,
         profile=profile,
+        cluster=cluster,
     )

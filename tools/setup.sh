@@ -36,7 +36,9 @@ echo "setup: installing requirements.txt into $venv"
 # uv installs the set in seconds, pip in a minute; both read the same file.
 if "${pip[@]}" install --quiet "$(grep -E '^uv==' requirements.txt)"; then
   install=("$venv/bin/uv" pip install --quiet --python "$venv/bin/python")
-  "${install[@]}" -r requirements.txt
+  # Compiled once here: where Python writes no compiled modules, each process would compile
+  # TensorFlow's again, which takes longer than importing them.
+  "${install[@]}" --compile-bytecode -r requirements.txt
 else
   echo "setup: uv cannot be had; going on with pip" >&2
   install=("${pip[@]}" install --quiet)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import os
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, modes, registry, repeat, schedule, trainer
+from lingvo_gpipe.cluster import members
 from lingvo_gpipe.params.image import digits
 from lingvo_gpipe.params.mt import multi30k
 from lingvo_gpipe.plan import step_plan
@@ -83,6 +86,7 @@ def test_named_flags_exist(name: str) -> None:
         sources = [path.read_text() for path in (ROOT / name).parent.glob("*.py")]
         known.update(re.findall(r'"--([a-z_]+)"', "".join(sources)))
     text = read(name) if name != FOREIGN_FIRST_COLUMN else prose(name)
+    text = re.sub(r"^#SBATCH .*$", "", text, flags=re.MULTILINE)
     for flag in re.findall(r"(?<![\w-])--([a-z_]+)", text):
         assert flag in known, f"{name}: --{flag}"
 
@@ -339,3 +343,35 @@ def test_own_package_trains_by_name(
             )
         for name in [name for name in sys.modules if name.split(".")[0] == "mymodels"]:
             del sys.modules[name]  # as in a new process
+
+
+def test_the_slurm_script_names_a_cluster_and_starts_its_processes(tmp_path: Path) -> None:
+    """With programs that stand for Slurm's: two nodes, whose tasks run here."""
+    found = re.search(r"```bash\n(.*?)```", read("docs/hosts.md"), re.DOTALL)
+    assert found is not None
+    programs = {
+        "scontrol": "printf 'n2\\nn10\\n'",
+        "srun": 'for id in 0 1; do SLURM_NODEID=$id "$@"; done',
+        "python": f'[ "$1" = -c ] && exec {sys.executable} "$@"\n'
+        'echo "$LINGVO_GPIPE_TOKEN $@" >> calls',
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    slurm = {
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "n[2,10]",
+    }
+    environment = {**os.environ, **slurm, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(["bash", "-c", found[1]], check=True, env=environment, cwd=tmp_path)
+    path = tmp_path / "cluster-7.json"
+    cluster, _ = members.from_file(path)
+    assert cluster == members.Cluster("n2:2222", ("n2:2223", "n10:2223"))
+    calls = [line.split() for line in (tmp_path / "calls").read_text().splitlines()]
+    (token,) = {call[0] for call in calls}
+    assert len(token) >= 32
+    read_flags = [trainer.read_flags(call[3:]) for call in calls]
+    roles = [(flags.job, flags.task) for flags in read_flags if flags is not None]
+    assert sorted(map(str, roles)) == ["('worker', 0)", "('worker', 1)", "(None, None)"]
+    assert {flags.cluster for flags in read_flags if flags is not None} == {str(path)}

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 _SHUFFLE_ROUNDS = 8
 _PREFETCH = 2
 
+# AutoGraph writes each function that it converts to a temporary file, which a process that is
+# killed leaves behind.
+_as_written = tf.autograph.experimental.do_not_convert
+
 
 Batch = dict[str, tf.Tensor]
 # (mini-batches as read, counts of a `Batches`, which it increases) → whole mini-batches.
@@ -298,6 +302,7 @@ class Indexed(Input):
         count = self._counted(split)
         shuffle_seed = seed if self.params.shuffle else None
 
+        @_as_written
         def rows_of(number: tf.Tensor) -> dict[str, tf.Tensor]:
             numbers = number * size + tf.range(size, dtype=tf.int64)
             epoch = numbers // count
@@ -310,7 +315,7 @@ class Indexed(Input):
         """Return mini-batches with every example of `split` once; the last may be smaller."""
         size = batch_size or self.params.eval_batch_size or self.params.batch_size
         rows = tf.data.Dataset.range(self._counted(split)).batch(size)
-        rows = rows.map(lambda index: {"index": index, "epoch": tf.zeros_like(index)})
+        rows = rows.map(_as_written(lambda index: {"index": index, "epoch": tf.zeros_like(index)}))
         return self._batches(rows, split, size, None)
 
     def _counted(self, split: str) -> int:
@@ -375,7 +380,9 @@ class InMemory(Indexed):
                 for name, spec in self.example_spec().items()
             }
         return rows.map(
-            lambda row: {name: tf.gather(array, row["index"]) for name, array in fields.items()}
+            _as_written(
+                lambda row: {name: tf.gather(array, row["index"]) for name, array in fields.items()}
+            )
         )
 
     def _split(self, split: str) -> Mapping[str, np.ndarray[Any, Any]]:

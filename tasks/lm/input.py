@@ -69,6 +69,7 @@ class Tokens(InMemory):
         with tf.device("CPU:0"):
             ids = tf.convert_to_tensor(self._texts[split], tf.int32)
 
+        @tf.autograph.experimental.do_not_convert
         def fields(row: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
             places = row["index"][:, None] * length + tf.range(length + 1, dtype=tf.int64)
             row_ids = tf.gather(ids, places)

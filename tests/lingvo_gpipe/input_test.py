@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -275,3 +276,13 @@ def test_arrays_that_contradict_their_spec_are_named(
 def test_a_message_is_reported_without_names_of_graphs(message: str, expected: str) -> None:
     error = tf.errors.InvalidArgumentError(None, None, message)
     assert plain(error) == expected
+
+
+def test_reading_leaves_no_temporary_file_to_a_process_that_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    source = make()
+    next(iter(source.batches(1)))
+    next(iter(source.evaluation("test")))
+    assert list(tmp_path.iterdir()) == []

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from lingvo_gpipe import errors, regular_files
 from lingvo_gpipe.cluster import chief_agent, local, members, worker_agent
@@ -67,11 +68,14 @@ def run(
             arguments,
             lambda cluster, token: _chief_options(values, arguments, cluster, token, report),
             report,
+            **_given(values, "max_restarts"),
         )
     if named is None:
-        if values.job == members.WORKER:
+        given = [flag for flag in ("job", "task") if getattr(values, flag) is not None]
+        if values.job == members.WORKER or (given and not os.environ.get(members.VARIABLE)):
             raise errors.ClusterError(
-                "--job=worker: of which cluster? Set TF_CONFIG, or name its file by --cluster=FILE"
+                f"--{given[0]}={getattr(values, given[0])}: of which cluster? Set TF_CONFIG, or "
+                "name its file by --cluster=FILE"
             )
         return None
     cluster, member = named
@@ -112,10 +116,6 @@ def _chief_options(
     token: str,
     report: Callable[[str], None],
 ) -> chief_agent.Options:
-    for flag in ("start_timeout_s", "max_restarts"):
-        value = getattr(values, flag)
-        if value is not None and value < 0:
-            raise errors.ClusterError(f"--{flag}={value} is below 0")
     return chief_agent.Options(
         cluster,
         token,
@@ -123,12 +123,21 @@ def _chief_options(
         dict(os.environ),
         report,
         folder=None if values.logdir is None else Path(os.path.expanduser(values.logdir)),
-        **{
-            flag: getattr(values, flag)
-            for flag in ("start_timeout_s", "max_restarts")
-            if getattr(values, flag) is not None
-        },
+        **_given(values, "start_timeout_s", "max_restarts"),
     )
+
+
+def _given(values: argparse.Namespace, *flags: str) -> dict[str, Any]:
+    """Return the numbers of those flags that were given.
+
+    Raises:
+        ClusterError: one is negative.
+    """
+    found = {flag: getattr(values, flag) for flag in flags if getattr(values, flag) is not None}
+    for flag, value in found.items():
+        if value < 0:
+            raise errors.ClusterError(f"--{flag}={value} is below 0")
+    return found
 
 
 def _token(values: argparse.Namespace) -> str:
@@ -140,7 +149,8 @@ def _token(values: argparse.Namespace) -> str:
     token = os.environ.get(local.TOKEN, "").strip()
     if values.token_file is not None:
         try:
-            token = regular_files.read_text(values.token_file, _MAX_TOKEN_BYTES).strip()
+            path = os.path.expanduser(values.token_file)
+            token = regular_files.read_text(path, _MAX_TOKEN_BYTES).strip()
         except OSError as error:
             raise errors.ClusterError(
                 f"--token_file={values.token_file} cannot be read: {error.strerror}"

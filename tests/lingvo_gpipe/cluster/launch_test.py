@@ -1,0 +1,125 @@
+"""What the trainer's flags ask for: one line for each mistake, before TensorFlow is imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lingvo_gpipe import trainer
+from lingvo_gpipe.cluster import local, members
+
+ROOT = str(Path(__file__).parents[3])
+JOBS = {"chief": ["127.0.0.1:21"], "worker": ["127.0.0.1:22", "127.0.0.1:23"]}
+FILES: dict[str, bytes] = {
+    "cluster.json": json.dumps({"cluster": JOBS}).encode(),
+    "broken.json": b'{"cluster": ',
+    "twice.json": json.dumps({**JOBS, "worker": ["h:1", "h:1"]}).encode(),
+    "token": b"secret",
+    "empty": b" \n",
+    "latin1": b"\xe9",
+    "large": b"0" * 5000,
+}
+
+# Flags ({} is the folder of FILES) → the line.
+MISTAKES = {
+    "--workers=2": r"--workers=2: expected local:N with N from 1 to 4096, such as local:2. .*",
+    "--workers=local:2 --job=worker": r"--workers=local:2 starts the workers itself: leave out .*",
+    "--workers=local:2 --task=1": r"--workers=local:2 starts the workers itself: leave out .*",
+    "--workers=local:2 --cluster={}/cluster.json": r"--workers=local:2 starts workers here, but .*",
+    "--workers=local:2 --max_restarts=-1": r"--max_restarts=-1 is below 0",
+    "--workers=local:2 --start_timeout_s=-1": r"--start_timeout_s=-1 is below 0",
+    "--job=worker": r"--job=worker: of which cluster\? Set TF_CONFIG, or name its file by .*",
+    "--job=chief": r"--job=chief: of which cluster\? .*",
+    "--task=7": r"--task=7: of which cluster\? .*",
+    "--cluster={}/missing.json": r"--cluster=\S+/missing.json cannot be read: No such file .*",
+    "--cluster={}": r"--cluster=\S+ cannot be read: Is a directory",
+    "--cluster={}/broken.json": r"--cluster=\S+/broken.json is not JSON: .*",
+    "--cluster={}/twice.json": r"--cluster=\S+: worker 0 and worker 1 have the same address h:1.*",
+    "--cluster={}/cluster.json --job=wroker": r"there is no job 'wroker'; nearest 'worker'.*",
+    "--cluster={}/cluster.json --job=worker": r"--cluster=\S+ names several workers. Say which .*",
+    "--cluster={}/cluster.json --job=worker --task=7": (
+        r"this process is worker 7, but \S+ names 2 workers. Use 0 to 1"
+    ),
+    "--cluster={}/cluster.json --task=1": r"this process is chief 1, but \S+ names 1 chief. Use .*",
+    "--cluster={}/cluster.json": r"a cluster needs a secret that all of its processes know: .*",
+    "--cluster={}/cluster.json --job=worker --task=0": r"a cluster needs a secret that all .*",
+    "--cluster={}/cluster.json --token_file={}/empty": r"a cluster needs a secret .*",
+    "--cluster={}/cluster.json --token_file={}/no": r"--token_file=\S+ cannot be read: No such .*",
+    "--cluster={}/cluster.json --token_file={}/latin1": (
+        r"--token_file=\S+ cannot be read: it is not a text in UTF-8 \(byte 0\)"
+    ),
+    "--cluster={}/cluster.json --token_file={}/large": (
+        r"--token_file=\S+ cannot be read: it has more than 4,096 bytes"
+    ),
+    "--cluster={}/cluster.json --token_file={}/token --max_restarts=-2": (
+        r"--max_restarts=-2 is below 0"
+    ),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, content in FILES.items():
+        (tmp_path / name).write_bytes(content)
+    for name in (members.VARIABLE, local.TOKEN, local.LOCAL):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize("flags", MISTAKES)
+def test_a_mistake_is_one_line(flags: str, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert trainer.run(flags.replace("{}", str(folder)).split()) == 1
+    out, err = capfd.readouterr()
+    assert out == ""
+    (line,) = err.splitlines()
+    assert re.fullmatch(f"ClusterError: {MISTAKES[flags]}", line), line
+
+
+def test_tf_config_and_local_workers_exclude_each_other(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(members.VARIABLE, (folder / "cluster.json").read_text())
+    assert trainer.run(["--workers=local:2"]) == 1
+    assert "--cluster or TF_CONFIG names others" in capfd.readouterr().err
+
+
+def test_the_secret_is_in_no_command_line_and_tensorflow_is_not_needed(folder: Path) -> None:
+    cluster = folder / "one.json"
+    cluster.write_text(json.dumps({"chief": ["127.0.0.1:9"], "worker": ["127.0.0.1:1"]}))
+    (folder / "token").write_text("a very secret word é")
+    flags = [f"--cluster={cluster}", f"--token_file={folder / 'token'}", "--start_timeout_s=0"]
+    program = (
+        "import sys\n"
+        "from lingvo_gpipe import trainer\n"
+        "code = trainer.run(sys.argv[1:])\n"
+        "assert 'tensorflow' not in sys.modules\n"
+        "sys.exit(code)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, *flags, "--model=none", f"--logdir={folder}"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": ROOT},
+    ) as agent:
+        try:
+            words = set()
+            while agent.poll() is None:
+                for path in Path("/proc").glob("[0-9]*/cmdline"):
+                    try:
+                        words.add(path.read_bytes())
+                    except OSError:
+                        continue
+            _, err = agent.communicate(timeout=30)
+        finally:
+            agent.kill()
+    assert any(b"one.json" in line for line in words)
+    assert not any(b"secret word" in line for line in words)
+    assert agent.returncode == 1
+    assert err.startswith("ClusterError: worker 0 (127.0.0.1:1) is missing after 0 s")
+    assert "secret word" not in err

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import re
 import secrets
 import signal
 import socket
@@ -31,10 +32,13 @@ STEP = "step "
 """Begins the chief's line with the number of the update that it begins."""
 GO = "go"
 """The agent's line once the workers serve."""
+MAX_RESTARTS = 100
+"""How often a run may be started again, where nothing else is asked for."""
 _TICK_S = 0.05
 _RETRY_S = 0.5
 _FIRST_NOTE_S = 5.0
 _SLOW_S = 0.5
+_PROBE = re.compile(r"shared-[0-9a-f]{16}(\.[0-9a-f]{8})?")
 _PROBE_S = 30.0
 # After a chief that failed: how long a loss that explains it may take to be noticed.
 _EXPLAINED_WITHIN_S = 2 * lease.PING_S
@@ -57,7 +61,8 @@ class Options:
         folder: folder that all hosts must share; None: none.
         start_timeout_s: how long to wait for workers.
         max_restarts: how often a run may be started again.
-        keep_workers: starts workers of this machine that have ended; does nothing on clusters.
+        keep_workers: starts the agents of this machine's workers that have ended; may raise
+            `ClusterError`. Does nothing on clusters.
     """
 
     cluster: members.Cluster
@@ -67,7 +72,7 @@ class Options:
     report: Callable[[str], None]
     folder: Path | None = None
     start_timeout_s: float = 300.0
-    max_restarts: int = 100
+    max_restarts: int = MAX_RESTARTS
     keep_workers: Callable[[], None] = lambda: None
 
 
@@ -123,6 +128,7 @@ class _Attempt:
         self._needs: dict[str, int] | None = None
         self._began = time.monotonic()
         self._holds: list[asyncio.Task[None]] = []
+        self._watch: asyncio.Task[int] | None = None
         self._workers = [_Worker(options, i) for i in range(len(options.cluster.workers))]
         config = options.cluster.to_config(members.Member(members.CHIEF))
         environment = {**options.environment, members.VARIABLE: config}
@@ -136,16 +142,17 @@ class _Attempt:
             ClusterError: no other attempt would help.
         """
         self._holds = [asyncio.ensure_future(worker.hold()) for worker in self._workers]
-        watch = asyncio.ensure_future(self._watch_chief())
+        watch = self._watch = asyncio.ensure_future(self._watch_chief())
         await asyncio.wait([watch, *self._holds], return_when=asyncio.FIRST_COMPLETED)
-        if watch.done() and watch.exception() is None and watch.result() not in (0, LOST_EXIT_CODE):
+        if watch.done() and watch.exception() is None:
+            if watch.result() == 0:
+                return 0  # the run is done, whatever became of a worker meanwhile
             # A chief may fail because of a worker whose loss is noticed a moment later.
             await asyncio.wait(
                 self._holds, timeout=_EXPLAINED_WITHIN_S, return_when=asyncio.FIRST_COMPLETED
             )
         for hold in self._holds:
             if hold.done():
-                watch.cancel()
                 hold.result()  # raises
         code = await watch
         if code < 0 and not self._signals:
@@ -161,9 +168,10 @@ class _Attempt:
             code: exit code of the run, for the workers; None: another attempt follows.
         """
         self._chief.end()
-        for hold in self._holds:
-            hold.cancel()
-        await asyncio.gather(*self._holds, return_exceptions=True)
+        tasks = [*self._holds, *([self._watch] if self._watch is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(worker.end(code) for worker in self._workers))
 
     async def _watch_chief(self) -> int:
@@ -217,6 +225,9 @@ class _Attempt:
         path = folder / name
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            for old in folder.iterdir():
+                if _PROBE.fullmatch(old.name):  # of an agent that was killed
+                    old.unlink(missing_ok=True)
             path.write_text(socket.gethostname(), encoding="utf-8")
         except OSError as error:
             raise errors.ClusterError(
@@ -295,8 +306,12 @@ class _Worker:
             FaultError: the worker is lost.
         """
         line = {"do": "probe", "folder": str(folder), "name": name}
+        began = time.monotonic()
         try:
-            answer = await self._ask(line, _PROBE_S)
+            while not (answer := await self._ask(line)).get("done"):
+                if time.monotonic() - began > _PROBE_S:
+                    return f"has not seen it within {_PROBE_S:.0f} s: its file system is stuck"
+                await asyncio.sleep(_TICK_S)
         except (lease.LostError, lease.RefusedError) as error:
             raise FaultError(f"{self} is lost: {error}") from error
         fault = answer.get("fault")
@@ -334,6 +349,7 @@ class _Worker:
                     note_after_s *= 2
                     self._options.report(f"waiting for {self} since {since}: {error}")
             await asyncio.sleep(_RETRY_S)
+            self._options.keep_workers()
 
     async def _ping(self) -> str:
         asked = time.monotonic()
@@ -344,10 +360,8 @@ class _Worker:
             self._options.report(f"{self} is slow: it has answered after {took_s:.1f} s")
         return str(answer.get("state"))
 
-    async def _ask(
-        self, line: Mapping[str, object], timeout_s: float = lease.LOST_AFTER_S
-    ) -> dict[str, object]:
+    async def _ask(self, line: Mapping[str, object]) -> dict[str, object]:
         async with self._asking:
             if self._connection is None:
                 raise lease.LostError("its lease has ended")
-            return await self._connection.ask(line, timeout_s)
+            return await self._connection.ask(line, lease.LOST_AFTER_S)

@@ -69,13 +69,14 @@ class Child:
         libc = ctypes.CDLL(None, use_errno=True)
 
         def begin() -> None:
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != parent:
-                os._exit(_EXIT_WITHOUT_PARENT)
             if settings.cores is not None:
                 os.sched_setaffinity(0, settings.cores)
             if settings.prepare is not None:
                 settings.prepare()
+            # Last, since a change of the process's rights undoes it.
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != parent:
+                os._exit(_EXIT_WITHOUT_PARENT)
 
         ends = (child_reads, child_writes) if settings.channel else ()
         environment = dict(settings.environment)

@@ -30,7 +30,7 @@ import platform
 import secrets
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lingvo_gpipe import errors
@@ -219,7 +219,7 @@ async def take(cluster: members.Cluster, index: int, token: str) -> tuple[Connec
         proof = _proof(token, "chief", hello["nonce"], nonce)
         answer = await connection.ask({"nonce": nonce, "proof": proof}, _HANDSHAKE_S)
         expected = _proof(token, "worker", hello["nonce"], nonce)
-        if not hmac.compare_digest(str(answer.get("proof", "")), expected):
+        if not _is_same(answer.get("proof"), expected):
             raise errors.ClusterError(
                 f"worker {index} at {address} has another token. Start all processes of a run with "
                 "the same one (--token_file, or LINGVO_GPIPE_TOKEN)"
@@ -274,26 +274,46 @@ def _check_identity(worker: Identity, cluster: members.Cluster, index: int) -> N
             )
 
 
-async def grant(connection: Connection, worker: Identity, token: str) -> None:
+async def grant(
+    connection: Connection, worker: Identity, token: str, claim: Callable[[], bool]
+) -> None:
     """Grant the lease of a worker to a chief's agent that connected; as its own agent.
+
+    Args:
+        connection: to the other end.
+        worker: what it receives about this process.
+        token: the run's secret.
+        claim: called once the other end has proved that it knows the token; returns whether it can
+            have the lease, which another may have got meanwhile.
 
     Raises:
         LostError: the other end is gone.
-        RefusedError: it is not a chief's agent, or has another token.
+        RefusedError: it is not a chief's agent, has another token, or comes too late.
     """
     nonce = secrets.token_hex(16)
     answer = await connection.ask({"lease": _VERSION, "nonce": nonce}, _HANDSHAKE_S)
     other = str(answer.get("nonce", ""))
-    if not hmac.compare_digest(str(answer.get("proof", "")), _proof(token, "chief", nonce, other)):
+    if not _is_same(answer.get("proof"), _proof(token, "chief", nonce, other)):
         await connection.send({"proof": ""})
         raise RefusedError("it has another token")
+    if not claim():
+        raise RefusedError("another chief has just taken the lease")
     fields = dataclasses.asdict(worker) | {"workers": list(worker.workers)}
     await connection.send({"proof": _proof(token, "worker", nonce, other), **fields})
 
 
 def _proof(token: str, job: str, worker_nonce: str, chief_nonce: str) -> str:
     message = f"{job}\n{worker_nonce}\n{chief_nonce}"
-    return hmac.new(token.encode(), message.encode(), hashlib.sha256).hexdigest()
+    return hmac.new(_bytes(token), _bytes(message), hashlib.sha256).hexdigest()
+
+
+def _is_same(proof: object, expected: str) -> bool:
+    return isinstance(proof, str) and hmac.compare_digest(_bytes(proof), _bytes(expected))
+
+
+def _bytes(text: str) -> bytes:
+    """Return bytes of any text: a token may be no UTF-8, and what others send no text at all."""
+    return text.encode(errors="surrogatepass")
 
 
 def _reason(error: OSError) -> str:

@@ -4,9 +4,9 @@
                   (in the          ├── agent of worker 0 ── worker 0
                    private network)└── agent of worker 1 ── worker 1
 
-Each process ends with the one that started it, however that ended. Where the system has no private
-network, or the run must reach another (to fetch data), the parent is itself the chief's agent, and
-says so.
+Each process ends with the one that started it, however that ended, and the one that started it
+starts it again if it is killed or stopped. Where the system has no private network, or the run must
+reach another (to fetch data), the parent is itself the chief's agent, and says so.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import random
 import secrets
-import signal
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from types import FrameType
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
-from lingvo_gpipe.cluster import chief_agent, child, isolation, members
+from lingvo_gpipe import errors
+from lingvo_gpipe.cluster import chief_agent, child, isolation, lease, members, restarts
+from lingvo_gpipe.console import signals
 
 NEEDS_NETWORK_EXIT_CODE = 76
 """Exit code of a chief in a private network that must fetch its data."""
@@ -36,7 +39,12 @@ _OPEN = "open"
 _FIRST_PORT = 2222
 _TICK_S = 0.05
 _END_S = 1.0
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_TRAINER = (sys.executable, "-m", "lingvo_gpipe.trainer")
+# An agent that was lost later than this after its start has done something.
+_SHORT_S = 60.0
+_LOWEST_PORT = 10_000
+_EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_MAX_FAILURES = 3
 
 
 def is_private() -> bool:
@@ -56,6 +64,7 @@ def run(
     report: Callable[[str], None],
     *,
     private: bool = True,
+    max_restarts: int = chief_agent.MAX_RESTARTS,
 ) -> int:
     """Run a chief with workers on this machine; return the run's exit code.
 
@@ -65,9 +74,16 @@ def run(
         options: (cluster, token) → options of the chief's agent.
         report: receives lines for the user.
         private: whether to try a private network.
+        max_restarts: how often the chief's agent may be started again.
+
+    Raises:
+        ClusterError: a worker cannot be started, or the run is given up.
     """
     if private and not is_local():
-        code = _in_private_network(arguments, report)
+        agent = PrivateAgent(
+            (*_TRAINER, *arguments), {**os.environ, LOCAL: _PRIVATE}, report, max_restarts
+        )
+        code = agent.run()
         if code is not None:
             return code
     os.environ.setdefault(LOCAL, _OPEN)
@@ -79,7 +95,7 @@ def run(
     chief, *workers = (f"127.0.0.1:{port}" for port in ports)
     cluster, token = members.Cluster(chief, tuple(workers)), secrets.token_hex(16)
     os.environ[TOKEN] = token
-    local = _LocalWorkers(cluster)
+    local = LocalWorkers(cluster)
     made = dataclasses.replace(options(cluster, token), keep_workers=local.keep)
     try:
         return asyncio.run(chief_agent.run(made))
@@ -87,26 +103,49 @@ def run(
         local.end()
 
 
-class _LocalWorkers:
+class LocalWorkers:
     """The agents of this machine's workers."""
 
-    def __init__(self, cluster: members.Cluster) -> None:
+    def __init__(
+        self,
+        cluster: members.Cluster,
+        command: Callable[[int], Sequence[str]] = lambda _: (*_TRAINER, "--job=worker"),
+    ) -> None:
+        """Start none yet.
+
+        Args:
+            cluster: processes of the run.
+            command: number of a worker → program of its agent.
+        """
         self._cluster = cluster
+        self._command = command
         self._agents: dict[int, child.Child] = {}
+        self._failures = 0
 
     def keep(self) -> None:
-        """Start every agent that does not run; one that is stopped is ended first."""
+        """Start every agent that does not run; one that is stopped is ended first.
+
+        Raises:
+            ClusterError: agents end by themselves, again and again.
+        """
         cores = shares(sorted(os.sched_getaffinity(0)), len(self._cluster.workers))
         for index, own_cores in enumerate(cores):
             agent = self._agents.get(index)
             if agent is not None:
-                if agent.state() == child.RUNNING:
+                state = agent.state()
+                if state == child.RUNNING:
                     continue
+                failed = (agent.exit_code or 0) > 0
                 agent.end()
+                self._failures += failed
+                if failed and self._failures >= _MAX_FAILURES:
+                    raise errors.ClusterError(
+                        f"the agent of worker {index} {state}. Its own lines, above, say why"
+                    )
             member = members.Member(members.WORKER, index)
             config = {members.VARIABLE: self._cluster.to_config(member)}
             self._agents[index] = child.Child(
-                [sys.executable, "-m", "lingvo_gpipe.trainer", "--job=worker"],
+                self._command(index),
                 child.Settings({**os.environ, **config}, own_cores),
             )
 
@@ -133,48 +172,112 @@ def shares(cores: Sequence[int], count: int) -> list[list[int]]:
     return [list(cores[i * n // count : (i + 1) * n // count]) for i in range(count)]
 
 
-def _in_private_network(arguments: Sequence[str], report: Callable[[str], None]) -> int | None:
-    """Do the same command again in a private network; None where that cannot be."""
-    try:
+class PrivateAgent:
+    """The agent of a chief in a private network, which is watched from outside of it."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        report: Callable[[str], None],
+        max_restarts: int,
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            command: program of the agent.
+            environment: its environment variables.
+            report: receives lines for the user.
+            max_restarts: how often it may be started again.
+        """
+        self._command = command
+        self._environment = environment
+        self._report = report
+        self._max_restarts = max_restarts
+        self._received: list[int] = []
+        self._passed_on = 0
+
+    def run(self) -> int | None:
+        """Run the agent, again if it is killed or stopped; return its exit code.
+
+        Returns:
+            None where the run cannot be in a private network.
+
+        Raises:
+            ClusterError: the agent was lost too often.
+        """
+        lost = short = 0
+        with signals.handled(lambda number, _: self._received.append(number)):
+            while True:
+                began = time.monotonic()
+                try:
+                    agent = self._start()
+                except (OSError, subprocess.SubprocessError) as error:
+                    self._report(
+                        f"this system allows no private network ({error}): the workers' ports are "
+                        "open to every host that reaches this machine"
+                    )
+                    return None
+                try:
+                    fault = self._watch(agent)
+                finally:
+                    agent.end()
+                if fault is None or self._received:
+                    break
+                lost += 1
+                short = short + 1 if time.monotonic() - began < _SHORT_S else 0
+                if lost > self._max_restarts or short >= restarts.SAME_STEP:
+                    raise errors.ClusterError(
+                        f"the chief's agent {fault}, after {lost - 1} restarts. The same command "
+                        "continues the run"
+                    )
+                self._report(f"the chief's agent {fault}: restart {lost} of {self._max_restarts}")
+        code = agent.exit_code or 0
+        if code == NEEDS_NETWORK_EXIT_CODE:
+            self._report("the data must be fetched: the run begins again without a private network")
+            return None
+        return code if code >= 0 else 128 - code
+
+    def _start(self) -> child.Child:
+        """Start the agent in a new network: the ports of the last one may still be in use."""
         network = isolation.PrivateNetwork()
-    except OSError as error:
-        report(
-            f"this system allows no private network ({error.strerror}): the workers' ports are "
-            "open to every host that reaches this machine"
-        )
-        return None
-    received: list[int] = []
+        try:
+            return child.Child(
+                self._command, child.Settings(self._environment, prepare=network.enter)
+            )
+        finally:
+            network.close()
 
-    def receive(number: int, frame: FrameType | None) -> None:
-        del frame
-        received.append(number)
-        with contextlib.suppress(UnboundLocalError, NameError):
-            agent.signal(number)
-
-    before = {number: signal.signal(number, receive) for number in _SIGNALS}
-    agent = child.Child(
-        [sys.executable, "-m", "lingvo_gpipe.trainer", *arguments],
-        child.Settings({**os.environ, LOCAL: _PRIVATE}, prepare=network.enter),
-    )
-    try:
-        network.close()
+    def _watch(self, agent: child.Child) -> str | None:
+        """Wait for the agent's end; return what became of it; None: it has ended by itself."""
+        stopped = child.StoppedFor()
         while agent.exit_code is None:
+            for number in self._received[self._passed_on :]:
+                self._passed_on += 1
+                agent.signal(number)
+            if stopped.note(agent.state() == child.STOPPED) > lease.LOST_AFTER_S:
+                return f"(process {agent.pid}) is stopped"
             time.sleep(_TICK_S)
-    finally:
-        agent.end()
-        for number, old in before.items():
-            signal.signal(number, old)
-    code = agent.exit_code
-    if code == NEEDS_NETWORK_EXIT_CODE:
-        report("the data must be fetched: the run begins again without a private network")
-        return None
-    return code if code >= 0 else 128 - code
+        return None if agent.exit_code >= 0 else f"was {child.ending(agent.exit_code)}"
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return free ports; another program may take one before it is used."""
+    """Return free ports; another program may take one before it is used.
+
+    They are below those that the system uses for connections, of which one might take a worker's
+    port between two of its processes.
+    """
+    try:
+        end = int(_EPHEMERAL_PORTS.read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError):
+        end = 0
+    candidates = range(_LOWEST_PORT, end) or range(_LOWEST_PORT, 2**16)
+    found: list[int] = []
     with contextlib.ExitStack() as stack:
-        sockets = [
-            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
-        ]
-        return [each.getsockname()[1] for each in sockets]
+        for port in random.sample(candidates, len(candidates)):
+            with contextlib.suppress(OSError):
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+                found.append(port)
+            if len(found) == count:
+                return found
+    raise errors.ClusterError(f"this machine has no {count} free ports")

@@ -16,6 +16,8 @@ import os
 import secrets
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,7 @@ class Options:
         token: secret of the run.
         report: receives lines for the user.
         command: program of the worker process.
+        port_timeout_s: how long to wait for its port, if that is in use.
     """
 
     cluster: members.Cluster
@@ -47,6 +50,7 @@ class Options:
     token: str
     report: Callable[[str], None]
     command: tuple[str, ...] = SERVER
+    port_timeout_s: float = 5.0
 
 
 async def run(options: Options) -> int:
@@ -88,11 +92,13 @@ class _Agent:
         self._server: _Server | None = None
         self._early_ends = 0
         self._refused: set[str] = set()
+        self._probe: _Probe | None = None
 
     async def serve(self) -> int:
         """Grant leases, one after the other, until a chief says that the run has ended."""
         while True:
             connection = await self._next_lease()
+            self._early_ends = 0
             try:
                 code = await self._hold(connection)
                 if code is not None:
@@ -117,16 +123,18 @@ class _Agent:
 
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             connection = lease.Connection(reader, writer)
+
+            def claim() -> bool:
+                if granted.done():
+                    return False
+                granted.set_result(connection)
+                return True
+
             try:
-                await lease.grant(connection, self._identity, self._options.token)
+                await lease.grant(connection, self._identity, self._options.token, claim)
             except (lease.LostError, lease.RefusedError) as error:
                 self._note_refusal(connection.peer, error)
                 await connection.finish()
-                return
-            if granted.done():
-                await connection.finish()
-            else:
-                granted.set_result(connection)
 
         listener = await self._listen(connected)
         address = self._options.cluster.workers[self._options.index]
@@ -145,15 +153,21 @@ class _Agent:
         address = self._options.cluster.workers[self._options.index]
         host, port = members.host_and_port(address)
         where = host if host.startswith(_LOOPBACK) else None
-        try:
-            return await asyncio.start_server(
-                connected, where, port, limit=lease.MAX_LINE_BYTES, reuse_address=True
-            )
-        except OSError as error:
-            raise errors.ClusterError(
-                f"{self._name} cannot listen at port {port}: {error.strerror or error}. End the "
-                "program that uses it, or name another port in the cluster"
-            ) from error
+        began = time.monotonic()
+        while True:
+            try:
+                return await asyncio.start_server(
+                    connected, where, port, limit=lease.MAX_LINE_BYTES, reuse_address=True
+                )
+            except OSError as error:
+                # The worker process of an agent that was killed may need a moment to end.
+                if time.monotonic() - began < self._options.port_timeout_s:
+                    await asyncio.sleep(lease.PING_S)
+                    continue
+                raise errors.ClusterError(
+                    f"{self._name} cannot listen at port {port}: {error.strerror or error}. End "
+                    "the program that uses it, or name another port in the cluster"
+                ) from error
 
     async def _hold(self, connection: lease.Connection) -> int | None:
         """Answer the chief's agent; return the run's exit code once it has ended."""
@@ -168,10 +182,16 @@ class _Agent:
                 self._keep_server().serve(self._options, int(line.get("devices", 1)))
                 answer = {"state": STARTING}
             elif asked == "probe":
-                answer = {"fault": probe(str(line.get("folder")), str(line.get("name")))}
+                answer = self._answer_probe(str(line.get("folder")), str(line.get("name")))
             else:
                 answer = {"state": self._server.state() if self._server else STARTING}
             await connection.send(answer)
+
+    def _answer_probe(self, folder: str, name: str) -> Mapping[str, object]:
+        """Return whether a probe is done, and what it has found; the first call begins it."""
+        if self._probe is None or self._probe.name != name:
+            self._probe = _Probe(folder, name)
+        return {"done": self._probe.done.is_set(), "fault": self._probe.fault}
 
     def _keep_server(self) -> _Server:
         """Start a worker process if there is none."""
@@ -236,6 +256,29 @@ class _Server:
     def end(self) -> None:
         """End it."""
         self._child.end()
+
+
+class _Probe:
+    """A probe in a thread of its own: a network's file system may not answer for a long time.
+
+    Attributes:
+        name: name of the file.
+        done: whether it has ended.
+        fault: what it has found; see `probe`.
+    """
+
+    def __init__(self, folder: str, name: str) -> None:
+        self.name = name
+        self.done = threading.Event()
+        self.fault: str | None = None
+        threading.Thread(target=self._run, args=(folder,), daemon=True).start()
+
+    def _run(self, folder: str) -> None:
+        try:
+            self.fault = probe(folder, self.name)
+        except (OSError, ValueError) as error:
+            self.fault = f"cannot use it: {error}"
+        self.done.set()
 
 
 def probe(folder: str, name: str) -> str | None:

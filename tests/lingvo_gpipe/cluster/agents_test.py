@@ -5,6 +5,9 @@ Chief and workers are fakes, so that a case takes a second; the agents are real 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import functools
 import json
 import os
 import re
@@ -18,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from lingvo_gpipe.cluster import chief_agent, lease, restarts
+from lingvo_gpipe.cluster import chief_agent, lease, members, restarts
 from tests.lingvo_gpipe.cluster import fakes
 
 ROOT = str(Path(__file__).parents[3])
@@ -41,6 +44,14 @@ def wait_for(condition: Callable[[], object], what: str, limit_s: float = LIMIT_
     while not condition():
         assert time.monotonic() < end_s, f"{what} did not come in {limit_s} s"
         time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def in_use(address: str) -> Iterator[None]:
+    """Keep a port, at which no connection is accepted."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", int(address.rpartition(":")[2])))
+        yield
 
 
 class Run:
@@ -327,6 +338,7 @@ def test_a_port_in_use_is_named(run: Run) -> None:
 def test_another_program_at_the_address_is_named(run: Run) -> None:
     port = int(run.addresses[2].rpartition(":")[2])
     run.start_worker(0)
+    wait_for(lambda: run.lines("agent0"), "the agent of worker 0")
     with socket.create_server(("127.0.0.1", port)) as server:
         run.start_chief(START_TIMEOUT_S="0")
         connection, _ = server.accept()
@@ -338,7 +350,6 @@ def test_another_program_at_the_address_is_named(run: Run) -> None:
 
 def test_versions_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     from lingvo_gpipe import errors
-    from lingvo_gpipe.cluster import members
 
     cluster = members.Cluster("a:1", ("b:1",))
     worker = lease.identity(cluster, 0)
@@ -347,3 +358,148 @@ def test_versions_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "versions", lambda: newer)
     with pytest.raises(errors.ClusterError, match=r"has tensorflow 2\.\S+, the chief has 9\.9\. "):
         lease._check_identity(worker, cluster, 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_an_agent_on_this_machine_is_replaced_before_it_gives_its_lease(
+    run: Run, number: int
+) -> None:
+    with in_use(run.addresses[1]):
+        run.start_chief(KEEP="1", PORT_TIMEOUT_S="20")  # worker 0 waits for its port
+        wait_for((run.folder / "agent0.pid").exists, "the agent of worker 0")
+        before = run.pid("agent0")
+        os.kill(before, number)
+    assert run.codes() == {"agent": 0}
+    assert run.step == STEPS
+    assert run.pid("agent0") != before
+
+
+def test_agents_that_end_by_themselves_end_the_run(run: Run) -> None:
+    with in_use(run.addresses[1]):
+        run.start_chief(KEEP="1")
+        assert run.code("agent") == 1
+    assert run.lines()[-1].startswith(
+        "ClusterError: the agent of worker 0 ended with exit code 1. Its own lines, above"
+    )
+    assert sum("cannot listen at port" in line for line in run.lines()) == 3
+
+
+def test_a_port_that_becomes_free_is_waited_for(run: Run) -> None:
+    with in_use(run.addresses[1]):
+        run.start_worker(0, PORT_TIMEOUT_S="20")
+        run.start_worker(1)
+        run.start_chief()
+        wait_for((run.folder / "worker1.pid").exists, "worker 1")
+    assert run.codes() == {"agent": 0, "agent0": 0, "agent1": 0}
+
+
+def test_no_restart_is_allowed(run: Run) -> None:
+    for index in range(2):
+        run.start_worker(index)
+    run.start_chief(MAX_RESTARTS="0")
+    wait_for(lambda: run.step >= 5, "step 5")
+    os.kill(run.pid("worker1"), signal.SIGKILL)
+    assert run.codes() == {"agent": 1, "agent0": 1, "agent1": 1}
+    assert "is lost: killed by SIGKILL, at step" in run.lines()[-1]
+    assert "--max_restarts=0 allows no further restart" in run.lines()[-1]
+
+
+def descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def test_restarts_leak_no_file_and_no_zombie(run: Run) -> None:
+    run.start_all(10**6)
+    counts: list[tuple[int, int]] = []
+    for restart in range(1, 6):
+        step = run.step
+        wait_for(functools.partial(has_gone_on, run, step), "a step")
+        counts.append((descriptors(run.pid("agent")), descriptors(run.pid("agent0"))))
+        os.kill(run.pid("worker1"), signal.SIGKILL)
+        wait_for(functools.partial(says, run, f"restart {restart} "), f"restart {restart}")
+    assert counts[1:] == [counts[1]] * 4
+    agents = {run.pid(name) for name in ("agent", "agent0", "agent1")}
+    zombies = [
+        path
+        for path in Path("/proc").glob("[0-9]*")
+        if (fields := stat(int(path.name)))[:1] == ["Z"] and int(fields[1]) in agents
+    ]
+    assert zombies == []
+
+
+def has_gone_on(run: Run, step: int) -> bool:
+    return run.step >= step + 3
+
+
+def says(run: Run, what: str) -> bool:
+    return any(what in line for line in run.lines())
+
+
+def stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat after the program's name: state, parent, …"""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def test_files_of_a_probe_that_was_interrupted_are_removed(run: Run) -> None:
+    shared = run.folder / "shared"
+    shared.mkdir()
+    left = [shared / f"shared-{'0' * 16}", shared / f"shared-{'0' * 16}.{'1' * 8}"]
+    mine = shared / "shared-notes.txt"
+    for path in (*left, mine):
+        path.write_text("")
+    run.start_all()
+    assert run.codes() == {"agent": 0, "agent0": 0, "agent1": 0}
+    assert list(shared.iterdir()) == [mine]
+
+
+def test_of_two_chiefs_at_once_the_second_waits() -> None:
+    async def both() -> list[str]:
+        waits = asyncio.Event()
+        taken: list[lease.Connection] = []
+
+        def claim() -> bool:
+            taken.append(connections[len(taken)])
+            return len(taken) == 1
+
+        connections: list[lease.Connection] = []
+        ends: list[str] = []
+
+        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connection = lease.Connection(reader, writer)
+            connections.append(connection)
+            if len(connections) == 2:
+                waits.set()
+            await waits.wait()
+            try:
+                await lease.grant(connection, worker, fakes.TOKEN, claim)
+                ends.append("granted")
+            except lease.RefusedError as error:
+                ends.append(str(error))
+                await connection.finish()
+
+        server = await asyncio.start_server(connected, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        cluster = members.Cluster("127.0.0.1:1", (f"127.0.0.1:{port}",))
+        worker = lease.identity(cluster, 0)
+        found = await asyncio.gather(
+            *(lease.take(cluster, 0, fakes.TOKEN) for _ in range(2)), return_exceptions=True
+        )
+        kinds = sorted(type(each).__name__ for each in found)
+        for connection in (*connections, *(each[0] for each in found if isinstance(each, tuple))):
+            connection.close()
+        server.close()
+        await asyncio.sleep(0.01)  # they are closed by the loop
+        return [*sorted(ends), *kinds]
+
+    ends = asyncio.run(asyncio.wait_for(both(), LIMIT_S))
+    assert ends == ["another chief has just taken the lease", "granted", "LostError", "tuple"]
+
+
+@pytest.mark.parametrize("proof", ["é", "\ud800", None, 7, {}])
+def test_a_strange_proof_is_refused(proof: object) -> None:
+    expected = lease._proof("a token é \udc80", "chief", "0", "a nonce \ud800")
+    assert not lease._is_same(proof, expected)
+    assert lease._is_same(str(expected), expected)

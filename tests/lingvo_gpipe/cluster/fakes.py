@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.cluster import chief_agent, child, members, worker_agent
+from lingvo_gpipe.cluster import chief_agent, child, local, members, worker_agent
 
 TOKEN = "the secret of these tests"
 STEP_S = 0.02
@@ -80,12 +80,17 @@ def agent_of_worker(folder: Path, cluster: members.Cluster, index: str) -> int:
         os.environ.get("TOKEN", TOKEN),
         report,
         command=command("worker", folder, index),
+        port_timeout_s=float(os.environ.get("PORT_TIMEOUT_S", "0")),
     )
     return asyncio.run(worker_agent.run(options))
 
 
 def agent_of_chief(folder: Path, cluster: members.Cluster, steps: str) -> int:
     note_pid(folder, "agent")
+    addresses = json.dumps([cluster.chief, *cluster.workers])
+    workers = local.LocalWorkers(
+        cluster, lambda index: command("agent-of-worker", folder, addresses, index)
+    )
     options = chief_agent.Options(
         cluster,
         TOKEN,
@@ -95,8 +100,12 @@ def agent_of_chief(folder: Path, cluster: members.Cluster, steps: str) -> int:
         folder=folder / "shared",
         start_timeout_s=float(os.environ.get("START_TIMEOUT_S", "20")),
         max_restarts=int(os.environ.get("MAX_RESTARTS", "9")),
+        keep_workers=workers.keep if "KEEP" in os.environ else lambda: None,
     )
-    return asyncio.run(chief_agent.run(options))
+    try:
+        return asyncio.run(chief_agent.run(options))
+    finally:
+        workers.end()
 
 
 def main(what: str, folder: str, *rest: str) -> int:

@@ -1,0 +1,92 @@
+"""The benchmark of faults: its cases, which process is which, its model's notes; no run."""
+
+from __future__ import annotations
+
+import collections
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.faults import __main__ as faults
+from benchmarks.faults import disturbed, processes, soak
+from benchmarks.faults.recipes import digits
+
+
+def test_each_fault_comes_in_each_phase() -> None:
+    cases = faults.cases(quick=False)
+    assert len(cases) == len(set(cases)) == 60
+    quick = faults.cases(quick=True)
+    assert cases[: len(quick)] == quick
+    assert collections.Counter(fault for fault, _ in quick) == collections.Counter(disturbed.FAULTS)
+    assert {phase for _, phase in quick} == set(disturbed.PHASES)
+
+
+def test_checkpoints_are_the_same_by_their_bits() -> None:
+    one = {"a": np.array([0.0, np.nan], np.float32)}
+    assert faults.same(one, {"a": one["a"].copy()})
+    assert not faults.same(one, {"a": np.array([-0.0, np.nan], np.float32)})
+    assert not faults.same(one, {**one, "b": one["a"]})
+
+
+def test_processes_of_a_run_are_found_by_their_notes(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    with subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)", "--job=worker"],
+        env={**os.environ, digits.NOTES: str(notes)},
+    ) as sleeping:
+        try:
+            (found,) = wait_for_processes(notes)
+            assert (found.pid, found.parent) == (sleeping.pid, os.getpid())
+            assert found.role == processes.WORKER_AGENT
+            assert not processes.is_stopped(found, notes)
+            sleeping.send_signal(signal.SIGSTOP)
+            assert disturbed.wait(lambda: processes.is_stopped(found, notes), 5.0)
+        finally:
+            sleeping.kill()
+    assert processes.of_run(notes) == []
+
+
+def wait_for_processes(notes: Path) -> list[processes.Process]:
+    end_s = time.monotonic() + 5.0
+    while not (found := processes.of_run(notes)) and time.monotonic() < end_s:
+        time.sleep(0.01)
+    return found
+
+
+def test_what_should_not_outlive_a_run_is_found(tmp_path: Path) -> None:
+    for name in ("ckpt-5.writing", "shared-0123", "ckpt-5.index", "run.lock"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "ckpt-6_temp").mkdir()
+    assert processes.partial_files(tmp_path) == ["ckpt-5.writing", "ckpt-6_temp", "shared-0123"]
+
+
+def test_the_model_s_input_notes_what_it_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(digits.NOTES, str(tmp_path / "notes"))
+    task = digits.ConvNet().task()
+    source = task.input.instantiate()
+    next(iter(source.batches(1)))
+    count = sum(1 for _ in source.evaluation("test"))
+    notes = [line.split() for line in (tmp_path / "notes").read_text().splitlines()]
+    drawn = [digits.TRAINING, *[digits.EVALUATION] * count, digits.EVALUATED]
+    assert [what for _, _, what in notes] == drawn
+    assert {pid for _, pid, _ in notes} == {str(os.getpid())}
+
+
+def test_memory_that_grows_is_seen() -> None:
+    mib = 2**20
+    samples: dict[str, soak.Samples] = {
+        "chief": {(5, 1): [800 * mib], (1, 2): [100 * mib, 500 * mib]},
+        "worker": {(2, 3): [500 * mib], (9, 4): [400 * mib, 510 * mib]},
+    }
+    found = soak.rows(samples)
+    assert found["chief"] == soak.Row(2, 500 * mib, 800 * mib, 800 * mib)
+    assert not found["chief"].is_flat
+    assert found["worker"].is_flat

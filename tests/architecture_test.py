@@ -44,6 +44,7 @@ WITHOUT_TENSORFLOW = (
     "cluster.local",
     "cluster.members",
     "cluster.restarts",
+    "cluster.temporary",
     "cluster.worker_agent",
     "console",
     "errors",

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.cluster import child, lease, members, worker_agent
+from lingvo_gpipe.cluster import child, lease, members, temporary, worker_agent
 from lingvo_gpipe.cluster.restarts import Restarts
 
 LOST_EXIT_CODE = 75
@@ -132,6 +132,10 @@ class _Attempt:
         self._workers = [_Worker(options, i) for i in range(len(options.cluster.workers))]
         config = options.cluster.to_config(members.Member(members.CHIEF))
         environment = {**options.environment, members.VARIABLE: config}
+        self._temporary: temporary.Folder | None = None
+        with contextlib.suppress(OSError):  # without one, the chief has that of its agent
+            self._temporary = temporary.Folder()
+            environment["TMPDIR"] = str(self._temporary.path)
         self._chief = child.Child(options.command, child.Settings(environment, channel=True))
 
     async def run(self) -> int:
@@ -168,6 +172,8 @@ class _Attempt:
             code: exit code of the run, for the workers; None: another attempt follows.
         """
         self._chief.end()
+        if self._temporary is not None:
+            self._temporary.remove()
         tasks = [*self._holds, *([self._watch] if self._watch is not None else [])]
         for task in tasks:
             task.cancel()

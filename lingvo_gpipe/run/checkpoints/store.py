@@ -114,9 +114,7 @@ class Checkpoints:
             options = tf.train.CheckpointOptions(
                 experimental_write_callbacks=[lambda path: files.finish(path)]
             )
-            # A saver of several processes would leave AutoGraph's files to one that is killed.
-            save = tf.autograph.experimental.do_not_convert(self._manager.save)
-            save(checkpoint_number=step, options=options)
+            self._manager.save(checkpoint_number=step, options=options)
             files.sweep(self.directory)
         except (OSError, tf.errors.OpError) as error:
             with contextlib.suppress(OSError):

@@ -59,6 +59,8 @@ class Run:
 
     def __init__(self, folder: Path, num_workers: int = 2) -> None:
         self.folder = folder
+        self.temporary = folder / "temporary"
+        self.temporary.mkdir()
         self.addresses = free_addresses(num_workers + 1)
         self._started: dict[str, subprocess.Popen[str]] = {}
 
@@ -69,7 +71,12 @@ class Run:
                 [sys.executable, fakes.__file__, *words],
                 stderr=errors_file,
                 text=True,
-                env={**os.environ, "PYTHONPATH": ROOT, **environment},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": ROOT,
+                    "TMPDIR": str(self.temporary),
+                    **environment,
+                },
             )
         self._started[name] = process
         return process
@@ -128,6 +135,8 @@ def run(tmp_path: Path) -> Iterator[Run]:
     made = Run(tmp_path)
     yield made
     made.end()
+    left = list(made.temporary.iterdir())
+    assert len(left) <= 1  # of an agent that was killed, until the next one starts
 
 
 def test_a_run_ends_everywhere_with_its_exit_code_and_leaves_nothing(run: Run) -> None:
@@ -138,6 +147,7 @@ def test_a_run_ends_everywhere_with_its_exit_code_and_leaves_nothing(run: Run) -
     assert config["task"] == {"type": "chief", "index": 0}
     assert config["cluster"]["worker"] == run.addresses[1:]
     assert list((run.folder / "shared").iterdir()) == []  # of the probes
+    assert list(run.temporary.iterdir()) == []
     for name in ("chief", "worker0", "worker1"):
         assert is_gone(run.pid(name))
     for address in run.addresses:
@@ -223,6 +233,7 @@ def test_the_chief_s_agent_that_is_killed_takes_the_chief_along(run: Run) -> Non
     run.start_chief()  # the workers wait for the next chief
     assert run.codes() == {"agent": 0, "agent0": 0, "agent1": 0}
     assert run.step == STEPS
+    assert list(run.temporary.iterdir()) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -15,6 +15,7 @@ import asyncio
 import json
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -56,6 +57,7 @@ def chief(folder: Path, steps: str) -> int:
     channel = child.channel()
     assert channel is not None
     note_pid(folder, "chief")
+    tempfile.mkstemp()  # removed by nobody else
     channel.write(chief_agent.NEEDS + json.dumps({"devices": 3}))
     if channel.read() != chief_agent.GO:
         return chief_agent.LOST_EXIT_CODE

@@ -51,6 +51,8 @@ _FIELD_OF_FLAG = {
 # Flags that only some modes read.
 _OPTIONS = ("follow", "dry_run", "fit", "grow", "profile", "hosts")
 _DEFAULT_MODE = "train"
+# TensorFlow reads it when it is first imported, and logs its own affairs otherwise.
+_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _WITHOUT_WORKERS = ("describe", "plan", "export")
 
 
@@ -64,8 +66,6 @@ def main() -> None:
 
 def run(argv: Sequence[str]) -> int:
     """Do what the arguments `argv` (without the program's name) ask; return the exit code."""
-    # TensorFlow reads it when it is first imported, and logs its own affairs otherwise.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
     def work() -> command.Exit:
         values = read_flags(argv)
@@ -81,7 +81,10 @@ def run(argv: Sequence[str]) -> int:
         code = launch.run(values, argv, output.note, uses_workers=uses_workers)
         if mode == "plan" and values.hosts is None:
             values.hosts = launch.hosts(values)
-        return command.Exit(_run(values) if code is None else code, output_required)
+        if code is None:
+            os.environ.setdefault(_LOG_LEVEL, "2")
+            code = _run(values)
+        return command.Exit(code, output_required)
 
     return command.exit_code(work)
 
@@ -133,6 +136,7 @@ def _flags() -> Flags:
 
 def _run_as_chief(values: argparse.Namespace, channel: child.Channel) -> int:
     """Do the work with the workers of the agent that started this process."""
+    os.environ.setdefault(_LOG_LEVEL, "3")  # the loss of a worker is the agent's line
     tensorflow_import.quietly()
     from lingvo_gpipe.cluster import connection
 

@@ -10,7 +10,6 @@ run with a fault every `--every_s` seconds.
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import signal
 import statistics
@@ -121,7 +120,6 @@ def main() -> None:
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="one long run")
     parser.add_argument("--every_s", type=float, default=120.0, help="between its faults")
     values = parser.parse_args()
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     tensorflow_import.quietly()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends the runs, too
     if values.soak is not None:

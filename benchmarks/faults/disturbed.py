@@ -155,7 +155,6 @@ class Run:
         self._environment = {
             **os.environ,
             "TMPDIR": str(temporary),
-            "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
             digits.NOTES: str(self.notes_file),
         }
         if net is not None:

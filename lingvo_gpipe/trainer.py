@@ -68,6 +68,7 @@ def run(argv: Sequence[str]) -> int:
     """Do what the arguments `argv` (without the program's name) ask; return the exit code."""
 
     def work() -> command.Exit:
+        child.receive_interrupts()
         values = read_flags(argv)
         if values is None:
             return command.Exit()

@@ -46,7 +46,8 @@ class Child:
 
     A child that talks finds the numbers of its ends in `CHANNEL`, as "read,write"; see `channel`.
     Its other files are those of the agent. A signal from the terminal does not reach it: its agent
-    passes it on.
+    passes it on. SIGINT waits until the child calls `receive_interrupts`, since Python would print
+    a traceback while it imports.
 
     Attributes:
         pid: its number.
@@ -69,6 +70,7 @@ class Child:
         libc = ctypes.CDLL(None, use_errno=True)
 
         def begin() -> None:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             if settings.cores is not None:
                 os.sched_setaffinity(0, settings.cores)
             if settings.prepare is not None:
@@ -142,6 +144,11 @@ class Child:
         for descriptor in {self._to_child, self.lines} - {_CLOSED}:
             os.close(descriptor)
         self._to_child = self.lines = _CLOSED
+
+
+def receive_interrupts() -> None:
+    """Let SIGINT reach this process, which an agent may have started; `KeyboardInterrupt` if so."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 class StoppedFor:

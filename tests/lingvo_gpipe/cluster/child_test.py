@@ -127,3 +127,23 @@ def test_cores_are_shared_out() -> None:
     assert local.shares([0, 1], 2) == [[0], [1]]
     assert local.shares([3], 2) == [[3], [3]]
     assert local.shares([0, 1, 2, 3], 3) == [[0], [1], [2, 3]]
+
+
+def test_an_interrupt_waits_until_the_child_can_receive_it(tmp_path: Path) -> None:
+    program = (
+        "import pathlib, sys, time\n"
+        "from lingvo_gpipe.cluster import child\n"
+        "pathlib.Path(sys.argv[1]).touch()\n"
+        "while not pathlib.Path(sys.argv[2]).exists(): time.sleep(0.01)\n"
+        "try: child.receive_interrupts(); time.sleep(60)\n"
+        "except KeyboardInterrupt: sys.exit(7)"
+    )
+    began, sent = tmp_path / "began", tmp_path / "sent"
+    process = start((sys.executable, "-c", program, str(began), str(sent)))
+    try:
+        wait_for(began.exists)
+        process.signal(signal.SIGINT)
+        sent.touch()
+        wait_for(lambda: process.state() == "ended with exit code 7")
+    finally:
+        process.end()

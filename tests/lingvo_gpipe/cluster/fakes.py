@@ -111,6 +111,7 @@ def agent_of_chief(folder: Path, cluster: members.Cluster, steps: str) -> int:
 
 
 def main(what: str, folder: str, *rest: str) -> int:
+    child.receive_interrupts()
     if not what.startswith("agent"):
         return {"worker": worker, "chief": chief}[what](Path(folder), *rest)
     addresses = json.loads(rest[0])

@@ -4,6 +4,7 @@
 hosts, each of which is a network namespace.
 
     recipes     the model, whose input notes when a mini-batch is drawn
+    notes       these notes
     processes   which process of a run is which, and what a run leaves behind
     hosts       hosts in network namespaces, whose links can be cut
     disturbed   one run with one fault

@@ -16,8 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.faults import hosts, processes
-from benchmarks.faults.recipes import digits
+from benchmarks.faults import hosts, notes, processes
 from lingvo_gpipe.cluster import local
 
 START, STEP, CHECKPOINT, EVALUATION = "start", "step", "checkpoint", "evaluation"
@@ -33,7 +32,7 @@ _PORT = 2222
 _RESTART = re.compile(r": restart \d+ of ")
 _FLAGS = (
     "--params_package=benchmarks.faults.recipes",
-    "--model=digits.ConvNet",
+    "--model=notes.ConvNet",
     "--num_partitions=2",
     "--mode=train_eval",
 )
@@ -155,7 +154,7 @@ class Run:
         self._environment = {
             **os.environ,
             "TMPDIR": str(temporary),
-            digits.NOTES: str(self.notes_file),
+            notes.FILE: str(self.notes_file),
         }
         if net is not None:
             (folder / "token").write_text(f"secret of {folder.name}\n", encoding="utf-8")
@@ -209,10 +208,7 @@ class Run:
 
     def notes(self) -> list[tuple[float, int, str]]:
         """Return (time, process, what) of all notes."""
-        if not self.notes_file.exists():
-            return []
-        lines = self.notes_file.read_text(encoding="ascii").splitlines()
-        return [(float(time_s), int(pid), what) for time_s, pid, what in map(str.split, lines)]
+        return notes.read(self.notes_file)
 
     def is_writing(self) -> bool:
         """Return whether a checkpoint is being written."""
@@ -277,14 +273,14 @@ def undisturbed(folder: Path) -> Timings:
         run.end()
     if any(command.code for command in run.all_commands):
         sys.exit(f"the undisturbed run failed:\n{run.text()}")
-    notes = run.notes()
-    pairs = list(itertools.pairwise(notes))
-    steps = [b[0] - a[0] for a, b in pairs if a[2] == b[2] == digits.TRAINING]
-    begins = [b[0] for a, b in pairs if (a[2], b[2]) == (digits.TRAINING, digits.EVALUATION)]
-    ends = [time_s for time_s, _, what in notes if what == digits.EVALUATED]
+    drawn = run.notes()
+    pairs = list(itertools.pairwise(drawn))
+    steps = [b[0] - a[0] for a, b in pairs if a[2] == b[2] == notes.TRAINING]
+    begins = [b[0] for a, b in pairs if (a[2], b[2]) == (notes.TRAINING, notes.EVALUATION)]
+    ends = [time_s for time_s, _, what in drawn if what == notes.EVALUATED]
     evaluations = [b - a for a, b in zip(begins, ends, strict=True)]
     return Timings(
-        start_s=notes[0][0] - began,
+        start_s=drawn[0][0] - began,
         step_s=_middle(steps),
         checkpoint_s=_middle(written),
         evaluation_s=_middle(evaluations),
@@ -373,7 +369,7 @@ class _Disturbed:
         equal = not wrong and is_equal(run.folder / "run")
         restarts = [time_s for time_s in run.restarts() if time_s > at_s]
         again = restarts[0] if restarts else at_s
-        steps = [t for t, _, what in run.notes() if t > again and what == digits.TRAINING]
+        steps = [t for t, _, what in run.notes() if t > again and what == notes.TRAINING]
         return Outcome(
             detection_s=restarts[0] - at_s if restarts else None,
             next_step_s=steps[0] - at_s if steps else None,
@@ -392,18 +388,18 @@ class _Disturbed:
         if phase == START:
             time.sleep(share * timings.start_s)
             return
-        first = self._random.randrange(2, digits.STEPS * 3 // 4)
-        self._until(lambda: _count(run.notes()) >= first, "the step")
+        first = self._random.randrange(2, notes.STEPS * 3 // 4)
+        self._until(lambda: _count(run) >= first, "the step")
         if phase == STEP:
-            self._until(lambda: _last(run) == digits.TRAINING and not run.is_writing(), "a step")
+            self._until(lambda: _last(run) == notes.TRAINING and not run.is_writing(), "a step")
             time.sleep(share * timings.step_s)
         elif phase == CHECKPOINT:
             self._until(lambda: not run.is_writing(), "a step")
             self._until(run.is_writing, "a checkpoint")
             time.sleep(share * timings.checkpoint_s)
         else:
-            self._until(lambda: _last(run) != digits.EVALUATION, "a step")
-            self._until(lambda: _last(run) == digits.EVALUATION, "an evaluation")
+            self._until(lambda: _last(run) != notes.EVALUATION, "a step")
+            self._until(lambda: _last(run) == notes.EVALUATION, "an evaluation")
             time.sleep(share * timings.evaluation_s)
 
     def _strike(self) -> float:
@@ -462,8 +458,8 @@ def wait(condition: Callable[[], object], limit_s: float) -> bool:
     return True
 
 
-def _count(notes: Sequence[tuple[float, int, str]]) -> int:
-    return sum(what == digits.TRAINING for _, _, what in notes)
+def _count(run: Run) -> int:
+    return sum(what == notes.TRAINING for _, _, what in run.notes())
 
 
 def _has_ended(command: Command) -> bool:
@@ -471,5 +467,5 @@ def _has_ended(command: Command) -> bool:
 
 
 def _last(run: Run) -> str | None:
-    notes = run.notes()
-    return notes[-1][2] if notes else None
+    drawn = run.notes()
+    return drawn[-1][2] if drawn else None

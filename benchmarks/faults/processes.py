@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from benchmarks.faults.recipes.digits import NOTES
+from benchmarks.faults import notes as run_notes
 
 PARENT, CHIEF_AGENT, CHIEF = "parent", "chief's agent", "chief"
 WORKER_AGENT, WORKER = "worker's agent", "worker"
@@ -65,7 +65,7 @@ def _read(pid: int, notes: Path) -> Process | None:
     folder = Path(f"/proc/{pid}")
     try:
         environment = (folder / "environ").read_bytes().split(b"\0")
-        if f"{NOTES}={notes}".encode() not in environment:
+        if f"{run_notes.FILE}={notes}".encode() not in environment:
             return None
         words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
         fields = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
@@ -110,7 +110,7 @@ def other_networks() -> set[str]:
     found = set()
     for pid in _pids():
         with contextlib.suppress(OSError):
-            if f"{NOTES}=".encode() not in Path(f"/proc/{pid}/environ").read_bytes():
+            if f"{run_notes.FILE}=".encode() not in Path(f"/proc/{pid}/environ").read_bytes():
                 found.add(os.readlink(f"/proc/{pid}/ns/net"))
     return found
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.faults import disturbed, processes
+from benchmarks.faults import disturbed, notes, processes
 
 _SAMPLE_S = 1.0
 _GROWN = 20  # samples until a process has imported what it needs
@@ -119,7 +119,7 @@ def soak(folder: Path, minutes: float, every_s: float, seed: int) -> int:
     finally:
         run.end()
         (folder / "printed").write_text(run.text(), encoding="utf-8")
-    steps = sum(what == "training" for _, _, what in run.notes())
+    steps = sum(what == notes.TRAINING for _, _, what in run.notes())
     print(f"{len(done)} faults, {len(run.restarts())} restarts, {steps} mini-batches drawn")
     found = rows(samples)
     _print(found, files)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks.faults import __main__ as faults
-from benchmarks.faults import disturbed, processes, soak
+from benchmarks.faults import disturbed, notes, processes, soak
 from benchmarks.faults.recipes import digits
 
 
@@ -35,26 +35,26 @@ def test_checkpoints_are_the_same_by_their_bits() -> None:
 
 
 def test_processes_of_a_run_are_found_by_their_notes(tmp_path: Path) -> None:
-    notes = tmp_path / "notes"
+    path = tmp_path / "notes"
     with subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(60)", "--job=worker"],
-        env={**os.environ, digits.NOTES: str(notes)},
+        env={**os.environ, notes.FILE: str(path)},
     ) as sleeping:
         try:
-            (found,) = wait_for_processes(notes)
+            (found,) = wait_for_processes(path)
             assert (found.pid, found.parent) == (sleeping.pid, os.getpid())
             assert found.role == processes.WORKER_AGENT
-            assert not processes.is_stopped(found, notes)
+            assert not processes.is_stopped(found, path)
             sleeping.send_signal(signal.SIGSTOP)
-            assert disturbed.wait(lambda: processes.is_stopped(found, notes), 5.0)
+            assert disturbed.wait(lambda: processes.is_stopped(found, path), 5.0)
         finally:
             sleeping.kill()
-    assert processes.of_run(notes) == []
+    assert processes.of_run(path) == []
 
 
-def wait_for_processes(notes: Path) -> list[processes.Process]:
+def wait_for_processes(path: Path) -> list[processes.Process]:
     end_s = time.monotonic() + 5.0
-    while not (found := processes.of_run(notes)) and time.monotonic() < end_s:
+    while not (found := processes.of_run(path)) and time.monotonic() < end_s:
         time.sleep(0.01)
     return found
 
@@ -69,15 +69,15 @@ def test_what_should_not_outlive_a_run_is_found(tmp_path: Path) -> None:
 def test_the_model_s_input_notes_what_it_draws(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(digits.NOTES, str(tmp_path / "notes"))
+    monkeypatch.setenv(notes.FILE, str(tmp_path / "notes"))
     task = digits.ConvNet().task()
     source = task.input.instantiate()
     next(iter(source.batches(1)))
     count = sum(1 for _ in source.evaluation("test"))
-    notes = [line.split() for line in (tmp_path / "notes").read_text().splitlines()]
-    drawn = [digits.TRAINING, *[digits.EVALUATION] * count, digits.EVALUATED]
-    assert [what for _, _, what in notes] == drawn
-    assert {pid for _, pid, _ in notes} == {str(os.getpid())}
+    found = notes.read(tmp_path / "notes")
+    drawn = [notes.TRAINING, *[notes.EVALUATION] * count, notes.EVALUATED]
+    assert [what for _, _, what in found] == drawn
+    assert {pid for _, pid, _ in found} == {os.getpid()}
 
 
 def test_memory_that_grows_is_seen() -> None:

@@ -1,0 +1,212 @@
+"""How many bytes go over each link between hosts in a step, against those that `plan` derives?
+
+`python -m benchmarks.links`, as root, with the programs `ip` and `ss`: the chief and K workers on
+hosts of their own, network namespaces with addresses of their own. The bytes that each host sends
+to each other one are read from the system's counters of every TCP connection, payload only, over
+ten updates after the graphs are built. A link's bytes should be within 5 % of the derived ones;
+those of the chief below the fields of the mini-batch plus 3 KiB for each variable.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+PORT = 2223
+STEPS = 10
+PER_VARIABLE = 3 * 2**10
+CASES = ("dense 2", "dense 3", "convolution 3", "ties 2")
+_SENT = re.compile(r"bytes_sent:(\d+)")
+
+
+def task_of(case: str) -> Any:
+    """Return the task of a case, `name K`."""
+    from benchmarks import link_models
+
+    name, devices = case.split()
+    task = link_models.TASKS[name]()
+    task.model.num_partitions = int(devices)
+    task.model.devices = tuple(
+        f"/job:worker/replica:0/task:{k}/device:CPU:0" for k in range(int(devices))
+    )
+    return task
+
+
+def worker(addresses: Sequence[str], index: int) -> None:
+    """Serve until the process is killed."""
+    import tensorflow as tf
+
+    config = tf.compat.v1.ConfigProto(
+        intra_op_parallelism_threads=1, inter_op_parallelism_threads=2
+    )
+    tf.distribute.Server(_cluster(addresses), "worker", index, protocol="grpc", config=config)
+    print("serving", flush=True)
+    while True:
+        time.sleep(60)
+
+
+def chief(addresses: Sequence[str], case: str) -> None:
+    """Run updates between two lines to the parent, and print what the plan derives."""
+    import tensorflow as tf
+
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    tf.config.experimental_connect_to_cluster(
+        _cluster(addresses), job_name="chief", task_index=0, protocol="grpc"
+    )
+    from lingvo_gpipe.plan import links, step_plan
+    from lingvo_gpipe.run.learner import Learner
+
+    task = task_of(case)
+    source = task.input.instantiate()
+    planned = step_plan.make_for(task)
+    learner = Learner(task, source.element_spec(training=True))
+    batches = iter(source.batches(1))
+    for _ in range(3):
+        float(learner.update([next(batches)]).loss)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for _ in range(STEPS):
+        float(learner.update([next(batches)]).loss)
+    analysis = planned.analysis
+    derived: dict[str, int] = {}
+    for link in planned.links:
+        target = analysis.cells[link.target].device_number + 1
+        origin = 0
+        if link.source != links.INPUT:
+            origin = analysis.cells[link.source].device_number + 1
+        for ends, size in (
+            (f"{origin} {target}", link.forward_bytes),
+            (f"{target} {origin}", link.backward_bytes),
+        ):
+            derived[ends] = derived.get(ends, 0) + size
+    found = {"derived": derived, "variables": len(learner.variables)}
+    found["weights"] = sum(cell.parameter_bytes for cell in planned.cells)
+    print(json.dumps(found), flush=True)
+    sys.stdin.readline()
+
+
+def _cluster(addresses: Sequence[str]) -> Any:
+    import tensorflow as tf
+
+    return tf.train.ClusterSpec({"chief": [addresses[0]], "worker": list(addresses[1:])})
+
+
+def sent(hosts: Any, count: int) -> dict[tuple[int, int], int]:
+    """Return (from, to) → bytes of payload sent so far, over connections that are still open."""
+    host_of = {address: number for number, address in enumerate(hosts.addresses[:count])}
+    found: dict[tuple[int, int], int] = {}
+    for source in range(count):
+        command = [*hosts.command(source), "ss", "-tinH"]
+        lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        peer: int | None = None
+        for line in lines.splitlines():
+            if not line[:1].isspace():
+                address = line.split()[4].rpartition(":")[0].strip("[]").removeprefix("::ffff:")
+                peer = host_of.get(address)
+            elif peer is not None and (match := _SENT.search(line)):
+                found[source, peer] = found.get((source, peer), 0) + int(match[1])
+    return found
+
+
+@contextlib.contextmanager
+def _processes(hosts: Any, case: str) -> Iterator[subprocess.Popen[str]]:
+    """Start workers and chief, each on its host; yield the chief."""
+    count = int(case.split()[1]) + 1
+    addresses = ",".join(f"{address}:{PORT}" for address in hosts.addresses[:count])
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context(tempfile.NamedTemporaryFile("w+"))
+
+        def start(host: int, *words: str) -> subprocess.Popen[str]:
+            program = [sys.executable, "-m", "benchmarks.links", f"--addresses={addresses}", *words]
+            process = subprocess.Popen(
+                [*hosts.command(host), *program],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(Path.cwd())},
+            )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            return process
+
+        workers = [start(k + 1, f"--worker={k}") for k in range(count - 1)]
+        for process in workers:
+            if _line(process) != "serving":
+                sys.exit("a worker does not serve")
+        yield start(0, f"--chief={case}")
+        log.seek(0)
+        lines = [line for line in log if "Error" in line]
+        if lines:
+            print(lines[-1])
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    return next(iter(process.stdout or ()), "").strip()
+
+
+def measure(case: str) -> bool:
+    """Print the table of a case; return whether every figure is within its bound."""
+    from benchmarks.faults.hosts import Hosts
+
+    count = int(case.split()[1]) + 1
+    with Hosts(count) as hosts, _processes(hosts, case) as process:
+        if _line(process) != "ready":
+            sys.exit("the chief ended")
+        before = sent(hosts, count)
+        process.stdin.write("go\n")  # type: ignore[union-attr]
+        process.stdin.flush()  # type: ignore[union-attr]
+        found = json.loads(_line(process))
+        after = sent(hosts, count)
+    each = {ends: (size - before.get(ends, 0)) / STEPS for ends, size in after.items()}
+    derived = {tuple(map(int, ends.split())): size for ends, size in found["derived"].items()}
+    print(
+        f"{case}: {found['variables']} variables, {found['weights']:,} bytes of weights and state"
+    )
+    good = True
+    for ends in sorted(each):
+        names = ["chief" if host == 0 else f"worker {host - 1}" for host in ends]
+        known = derived.get(ends, 0)
+        verdict = ""
+        if 0 not in ends and known:
+            ratio = each[ends] / known
+            good = good and 0.95 <= ratio <= 1.05
+            verdict = f"{ratio:.3f} of derived {known:,}"
+        print(f"  {names[0]} → {names[1]}: {each[ends]:,.0f} bytes a step  {verdict}")
+    through = sum(size for ends, size in each.items() if 0 in ends)
+    fields = sum(size for ends, size in derived.items() if 0 in ends)
+    bound = fields + PER_VARIABLE * found["variables"]
+    print(f"  chief, sent and received: {through:,.0f} bytes a step; bound {bound:,}", flush=True)
+    return good and through <= bound
+
+
+def main() -> int:
+    """Read the arguments."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--addresses", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--chief", help=argparse.SUPPRESS)
+    parser.add_argument("cases", nargs="*", default=list(CASES))
+    arguments = parser.parse_args()
+    if arguments.worker is not None:
+        worker(arguments.addresses.split(","), arguments.worker)
+    elif arguments.chief is not None:
+        chief(arguments.addresses.split(","), arguments.chief)
+    else:
+        wrong = [case for case in arguments.cases if not measure(case)]
+        return min(1, len(wrong))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

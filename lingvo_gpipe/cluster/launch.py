@@ -81,7 +81,9 @@ def run(
     cluster, member = named
     if member.job == members.WORKER:
         lines = (lambda _: None) if local.is_local() else report
-        options = worker_agent.Options(cluster, member.index, _token(values), lines)
+        options = worker_agent.Options(
+            cluster, member.index, _token(values), lines, cores=local.cores()
+        )
         return asyncio.run(worker_agent.run(options))
     if not uses_workers:
         return None

@@ -34,6 +34,8 @@ TOKEN = "LINGVO_GPIPE_TOKEN"
 """The environment variable of a run's secret."""
 LOCAL = "LINGVO_GPIPE_LOCAL"
 """Set for processes of `--workers=local:N`: `_PRIVATE` or `_OPEN`."""
+CORES = "LINGVO_GPIPE_CORES"
+"""Numbers of the cores of a worker process, which its agent sets."""
 _PRIVATE = "private"
 _OPEN = "open"
 _FIRST_PORT = 2222
@@ -50,6 +52,12 @@ _MAX_FAILURES = 3
 def is_private() -> bool:
     """Return whether this process is in a private network."""
     return os.environ.get(LOCAL) == _PRIVATE
+
+
+def cores() -> tuple[int, ...] | None:
+    """Return the cores of this agent's worker process; None: they are not set."""
+    text = os.environ.get(CORES)
+    return None if text is None else tuple(map(int, text.split(",")))
 
 
 def is_local() -> bool:
@@ -128,8 +136,8 @@ class LocalWorkers:
         Raises:
             ClusterError: agents end by themselves, again and again.
         """
-        cores = shares(sorted(os.sched_getaffinity(0)), len(self._cluster.workers))
-        for index, own_cores in enumerate(cores):
+        each = shares(sorted(os.sched_getaffinity(0)), len(self._cluster.workers))
+        for index, own_cores in enumerate(each):
             agent = self._agents.get(index)
             if agent is not None:
                 state = agent.state()
@@ -146,7 +154,7 @@ class LocalWorkers:
             config = {members.VARIABLE: self._cluster.to_config(member)}
             self._agents[index] = child.Child(
                 self._command(index),
-                child.Settings({**os.environ, **config}, own_cores),
+                child.Settings({**os.environ, **config, CORES: ",".join(map(str, own_cores))}),
             )
 
     def end(self) -> None:

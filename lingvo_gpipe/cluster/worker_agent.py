@@ -43,6 +43,8 @@ class Options:
         report: receives lines for the user.
         command: program of the worker process.
         port_timeout_s: how long to wait for its port, if that is in use.
+        cores: cores of the worker process; None: those of the agent. The agent itself answers in
+            time only if it can run on any core.
     """
 
     cluster: members.Cluster
@@ -51,6 +53,7 @@ class Options:
     report: Callable[[str], None]
     command: tuple[str, ...] = SERVER
     port_timeout_s: float = 5.0
+    cores: tuple[int, ...] | None = None
 
 
 async def run(options: Options) -> int:
@@ -205,7 +208,7 @@ class _Agent:
                     "above, say why"
                 )
         if self._server is None:
-            self._server = _Server(self._options.command)
+            self._server = _Server(self._options.command, self._options.cores)
         return self._server
 
     def _end_server(self) -> None:
@@ -226,8 +229,9 @@ class _Server:
         has_ended: whether it has ended.
     """
 
-    def __init__(self, command: tuple[str, ...]) -> None:
-        self._child = child.Child(command, child.Settings(dict(os.environ), channel=True))
+    def __init__(self, command: tuple[str, ...], cores: tuple[int, ...] | None) -> None:
+        settings = child.Settings(dict(os.environ), cores, channel=True)
+        self._child = child.Child(command, settings)
         self._said = STARTING
 
     @property

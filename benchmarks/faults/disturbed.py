@@ -30,9 +30,9 @@ _GONE_WITHIN_S = 5.0
 _TICK_S = 0.002
 _PORT = 2222
 _RESTART = re.compile(r": restart \d+ of ")
-_FLAGS = (
+FLAGS = (
     "--params_package=benchmarks.faults.recipes",
-    "--model=notes.ConvNet",
+    "--model=digits.ConvNet",
     "--num_partitions=2",
     "--mode=train_eval",
 )
@@ -173,7 +173,7 @@ class Run:
 
     def start_chief(self, flags: Sequence[str] = ()) -> None:
         """Start the command that trains."""
-        words = [*_FLAGS, f"--logdir={self.folder / 'run'}", *flags]
+        words = [*FLAGS, f"--logdir={self.folder / 'run'}", *flags]
         if self._net is None:
             self._start((processes.PARENT, 0), [*words, f"--workers=local:{NUM_WORKERS}"], None)
         else:

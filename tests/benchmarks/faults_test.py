@@ -16,6 +16,7 @@ import pytest
 from benchmarks.faults import __main__ as faults
 from benchmarks.faults import disturbed, notes, processes, soak
 from benchmarks.faults.recipes import digits
+from lingvo_gpipe import registry, trainer
 
 
 def test_each_fault_comes_in_each_phase() -> None:
@@ -90,3 +91,10 @@ def test_memory_that_grows_is_seen() -> None:
     assert found["chief"] == soak.Row(2, 500 * mib, 800 * mib, 800 * mib)
     assert not found["chief"].is_flat
     assert found["worker"].is_flat
+
+
+def test_the_runs_name_their_model() -> None:
+    values = trainer.read_flags(disturbed.FLAGS)
+    assert values is not None
+    found = registry.Registry(values.params_package).model(values.model)
+    assert found is digits.ConvNet

@@ -95,7 +95,7 @@ class _Agent:
         self._server: _Server | None = None
         self._early_ends = 0
         self._refused: set[str] = set()
-        self._probe: _Probe | None = None
+        self._probe: Probe | None = None
 
     async def serve(self) -> int:
         """Grant leases, one after the other, until a chief says that the run has ended."""
@@ -193,7 +193,7 @@ class _Agent:
     def _answer_probe(self, folder: str, name: str) -> Mapping[str, object]:
         """Return whether a probe is done, and what it has found; the first call begins it."""
         if self._probe is None or self._probe.name != name:
-            self._probe = _Probe(folder, name)
+            self._probe = Probe(folder, name)
         return {"done": self._probe.done.is_set(), "fault": self._probe.fault}
 
     def _keep_server(self) -> _Server:
@@ -262,7 +262,7 @@ class _Server:
         self._child.end()
 
 
-class _Probe:
+class Probe:
     """A probe in a thread of its own: a network's file system may not answer for a long time.
 
     Attributes:

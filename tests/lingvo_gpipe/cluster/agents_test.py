@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from lingvo_gpipe.cluster import chief_agent, lease, members, restarts
+from lingvo_gpipe.cluster import chief_agent, lease, members, restarts, worker_agent
 from tests.lingvo_gpipe.cluster import fakes
 
 ROOT = str(Path(__file__).parents[3])
@@ -514,3 +514,19 @@ def test_a_strange_proof_is_refused(proof: object) -> None:
     expected = lease._proof("a token é \udc80", "chief", "0", "a nonce \ud800")
     assert not lease._is_same(proof, expected)
     assert lease._is_same(str(expected), expected)
+
+
+def test_a_folder_that_a_host_does_not_share_is_named(tmp_path: Path) -> None:
+    (tmp_path / "seen").write_text("")
+    assert worker_agent.probe(str(tmp_path), "seen") is None
+    assert [path.name for path in tmp_path.iterdir()] == ["seen"]
+    assert worker_agent.probe(str(tmp_path), "other") == (
+        "does not see what the chief has written there"
+    )
+    assert worker_agent.probe("/proc/self", "status") == (
+        "cannot write there: No such file or directory"
+    )
+    assert worker_agent.probe(str(tmp_path), "../seen") == "'../seen' is not the name of a file"
+    probe = worker_agent.Probe(str(tmp_path), "other")
+    assert probe.done.wait(LIMIT_S)
+    assert probe.fault == "does not see what the chief has written there"

@@ -28,6 +28,7 @@ _HEALED_AFTER_S = 5.0
 _LIMIT_S = 240.0
 _GONE_WITHIN_S = 5.0
 _TICK_S = 0.002
+_SLOW_TICK_S = 0.05
 _PORT = 2222
 _RESTART = re.compile(r": restart \d+ of ")
 FLAGS = (
@@ -378,8 +379,10 @@ class _Disturbed:
             wrong=wrong,
         )
 
-    def _until(self, condition: Callable[[], object], what: str) -> None:
-        if not wait(condition, _LIMIT_S):
+    def _until(
+        self, condition: Callable[[], object], what: str, tick_s: float = _SLOW_TICK_S
+    ) -> None:
+        if not wait(condition, _LIMIT_S, tick_s):
             raise _FailedError(f"{what} did not come in {_LIMIT_S:.0f} s")
 
     def _wait_for(self, phase: str, timings: Timings) -> None:
@@ -391,15 +394,17 @@ class _Disturbed:
         first = self._random.randrange(2, notes.STEPS * 3 // 4)
         self._until(lambda: _count(run) >= first, "the step")
         if phase == STEP:
-            self._until(lambda: _last(run) == notes.TRAINING and not run.is_writing(), "a step")
+            self._until(
+                lambda: _last(run) == notes.TRAINING and not run.is_writing(), "a step", _TICK_S
+            )
             time.sleep(share * timings.step_s)
         elif phase == CHECKPOINT:
-            self._until(lambda: not run.is_writing(), "a step")
-            self._until(run.is_writing, "a checkpoint")
+            self._until(lambda: not run.is_writing(), "a step", _TICK_S)
+            self._until(run.is_writing, "a checkpoint", _TICK_S)
             time.sleep(share * timings.checkpoint_s)
         else:
-            self._until(lambda: _last(run) != notes.EVALUATION, "a step")
-            self._until(lambda: _last(run) == notes.EVALUATION, "an evaluation")
+            self._until(lambda: _last(run) != notes.EVALUATION, "a step", _TICK_S)
+            self._until(lambda: _last(run) == notes.EVALUATION, "an evaluation", _TICK_S)
             time.sleep(share * timings.evaluation_s)
 
     def _strike(self) -> float:
@@ -448,13 +453,13 @@ class _Disturbed:
             old.signal(signal.SIGTERM)  # its orchestrator abandons it
 
 
-def wait(condition: Callable[[], object], limit_s: float) -> bool:
-    """Wait for a condition; return whether it came in time."""
+def wait(condition: Callable[[], object], limit_s: float, tick_s: float = _SLOW_TICK_S) -> bool:
+    """Wait for a condition, asking every `tick_s` seconds; return whether it came in time."""
     end_s = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() > end_s:
             return False
-        time.sleep(_TICK_S)
+        time.sleep(tick_s)
     return True
 
 

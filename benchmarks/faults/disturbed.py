@@ -30,7 +30,8 @@ _GONE_WITHIN_S = 5.0
 _TICK_S = 0.002
 _SLOW_TICK_S = 0.05
 _PORT = 2222
-_RESTART = re.compile(r": restart \d+ of ")
+# Of the agent that starts the run again, and of a worker's, if the chief's agent is lost.
+_FOUND = re.compile(r": restart \d+ of |^worker \d+ lost its chief: ")
 FLAGS = (
     "--params_package=benchmarks.faults.recipes",
     "--model=digits.ConvNet",
@@ -219,10 +220,10 @@ class Run:
             return False
         return any(name.endswith(".writing") for name in names)
 
-    def restarts(self) -> list[float]:
-        """Return the times of the lines that announce a restart."""
+    def losses(self) -> list[float]:
+        """Return the times of the lines that say what is lost."""
         lines = (line for command in self.all_commands for line in command.lines)
-        return sorted(time_s for time_s, line in lines if _RESTART.search(line))
+        return sorted(time_s for time_s, line in lines if _FOUND.search(line))
 
     def has_ended(self) -> bool:
         """Return whether all current commands have ended."""
@@ -368,11 +369,11 @@ class _Disturbed:
         left += processes.partial_files(run.folder / "run")
         left += [path.name for path in (run.folder / "temporary").iterdir()]
         equal = not wrong and is_equal(run.folder / "run")
-        restarts = [time_s for time_s in run.restarts() if time_s > at_s]
-        again = restarts[0] if restarts else at_s
+        losses = [time_s for time_s in run.losses() if time_s > at_s]
+        again = losses[0] if losses else at_s
         steps = [t for t, _, what in run.notes() if t > again and what == notes.TRAINING]
         return Outcome(
-            detection_s=restarts[0] - at_s if restarts else None,
+            detection_s=losses[0] - at_s if losses else None,
             next_step_s=steps[0] - at_s if steps else None,
             equal=equal,
             left=left,

@@ -120,7 +120,7 @@ def soak(folder: Path, minutes: float, every_s: float, seed: int) -> int:
         run.end()
         (folder / "printed").write_text(run.text(), encoding="utf-8")
     steps = sum(what == notes.TRAINING for _, _, what in run.notes())
-    print(f"{len(done)} faults, {len(run.restarts())} restarts, {steps} mini-batches drawn")
+    print(f"{len(done)} faults, {len(run.losses())} restarts, {steps} mini-batches drawn")
     found = rows(samples)
     _print(found, files)
     print(f"left behind: {', '.join(left) or 'nothing'}")

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, network, precision, seeds
+from lingvo_gpipe import errors, hyperparams, network, packing, precision, seeds
 from lingvo_gpipe.execution import (
     cell_programs,
     mini_batch,
@@ -145,22 +145,22 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         return self._runner
 
     @property
-    def by_path(self) -> dict[str, tf.Variable]:
+    def by_path(self) -> dict[str, packing.Variable]:
         """Path → variable, all of them: weights, frozen weights and statistics."""
         return dict(self._built.variables.by_path)
 
     @property
-    def weights(self) -> dict[str, tf.Variable]:
+    def weights(self) -> dict[str, packing.Variable]:
         """Path → weight that is trained."""
         return self._built.variables.where(lambda spec: spec.is_trained)
 
     @property
-    def frozen_weights(self) -> dict[str, tf.Variable]:
+    def frozen_weights(self) -> dict[str, packing.Variable]:
         """Path → weight that is not trained."""
         return self._built.variables.where(lambda spec: not spec.trainable and not spec.is_state)
 
     @property
-    def state(self) -> dict[str, tf.Variable]:
+    def state(self) -> dict[str, packing.Variable]:
         """Path → statistic, such as a batch norm's moving mean."""
         return self._built.variables.where(lambda spec: spec.is_state)
 
@@ -235,7 +235,10 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         return self._built.variables.add_moments(one, other)
 
     def theta(self) -> dict[str, Nest]:
-        """Return the weights as tensors, nested by layer; a tape sees the variables being read."""
+        """Return the weights as tensors, nested by layer; a tape sees the variables being read.
+
+        Variables on workers are packed: a tape sees them only if it watches what this returns.
+        """
         return self._built.variables.read_nested(lambda spec: not spec.is_state)
 
     @_without_autograph
@@ -269,6 +272,8 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         self, inputs: Nest, *, training: bool = False, step: int = 0, ctx: Context | None = None
     ) -> Nest:
         """Call `fprop` on the pipeline's own variables; gradients flow into them.
+
+        Not where they are on workers; see `theta`.
 
         Args:
             inputs: as in `fprop`.

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 ROWS = (
     ("errors lazy nests regular_files tensorflow_import", "what every other module may need"),
     (
-        "console hyperparams precision seeds graphs schedule",
+        "console hyperparams precision seeds graphs schedule packing",
         "tools that know no layer",
     ),
     ("layers cluster", "what a network is made of; the processes that run it"),

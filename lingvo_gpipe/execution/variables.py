@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
-from lingvo_gpipe import seeds
+from lingvo_gpipe import packing, seeds
 from lingvo_gpipe.execution import cell_calls
 from lingvo_gpipe.execution.executor import Executor
 from lingvo_gpipe.layers import base
@@ -26,31 +27,39 @@ class PipelineVariables(tf.Module):
         analysis = executor.analysis
         self._specs = analysis.variables
         self._device_of = executor.device_of
-        self.by_path: dict[str, tf.Variable] = {}
-        for path, spec in analysis.variables.items():
-            with tf.device(executor.device_of(path)):
-                seed = seeds.variable_seed(analysis.params.seed, path)
-                value = spec.initializer(spec.shape, spec.dtype, seed)
-                self.by_path[path] = tf.Variable(
-                    value,
+        self.by_path: dict[str, packing.Variable] = packing.create(
+            {
+                path: packing.Wanted(
+                    spec.shape,
+                    spec.dtype,
+                    executor.device_of(path),
+                    kind="statistics" if spec.is_state else "weights",
+                    value=functools.partial(
+                        spec.initializer,
+                        spec.shape,
+                        spec.dtype,
+                        seeds.variable_seed(analysis.params.seed, path),
+                    ),
                     trainable=spec.is_trained,
                     name=path.replace("/", "."),
                 )
+                for path, spec in analysis.variables.items()
+            }
+        )
 
-    def where(self, condition: Callable[[base.VariableSpec], bool]) -> dict[str, tf.Variable]:
+    def where(self, condition: Callable[[base.VariableSpec], bool]) -> dict[str, packing.Variable]:
         """Return path → variable, for those whose spec meets a condition."""
         return {path: v for path, v in self.by_path.items() if condition(self._specs[path])}
 
     def read_nested(self, condition: Callable[[base.VariableSpec], bool]) -> dict[str, Nest]:
         """Read the variables whose spec meets a condition, on their devices; nested by layer."""
         tree: dict[str, Nest] = {}
-        for path, variable in self.where(condition).items():
+        for path, value in packing.read(self.where(condition)).items():
             *parents, last = path.split("/")
             node = tree
             for parent in parents:
                 node = node.setdefault(parent, {})
-            with tf.device(self._device_of(path)):
-                node[last] = tf.convert_to_tensor(variable)
+            node[last] = value
         return tree
 
     def merge_moments(
@@ -63,12 +72,15 @@ class PipelineVariables(tf.Module):
             moments: path of a layer → its moments, summed over an update.
         """
         statistics = self._statistics()
+        old = packing.read(
+            {f"{path}/{n}": v for path in moments for n, v in statistics[path].items()}
+        )
         values = {}
         for path, added in moments.items():
             top, _, rest = path.partition("/")
             layer, of_layer = layers[top].find(rest), statistics[path]
             with tf.device(self._device_of(f"{path}/{next(iter(of_layer))}")):
-                read = {name: tf.convert_to_tensor(v) for name, v in of_layer.items()}
+                read = {name: old[f"{path}/{name}"] for name in of_layer}
                 for name, value in layer.merge_moments(read, added).items():
                     values[f"{path}/{name}"] = value
         return values
@@ -82,29 +94,28 @@ class PipelineVariables(tf.Module):
                 added[path] = tf.nest.map_structure(tf.add, moments, other[path])
         return added
 
-    def _statistics(self) -> dict[str, dict[str, tf.Variable]]:
+    def _statistics(self) -> dict[str, dict[str, packing.Variable]]:
         """Return path of a layer → name → statistic."""
-        by_layer: dict[str, dict[str, tf.Variable]] = {}
+        by_layer: dict[str, dict[str, packing.Variable]] = {}
         for path, variable in self.where(lambda spec: spec.is_state).items():
             layer_path, _, name = path.rpartition("/")
             by_layer.setdefault(layer_path, {})[name] = variable
         return by_layer
 
 
-def read_variables(executor: Executor, by_path: Mapping[str, tf.Variable]) -> dict[str, tf.Tensor]:
-    """Read every variable once, on its own device, weights in the compute dtype."""
-    return in_read_dtypes(executor, by_path)
-
-
-def in_read_dtypes(
-    executor: Executor, values: Mapping[str, tf.Variable | tf.Tensor]
+def read_variables(
+    executor: Executor, by_path: Mapping[str, packing.Variable]
 ) -> dict[str, tf.Tensor]:
-    """Return variables or their values by path, on their devices, in the dtype layers read."""
+    """Read every variable once, on its own device, weights in the compute dtype."""
+    return in_read_dtypes(executor, packing.read(by_path))
+
+
+def in_read_dtypes(executor: Executor, values: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Return values of variables by path, on their devices, in the dtype that layers read."""
     read = {}
     for path, value in values.items():
         with tf.device(executor.device_of(path)):
-            tensor = tf.convert_to_tensor(value)
-            read[path] = cell_calls.in_read_dtype(executor.analysis.variables[path], tensor)
+            read[path] = cell_calls.in_read_dtype(executor.analysis.variables[path], value)
     return read
 
 

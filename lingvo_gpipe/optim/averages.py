@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams
@@ -39,12 +37,3 @@ def averaged(old: tf.Tensor, new: tf.Tensor, decay: tf.Tensor | None) -> tf.Tens
     if decay is None or not old.dtype.is_floating:
         return new
     return old + (1.0 - tf.cast(decay, old.dtype)) * (new - old)
-
-
-def swap(averages: Mapping[str, tf.Variable], variables: Mapping[str, tf.Variable]) -> None:
-    """Exchange the values of averages and of the variables at their paths."""
-    for path, average in averages.items():
-        with tf.device(average.device):
-            value = variables[path].read_value()
-            variables[path].assign(average.read_value())
-            average.assign(value)

@@ -9,11 +9,11 @@ each device sends two scalars, its part of the squared norm and of the decay los
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe import errors, hyperparams, packing
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.optim import averages
 from lingvo_gpipe.optim.averages import Average
@@ -69,11 +69,11 @@ class Updater(hyperparams.Configurable):
         self,
         params: Updater.Params,
         *,
-        variables: Mapping[str, tf.Variable],
+        variables: Mapping[str, packing.Variable],
         specs: Mapping[str, base.VariableSpec],
         device_of: Callable[[str], str],
         layer_of: Callable[[str], str],
-        state: Mapping[str, tf.Variable] | None = None,
+        state: Mapping[str, packing.Variable] | None = None,
     ) -> None:
         """Create the slots and averages of a network's variables.
 
@@ -111,13 +111,15 @@ class Updater(hyperparams.Configurable):
             path: self.optimizer.rule.slots(path, tuple(variable.shape), variable.dtype)
             for path, variable in variables.items()
         }
-        self.slots = {
-            (path, slot.slot): self._create(path, slot) for path in slots for slot in slots[path]
-        }
-        self.averages: dict[str, tf.Variable] = {}
+        self.slots: dict[tuple[str, str], packing.Variable] = packing.create(
+            {(path, slot.slot): self._wanted(slot) for path in slots for slot in slots[path]}
+        )
+        self.averages: dict[str, packing.Variable] = {}
         if self._average is not None:
-            for path, variable in (self._weights | self._state).items():
-                self.averages[path] = _create_on(device_of(path), variable.read_value)
+            self.averages = packing.copies(self._weights | self._state)
+        self._exchange = tf.function(
+            lambda: packing.exchange(self.averages, self._weights | self._state), autograph=False
+        )
         configs = {
             path: WeightConfig(
                 tuple(variable.shape),
@@ -129,6 +131,11 @@ class Updater(hyperparams.Configurable):
             for path, variable in variables.items()
         }
         self._layers = _by_layer(configs, device_of, layer_of)
+        # Layers whose variables are assigned together.
+        self._groups: dict[Hashable, list[LayerWeights]] = {}
+        for layer in self._layers:
+            unit = packing.unit(self._weights[layer.paths[0]])
+            self._groups.setdefault(unit, []).append(layer)
         wide = any(config.dtype == tf.float64 for config in configs.values())
         self._dtype = tf.float64 if wide else tf.float32  # of norms and of the rate
 
@@ -174,7 +181,7 @@ class Updater(hyperparams.Configurable):
         rate = tf.cast(self.optimizer.rate(step), self._dtype)
         inverse = None if loss_scale is None else 1.0 / tf.cast(loss_scale, tf.float32)
         dense = {path: tf.convert_to_tensor(g) for path, g in gradients.items()}
-        weights = {path: _read(v) for path, v in self._weights.items()}
+        weights = packing.read(self._weights)
 
         norm, decay_loss = self._global_norm(weights, dense, inverse)
         finite = self._all_finite(tf.math.is_finite(norm), state)
@@ -190,12 +197,13 @@ class Updater(hyperparams.Configurable):
             finite=finite if self.params.finite_guard else None,
             average_decay=None if self._average is None else self._average.decay(step),
         )
-        # One layer after the other on each device: at once, the new values of all of them would
+        # One group after the other on each device: at once, the new values of all of them would
         # need memory at the same time.
         done: dict[str, list[tf.Operation]] = {}
-        for layer in self._layers:
-            with tf.control_dependencies(done.get(layer.device, [])):
-                done[layer.device] = self._update_layer(layer, weights, dense, scalars)
+        for layers in self._groups.values():
+            device = layers[0].device
+            with tf.control_dependencies(done.get(device, [])):
+                done[device] = self._update_layers(layers, weights, dense, scalars)
         self._assign_state(state, scalars)
         results = {
             "learning_rate": rate,
@@ -208,21 +216,23 @@ class Updater(hyperparams.Configurable):
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
         """Assign weights and statistics their averages' values inside the `with` block."""
-        variables = self._weights | self._state
-        averages.swap(self.averages, variables)
+        self._exchange()
         try:
             yield
         finally:
-            averages.swap(self.averages, variables)
+            self._exchange()
 
-    def _create(self, path: str, slot: SlotSpec) -> tf.Variable:
-        initial = slot.initial
-        if initial is None:
-            return _create_on(self._device_of(path), self._weights[path].read_value)
-        return _create_on(
-            self._device_of(path),
-            lambda: tf.fill(slot.shape, tf.cast(tf.constant(initial, tf.float64), slot.dtype)),
-        )
+    def _wanted(self, slot: SlotSpec) -> packing.Wanted:
+        weight, initial = self._weights[slot.path], slot.initial
+
+        def value() -> tf.Tensor:
+            if initial is None:
+                return weight.read_value()
+            return tf.fill(slot.shape, tf.cast(tf.constant(initial, tf.float64), slot.dtype))
+
+        # Slots of the weights of one pack are assigned with it.
+        kind = (slot.slot, packing.unit(weight))
+        return packing.Wanted(slot.shape, slot.dtype, self._device_of(slot.path), kind, value)
 
     def _global_norm(
         self,
@@ -257,43 +267,52 @@ class Updater(hyperparams.Configurable):
                     flags.append(tf.reduce_all(tf.math.is_finite(value)))
         return tf.reduce_all(tf.stack(flags)) if len(flags) > 1 else finite
 
-    def _update_layer(
+    def _update_layers(
         self,
-        layer: LayerWeights,
+        layers: Sequence[LayerWeights],
         weights: Mapping[str, tf.Tensor],
         gradients: Mapping[str, tf.Tensor],
         scalars: StepScalars,
     ) -> list[tf.Operation]:
-        """Assign a layer its new values; return the operations that do so, none eagerly."""
-        targets = [self._weights[path] for path in layer.paths]
-        targets += [
-            self.slots[path, slot]
+        """Assign layers their new values; return the operations that do so, none eagerly."""
+        paths = [path for layer in layers for path in layer.paths]
+        slots_of = {
+            path: [(path, slot) for slot, _ in config.slots]
+            for layer in layers
             for path, config in zip(layer.paths, layer.configs, strict=True)
-            for slot, _ in config.slots
-        ]
-        targets += [self.averages[path] for path in layer.paths if path in self.averages]
-        with tf.device(layer.device):
+        }
+        slots = packing.read({key: self.slots[key] for path in paths for key in slots_of[path]})
+        means = packing.read({path: self.averages[path] for path in paths if path in self.averages})
+        pairs: list[tuple[packing.Variable, tf.Tensor]] = []
+        for layer in layers:
+            keys = [key for path in layer.paths for key in slots_of[path]]
+            averaged = [path for path in layer.paths if path in means]
             values = [weights[path] for path in layer.paths]
-            values += [_read(variable) for variable in targets[len(layer.paths) :]]
-            new = self._programs.update(
-                layer, values, [gradients[path] for path in layer.paths], scalars
-            )
-            assigned = [
-                target.assign(value, read_value=False)
-                for target, value in zip(targets, new, strict=True)
-            ]
-        return [] if tf.executing_eagerly() else assigned
+            values += [slots[key] for key in keys] + [means[path] for path in averaged]
+            targets = [self._weights[path] for path in layer.paths]
+            targets += [self.slots[key] for key in keys]
+            targets += [self.averages[path] for path in averaged]
+            with tf.device(layer.device):
+                new = self._programs.update(
+                    layer, values, [gradients[path] for path in layer.paths], scalars
+                )
+            pairs += zip(targets, new, strict=True)
+        return packing.assign(pairs)
 
     def _assign_state(self, state: Mapping[str, tf.Tensor], scalars: StepScalars) -> None:
+        before = packing.read({path: self._state[path] for path in state})
+        means = packing.read({path: self.averages[path] for path in state if path in self.averages})
+        pairs: list[tuple[packing.Variable, tf.Tensor]] = []
         for path, value in state.items():
-            variable = self._state[path]
             with tf.device(self._device_of(path)):
-                new = choose(scalars.finite, tf.cast(value, variable.dtype), _read(variable))
-                variable.assign(new, read_value=False)
-                if path in self.averages:
-                    old = _read(self.averages[path])
-                    mean = averages.averaged(old, new, scalars.average_decay)
-                    self.averages[path].assign(choose(scalars.finite, mean, old), read_value=False)
+                old = before[path]
+                new = choose(scalars.finite, tf.cast(value, old.dtype), old)
+                pairs.append((self._state[path], new))
+                if path in means:
+                    mean = averages.averaged(means[path], new, scalars.average_decay)
+                    mean = choose(scalars.finite, mean, means[path])
+                    pairs.append((self.averages[path], mean))
+        packing.assign(pairs)
 
 
 def _by_layer(
@@ -344,13 +363,3 @@ def _check_names(
             f"weight {missing[0]!r} has no {what} ({len(missing)} such); freeze it, or let a loss "
             "depend on it"
         )
-
-
-def _read(variable: tf.Variable) -> tf.Tensor:
-    with tf.device(variable.device):
-        return variable.read_value()
-
-
-def _create_on(device: str, value: Callable[[], tf.Tensor]) -> tf.Variable:
-    with tf.init_scope(), tf.device(device):
-        return tf.Variable(value(), trainable=False)

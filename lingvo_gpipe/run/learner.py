@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 
 import tensorflow as tf
 
-from lingvo_gpipe import errors, optim, pipelining
+from lingvo_gpipe import errors, optim, packing, pipelining
 from lingvo_gpipe.console import units
 from lingvo_gpipe.execution import outer_function
 from lingvo_gpipe.input import Batch
@@ -87,7 +87,7 @@ class Learner:
         self._apply = outer_function.OuterFunction(self._apply_gradients, assigns=True)
 
     @property
-    def variables(self) -> dict[str, tf.Variable]:
+    def variables(self) -> dict[str, packing.Variable]:
         """Every variable that a checkpoint holds, by key."""
         return keys.of_training(self.pipe.by_path, self.updater) | {keys.STEP: self.step}
 
@@ -163,15 +163,21 @@ class Learner:
 
     def reset_to_weights(self) -> None:
         """Assign the current weights to averages, and to slots that begin as their weight."""
-        for path, average in self.updater.averages.items():
-            average.assign(self.pipe.by_path[path])
-        for (path, slot), spec in self.updater.optimizer.slots(
-            self.pipe.analysis.variables.values()
-        ).items():
-            if spec.initial is None:
-                self.updater.slots[path, slot].assign(self.pipe.by_path[path])
+        outer_function.OuterFunction(self._reset, assigns=True)()
 
-    def _zeros(self, path: str, variable: tf.Variable) -> tf.Tensor:
+    def _reset(self) -> None:
+        values = packing.read(self.pipe.by_path)
+        specs = self.updater.optimizer.slots(self.pipe.analysis.variables.values())
+        packing.assign(
+            [(average, values[path]) for path, average in self.updater.averages.items()]
+            + [
+                (self.updater.slots[path, slot], values[path])
+                for (path, slot), spec in specs.items()
+                if spec.initial is None
+            ]
+        )
+
+    def _zeros(self, path: str, variable: packing.Variable) -> tf.Tensor:
         with tf.device(self.pipe.executor.device_of(path)):
             return tf.zeros(variable.shape, variable.dtype)
 

@@ -8,10 +8,9 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-import tensorflow as tf
 from absl import logging
 
-from lingvo_gpipe import errors, task
+from lingvo_gpipe import errors, packing, task
 from lingvo_gpipe.input import Input
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.run import checkpoints, log_directory
@@ -42,7 +41,7 @@ def saved_keys(specs: Mapping[str, base.VariableSpec], train: task.Train) -> dic
 
 
 def restore(
-    by_path: Mapping[str, tf.Variable],
+    by_path: Mapping[str, packing.Variable],
     specs: Mapping[str, base.VariableSpec],
     params: Task.Params,
     *,

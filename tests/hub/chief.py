@@ -18,8 +18,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from lingvo_gpipe import errors, layers, optim, pipelining, task
-from lingvo_gpipe.execution import outer_function
+from lingvo_gpipe import errors, layers, optim, packing, pipelining, task
+from lingvo_gpipe.execution import outer_function, variables
 from lingvo_gpipe.input import InMemory
 from lingvo_gpipe.run import checkpoints, learner
 from tests.hub.worker import end_with_parent
@@ -196,8 +196,11 @@ def main(folder: str, addresses: str = "") -> None:
     for name in ("first gradients of a tape", "gradients of a tape"):
         with traffic.of(name):
             with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(pipe(batches[6], training=True))
-            taped = tape.gradient(loss, pipe.weights)
+                theta = pipe.theta()
+                tape.watch(theta)
+                outputs = pipe.fprop(theta, batches[6], pipe.context(training=True))
+                loss = tf.reduce_sum(outputs)
+            taped = variables.flatten(tape.gradient(loss, theta))
             del tape
     found["devices"] = {
         "outputs": [value.device for value in tf.nest.flatten(evaluated.outputs)],
@@ -235,6 +238,7 @@ def main(folder: str, addresses: str = "") -> None:
     kept.save(7)
     found["traffic"] = traffic.by_name
     found["variables"] = len(made.variables)
+    found["packs"] = len({packing.unit(v) for v in made.variables.values()})
     found["field bytes"] = field_bytes(batches[0])
     sys.stdout.write(json.dumps(found))
 

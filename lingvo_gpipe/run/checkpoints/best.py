@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from lingvo_gpipe import errors
+from lingvo_gpipe import errors, packing
 from lingvo_gpipe.run.checkpoints import files, keys, values
 from lingvo_gpipe.run.checkpoints.store import Checkpoints
 
@@ -23,7 +23,7 @@ class Best:
     def __init__(
         self,
         directory: str,
-        variables: Mapping[str, tf.Variable],
+        variables: Mapping[str, packing.Variable],
         params_text: str,
         *,
         larger_is_better: bool = True,

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import tensorflow as tf
-
-from lingvo_gpipe import optim
+from lingvo_gpipe import optim, packing
 
 STEP = "step"
 """Number of updates."""
@@ -51,8 +49,8 @@ def loss_scale(name: str) -> str:
 
 
 def of_training(
-    variables: Mapping[str, tf.Variable], updater: optim.Updater
-) -> dict[str, tf.Variable]:
+    variables: Mapping[str, packing.Variable], updater: optim.Updater
+) -> dict[str, packing.Variable]:
     """Return the variables of a network in training by key, without its step.
 
     Args:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
-from lingvo_gpipe import errors
+from lingvo_gpipe import errors, packing
 from lingvo_gpipe.run.checkpoints import files
 from lingvo_gpipe.run.checkpoints.values import UNREADABLE, SavedValues, reason
 
@@ -57,7 +57,7 @@ class Checkpoints:
     def __init__(
         self,
         directory: str,
-        variables: Mapping[str, tf.Variable],
+        variables: Mapping[str, packing.Variable],
         params_text: str = "",
         *,
         keep: int = 3,
@@ -152,9 +152,9 @@ class Checkpoints:
                 torn.append((prefix, fault))
                 continue
             try:
-                self._check(prefix, subset=subset)
-                # A new object, because a failed read leaves restorations pending on its object.
-                tf.train.Checkpoint(**self._variables).read(prefix).expect_partial()
+                saved = SavedValues(prefix)
+                self._check(saved, prefix, subset=subset)
+                saved.assign(tuple(self._variables.items()))
             except errors.CheckpointError:
                 raise
             except UNREADABLE as error:
@@ -182,9 +182,8 @@ class Checkpoints:
             which = os.path.join(self.directory, f"{files.NAME}-{which}")
         return [files.at(which)]
 
-    def _check(self, prefix: str, *, subset: bool) -> None:
+    def _check(self, saved: SavedValues, prefix: str, *, subset: bool) -> None:
         """Refuse a checkpoint whose keys, shapes or dtypes are not those of the variables."""
-        saved = SavedValues(prefix)
         missing = [key for key in self._variables if key not in saved.shapes]
         extra = [] if subset else [key for key in saved.shapes if key not in self._variables]
         misfits = [
@@ -215,7 +214,7 @@ class Checkpoints:
 
 
 def restore_matching(
-    variables: Mapping[str, tf.Variable],
+    variables: Mapping[str, packing.Variable],
     path: str,
     names: Mapping[str, Sequence[str]] | None = None,
 ) -> Matched:
@@ -232,7 +231,7 @@ def restore_matching(
     """
     prefix = files.at(path)
     restored, missing, misfits = [], [], {}
-    pairs: list[tuple[str, tf.Variable]] = []
+    pairs: list[tuple[str, packing.Variable]] = []
     try:
         saved = SavedValues(prefix)
         for key, variable in variables.items():

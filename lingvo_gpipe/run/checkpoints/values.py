@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from lingvo_gpipe import errors
-from lingvo_gpipe.execution import outer_function, progress
+from lingvo_gpipe import errors, packing
+from lingvo_gpipe.execution import progress
 from lingvo_gpipe.run.checkpoints import files
 
 # What is raised for a file that is truncated, missing, not regular or not a checkpoint.
 UNREADABLE = (OSError, tf.errors.OpError, RuntimeError, ValueError, IndexError)
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+_OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"  # not used, but part of a whole checkpoint
 
 
 class SavedValues:
@@ -42,7 +43,7 @@ class SavedValues:
         value: np.ndarray[Any, Any] = self._reader.get_tensor(_escape(key) + _SUFFIX)
         return value
 
-    def assign(self, pairs: Sequence[tuple[str, tf.Variable]]) -> None:
+    def assign(self, pairs: Sequence[tuple[str, packing.Variable]]) -> None:
         """Assign saved values, each read by the process in which its variable is.
 
         Args:
@@ -50,22 +51,29 @@ class SavedValues:
 
         Raises one of `UNREADABLE` if a value is damaged.
         """
+        self._reader.get_tensor(_OBJECTS)
+        by_device: dict[str, list[tuple[str, packing.Variable]]] = {}
+        for key, variable in pairs:
+            by_device.setdefault(variable.device, []).append((key, variable))
 
-        def assign_all() -> None:
-            for key, variable in pairs:
-                with tf.device(progress.host(variable.device)):
-                    (value,) = tf.raw_ops.RestoreV2(
-                        prefix=self._prefix,
-                        tensor_names=[_escape(key) + _SUFFIX],
-                        shape_and_slices=[""],
-                        dtypes=[variable.dtype],
-                    )
-                with tf.device(variable.device):
-                    variable.assign(value, read_value=False)
+        restored: dict[str, list[tf.Tensor]] = {}
+        for device, of_device in by_device.items():
+            with tf.device(progress.host(device)):
+                restored[device] = tf.raw_ops.RestoreV2(
+                    prefix=self._prefix,
+                    tensor_names=[_escape(key) + _SUFFIX for key, _ in of_device],
+                    shape_and_slices=[""] * len(of_device),
+                    dtypes=[variable.dtype for _, variable in of_device],
+                )
+                # Waits for another process too, so that a damaged checkpoint changes nothing.
+                tf.raw_ops.Rank(input=restored[device][0]).numpy()
+        for device, of_device in by_device.items():
+            targets = [variable for _, variable in of_device]
+            packing.assign(zip(targets, restored[device], strict=True))
 
-        outer_function.OuterFunction(assign_all, assigns=True)()
-
-    def misfit(self, key: str, variable: tf.Variable, saved_key: str | None = None) -> str | None:
+    def misfit(
+        self, key: str, variable: packing.Variable, saved_key: str | None = None
+    ) -> str | None:
         """Return how a saved shape or dtype differs from that of a variable; None if it does not.
 
         Args:

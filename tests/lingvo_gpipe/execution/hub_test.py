@@ -112,6 +112,13 @@ def test_a_step_sends_its_mini_batch_and_the_handles_of_variables(runs: tuple[Ru
 
 
 @pytest.mark.slow
+def test_workers_hold_few_variables(runs: tuple[Run, Run]) -> None:
+    """Weights, two slots and averages of each, statistics and averages of the second, the step."""
+    assert runs[0].found["packs"] == 2 * 4 + 2 + 1
+    assert runs[1].found["packs"] == runs[1].found["variables"] > 30
+
+
+@pytest.mark.slow
 def test_no_weight_passes_the_chief(runs: tuple[Run, Run]) -> None:
     """Building, averages, diagnosis, a tape, saving and restoring too."""
     traffic = dict(runs[0].found["traffic"])
@@ -136,7 +143,7 @@ def test_workers_and_one_process_have_equal_bits(runs: tuple[Run, Run]) -> None:
     """Losses, and weights, statistics, slots and averages after updates, and restored."""
     in_cluster, alone = (dict(run.found) for run in runs)
     for found in (in_cluster, alone):
-        del found["traffic"], found["devices"]
+        del found["traffic"], found["devices"], found["packs"]
     assert in_cluster == alone
     assert len(set(alone["losses"])) == 6
     assert len(alone["matched"]) == 10

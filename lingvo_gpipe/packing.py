@@ -1,0 +1,323 @@
+"""Variables packed into few: parts of one variable on a device, each used like a variable.
+
+A call to another process names every variable that the function uses, which costs the calling
+process 0.1 ms for each. So variables on workers are parts of a few *packs*. A part has the shape,
+dtype, device and value of a variable, and is saved and restored under its own key: whether
+variables are packed changes no result and no checkpoint.
+
+A pack holds variables of one device, dtype and kind, of at most `MAX_BYTES` together. It is
+assigned as a whole: an update needs memory for the new values of one pack and of its slots at once.
+Each part begins at a multiple of `_ROW_BYTES`, so that reading it copies nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.checkpoint import tensor_callable
+
+from lingvo_gpipe import errors
+
+MAX_BYTES = 32 * 2**20
+"""A pack of more would need much memory to be assigned, and save little time."""
+_ROW_BYTES = 64  # TensorFlow's alignment: a tensor at a multiple of it may share its buffer
+_SAVED = "VARIABLE_VALUE"  # the last part of the key of a value in a checkpoint
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wanted:
+    """A variable to create.
+
+    Attributes:
+        shape: static.
+        dtype: dtype of the variable.
+        device: name of its device.
+        kind: only variables of equal kinds share a pack.
+        value: returns the initial value; called on the device.
+        trainable: whether a tape watches it, if it is not packed.
+        name: name of the variable, if it is not packed.
+    """
+
+    shape: tuple[int, ...]
+    dtype: tf.DType
+    device: str
+    kind: Hashable
+    value: Callable[[], tf.Tensor]
+    trainable: bool = False
+    name: str | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows of `_ROW_BYTES` that it takes in a pack."""
+        return -(-math.prod(self.shape) * self.dtype.size // _ROW_BYTES)
+
+
+class Part(tf.__internal__.tracking.Trackable):
+    """A part of a pack, used like a variable.
+
+    Attributes:
+        pack: the pack.
+        index: number of the part in its pack.
+        shape: a `tf.TensorShape`, as of a variable.
+        dtype: dtype of the variable.
+    """
+
+    def __init__(self, pack: _Pack, index: int, shape: tuple[int, ...]) -> None:
+        self.pack = pack
+        self.index = index
+        self.shape = tf.TensorShape(shape)
+        self.dtype = pack.variable.dtype
+
+    @property
+    def device(self) -> str:
+        """Name of its device."""
+        name: str = self.pack.variable.device
+        return name
+
+    def read_value(self) -> tf.Tensor:
+        """Return its value, on its device."""
+        return self.pack.read_part(self.index)
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """Return its value as an array."""
+        value: np.ndarray[Any, Any] = self.read_value().numpy()
+        return value
+
+    def assign(self, value: Any) -> None:
+        """Assign a value of its shape; `packing.assign` assigns several at once."""
+        with tf.device(self.device):
+            assign([(self, tf.convert_to_tensor(value, self.dtype))])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.asarray(self.numpy(), dtype)
+
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        """Return what a checkpoint saves, read when it is saved."""
+        return {_SAVED: tensor_callable.Callable(self.read_value, self.dtype, self.device)}
+
+
+Variable: TypeAlias = tf.Variable | Part
+"""What a network's variables are: with shape, dtype, device, read_value(), numpy(), assign()."""
+
+
+class _Pack:
+    """Variables in one, whose rows are `_ROW_BYTES` long.
+
+    Attributes:
+        variable: [rows, elements of a row].
+        parts: the parts in order.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]], variable: tf.Variable) -> None:
+        self.variable = variable
+        self.parts = [Part(self, index, shape) for index, shape in enumerate(shapes)]
+        lanes = variable.shape[1]
+        self._rows = [-(-math.prod(shape) // lanes) for shape in shapes]
+
+    def read_part(self, index: int) -> tf.Tensor:
+        """Return the value of one part, on its device."""
+        begin = sum(self._rows[:index])
+        with tf.device(self.variable.device):
+            rows = tf.convert_to_tensor(self.variable)[begin : begin + self._rows[index]]
+            return _from_rows(rows, self.parts[index].shape)
+
+    def read(self) -> list[tf.Tensor]:
+        """Return the values of all parts, on their device."""
+        with tf.device(self.variable.device):
+            pieces = tf.split(tf.convert_to_tensor(self.variable), self._rows)
+            return [
+                _from_rows(piece, part.shape)
+                for piece, part in zip(pieces, self.parts, strict=True)
+            ]
+
+    def assign(self, values: Mapping[int, tf.Tensor]) -> tf.Operation | None:
+        """Assign parts by number; the others keep their values."""
+        with tf.device(self.variable.device):
+            old = self.read() if len(values) < len(self.parts) else []
+            new = [values[i] if i in values else old[i] for i in range(len(self.parts))]
+            for part, value in zip(self.parts, new, strict=True):
+                part.shape.assert_is_compatible_with(value.shape)
+            rows = _rows_of(new, [tuple(part.shape) for part in self.parts])
+            operation = self.variable.assign(rows, read_value=False)
+        return None if tf.executing_eagerly() else operation
+
+    def copy(self) -> _Pack:
+        """Return a pack of equal values that is not trained."""
+        shapes = [tuple(part.shape) for part in self.parts]
+        return _Pack(shapes, _copy(self.variable))
+
+
+def create(wanted: Mapping[_Key, Wanted]) -> dict[_Key, Variable]:
+    """Create variables, those on workers as parts of packs; a pack of one is a variable."""
+    made: dict[_Key, Variable] = {}
+    for keys in _groups(wanted):
+        first = wanted[keys[0]]
+        with tf.init_scope(), tf.device(first.device):
+            values = [tf.convert_to_tensor(wanted[key].value(), first.dtype) for key in keys]
+            if len(keys) == 1:
+                made[keys[0]] = tf.Variable(values[0], first.trainable, name=first.name)
+                continue
+            # Not trained, since a tape would add the gradients of all parts in the process that
+            # calls; it watches what `read` returns.
+            shapes = [wanted[key].shape for key in keys]
+            variable = tf.Variable(_rows_of(values, shapes), trainable=False)
+        pack = _Pack(shapes, variable)
+        made |= dict(zip(keys, pack.parts, strict=True))
+    _wait({one.device for one in wanted.values()})
+    return {key: made[key] for key in wanted}
+
+
+def copies(variables: Mapping[_Key, Variable]) -> dict[_Key, Variable]:
+    """Return variables of equal values that are not trained, packed alike.
+
+    Raises:
+        OptimizerError: only some parts of a pack are among them.
+    """
+    packs = {v.pack: 0 for v in variables.values() if isinstance(v, Part)}
+    for variable in variables.values():
+        if isinstance(variable, Part):
+            packs[variable.pack] += 1
+    if any(count < len(pack.parts) for pack, count in packs.items()):
+        raise errors.OptimizerError(
+            "on workers, averages are of all weights of a network or of none. Give the updater "
+            "every weight"
+        )
+    copied = {pack: pack.copy() for pack in packs}
+    made = {
+        key: copied[v.pack].parts[v.index] if isinstance(v, Part) else _copy(v)
+        for key, v in variables.items()
+    }
+    _wait({variable.device for variable in made.values()})
+    return made
+
+
+def exchange(one: Mapping[_Key, Variable], other: Mapping[_Key, Variable]) -> None:
+    """Exchange the values of variables and of those at the same keys of their `copies`.
+
+    In a graph: on workers, a function that is called next would not wait for eager assignments.
+    """
+    pairs = {
+        unit(variable): (_backing(variable), _backing(other[key])) for key, variable in one.items()
+    }
+    for first, second in pairs.values():
+        with tf.device(first.device):
+            value = first.read_value()
+            first.assign(second.read_value())
+            second.assign(value)
+
+
+def read(variables: Mapping[_Key, Variable]) -> dict[_Key, tf.Tensor]:
+    """Return the values of variables, each on its device; a pack is read once."""
+    packs: dict[_Pack, list[tf.Tensor]] = {}
+    values: dict[_Key, tf.Tensor] = {}
+    for key, variable in variables.items():
+        if isinstance(variable, Part):
+            if variable.pack not in packs:
+                packs[variable.pack] = variable.pack.read()
+            values[key] = packs[variable.pack][variable.index]
+        else:
+            with tf.device(variable.device):
+                values[key] = tf.convert_to_tensor(variable)
+    return values
+
+
+def assign(pairs: Iterable[tuple[Variable, tf.Tensor]]) -> list[tf.Operation]:
+    """Assign values, a pack once; return the operations that do so, none eagerly."""
+    packs: dict[_Pack, dict[int, tf.Tensor]] = {}
+    operations = []
+    devices = set()
+    for variable, value in pairs:
+        devices.add(variable.device)
+        if isinstance(variable, Part):
+            packs.setdefault(variable.pack, {})[variable.index] = value
+        else:
+            with tf.device(variable.device):
+                operations.append(variable.assign(value, read_value=False))
+    operations += [pack.assign(values) for pack, values in packs.items()]
+    _wait(devices)
+    return [] if tf.executing_eagerly() else operations
+
+
+def unit(variable: Variable) -> Hashable:
+    """Return what is equal for the variables that one operation assigns: those of a pack."""
+    return variable.pack if isinstance(variable, Part) else variable.ref()
+
+
+def is_packed(device: str) -> bool:
+    """Return whether variables on a device are packed: those of another process.
+
+    >>> is_packed("/job:worker/replica:0/task:1/device:CPU:0"), is_packed("/device:CPU:1")
+    (True, False)
+    """
+    return "/job:worker" in device
+
+
+def _wait(devices: Iterable[str]) -> None:
+    """Wait until what was assigned eagerly in other processes is there; in a graph, do nothing.
+
+    A function that is called next would not wait for it. Eager operations do.
+    """
+    for device in devices if tf.executing_eagerly() else ():
+        if is_packed(device):
+            with tf.device(device):
+                tf.zeros([]).numpy()
+
+
+def _groups(wanted: Mapping[_Key, Wanted]) -> list[list[_Key]]:
+    """Return the keys of each pack, and of each variable that is not packed."""
+    groups: list[list[_Key]] = []
+    open_groups: dict[Hashable, tuple[list[_Key], int]] = {}  # with bytes so far
+    for key, one in wanted.items():
+        kind = (one.device, one.dtype, one.kind, one.trainable)
+        size = one.rows * _ROW_BYTES
+        group, filled = open_groups.get(kind, ([], MAX_BYTES + 1))
+        if not is_packed(one.device) or filled + size > MAX_BYTES:
+            group, filled = [], 0
+            groups.append(group)
+        group.append(key)
+        open_groups[kind] = group, filled + size
+    return groups
+
+
+def _rows_of(values: Sequence[tf.Tensor], shapes: Sequence[tuple[int, ...]]) -> tf.Tensor:
+    """Return values of these shapes as rows of `_ROW_BYTES`, those of each padded with zeros."""
+    rows = []
+    for value, shape in zip(values, shapes, strict=True):
+        lanes = _ROW_BYTES // value.dtype.size
+        flat = tf.reshape(value, [-1])
+        if missing := -math.prod(shape) % lanes:
+            flat = tf.pad(flat, [[0, missing]])
+        rows.append(tf.reshape(flat, [-1, lanes]))
+    return tf.concat(rows, 0)
+
+
+def _from_rows(rows: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+    count = math.prod(shape)
+    if rows.shape.num_elements() == count:
+        return tf.reshape(rows, shape)
+    return tf.reshape(tf.reshape(rows, [-1])[:count], shape)
+
+
+def _copy(variable: tf.Variable) -> tf.Variable:
+    with tf.init_scope(), tf.device(variable.device):
+        return tf.Variable(variable.read_value(), trainable=False)
+
+
+def _backing(variable: Variable) -> tf.Variable:
+    return variable.pack.variable if isinstance(variable, Part) else variable
+
+
+def _to_tensor(
+    part: Part, dtype: tf.DType | None = None, name: str | None = None, as_ref: bool = False
+) -> tf.Tensor:
+    del name, as_ref
+    return tf.convert_to_tensor(part.read_value(), dtype)
+
+
+tf.register_tensor_conversion_function(Part, _to_tensor)

@@ -131,8 +131,10 @@ def test_cores_are_shared_out() -> None:
 
 def test_an_interrupt_waits_until_the_child_can_receive_it(tmp_path: Path) -> None:
     program = (
-        "import pathlib, sys, time\n"
+        "import pathlib, signal, sys, time\n"
         "from lingvo_gpipe.cluster import child\n"
+        # Tests that run in the background of a shell ignore it.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "pathlib.Path(sys.argv[1]).touch()\n"
         "while not pathlib.Path(sys.argv[2]).exists(): time.sleep(0.01)\n"
         "try: child.receive_interrupts(); time.sleep(60)\n"

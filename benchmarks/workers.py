@@ -5,20 +5,20 @@ over 4 workers of this machine; also stopped half-way and continued the other wa
 the last checkpoint and every curve of TensorBoard is compared.
 
 `python -m benchmarks.workers`: processor seconds and wall seconds per update, in one process and
-over 2 workers, interleaved rounds on an idle machine; the chief's own share of them. Both are
-differences of two runs of unequal length, so that start and end do not count.
+over 2 workers, interleaved rounds on an idle machine; the chief's own share of them. They are counted
+from one checkpoint to the next, so that neither start nor end counts, but one checkpoint does.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,8 +34,9 @@ CASES = {
     "translation": (PACKAGE, "--model=cases.Translation"),
 }
 STEPS = 50
-SHORT, LONG = 20, 60
+MEASURED = {"digits": 300, "ties": 100, "AmoebaNet-D": 100, "translation": 50}
 ROUNDS = 5
+_SUPERVISOR = "supervisor"
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -43,57 +44,66 @@ class FailedError(Exception):
     """A run that did not end with 0."""
 
 
-def run(flags: Sequence[str], log: Path) -> tuple[float, dict[str, float]]:
-    """Run the trainer; return wall seconds, and processor seconds by kind of process."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Used:
+    """What a run has used so far.
+
+    Attributes:
+        wall_s: seconds of a clock.
+        processor_s: kind of process (chief, worker, supervisor) → processor seconds.
+    """
+
+    wall_s: float
+    processor_s: dict[str, float]
+
+
+def run(flags: Sequence[str], log: Path, marks: Sequence[Path] = ()) -> list[Used]:
+    """Run the trainer; return what it had used when each of these files appeared."""
     command = [sys.executable, "-m", "lingvo_gpipe.trainer", *flags]
-    began = time.monotonic()
+    used: list[Used] = []
+    kinds: dict[int, str] = {}
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-        sampler = _Sampler(process.pid)
-        code = process.wait()
-        used = sampler.stop()
-    if code:
-        raise FailedError(f"{' '.join(flags)} ended with {code}:\n{log.read_text()[-2000:]}")
-    return time.monotonic() - began, used
+        while process.poll() is None:
+            if len(used) < len(marks) and marks[len(used)].exists():
+                used.append(_used(process.pid, kinds))
+            time.sleep(0.01)
+    if process.returncode or len(used) < len(marks):
+        raise FailedError(
+            f"{' '.join(flags)} ended with {process.returncode}:\n{log.read_text()[-2000:]}"
+        )
+    return used
 
 
-class _Sampler:
-    """Adds up the processor time of a process and of everything that it starts."""
+def _used(root: int, kinds: dict[int, str]) -> Used:
+    """Return what a process and all that it has started have used; `kinds` is kept for the next."""
+    now = time.monotonic()
+    parents, seconds = {}, {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError):
+            fields = (path / "stat").read_text().rpartition(")")[2].split()
+            parents[int(path.name)] = int(fields[1])
+            seconds[int(path.name)] = (int(fields[11]) + int(fields[12])) / _TICKS
+    total: dict[str, float] = {}
+    for pid, used_s in seconds.items():
+        ancestor = pid
+        while ancestor not in (root, 0):
+            ancestor = parents.get(ancestor, 0)
+        if ancestor == root:
+            kind = kinds.setdefault(pid, _kind(pid))
+            total[kind] = total.get(kind, 0.0) + used_s
+    return Used(now, total)
 
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._used: dict[int, tuple[str, float]] = {}
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-        self._thread.start()
 
-    def stop(self) -> dict[str, float]:
-        """Return processor seconds by kind of process: chief, worker, agent."""
-        self._ended.set()
-        self._thread.join()
-        total: dict[str, float] = {}
-        for kind, seconds in self._used.values():
-            total[kind] = total.get(kind, 0.0) + seconds
-        return total
-
-    def _watch(self) -> None:
-        while not self._ended.wait(0.05):
-            parents, seen = {}, {}
-            for path in Path("/proc").glob("[0-9]*"):
-                with contextlib.suppress(OSError, IndexError):
-                    fields = (path / "stat").read_text().rpartition(")")[2].split()
-                    parents[int(path.name)] = int(fields[1])
-                    seconds = (int(fields[11]) + int(fields[12])) / _TICKS
-                    has_tensorflow = "libtensorflow" in (path / "maps").read_text()
-                    words = (path / "cmdline").read_text()
-                    kind = "worker" if "worker_server" in words else "chief"
-                    seen[int(path.name)] = (kind if has_tensorflow else "agent", seconds)
-            for pid, found in seen.items():
-                ancestor = pid
-                while ancestor not in (self._pid, 0):
-                    ancestor = parents.get(ancestor, 0)
-                if ancestor == self._pid:
-                    self._used[pid] = found
+def _kind(pid: int) -> str:
+    """Return what a process of a run is, by whether it has loaded TensorFlow."""
+    try:
+        if "libtensorflow" not in Path(f"/proc/{pid}/maps").read_text():
+            return _SUPERVISOR
+        words = Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return _SUPERVISOR
+    return "worker" if "worker_server" in words else "chief"
 
 
 def saved(folder: Path) -> dict[str, Any]:
@@ -197,19 +207,23 @@ def speed(names: Sequence[str], rounds: int) -> None:
             found: dict[str, list[float]] = {}
             for number in range(rounds):
                 for label, extra in (("one", []), ("workers", ["--workers=local:2"])):
-                    used = []
-                    for steps in (SHORT, LONG):
-                        folder = Path(temporary, f"{name}{label}{number}_{steps}")
-                        flags = [*CASES[name], "--num_partitions=2", f"--max_steps={steps}"]
-                        flags += [data] if name in ("ties", "translation") else []
-                        flags += [f"--logdir={folder}", "--save_interval_steps=1000", *extra]
-                        used.append(run(flags, Path(f"{folder}.log")))
-                    (short_s, short), (long_s, long) = used
-                    each = {"wall": long_s - short_s, "processor": sum(long.values())}
-                    each["processor"] -= sum(short.values())
-                    each["chief"] = long.get("chief", 0.0) - short.get("chief", 0.0)
+                    folder = Path(temporary, f"{name}{label}{number}")
+                    count = MEASURED[name]
+                    flags = [*CASES[name], "--num_partitions=2", f"--max_steps={2 * count}"]
+                    flags += [data] if name in ("ties", "translation") else []
+                    flags += [f"--logdir={folder}", f"--save_interval_steps={count}", *extra]
+                    marks = [
+                        folder / "checkpoints" / f"ckpt-{n * count}.params.txt" for n in (1, 2)
+                    ]
+                    first, last = run(flags, Path(f"{folder}.log"), marks)
+                    each = {
+                        kind: used_s - first.processor_s.get(kind, 0.0)
+                        for kind, used_s in last.processor_s.items()
+                    }
+                    each["processor"] = sum(each.values())
+                    each["wall"] = last.wall_s - first.wall_s
                     for what, seconds in each.items():
-                        found.setdefault(f"{label} {what}", []).append(seconds / (LONG - SHORT))
+                        found.setdefault(f"{label} {what}", []).append(seconds / count)
             print(name)
             for what, values in found.items():
                 middle = statistics.median(values)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from lingvo_gpipe import errors, hyperparams, modes, registry, tensorflow_import
 from lingvo_gpipe.cluster import child, launch, local
-from lingvo_gpipe.cluster.chief_agent import LOST_EXIT_CODE
+from lingvo_gpipe.cluster.chief_supervisor import LOST_EXIT_CODE
 from lingvo_gpipe.console import command, output
 from lingvo_gpipe.console.flags import Flags
 from lingvo_gpipe.console.signals import StopRequest
@@ -136,8 +136,8 @@ def _flags() -> Flags:
 
 
 def _run_as_chief(values: argparse.Namespace, channel: child.Channel) -> int:
-    """Do the work with the workers of the agent that started this process."""
-    os.environ.setdefault(_LOG_LEVEL, "3")  # the loss of a worker is the agent's line
+    """Do the work with the workers of the supervisor that started this process."""
+    os.environ.setdefault(_LOG_LEVEL, "3")  # the loss of a worker is the supervisor's line
     tensorflow_import.quietly()
     from lingvo_gpipe.cluster import connection
 

@@ -36,7 +36,7 @@ CLOSED_TO_MODELS = ("run.loop", "run.eval_mode", "run.export", "trainer", "repea
 WITHOUT_TENSORFLOW = (
     "schedule",
     "network.partition",
-    "cluster.chief_agent",
+    "cluster.chief_supervisor",
     "cluster.child",
     "cluster.isolation",
     "cluster.launch",
@@ -45,7 +45,7 @@ WITHOUT_TENSORFLOW = (
     "cluster.members",
     "cluster.restarts",
     "cluster.temporary",
-    "cluster.worker_agent",
+    "cluster.worker_supervisor",
     "console",
     "errors",
     "lazy",

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import gc
-import importlib.util
 import os
 import resource
-import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 import hypothesis
@@ -26,27 +22,6 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 # What LLVM optimizes shows nothing about our layers, and costs a third of a compilation.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
-
-
-def _share_compiled_modules() -> None:
-    """Let Python keep compiled modules in a temporary folder, where it may keep none elsewhere.
-
-    Otherwise every child process compiles the thousands of modules of TensorFlow again. Workers
-    of xdist inherit the variables.
-    """
-    module = importlib.util.find_spec("tensorflow")
-    if not sys.dont_write_bytecode or module is None or module.origin is None:
-        return
-    if os.path.exists(importlib.util.cache_from_source(module.origin)):
-        return
-    folder = tempfile.mkdtemp(prefix="compiled_modules_")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    sys.dont_write_bytecode, sys.pycache_prefix = False, folder
-    os.environ["PYTHONPYCACHEPREFIX"] = folder
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-
-
-_share_compiled_modules()
 
 # No deadline: how long an example takes depends on the machine, not on the test.
 hypothesis.settings.register_profile("project", deadline=None, derandomize=True)

@@ -30,7 +30,7 @@ _GONE_WITHIN_S = 5.0
 _TICK_S = 0.002
 _SLOW_TICK_S = 0.05
 _PORT = 2222
-# Of the agent that starts the run again, and of a worker's, if the chief's agent is lost.
+# Of the supervisor that starts the run again, and of a worker's, if the chief's supervisor is lost.
 _FOUND = re.compile(r": restart \d+ of |^worker \d+ lost its chief: ")
 FLAGS = (
     "--params_package=benchmarks.faults.recipes",
@@ -63,18 +63,18 @@ FAULTS = (
         Fault(role, kind)
         for role in (
             processes.WORKER,
-            processes.WORKER_AGENT,
+            processes.WORKER_SUPERVISOR,
             processes.CHIEF,
-            processes.CHIEF_AGENT,
+            processes.CHIEF_SUPERVISOR,
             processes.PARENT,
         )
         for kind in (KILLED, STOPPED)
     ),
     Fault(processes.WORKER, CUT, on_hosts=True),
     Fault(processes.WORKER, CUT_FOR_GOOD, on_hosts=True),
-    Fault(processes.WORKER_AGENT, KILLED, on_hosts=True),
-    Fault(processes.CHIEF_AGENT, STOPPED, on_hosts=True),
-    Fault(processes.CHIEF_AGENT, KILLED, on_hosts=True),
+    Fault(processes.WORKER_SUPERVISOR, KILLED, on_hosts=True),
+    Fault(processes.CHIEF_SUPERVISOR, STOPPED, on_hosts=True),
+    Fault(processes.CHIEF_SUPERVISOR, KILLED, on_hosts=True),
 )
 
 
@@ -83,7 +83,7 @@ class Outcome:
     """How a run with a fault went.
 
     Attributes:
-        detection_s: from the fault to the agent's line; None: nothing had to be started again.
+        detection_s: from the fault to the supervisor's line; None: nothing had to be started again.
         next_step_s: from the fault to the next mini-batch; None: there was none.
         equal: whether the last checkpoint is that of the undisturbed run.
         left: what is left of the run: processes, files, ports, networks.
@@ -179,12 +179,12 @@ class Run:
         if self._net is None:
             self._start((processes.PARENT, 0), [*words, f"--workers=local:{NUM_WORKERS}"], None)
         else:
-            self._start((processes.CHIEF_AGENT, 0), [*words, *self._cluster()], 0)
+            self._start((processes.CHIEF_SUPERVISOR, 0), [*words, *self._cluster()], 0)
 
     def start_worker(self, index: int, host: int) -> None:
         """Start the command that serves a worker, on a host."""
         words = ["--job=worker", f"--task={index}", *self._cluster()]
-        self._start((processes.WORKER_AGENT, index), words, host)
+        self._start((processes.WORKER_SUPERVISOR, index), words, host)
 
     def _cluster(self) -> list[str]:
         return [
@@ -195,7 +195,7 @@ class Run:
     def _start(self, name: tuple[str, int], words: Sequence[str], host: int | None) -> None:
         before = [] if host is None or self._net is None else self._net.command(host)
         role, index = name
-        if role == processes.WORKER_AGENT:  # the bits depend on the number of cores
+        if role == processes.WORKER_SUPERVISOR:  # the bits depend on the number of cores
             cores = local.shares(sorted(os.sched_getaffinity(0)), NUM_WORKERS)[index]
             before = [*before, "taskset", "--cpu-list", ",".join(map(str, cores))]
         command = Command(
@@ -435,7 +435,7 @@ class _Disturbed:
             for (role, index), command in list(run.commands.items()):
                 if command.pid == self._struck.pid:
                     self._until(functools.partial(_has_ended, command), "its end")
-                    if role == processes.WORKER_AGENT:
+                    if role == processes.WORKER_SUPERVISOR:
                         run.start_worker(index, host=index + 1)
                     else:
                         run.start_chief()
@@ -448,7 +448,7 @@ class _Disturbed:
             if fault.kind == CUT:
                 self._net.join(NUM_WORKERS)
                 return
-            old = run.commands[processes.WORKER_AGENT, NUM_WORKERS - 1]
+            old = run.commands[processes.WORKER_SUPERVISOR, NUM_WORKERS - 1]
             self._net.join(NUM_WORKERS + 1)
             run.start_worker(NUM_WORKERS - 1, host=NUM_WORKERS + 1)
             old.signal(signal.SIGTERM)  # its orchestrator abandons it

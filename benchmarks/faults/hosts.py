@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from types import TracebackType
 
 
 class Hosts:
@@ -42,16 +41,11 @@ class Hosts:
                 if i < self._count:
                     self.join(i)
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for name in (*(self._host(i) for i in range(len(self.addresses))), self._bridge):
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 

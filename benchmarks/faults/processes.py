@@ -11,12 +11,12 @@ from pathlib import Path
 
 from benchmarks.faults import notes as run_notes
 
-PARENT, CHIEF_AGENT, CHIEF = "parent", "chief's agent", "chief"
-WORKER_AGENT, WORKER = "worker's agent", "worker"
+PARENT, CHIEF_SUPERVISOR, CHIEF = "parent", "chief's supervisor", "chief"
+WORKER_SUPERVISOR, WORKER = "worker's supervisor", "worker"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _SERVER = "lingvo_gpipe.cluster.worker_server"
 _JOB = "--job=worker"
-_CHANNEL = "LINGVO_GPIPE_AGENT="
+_CHANNEL = "LINGVO_GPIPE_SUPERVISOR="
 # Files that are there while something is written, and never after a run.
 _PARTIAL = re.compile(r".*(\.writing|_temp|\.tmp|\.part)|shared-.*")
 
@@ -45,14 +45,14 @@ class Process:
 def of_run(notes: Path) -> list[Process]:
     """Return all processes of the run that writes to `notes`, in order of their start."""
     found = [process for pid in _pids() if (process := _read(pid, notes)) is not None]
-    agents = {process.parent for process in found if process.role == CHIEF}
+    supervisors = {process.parent for process in found if process.role == CHIEF}
     servers = {process.parent for process in found if process.role == WORKER}
     named = []
     for process in found:
-        if process.role == PARENT and process.pid in agents:
-            process = dataclasses.replace(process, role=CHIEF_AGENT)
+        if process.role == PARENT and process.pid in supervisors:
+            process = dataclasses.replace(process, role=CHIEF_SUPERVISOR)
         elif process.role == PARENT and process.pid in servers:
-            process = dataclasses.replace(process, role=WORKER_AGENT)
+            process = dataclasses.replace(process, role=WORKER_SUPERVISOR)
         named.append(process)
     return sorted(named, key=lambda process: process.start)
 
@@ -76,7 +76,7 @@ def _read(pid: int, notes: Path) -> Process | None:
     elif any(entry.startswith(_CHANNEL.encode()) for entry in environment):
         role = CHIEF
     else:
-        role = WORKER_AGENT if _JOB in words else PARENT
+        role = WORKER_SUPERVISOR if _JOB in words else PARENT
     return Process(
         pid=pid,
         parent=int(fields[1]),

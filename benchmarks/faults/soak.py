@@ -2,7 +2,7 @@
 
 A process that is lost is replaced by a new one, so each role has several processes, one after the
 other. Their peaks are compared: the last may not have more than the first by `_GROWTH` and a few
-MiB. The parent and the chief's agent live through all of it, and are compared with themselves.
+MiB. The parent and the chief's supervisor live through all of it, and are compared with themselves.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _SLACK_BYTES = 8 * 2**20
 _SETTLE_S = 30.0
 _LIMIT_S = 60.0
 _STEPS = 10**7
-_LONG_LIVED = (processes.PARENT, processes.CHIEF_AGENT)
+_LONG_LIVED = (processes.PARENT, processes.CHIEF_SUPERVISOR)
 _FAULTS = [
     disturbed.Fault(role, kind)
-    for role in (processes.WORKER, processes.CHIEF, processes.WORKER_AGENT)
+    for role in (processes.WORKER, processes.CHIEF, processes.WORKER_SUPERVISOR)
     for kind in (disturbed.KILLED, disturbed.STOPPED)
 ]
 

@@ -1,12 +1,12 @@
 """Several processes and hosts: who takes part, who watches whom, and what happens at a loss.
 
 One chief traces the step and drives it; workers serve their devices to it. Beside each of these
-processes runs an agent: a parent process without TensorFlow, which starts it, watches it and starts
-it again. The agents of a run talk over one TCP connection per worker, the lease.
+processes runs a supervisor: a parent process without TensorFlow, which starts it, watches it and
+starts it again. The supervisors of a run talk over one TCP connection per worker, the lease.
 
-    chief's agent ──── lease ──── worker's agent          (plain Python: `agents`, `lease`)
-        │ starts                      │ starts
-      chief  ──── TensorFlow's gRPC ──── worker           (`worker_server`, `connection`)
+    chief's supervisor ──── lease ──── worker's supervisor    plain Python
+           │ starts                          │ starts
+         chief ──── TensorFlow's gRPC ──── worker             `connection`, `worker_server`
 
 Only `worker_server` and `connection` import TensorFlow. Cells, schedules and checkpoints do not
 occur here.

@@ -1,4 +1,4 @@
-"""A process that an agent starts: it ends with its agent, and its state can be asked at any time.
+"""A process that a supervisor starts: it ends with it, and its state can be asked at any time.
 
 It is started from the main thread: the system's signal at the parent's end (PR_SET_PDEATHSIG)
 follows the thread that started the process.
@@ -30,7 +30,7 @@ class Settings:
 
     Attributes:
         environment: its environment variables.
-        cores: the cores that it may use; None: those of its agent.
+        cores: the cores that it may use; None: those of its supervisor.
         prepare: called in the child before its program begins; None: nothing.
         channel: whether the child knows its ends of the pipes.
     """
@@ -42,19 +42,19 @@ class Settings:
 
 
 class Child:
-    """A process with two pipes of lines: its agent writes to one and reads from the other.
+    """A process with two pipes of lines: its supervisor writes to one and reads from the other.
 
     A child that talks finds the numbers of its ends in `CHANNEL`, as "read,write"; see `channel`.
-    Its other files are those of the agent. A signal from the terminal does not reach it: its agent
-    passes it on. SIGINT waits until the child calls `receive_interrupts`, since Python would print
-    a traceback while it imports.
+    Its other files are those of the supervisor. A signal from the terminal does not reach it: its
+    supervisor passes it on. SIGINT waits until the child calls `receive_interrupts`, since Python
+    would print a traceback while it imports.
 
     Attributes:
         pid: its number.
-        lines: file descriptor from which the agent reads; does not block.
+        lines: file descriptor from which the supervisor reads; does not block.
     """
 
-    CHANNEL = "LINGVO_GPIPE_AGENT"
+    CHANNEL = "LINGVO_GPIPE_SUPERVISOR"
 
     def __init__(self, command: Sequence[str], settings: Settings) -> None:
         """Start it.
@@ -147,7 +147,7 @@ class Child:
 
 
 def receive_interrupts() -> None:
-    """Let SIGINT reach this process, which an agent may have started; `KeyboardInterrupt` if so."""
+    """Let SIGINT reach this process, which a supervisor may have started: `KeyboardInterrupt`."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
@@ -192,31 +192,31 @@ def ending(code: int) -> str:
 
 
 class Channel:
-    """A child's side of the pipes to its agent.
+    """A child's side of the pipes to its supervisor.
 
     Attributes:
-        from_agent: file of lines that the agent writes.
+        from_supervisor: file of lines that the supervisor writes.
     """
 
     def __init__(self, reads: int, writes: int) -> None:
         for descriptor in (reads, writes):
             os.set_inheritable(descriptor, False)
-        os.set_blocking(writes, False)  # an agent that is stopped must not stop the child
-        self.from_agent = os.fdopen(reads, encoding="utf-8")
+        os.set_blocking(writes, False)  # a supervisor that is stopped must not stop the child
+        self.from_supervisor = os.fdopen(reads, encoding="utf-8")
         self._writes = writes
 
     def write(self, line: str) -> None:
-        """Write a line to the agent; lost if it has ended, or does not read."""
+        """Write a line to the supervisor; lost if it has ended, or does not read."""
         with contextlib.suppress(OSError):
             os.write(self._writes, f"{line}\n".encode())
 
     def read(self) -> str:
-        """Wait for a line from the agent; empty if it has ended."""
-        return self.from_agent.readline().rstrip("\n")
+        """Wait for a line from the supervisor; empty if it has ended."""
+        return self.from_supervisor.readline().rstrip("\n")
 
 
 def channel() -> Channel | None:
-    """Return the channel to the agent that started this process; None if none did."""
+    """Return the channel to the supervisor that started this process; None if none did."""
     numbers = os.environ.pop(Child.CHANNEL, None)
     if numbers is None:
         return None

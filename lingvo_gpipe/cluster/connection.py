@@ -8,14 +8,14 @@ import os
 import tensorflow as tf
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.cluster import chief_agent, child
+from lingvo_gpipe.cluster import chief_supervisor, child
 
 LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError)
 """What TensorFlow raises for a worker that is gone."""
 
 
 class Connection:
-    """The connection of a chief to its agent, and through TensorFlow to its workers."""
+    """The connection of a chief to its supervisor, and through TensorFlow to its workers."""
 
     def __init__(self, channel: child.Channel) -> None:
         self._channel = channel
@@ -32,10 +32,12 @@ class Connection:
         self._is_connected = True
         cluster = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec()
         workers = cluster.num_tasks("worker")
-        self._channel.write(chief_agent.NEEDS + json.dumps({"devices": -(-num_devices // workers)}))
-        if self._channel.read() != chief_agent.GO:
-            os._exit(chief_agent.LOST_EXIT_CODE)  # without its agent nobody would end it
-        os.environ["GRPC_FAIL_FAST"] = "true"  # the agent knows that they are there
+        self._channel.write(
+            chief_supervisor.NEEDS + json.dumps({"devices": -(-num_devices // workers)})
+        )
+        if self._channel.read() != chief_supervisor.GO:
+            os._exit(chief_supervisor.LOST_EXIT_CODE)  # without its supervisor nobody would end it
+        os.environ["GRPC_FAIL_FAST"] = "true"  # the supervisor knows that they are there
         tf.config.experimental_connect_to_cluster(
             cluster, job_name="chief", task_index=0, protocol="grpc"
         )
@@ -43,14 +45,14 @@ class Connection:
 
     def note_step(self, step: int) -> None:
         """Note that an update begins."""
-        self._channel.write(f"{chief_agent.STEP}{step}")
+        self._channel.write(f"{chief_supervisor.STEP}{step}")
 
 
 _connection: Connection | None = None
 
 
 def open_to(channel: child.Channel) -> Connection:
-    """Make the connection of this process, which an agent has started as a chief."""
+    """Make the connection of this process, which a supervisor has started as a chief."""
     global _connection
     _connection = Connection(channel)
     return _connection

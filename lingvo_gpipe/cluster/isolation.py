@@ -19,9 +19,9 @@ _IFF_UP = 0x1
 
 
 class PrivateNetwork:
-    """A network namespace, made by the first process that enters it; it ends with the last one.
+    """A network namespace; it ends with the last process in it, once this object is closed.
 
-    Its maker is `holder`, a forked process that waits for its pipe to close.
+    It is made by a forked process, which ends as soon as its files are open here.
     """
 
     def __init__(self) -> None:
@@ -34,10 +34,10 @@ class PrivateNetwork:
         is_root = os.geteuid() == 0
         ids = os.geteuid(), os.getegid()
         ready_reads, ready_writes = os.pipe()
-        hold_reads, self._hold = os.pipe()
-        self._holder = os.fork()
-        if self._holder == 0:
-            os.close(self._hold)
+        hold_reads, hold_writes = os.pipe()
+        maker = os.fork()
+        if maker == 0:
+            os.close(hold_writes)
             os.close(ready_reads)
             _hold(is_root, ids, ready_writes, hold_reads)
         os.close(ready_writes)
@@ -49,11 +49,11 @@ class PrivateNetwork:
                 number = int(answer or b"1")
                 raise OSError(number, os.strerror(number))
             if not is_root:
-                self._user = os.open(f"/proc/{self._holder}/ns/user", os.O_RDONLY)
-            self._network = os.open(f"/proc/{self._holder}/ns/net", os.O_RDONLY)
+                self._user = os.open(f"/proc/{maker}/ns/user", os.O_RDONLY)
+            self._network = os.open(f"/proc/{maker}/ns/net", os.O_RDONLY)
         finally:
-            os.close(self._hold)  # the open files keep the namespaces
-            os.waitpid(self._holder, 0)
+            os.close(hold_writes)  # the open files keep the namespaces
+            os.waitpid(maker, 0)
 
     def enter(self) -> None:
         """Move this process, which must have one thread, into the namespace.

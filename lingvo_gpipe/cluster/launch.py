@@ -1,4 +1,4 @@
-"""What the trainer's flags and TF_CONFIG ask of this process: to be an agent, and of whom."""
+"""What the trainer's flags and TF_CONFIG ask of this process: to be a supervisor, and of whom."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lingvo_gpipe import errors, regular_files
-from lingvo_gpipe.cluster import chief_agent, local, members, worker_agent
+from lingvo_gpipe.cluster import chief_supervisor, local, members, worker_supervisor
 from lingvo_gpipe.console.flags import Flags
 
 _MAX_TOKEN_BYTES = 4096
@@ -35,7 +35,7 @@ def run(
     *,
     uses_workers: bool,
 ) -> int | None:
-    """Be an agent, where the flags or TF_CONFIG ask for it.
+    """Be a supervisor, where the flags or TF_CONFIG ask for it.
 
     Args:
         values: the flags.
@@ -81,14 +81,14 @@ def run(
     cluster, member = named
     if member.job == members.WORKER:
         lines = (lambda _: None) if local.is_local() else report
-        options = worker_agent.Options(
+        options = worker_supervisor.Options(
             cluster, member.index, _token(values), lines, cores=local.cores()
         )
-        return asyncio.run(worker_agent.run(options))
+        return asyncio.run(worker_supervisor.run(options))
     if not uses_workers:
         return None
     return asyncio.run(
-        chief_agent.run(_chief_options(values, arguments, cluster, _token(values), report))
+        chief_supervisor.run(_chief_options(values, arguments, cluster, _token(values), report))
     )
 
 
@@ -117,8 +117,8 @@ def _chief_options(
     cluster: members.Cluster,
     token: str,
     report: Callable[[str], None],
-) -> chief_agent.Options:
-    return chief_agent.Options(
+) -> chief_supervisor.Options:
+    return chief_supervisor.Options(
         cluster,
         token,
         (sys.executable, "-m", "lingvo_gpipe.trainer", *arguments),

@@ -1,10 +1,10 @@
-"""The lease: one TCP connection from the chief's agent to a worker's agent.
+"""The lease: one TCP connection from the chief's supervisor to a worker's supervisor.
 
-It is taken before TensorFlow opens a port. Both agents prove that they know the run's token (which
-never crosses the network), and refuse another version, another number or another cluster. Then each
-line of the chief's agent is answered by one of the worker's, every `PING_S` while a run goes on: an
-answer that does not come within `LOST_AFTER_S` means that the worker is lost, where TensorFlow
-itself would wait forever.
+It is taken before TensorFlow opens a port. Both supervisors prove that they know the run's token
+(which never crosses the network), and refuse another version, another number or another cluster.
+Then each line of the chief's supervisor is answered by one of the worker's, every `PING_S` while a
+run goes on: an answer that does not come within `LOST_AFTER_S` means that the worker is lost, where
+TensorFlow itself would wait forever.
 
     worker → chief   {"lease": 1, "nonce": …}
     chief  → worker  {"nonce": …, "proof": …}
@@ -38,9 +38,9 @@ from lingvo_gpipe.cluster import members
 
 PING_S = 0.25
 LOST_AFTER_S = 1.5
-"""How long the chief's agent waits for an answer."""
+"""How long the chief's supervisor waits for an answer."""
 DROPPED_AFTER_S = 3.0
-"""How long the worker's agent waits for the next line, before it is free for another chief."""
+"""How long the worker's supervisor waits for the next line, before it is free for another chief."""
 MAX_LINE_BYTES = 2**20
 _VERSION = 1
 _HANDSHAKE_S = 5.0
@@ -60,7 +60,7 @@ class RefusedError(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Identity:
-    """What a worker's agent says about itself.
+    """What a worker's supervisor says about itself.
 
     Attributes:
         host: name of its host.
@@ -208,7 +208,7 @@ _NOT_A_LEASE = (
 
 
 async def take(cluster: members.Cluster, index: int, token: str) -> tuple[Connection, Identity]:
-    """Take the lease of a worker, as its chief's agent.
+    """Take the lease of a worker, as its chief's supervisor.
 
     Args:
         cluster: the run's processes.
@@ -288,7 +288,7 @@ def _check_identity(worker: Identity, cluster: members.Cluster, index: int) -> N
 async def grant(
     connection: Connection, worker: Identity, token: str, claim: Callable[[], bool]
 ) -> None:
-    """Grant the lease of a worker to a chief's agent that connected; as its own agent.
+    """Grant the lease of a worker to a chief's supervisor that connected; as its own supervisor.
 
     Args:
         connection: to the other end.
@@ -299,7 +299,7 @@ async def grant(
 
     Raises:
         LostError: the other end is gone.
-        RefusedError: it is not a chief's agent, has another token, or comes too late.
+        RefusedError: it is not a chief's supervisor, has another token, or comes too late.
     """
     nonce = secrets.token_hex(16)
     answer = await connection.ask({"lease": _VERSION, "nonce": nonce}, _HANDSHAKE_S)

@@ -1,12 +1,12 @@
 """Workers on this machine: pinned to cores, in a network of their own.
 
-    parent ── agent of the chief ──┬── chief
-                  (in the          ├── agent of worker 0 ── worker 0
-                   private network)└── agent of worker 1 ── worker 1
+    parent ── supervisor of the chief ──┬── chief
+              (from here on in the      ├── supervisor of worker 0 ── worker 0
+               private network)         └── supervisor of worker 1 ── worker 1
 
 Each process ends with the one that started it, however that ended, and the one that started it
 starts it again if it is killed or stopped. Where the system has no private network, or the run must
-reach another (to fetch data), the parent is itself the chief's agent, and says so.
+reach another (to fetch data), the parent is itself the chief's supervisor, and says so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.cluster import chief_agent, child, isolation, lease, members, restarts
+from lingvo_gpipe.cluster import chief_supervisor, child, isolation, lease, members, restarts
 from lingvo_gpipe.console import signals
 
 NEEDS_NETWORK_EXIT_CODE = 76
@@ -35,14 +35,14 @@ TOKEN = "LINGVO_GPIPE_TOKEN"
 LOCAL = "LINGVO_GPIPE_LOCAL"
 """Set for processes of `--workers=local:N`: `_PRIVATE` or `_OPEN`."""
 CORES = "LINGVO_GPIPE_CORES"
-"""Numbers of the cores of a worker process, which its agent sets."""
+"""Numbers of the cores of a worker process, which its supervisor sets."""
 _PRIVATE = "private"
 _OPEN = "open"
 _FIRST_PORT = 2222
 _TICK_S = 0.05
 _END_S = 1.0
 _TRAINER = (sys.executable, "-m", "lingvo_gpipe.trainer")
-# An agent that was lost later than this after its start has done something.
+# A supervisor that was lost later than this after its start has done something.
 _SHORT_S = 60.0
 _LOWEST_PORT = 10_000
 _EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -55,7 +55,7 @@ def is_private() -> bool:
 
 
 def cores() -> tuple[int, ...] | None:
-    """Return the cores of this agent's worker process; None: they are not set."""
+    """Return the cores of this supervisor's worker process; None: they are not set."""
     text = os.environ.get(CORES)
     return None if text is None else tuple(map(int, text.split(",")))
 
@@ -68,30 +68,28 @@ def is_local() -> bool:
 def run(
     num_workers: int,
     arguments: Sequence[str],
-    options: Callable[[members.Cluster, str], chief_agent.Options],
+    options: Callable[[members.Cluster, str], chief_supervisor.Options],
     report: Callable[[str], None],
     *,
-    private: bool = True,
-    max_restarts: int = chief_agent.MAX_RESTARTS,
+    max_restarts: int = chief_supervisor.MAX_RESTARTS,
 ) -> int:
     """Run a chief with workers on this machine; return the run's exit code.
 
     Args:
         num_workers: N.
         arguments: the command line's, for the processes that do the same again.
-        options: (cluster, token) → options of the chief's agent.
+        options: (cluster, token) → options of the chief's supervisor.
         report: receives lines for the user.
-        private: whether to try a private network.
-        max_restarts: how often the chief's agent may be started again.
+        max_restarts: how often the chief's supervisor may be started again.
 
     Raises:
         ClusterError: a worker cannot be started, or the run is given up.
     """
-    if private and not is_local():
-        agent = PrivateAgent(
+    if not is_local():
+        supervisor = PrivateSupervisor(
             (*_TRAINER, *arguments), {**os.environ, LOCAL: _PRIVATE}, report, max_restarts
         )
-        code = agent.run()
+        code = supervisor.run()
         if code is not None:
             return code
     os.environ.setdefault(LOCAL, _OPEN)
@@ -106,13 +104,13 @@ def run(
     local = LocalWorkers(cluster)
     made = dataclasses.replace(options(cluster, token), keep_workers=local.keep)
     try:
-        return asyncio.run(chief_agent.run(made))
+        return asyncio.run(chief_supervisor.run(made))
     finally:
         local.end()
 
 
 class LocalWorkers:
-    """The agents of this machine's workers."""
+    """The supervisors of this machine's workers."""
 
     def __init__(
         self,
@@ -123,49 +121,49 @@ class LocalWorkers:
 
         Args:
             cluster: processes of the run.
-            command: number of a worker → program of its agent.
+            command: number of a worker → program of its supervisor.
         """
         self._cluster = cluster
         self._command = command
-        self._agents: dict[int, child.Child] = {}
+        self._supervisors: dict[int, child.Child] = {}
         self._failures = 0
 
     def keep(self) -> None:
-        """Start every agent that does not run; one that is stopped is ended first.
+        """Start every supervisor that does not run; one that is stopped is ended first.
 
         Raises:
-            ClusterError: agents end by themselves, again and again.
+            ClusterError: supervisors end by themselves, again and again.
         """
         each = shares(sorted(os.sched_getaffinity(0)), len(self._cluster.workers))
         for index, own_cores in enumerate(each):
-            agent = self._agents.get(index)
-            if agent is not None:
-                state = agent.state()
+            supervisor = self._supervisors.get(index)
+            if supervisor is not None:
+                state = supervisor.state()
                 if state == child.RUNNING:
                     continue
-                failed = (agent.exit_code or 0) > 0
-                agent.end()
+                failed = (supervisor.exit_code or 0) > 0
+                supervisor.end()
                 self._failures += failed
                 if failed and self._failures >= _MAX_FAILURES:
                     raise errors.ClusterError(
-                        f"the agent of worker {index} {state}. Its own lines, above, say why"
+                        f"the supervisor of worker {index} {state}. Its own lines, above, say why"
                     )
             member = members.Member(members.WORKER, index)
             config = {members.VARIABLE: self._cluster.to_config(member)}
-            self._agents[index] = child.Child(
+            self._supervisors[index] = child.Child(
                 self._command(index),
                 child.Settings({**os.environ, **config, CORES: ",".join(map(str, own_cores))}),
             )
 
     def end(self) -> None:
-        """End all agents; most end by themselves, once the run has ended."""
+        """End all supervisors; most end by themselves, once the run has ended."""
         limit_s = time.monotonic() + _END_S
         while time.monotonic() < limit_s and any(
-            agent.exit_code is None for agent in self._agents.values()
+            supervisor.exit_code is None for supervisor in self._supervisors.values()
         ):
             time.sleep(_TICK_S)
-        for agent in self._agents.values():
-            agent.end()
+        for supervisor in self._supervisors.values():
+            supervisor.end()
 
 
 def shares(cores: Sequence[int], count: int) -> list[list[int]]:
@@ -180,8 +178,8 @@ def shares(cores: Sequence[int], count: int) -> list[list[int]]:
     return [list(cores[i * n // count : (i + 1) * n // count]) for i in range(count)]
 
 
-class PrivateAgent:
-    """The agent of a chief in a private network, which is watched from outside of it."""
+class PrivateSupervisor:
+    """The supervisor of a chief in a private network, which is watched from outside of it."""
 
     def __init__(
         self,
@@ -193,7 +191,7 @@ class PrivateAgent:
         """Start nothing yet.
 
         Args:
-            command: program of the agent.
+            command: program of the supervisor.
             environment: its environment variables.
             report: receives lines for the user.
             max_restarts: how often it may be started again.
@@ -206,20 +204,20 @@ class PrivateAgent:
         self._passed_on = 0
 
     def run(self) -> int | None:
-        """Run the agent, again if it is killed or stopped; return its exit code.
+        """Run the supervisor, again if it is killed or stopped; return its exit code.
 
         Returns:
             None where the run cannot be in a private network.
 
         Raises:
-            ClusterError: the agent was lost too often.
+            ClusterError: the supervisor was lost too often.
         """
         lost = short = 0
         with signals.handled(lambda number, _: self._received.append(number)):
             while True:
                 began = time.monotonic()
                 try:
-                    agent = self._start()
+                    supervisor = self._start()
                 except (OSError, subprocess.SubprocessError) as error:
                     self._report(
                         f"this system allows no private network ({error}): the workers' ports are "
@@ -227,27 +225,29 @@ class PrivateAgent:
                     )
                     return None
                 try:
-                    fault = self._watch(agent)
+                    fault = self._watch(supervisor)
                 finally:
-                    agent.end()
+                    supervisor.end()
                 if fault is None or self._received:
                     break
                 lost += 1
                 short = short + 1 if time.monotonic() - began < _SHORT_S else 0
                 if lost > self._max_restarts or short >= restarts.SAME_STEP:
                     raise errors.ClusterError(
-                        f"the chief's agent {fault}, after {lost - 1} restarts. The same command "
-                        "continues the run"
+                        f"the chief's supervisor {fault}, after {lost - 1} restarts. The same "
+                        "command continues the run"
                     )
-                self._report(f"the chief's agent {fault}: restart {lost} of {self._max_restarts}")
-        code = agent.exit_code or 0
+                self._report(
+                    f"the chief's supervisor {fault}: restart {lost} of {self._max_restarts}"
+                )
+        code = supervisor.exit_code or 0
         if code == NEEDS_NETWORK_EXIT_CODE:
             self._report("the data must be fetched: the run begins again without a private network")
             return None
         return code if code >= 0 else 128 - code
 
     def _start(self) -> child.Child:
-        """Start the agent in a new network: the ports of the last one may still be in use."""
+        """Start the supervisor in a new network: the ports of the last one may still be in use."""
         network = isolation.PrivateNetwork()
         try:
             return child.Child(
@@ -256,17 +256,17 @@ class PrivateAgent:
         finally:
             network.close()
 
-    def _watch(self, agent: child.Child) -> str | None:
-        """Wait for the agent's end; return what became of it; None: it has ended by itself."""
+    def _watch(self, supervisor: child.Child) -> str | None:
+        """Wait for the supervisor's end; return what became of it; None: it has ended by itself."""
         stopped = child.StoppedFor()
-        while agent.exit_code is None:
+        while supervisor.exit_code is None:
             for number in self._received[self._passed_on :]:
                 self._passed_on += 1
-                agent.signal(number)
-            if stopped.note(agent.state() == child.STOPPED) > lease.LOST_AFTER_S:
-                return f"(process {agent.pid}) is stopped"
+                supervisor.signal(number)
+            if stopped.note(supervisor.state() == child.STOPPED) > lease.LOST_AFTER_S:
+                return f"(process {supervisor.pid}) is stopped"
             time.sleep(_TICK_S)
-        return None if agent.exit_code >= 0 else f"was {child.ending(agent.exit_code)}"
+        return None if supervisor.exit_code >= 0 else f"was {child.ending(supervisor.exit_code)}"
 
 
 def _free_ports(count: int) -> list[int]:

@@ -1,7 +1,8 @@
 """The process of a worker: it serves its devices to one chief, by TensorFlow's own server.
 
-`python -m lingvo_gpipe.cluster.worker_server`, started by the worker's agent. It imports TensorFlow
-at once, waits for the agent's line with the cluster, opens its port, and ends with its agent.
+`python -m lingvo_gpipe.cluster.worker_server`, started by the worker's supervisor. It imports
+TensorFlow at once, waits for the supervisor's line with the cluster, opens its port, and ends with
+its supervisor.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import sys
 
 from lingvo_gpipe import tensorflow_import
 from lingvo_gpipe.cluster import child
-from lingvo_gpipe.cluster.worker_agent import SERVING
+from lingvo_gpipe.cluster.worker_supervisor import SERVING
 
 
 def main() -> int:
-    """Serve until the agent ends; return the exit code."""
+    """Serve until the supervisor ends; return the exit code."""
     channel = child.channel()
     if channel is None:
         sys.stderr.write("this program is started by a worker: trainer --job=worker\n")

@@ -44,7 +44,7 @@ def test_processes_of_a_run_are_found_by_their_notes(tmp_path: Path) -> None:
         try:
             (found,) = wait_for_processes(path)
             assert (found.pid, found.parent) == (sleeping.pid, os.getpid())
-            assert found.role == processes.WORKER_AGENT
+            assert found.role == processes.WORKER_SUPERVISOR
             assert not processes.is_stopped(found, path)
             sleeping.send_signal(signal.SIGSTOP)
             assert disturbed.wait(lambda: processes.is_stopped(found, path), 5.0)

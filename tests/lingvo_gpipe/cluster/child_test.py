@@ -51,7 +51,7 @@ def test_lines_go_both_ways_and_a_child_that_ends_loses_them() -> None:
         "from lingvo_gpipe.cluster import child\n"
         "channel = child.channel()\n"
         "channel.write('first'); channel.write(channel.read() + ' again')\n"
-        "assert channel.read() == ''"  # its agent has closed the pipe
+        "assert channel.read() == ''"  # its supervisor has closed the pipe
     )
     process = start((sys.executable, "-c", program), channel=True)
     lines: list[str] = []
@@ -65,7 +65,7 @@ def test_lines_go_both_ways_and_a_child_that_ends_loses_them() -> None:
     assert child.channel() is None
 
 
-def test_an_agent_that_does_not_read_does_not_stop_its_child() -> None:
+def test_a_supervisor_that_does_not_read_does_not_stop_its_child() -> None:
     program = (
         "from lingvo_gpipe.cluster import child\n"
         "channel = child.channel()\n"

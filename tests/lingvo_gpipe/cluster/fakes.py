@@ -1,7 +1,7 @@
-"""Agents, and fakes of the chief and of workers that need no TensorFlow.
+"""Supervisors, and fakes of the chief and of workers that need no TensorFlow.
 
-    python fakes.py agent-of-worker FOLDER CLUSTER INDEX
-    python fakes.py agent-of-chief FOLDER CLUSTER STEPS
+    python fakes.py supervisor-of-worker FOLDER CLUSTER INDEX
+    python fakes.py supervisor-of-chief FOLDER CLUSTER STEPS
     python fakes.py worker FOLDER INDEX
     python fakes.py chief FOLDER STEPS
 
@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.cluster import chief_agent, child, local, members, worker_agent
+from lingvo_gpipe.cluster import chief_supervisor, child, local, members, worker_supervisor
 
 TOKEN = "the secret of these tests"
 STEP_S = 0.02
@@ -48,7 +48,7 @@ def worker(folder: Path, index: str) -> int:
     settings = json.loads(channel.read())
     assert settings["devices"] == 3
     assert settings["task"] == {"type": "worker", "index": int(index)}
-    channel.write(worker_agent.SERVING)
+    channel.write(worker_supervisor.SERVING)
     channel.read()
     return 0
 
@@ -58,15 +58,15 @@ def chief(folder: Path, steps: str) -> int:
     assert channel is not None
     note_pid(folder, "chief")
     tempfile.mkstemp()  # removed by nobody else
-    channel.write(chief_agent.NEEDS + json.dumps({"devices": 3}))
-    if channel.read() != chief_agent.GO:
-        return chief_agent.LOST_EXIT_CODE
+    channel.write(chief_supervisor.NEEDS + json.dumps({"devices": 3}))
+    if channel.read() != chief_supervisor.GO:
+        return chief_supervisor.LOST_EXIT_CODE
     (folder / "went").write_text(os.environ[members.VARIABLE])
     if steps.startswith("exit"):
         return int(steps.removeprefix("exit"))
     done = folder / "step"
     for step in range(int(done.read_text()) if done.exists() else 0, int(steps)):
-        channel.write(f"{chief_agent.STEP}{step}")
+        channel.write(f"{chief_supervisor.STEP}{step}")
         time.sleep(STEP_S)
         partial = folder / "step.writing"
         partial.write_text(str(step + 1))
@@ -74,9 +74,9 @@ def chief(folder: Path, steps: str) -> int:
     return 0
 
 
-def agent_of_worker(folder: Path, cluster: members.Cluster, index: str) -> int:
-    note_pid(folder, f"agent{index}")
-    options = worker_agent.Options(
+def supervisor_of_worker(folder: Path, cluster: members.Cluster, index: str) -> int:
+    note_pid(folder, f"supervisor{index}")
+    options = worker_supervisor.Options(
         cluster,
         int(index),
         os.environ.get("TOKEN", TOKEN),
@@ -84,16 +84,16 @@ def agent_of_worker(folder: Path, cluster: members.Cluster, index: str) -> int:
         command=command("worker", folder, index),
         port_timeout_s=float(os.environ.get("PORT_TIMEOUT_S", "0")),
     )
-    return asyncio.run(worker_agent.run(options))
+    return asyncio.run(worker_supervisor.run(options))
 
 
-def agent_of_chief(folder: Path, cluster: members.Cluster, steps: str) -> int:
-    note_pid(folder, "agent")
+def supervisor_of_chief(folder: Path, cluster: members.Cluster, steps: str) -> int:
+    note_pid(folder, "supervisor")
     addresses = json.dumps([cluster.chief, *cluster.workers])
     workers = local.LocalWorkers(
-        cluster, lambda index: command("agent-of-worker", folder, addresses, index)
+        cluster, lambda index: command("supervisor-of-worker", folder, addresses, index)
     )
-    options = chief_agent.Options(
+    options = chief_supervisor.Options(
         cluster,
         TOKEN,
         command("chief", folder, steps),
@@ -105,20 +105,23 @@ def agent_of_chief(folder: Path, cluster: members.Cluster, steps: str) -> int:
         keep_workers=workers.keep if "KEEP" in os.environ else lambda: None,
     )
     try:
-        return asyncio.run(chief_agent.run(options))
+        return asyncio.run(chief_supervisor.run(options))
     finally:
         workers.end()
 
 
 def main(what: str, folder: str, *rest: str) -> int:
     child.receive_interrupts()
-    if not what.startswith("agent"):
+    if not what.startswith("supervisor"):
         return {"worker": worker, "chief": chief}[what](Path(folder), *rest)
     addresses = json.loads(rest[0])
     cluster = members.Cluster(addresses[0], tuple(addresses[1:]))
-    agent = {"agent-of-worker": agent_of_worker, "agent-of-chief": agent_of_chief}[what]
+    supervisor = {
+        "supervisor-of-worker": supervisor_of_worker,
+        "supervisor-of-chief": supervisor_of_chief,
+    }[what]
     try:
-        return agent(Path(folder), cluster, rest[1])
+        return supervisor(Path(folder), cluster, rest[1])
     except errors.ClusterError as error:
         report(f"ClusterError: {error}")
         return 1

@@ -106,20 +106,20 @@ def test_the_secret_is_in_no_command_line_and_tensorflow_is_not_needed(folder: P
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": ROOT},
-    ) as agent:
+    ) as supervisor:
         try:
             words = set()
-            while agent.poll() is None:
+            while supervisor.poll() is None:
                 for path in Path("/proc").glob("[0-9]*/cmdline"):
                     try:
                         words.add(path.read_bytes())
                     except OSError:
                         continue
-            _, err = agent.communicate(timeout=30)
+            _, err = supervisor.communicate(timeout=30)
         finally:
-            agent.kill()
+            supervisor.kill()
     assert any(b"one.json" in line for line in words)
     assert not any(b"secret word" in line for line in words)
-    assert agent.returncode == 1
+    assert supervisor.returncode == 1
     assert err.startswith("ClusterError: worker 0 (127.0.0.1:1) is missing after 0 s")
     assert "secret word" not in err

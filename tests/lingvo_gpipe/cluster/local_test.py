@@ -17,7 +17,7 @@ from lingvo_gpipe import errors
 from lingvo_gpipe.cluster import isolation, local
 
 # Notes its number; the first one waits, the next ones end.
-AGENT = """
+SUPERVISOR = """
 import os, pathlib, sys, time
 pids = pathlib.Path(sys.argv[1])
 first = not pids.exists()
@@ -43,7 +43,7 @@ def pids(folder: Path) -> list[int]:
 def run_and_do(
     folder: Path, to_each: Callable[[int], None], what: str = "0", max_restarts: int = 9
 ) -> tuple[int | None, list[str]]:
-    """Run an agent; call `to_each` with the number of each of its processes, once."""
+    """Run a supervisor; call `to_each` with the number of each of its processes, once."""
     lines: list[str] = []
     is_done = threading.Event()
 
@@ -55,12 +55,12 @@ def run_and_do(
                 to_each(pid)
             time.sleep(0.01)
 
-    command = (sys.executable, "-c", AGENT, str(folder / "pids"), what)
-    agent = local.PrivateAgent(command, dict(os.environ), lines.append, max_restarts)
+    command = (sys.executable, "-c", SUPERVISOR, str(folder / "pids"), what)
+    supervisor = local.PrivateSupervisor(command, dict(os.environ), lines.append, max_restarts)
     thread = threading.Thread(target=follow)
     thread.start()
     try:
-        return agent.run(), lines
+        return supervisor.run(), lines
     finally:
         is_done.set()
         thread.join()
@@ -73,11 +73,13 @@ def first_only(number: int, folder: Path) -> Callable[[int], None]:
 @pytest.mark.parametrize(
     ("number", "expected"),
     [
-        (signal.SIGKILL, r"the chief's agent was killed by SIGKILL: restart 1 of 9"),
-        (signal.SIGSTOP, r"the chief's agent \(process \d+\) is stopped: restart 1 of 9"),
+        (signal.SIGKILL, r"the chief's supervisor was killed by SIGKILL: restart 1 of 9"),
+        (signal.SIGSTOP, r"the chief's supervisor \(process \d+\) is stopped: restart 1 of 9"),
     ],
 )
-def test_an_agent_that_is_lost_is_started_again(tmp_path: Path, number: int, expected: str) -> None:
+def test_a_supervisor_that_is_lost_is_started_again(
+    tmp_path: Path, number: int, expected: str
+) -> None:
     code, lines = run_and_do(tmp_path, first_only(number, tmp_path), "7")
     assert code == 7
     assert len(pids(tmp_path)) == 2
@@ -85,7 +87,7 @@ def test_an_agent_that_is_lost_is_started_again(tmp_path: Path, number: int, exp
     assert re.fullmatch(expected, line)
 
 
-def test_an_agent_that_is_lost_again_and_again_ends_the_run(tmp_path: Path) -> None:
+def test_a_supervisor_that_is_lost_again_and_again_ends_the_run(tmp_path: Path) -> None:
     def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
@@ -99,7 +101,7 @@ def test_no_restart_is_allowed(tmp_path: Path) -> None:
         run_and_do(tmp_path, first_only(signal.SIGKILL, tmp_path), max_restarts=0)
 
 
-def test_a_signal_reaches_the_agent_and_ends_the_run(tmp_path: Path) -> None:
+def test_a_signal_reaches_the_supervisor_and_ends_the_run(tmp_path: Path) -> None:
     def terminate(pid: int) -> None:
         del pid
         os.kill(os.getpid(), signal.SIGTERM)

@@ -1,9 +1,9 @@
-"""The agent of a worker: it grants the lease, and starts a new worker process for each chief.
+"""The worker's supervisor: it grants the lease, and starts a new worker process for each chief.
 
 A worker process serves one chief only. Its memory is returned when the lease ends, with whatever
 variables that chief left. The next process begins at once, and imports TensorFlow while it waits
-for the next lease; it opens no port before that. The agent listens at the worker's own address, and
-stops listening there when the lease is taken: TensorFlow's server takes the port over.
+for the next lease; it opens no port before that. The supervisor listens at the worker's own
+address, and stops listening there when the lease is taken: TensorFlow's server takes the port over.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LOOPBACK = ("localhost", "127.", "::1")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Options:
-    """Settings of a worker's agent.
+    """Settings of a worker's supervisor.
 
     Attributes:
         cluster: processes of the run.
@@ -43,7 +43,7 @@ class Options:
         report: receives lines for the user.
         command: program of the worker process.
         port_timeout_s: how long to wait for its port, if that is in use.
-        cores: cores of the worker process; None: those of the agent. The agent itself answers in
+        cores: cores of the worker process; None: those of the supervisor, which itself answers in
             time only if it can run on any core.
     """
 
@@ -65,7 +65,7 @@ async def run(options: Options) -> int:
     Raises:
         ClusterError: the address cannot be used, or the worker process does not start.
     """
-    agent = _Agent(options)
+    supervisor = _Supervisor(options)
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[int] = loop.create_future()
 
@@ -75,7 +75,7 @@ async def run(options: Options) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end, number)
-    serving = asyncio.ensure_future(agent.serve())
+    serving = asyncio.ensure_future(supervisor.serve())
     try:
         await asyncio.wait([serving, ended], return_when=asyncio.FIRST_COMPLETED)
         return ended.result() if ended.done() else serving.result()
@@ -83,11 +83,11 @@ async def run(options: Options) -> int:
         serving.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await serving
-        agent.close()
+        supervisor.close()
 
 
-class _Agent:
-    """The agent: a worker process, and the lease if it is granted."""
+class _Supervisor:
+    """The supervisor: a worker process, and the lease if it is granted."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -163,7 +163,7 @@ class _Agent:
                     connected, where, port, limit=lease.MAX_LINE_BYTES, reuse_address=True
                 )
             except OSError as error:
-                # The worker process of an agent that was killed may need a moment to end.
+                # The worker process of a supervisor that was killed may need a moment to end.
                 if time.monotonic() - began < self._options.port_timeout_s:
                     await asyncio.sleep(lease.PING_S)
                     continue
@@ -173,7 +173,7 @@ class _Agent:
                 ) from error
 
     async def _hold(self, connection: lease.Connection) -> int | None:
-        """Answer the chief's agent; return the run's exit code once it has ended."""
+        """Answer the chief's supervisor; return the run's exit code once it has ended."""
         self._options.report(f"{self._name} serves the chief at {connection.peer}")
         while True:
             line = await connection.receive(lease.DROPPED_AFTER_S)
@@ -197,7 +197,7 @@ class _Agent:
         return {"done": self._probe.done.is_set(), "fault": self._probe.fault}
 
     def _keep_server(self) -> _Server:
-        """Start a worker process if there is none."""
+        """Start a worker process, unless one runs."""
         if self._server is not None and self._server.has_ended:
             self._early_ends += 1
             state = self._server.state()
@@ -243,7 +243,7 @@ class _Server:
         """Let it open its port.
 
         Args:
-            options: settings of its agent.
+            options: settings of its supervisor.
             devices: number of its CPU devices.
         """
         member = members.Member(members.WORKER, options.index)

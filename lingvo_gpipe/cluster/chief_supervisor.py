@@ -1,4 +1,4 @@
-"""The agent of the chief: it takes the leases, starts the chief, and starts both again at a loss.
+"""The chief's supervisor: it takes the leases, starts the chief, and starts both again at a loss.
 
 An attempt goes like this. The chief's process begins to import TensorFlow; meanwhile the leases of
 all workers are taken. The chief writes how many devices it needs of each worker; the workers open
@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.cluster import child, lease, members, temporary, worker_agent
+from lingvo_gpipe.cluster import child, lease, members, temporary, worker_supervisor
 from lingvo_gpipe.cluster.restarts import Restarts
 
 LOST_EXIT_CODE = 75
@@ -31,7 +31,7 @@ NEEDS = "needs "
 STEP = "step "
 """Begins the chief's line with the number of the update that it begins."""
 GO = "go"
-"""The agent's line once the workers serve."""
+"""The supervisor's line once the workers serve."""
 MAX_RESTARTS = 100
 """How often a run may be started again, where nothing else is asked for."""
 _TICK_S = 0.05
@@ -50,7 +50,7 @@ class FaultError(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Options:
-    """Settings of a chief's agent.
+    """Settings of a chief's supervisor.
 
     Attributes:
         cluster: processes of the run.
@@ -61,7 +61,7 @@ class Options:
         folder: folder that all hosts must share; None: none.
         start_timeout_s: how long to wait for workers.
         max_restarts: how often a run may be started again.
-        keep_workers: starts the agents of this machine's workers that have ended; may raise
+        keep_workers: starts the supervisors of this machine's workers that have ended; may raise
             `ClusterError`. Does nothing on clusters.
     """
 
@@ -126,14 +126,13 @@ class _Attempt:
         self._signals = signals
         self._passed_on = 0
         self._needs: dict[str, int] | None = None
-        self._began = time.monotonic()
         self._holds: list[asyncio.Task[None]] = []
         self._watch: asyncio.Task[int] | None = None
         self._workers = [_Worker(options, i) for i in range(len(options.cluster.workers))]
         config = options.cluster.to_config(members.Member(members.CHIEF))
         environment = {**options.environment, members.VARIABLE: config}
         self._temporary: temporary.Folder | None = None
-        with contextlib.suppress(OSError):  # without one, the chief has that of its agent
+        with contextlib.suppress(OSError):  # without one, the chief has that of its supervisor
             self._temporary = temporary.Folder()
             environment["TMPDIR"] = str(self._temporary.path)
         self._chief = child.Child(options.command, child.Settings(environment, channel=True))
@@ -232,7 +231,7 @@ class _Attempt:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for old in folder.iterdir():
-                if _PROBE.fullmatch(old.name):  # of an agent that was killed
+                if _PROBE.fullmatch(old.name):  # of a supervisor that was killed
                     old.unlink(missing_ok=True)
             path.write_text(socket.gethostname(), encoding="utf-8")
         except OSError as error:
@@ -254,7 +253,7 @@ class _Attempt:
 
 
 class _Worker:
-    """A worker, as the chief's agent sees it.
+    """A worker, as the chief's supervisor sees it.
 
     Attributes:
         needs: what it must serve; None: not known yet.
@@ -296,9 +295,13 @@ class _Worker:
                 state = await self._ping()
                 if stopped.note(state == child.STOPPED) >= lease.LOST_AFTER_S - lease.PING_S:
                     raise FaultError(f"{self} is lost: its process is stopped")
-                if state not in (child.STOPPED, worker_agent.STARTING, worker_agent.SERVING):
+                if state not in (
+                    child.STOPPED,
+                    worker_supervisor.STARTING,
+                    worker_supervisor.SERVING,
+                ):
                     raise FaultError(f"{self} is lost: {state}")
-                self.serves = self.serves or state == worker_agent.SERVING
+                self.serves = self.serves or state == worker_supervisor.SERVING
                 if not self.serves and time.monotonic() - began > self._options.start_timeout_s:
                     raise FaultError(f"{self} does not begin to serve")
                 await asyncio.sleep(lease.PING_S)

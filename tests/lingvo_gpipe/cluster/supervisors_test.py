@@ -1,6 +1,6 @@
-"""Agents of a chief and of workers: every process killed and stopped; wrong members refused.
+"""Supervisors of a chief and of workers: every process killed and stopped; wrong members refused.
 
-Chief and workers are fakes, so that a case takes a second; the agents are real processes.
+Chief and workers are fakes, so that a case takes a second; the supervisors are real processes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from lingvo_gpipe.cluster import chief_agent, lease, members, restarts, worker_agent
+from lingvo_gpipe.cluster import chief_supervisor, lease, members, restarts, worker_supervisor
 from tests.lingvo_gpipe.cluster import fakes
 
 ROOT = str(Path(__file__).parents[3])
@@ -55,7 +55,7 @@ def in_use(address: str) -> Iterator[None]:
 
 
 class Run:
-    """Agents in processes of their own, which this object starts and ends."""
+    """Supervisors in processes of their own, which this object starts and ends."""
 
     def __init__(self, folder: Path, num_workers: int = 2) -> None:
         self.folder = folder
@@ -85,12 +85,12 @@ class Run:
         self, index: int, addresses: list[str] | None = None, **environment: str
     ) -> subprocess.Popen[str]:
         cluster = json.dumps(addresses or self.addresses)
-        words = ("agent-of-worker", str(self.folder), cluster, str(index))
-        return self.start(f"agent{index}", *words, **environment)
+        words = ("supervisor-of-worker", str(self.folder), cluster, str(index))
+        return self.start(f"supervisor{index}", *words, **environment)
 
     def start_chief(self, steps: str = str(STEPS), **environment: str) -> subprocess.Popen[str]:
-        words = ("agent-of-chief", str(self.folder), json.dumps(self.addresses), steps)
-        return self.start("agent", *words, **environment)
+        words = ("supervisor-of-chief", str(self.folder), json.dumps(self.addresses), steps)
+        return self.start("supervisor", *words, **environment)
 
     def start_all(self, steps: int = STEPS) -> None:
         for index in range(len(self.addresses) - 1):
@@ -105,7 +105,7 @@ class Run:
         path = self.folder / "step"
         return int(path.read_text()) if path.exists() else 0
 
-    def lines(self, name: str = "agent") -> list[str]:
+    def lines(self, name: str = "supervisor") -> list[str]:
         return (self.folder / f"{name}.err").read_text().splitlines()
 
     def code(self, name: str) -> int:
@@ -136,12 +136,12 @@ def run(tmp_path: Path) -> Iterator[Run]:
     yield made
     made.end()
     left = list(made.temporary.iterdir())
-    assert len(left) <= 1  # of an agent that was killed, until the next one starts
+    assert len(left) <= 1  # of a supervisor that was killed, until the next one starts
 
 
 def test_a_run_ends_everywhere_with_its_exit_code_and_leaves_nothing(run: Run) -> None:
     run.start_all()
-    assert run.codes() == {"agent": 0, "agent0": 0, "agent1": 0}
+    assert run.codes() == {"supervisor": 0, "supervisor0": 0, "supervisor1": 0}
     assert run.step == STEPS
     config = json.loads((run.folder / "went").read_text())
     assert config["task"] == {"type": "chief", "index": 0}
@@ -159,11 +159,11 @@ def test_a_user_s_mistake_ends_all_with_its_code(run: Run) -> None:
     run.start_worker(0)
     run.start_worker(1)
     run.start_chief("exit1")
-    assert run.codes() == {"agent": 1, "agent0": 1, "agent1": 1}
+    assert run.codes() == {"supervisor": 1, "supervisor0": 1, "supervisor1": 1}
     assert not any("restart" in line for line in run.lines())
 
 
-# Process, signal, the line of the chief's agent.
+# Process, signal, the line of the chief's supervisor.
 FAULTS = {
     "worker killed": ("worker1", signal.SIGKILL, r"worker 1 \(.*\) is lost: killed by SIGKILL"),
     "worker stopped": ("worker0", signal.SIGSTOP, r"worker 0 \(.*\) is lost: its process is stop"),
@@ -188,77 +188,77 @@ def test_what_is_lost_is_named_in_time_and_everything_starts_again(run: Run, nam
     found = re.fullmatch(rf"{expected}.*, at step (\d+): restart 1 of 9", line)
     assert found, line
     assert int(found[1]) >= step - 1
-    assert run.codes() == {"agent": 0, "agent0": 0, "agent1": 0}
+    assert run.codes() == {"supervisor": 0, "supervisor0": 0, "supervisor1": 0}
     assert run.step == steps
     # No process of before serves the new start: its memory would grow with each.
     assert all(run.pid(each) != pid and is_gone(pid) for each, pid in before.items())
 
 
-def test_a_worker_s_agent_that_is_killed_takes_its_worker_along(run: Run) -> None:
+def test_a_worker_s_supervisor_that_is_killed_takes_its_worker_along(run: Run) -> None:
     run.start_all()
     wait_for(lambda: run.step >= 5, "step 5")
     worker = run.pid("worker1")
-    os.kill(run.pid("agent1"), signal.SIGKILL)
+    os.kill(run.pid("supervisor1"), signal.SIGKILL)
     began_s = time.monotonic()
     wait_for(lambda: any("restart 1" in line for line in run.lines()), "the restart")
     assert time.monotonic() - began_s < DETECTED_S
     wait_for(lambda: is_gone(worker), "the worker's end", 2.0)
-    run.code("agent1")
+    run.code("supervisor1")
     run.start_worker(1)  # as an orchestrator does
-    assert run.codes() == {"agent": 0, "agent0": 0, "agent1": 0}
+    assert run.codes() == {"supervisor": 0, "supervisor0": 0, "supervisor1": 0}
     assert run.step == STEPS
 
 
-def test_a_worker_s_agent_that_is_stopped_is_waited_for(run: Run) -> None:
+def test_a_worker_s_supervisor_that_is_stopped_is_waited_for(run: Run) -> None:
     run.start_all(STEPS_OF_STOPS)
     wait_for(lambda: run.step >= 5, "step 5")
-    os.kill(run.pid("agent0"), signal.SIGSTOP)
+    os.kill(run.pid("supervisor0"), signal.SIGSTOP)
     began_s = time.monotonic()
     wait_for(lambda: any("restart 1" in line for line in run.lines()), "the restart")
     assert time.monotonic() - began_s < DETECTED_S
     (line,) = [line for line in run.lines() if "restart 1" in line]
     assert "its host is there, but its process has not answered for 1.5 s: it is stopped" in line
-    os.kill(run.pid("agent0"), signal.SIGCONT)
-    assert run.codes() == {"agent": 0, "agent0": 0, "agent1": 0}
+    os.kill(run.pid("supervisor0"), signal.SIGCONT)
+    assert run.codes() == {"supervisor": 0, "supervisor0": 0, "supervisor1": 0}
     assert run.step == STEPS_OF_STOPS
 
 
-def test_the_chief_s_agent_that_is_killed_takes_the_chief_along(run: Run) -> None:
+def test_the_chief_s_supervisor_that_is_killed_takes_the_chief_along(run: Run) -> None:
     run.start_all()
     wait_for(lambda: run.step >= 5, "step 5")
     chief, worker = run.pid("chief"), run.pid("worker0")
-    os.kill(run.pid("agent"), signal.SIGKILL)
+    os.kill(run.pid("supervisor"), signal.SIGKILL)
     wait_for(lambda: is_gone(chief) and is_gone(worker), "the end of chief and worker", 2.0)
-    run.code("agent")
+    run.code("supervisor")
     run.start_chief()  # the workers wait for the next chief
-    assert run.codes() == {"agent": 0, "agent0": 0, "agent1": 0}
+    assert run.codes() == {"supervisor": 0, "supervisor0": 0, "supervisor1": 0}
     assert run.step == STEPS
     assert list(run.temporary.iterdir()) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_the_chief_s_agent_reaches_the_chief(run: Run, number: int) -> None:
+def test_a_signal_to_the_chief_s_supervisor_reaches_the_chief(run: Run, number: int) -> None:
     run.start_all()
     wait_for(lambda: run.step >= 5, "step 5")
-    os.kill(run.pid("agent"), number)
+    os.kill(run.pid("supervisor"), number)
     code = 128 + number  # the fake handles none
-    assert run.codes() == {"agent": code, "agent0": code, "agent1": code}
+    assert run.codes() == {"supervisor": code, "supervisor0": code, "supervisor1": code}
     assert 5 <= run.step < STEPS
 
 
-def test_a_signal_to_a_worker_s_agent_ends_its_worker(run: Run) -> None:
+def test_a_signal_to_a_worker_s_supervisor_ends_its_worker(run: Run) -> None:
     run.start_worker(0)
     wait_for((run.folder / "worker0.pid").exists, "the worker")
-    os.kill(run.pid("agent0"), signal.SIGTERM)
-    assert run.codes() == {"agent0": 143}
+    os.kill(run.pid("supervisor0"), signal.SIGTERM)
+    assert run.codes() == {"supervisor0": 143}
     assert is_gone(run.pid("worker0"))
 
 
 def test_a_fault_that_repeats_at_the_same_step_ends_the_run(run: Run) -> None:
     run.start_worker(0)
     run.start_worker(1)
-    run.start_chief(f"exit{chief_agent.LOST_EXIT_CODE}")
-    assert run.codes() == {"agent": 1, "agent0": 1, "agent1": 1}
+    run.start_chief(f"exit{chief_supervisor.LOST_EXIT_CODE}")
+    assert run.codes() == {"supervisor": 1, "supervisor0": 1, "supervisor1": 1}
     assert sum("restart" in line and " of 9" in line for line in run.lines()) == 2
     assert run.lines()[-1].startswith(
         "ClusterError: the chief could not go on, before its first step, the 3rd time in a row"
@@ -277,7 +277,7 @@ def test_restarts_are_counted_and_waited_for() -> None:
 def test_a_worker_that_is_missing_is_named_and_given_up(run: Run) -> None:
     run.start_worker(0)
     run.start_chief(START_TIMEOUT_S="6")
-    assert run.codes() == {"agent": 1, "agent0": 1}
+    assert run.codes() == {"supervisor": 1, "supervisor0": 1}
     waiting, error = run.lines()
     address = run.addresses[2]
     assert re.fullmatch(
@@ -314,10 +314,10 @@ WRONG: dict[str, tuple[Callable[[list[str]], list[str]], int, dict[str, str], st
 def test_a_wrong_member_is_refused_by_one_line(run: Run, name: str) -> None:
     change, index, environment, expected = WRONG[name]
     run.start_worker(0)
-    words = ("agent-of-worker", str(run.folder), json.dumps(change(run.addresses)), str(index))
+    words = ("supervisor-of-worker", str(run.folder), json.dumps(change(run.addresses)), str(index))
     run.start("wrong", *words, **environment)
     run.start_chief()
-    assert run.code("agent") == 1
+    assert run.code("supervisor") == 1
     (line,) = run.lines()
     assert re.match(f"ClusterError: {expected}", line), line
     assert not (run.folder / "went").exists()
@@ -329,11 +329,11 @@ def test_a_worker_in_use_is_not_taken_away(run: Run) -> None:
     other = run.folder / "other"
     other.mkdir()
     cluster = json.dumps([free_addresses(1)[0], *run.addresses[1:]])
-    words = ("agent-of-chief", str(other), cluster, "9")
+    words = ("supervisor-of-chief", str(other), cluster, "9")
     run.start("second", *words, START_TIMEOUT_S="0")
     assert run.code("second") == 1
     assert "is missing after" in run.lines("second")[-1]
-    assert run.code("agent") == 0
+    assert run.code("supervisor") == 0
     assert run.step == STEPS
 
 
@@ -341,21 +341,21 @@ def test_a_port_in_use_is_named(run: Run) -> None:
     port = int(run.addresses[1].rpartition(":")[2])
     with socket.create_server(("127.0.0.1", port)):
         run.start_worker(0)
-        assert run.codes() == {"agent0": 1}
-    (line,) = run.lines("agent0")
+        assert run.codes() == {"supervisor0": 1}
+    (line,) = run.lines("supervisor0")
     assert line.startswith(f"ClusterError: worker 0 cannot listen at port {port}: ")
 
 
 def test_another_program_at_the_address_is_named(run: Run) -> None:
     port = int(run.addresses[2].rpartition(":")[2])
     run.start_worker(0)
-    wait_for(lambda: run.lines("agent0"), "the agent of worker 0")
+    wait_for(lambda: run.lines("supervisor0"), "the supervisor of worker 0")
     with socket.create_server(("127.0.0.1", port)) as server:
         run.start_chief(START_TIMEOUT_S="0")
         connection, _ = server.accept()
         with connection:
             connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-            assert run.code("agent") == 1
+            assert run.code("supervisor") == 1
     assert "what answers there is not a worker that waits for a chief" in run.lines()[-1]
 
 
@@ -372,25 +372,25 @@ def test_versions_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_an_agent_on_this_machine_is_replaced_before_it_gives_its_lease(
+def test_a_supervisor_on_this_machine_is_replaced_before_its_lease_is_taken(
     run: Run, number: int
 ) -> None:
     with in_use(run.addresses[1]):
         run.start_chief(KEEP="1", PORT_TIMEOUT_S="20")  # worker 0 waits for its port
-        wait_for((run.folder / "agent0.pid").exists, "the agent of worker 0")
-        before = run.pid("agent0")
+        wait_for((run.folder / "supervisor0.pid").exists, "the supervisor of worker 0")
+        before = run.pid("supervisor0")
         os.kill(before, number)
-    assert run.codes() == {"agent": 0}
+    assert run.codes() == {"supervisor": 0}
     assert run.step == STEPS
-    assert run.pid("agent0") != before
+    assert run.pid("supervisor0") != before
 
 
-def test_agents_that_end_by_themselves_end_the_run(run: Run) -> None:
+def test_supervisors_that_end_by_themselves_end_the_run(run: Run) -> None:
     with in_use(run.addresses[1]):
         run.start_chief(KEEP="1")
-        assert run.code("agent") == 1
+        assert run.code("supervisor") == 1
     assert run.lines()[-1].startswith(
-        "ClusterError: the agent of worker 0 ended with exit code 1. Its own lines, above"
+        "ClusterError: the supervisor of worker 0 ended with exit code 1. Its own lines, above"
     )
     assert sum("cannot listen at port" in line for line in run.lines()) == 3
 
@@ -401,7 +401,7 @@ def test_a_port_that_becomes_free_is_waited_for(run: Run) -> None:
         run.start_worker(1)
         run.start_chief()
         wait_for((run.folder / "worker1.pid").exists, "worker 1")
-    assert run.codes() == {"agent": 0, "agent0": 0, "agent1": 0}
+    assert run.codes() == {"supervisor": 0, "supervisor0": 0, "supervisor1": 0}
 
 
 def test_no_restart_is_allowed(run: Run) -> None:
@@ -410,7 +410,7 @@ def test_no_restart_is_allowed(run: Run) -> None:
     run.start_chief(MAX_RESTARTS="0")
     wait_for(lambda: run.step >= 5, "step 5")
     os.kill(run.pid("worker1"), signal.SIGKILL)
-    assert run.codes() == {"agent": 1, "agent0": 1, "agent1": 1}
+    assert run.codes() == {"supervisor": 1, "supervisor0": 1, "supervisor1": 1}
     assert "is lost: killed by SIGKILL, at step" in run.lines()[-1]
     assert "--max_restarts=0 allows no further restart" in run.lines()[-1]
 
@@ -425,15 +425,15 @@ def test_restarts_leak_no_file_and_no_zombie(run: Run) -> None:
     for restart in range(1, 6):
         step = run.step
         wait_for(functools.partial(has_gone_on, run, step), "a step")
-        counts.append((descriptors(run.pid("agent")), descriptors(run.pid("agent0"))))
+        counts.append((descriptors(run.pid("supervisor")), descriptors(run.pid("supervisor0"))))
         os.kill(run.pid("worker1"), signal.SIGKILL)
         wait_for(functools.partial(says, run, f"restart {restart} "), f"restart {restart}")
     assert counts[1:] == [counts[1]] * 4
-    agents = {run.pid(name) for name in ("agent", "agent0", "agent1")}
+    supervisors = {run.pid(name) for name in ("supervisor", "supervisor0", "supervisor1")}
     zombies = [
         path
         for path in Path("/proc").glob("[0-9]*")
-        if (fields := stat(int(path.name)))[:1] == ["Z"] and int(fields[1]) in agents
+        if (fields := stat(int(path.name)))[:1] == ["Z"] and int(fields[1]) in supervisors
     ]
     assert zombies == []
 
@@ -462,7 +462,7 @@ def test_files_of_a_probe_that_was_interrupted_are_removed(run: Run) -> None:
     for path in (*left, mine):
         path.write_text("")
     run.start_all()
-    assert run.codes() == {"agent": 0, "agent0": 0, "agent1": 0}
+    assert run.codes() == {"supervisor": 0, "supervisor0": 0, "supervisor1": 0}
     assert list(shared.iterdir()) == [mine]
 
 
@@ -518,15 +518,17 @@ def test_a_strange_proof_is_refused(proof: object) -> None:
 
 def test_a_folder_that_a_host_does_not_share_is_named(tmp_path: Path) -> None:
     (tmp_path / "seen").write_text("")
-    assert worker_agent.probe(str(tmp_path), "seen") is None
+    assert worker_supervisor.probe(str(tmp_path), "seen") is None
     assert [path.name for path in tmp_path.iterdir()] == ["seen"]
-    assert worker_agent.probe(str(tmp_path), "other") == (
+    assert worker_supervisor.probe(str(tmp_path), "other") == (
         "does not see what the chief has written there"
     )
-    assert worker_agent.probe("/proc/self", "status") == (
+    assert worker_supervisor.probe("/proc/self", "status") == (
         "cannot write there: No such file or directory"
     )
-    assert worker_agent.probe(str(tmp_path), "../seen") == "'../seen' is not the name of a file"
-    probe = worker_agent.Probe(str(tmp_path), "other")
+    assert (
+        worker_supervisor.probe(str(tmp_path), "../seen") == "'../seen' is not the name of a file"
+    )
+    probe = worker_supervisor.Probe(str(tmp_path), "other")
     assert probe.done.wait(LIMIT_S)
     assert probe.fault == "does not see what the chief has written there"

@@ -5,8 +5,9 @@ over 4 workers of this machine; also stopped half-way and continued the other wa
 the last checkpoint and every curve of TensorBoard is compared.
 
 `python -m benchmarks.workers`: processor seconds and wall seconds per update, in one process and
-over 2 workers, interleaved rounds on an idle machine; the chief's own share of them. They are counted
-from one checkpoint to the next, so that neither start nor end counts, but one checkpoint does.
+over 2 workers, interleaved rounds on an idle machine; the chief's own share of them. They are
+counted from one checkpoint to the next, so that neither start nor end counts, but one checkpoint
+does.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 `python -m benchmarks.workers --bits`: four networks, 50 updates each, in one process, over 2 and
 over 4 workers of this machine; also stopped half-way and continued the other way. Every tensor of
-the last checkpoint and every curve of TensorBoard is compared.
+the last checkpoint and every curve of TensorBoard is compared, and for translation a few sentences
+that are translated with the weights of the one process, over workers and in one.
 
 `python -m benchmarks.workers`: processor seconds and wall seconds per update, in one process and
 over 2 workers, interleaved rounds on an idle machine; the chief's own share of them. They are
@@ -37,6 +38,14 @@ CASES = {
 STEPS = 50
 MEASURED = {"digits": 300, "ties": 100, "AmoebaNet-D": 100, "translation": 50}
 ROUNDS = 5
+SENTENCES = (
+    "Diese Seite wurde nicht gefunden.",
+    "Bitte einen Namen eingeben.",
+    "Cette page est introuvable.",
+    "",
+    "Ja",
+    "Wählen Sie mindestens ein Element aus, um die Änderungen an allen diesen zu speichern.",
+)
 _SUPERVISOR = "supervisor"
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -134,7 +143,9 @@ def curves(folder: Path) -> dict[tuple[str, str, int], float]:
                 if (
                     values.dtype == np.float32
                     and values.size == 1
-                    and not tag.endswith(("_per_second", "_share", "_s", "bubble", "traces"))
+                    and not tag.endswith(
+                        ("_per_second", "_share", "_s", "/mib", "bubble", "traces")
+                    )
                 ):
                     found[part, tag, event.step] = float(values)
     return found
@@ -182,6 +193,8 @@ def bits(names: Sequence[str]) -> int:
                         more = [f"--logdir={folder}", f"--max_steps={steps}", *start]
                         run([*flags, *more], Path(f"{folder}.log"))
                     folders[label] = folder
+                if name == "translation":
+                    wrong += translations(folders["one process"], flags, over)
                 first = folders.pop("one process")
                 for label, folder in folders.items():
                     difference = compare(first, folder)
@@ -194,6 +207,27 @@ def bits(names: Sequence[str]) -> int:
                         flush=True,
                     )
     return wrong
+
+
+def translations(folder: Path, flags: Sequence[str], over: str) -> int:
+    """Translate sentences with a run's weights, in one process and over workers; return 1 or 0."""
+    source = folder / "source"
+    source.write_text("".join(f"{line}\n" for line in SENTENCES))
+    texts = []
+    for label, extra in (("one", []), ("workers", [over])):
+        target = folder / label
+        files = [
+            f"--params_override=decode.{k}={v}" for k, v in (("input", source), ("output", target))
+        ]
+        decode = [flag for flag in flags if not flag.startswith(("--mode", "--save"))]
+        run([*decode, "--mode=decode", f"--logdir={folder}", *files, *extra], Path(f"{target}.log"))
+        texts.append(target.read_text())
+    is_same = texts[0] == texts[1] and texts[0].count("\n") == len(SENTENCES)
+    print(
+        f"translation, {over}: {len(SENTENCES)} lines {'equal' if is_same else 'differ'}",
+        flush=True,
+    )
+    return int(not is_same)
 
 
 def speed(names: Sequence[str], rounds: int) -> None:

@@ -13,20 +13,20 @@ Each part begins at a multiple of `_ROW_BYTES`, so that reading it copies nothin
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.checkpoint import tensor_callable
 
 from lingvo_gpipe import errors
 
 MAX_BYTES = 32 * 2**20
 """A pack of more would need much memory to be assigned, and save little time."""
 _ROW_BYTES = 64  # TensorFlow's alignment: a tensor at a multiple of it may share its buffer
-_SAVED = "VARIABLE_VALUE"  # the last part of the key of a value in a checkpoint
 _Key = TypeVar("_Key", bound=Hashable)
 
 
@@ -58,7 +58,7 @@ class Wanted:
         return -(-math.prod(self.shape) * self.dtype.size // _ROW_BYTES)
 
 
-class Part(tf.__internal__.tracking.Trackable):
+class Part:
     """A part of a pack, used like a variable.
 
     Attributes:
@@ -97,10 +97,6 @@ class Part(tf.__internal__.tracking.Trackable):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         return np.asarray(self.numpy(), dtype)
 
-    def _serialize_to_tensors(self) -> dict[str, Any]:
-        """Return what a checkpoint saves, read when it is saved."""
-        return {_SAVED: tensor_callable.Callable(self.read_value, self.dtype, self.device)}
-
 
 Variable: TypeAlias = tf.Variable | Part
 """What a network's variables are: with shape, dtype, device, read_value(), numpy(), assign()."""
@@ -110,11 +106,13 @@ class _Pack:
     """Variables in one, whose rows are `_ROW_BYTES` long.
 
     Attributes:
-        variable: [rows, elements of a row].
+        variable: [rows, elements of a row]; a tensor if its values stay as they are.
         parts: the parts in order.
     """
 
-    def __init__(self, shapes: Sequence[tuple[int, ...]], variable: tf.Variable) -> None:
+    def __init__(
+        self, shapes: Sequence[tuple[int, ...]], variable: tf.Variable | tf.Tensor
+    ) -> None:
         self.variable = variable
         self.parts = [Part(self, index, shape) for index, shape in enumerate(shapes)]
         lanes = variable.shape[1]
@@ -149,8 +147,14 @@ class _Pack:
 
     def copy(self) -> _Pack:
         """Return a pack of equal values that is not trained."""
-        shapes = [tuple(part.shape) for part in self.parts]
-        return _Pack(shapes, _copy(self.variable))
+        return self._of(_copy(self.variable))
+
+    def snapshot(self) -> _Pack:
+        """Return a pack of the values that it has now, on the host of its device."""
+        return self._of(_value_on_host(self.variable))
+
+    def _of(self, variable: tf.Variable | tf.Tensor) -> _Pack:
+        return _Pack([tuple(part.shape) for part in self.parts], variable)
 
 
 def create(wanted: Mapping[_Key, Wanted]) -> dict[_Key, Variable]:
@@ -244,6 +248,34 @@ def assign(pairs: Iterable[tuple[Variable, tf.Tensor]]) -> list[tf.Operation]:
     return [] if tf.executing_eagerly() else operations
 
 
+def snapshot(variables: Mapping[_Key, Variable]) -> dict[_Key, Callable[[], tf.Tensor]]:
+    """Return functions that return the values which variables have now, whatever follows.
+
+    Only values on accelerators are copied, to the host of their device: what is read from a CPU
+    stays as it is while someone holds it, and the next update makes a new tensor.
+    """
+    packs: dict[_Pack, _Pack] = {}
+    values: dict[_Key, Callable[[], tf.Tensor]] = {}
+    for key, variable in variables.items():
+        if isinstance(variable, Part):
+            if variable.pack not in packs:
+                packs[variable.pack] = variable.pack.snapshot()
+            values[key] = packs[variable.pack].parts[variable.index].read_value
+        else:
+            values[key] = functools.partial(_itself, _value_on_host(variable))
+    _wait({variable.device for variable in variables.values()})
+    return values
+
+
+def host(device: str) -> str:
+    """Return the CPU of a device's process; a CPU is its own.
+
+    >>> host("/job:worker/task:1/device:GPU:3")
+    '/job:worker/task:1/device:CPU:0'
+    """
+    return re.sub(r"device:(?!CPU:)\w+:\d+$", "device:CPU:0", device)
+
+
 def unit(variable: Variable) -> Hashable:
     """Return what is equal for the variables that one operation assigns: those of a pack."""
     return variable.pack if isinstance(variable, Part) else variable.ref()
@@ -259,9 +291,9 @@ def is_packed(device: str) -> bool:
 
 
 def _wait(devices: Iterable[str]) -> None:
-    """Wait until what was assigned eagerly in other processes is there; in a graph, do nothing.
+    """Wait until eager reads and assignments in other processes are done; in a graph, do nothing.
 
-    A function that is called next would not wait for it. Eager operations do.
+    A function that is called next would not wait for them. Eager operations do.
     """
     for device in devices if tf.executing_eagerly() else ():
         if is_packed(device):
@@ -307,6 +339,15 @@ def _from_rows(rows: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
 def _copy(variable: tf.Variable) -> tf.Variable:
     with tf.init_scope(), tf.device(variable.device):
         return tf.Variable(variable.read_value(), trainable=False)
+
+
+def _itself(value: tf.Tensor) -> tf.Tensor:
+    return value
+
+
+def _value_on_host(variable: tf.Variable) -> tf.Tensor:
+    with tf.device(host(variable.device)):
+        return tf.identity(variable.read_value())
 
 
 def _backing(variable: Variable) -> tf.Variable:

@@ -38,6 +38,11 @@ class Train(optim.Updater.Params):
     keep_checkpoints: int = hyperparams.field(
         3, "How many of the newest checkpoints are kept, besides the best."
     )
+    async_checkpoints: bool = hyperparams.field(
+        True,
+        "Writes checkpoints while training goes on. The values of weights and slots stay in "
+        "memory until they are written.",
+    )
     log_interval_steps: int = hyperparams.field(
         10, "Updates between two points of TensorBoard's curves."
     )
@@ -134,6 +139,7 @@ _MAY_CHANGE = (
     "train.max_steps",
     "train.save_interval_steps",
     "train.keep_checkpoints",
+    "train.async_checkpoints",
     "train.log_interval_steps",
     "train.stall_after_s",
     "train.end_at_stall",

@@ -32,6 +32,9 @@ from tests.tiny_task import tiny_task
 
 STEPS = 30
 SAVED_EVERY = 2
+# Questions until the second checkpoint has begun, which waits for the first; an evaluation asks
+# twice.
+FIRST_IS_WHOLE = 2 * SAVED_EVERY + 2 + 1
 PATIENCE_S = 300.0
 
 
@@ -152,7 +155,7 @@ def killed_and_resumed(
 def test_a_run_killed_three_times_ends_with_the_same_bits(
     context: ForkServerContext, undisturbed: loop.Result, tmp_path: Path
 ) -> None:
-    instants = [(5, 0.0), (4, 0.02), (3, 0.15)]
+    instants = [(FIRST_IS_WHOLE, 0.0), (4, 0.02), (3, 0.15)]
     result = killed_and_resumed(context, tmp_path, instants)
     assert (result.step, result.ended) == (STEPS, "max_steps")
     assert values(result.checkpoint) == values(undisturbed.checkpoint)
@@ -170,7 +173,7 @@ def test_a_run_killed_eight_times_at_random_instants_ends_with_the_same_bits(
         (draw.choice([0, 1, 2, 3, 4]), draw.choice([0.0, 0.01, 0.1, 2.0]) * draw.random())
         for _ in range(8)
     ]
-    instants[2] = (max(instants[2][0], SAVED_EVERY + 1), instants[2][1])
+    instants[2] = (max(instants[2][0], FIRST_IS_WHOLE), instants[2][1])
     instants[3] = (max(instants[3][0], SAVED_EVERY + 1), instants[3][1])
     result = killed_and_resumed(context, tmp_path, instants)
     assert values(result.checkpoint) == values(undisturbed.checkpoint)
@@ -190,7 +193,7 @@ def fail_to_write(folder: str, told: Connection) -> None:
 def test_a_checkpoint_that_cannot_be_written_leaves_the_older_ones_and_the_run_continues(
     context: ForkServerContext, undisturbed: loop.Result, tmp_path: Path
 ) -> None:
-    Life.begin(context, tmp_path).kill(SAVED_EVERY + 1, 0.0)
+    Life.begin(context, tmp_path).kill(FIRST_IS_WHOLE, 0.0)
     whole = checkpoints.find(str(tmp_path / log_directory.CHECKPOINTS))
     assert whole
     here, there = context.Pipe(duplex=False)

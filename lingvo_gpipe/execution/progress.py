@@ -7,11 +7,11 @@ before it; nothing else waits for it but the end of the pass.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import tensorflow as tf
 
+from lingvo_gpipe import packing
 from lingvo_gpipe.schedule import progress
 from lingvo_gpipe.schedule.slot import Slot
 
@@ -31,7 +31,7 @@ class Progress:
         self._passes: list[list[list[Slot]]] = []
         self._counters = []
         for name in self.devices:
-            with tf.device(host(name)):
+            with tf.device(packing.host(name)):
                 self._counters.append(
                     tf.Variable([_NONE, 0], dtype=tf.int64, trainable=False, name="progress")
                 )
@@ -90,12 +90,3 @@ class PassProgress:
 def _values(variable: tf.Variable) -> list[int]:
     values: list[int] = variable.numpy().tolist()
     return values
-
-
-def host(device: str) -> str:
-    """Return the CPU of a device's process; a CPU is its own.
-
-    >>> host("/job:worker/task:1/device:GPU:3")
-    '/job:worker/task:1/device:CPU:0'
-    """
-    return re.sub(r"device:(?!CPU:)\w+:\d+$", "device:CPU:0", device)

@@ -110,11 +110,11 @@ def run(
     with log_directory.locked(folder):
         change = log_directory.check_params(folder, params, report)
         options = _Options(evaluate, report, should_stop, note_step)
-        training = _Training(params, source, folder, options)
-        training.restore(start, change)
-        log_directory.keep_assets(folder, source.assets())
-        log_directory.remove_result(folder)
-        result = training.train()
+        with contextlib.closing(_Training(params, source, folder, options)) as training:
+            training.restore(start, change)
+            log_directory.keep_assets(folder, source.assets())
+            log_directory.remove_result(folder)
+            result = training.train()
         if result.ended != "signal":
             log_directory.write_result(folder, dataclasses.asdict(result))
     for line in _last_lines(params, folder, result):
@@ -146,9 +146,9 @@ def dry_run(
     short.train.max_steps = min(1, params.train.max_steps)
     with tempfile.TemporaryDirectory(prefix="lingvo_gpipe_dry_run_") as temporary:
         options = _Options(evaluate, report, max_batches=1)
-        trial = _Training(short, source, Path(temporary), options)
-        trial.restore(start, None)
-        trial.state.checkpoints.restore(trial.train().step)
+        with contextlib.closing(_Training(short, source, Path(temporary), options)) as trial:
+            trial.restore(start, None)
+            trial.state.checkpoints.restore(trial.train().step)
     tried = ("input", "an update", *(("an evaluation",) if evaluate else ()))
     report(f"dry run: {', '.join(tried)} and a checkpoint went well; nothing is kept")
 
@@ -232,16 +232,23 @@ class _Training:
                     if state.step % train.save_interval_steps == 0:
                         with self._watchdog.watching(f"the checkpoint of step {state.step}"):
                             state.save()
+                    writers.checkpoints(state.written())
                 ended = self._ended()
                 if self._options.evaluate and ended != "signal" and not self._is_evaluated_here():
                     self._evaluate(writers)
                     if not self._is_evaluated_here():
                         ended = "signal"
+                with self._watchdog.watching(f"the checkpoint of step {state.step}"):
+                    path = state.save()
+                    writers.checkpoints(state.wait())
         except BrokenPipeError:  # the reader of the lines has ended, such as `tee` by the same ^C
             state.save()
             raise
-        path = state.save()
         return Result(state.step, path, {} if self._last is None else self._last.values, ended)
+
+    def close(self) -> None:
+        """Wait until the checkpoints that were begun are written."""
+        self.state.close(self._options.report)
 
     def _updates(self, writers: Writers) -> Iterator[StepReport]:
         """Do updates until the last step, yielding a report of each."""
@@ -296,6 +303,8 @@ class _Training:
     def _stop_at_nonfinite(self, batches: Sequence[Batch], step: int) -> None:
         places = (self._learner.pipe.first_nonfinite(batch, step=step) for batch in batches)
         place = next((place for place in places if place != "nowhere"), "the update itself")
+        with contextlib.suppress(errors.CheckpointError):
+            self.state.wait()
         whole = checkpoints.newest(self.state.checkpoints.directory)
         last = f"the last good checkpoint is {whole}" if whole else "there is no checkpoint yet"
         if not self._params.train.finite_guard:  # by now the weights are not finite either

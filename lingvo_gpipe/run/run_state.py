@@ -61,6 +61,8 @@ class RunState:
             keys.EVALUATED: self._evaluated,
         }
         text = params.to_text()
+        # One for both, in order: a checkpoint has the value of the best one.
+        self._writer = checkpoints.Writer(background=params.train.async_checkpoints)
         self.best: checkpoints.Best | None = None
         if params.eval.best is not None:
             self.best = checkpoints.Best(
@@ -68,6 +70,7 @@ class RunState:
                 variables,
                 text,
                 larger_is_better=task.highest_is_best(params.eval),
+                writer=self._writer,
             )
         # A run without a best value saves the same keys.
         self._best_variables = (
@@ -78,6 +81,7 @@ class RunState:
             variables | self._best_variables,
             text,
             keep=params.train.keep_checkpoints,
+            writer=self._writer,
         )
 
     @property
@@ -99,8 +103,26 @@ class RunState:
         return self.best.misses >= patience
 
     def save(self) -> str:
-        """Save a checkpoint of the current step; return the prefix of its files."""
+        """Begin to write a checkpoint of the current step; return the prefix of its files."""
         return self.checkpoints.save(self.step)
+
+    def written(self) -> list[checkpoints.Written]:
+        """Return the checkpoints that were completed since the last call.
+
+        Raises:
+            CheckpointError: one cannot be written.
+        """
+        return self._writer.finished()
+
+    def wait(self) -> list[checkpoints.Written]:
+        """Wait until all checkpoints are written; return and raise what `written` does."""
+        return self._writer.wait()
+
+    def close(self, report: Callable[[str], None]) -> None:
+        """Wait until all checkpoints are written; report one that cannot be."""
+        error = self._writer.close()
+        if error is not None:
+            report(str(error))
 
     def record_evaluation(self, value: float) -> None:
         """Record that the current step was evaluated, and keep it if it is the best.

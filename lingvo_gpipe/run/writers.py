@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import tensorflow as tf
@@ -12,6 +12,7 @@ from absl import logging
 from lingvo_gpipe.layers import heads
 from lingvo_gpipe.plan import step_plan
 from lingvo_gpipe.run import confusion, summaries
+from lingvo_gpipe.run.checkpoints import Written
 from lingvo_gpipe.run.evaluation import Evaluation
 from lingvo_gpipe.run.learner import Learner, UpdateResult
 from lingvo_gpipe.schedule import drawing
@@ -100,6 +101,18 @@ class Writers:
             scalars
             | {"bubble_share_planned": self._planned_bubble, "traces": self._learner.num_traces},
         )
+
+    def checkpoints(self, written: Iterable[Written]) -> None:
+        """Write what checkpoints cost."""
+        for one in written:
+            self._train.scalars(
+                one.step,
+                {
+                    "checkpoint/waited_s": one.waited_s,
+                    "checkpoint/written_s": one.written_s,
+                    "checkpoint/mib": one.num_bytes / 2**20,
+                },
+            )
 
     def constants(self, step: int, values: Mapping[str, float]) -> None:
         """Write numbers of the data."""

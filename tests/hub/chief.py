@@ -209,9 +209,11 @@ def main(folder: str, addresses: str = "") -> None:
         "weights": {path: variable.device for path, variable in pipe.weights.items()},
     }
     del gradients, taped
-    kept = checkpoints.Checkpoints(folder, made.variables, "class: x\n")
+    writer = checkpoints.Writer(background=True)
+    kept = checkpoints.Checkpoints(folder, made.variables, "class: x\n", writer=writer)
     with traffic.of("save"):
         kept.save(6)
+        writer.wait()
     with traffic.of("restore"):
         kept.restore()
     with traffic.of("restore matching"):
@@ -234,8 +236,11 @@ def main(folder: str, addresses: str = "") -> None:
     with traffic.of("explanation"):
         cause = tf.errors.InternalError(None, None, "none")
         found["cause"] = str(pipe.explain(cause, batches[6]))
-    kept = checkpoints.Checkpoints(os.path.join(folder, "last"), made.variables, "class: x\n")
+    last = os.path.join(folder, "last")
+    kept = checkpoints.Checkpoints(last, made.variables, "class: x\n", writer=writer)
     kept.save(7)
+    made.update([batches[6]])  # changes the values while those before are written
+    writer.close()
     found["traffic"] = traffic.by_name
     found["variables"] = len(made.variables)
     found["packs"] = len({packing.unit(v) for v in made.variables.values()})

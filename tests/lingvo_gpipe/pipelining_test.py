@@ -32,7 +32,8 @@ def test_evaluation_is_a_plain_forward_before_between_and_after_training() -> No
         for path, gradient in own.value_and_gradients(
             pipelines.batch(), step=step
         ).gradients.items():
-            own.weights[path].assign_sub(0.1 * gradient)
+            weight = own.weights[path]
+            weight.assign(weight.read_value() - 0.1 * gradient)
 
 
 def test_evaluation_has_no_randomness_and_uses_moving_statistics() -> None:

@@ -15,12 +15,15 @@ from lingvo_gpipe.run.checkpoints.files import (
 )
 from lingvo_gpipe.run.checkpoints.store import Checkpoints, Matched, Restored, restore_matching
 from lingvo_gpipe.run.checkpoints.values import read_value, reason
+from lingvo_gpipe.run.checkpoints.writing import Writer, Written
 
 __all__ = [
     "Best",
     "Checkpoints",
     "Matched",
     "Restored",
+    "Writer",
+    "Written",
     "best_variables",
     "find",
     "keep_only",

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from lingvo_gpipe import errors, packing
-from lingvo_gpipe.run.checkpoints import files, keys, values
+from lingvo_gpipe.run.checkpoints import files, keys, values, writing
 from lingvo_gpipe.run.checkpoints.store import Checkpoints
 
 
@@ -27,6 +27,7 @@ class Best:
         params_text: str,
         *,
         larger_is_better: bool = True,
+        writer: writing.Writer | None = None,
     ) -> None:
         """Open the directory of the best checkpoint.
 
@@ -35,12 +36,13 @@ class Best:
             variables: as in `Checkpoints`.
             params_text: as in `Checkpoints`.
             larger_is_better: False for losses.
+            writer: as in `Checkpoints`.
         """
         self._params_text = params_text
         self._sign = 1.0 if larger_is_better else -1.0
         self.variables = best_variables(worst=-math.inf * self._sign)
         self._checkpoints = Checkpoints(
-            directory, {**variables, **self.variables}, params_text, keep=1
+            directory, {**variables, **self.variables}, params_text, keep=1, writer=writer
         )
 
     @property

@@ -164,6 +164,13 @@ def _checksum_line(text: str) -> str:
     return f"# crc32: {zlib.crc32(text.encode()):08x}"
 
 
+def size_of(prefix: str) -> int:
+    """Return the bytes of a checkpoint's files."""
+    directory, base = os.path.split(prefix)
+    names = [name for name in _names(directory) if name.startswith(f"{base}.")]
+    return sum(os.path.getsize(os.path.join(directory, name)) for name in names)
+
+
 def check_regular(prefix: str) -> None:
     """Refuse a checkpoint whose index or shards are not regular files.
 

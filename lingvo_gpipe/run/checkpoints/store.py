@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
 from lingvo_gpipe import errors, packing
-from lingvo_gpipe.run.checkpoints import files
+from lingvo_gpipe.run.checkpoints import files, writing
 from lingvo_gpipe.run.checkpoints.values import UNREADABLE, SavedValues, reason
 
 
@@ -62,6 +64,7 @@ class Checkpoints:
         *,
         keep: int = 3,
         read_only: bool = False,
+        writer: writing.Writer | None = None,
     ) -> None:
         """Open a directory, removing what an interrupted run left there.
 
@@ -71,6 +74,7 @@ class Checkpoints:
             params_text: stored with each checkpoint.
             keep: number of checkpoints to keep, newest first.
             read_only: nothing is created, removed or saved, because another run writes here.
+            writer: writes the checkpoints; None: each is written at once.
 
         Raises:
             CheckpointError: the directory cannot be written, or has another program's checkpoints.
@@ -79,7 +83,13 @@ class Checkpoints:
         self.directory = directory
         self._variables = dict(variables)
         self._params_text = params_text
-        self._checkpoint = tf.train.Checkpoint(**self._variables)
+        self._snapshots = {
+            key: writing.Snapshot(variable.dtype, packing.host(variable.device))
+            for key, variable in self._variables.items()
+        }
+        self._checkpoint = tf.train.Checkpoint(**self._snapshots)
+        self._writer = writer or writing.Writer()
+        self._begun: concurrent.futures.Future[writing.Written] | None = None
         self._keep = keep
         self._manager: tf.train.CheckpointManager | None = None
         self._present: str | None = None
@@ -95,27 +105,51 @@ class Checkpoints:
             ) from error
 
     def save(self, step: int) -> str:
-        """Save under the number `step`; return the prefix of the files.
+        """Save the values of now under the number `step`; return the prefix of the files.
 
-        Saving the step that was just saved or restored does nothing.
+        The writer may complete it later. Saving the step that was just saved or restored does
+        nothing.
 
         Raises:
-            CheckpointError: it cannot be written; older ones are kept.
+            CheckpointError: it cannot be written, or one before it could not; older ones are kept.
         """
-        if self._manager is None:
+        manager = self._manager
+        if manager is None:
             raise errors.CheckpointError(f"{self.directory} was opened read-only: nothing is saved")
         prefix = os.path.join(self.directory, f"{files.NAME}-{step}")
+        if self._begun is not None and self._begun.done() and self._begun.exception():
+            self._present = None
         if prefix == self._present:
             return prefix
+        begun = time.perf_counter()
+        if self._begun is not None:  # so that values of two moments are never held
+            concurrent.futures.wait([self._begun])
+        for key, value in packing.snapshot(self._variables).items():
+            self._snapshots[key].value = value
+        taken = time.perf_counter()
+
+        def write() -> writing.Written:
+            num_bytes = self._write(manager, prefix)
+            written_s = time.perf_counter() - taken
+            waited_s = taken - begun + (0.0 if self._writer.in_background else written_s)
+            return writing.Written(step, waited_s, written_s, num_bytes)
+
+        self._begun = self._writer.write(write)
+        self._present = prefix
+        return prefix
+
+    def _write(self, manager: tf.train.CheckpointManager, prefix: str) -> int:
+        """Write the snapshots; return the bytes of the files."""
         try:
             if files.discard(prefix):
-                self._tidy()
+                manager = self._tidy()
             files.begin(prefix, self._params_text)
             options = tf.train.CheckpointOptions(
                 experimental_write_callbacks=[lambda path: files.finish(path)]
             )
-            self._manager.save(checkpoint_number=step, options=options)
+            manager.save(checkpoint_number=files.step_of(prefix), options=options)
             files.sweep(self.directory)
+            return files.size_of(prefix)
         except (OSError, tf.errors.OpError) as error:
             with contextlib.suppress(OSError):
                 files.sweep(self.directory)
@@ -126,8 +160,9 @@ class Checkpoints:
                 f"{prefix}: checkpoint cannot be written ({reason(error)}); {last}. Free disk "
                 f"space ({free} free), then start the same command again"
             ) from error
-        self._present = prefix
-        return prefix
+        finally:
+            for snapshot in self._snapshots.values():
+                snapshot.value = None
 
     def restore(self, which: int | str | None = None, *, subset: bool = False) -> Restored | None:
         """Assign all variables their saved values.
@@ -201,7 +236,7 @@ class Checkpoints:
             "model and params it was written with"
         )
 
-    def _tidy(self) -> None:
+    def _tidy(self) -> tf.train.CheckpointManager:
         """Sweep, make TensorFlow's state list the whole checkpoints, and continue from it."""
         files.sweep(self.directory)
         files.repair_state(self.directory)
@@ -211,6 +246,7 @@ class Checkpoints:
             max_to_keep=self._keep,
             checkpoint_name=files.NAME,
         )
+        return self._manager
 
 
 def restore_matching(

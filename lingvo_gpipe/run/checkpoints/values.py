@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe import errors, packing
-from lingvo_gpipe.execution import progress
 from lingvo_gpipe.run.checkpoints import files
 
 # What is raised for a file that is truncated, missing, not regular or not a checkpoint.
@@ -58,7 +57,7 @@ class SavedValues:
 
         restored: dict[str, list[tf.Tensor]] = {}
         for device, of_device in by_device.items():
-            with tf.device(progress.host(device)):
+            with tf.device(packing.host(device)):
                 restored[device] = tf.raw_ops.RestoreV2(
                     prefix=self._prefix,
                     tensor_names=[_escape(key) + _SUFFIX for key, _ in of_device],

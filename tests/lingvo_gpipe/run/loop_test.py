@@ -23,12 +23,18 @@ from lingvo_gpipe.run import (
     loop,
     process,
 )
+from lingvo_gpipe.run.checkpoints import files
 from tests.tiny_task import Points, one_layer_task, tiny_task
 
 
 def final_values(result: loop.Result) -> dict[str, Any]:
     """Return everything that the run's last checkpoint holds, by key."""
-    reader = tf.train.load_checkpoint(result.checkpoint)
+    return values_of(result.checkpoint)
+
+
+def values_of(prefix: str) -> dict[str, Any]:
+    """Return everything that a checkpoint holds, by key."""
+    reader = tf.train.load_checkpoint(prefix)
     names = reader.get_variable_to_shape_map()
     return {
         name: reader.get_tensor(name) for name in names if name != "_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -344,6 +350,40 @@ def test_fields_that_cannot_be_right_are_named(
     assert str(caught.value).startswith(text)
 
 
+# Checkpoints that are written while training goes on.
+
+
+def test_checkpoints_written_in_the_background_have_the_same_bits(tmp_path: Path) -> None:
+    params = tiny_task(max_steps=5, save_interval_steps=1, keep_checkpoints=5)
+    folders = {}
+    for name in ("at_once", "in_background"):
+        params.train.async_checkpoints = name == "in_background"
+        loop.run(params, tmp_path / name)
+        folders[name] = checkpoints.find(str(tmp_path / name / log_directory.CHECKPOINTS))
+    assert [checkpoints.step_of(path) for path in folders["at_once"]] == [1, 2, 3, 4, 5]
+    for one, other in zip(*folders.values(), strict=True):
+        assert checkpoints.step_of(one) == checkpoints.step_of(other)
+        assert same_bits(values_of(one), values_of(other))
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = files.begin
+    steps: list[int] = []
+
+    def full(prefix: str, text: str) -> None:
+        if prefix.endswith("-400"):
+            raise OSError(28, "No space left on device")
+        begin(prefix, text)
+
+    monkeypatch.setattr(files, "begin", full)
+    params = one_layer_task(max_steps=10_000, save_interval_steps=200)
+    with pytest.raises(errors.CheckpointError, match=r"-400: .* \(No space .* one is .*-200\."):
+        loop.run(params, tmp_path, note_step=steps.append)
+    assert 400 <= steps[-1] < 600
+
+
 # What a run reports.
 
 
@@ -365,6 +405,9 @@ def test_tensorboard_gets_scalars_text_and_the_schedule(tmp_path: Path) -> None:
         "input_wait_share",
         "bubble_share_planned",
         "traces",
+        "checkpoint/waited_s",
+        "checkpoint/written_s",
+        "checkpoint/mib",
         "params",
         "schedule",
     }

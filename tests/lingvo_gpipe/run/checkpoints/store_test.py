@@ -417,7 +417,7 @@ KILLED_CHILDREN = """
     import tensorflow as tf
     from lingvo_gpipe.run import checkpoints
 
-    root, *instants = sys.argv[1:]
+    root, in_background, *instants = sys.argv[1:]
     children = []
     for instant in instants:
         directory = os.path.join(root, instant)
@@ -431,9 +431,11 @@ KILLED_CHILDREN = """
         sys.exit()
 
     variable = tf.Variable(tf.zeros([1 << 20]))
-    saver = checkpoints.Checkpoints(directory, {"v": variable}, "text", keep=1)
+    writer = checkpoints.Writer(background=in_background == "True")
+    saver = checkpoints.Checkpoints(directory, {"v": variable}, "text", keep=1, writer=writer)
     variable.assign_add(tf.ones_like(variable))
     saver.save(1)
+    writer.wait()
 
     def die(*_):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -454,6 +456,8 @@ KILLED_CHILDREN = """
         setattr(os, kind, counted)
     variable.assign_add(tf.ones_like(variable))
     saver.save(2)
+    variable.assign_add(tf.ones_like(variable))
+    writer.wait()
     die()
 """
 # Before and within TensorFlow's own writing; before each step that makes it visible; while the
@@ -471,21 +475,23 @@ INSTANTS = {
 
 @pytest.mark.slow
 def test_a_kill_leaves_a_whole_checkpoint(tmp_path: pathlib.Path) -> None:
-    kill_at(tmp_path, ("file _temp", "replace 1", "remove 1"))
+    kill_at(tmp_path, ("file _temp", "replace 1", "remove 1"), in_background=True)
 
 
 @pytest.mark.reliability_full
+@pytest.mark.parametrize("in_background", [False, True])
 @pytest.mark.parametrize("instant", INSTANTS)
 def test_a_kill_at_any_instant_leaves_a_whole_checkpoint(
-    tmp_path: pathlib.Path, instant: str
+    tmp_path: pathlib.Path, instant: str, in_background: bool
 ) -> None:
-    kill_at(tmp_path, (instant,))
+    kill_at(tmp_path, (instant,), in_background=in_background)
 
 
-def kill_at(directory: pathlib.Path, instants: tuple[str, ...]) -> None:
+def kill_at(directory: pathlib.Path, instants: tuple[str, ...], *, in_background: bool) -> None:
     """Kill processes at different instants of their second save, all processes at once."""
+    program = [sys.executable, "-c", textwrap.dedent(KILLED_CHILDREN)]
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(KILLED_CHILDREN), directory, *instants],
+        [*program, directory, str(in_background), *instants],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
         capture_output=True,
         text=True,

@@ -1,0 +1,173 @@
+"""A checkpoint that is written while training goes on: its moment's values, whole or invisible."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import pathlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import errors, packing
+from lingvo_gpipe.run import checkpoints
+
+
+class Gate(checkpoints.Writer):
+    """A writer in the background that begins with nothing before it is opened."""
+
+    def __init__(self) -> None:
+        super().__init__(background=True)
+        self._is_open = threading.Event()
+
+    def open(self) -> None:
+        self._is_open.set()
+
+    def write(self, job: Any) -> concurrent.futures.Future[checkpoints.Written]:
+        def after_opening() -> checkpoints.Written:
+            self._is_open.wait()
+            written: checkpoints.Written = job()
+            return written
+
+        return super().write(after_opening)
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    made = Gate()
+    yield made
+    made.open()
+    made.close()
+
+
+def variables() -> dict[str, Any]:
+    """Return a variable on each device, a pack of two, and a table that is updated by rows."""
+    made: dict[str, Any] = {}
+    for number in range(2):
+        with tf.device(f"CPU:{number}"):
+            made[f"dense{number}"] = tf.Variable(tf.fill([100, 3], float(number)))
+    made["table"] = tf.Variable(tf.zeros([50, 2]))
+    return made
+
+
+def values(held: dict[str, Any]) -> dict[str, Any]:
+    return {key: np.array(variable.numpy()) for key, variable in held.items()}
+
+
+def saved(prefix: str, keys: Any) -> dict[str, Any]:
+    return {key: checkpoints.read_value(prefix, key) for key in keys}
+
+
+def change(held: dict[str, Any]) -> None:
+    """Change every value: in graphs, at once, in place and by rows."""
+
+    @tf.function
+    def in_graph() -> None:
+        held["dense0"].assign_add(tf.ones([100, 3]))
+
+    in_graph()
+    held["dense1"].assign(held["dense1"] * 2.0 + 1.0)
+    rows = tf.IndexedSlices(tf.ones([2, 2]), tf.constant([0, 7]))
+    for _ in range(2):
+        held["table"].scatter_add(rows)
+
+
+def test_it_has_the_values_of_its_moment(tmp_path: pathlib.Path, gate: Gate) -> None:
+    held = variables()
+    saver = checkpoints.Checkpoints(str(tmp_path), held, "text", writer=gate)
+    before = values(held)
+    prefix = saver.save(1)
+    change(held)
+    assert checkpoints.find(str(tmp_path)) == []
+    assert gate.finished() == []
+    gate.open()
+    (written,) = gate.wait()
+    np.testing.assert_equal(saved(prefix, held), before)
+    assert not np.array_equal(held["table"].numpy(), before["table"])
+    assert written.step == 1
+    assert written.written_s > written.waited_s > 0
+    names = [name for name in os.listdir(tmp_path) if name.startswith("ckpt-1.")]
+    assert written.num_bytes == sum(os.path.getsize(tmp_path / name) for name in names)
+    assert gate.wait() == []
+
+
+def test_parts_of_a_pack_have_the_values_of_its_moment(
+    tmp_path: pathlib.Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "is_packed", lambda _: True)
+    wanted = {
+        key: packing.Wanted((3, 5), tf.float32, "/device:CPU:1", "weights", lambda: tf.ones([3, 5]))
+        for key in ("one", "two")
+    }
+    held = packing.create(wanted)
+    assert isinstance(held["one"], packing.Part)
+    prefix = checkpoints.Checkpoints(str(tmp_path), held, writer=gate).save(1)
+    held["two"].assign(np.zeros([3, 5]))
+    gate.open()
+    gate.wait()
+    np.testing.assert_equal(saved(prefix, held), {key: np.ones([3, 5]) for key in held})
+
+
+def test_the_next_one_waits_for_the_one_before(tmp_path: pathlib.Path, gate: Gate) -> None:
+    held = variables()
+    saver = checkpoints.Checkpoints(str(tmp_path), held, "text", keep=5, writer=gate)
+    first = values(held)
+    saver.save(1)
+    change(held)
+    second = values(held)
+    timer = threading.Timer(0.2, gate.open)
+    timer.start()
+    saver.save(2)
+    assert [checkpoints.step_of(path) for path in checkpoints.find(str(tmp_path))][:1] == [1]
+    assert [written.step for written in gate.wait()] == [1, 2]
+    np.testing.assert_equal(saved(str(tmp_path / "ckpt-1"), held), first)
+    np.testing.assert_equal(saved(str(tmp_path / "ckpt-2"), held), second)
+
+
+def test_after_a_failure_nothing_is_written_until_it_was_raised(
+    tmp_path: pathlib.Path, gate: Gate
+) -> None:
+    held = variables()
+    best = checkpoints.Checkpoints(str(tmp_path / "best"), held, "text", writer=gate)
+    usual = checkpoints.Checkpoints(str(tmp_path / "usual"), held, "text", writer=gate)
+    best.save(1)
+    usual.save(1)
+    (tmp_path / "best").rmdir()
+    gate.open()
+    with pytest.raises(
+        errors.CheckpointError, match=r"best/ckpt-1: .* cannot be written \(No such"
+    ):
+        gate.wait()
+    assert checkpoints.find(str(tmp_path / "usual")) == []
+    assert gate.wait() == []
+    (tmp_path / "best").mkdir()
+    best.save(1)
+    usual.save(1)
+    assert [written.step for written in gate.wait()] == [1, 1]
+    assert gate.close() is None
+
+
+def test_an_error_that_nobody_waited_for_is_returned_at_the_end(
+    tmp_path: pathlib.Path, gate: Gate
+) -> None:
+    saver = checkpoints.Checkpoints(str(tmp_path / "run"), variables(), "text", writer=gate)
+    saver.save(1)
+    (tmp_path / "run").rmdir()
+    gate.open()
+    assert isinstance(gate.close(), errors.CheckpointError)
+
+
+def test_an_error_is_raised_by_the_next_save(tmp_path: pathlib.Path, gate: Gate) -> None:
+    saver = checkpoints.Checkpoints(str(tmp_path / "run"), variables(), "text", writer=gate)
+    saver.save(1)
+    (tmp_path / "run").rmdir()
+    gate.open()
+    with pytest.raises(errors.CheckpointError, match="run/ckpt-1: "):
+        saver.save(2)
+    (tmp_path / "run").mkdir()
+    assert saver.save(1) == str(tmp_path / "run" / "ckpt-1")
+    assert [written.step for written in gate.wait()] == [1]

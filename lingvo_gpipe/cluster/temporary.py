@@ -1,64 +1,54 @@
 """A temporary folder for a process that may be killed, removed also if its owner is killed, too.
 
 TensorFlow writes some files to the temporary folder and removes them at exit, which a process that
-is killed never reaches. The owner of a folder holds a lock on it; making the next one removes
-those that nobody holds.
+is killed never reaches. So another process waits for the end of the folder's owner, and removes it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
-import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 _NAME = "lingvo_gpipe-chief-"
-_NEW = "lingvo_gpipe-new-"
+# Its input ends with the owner; a process that ends with it may still write for a moment.
+_REMOVE = """
+import os, shutil, sys, time
+sys.stdin.read()
+for _ in range(20):
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
+    if not os.path.exists(sys.argv[1]):
+        break
+    time.sleep(0.1)
+"""
+_REMOVED_WITHIN_S = 10.0
 
 
 class Folder:
-    """A temporary folder, until `remove` is called or this process ends.
+    """A temporary folder, until `remove` is called or this process ends in any way.
 
     Attributes:
         path: the folder.
     """
 
     def __init__(self) -> None:
-        """Make it, and remove those of owners that have ended.
+        """Make it.
 
         Raises:
             OSError: there is no temporary folder that can be written.
         """
-        _sweep()
-        made = Path(tempfile.mkdtemp(prefix=_NEW))
-        self._lock = _locked(made)
-        # From here on others look at it, and find it locked.
-        self.path = made.rename(made.with_name(made.name.replace(_NEW, _NAME)))
+        self.path = Path(tempfile.mkdtemp(prefix=_NAME))
+        self._remover = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _REMOVE, self.path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     def remove(self) -> None:
         """Remove it with all that is in it."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        if self._lock is not None:
-            os.close(self._lock)
-        self._lock = None
-
-
-def _sweep() -> None:
-    for path in Path(tempfile.gettempdir()).glob(f"{_NAME}*"):
-        with contextlib.suppress(OSError):
-            if path.stat().st_uid == os.geteuid() and (lock := _locked(path)) is not None:
-                shutil.rmtree(path, ignore_errors=True)
-                os.close(lock)
-
-
-def _locked(path: Path) -> int | None:
-    """Lock a folder; return its file descriptor, or None if another process has the lock."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._remover.communicate(timeout=_REMOVED_WITHIN_S)

@@ -39,8 +39,11 @@ from lingvo_gpipe.cluster import members
 PING_S = 0.25
 LOST_AFTER_S = 1.5
 """How long the chief's supervisor waits for an answer."""
-DROPPED_AFTER_S = 3.0
-"""How long the worker's supervisor waits for the next line, before it is free for another chief."""
+DROPPED_AFTER_S = 1.75
+"""How long the worker's supervisor waits for the next line, before it is free for another chief.
+
+Longer than the chief's supervisor waits, which can say which of several workers is lost.
+"""
 MAX_LINE_BYTES = 2**20
 _VERSION = 1
 _HANDSHAKE_S = 5.0

@@ -169,7 +169,9 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         """Return each loss's weight (examples, real tokens) in a mini-batch; they add up."""
         fields = self._fields(batch)
         master = precision.policy(self.params.dtype).variable
-        return {loss.name: tf.cast(loss.weight(fields), master) for loss in self.analysis.losses}
+        losses = self.analysis.losses
+        with self.executor.beside_input():
+            return {loss.name: tf.cast(loss.weight(fields), master) for loss in losses}
 
     @_without_autograph
     def value_and_gradients(

@@ -66,6 +66,8 @@ class Executor:
         programs: programs of each cell.
         devices: name of each cell's device.
         progress: how far each device is in the pass that runs; None: it is not followed.
+        input_device: device that holds the mini-batches; None: that of the process that calls.
+            Set it before a pass is traced.
     """
 
     def __init__(
@@ -85,6 +87,16 @@ class Executor:
         self.programs = list(programs)
         self.devices = list(devices)
         self.progress: progress.Progress | None = None
+        self.input_device: str | None = None
+
+    @contextlib.contextmanager
+    def beside_input(self) -> Iterator[None]:
+        """Place operations of the `with` block on the device that holds the mini-batches."""
+        if self.input_device is None:
+            yield
+        else:
+            with tf.device(self.input_device):
+                yield
 
     def follow_progress(self) -> progress.Progress:
         """Follow the progress of every pass that is traced from now on."""

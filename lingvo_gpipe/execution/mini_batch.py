@@ -96,7 +96,7 @@ class MiniBatchRunner:
         if not tf.inside_function():
             self._analysis.check_values(fields)
         elif not all(":CPU:" in device for device in self.executor.devices):
-            return self._analysis.asserted_values(fields)
+            return self._analysis.asserted_values(fields, self.executor.input_device or "CPU:0")
         return fields
 
     def train(self, inputs: MiniBatchInputs) -> MiniBatchResult:
@@ -219,8 +219,9 @@ class MiniBatchRunner:
     def _cut(self, fields: Mapping[str, Nest]) -> dict[int, list[Nest]]:
         """Return version of each field → its nest for each micro-batch."""
         params, versions = self._params, self._analysis.wiring.fields
-        read = read_fields(self._analysis, fields)
-        cut = micro_batches.split(read, self._sizes(fields), params.batch_dim, params.unbatched)
+        with self.executor.beside_input():
+            read = read_fields(self._analysis, fields)
+            cut = micro_batches.split(read, self._sizes(fields), params.batch_dim, params.unbatched)
         return {versions[name]: parts for name, parts in cut.items()}
 
     def _coefficients(self) -> dict[str, float]:

@@ -68,7 +68,7 @@ def place(
         )
     if names is not None:
         return _named(num_devices, names, found)
-    workers = [name for name in found if _WORKER in name]
+    workers = list(filter(is_on_worker, found))
     groups = {k: [n for n in workers or found if f":{k.upper()}:" in n] for k in KINDS[1:]}
     if kind == "auto":
         kind = next((k for k in ("tpu", "gpu") if groups[k]), "cpu")
@@ -78,6 +78,15 @@ def place(
     if len(chosen) < num_devices:
         raise errors.PlacementError(_too_few(num_devices, kind, len(chosen)))
     return Placement(tuple(chosen[:num_devices]), compile_all=kind == "tpu")
+
+
+def is_on_worker(name: str) -> bool:
+    """Return whether a device is in the process of a worker.
+
+    >>> is_on_worker("/job:worker/replica:0/task:0/device:CPU:0"), is_on_worker("/device:CPU:0")
+    (True, False)
+    """
+    return _WORKER in name
 
 
 def _task_and_number(name: str) -> tuple[int, int]:

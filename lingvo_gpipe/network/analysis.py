@@ -122,9 +122,14 @@ class Analysis(wired_layers.WiredLayers):
         """
         value_ranges.check(self._field_ranges, fields)
 
-    def asserted_values(self, fields: Mapping[str, Nest]) -> dict[str, Nest]:
-        """Return tensors of a graph whose use fails if a label or id is out of range."""
-        return value_ranges.asserted(self._field_ranges, fields)
+    def asserted_values(self, fields: Mapping[str, Nest], device: str = "CPU:0") -> dict[str, Nest]:
+        """Return tensors of a graph whose use fails if a label or id is out of range.
+
+        Args:
+            fields: name → nest of tensors of a graph.
+            device: a CPU, which looks at them.
+        """
+        return value_ranges.asserted(self._field_ranges, fields, device)
 
     @functools.cached_property
     def _field_ranges(self) -> tuple[value_ranges.FieldRange, ...]:

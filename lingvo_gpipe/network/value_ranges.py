@@ -2,12 +2,13 @@
 
 TensorFlow refuses an id outside a table on CPUs, after work was done, and reads zeros for it on
 GPUs. Here the fields themselves are looked at, before a step costs anything; where the step is part
-of the caller's graph, in that graph.
+of the caller's graph, in that graph. Fields on a worker are looked at there.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -36,8 +37,10 @@ class FieldRange:
 
     def first_outside(self, fields: Mapping[str, Nest]) -> str | None:
         """Return a message for the first value of a mini-batch that is outside; None: all fit."""
-        found = np.asarray(fields[self.field])
         size, weights = self.values.size, self.values.weights
+        if _is_on_worker(fields[self.field]) and self._all_inside(fields):
+            return None
+        found = np.asarray(fields[self.field])
         if not found.size or (found.min() >= 0 and found.max() < size):
             return None
         outside = (found < 0) | (found >= size)
@@ -54,6 +57,21 @@ class FieldRange:
             f"{self.layer} takes 0 to {size - 1} (its {self.values.setting}={size}). Correct the "
             f"data, or set {self.values.setting}"
         )
+
+    def inside(self, fields: Mapping[str, Nest]) -> tf.Tensor:
+        """Return, as an operation, which values of a mini-batch the layer takes; bool [N, …]."""
+        values, weights = fields[self.field], self.values.weights
+        inside = (values >= 0) & (values < tf.cast(self.values.size, values.dtype))
+        if weights is not None:
+            inside |= tf.broadcast_to(fields[weights] == 0, tf.shape(values))
+        return inside
+
+    def _all_inside(self, fields: Mapping[str, tf.Tensor]) -> bool:
+        """Return whether all values fit, found on the device of the field."""
+        used = [name for name in (self.field, self.values.weights) if name is not None]
+        with tf.device(fields[self.field].device):
+            found = _all_inside_of(self, {name: fields[name] for name in used})
+        return bool(found)
 
 
 def check(ranges: Iterable[FieldRange], fields: Mapping[str, Nest]) -> None:
@@ -72,7 +90,9 @@ def check(ranges: Iterable[FieldRange], fields: Mapping[str, Nest]) -> None:
             raise errors.InputError(message)
 
 
-def asserted(ranges: Iterable[FieldRange], fields: Mapping[str, Nest]) -> dict[str, Nest]:
+def asserted(
+    ranges: Iterable[FieldRange], fields: Mapping[str, Nest], device: str = "CPU:0"
+) -> dict[str, Nest]:
     """Return fields whose use in a graph fails with `InvalidArgumentError` if a value is outside.
 
     For steps on GPUs, which would read zeros; on CPUs, kernels fail by themselves.
@@ -80,15 +100,13 @@ def asserted(ranges: Iterable[FieldRange], fields: Mapping[str, Nest]) -> dict[s
     Args:
         ranges: those of a network.
         fields: name → nest of tensors of a graph.
+        device: a CPU, which looks at them.
     """
     guarded = dict(fields)
     for one in ranges:
         values, size = fields[one.field], one.values.size
-        with tf.device("CPU:0"):
-            inside = (values >= 0) & (values < tf.cast(size, values.dtype))
-            if one.values.weights is not None:
-                weights = fields[one.values.weights]
-                inside |= tf.broadcast_to(weights == 0, tf.shape(values))
+        with tf.device(device):
+            inside = one.inside(fields)
             first = tf.where(~inside)[:1]
             check = tf.debugging.Assert(
                 tf.reduce_all(inside),
@@ -100,9 +118,18 @@ def asserted(ranges: Iterable[FieldRange], fields: Mapping[str, Nest]) -> dict[s
                     tf.gather_nd(values, first),
                 ],
             )
-        with tf.control_dependencies([check]):
+        with tf.device(device), tf.control_dependencies([check]):
             guarded[one.field] = tf.identity(guarded[one.field])
     return guarded
+
+
+@functools.partial(tf.function, autograph=False, reduce_retracing=True)
+def _all_inside_of(field_range: FieldRange, fields: dict[str, tf.Tensor]) -> tf.Tensor:
+    return tf.reduce_all(field_range.inside(fields))
+
+
+def _is_on_worker(value: Nest) -> bool:
+    return isinstance(value, tf.Tensor) and "/job:worker/" in value.device
 
 
 def of_fields(layers: Iterable[LayerInfo], routes: wiring.Wiring) -> tuple[FieldRange, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -50,6 +51,32 @@ def test_only_fields_have_ranges() -> None:
     )
     with pytest.raises(errors.InputError, match="row 3: 3, but layer head takes 0 to 2"):
         network.analyze(pipelining.PipeliningLayer.Params(layers=[head]), specs).check_values(wrong)
+
+
+def test_a_worker_looks_at_the_fields_that_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same values are found, and only a mini-batch with one of them is fetched."""
+    looked_at: list[bool] = []
+
+    def is_on_worker(value: object) -> bool:
+        looked_at.append(isinstance(value, tf.Tensor))
+        return True
+
+    monkeypatch.setattr(value_ranges, "_is_on_worker", is_on_worker)
+    fetched = mock.Mock(side_effect=np.asarray)
+    monkeypatch.setattr(value_ranges, "np", mock.Mock(wraps=np, asarray=fetched))
+    for label, weight, outside in (
+        ([[0, 4]], [[1.0, 1.0]], None),
+        ([[0, 9]], [[1.0, 0.0]], None),
+        ([[0, 9]], [[1.0, 0.5]], "field 'label', row 0, position [1]: 9,"),
+        ([[-1, 9, 2]], [[0.0, 0.0, 0.0]], None),
+    ):
+        fields = {"label": tf.constant(label), "weight": tf.constant(weight)}
+        fetched.reset_mock()
+        message = WEIGHTED.first_outside(fields)
+        assert str(message).startswith(outside or "None")
+        assert (message is None) == (outside is None)
+        assert bool(fetched.call_count) == (outside is not None)
+    assert looked_at == [True] * 4
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import hashlib
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -99,13 +100,27 @@ class Program:
     notes: tuple[str, ...] = ()
 
 
-class Batches:
-    """Mini-batches of a `tf.data.Dataset`; an error of reading them is a user's mistake.
+class Reading(abc.ABC):
+    """Mini-batches that are read one after the other; an error of reading is a user's mistake.
+
+    Attributes:
+        counts: examples that could not be read so far, by what became of them (`replaced`,
+            `left_out`); empty where the input allows none.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+
+    @abc.abstractmethod
+    def __iter__(self) -> Iterator[Batch]:
+        """Begin to read."""
+
+
+class Batches(Reading):
+    """Mini-batches of a `tf.data.Dataset`.
 
     Attributes:
         dataset: dicts of tensors as they are read, before unreadable examples are replaced.
-        counts: examples that could not be read so far, by what became of them (`replaced`,
-            `left_out`); empty where the input allows none.
     """
 
     def __init__(
@@ -124,13 +139,14 @@ class Batches:
             repair: replaces or leaves out examples that cannot be read, and counts them.
             first: position of its first mini-batch; `explain` counts from there.
         """
+        super().__init__()
         self.dataset = dataset
-        self.counts: dict[str, int] = {}
         self._explain = explain
         self._repair = repair
         self._first = first
 
     def __iter__(self) -> Iterator[Batch]:
+        """Begin to read; unreadable examples are replaced or left out."""
         return self._read() if self._repair is None else self._repair(self._read(), self.counts)
 
     def _read(self) -> Iterator[Batch]:
@@ -164,6 +180,9 @@ class Input(hyperparams.Configurable, abc.ABC):
         batch_size: int = hyperparams.required("Examples in a mini-batch of training.")
         eval_batch_size: int | None = hyperparams.field(
             None, "Examples in a mini-batch of evaluation; None: those of training."
+        )
+        on_worker: bool = hyperparams.field(
+            False, "The worker of the first cell reads the data, not the chief; it needs a copy."
         )
 
     def __init__(self, params: Input.Params) -> None:
@@ -216,6 +235,20 @@ class Input(hyperparams.Configurable, abc.ABC):
         exported with the model.
         """
         return {}
+
+    def fingerprint(self, split: str | None = None) -> dict[str, str]:
+        """Return what all copies of the data have in common: short texts by what they describe.
+
+        Where a worker reads the data, a copy that differs from the chief's is refused.
+
+        Args:
+            split: part of the data that is read; None: that of training.
+        """
+        del split
+        return {
+            name: f"sha256 {hashlib.sha256(content).hexdigest()[:16]}"
+            for name, content in self.assets().items()
+        }
 
     def recall(self, assets: Mapping[str, bytes]) -> None:
         """Use what a run keeps in place of the data, which may be gone: serving needs no more.
@@ -317,6 +350,12 @@ class Indexed(Input):
         rows = tf.data.Dataset.range(self._counted(split)).batch(size)
         rows = rows.map(_as_written(lambda index: {"index": index, "epoch": tf.zeros_like(index)}))
         return self._batches(rows, split, size, None)
+
+    def fingerprint(self, split: str | None = None) -> dict[str, str]:
+        """Return the number of examples, and what `Input.fingerprint` returns."""
+        name = self.params.train_split if split is None else split
+        counted = {f"number of examples in split {name!r}": str(self.num_examples(name))}
+        return {**super().fingerprint(split), **counted}
 
     def _counted(self, split: str) -> int:
         count = self.num_examples(split)

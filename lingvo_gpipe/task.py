@@ -135,6 +135,7 @@ _MAY_CHANGE = (
     "input.*max_broken_share",
     "input.*max_pixels",
     "input.eval_batch_size",
+    "input.on_worker",
     "input.records",
     "train.max_steps",
     "train.save_interval_steps",

@@ -125,7 +125,7 @@ class _Attempt:
         self._options = options
         self._signals = signals
         self._passed_on = 0
-        self._needs: dict[str, int] | None = None
+        self._needs: Mapping[str, object] | None = None
         self._holds: list[asyncio.Task[None]] = []
         self._watch: asyncio.Task[int] | None = None
         self._workers = [_Worker(options, i) for i in range(len(options.cluster.workers))]
@@ -261,7 +261,7 @@ class _Worker:
     """
 
     def __init__(self, options: Options, index: int) -> None:
-        self.needs: dict[str, int] | None = None
+        self.needs: Mapping[str, object] | None = None
         self.serves = False
         self._options = options
         self._index = index

@@ -7,7 +7,7 @@ import os
 
 import tensorflow as tf
 
-from lingvo_gpipe import errors
+from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.cluster import chief_supervisor, child
 
 LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError)
@@ -32,9 +32,11 @@ class Connection:
         self._is_connected = True
         cluster = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec()
         workers = cluster.num_tasks("worker")
-        self._channel.write(
-            chief_supervisor.NEEDS + json.dumps({"devices": -(-num_devices // workers)})
-        )
+        needs = {
+            "devices": -(-num_devices // workers),
+            "packages": hyperparams.registered_packages(),
+        }
+        self._channel.write(chief_supervisor.NEEDS + json.dumps(needs))
         if self._channel.read() != chief_supervisor.GO:
             os._exit(chief_supervisor.LOST_EXIT_CODE)  # without its supervisor nobody would end it
         os.environ["GRPC_FAIL_FAST"] = "true"  # the supervisor knows that they are there

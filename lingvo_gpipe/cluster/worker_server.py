@@ -26,20 +26,25 @@ def main() -> int:
     tensorflow_import.quietly()
     import tensorflow as tf
 
+    from lingvo_gpipe.cluster import input_server, worker_function
+
     settings = channel.read()
     if not settings:
         return 0
     values = json.loads(settings)
     devices = int(values["devices"])
     cores = len(os.sched_getaffinity(0))
+    intra_op_threads = max(1, cores // devices)
+    input_server.prepare(values["packages"], intra_op_threads)
     config = tf.compat.v1.ConfigProto(
         # As many threads as `placement.prepare_threads` would set for these devices.
-        intra_op_parallelism_threads=max(1, cores // devices),
+        intra_op_parallelism_threads=intra_op_threads,
         inter_op_parallelism_threads=max(2, min(devices, cores)),
         device_count={"CPU": devices},
     )
     config.gpu_options.allow_growth = True
     task = values["task"]
+    registered = worker_function.register_first(input_server.InputServer())
     try:
         server = tf.distribute.Server(
             tf.train.ClusterSpec(values["cluster"]),
@@ -54,7 +59,7 @@ def main() -> int:
     channel.write(SERVING)
     while channel.read():
         pass
-    del server
+    del server, registered
     os._exit(0)  # the server has no end of its own
 
 

@@ -182,7 +182,7 @@ class _Supervisor:
                 return int(line.get("code", 0))
             answer: Mapping[str, object]
             if asked == "serve":
-                self._keep_server().serve(self._options, int(line.get("devices", 1)))
+                self._keep_server().serve(self._options, line)
                 answer = {"state": STARTING}
             elif asked == "probe":
                 answer = self._answer_probe(str(line.get("folder")), str(line.get("name")))
@@ -239,16 +239,21 @@ class _Server:
         """Whether it has ended."""
         return self._child.exit_code is not None
 
-    def serve(self, options: Options, devices: int) -> None:
+    def serve(self, options: Options, needs: Mapping[str, Any]) -> None:
         """Let it open its port.
 
         Args:
             options: settings of its supervisor.
-            devices: number of its CPU devices.
+            needs: what the chief needs of it: "devices", the number of its CPU devices, and
+                "packages", whose classes the text of an input may name.
         """
         member = members.Member(members.WORKER, options.index)
         config = json.loads(options.cluster.to_config(member))
-        self._child.write(json.dumps({**config, "devices": devices}))
+        needed = {
+            "devices": int(needs.get("devices", 1)),
+            "packages": [str(name) for name in needs.get("packages", ())],
+        }
+        self._child.write(json.dumps({**config, **needed}))
 
     def state(self) -> str:
         """Return `STARTING`, `SERVING`, `child.STOPPED`, or why it does not serve."""

@@ -6,7 +6,7 @@ TensorFlow.
 
 from lingvo_gpipe.hyperparams.configurable import Configurable
 from lingvo_gpipe.hyperparams.fields import REQUIRED, Field, field, required
-from lingvo_gpipe.hyperparams.names import register_package
+from lingvo_gpipe.hyperparams.names import register_package, registered_packages
 from lingvo_gpipe.hyperparams.params import Params, from_text
 from lingvo_gpipe.hyperparams.suggestions import HoldsParamsError
 from lingvo_gpipe.hyperparams.tree import UnknownFieldError
@@ -21,5 +21,6 @@ __all__ = [
     "field",
     "from_text",
     "register_package",
+    "registered_packages",
     "required",
 ]

@@ -50,6 +50,11 @@ def register_package(name: str) -> None:
     _packages.add(name)
 
 
+def registered_packages() -> tuple[str, ...]:
+    """Return the names of the packages that `register_package` added, and those known without."""
+    return tuple(sorted(_packages))
+
+
 # --- From an object to its name -----------------------------------------------------------------
 
 

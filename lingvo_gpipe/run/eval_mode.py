@@ -16,7 +16,14 @@ from absl import logging
 
 from lingvo_gpipe import errors, pipelining, task
 from lingvo_gpipe.input import Input
-from lingvo_gpipe.run import checkpoints, log_directory, restoring, summaries, writers
+from lingvo_gpipe.run import (
+    checkpoints,
+    log_directory,
+    restoring,
+    summaries,
+    worker_input,
+    writers,
+)
 from lingvo_gpipe.run.checkpoints import keys
 from lingvo_gpipe.run.evaluation import Evaluation, batches, check_names, evaluate
 from lingvo_gpipe.task import Task
@@ -31,18 +38,25 @@ class CheckpointEvaluator:
         pipe: the network.
     """
 
-    def __init__(self, params: Task.Params, directory: str) -> None:
+    def __init__(
+        self,
+        params: Task.Params,
+        directory: str,
+        report: Callable[[str], None] = logging.info,
+    ) -> None:
         """Make the network; averages are used as weights if training keeps them.
 
         Args:
             params: params of the task, complete or not.
             directory: directory of the checkpoints.
+            report: receives each line that a user should read.
         """
         self._input: Input = params.input.instantiate()
         params = self._params = task.complete(params, self._input)
         self.pipe: pipelining.PipeliningLayer = params.model.instantiate()
         self.pipe.build(self._input.element_spec(training=True))
         check_names(self.pipe, params.eval)
+        self._source = worker_input.source_of(self._input, self.pipe.executor, report)
         self._writers: dict[Path, summaries.Writer] = {}
         key_of = restoring.saved_keys(self.pipe.analysis.variables, params.train)
         variables = {key_of[path]: variable for path, variable in self.pipe.by_path.items()}
@@ -67,7 +81,7 @@ class CheckpointEvaluator:
         restored = restoring.restore_for_use(self._checkpoints, which, self._params)
         return evaluate(
             self.pipe,
-            batches(self._input, self._params.eval),
+            batches(self._source, self._params.eval),
             step=restored.step,
             metrics=self._params.eval.metrics,
             should_stop=should_stop,
@@ -122,7 +136,7 @@ def run(
     """
     task.check(params)
     directory = str(which if logdir is None else logdir / log_directory.CHECKPOINTS)
-    evaluator = CheckpointEvaluator(params, directory)
+    evaluator = CheckpointEvaluator(params, directory, report)
     for folder in restoring.folders(logdir, which):
         evaluator.check_assets(folder)
     evaluation = evaluator.evaluate(which, should_stop)
@@ -158,7 +172,7 @@ def follow(
     """
     task.check(params)
     directory = str(logdir / log_directory.CHECKPOINTS)
-    evaluator = CheckpointEvaluator(params, directory)
+    evaluator = CheckpointEvaluator(params, directory, report)
     best = None
     if params.eval.best is not None:
         best = _BestKeeper(logdir / log_directory.BEST, params.eval, evaluator)

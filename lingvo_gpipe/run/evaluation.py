@@ -11,9 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe import errors, pipelining, task
-from lingvo_gpipe.input import Batch, Batches, Input
+from lingvo_gpipe.input import Batch, Reading
 from lingvo_gpipe.layers import heads
 from lingvo_gpipe.nests import Nest
+from lingvo_gpipe.run.worker_input import Source
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -102,7 +103,7 @@ def evaluate(
     means = {n: float(totals[n] / weights[n]) if weights[n] else 0.0 for n in totals}
     dtypes = tf.nest.map_structure(lambda tensor: tensor.dtype, result.sums)
     sums = tf.nest.map_structure(tf.constant, sums, dtypes)
-    unread = dict(batches.counts) if isinstance(batches, Batches) else {}
+    unread = dict(batches.counts) if isinstance(batches, Reading) else {}
     return _finished(pipe, means, sums, metrics, Evaluation(step, {}, {}, count, unread=unread))
 
 
@@ -186,11 +187,11 @@ def _not_a_number(name: str, numbers: Iterable[str]) -> errors.ParamsError:
     )
 
 
-def batches(source: Input, params: task.Eval, most: int | None = None) -> Iterable[Batch]:
+def batches(source: Source, params: task.Eval, most: int | None = None) -> Iterable[Batch]:
     """Return the mini-batches of an evaluation.
 
     Args:
-        source: input of the task.
+        source: input of the task, or the worker that reads it.
         params: params of the task.
         most: largest number of mini-batches; None: all, with each example exactly once.
     """

@@ -34,7 +34,14 @@ from lingvo_gpipe import errors, task
 from lingvo_gpipe.console import progress
 from lingvo_gpipe.execution import watchdog
 from lingvo_gpipe.input import Batch, Input
-from lingvo_gpipe.run import checkpoints, evaluation, log_directory, process, restoring
+from lingvo_gpipe.run import (
+    checkpoints,
+    evaluation,
+    log_directory,
+    process,
+    restoring,
+    worker_input,
+)
 from lingvo_gpipe.run.learner import Learner
 from lingvo_gpipe.run.run_state import RunState
 from lingvo_gpipe.run.writers import StepReport, Writers
@@ -179,8 +186,10 @@ class _Training:
         threads = process.prepare_devices(params.model)
         self._learner = Learner(params, source.element_spec(training=True))
         evaluation.check_names(self._learner.pipe, params.eval)
+        executor = self._learner.pipe.executor
+        self._source = worker_input.source_of(source, executor, options.report)
         if options.evaluate:
-            source.evaluation(params.eval.split)  # refused now, not after hours
+            self._source.evaluation(params.eval.split)  # refused now, not after hours
         self.state = RunState(params, self._learner, logdir, threads, evaluates=options.evaluate)
         self._watchdog = watchdog.of_executor(
             self._learner.pipe.executor,
@@ -253,7 +262,7 @@ class _Training:
     def _updates(self, writers: Writers) -> Iterator[StepReport]:
         """Do updates until the last step, yielding a report of each."""
         train, state = self._params.train, self.state
-        data = self._input.batches(self._params.model.seed, int(state.position.numpy()))
+        data = self._source.batches(self._params.model.seed, int(state.position.numpy()))
         source = iter(data)
         first = state.step
         while state.step < train.max_steps and not state.is_out_of_patience:
@@ -265,7 +274,9 @@ class _Training:
                 batches = [next(source) for _ in range(train.accumulate)]
             drawn = time.perf_counter()
             if state.step == first:
-                writers.pictures(first, self._input.pictures(batches[0]))
+                with self._learner.pipe.executor.beside_input():
+                    pictures = self._input.pictures(batches[0])
+                writers.pictures(first, pictures)
             traces = self._learner.num_traces
             step, scale = state.step, self._learner.updater.loss_scale
             with self._watchdog.watching(f"step {step}"):
@@ -328,7 +339,7 @@ class _Training:
 
     def _evaluate(self, writers: Writers) -> None:
         params = self._params.eval
-        batches = evaluation.batches(self._input, params, self._options.max_batches)
+        batches = evaluation.batches(self._source, params, self._options.max_batches)
         name = f"a mini-batch of the evaluation at step {self.state.step}"
         try:
             with self._learner.updater.averaged():

@@ -223,6 +223,10 @@ class Translation(Input):
             records.TARGET_TOKENS: f"{self.target_tokens}\n".encode(),
         }
 
+    def fingerprint(self, split: str | None = None) -> dict[str, str]:
+        """Return the vocabulary's hash and that of the records; see `Input.fingerprint`."""
+        return {**super().fingerprint(split), "records": self._fingerprint()}
+
     def recall(self, assets: Mapping[str, bytes]) -> None:
         """Use the vocabulary that a run stored; see `Input.recall`.
 

@@ -22,6 +22,7 @@ from lingvo_gpipe import errors, layers, optim, packing, pipelining, task
 from lingvo_gpipe.execution import outer_function, variables
 from lingvo_gpipe.input import InMemory
 from lingvo_gpipe.run import checkpoints, learner
+from tests.hub import reading
 from tests.hub.worker import end_with_parent
 
 UNITS = 1024
@@ -242,6 +243,10 @@ def main(folder: str, addresses: str = "") -> None:
     made.update([batches[6]])  # changes the values while those before are written
     writer.close()
     found["traffic"] = traffic.by_name
+    traffic = Traffic(devices)
+    for who in ("chief", "worker"):
+        found[f"read by {who}"] = reading.run(devices, traffic.of, on_worker=who == "worker")
+    found["traffic of reading"] = traffic.by_name
     found["variables"] = len(made.variables)
     found["packs"] = len({packing.unit(v) for v in made.variables.values()})
     found["field bytes"] = field_bytes(batches[0])

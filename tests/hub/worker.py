@@ -23,12 +23,18 @@ def main(addresses: str, index: str) -> None:
     """Serve the devices of a worker until the process is killed."""
     import tensorflow as tf
 
+    from lingvo_gpipe import hyperparams
+    from lingvo_gpipe.cluster import input_server, worker_function
+
+    hyperparams.register_package("tests")
+    registered = worker_function.register_first(input_server.InputServer())
     config = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=1)
     spec = tf.train.ClusterSpec({"worker": json.loads(addresses)})
     server = tf.distribute.Server(spec, "worker", int(index), protocol="grpc", config=config)
     sys.stdout.write("serving\n")
     sys.stdout.flush()
     server.join()
+    del registered
 
 
 if __name__ == "__main__":

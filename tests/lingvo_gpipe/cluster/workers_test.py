@@ -1,4 +1,7 @@
-"""Runs over worker processes: the bits of one process, also after a worker was killed."""
+"""Runs over worker processes: the bits of one process, also after a worker was killed.
+
+The mini-batches are read by the first worker; `hub_test` has those of the chief, too.
+"""
 
 from __future__ import annotations
 
@@ -68,11 +71,12 @@ def children(pid: int) -> dict[int, list[str]]:
 @pytest.mark.slow
 def test_workers_have_the_bits_of_one_process_and_survive_a_kill(tmp_path: Path) -> None:
     flags = ("--model=image.digits.ConvNet", "--num_partitions=2", "--mode=train_eval")
-    steps = ("--max_steps=60", "--save_interval_steps=20")
+    steps = ("--max_steps=30", "--save_interval_steps=10", "--params_override=train.accumulate=2")
     alone = finish(start(tmp_path / "alone", *flags, *steps))
 
-    run = start(tmp_path / "workers", *flags, *steps, "--workers=local:2")
-    whole = tmp_path / "workers" / "checkpoints" / "ckpt-20.params.txt"
+    on_worker = ("--workers=local:2", "--params_override=input.on_worker=True")
+    run = start(tmp_path / "workers", *flags, *steps, *on_worker)
+    whole = tmp_path / "workers" / "checkpoints" / "ckpt-10.params.txt"
     end_s = time.monotonic() + LIMIT_S
     while not whole.exists():
         assert run.poll() is None

@@ -28,6 +28,8 @@ PER_VARIABLE = 3 * 2**10
 """Bytes that a step may send for each variable: its handle, and what its calls are made of."""
 FIRST = WEIGHT_BYTES / 8
 """Bytes of the graphs that a first call sends, and of eager operations."""
+STEP_OF_FEW_VARIABLES = 2**15
+"""Bytes that a step of few variables, or an evaluation, may send besides the fields."""
 STEPS = ("update", "accumulated update", "evaluation with outputs", "gradients")
 
 
@@ -130,6 +132,22 @@ def test_no_weight_passes_the_chief(runs: tuple[Run, Run]) -> None:
 
 
 @pytest.mark.slow
+def test_no_mini_batch_passes_the_chief_if_the_worker_reads_it(runs: tuple[Run, Run]) -> None:
+    """A line for each mini-batch does, and what a step sends without fields."""
+    found = runs[0].found
+    size = found["read by worker"]["bytes"]
+    assert size == WEIGHT_BYTES
+    traffic = found["traffic of reading"]
+    by_chief = {name: max(passed) for name, passed in traffic.items() if "by the chief" in name}
+    by_worker = {name: max(passed) for name, passed in traffic.items() if "by the worker" in name}
+    assert len(by_chief) == len(by_worker) == 8
+    assert {name: passed for name, passed in by_chief.items() if passed < size} == {}
+    assert {name: passed for name, passed in by_worker.items() if passed > FIRST} == {}
+    for name in ("update", "accumulated update", "evaluation"):
+        assert by_worker[f"{name}, read by the worker"] < STEP_OF_FEW_VARIABLES
+
+
+@pytest.mark.slow
 def test_results_stay_on_the_device_that_made_them(runs: tuple[Run, Run]) -> None:
     devices = runs[0].found["devices"]
     assert all("/job:worker/" in device for device in devices["outputs"])
@@ -143,7 +161,8 @@ def test_workers_and_one_process_have_equal_bits(runs: tuple[Run, Run]) -> None:
     """Losses, and weights, statistics, slots and averages after updates, and restored."""
     in_cluster, alone = (dict(run.found) for run in runs)
     for found in (in_cluster, alone):
-        del found["traffic"], found["devices"], found["packs"]
+        del found["traffic"], found["devices"], found["packs"], found["traffic of reading"]
+        assert found["read by worker"] == found["read by chief"]
     assert in_cluster == alone
     assert len(set(alone["losses"])) == 6
     assert len(alone["matched"]) == 10

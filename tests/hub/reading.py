@@ -1,0 +1,109 @@
+"""Training on mini-batches that are large beside the weights, read by the chief or by a worker."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gpipe import layers, optim, pipelining, task
+from lingvo_gpipe.input import InMemory
+from lingvo_gpipe.run import evaluation, learner, worker_input
+
+LENGTH = 2**16
+"""T of a sequence, of which four are a mini-batch of 4 MiB."""
+Traffic = Callable[[str], contextlib.AbstractContextManager[None]]
+
+
+class Wide(InMemory):
+    """Sequences whose fields are as large as a matrix of the chief's other network."""
+
+    class Params(InMemory.Params):
+        """Params of Wide."""
+
+    def example_spec(self) -> dict[str, tf.TensorSpec]:
+        """Return x [T, 2], label [T] and real [T], of which half is padding."""
+        return {
+            "x": tf.TensorSpec([LENGTH, 2]),
+            "label": tf.TensorSpec([LENGTH], tf.int32),
+            "real": tf.TensorSpec([LENGTH]),
+        }
+
+    def arrays(self) -> Mapping[str, Mapping[str, np.ndarray[Any, Any]]]:
+        """Return 12 sequences to train on, 6 held out; labels of padding are out of range."""
+        random = np.random.RandomState(2)
+        real = (np.arange(LENGTH) % 2).astype(np.float32)
+        label = np.where(real > 0, random.randint(0, 3, [18, LENGTH]), 99).astype(np.int32)
+        x = random.normal(size=[18, LENGTH, 2]).astype(np.float32)
+        fields = {"x": x, "label": label, "real": np.tile(real, [18, 1])}
+        return {
+            "train": {name: array[:12] for name, array in fields.items()},
+            "test": {name: array[12:] for name, array in fields.items()},
+        }
+
+
+def params_of(devices: tuple[str, ...], *, on_worker: bool) -> Any:
+    """Return a task on `Wide`, whose last cell reads the labels."""
+    return task.Task.Params(
+        model=pipelining.PipeliningLayer.Params(
+            layers=[
+                layers.Dense.Params(name="d0", units=4, activation="tanh"),
+                layers.SequenceSoftmax.Params(
+                    name="head", vocabulary=3, reads=("x", "label", "real")
+                ),
+            ],
+            num_partitions=2,
+            num_micro_batches=2,
+            cuts=(1, 1),
+            devices=devices,
+            seed=3,
+        ),
+        input=Wide.Params(batch_size=4, on_worker=on_worker),
+        train=task.Train(
+            optimizer=optim.Optimizer.Params(name="SGD", learning_rate=0.5), max_steps=1
+        ),
+    )
+
+
+def run(devices: tuple[str, ...], traffic: Traffic, *, on_worker: bool) -> dict[str, Any]:
+    """Train and evaluate on mini-batches of the chief, or of the first worker.
+
+    Args:
+        devices: one for each cell.
+        traffic: name → counts the bytes of a `with` block.
+        on_worker: who reads.
+
+    Returns:
+        Bits of losses and weights, and bytes of a mini-batch.
+    """
+    who = "worker" if on_worker else "chief"
+    params = params_of(devices, on_worker=on_worker)
+    own = params.input.instantiate()
+    made = learner.Learner(params, own.element_spec())
+    source = worker_input.source_of(own, made.pipe.executor, lambda _: None)
+    found: list[str] = []
+    batches = iter(source.batches(1, 5))
+    for name in ("first update", "update"):
+        with traffic(f"{name}, read by the {who}"):
+            batch = next(batches)
+            found.append(float(made.update([batch]).loss).hex())
+    for name in ("first accumulated update", "accumulated update"):
+        with traffic(f"{name}, read by the {who}"):
+            found.append(float(made.update([next(batches), next(batches)]).loss).hex())
+    for name in ("first evaluation", "evaluation"):
+        with traffic(f"{name}, read by the {who}"):
+            evaluated = evaluation.evaluate(made.pipe, source.evaluation("test"), step=4)
+            assert evaluated is not None
+            found += [evaluated.number("loss").hex(), str(evaluated.num_rows)]
+    for name in ("first search for the cause", "search for the cause"):
+        with traffic(f"{name}, read by the {who}"):
+            found.append(made.pipe.first_nonfinite(batch))
+            found.append(str(made.pipe.explain(tf.errors.InternalError(None, None, "none"), batch)))
+    found += [values.numpy().tobytes().hex() for values in made.pipe.weights.values()]
+    return {
+        "bits": found,
+        "bytes": sum(v.dtype.size * v.shape.num_elements() for v in batch.values()),
+    }

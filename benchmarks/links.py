@@ -4,7 +4,8 @@
 hosts of their own, network namespaces with addresses of their own. The bytes that each host sends
 to each other one are read from the system's counters of every TCP connection, payload only, over
 ten updates after the graphs are built. A link's bytes should be within 5 % of the derived ones;
-those of the chief below the fields of the mini-batch plus 3 KiB for each variable.
+those of the chief below the fields of the mini-batch plus 3 KiB for each variable. With
+`--on_worker`, the first worker reads the mini-batches, and no field counts for the chief.
 """
 
 from __future__ import annotations
@@ -47,16 +48,21 @@ def worker(addresses: Sequence[str], index: int) -> None:
     """Serve until the process is killed."""
     import tensorflow as tf
 
+    from lingvo_gpipe import hyperparams
+    from lingvo_gpipe.cluster import input_server, worker_function
+
+    hyperparams.register_package("benchmarks")
+    registered = worker_function.register_first(input_server.InputServer())
     config = tf.compat.v1.ConfigProto(
         intra_op_parallelism_threads=1, inter_op_parallelism_threads=2
     )
     tf.distribute.Server(_cluster(addresses), "worker", index, protocol="grpc", config=config)
     print("serving", flush=True)
-    while True:
+    while registered:
         time.sleep(60)
 
 
-def chief(addresses: Sequence[str], case: str) -> None:
+def chief(addresses: Sequence[str], case: str, on_worker: bool) -> None:
     """Run updates between two lines to the parent, and print what the plan derives."""
     import tensorflow as tf
 
@@ -65,12 +71,15 @@ def chief(addresses: Sequence[str], case: str) -> None:
         _cluster(addresses), job_name="chief", task_index=0, protocol="grpc"
     )
     from lingvo_gpipe.plan import links, step_plan
+    from lingvo_gpipe.run import worker_input
     from lingvo_gpipe.run.learner import Learner
 
     task = task_of(case)
-    source = task.input.instantiate()
+    task.input.on_worker = on_worker
+    own = task.input.instantiate()
     planned = step_plan.make_for(task)
-    learner = Learner(task, source.element_spec(training=True))
+    learner = Learner(task, own.element_spec(training=True))
+    source = worker_input.source_of(own, learner.pipe.executor, print)
     batches = iter(source.batches(1))
     for _ in range(3):
         float(learner.update([next(batches)]).loss)
@@ -82,7 +91,7 @@ def chief(addresses: Sequence[str], case: str) -> None:
     derived: dict[str, int] = {}
     for link in planned.links:
         target = analysis.cells[link.target].device_number + 1
-        origin = 0
+        origin = 1 if on_worker else 0
         if link.source != links.INPUT:
             origin = analysis.cells[link.source].device_number + 1
         for ends, size in (
@@ -120,7 +129,7 @@ def sent(hosts: Any, count: int) -> dict[tuple[int, int], int]:
 
 
 @contextlib.contextmanager
-def _processes(hosts: Any, case: str) -> Iterator[subprocess.Popen[str]]:
+def _processes(hosts: Any, case: str, flags: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
     """Start workers and chief, each on its host; yield the chief."""
     count = int(case.split()[1]) + 1
     addresses = ",".join(f"{address}:{PORT}" for address in hosts.addresses[:count])
@@ -145,7 +154,7 @@ def _processes(hosts: Any, case: str) -> Iterator[subprocess.Popen[str]]:
         for process in workers:
             if _line(process) != "serving":
                 sys.exit("a worker does not serve")
-        yield start(0, f"--chief={case}")
+        yield start(0, f"--chief={case}", *flags)
         log.seek(0)
         lines = [line for line in log if "Error" in line]
         if lines:
@@ -156,12 +165,12 @@ def _line(process: subprocess.Popen[str]) -> str:
     return next(iter(process.stdout or ()), "").strip()
 
 
-def measure(case: str) -> bool:
+def measure(case: str, flags: Sequence[str]) -> bool:
     """Print the table of a case; return whether every figure is within its bound."""
     from benchmarks.faults.hosts import Hosts
 
     count = int(case.split()[1]) + 1
-    with Hosts(count) as hosts, _processes(hosts, case) as process:
+    with Hosts(count) as hosts, _processes(hosts, case, flags) as process:
         if _line(process) != "ready":
             sys.exit("the chief ended")
         before = sent(hosts, count)
@@ -197,15 +206,19 @@ def main() -> int:
     parser.add_argument("--addresses", help=argparse.SUPPRESS)
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--chief", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--on_worker", action="store_true", help="the first worker reads the mini-batches"
+    )
     parser.add_argument("cases", nargs="*", default=list(CASES))
     arguments = parser.parse_args()
     if arguments.worker is not None:
         worker(arguments.addresses.split(","), arguments.worker)
     elif arguments.chief is not None:
-        chief(arguments.addresses.split(","), arguments.chief)
+        chief(arguments.addresses.split(","), arguments.chief, arguments.on_worker)
     else:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the hosts end with it
-        wrong = [case for case in arguments.cases if not measure(case)]
+        flags = ["--on_worker"] if arguments.on_worker else []
+        wrong = [case for case in arguments.cases if not measure(case, flags)]
         return min(1, len(wrong))
     return 0
 

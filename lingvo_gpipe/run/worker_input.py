@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from lingvo_gpipe import errors
+from lingvo_gpipe import errors, packing
 from lingvo_gpipe.cluster import worker_function
-from lingvo_gpipe.execution import placement, progress
+from lingvo_gpipe.execution import placement
 from lingvo_gpipe.execution.executor import Executor
 from lingvo_gpipe.input import Batch, Input, Reading
 
@@ -40,7 +40,7 @@ def source_of(own: Input, executor: Executor, report: Callable[[str], None]) -> 
     """
     if not own.params.on_worker:
         return own
-    device = progress.host(executor.devices[0])
+    device = packing.host(executor.devices[0])
     if not placement.is_on_worker(device):
         report("input.on_worker does nothing in this run, which has no workers")
         return own

@@ -244,8 +244,7 @@ def main(folder: str, addresses: str = "") -> None:
     writer.close()
     found["traffic"] = traffic.by_name
     traffic = Traffic(devices)
-    for who in ("chief", "worker"):
-        found[f"read by {who}"] = reading.run(devices, traffic.of, on_worker=who == "worker")
+    found["read"] = reading.run(devices, traffic.of)
     found["traffic of reading"] = traffic.by_name
     found["variables"] = len(made.variables)
     found["packs"] = len({packing.unit(v) for v in made.variables.values()})

@@ -1,4 +1,4 @@
-"""Training on mini-batches that are large beside the weights, read by the chief or by a worker."""
+"""Training on mini-batches that are large beside the weights, read by the first worker."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from lingvo_gpipe import layers, optim, pipelining, task
 from lingvo_gpipe.input import InMemory
 from lingvo_gpipe.run import evaluation, learner, worker_input
 
-LENGTH = 2**16
-"""T of a sequence, of which four are a mini-batch of 4 MiB."""
+LENGTH = 2**14
+"""T of a sequence, of which four are a mini-batch of 1 MiB."""
 Traffic = Callable[[str], contextlib.AbstractContextManager[None]]
 
 
 class Wide(InMemory):
-    """Sequences whose fields are as large as a matrix of the chief's other network."""
+    """Sequences whose fields are large beside the weights."""
 
     class Params(InMemory.Params):
         """Params of Wide."""
@@ -45,7 +45,7 @@ class Wide(InMemory):
         }
 
 
-def params_of(devices: tuple[str, ...], *, on_worker: bool) -> Any:
+def params_of(devices: tuple[str, ...]) -> Any:
     """Return a task on `Wide`, whose last cell reads the labels."""
     return task.Task.Params(
         model=pipelining.PipeliningLayer.Params(
@@ -61,49 +61,49 @@ def params_of(devices: tuple[str, ...], *, on_worker: bool) -> Any:
             devices=devices,
             seed=3,
         ),
-        input=Wide.Params(batch_size=4, on_worker=on_worker),
+        input=Wide.Params(batch_size=4, on_worker=True),
         train=task.Train(
             optimizer=optim.Optimizer.Params(name="SGD", learning_rate=0.5), max_steps=1
         ),
     )
 
 
-def run(devices: tuple[str, ...], traffic: Traffic, *, on_worker: bool) -> dict[str, Any]:
-    """Train and evaluate on mini-batches of the chief, or of the first worker.
+def run(devices: tuple[str, ...], traffic: Traffic) -> dict[str, Any]:
+    """Train and evaluate on mini-batches that the first worker reads; then on one of the chief.
 
     Args:
-        devices: one for each cell.
+        devices: one for each cell; if they are in this process, it reads itself.
         traffic: name → counts the bytes of a `with` block.
-        on_worker: who reads.
 
     Returns:
         Bits of losses and weights, and bytes of a mini-batch.
     """
-    who = "worker" if on_worker else "chief"
-    params = params_of(devices, on_worker=on_worker)
+    params = params_of(devices)
     own = params.input.instantiate()
     made = learner.Learner(params, own.element_spec())
     source = worker_input.source_of(own, made.pipe.executor, lambda _: None)
     found: list[str] = []
     batches = iter(source.batches(1, 5))
     for name in ("first update", "update"):
-        with traffic(f"{name}, read by the {who}"):
+        with traffic(name):
             batch = next(batches)
             found.append(float(made.update([batch]).loss).hex())
     for name in ("first accumulated update", "accumulated update"):
-        with traffic(f"{name}, read by the {who}"):
+        with traffic(name):
             found.append(float(made.update([next(batches), next(batches)]).loss).hex())
     for name in ("first evaluation", "evaluation"):
-        with traffic(f"{name}, read by the {who}"):
+        with traffic(name):
             evaluated = evaluation.evaluate(made.pipe, source.evaluation("test"), step=4)
             assert evaluated is not None
             found += [evaluated.number("loss").hex(), str(evaluated.num_rows)]
-    for name in ("first search for the cause", "search for the cause"):
-        with traffic(f"{name}, read by the {who}"):
-            found.append(made.pipe.first_nonfinite(batch))
-            found.append(str(made.pipe.explain(tf.errors.InternalError(None, None, "none"), batch)))
+    with traffic("search for the cause"):
+        found.append(made.pipe.first_nonfinite(batch))
+        found.append(str(made.pipe.explain(tf.errors.InternalError(None, None, "none"), batch)))
+    mine = next(iter(own.batches(1)))
+    with traffic("update by a mini-batch of the chief"):
+        found.append(float(made.update([mine]).loss).hex())
     found += [values.numpy().tobytes().hex() for values in made.pipe.weights.values()]
     return {
         "bits": found,
-        "bytes": sum(v.dtype.size * v.shape.num_elements() for v in batch.values()),
+        "bytes": sum(v.dtype.size * v.shape.num_elements() for v in mine.values()),
     }

@@ -27,6 +27,8 @@ _PARALLEL_CALLS = max(4, os.cpu_count() or 1)
 _PARALLEL_BATCHES = 2
 _SAMPLES = 16
 _CLASSES = "classes.txt"
+# AutoGraph would convert nothing, and write a temporary file for each function; see `input`.
+_as_written = tf.autograph.experimental.do_not_convert
 
 
 class Images(Indexed):
@@ -187,6 +189,7 @@ class Images(Indexed):
         for each example would be simpler, but costs 40 % at 32 × 32.)
         """
 
+        @_as_written
         def example(row: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
             content, label = self.load(split, row["index"])
             return self._example(row, self._preprocessing.decoded(content), label, seed)
@@ -198,6 +201,7 @@ class Images(Indexed):
         if seed is None:
             return readable(rows.unbatch()).batch(batch_size)
 
+        @_as_written
         def read_batch(row: dict[str, tf.Tensor]) -> tf.data.Dataset:
             places = {**row, "place": tf.range(batch_size, dtype=tf.int64)}
             examples = readable(tf.data.Dataset.from_tensor_slices(places)).batch(batch_size)

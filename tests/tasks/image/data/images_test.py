@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pathlib
+import tempfile
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, layers, optim, pipelining, task
-from lingvo_gpipe.tasks.image import TFDS
+from lingvo_gpipe.tasks.image import TFDS, ImageFolder
 from tests.tasks.image import image_files
 from tests.tasks.image.image_files import drawn, folder_input, pixels, values
 
@@ -31,6 +32,26 @@ def make_one(tmp_path: pathlib.Path) -> pathlib.Path:
 def evaluated(folder: pathlib.Path, **more: Any) -> Any:
     (batch,) = drawn(folder_input(folder, resize=True, **more).evaluation("test"))
     return batch["image"]
+
+
+def test_reading_writes_no_temporary_file(
+    folder: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AutoGraph writes one for each function that it converts; a kill would leave it there."""
+
+    class Own(ImageFolder):
+        """An input whose method is new to this process, so that no conversion of it is known."""
+
+        def load(self, split: str, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return super().load(split, index)
+
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    source = Own(folder_input(folder).params)
+    assert drawn(source.batches(1), 1)
+    assert drawn(source.evaluation("test"))
+    assert list(temporary.iterdir()) == []
 
 
 def test_pixels_are_normalised_by_channel(folder: pathlib.Path) -> None:

@@ -94,6 +94,19 @@ class Part:
         with tf.device(self.device):
             assign([(self, tf.convert_to_tensor(value, self.dtype))])
 
+    @property
+    def _should_act_as_resource_variable(self) -> bool:
+        """Refuse to be a source of a `tf.GradientTape`, which asks this of its sources.
+
+        Raises:
+            PlacementError: always.
+        """
+        raise errors.PlacementError(
+            "on workers, weights are packed, so a tape has no gradients of pipe.weights. Use "
+            "pipe.value_and_gradients; or watch theta = pipe.theta(), call pipe.fprop(theta, …) "
+            "and ask for the gradients of theta"
+        )
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         return np.asarray(self.numpy(), dtype)
 

@@ -193,3 +193,12 @@ def test_a_tape_that_watches_theta_has_the_same_gradients(monkeypatch: pytest.Mo
         gradients.append({path: value.numpy() for path, value in found.items()})
     same(*gradients)
     assert gradients[0]["d0/kernel"].any()
+
+
+@pytest.mark.usefixtures("packed")
+def test_a_tape_that_is_asked_for_packed_weights_is_refused() -> None:
+    pipe = pipelines.three()
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(pipe(pipelines.batch(), training=True))
+    with pytest.raises(errors.PlacementError, match=r"^on workers, weights are packed"):
+        tape.gradient(loss, pipe.weights)

@@ -103,8 +103,10 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         if self._runner is not None:
             return
         analysis = network.analyze(self.params, _specs(fields))
-        num_devices = analysis.table.num_devices
-        where = placement.place(num_devices, self.params.placement, self.params.devices)
+        num_devices, num_replicas = analysis.table.num_devices, self.params.num_replicas
+        where = placement.place(
+            num_devices, self.params.placement, self.params.devices, num_replicas=num_replicas
+        )
         jit = self.params.jit_compile or where.compile_all
         if jit:
             received = sorted({v for cell in analysis.cells for v in cell.imports})
@@ -117,7 +119,10 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
                 cell_programs.CellPrograms(cell.index, analysis, self.layers, jit)
                 for cell in analysis.cells
             ],
-            devices=[where.devices[cell.device_number] for cell in analysis.cells],
+            devices=[
+                [where.devices[r * num_devices + cell.device_number] for cell in analysis.cells]
+                for r in range(num_replicas)
+            ],
         )
         self._variables = variables.PipelineVariables(executor)
         self._runner = mini_batch.MiniBatchRunner(executor, self._variables)

@@ -116,6 +116,7 @@ _MAY_CHANGE = (
     "model.name",
     "model.cells*",
     "model.num_partitions",
+    "model.num_replicas",
     "model.num_micro_batches",
     "model.micro_batch_size",
     "model.schedule",

@@ -45,6 +45,7 @@ _FIELD_OF_FLAG = {
     "seed": "model.seed",
     "num_partitions": "model.num_partitions",
     "num_micro_batches": "model.num_micro_batches",
+    "num_replicas": "model.num_replicas",
     "schedule": "model.schedule",
     "recompute": "model.recompute",
 }
@@ -125,6 +126,7 @@ def _flags() -> Flags:
         "K: number of devices; one cell on each, or the cells that a table puts there.",
     )
     flags.number("num_micro_batches", "M: micro-batches per mini-batch.")
+    flags.number("num_replicas", "R: replicas of the pipeline, each of K devices and a part of M.")
     flags.text("schedule", f"{', '.join(SCHEDULES)}, a table as text, or @FILE.")
     flags.text("recompute", "full, except_last or never; or one for each cell: full,full,never.")
     flags.text("fit", "With --mode=plan: bytes of a device, such as 8GiB, to fill with --grow.")

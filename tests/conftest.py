@@ -12,7 +12,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-NUM_LOGICAL_DEVICES = 8
+NUM_LOGICAL_DEVICES = 9
 GROWTH_BYTES = 256 * 2**20
 
 # TensorFlow reads this when it is first imported, and logs little afterwards.

@@ -1,4 +1,4 @@
-"""Contract 1: for every K, M, schedule, policy and code path, the gradients of the plain network.
+"""Contract 1: for every K, M, R, schedule, policy and code path, the plain network's gradients.
 
 `compare` runs one network through the pipeline and through its reference (plain TensorFlow, none of
 our pipeline code) and compares the loss, every gradient by name, every statistic and the hits.
@@ -33,11 +33,13 @@ class Case:
     schedule: str
     code_path: str
     recompute: str
+    num_replicas: int = 1
 
     def __str__(self) -> str:
+        replicas = f"-R{self.num_replicas}" if self.num_replicas > 1 else ""
         return (
             f"{self.net}-K{self.num_partitions}-M{self.num_micro_batches}-{self.schedule}-"
-            f"{self.code_path}-{self.recompute}"
+            f"{self.code_path}-{self.recompute}{replicas}"
         )
 
 
@@ -126,6 +128,18 @@ GRIDS = (
             ("translation", 5, 1, "gpipe", "own tape", "never"),
         ),
     ),
+    # Replicas: batch norm with dropout, ties, skips, weights that are frozen.
+    Grid(
+        (
+            ("conv", "tied", "skip", "frozen"),
+            (1, 2, 3),
+            (3, 8),
+            ("gpipe", "1f1b"),
+            ("losses inside", "own tape"),
+            ("full", "except_last", "never"),
+            (2, 3),
+        )
+    ),
 )
 
 
@@ -176,6 +190,7 @@ def params(case: Case, **changes: Any) -> Any:
         "layers": net.layers(),
         "num_partitions": case.num_partitions,
         "num_micro_batches": case.num_micro_batches,
+        "num_replicas": case.num_replicas,
         "schedule": case.schedule,
         "recompute": case.recompute,
         "cuts": CUTS.get((case.net, case.num_partitions)),

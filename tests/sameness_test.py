@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import re
@@ -12,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import pipelining, seeds
-from lingvo_gpipe.execution import cell_calls, cell_programs, executor, variables
+from lingvo_gpipe.execution import cell_calls, cell_programs, executor, mini_batch, variables
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.network import micro_batches
 from tests import sameness
@@ -35,9 +36,10 @@ def test_pipelined_is_plain_everywhere(case: Case, record_property: Any) -> None
     record_property("sameness_error", sameness.check(case))
 
 
-@pytest.mark.parametrize("each", sameness.GRIDS, ids=("small", "amoeba", "translation"))
+@pytest.mark.parametrize("each", sameness.GRIDS, ids=("small", "amoeba", "translation", "replicas"))
 def test_covering_set_holds_every_pair(each: sameness.Grid) -> None:
-    cases = {tuple(getattr(case, f) for f in case.__dataclass_fields__) for case in COVERING}
+    fields = list(Case.__dataclass_fields__)[: len(each.axes)]
+    cases = {tuple(getattr(case, f) for f in fields) for case in COVERING}
     assert len(each.pairs()) > 30
     for i, a, j, b in each.pairs():
         assert any(point[i] == a and point[j] == b for point in cases), (a, b)
@@ -261,7 +263,58 @@ def _uncollected_loss(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(base, "recomputed", recomputed)
 
 
-BREAKS = {
+def _drop_replica(patch: pytest.MonkeyPatch) -> None:
+    true = executor.PassRun.weight_gradients
+
+    def weight_gradients(self: Any) -> Any:
+        gradients = true(self)
+        return gradients if self.share.replica == 0 else {p: 0 * g for p, g in gradients.items()}
+
+    patch.setattr(executor.PassRun, "weight_gradients", weight_gradients)
+
+
+def _change_shares(patch: pytest.MonkeyPatch, **changed: Any) -> None:
+    """Change the inputs of every replica but the first; field → function of all shares' inputs."""
+    true = mini_batch.MiniBatchRunner._shares
+
+    def shares(*args: Any) -> Any:
+        first, *others = true(*args)
+        return [
+            first,
+            *(
+                dataclasses.replace(
+                    share,
+                    inputs=dataclasses.replace(
+                        share.inputs,
+                        **{name: new(first.inputs, share.inputs) for name, new in changed.items()},
+                    ),
+                )
+                for share in others
+            ),
+        ]
+
+    patch.setattr(mini_batch.MiniBatchRunner, "_shares", shares)
+
+
+def _seeds_by_replica(patch: pytest.MonkeyPatch) -> None:
+    _change_shares(patch, seeds=lambda first, own: first.seeds[: len(own.seeds)])
+
+
+def _stale_weights_in_a_replica(patch: pytest.MonkeyPatch) -> None:
+    _change_shares(
+        patch,
+        variables=lambda _, own: {path: value + 0.01 for path, value in own.variables.items()},
+    )
+
+
+def _forgotten_sums(patch: pytest.MonkeyPatch) -> None:
+    true = executor.Executor.outputs
+    patch.setattr(
+        executor.Executor, "outputs", lambda self, runs, gradients: true(self, runs[:1], gradients)
+    )
+
+
+BREAKS: dict[str, tuple[Any, ...]] = {
     "a dropped micro-batch": (_drop_micro_batch, "dense", 4, 3, "gradient of"),
     "a swapped pair of cells": (_swap_cells, "dense", 4, 3, "loss"),
     "a stale seed": (_stale_seed, "conv", 2, 3, "loss"),
@@ -276,6 +329,10 @@ BREAKS = {
         3,
         "gradient of",
     ),
+    "a dropped replica": (_drop_replica, "tied", 2, 3, "gradient of", 2),
+    "seeds by replica": (_seeds_by_replica, "conv", 2, 3, "loss", 2),
+    "stale weights in a replica": (_stale_weights_in_a_replica, "dense", 2, 3, "loss", 2),
+    "sums of one replica": (_forgotten_sums, "conv", 2, 3, "loss", 2),
 }
 
 
@@ -287,8 +344,8 @@ def check_unbroken(case: Case, cuts: tuple[int, ...] | None) -> None:
 
 @pytest.mark.parametrize("name", BREAKS)
 def test_broken_on_purpose_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    break_it, net, partitions, micro_batches, found = BREAKS[name]
-    case = Case(net, partitions, micro_batches, "gpipe", "losses inside", "full")
+    break_it, net, partitions, micro_batches, found, *replicas = BREAKS[name]
+    case = Case(net, partitions, micro_batches, "gpipe", "losses inside", "full", *replicas)
     wanted = sameness.reference(net, micro_batches)
     cuts = (1, 1, 1, 3) if net == "dense" and partitions == 4 else None
     check_unbroken(case, cuts)

@@ -16,7 +16,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn
 
 import tensorflow as tf
@@ -29,39 +29,56 @@ from lingvo_gpipe.execution.cell_calls import (
     CellInputs,
     CellOutputs,
 )
-from lingvo_gpipe.execution.executor import Executor, PassInputs, PassOutputs, PassRun
+from lingvo_gpipe.execution.executor import Executor, PassOutputs, PassRun, Share
 from lingvo_gpipe.nests import Nest, floating
 
 _WithGradient = tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]
 """Return type of a function for `tf.custom_gradient`: its results and its gradient function."""
 
 
-def forward(executor: Executor, tape_pass: network.Pass, pass_inputs: PassInputs) -> PassOutputs:
-    """Run the forward slots of a pass; its backward slots are left to the caller's tape.
+def forward(executor: Executor, shares: Sequence[Share]) -> PassOutputs:
+    """Run the forward slots of passes; their backward slots are left to the caller's tape.
 
     Args:
         executor: knows cells and devices.
-        tape_pass: from `Analysis.tape_pass`.
-        pass_inputs: weights, micro-batches, seeds.
+        shares: what each replica computes, by passes of `Analysis.tape_pass`.
     """
-    run = PassRun(executor, tape_pass, pass_inputs)
-    queues = {device: _BackwardQueue(device) for device in executor.devices}
-    shared = _SharedInputs(run)
-    for device, slot in tape_pass.table.order():
+    runs = executor.runs(shares)
+    weights = _shared_weights(executor, runs)
+    for run in runs:
+        _issue(run, _SharedInputs(run, weights))
+    return executor.outputs(runs, {})
+
+
+def _issue(run: PassRun, shared: _SharedInputs) -> None:
+    """Issue the calls of a replica's pass."""
+    queues = {device: _BackwardQueue(device) for device in run.devices}
+    for device, slot in run.network_pass.table.order():
         if slot.phase == "F":
-            cell = tape_pass.cells[slot.cell]
+            cell = run.network_pass.cells[slot.cell]
             of_backward = dataclasses.replace(slot, phase="B")
             inputs = shared.cell_inputs(slot.cell, slot.micro_batch)
-            with run.call(device, slot) as call, failures.named(executor, tape_pass, slot, inputs):
+            with run.call(device, slot) as call, failures.named(run, slot, inputs):
                 differentiable = _DifferentiableCall(
-                    executor.programs[slot.cell],
+                    run.executor.programs[slot.cell],
                     cell,
-                    queues[executor.devices[slot.cell]],
-                    functools.partial(failures.named, executor, tape_pass, of_backward),
+                    queues[run.devices[slot.cell]],
+                    functools.partial(failures.named, run, of_backward),
                     keeps=slot.micro_batch in cell.kept,
                 )
                 call.store_outputs(differentiable(inputs))
-    return run.outputs({})
+
+
+def _shared_weights(executor: Executor, runs: Sequence[PassRun]) -> dict[str, _Shared]:
+    """Return path → weight, for the cells of all replicas that read it."""
+    readers = collections.Counter(
+        path for run in runs for cell in run.network_pass.cells for path in cell.weights
+    )
+    values = runs[0].inputs.variables
+    return {
+        path: _Shared([values[path]], count, executor.device_of(path))
+        for path, count in readers.items()
+    }
 
 
 class _SharedInputs:
@@ -70,20 +87,16 @@ class _SharedInputs:
     Calls must be in the order of the pass.
     """
 
-    def __init__(self, run: PassRun) -> None:
+    def __init__(self, run: PassRun, owned: Mapping[str, _Shared]) -> None:
         self._run = run
         cells = run.network_pass.cells
-        owned = {
-            path: _Shared([run.inputs.variables[path]], readers, run.executor.device_of(path))
-            for path, readers in collections.Counter(p for c in cells for p in c.weights).items()
-        }
         self._weights = [
             _Shared(
                 [tensor for path in cell.weights for tensor in owned[path].take()],
                 run.network_pass.num_micro_batches,
                 device,
             )
-            for cell, device in zip(cells, run.executor.devices, strict=True)
+            for cell, device in zip(cells, run.devices, strict=True)
         ]
         self._readers = collections.Counter(v for cell in cells for v in cell.imports_with_gradient)
         self._imports: dict[tuple[int, int], _Shared] = {}
@@ -97,7 +110,7 @@ class _SharedInputs:
                 self._imports[v, m] = _Shared(
                     floating(imports[v]),
                     self._readers[v],
-                    self._run.executor.device_of_version(v),
+                    self._run.executor.device_of_version(v, self._run.share.replica),
                 )
             imports[v] = _with_floating(imports[v], self._imports[v, m].take())
         return inputs._replace(weights=self._weights[k].take(), imports=imports)

@@ -1,10 +1,11 @@
-"""The executor runs a pass over the network; only it knows both cells and devices.
+"""The executor runs passes over the network; only it knows both cells and devices.
 
-It is called while an outer function is traced. It goes through the table of the pass in a
-topological order and issues at most one call per slot, under the slot's device, with one control
-edge from the previous call on that device. A slot that computes nothing (`Cell.computes`), or whose
-backward is fused with its forward, has no call. No other order is imposed: only that of the table
-and that of the data. The graph that it adds grows with cells × micro-batches, not with layers.
+It is called while an outer function is traced. Each replica runs a pass over its share of the
+micro-batches: it goes through the table of the pass in a topological order and issues at most one
+call per slot, under the slot's device, with one control edge from the previous call on that device.
+A slot that computes nothing (`Cell.computes`), or whose backward is fused with its forward, has no
+call. No other order is imposed: only that of the table and that of the data. The graph that it adds
+grows with cells × micro-batches, not with layers.
 """
 
 from __future__ import annotations
@@ -59,12 +60,31 @@ class PassOutputs:
     gradients: dict[str, tf.Tensor]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Share:
+    """What one replica computes of a mini-batch.
+
+    Attributes:
+        replica: its number.
+        first_micro_batch: number of its first micro-batch in the mini-batch.
+        num_micro_batches: micro-batches of the mini-batch, of all replicas.
+        network_pass: table and cells, for its micro-batches.
+        inputs: inputs of its micro-batches.
+    """
+
+    replica: int
+    first_micro_batch: int
+    num_micro_batches: int
+    network_pass: network.Pass
+    inputs: PassInputs
+
+
 class Executor:
     """Runs passes over cells that are placed on devices.
 
     Attributes:
         programs: programs of each cell.
-        devices: name of each cell's device.
+        devices: for each replica, the name of each cell's device.
         progress: how far each device is in the pass that runs; None: it is not followed.
         input_device: device that holds the mini-batches; None: that of the process that calls.
             Set it before a pass is traced.
@@ -74,7 +94,7 @@ class Executor:
         self,
         analysis: network.Analysis,
         programs: Sequence[cell_programs.CellPrograms],
-        devices: Sequence[str],
+        devices: Sequence[Sequence[str]],
     ) -> None:
         """Make an executor.
 
@@ -85,7 +105,7 @@ class Executor:
         """
         self.analysis = analysis
         self.programs = list(programs)
-        self.devices = list(devices)
+        self.devices = [list(of_replica) for of_replica in devices]
         self.progress: progress.Progress | None = None
         self.input_device: str | None = None
 
@@ -100,8 +120,11 @@ class Executor:
 
     def follow_progress(self) -> progress.Progress:
         """Follow the progress of every pass that is traced from now on."""
-        homes = {cell.device_number: self.devices[cell.index] for cell in self.analysis.cells}
-        self.progress = progress.Progress([homes[number] for number in sorted(homes)])
+        names = []
+        for of_replica in self.devices:
+            homes = {c.device_number: of_replica[c.index] for c in self.analysis.cells}
+            names += [homes[number] for number in sorted(homes)]
+        self.progress = progress.Progress(names)
         return self.progress
 
     @property
@@ -111,33 +134,65 @@ class Executor:
 
     def device_of(self, path: str) -> str:
         """Return the device of the variable at `path`: that of its owner's cell."""
-        return self.devices[self.analysis.owner_cell(path)]
+        return self.devices[self.analysis.replica_of(path)][self.analysis.owner_cell(path)]
 
-    def device_of_version(self, version: int) -> str | None:
+    def device_of_version(self, version: int, replica: int = 0) -> str | None:
         """Return the device of the cell that makes a version; None: it is a field."""
         producer = self.analysis.wiring.versions[version].producer
-        return None if producer == FIELD else self.devices[self.analysis.cell_of(producer)]
+        return None if producer == FIELD else self.devices[replica][self.analysis.cell_of(producer)]
 
-    def forward(self, forward_pass: network.Pass, inputs: PassInputs) -> PassOutputs:
-        """Run a pass whose table has only forward slots."""
-        run = PassRun(self, forward_pass, inputs)
-        run.forward()
-        return run.outputs({})
+    def runs(self, shares: Sequence[Share]) -> list[PassRun]:
+        """Return the passes of all replicas, before their calls are issued."""
+        following = None
+        if self.progress is not None and not tf.executing_eagerly():
+            following = self.progress.new_pass()
+        return [PassRun(self, share, following) for share in shares]
 
-    def train(self, training_pass: network.Pass, inputs: PassInputs) -> PassOutputs:
-        """Run a pass of training: losses inside, gradients of weights summed."""
-        run = PassRun(self, training_pass, inputs)
-        run.train()
-        return run.outputs(run.weight_gradients())
+    def forward(self, shares: Sequence[Share]) -> PassOutputs:
+        """Run passes whose tables have only forward slots."""
+        runs = self.runs(shares)
+        for run in runs:
+            run.forward()
+        return self.outputs(runs, {})
+
+    def train(self, shares: Sequence[Share]) -> PassOutputs:
+        """Run passes of training: losses inside, gradients of weights summed."""
+        runs = self.runs(shares)
+        for run in runs:
+            run.train()
+        parts: dict[str, list[tf.Tensor]] = {}
+        for run in runs:
+            for path, gradient in run.weight_gradients().items():
+                parts.setdefault(path, []).append(gradient)
+        gradients = {}
+        for path, of_replicas in parts.items():
+            with tf.device(self.device_of(path)):
+                gradients[path] = _sum(of_replicas)
+        return self.outputs(runs, gradients)
+
+    def outputs(self, runs: Sequence[PassRun], gradients: dict[str, tf.Tensor]) -> PassOutputs:
+        """Join what the replicas' passes return."""
+        parts = [run.outputs() for run in runs]
+        nests = [part.collected.as_nest() for part in parts]
+        added = []
+        for same in zip(*map(tf.nest.flatten, nests), strict=True):
+            with tf.device(same[0].device):
+                added.append(_sum(same))
+        collected = Collected()
+        collected.update(tf.nest.pack_sequence_as(nests[0], added))
+        outputs = {v: [value for p in parts for value in p.outputs[v]] for v in parts[0].outputs}
+        return PassOutputs(collected, outputs, gradients)
 
 
 class PassRun:
-    """A pass while its calls are issued: the tensors so far, and the last call on each device.
+    """A replica's pass while its calls are issued: tensors so far, last call on each device.
 
     Attributes:
         executor: executor that runs it.
+        share: what the replica computes.
         network_pass: table and cells.
         inputs: inputs of the pass.
+        devices: name of each cell's device.
         values: (version, micro-batch) → nest.
         value_gradients: (version, micro-batch) → for each cell that reads the version, the
             gradients of its floating leaves.
@@ -147,10 +202,21 @@ class PassRun:
         slot: the slot whose call was issued last; None before the first.
     """
 
-    def __init__(self, executor: Executor, network_pass: network.Pass, inputs: PassInputs) -> None:
+    def __init__(
+        self, executor: Executor, share: Share, following: progress.PassProgress | None = None
+    ) -> None:
+        """Start.
+
+        Args:
+            executor: see the class.
+            share: see the class.
+            following: follows the progress of all replicas; None: it is not followed.
+        """
         self.executor = executor
-        self.network_pass = network_pass
-        self.inputs = inputs
+        self.share = share
+        self.network_pass = share.network_pass
+        self.inputs = inputs = share.inputs
+        self.devices = executor.devices[share.replica]
         self.values: dict[tuple[int, int], Nest] = {
             (v, m): value for v, parts in inputs.fields.items() for m, value in enumerate(parts)
         }
@@ -160,12 +226,13 @@ class PassRun:
         self.accumulators: list[list[tf.Tensor]] = []
         self.slot: Slot | None = None
         self._last_call: dict[int, tf.Operation] = {}
-        self._progress: progress.PassProgress | None = None
-        if executor.progress is not None and not tf.executing_eagerly():
-            self._progress = executor.progress.new_pass()
+        self._progress = following
+        num_devices = self.network_pass.table.num_devices
+        self._first_device = share.replica * num_devices
+        if following is not None:
             self._last_call = {
-                device: self._progress.start(device)
-                for device in range(network_pass.table.num_devices)
+                device: following.start(self._first_device + device)
+                for device in range(num_devices)
             }
 
     def forward(self) -> None:
@@ -194,10 +261,11 @@ class PassRun:
     def start_accumulators(self) -> None:
         """Make zeros on each cell's device; an earlier sum is continued only at its owner."""
         analysis, given = self.executor.analysis, self.inputs.accumulators
-        for cell, device in zip(self.network_pass.cells, self.executor.devices, strict=True):
+        for cell, device in zip(self.network_pass.cells, self.devices, strict=True):
             sums = []
             for path in cell.weights:
-                if given is not None and analysis.owner[path] in cell.layers:
+                is_owner = analysis.replica_of(path) == self.share.replica
+                if given is not None and is_owner and analysis.owner[path] in cell.layers:
                     sums.append(given[path])
                 else:
                     spec = analysis.variables[path]
@@ -210,13 +278,15 @@ class PassRun:
         """Issue a slot's call on its device, after the device's last call."""
         self.slot = slot
         before = [self._last_call[device]] if device in self._last_call else []
-        with tf.device(self.executor.devices[slot.cell]), tf.control_dependencies(before):
+        with tf.device(self.devices[slot.cell]), tf.control_dependencies(before):
             call = _SlotCall(self, slot)
             yield call
         if call.result is not None and not tf.executing_eagerly():
             self._last_call[device] = call.result.op
             if self._progress is not None:
-                self._progress.returned(device, slot, call.result.op)
+                number = self.share.first_micro_batch + slot.micro_batch
+                in_mini_batch = dataclasses.replace(slot, micro_batch=number)
+                self._progress.returned(self._first_device + device, in_mini_batch, call.result.op)
 
     def cell_inputs(self, k: int, m: int) -> cell_calls.CellInputs:
         """Return the arguments of all programs of cell k for micro-batch m."""
@@ -239,22 +309,22 @@ class PassRun:
         )
 
     def weight_gradients(self) -> dict[str, tf.Tensor]:
-        """Return every weight's gradient; those of a tied one are summed on its owner's device."""
+        """Return every weight's gradient; those of a tied one are summed in its owner's cell."""
         parts: dict[str, list[tf.Tensor]] = {}
         for cell, sums in zip(self.network_pass.cells, self.accumulators, strict=True):
             for path, total in zip(cell.weights, sums, strict=True):
                 parts.setdefault(path, []).append(total)
         gradients = {}
         for path, of_cells in parts.items():
-            with tf.device(self.executor.device_of(path)):
+            with tf.device(self.devices[self.executor.analysis.owner_cell(path)]):
                 gradients[path] = _sum(of_cells)
         return gradients
 
-    def outputs(self, gradients: dict[str, tf.Tensor]) -> PassOutputs:
-        """Sum what the micro-batches collected."""
+    def outputs(self) -> PassOutputs:
+        """Sum what the micro-batches collected; without gradients."""
         micro_batches = range(self.network_pass.num_micro_batches)
         total = Collected()
-        for k, device in enumerate(self.executor.devices):
+        for k, device in enumerate(self.devices):
             nests = [self.collected[k, m].as_nest() for m in micro_batches]
             leaves = zip(*map(tf.nest.flatten, nests), strict=True)
             with tf.device(device):
@@ -262,7 +332,7 @@ class PassRun:
             total.update(tf.nest.pack_sequence_as(nests[0], added))
         leaving = sorted(self.network_pass.mode.leaving)
         outputs = {v: [self.values[v, m] for m in micro_batches] for v in leaving}
-        return PassOutputs(total, outputs, gradients)
+        return PassOutputs(total, outputs, {})
 
     def _added_gradients(self, version: int, micro_batch: int) -> list[tf.Tensor]:
         """Return the gradients of a version's leaves, summed over the cells that read it."""

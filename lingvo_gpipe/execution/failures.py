@@ -18,7 +18,7 @@ import tensorflow as tf
 from lingvo_gpipe import errors, network, precision
 from lingvo_gpipe.console import units
 from lingvo_gpipe.execution.cell_calls import BackwardInputs, CellInputs
-from lingvo_gpipe.execution.executor import Executor, PassInputs, PassRun
+from lingvo_gpipe.execution.executor import Executor, PassRun, Share
 from lingvo_gpipe.nests import floating
 from lingvo_gpipe.schedule.slot import Slot
 
@@ -38,7 +38,8 @@ class Failure:
     """The first slot of a step that fails.
 
     Attributes:
-        slot: the slot.
+        slot: the slot, with the number of its micro-batch in the mini-batch.
+        device: number of its device, in all replicas.
         layer: name of the layer whose operation failed; empty where TensorFlow does not name it.
         operation: name of the operation below the layer; empty as above.
         line: where the operation was made, as "function (file:line)"; empty where unknown.
@@ -46,6 +47,7 @@ class Failure:
     """
 
     slot: Slot
+    device: int
     layer: str
     operation: str
     line: str
@@ -53,38 +55,34 @@ class Failure:
 
 
 def first_failure(
-    executor: Executor,
-    network_pass: network.Pass,
-    inputs: PassInputs,
-    issue: Callable[[PassRun], None],
+    executor: Executor, shares: Sequence[Share], issue: Callable[[PassRun], None]
 ) -> Failure | None:
-    """Run a pass eagerly, one slot after the other.
+    """Run the passes that failed eagerly, one slot after the other.
 
     Args:
         executor: knows cells and devices.
-        network_pass: the pass that failed.
-        inputs: its inputs.
+        shares: what each replica computes.
         issue: `PassRun.train` or `PassRun.forward`.
 
     Returns:
         The first slot that fails; None where none does.
     """
-    run = PassRun(executor, network_pass, inputs)
-    try:
-        issue(run)
-    except tf.errors.OpError as error:
-        if run.slot is None:
-            return None
-        failure = describe(executor.analysis, run.slot, error)
-        if failure.layer:
-            return failure
-        k, m = run.slot.cell, run.slot.micro_batch
-        cell = network_pass.cells[k]
-        differentiates = run.slot.phase != "F" or m in cell.fused
-        upstream = run.backward_inputs(k, m) if differentiates else None
-        with tf.device(executor.devices[k]):
-            layer = _failing_layer(executor, cell, run.cell_inputs(k, m), upstream)
-        return dataclasses.replace(failure, layer=layer)
+    for run in executor.runs(shares):
+        try:
+            issue(run)
+        except tf.errors.OpError as error:
+            if run.slot is None:
+                return None
+            failure = describe(run, run.slot, error)
+            if failure.layer:
+                return failure
+            k, m = run.slot.cell, run.slot.micro_batch
+            cell = run.network_pass.cells[k]
+            differentiates = run.slot.phase != "F" or m in cell.fused
+            upstream = run.backward_inputs(k, m) if differentiates else None
+            with tf.device(run.devices[k]):
+                layer = _failing_layer(executor, cell, run.cell_inputs(k, m), upstream)
+            return dataclasses.replace(failure, layer=layer)
     return None
 
 
@@ -137,13 +135,18 @@ def _failing_layer(
     return ""
 
 
-def describe(analysis: network.Analysis, slot: Slot, error: tf.errors.OpError) -> Failure:
+def describe(run: PassRun, slot: Slot, error: tf.errors.OpError) -> Failure:
     """Return which layer's operation failed in a slot's call."""
+    analysis, share = run.executor.analysis, run.share
     names = [analysis.layers[number].name for number in analysis.cells[slot.cell].layers]
     layer, operation = next(iter(_owners(names, error.message)), ("", ""))
     frames = _FRAME.findall(error.message)
     line = "{2} ({0}:{1})".format(*frames[-1]) if frames else ""
-    return Failure(slot, layer, operation, line, cause(error))
+    device = share.replica * share.network_pass.table.num_devices
+    device += analysis.cells[slot.cell].device_number
+    number = share.first_micro_batch + slot.micro_batch
+    in_mini_batch = dataclasses.replace(slot, micro_batch=number)
+    return Failure(in_mini_batch, device, layer, operation, line, cause(error))
 
 
 def _owners(names: Sequence[str], message: str) -> list[tuple[str, str]]:
@@ -208,12 +211,12 @@ def to_error(
         where += f", in {failure.line}" if failure.line else ""
     message = failure.message
     if wanted is not None:
-        message = _lack(f"device {cell.device_number}", wanted)
+        message = _lack(f"device {failure.device}", wanted)
     return errors.StepError(
         f"{where}, micro-batch {slot.micro_batch} of {num}, slot {slot}: {message}",
         layer=failure.layer,
         micro_batch=slot.micro_batch,
-        full_device=None if wanted is None else cell.device_number,
+        full_device=None if wanted is None else failure.device,
     )
 
 
@@ -251,8 +254,7 @@ def _bytes(wanted: re.Match[str]) -> str:
 
 @contextlib.contextmanager
 def named(
-    executor: Executor,
-    network_pass: network.Pass,
+    run: PassRun,
     slot: Slot,
     inputs: CellInputs,
     upstream: BackwardInputs | None = None,
@@ -260,8 +262,7 @@ def named(
     """Name layer and micro-batch in the error of a slot's call that is made eagerly.
 
     Args:
-        executor: knows cells and devices.
-        network_pass: the pass.
+        run: the pass of a replica.
         slot: the slot.
         inputs: inputs of its micro-batch.
         upstream: inputs of the cell's backward, if the slot is one.
@@ -271,11 +272,11 @@ def named(
     except tf.errors.OpError as error:
         if not tf.executing_eagerly():
             raise
-        failure = describe(executor.analysis, slot, error)
+        failure = describe(run, slot, error)
         if not failure.layer:
-            cell = network_pass.cells[slot.cell]
-            with tf.device(executor.devices[slot.cell]):
-                layer = _failing_layer(executor, cell, inputs, upstream)
+            cell = run.network_pass.cells[slot.cell]
+            with tf.device(run.devices[slot.cell]):
+                layer = _failing_layer(run.executor, cell, inputs, upstream)
             failure = dataclasses.replace(failure, layer=layer)
-        num = network_pass.num_micro_batches
-        raise to_error(executor.analysis, failure, error, num) from error
+        num = run.share.num_micro_batches
+        raise to_error(run.executor.analysis, failure, error, num) from error

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -11,10 +12,10 @@ from absl import logging
 
 from lingvo_gpipe import errors, network, precision, seeds
 from lingvo_gpipe.execution import custom_gradient, failures, variables
-from lingvo_gpipe.execution.executor import Executor, PassInputs, PassOutputs, PassRun
+from lingvo_gpipe.execution.executor import Executor, PassInputs, PassOutputs, PassRun, Share
 from lingvo_gpipe.layers.context import Collected, Context
 from lingvo_gpipe.nests import Nest
-from lingvo_gpipe.network import micro_batches
+from lingvo_gpipe.network import micro_batches, replicas
 from lingvo_gpipe.schedule import SCHEDULES, build_limit
 
 
@@ -95,7 +96,7 @@ class MiniBatchRunner:
             return fields
         if not tf.inside_function():
             self._analysis.check_values(fields)
-        elif not all(":CPU:" in device for device in self.executor.devices):
+        elif not all(":CPU:" in name for names in self.executor.devices for name in names):
             return self._analysis.asserted_values(fields, self.executor.input_device or "CPU:0")
         return fields
 
@@ -106,19 +107,17 @@ class MiniBatchRunner:
             LayerError: the network has no loss.
             ScheduleError: the table has no backward slots.
         """
-        outputs = self.executor.train(*self._training(inputs))
+        outputs = self.executor.train(self._training(inputs))
         return self._result(outputs, inputs.loss_weights)
 
-    def _training(self, inputs: MiniBatchInputs) -> tuple[network.Pass, PassInputs]:
-        """Return the pass of training and its inputs; see `train`."""
+    def _training(self, inputs: MiniBatchInputs) -> list[Share]:
+        """Return what each replica computes in training; see `train`."""
         if not self._analysis.losses:
             raise errors.LayerError(
                 "the network has no loss, so nothing would be trained. End it with a layer that "
                 "adds a loss (Softmax, MeanSquaredError), or use fprop under your own tape"
             )
-        sizes = self._sizes(inputs.fields)
-        training_pass = self._analysis.training_pass(len(sizes))
-        if training_pass.table.is_forward_only:
+        if self._analysis.table.is_forward_only:
             raise errors.ScheduleError(
                 "the schedule has only forward slots, so nothing would be trained. Use "
                 f"{' or '.join(SCHEDULES)}; evaluate() makes its own schedule"
@@ -133,11 +132,40 @@ class MiniBatchRunner:
                 name: scale * tf.cast(inputs.loss_scale, scale.dtype)
                 for name, scale in loss_factors.items()
             }
-        return training_pass, dataclasses.replace(
+        pass_inputs = dataclasses.replace(
             self.pass_inputs(inputs),
             loss_factors=loss_factors,
             accumulators=inputs.accumulators,
         )
+        return self._shares(pass_inputs, self._analysis.training_pass)
+
+    def _shares(self, inputs: PassInputs, pass_of: Callable[[int], network.Pass]) -> list[Share]:
+        """Return what each replica computes; those without micro-batches are left out.
+
+        Args:
+            inputs: inputs of all micro-batches.
+            pass_of: number of micro-batches → the pass.
+        """
+        shares = []
+        of_replicas = replicas.shares(len(inputs.seeds), self._params.num_replicas)
+        for replica, numbers in enumerate(of_replicas):
+            if numbers:
+                part = slice(numbers.start, numbers.stop)
+                own = dataclasses.replace(
+                    inputs,
+                    fields={v: nests[part] for v, nests in inputs.fields.items()},
+                    seeds=inputs.seeds[part],
+                )
+                shares.append(
+                    Share(
+                        replica,
+                        first_micro_batch=numbers.start,
+                        num_micro_batches=len(inputs.seeds),
+                        network_pass=pass_of(len(numbers)),
+                        inputs=own,
+                    )
+                )
+        return shares
 
     def evaluate(self, inputs: MiniBatchInputs, *, outputs: bool) -> MiniBatchResult:
         """Run only forward slots, as in evaluation: no dropout, moving statistics.
@@ -146,10 +174,13 @@ class MiniBatchRunner:
             inputs: the mini-batch.
             outputs: whether to return the network's outputs.
         """
-        num_micro_batches = len(self._sizes(inputs.fields))
-        evaluation_pass = self._analysis.evaluation_pass(num_micro_batches, outputs=outputs)
-        pass_outputs = self.executor.forward(evaluation_pass, self.pass_inputs(inputs))
+        pass_outputs = self.executor.forward(self._evaluation(inputs, outputs=outputs))
         return self._result(pass_outputs, inputs.loss_weights)
+
+    def _evaluation(self, inputs: MiniBatchInputs, *, outputs: bool) -> list[Share]:
+        """Return what each replica computes in evaluation; see `evaluate`."""
+        pass_of = functools.partial(self._analysis.evaluation_pass, outputs=outputs)
+        return self._shares(self.pass_inputs(inputs), pass_of)
 
     def explain(
         self, inputs: MiniBatchInputs, error: tf.errors.OpError, *, training: bool
@@ -167,12 +198,10 @@ class MiniBatchRunner:
             return at_fault
         num_micro_batches = len(self._sizes(inputs.fields))
         if training:
-            failed, pass_inputs = self._training(inputs)
-            issue = PassRun.train
+            shares, issue = self._training(inputs), PassRun.train
         else:
-            failed = self._analysis.evaluation_pass(num_micro_batches, outputs=True)
-            pass_inputs, issue = self.pass_inputs(inputs), PassRun.forward
-        failure = failures.first_failure(self.executor, failed, pass_inputs, issue)
+            shares, issue = self._evaluation(inputs, outputs=True), PassRun.forward
+        failure = failures.first_failure(self.executor, shares, issue)
         return failures.to_error(self._analysis, failure, error, num_micro_batches)
 
     def under_tape(
@@ -194,9 +223,9 @@ class MiniBatchRunner:
         micro_batch_seeds = [
             seeds.micro_batch_seed(ctx.root_seed, ctx.step, m) for m in range(num_micro_batches)
         ]
-        tape_pass = self._analysis.tape_pass(num_micro_batches, training=ctx.training)
-        pass_inputs = PassInputs(read, cut, micro_batch_seeds, ctx.step)
-        outputs = custom_gradient.forward(self.executor, tape_pass, pass_inputs)
+        pass_of = functools.partial(self._analysis.tape_pass, training=ctx.training)
+        shares = self._shares(PassInputs(read, cut, micro_batch_seeds, ctx.step), pass_of)
+        outputs = custom_gradient.forward(self.executor, shares)
         return self._merged(outputs), outputs.collected
 
     def pass_inputs(self, inputs: MiniBatchInputs) -> PassInputs:

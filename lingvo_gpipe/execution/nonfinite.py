@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import tensorflow as tf
 
 from lingvo_gpipe import network
-from lingvo_gpipe.execution.executor import Executor, PassInputs, PassRun
+from lingvo_gpipe.execution.executor import Executor, PassInputs, PassRun, Share
 from lingvo_gpipe.nests import Nest, floating
 from lingvo_gpipe.network import wiring
 
@@ -15,7 +15,7 @@ NOWHERE = "nowhere"
 
 
 def first_value(executor: Executor, inputs: PassInputs) -> str:
-    """Run micro-batches eagerly, forward, and name where a value first stops being finite.
+    """Run micro-batches forward in the first replica; name where a value first is not finite.
 
     Returns:
         A text such as "layer conv_1, output x, micro-batch 2", or `NOWHERE`.
@@ -47,10 +47,11 @@ def _all_finite(tensor: tf.Tensor) -> bool:
 def _places(executor: Executor, inputs: PassInputs) -> Iterator[str]:
     """Yield the places of values that are not finite, in the order of computation."""
     analysis = executor.analysis
-    run = PassRun(executor, analysis.default_training_pass, inputs)
+    first_replica = Share(0, 0, len(inputs.seeds), analysis.default_training_pass, inputs)
+    run = PassRun(executor, first_replica)
     for m in range(len(inputs.seeds)):
         for cell in analysis.cells:
-            with tf.device(executor.devices[cell.index]):
+            with tf.device(run.devices[cell.index]):
                 values, collected = executor.programs[cell.index].compute(
                     cell, run.cell_inputs(cell.index, m)
                 )

@@ -37,18 +37,21 @@ def place(
     kind: str = "auto",
     names: Sequence[str] | None = None,
     available: Sequence[str] | None = None,
+    *,
+    num_replicas: int = 1,
 ) -> Placement:
-    """Choose a device for each row of the table.
+    """Choose a device for each row of the table, and for each replica: one replica after the other.
 
     Where there are workers, their devices are used and no others, in the order of (worker, device):
-    neighbouring rows lie on one worker as far as its devices reach.
+    neighbouring rows of a replica lie on one worker as far as its devices reach.
 
     Args:
         num_devices: number of rows of the table.
         kind: cpu, gpu, tpu or auto. auto chooses the cores of an initialised TPU system
             (`initialize_tpu`), otherwise GPUs, otherwise CPUs.
-        names: device names, one per row, instead of an automatic choice.
+        names: device names, one per row and replica, instead of an automatic choice.
         available: names of the devices that exist; None: ask TensorFlow.
+        num_replicas: R.
 
     Raises:
         PlacementError: a kind or name is unknown, or there are too few devices.
@@ -66,18 +69,19 @@ def place(
         raise errors.PlacementError(
             f"unknown placement {kind!r}; nearest {near[0]!r}. Use one of {', '.join(KINDS)}"
         )
+    wanted = num_replicas * num_devices
     if names is not None:
-        return _named(num_devices, names, found)
+        return _named(num_devices, num_replicas, names, found)
     workers = list(filter(is_on_worker, found))
     groups = {k: [n for n in workers or found if f":{k.upper()}:" in n] for k in KINDS[1:]}
     if kind == "auto":
         kind = next((k for k in ("tpu", "gpu") if groups[k]), "cpu")
     chosen = sorted(groups[kind], key=_task_and_number)
     if workers and kind == "cpu":
-        chosen = _evenly(chosen, num_devices)
-    if len(chosen) < num_devices:
-        raise errors.PlacementError(_too_few(num_devices, kind, len(chosen)))
-    return Placement(tuple(chosen[:num_devices]), compile_all=kind == "tpu")
+        chosen = _evenly(chosen, wanted)
+    if len(chosen) < wanted:
+        raise errors.PlacementError(_too_few(num_devices, num_replicas, kind, len(chosen)))
+    return Placement(tuple(chosen[:wanted]), compile_all=kind == "tpu")
 
 
 def is_on_worker(name: str) -> bool:
@@ -144,10 +148,13 @@ def short(name: str) -> str:
     return name.removeprefix(local)
 
 
-def _named(num_devices: int, names: Sequence[str], found: Sequence[str]) -> Placement:
-    if len(names) != num_devices:
+def _named(
+    num_devices: int, num_replicas: int, names: Sequence[str], found: Sequence[str]
+) -> Placement:
+    if len(names) != num_replicas * num_devices:
         raise errors.PlacementError(
-            f"{len(names)} devices are named for {num_devices} partitions. Name one per partition"
+            f"{len(names)} devices are named for {_needed(num_devices, num_replicas)}. Name one "
+            f"per partition{'' if num_replicas == 1 else ' and replica'}"
         )
     for name in names:
         if short(name) not in found:
@@ -160,8 +167,20 @@ def _named(num_devices: int, names: Sequence[str], found: Sequence[str]) -> Plac
     return Placement(chosen, compile_all=any(":TPU:" in name for name in chosen))
 
 
-def _too_few(wanted: int, kind: str, there: int) -> str:
-    text = f"{wanted} partitions need {wanted} {kind.upper()} devices, but there "
+def _needed(num_devices: int, num_replicas: int) -> str:
+    """Return what needs devices, as text.
+
+    >>> _needed(4, 1), _needed(4, 2)
+    ('4 partitions', '2 replicas of 4 partitions')
+    """
+    partitions = f"{num_devices} partitions"
+    return partitions if num_replicas == 1 else f"{num_replicas} replicas of {partitions}"
+
+
+def _too_few(num_devices: int, num_replicas: int, kind: str, there: int) -> str:
+    wanted = num_replicas * num_devices
+    lower = "num_partitions" if num_replicas == 1 else "num_replicas or num_partitions"
+    text = f"{_needed(num_devices, num_replicas)} need {wanted} {kind.upper()} devices, but there "
     text += f"{'is' if there == 1 else 'are'} {there}. "
     if kind == "cpu":
         return text + (
@@ -169,10 +188,10 @@ def _too_few(wanted: int, kind: str, there: int) -> str:
         )
     if kind == "gpu":
         return text + (
-            "Lower num_partitions, or split a GPU into virtual ones by "
+            f"Lower {lower}, or split a GPU into virtual ones by "
             "tf.config.set_logical_device_configuration, or use placement='cpu'"
         )
-    return text + "Lower num_partitions, or use placement='cpu'"
+    return text + f"Lower {lower}, or use placement='cpu'"
 
 
 def prepare_logical_cpus(count: int) -> None:

@@ -18,6 +18,7 @@ from lingvo_gpipe.network import (
     cuts,
     layer_costs,
     partition,
+    replicas,
     value_ranges,
     wired_layers,
     wiring,
@@ -33,7 +34,7 @@ class Analysis(wired_layers.WiredLayers):
     """Everything about a network that needs no device.
 
     Attributes:
-        default_training_pass: that of a mini-batch of the size of `fields`.
+        default_training_pass: that of a mini-batch of the size of `fields`, in the first replica.
     """
 
     default_training_pass: Pass
@@ -45,7 +46,7 @@ class Analysis(wired_layers.WiredLayers):
 
     @property
     def table(self) -> Table:
-        """The schedule of training."""
+        """The schedule of training, of one replica."""
         return self.default_training_pass.table
 
     @property
@@ -61,8 +62,14 @@ class Analysis(wired_layers.WiredLayers):
         """The cell that owns the variable at `path`."""
         return self._cell_of[self.owner[path]]
 
+    def replica_of(self, path: str) -> int:
+        """The replica that owns the variable at `path`."""
+        return self._replica_of[path]
+
     def training_pass(self, num_micro_batches: int) -> Pass:
         """Return the pass of training with M micro-batches: losses and gradients of weights.
+
+        All passes are those of one replica.
 
         Raises:
             ScheduleError: the schedule cannot be made for M.
@@ -148,6 +155,13 @@ class Analysis(wired_layers.WiredLayers):
         return {(self.default_training_pass.num_micro_batches, True): self.table}
 
     @functools.cached_property
+    def _replica_of(self) -> dict[str, int]:
+        def device_of(path: str) -> int:
+            return self.cells[self.owner_cell(path)].device_number
+
+        return replicas.owners(self.variables, device_of, self.params.num_replicas)
+
+    @functools.cached_property
     def _cell_of(self) -> tuple[int, ...]:
         return tuple(cell.index for cell in self.cells for _ in cell.layers)
 
@@ -221,7 +235,9 @@ def analyze(
     """
     _check_counts(params)
     layers = wired_layers.wire(params, fields)
-    table = make_table(params, len(layers.sizes))
+    replicas.check(params.num_replicas, len(layers.sizes))
+    largest_share = replicas.shares(len(layers.sizes), params.num_replicas)[0]
+    table = make_table(params, len(largest_share))
     policies = recompute.policies(params.recompute, table.num_cells)
     reuses = recompute.reuse(table, policies, fuse=params.fuse)
     devices = [table.device_of(k) for k in range(table.num_cells)]

@@ -23,7 +23,8 @@ class WeightBytes:
         variables: variables that the layers own, frozen ones and statistics included.
         gradients: gradients of their trained weights, including weights that are tied to other
             layers.
-        copies: copies of weights in another compute dtype, and of weights that other layers own.
+        copies: copies of weights in another compute dtype, and of weights that other layers or
+            other replicas own.
     """
 
     variables: int
@@ -31,24 +32,33 @@ class WeightBytes:
     copies: int
 
 
-def weights(layers: WiredLayers, indices: Collection[int]) -> WeightBytes:
+def weights(
+    layers: WiredLayers, indices: Collection[int], elsewhere: Collection[str] = ()
+) -> WeightBytes:
     """Return the bytes of the variables of some layers in one cell.
 
     Args:
         layers: layers of the network.
         indices: indices of the layers in question.
+        elsewhere: paths of variables that another replica owns.
     """
     variables = gradients = copies = 0
     paths = dict.fromkeys(path for n in indices for path in layers.layers[n].paths.values())
     for path in paths:
-        spec, is_owned = layers.variables[path], layers.owner[path] in indices
+        spec = layers.variables[path]
+        is_owned = layers.owner[path] in indices and path not in elsewhere
         variables += spec.size_bytes if is_owned else 0
         gradients += spec.size_bytes if spec.is_trained else 0
         copies += spec.read_bytes if not is_owned or spec.read_dtype != spec.dtype else 0
     return WeightBytes(variables, gradients, copies)
 
 
-def update(layers: WiredLayers, layer: LayerInfo, slot_bytes: Mapping[str, int]) -> int:
+def update(
+    layers: WiredLayers,
+    layer: LayerInfo,
+    slot_bytes: Mapping[str, int],
+    elsewhere: Collection[str] = (),
+) -> int:
     """Return the largest number of bytes that the update of a layer needs while it runs.
 
     These are new values of the weights that it owns and of their slots, and the size of the
@@ -58,8 +68,9 @@ def update(layers: WiredLayers, layer: LayerInfo, slot_bytes: Mapping[str, int])
         layers: layers of the network.
         layer: one of them.
         slot_bytes: path → bytes of the weight's optimizer slots and of its average.
+        elsewhere: paths of variables that another replica owns.
     """
-    owned = layers.owned_weights(layer.index)
+    owned = [path for path in layers.owned_weights(layer.index) if path not in elsewhere]
     sizes = [layers.variables[path].size_bytes for path in owned]
     return sum(sizes) + sum(slot_bytes[path] for path in owned) + max(sizes, default=0)
 

@@ -21,6 +21,9 @@ class PipelineParams(hyperparams.Configurable.Params):
         1, "K: devices; one cell on each, unless the schedule's table has more cells."
     )
     num_micro_batches: int = hyperparams.field(1, "M: micro-batches per mini-batch.")
+    num_replicas: int = hyperparams.field(
+        1, "R: replicas of the pipeline, each of K devices and a part of the M micro-batches."
+    )
     micro_batch_size: int | None = hyperparams.field(
         None, "Examples per micro-batch, instead of M; the last micro-batch may be smaller."
     )
@@ -60,7 +63,8 @@ class PipelineParams(hyperparams.Configurable.Params):
         "averages add 1, updates of several mini-batches add 1.",
     )
     devices: tuple[str, ...] | None = hyperparams.field(
-        None, "Names of the K devices; None: `placement` chooses."
+        None,
+        "Names of the K devices, one replica after the other; None: `placement` chooses.",
     )
     placement: str = hyperparams.field("auto", "auto, cpu, gpu or tpu.")
     batch_dim: int = hyperparams.field(0, "The dimension that counts examples.")
@@ -139,6 +143,7 @@ def uncut(params: _Pipeline) -> _Pipeline:
         cells=[],
         num_partitions=1,
         num_micro_batches=1,
+        num_replicas=1,
         micro_batch_size=None,
         schedule="gpipe",
         recompute="full",

@@ -95,9 +95,11 @@ def describe_network(params: network.PipelineParams, fields: Mapping[str, SpecNe
 def _head(analysis: network.Analysis) -> Iterator[str]:
     for name, spec in analysis.fields.items():
         yield f"input {name}: {shape_text(spec)}"
+    num_replicas = analysis.params.num_replicas
+    replicas = f"R={num_replicas}, " if num_replicas > 1 else ""
     yield (
         f"{sum(analysis.sizes)} examples in {len(analysis.sizes)} micro-batches of "
-        f"{sizes_text(analysis.sizes)}; K={analysis.table.num_devices}, "
+        f"{sizes_text(analysis.sizes)}; {replicas}K={analysis.table.num_devices}, "
         f"schedule {_schedule_text(analysis.params)}, recompute {analysis.params.recompute}"
     )
     yield "Outputs and FLOPs are those of one micro-batch; float32 where nothing else is said."

@@ -92,9 +92,10 @@ def _link_times(plan: step_plan.Plan) -> str:
 def _head(plan: step_plan.Plan) -> Iterator[str]:
     analysis = plan.analysis
     policies = _policies([cell.recompute_policy for cell in analysis.cells])
+    replicas = f"R={plan.num_replicas} replicas of " if plan.num_replicas > 1 else ""
     yield (
         f"{units.count(plan.parameters)} parameters in {len(analysis.layers)} layers; "
-        f"K={analysis.table.num_devices}, {len(analysis.sizes)} micro-batches of "
+        f"{replicas}K={analysis.table.num_devices}, {len(analysis.sizes)} micro-batches of "
         f"{describe.sizes_text(analysis.sizes)}, recompute {','.join(policies)}"
     )
     if plan.profiled:
@@ -158,10 +159,15 @@ def _layers_text(names: Sequence[str]) -> str:
 
 
 def _memory(plan: step_plan.Plan) -> Iterator[str]:
-    if len(plan.cells) > 1:
+    if len(plan.cells) > 1 and plan.num_replicas == 1:
         yield (
             f"all devices together, where they share one memory: at most "
             f"{units.size(plan.together_bytes)} at once"
+        )
+    if plan.num_replicas > 1:
+        yield (
+            f"in the replica that needs most; each sends {units.size(plan.exchanged_bytes)} of "
+            "weights and gradients a step, on average"
         )
     limit = plan.analysis.params.device_memory
     if limit is not None:

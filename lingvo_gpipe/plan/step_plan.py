@@ -6,11 +6,11 @@ Numbers only, for tests and TensorBoard; `report` makes the text.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from lingvo_gpipe import network, optim
 from lingvo_gpipe.nests import SpecNest
-from lingvo_gpipe.network import memory_formulas
+from lingvo_gpipe.network import memory_formulas, replicas
 from lingvo_gpipe.plan import (
     describe,
     hosts,
@@ -87,7 +87,11 @@ class Plan:
         cluster: hosts of the devices; None: not known.
         profiled: whether times were measured and activations read from traced programs, except
             those marked by `CellPlan.is_estimate`.
-        analysis: of the network.
+        analysis: of the network of one replica.
+        num_replicas: R; all else is that of one replica, and of variables that of the one that has
+            most of them.
+        exchanged_bytes: bytes that a replica sends to others in a step, on average: weights that it
+            owns, and gradients of those that others own.
     """
 
     cells: tuple[CellPlan, ...]
@@ -98,6 +102,8 @@ class Plan:
     profiled: bool
     analysis: network.Analysis
     cluster: hosts.Hosts | None = None
+    num_replicas: int = 1
+    exchanged_bytes: int = 0
 
     @property
     def bubble_share(self) -> float:
@@ -146,6 +152,8 @@ def make(
             reads activations from traced programs. Otherwise nothing is run or traced.
         cluster: hosts of the devices; if `profile`, their links take time.
     """
+    num_replicas = params.num_replicas
+    params, fields = replicas.first_share(params, fields)
     analysis = network.analyze(params, fields)
     if profile:
         layer_times = profiling.layer_times(params, fields)
@@ -162,7 +170,28 @@ def make(
     link_s = hosts.link_s(cluster, analysis, all_links) if cluster and profile else None
     timeline = slot_times.timeline(analysis, stream, times, link_s)
     peaks = memory_timeline.peak_activations(analysis, stream, timeline, needs)
-    variables = _variables(analysis, optimizer_params, averages, accumulate)
+    slots = _slot_bytes(analysis, optimizer_params, averages)
+    owners = replicas.owners(
+        analysis.variables,
+        lambda path: analysis.cells[analysis.owner_cell(path)].device_number,
+        num_replicas,
+    )
+    parts = [
+        [
+            _variables(
+                analysis,
+                cell,
+                slots,
+                elsewhere={path for path, owner in owners.items() if owner != replica},
+                num_replicas=num_replicas,
+                accumulate=accumulate,
+                updates=optimizer_params is not None,
+            )
+            for replica in range(num_replicas)
+        ]
+        for cell in analysis.cells
+    ]
+    variables = [max(of_replicas, key=lambda held: held.kept) for of_replicas in parts]
     at_once = [0] * analysis.table.num_devices  # of an update
     for cell, held in zip(analysis.cells, variables, strict=True):
         at_once[cell.device_number] = max(at_once[cell.device_number], held.update)
@@ -194,12 +223,23 @@ def make(
         profiled=profile,
         analysis=analysis,
         cluster=cluster,
+        num_replicas=num_replicas,
+        exchanged_bytes=_exchanged_bytes(analysis, num_replicas),
     )
+
+
+def _exchanged_bytes(analysis: network.Analysis, num_replicas: int) -> int:
+    """Return the bytes that a replica sends to others in a step, on average over the replicas."""
+    sizes = (
+        spec.read_bytes + (spec.size_bytes if spec.is_trained else 0)
+        for spec in analysis.variables.values()
+    )
+    return sum(sizes) * (num_replicas - 1) // num_replicas
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Variables:
-    """Bytes that a cell holds for its variables: see `CellPlan`."""
+    """Bytes that a cell of one replica holds for its variables: see `CellPlan`."""
 
     variables: int
     gradients: int
@@ -207,36 +247,50 @@ class _Variables:
     slots: int
     update: int
 
+    @property
+    def kept(self) -> int:
+        """All but what only an update needs."""
+        return self.variables + self.gradients + self.copies + self.slots
+
 
 def _variables(
     analysis: network.Analysis,
-    optimizer_params: optim.Optimizer.Params | None,
-    averages: bool,
+    cell: network.Cell,
+    slots: Mapping[str, int],
+    *,
+    elsewhere: Collection[str],
+    num_replicas: int,
     accumulate: int,
-) -> list[_Variables]:
-    """Return what each cell holds for its variables."""
-    slots = _slot_bytes(analysis, optimizer_params, averages)
-    of_cells = [0] * len(analysis.cells)
-    for path, size in slots.items():
-        of_cells[analysis.owner_cell(path)] += size
-    cells = []
-    for cell in analysis.cells:
-        weights = memory_formulas.weights(analysis, cell.layers)
-        update = 0
-        if optimizer_params is not None:
-            # A device updates layer after layer.
-            layers = (analysis.layers[n] for n in cell.layers)
-            update = max(memory_formulas.update(analysis, layer, slots) for layer in layers)
-        cells.append(
-            _Variables(
-                variables=weights.variables,
-                gradients=weights.gradients * (1 if accumulate == 1 else 2),
-                copies=weights.copies,
-                slots=of_cells[cell.index],
-                update=update,
-            )
-        )
-    return cells
+    updates: bool,
+) -> _Variables:
+    """Return what a cell of a replica holds for its variables.
+
+    Args:
+        analysis: analysis of the network.
+        cell: the cell.
+        slots: path → bytes of optimizer slots and average.
+        elsewhere: paths of variables that other replicas own.
+        num_replicas: R.
+        accumulate: mini-batches of an update.
+        updates: whether weights are updated.
+    """
+    weights = memory_formulas.weights(analysis, cell.layers, elsewhere)
+    layers = [analysis.layers[n] for n in cell.layers]
+    owned = [
+        path for path in slots if analysis.owner_cell(path) == cell.index and path not in elsewhere
+    ]
+    trained = [analysis.variables[p].size_bytes for p in owned if analysis.variables[p].is_trained]
+    return _Variables(
+        variables=weights.variables,
+        gradients=weights.gradients * (1 if accumulate == 1 else 2)
+        + (num_replicas - 1) * sum(trained),  # what others send
+        copies=weights.copies,
+        slots=sum(slots[path] for path in owned),
+        # A device updates layer after layer.
+        update=max(memory_formulas.update(analysis, n, slots, elsewhere) for n in layers)
+        if updates
+        else 0,
+    )
 
 
 def _slot_bytes(

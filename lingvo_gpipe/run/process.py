@@ -23,7 +23,8 @@ def prepare_devices(model: pipelining.PipeliningLayer.Params) -> tuple[int, int]
     Returns:
         Thread counts between and inside operations; the last bits of results depend on them.
     """
-    wanted = max(1, model.num_partitions)  # a smaller number is refused with the network
+    # Smaller numbers are refused with the network.
+    wanted = max(1, model.num_partitions) * max(1, model.num_replicas)
     kind = model.placement
     workers = connection.current()
     if workers is not None:

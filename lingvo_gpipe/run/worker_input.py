@@ -40,7 +40,7 @@ def source_of(own: Input, executor: Executor, report: Callable[[str], None]) -> 
     """
     if not own.params.on_worker:
         return own
-    device = packing.host(executor.devices[0])
+    device = packing.host(executor.devices[0][0])
     if not placement.is_on_worker(device):
         report("input.on_worker does nothing in this run, which has no workers")
         return own

@@ -391,9 +391,9 @@ def test_a_missing_field_is_refused_by_every_call() -> None:
 
 def test_too_few_devices_are_reported_when_it_is_built() -> None:
     own = pipelines.pipe(
-        pipelines.mlp(*[layers.Identity.Params() for _ in range(8)]), num_partitions=9
+        pipelines.mlp(*[layers.Identity.Params() for _ in range(9)]), num_partitions=10
     )
-    with pytest.raises(errors.PlacementError, match=r"^9 partitions need 9 CPU devices, but there"):
+    with pytest.raises(errors.PlacementError, match=r"^10 partitions need 10 CPU devices"):
         own.build(pipelines.batch())
 
 

@@ -452,7 +452,7 @@ def test_help_lists_every_flag(run: Run) -> None:
     flags = {line.split()[0] for line in found.out if line.startswith("  --")}
     named = "model logdir mode list_models params_override params_package data_dir max_steps "
     named += "save_interval_steps checkpoint follow seed dry_run num_partitions "
-    named += "num_micro_batches schedule recompute fit grow profile "
+    named += "num_micro_batches num_replicas schedule recompute fit grow profile "
     named += "hosts workers cluster job task token_file start_timeout_s max_restarts"
     assert flags == {f"--{name}" for name in named.split()}
 

@@ -104,7 +104,7 @@ class Translator:
             DecodingPart(layers[n] for n in cell.layers if n in layers)
             for cell in pipe.analysis.cells
         ]
-        devices = pipe.executor.devices
+        devices = pipe.executor.devices[0]
         self._cells = [
             DecodingCell(part, parts[k + 1 :], devices[k], params.search)
             for k, part in enumerate(parts)
@@ -271,8 +271,8 @@ class Translator:
         weights = variables.read_variables(self._pipe.executor, self._pipe.by_path)
         begins, extends = [], []
         for cell in self._cells:
-            with tf.device(cell.device):
-                theta = cell.part.read(weights)
+            with tf.device(cell.device):  # those of other owners are sent once, not with each token
+                theta = tf.nest.map_structure(tf.identity, cell.part.read(weights))
             begins.append({name: theta[name] for name in cell.part.begin_layers})
             extends.append({name: theta[name] for name in cell.part.extend_layers})
         return begins, extends

@@ -138,7 +138,7 @@ def check_programs(model: Any, pipe: Any, num_cells: int) -> None:
     assert not graph.captures  # no weight is read for a token: they are given
     calls = [op for op in graph.get_operations() if op.type.endswith("PartitionedCall")]
     assert {op.type for op in calls} == {"PartitionedCall"}  # not the stateful one
-    places = [device for device in pipe.executor.devices for _ in groups]
+    places = [device for device in pipe.executor.devices[0] for _ in groups]
     assert sorted(op.device for op in calls) == places[-2 * num_cells :]
 
 

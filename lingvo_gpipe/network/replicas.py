@@ -1,0 +1,88 @@
+"""Replicas of the pipeline: which micro-batches each computes, and which weights each owns.
+
+R replicas have R × K devices. M stays the number of micro-batches of the mini-batch, so that R
+changes no seed and no micro-batch. Every variable has one owner among the replicas, whose device
+holds the variable and its slots. The others receive its value and send their gradients, as cells
+with a tied weight do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from lingvo_gpipe import errors
+from lingvo_gpipe.layers import base
+from lingvo_gpipe.nests import SpecNest
+from lingvo_gpipe.network import micro_batches
+from lingvo_gpipe.network.params import PipelineParams
+
+
+def shares(num_micro_batches: int, num_replicas: int) -> tuple[range, ...]:
+    """Return the micro-batches of each replica: consecutive, the first ones take one more.
+
+    A mini-batch with fewer micro-batches than replicas leaves the last replicas without any.
+
+    >>> shares(5, 2), shares(2, 3)
+    ((range(0, 3), range(3, 5)), (range(0, 1), range(1, 2), range(2, 2)))
+    """
+    small, larger = divmod(num_micro_batches, num_replicas)
+    ends = [r * small + min(r, larger) for r in range(num_replicas + 1)]
+    return tuple(map(range, ends[:-1], ends[1:]))
+
+
+def check(num_replicas: int, num_micro_batches: int) -> None:
+    """Refuse a number of replicas that a mini-batch cannot be shared out to.
+
+    Raises:
+        PartitionError: there is none, or one that would compute nothing.
+    """
+    if num_replicas < 1:
+        raise errors.PartitionError(f"num_replicas={num_replicas}, but it must be at least 1")
+    if num_replicas > num_micro_batches:
+        raise errors.PartitionError(
+            f"num_replicas={num_replicas}, but a mini-batch has {num_micro_batches} "
+            f"micro-batch{'es' if num_micro_batches > 1 else ''} in all, so that some replicas "
+            "would compute nothing. Raise num_micro_batches, or lower num_replicas"
+        )
+
+
+def first_share(
+    params: PipelineParams, fields: Mapping[str, SpecNest]
+) -> tuple[PipelineParams, dict[str, SpecNest]]:
+    """Return params and fields of a pipeline without replicas that does what the first one does.
+
+    Args:
+        params: params of the network.
+        fields: the mini-batch's fields, name → nest of `tf.TensorSpec`.
+    """
+    sizes = micro_batches.sizes_of(params, fields)
+    check(params.num_replicas, len(sizes))
+    first = shares(len(sizes), params.num_replicas)[0]
+    devices = None if params.devices is None else params.devices[: params.num_partitions]
+    one = params.copy()
+    one.set(num_replicas=1, num_micro_batches=len(first), devices=devices)
+    num_examples = sum(sizes[m] for m in first)
+    return one, micro_batches.resized(params, fields, num_examples)
+
+
+def owners(
+    variables: Mapping[str, base.VariableSpec], device_of: Callable[[str], int], num_replicas: int
+) -> dict[str, int]:
+    """Return the replica that owns each variable, so that bytes are balanced on each device.
+
+    Args:
+        variables: path → spec.
+        device_of: number of the device, in its replica, of a variable's cell.
+        num_replicas: R.
+
+    Returns:
+        Path → number of the replica. The heaviest variable that is left goes to the replica that
+        has the least on that device: none has more than the mean and one variable.
+    """
+    filled: dict[int, list[int]] = {}
+    chosen = {}
+    for path in sorted(variables, key=lambda p: (-variables[p].size_bytes, p)):
+        loads = filled.setdefault(device_of(path), [0] * num_replicas)
+        chosen[path] = loads.index(min(loads))
+        loads[chosen[path]] += variables[path].size_bytes
+    return {path: chosen[path] for path in variables}

@@ -1,0 +1,100 @@
+"""A training has the same result with any number of replicas, which share out its state."""
+
+from __future__ import annotations
+
+import collections
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import errors, layers, optim, pipelining
+from lingvo_gpipe.run import loop
+from tests.tiny_task import tiny_task
+
+
+def task(num_replicas: int, **train: Any) -> Any:
+    params = tiny_task(
+        max_steps=6,
+        save_interval_steps=3,
+        clip_norm=0.5,
+        average=optim.Average.Params(decay=0.9),
+        **train,
+    )
+    params.model.set(dtype="float64", num_micro_batches=4, num_replicas=num_replicas)
+    return params
+
+
+def values(prefix: str) -> dict[str, np.ndarray]:
+    reader = tf.train.load_checkpoint(prefix)
+    names = reader.get_variable_to_shape_map()
+    ours = [name for name in names if not name.startswith(("_CHECKPOINT", "save_counter"))]
+    return {name: np.asarray(reader.get_tensor(name)) for name in ours}
+
+
+def assert_close(one: str, other: str) -> None:
+    first, second = values(one), values(other)
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        np.testing.assert_allclose(second[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_replicas_change_a_result_by_rounding_only(tmp_path: Path, accumulate: int) -> None:
+    one = loop.run(task(1, accumulate=accumulate), tmp_path / "1", evaluate=True)
+    three = loop.run(task(3, accumulate=accumulate), tmp_path / "3", evaluate=True)
+    assert_close(one.checkpoint, three.checkpoint)
+    assert three.metrics == pytest.approx(one.metrics, rel=1e-9)
+
+
+def test_a_run_goes_on_with_another_number_of_replicas(tmp_path: Path) -> None:
+    whole = loop.run(task(1), tmp_path / "whole")
+    for num_replicas, max_steps in ((2, 2), (1, 4), (4, 6)):
+        params = task(num_replicas)
+        params.train.max_steps = max_steps
+        parts = loop.run(params, tmp_path / "parts")
+    assert_close(whole.checkpoint, parts.checkpoint)
+
+
+def test_each_replica_holds_its_part_of_the_state() -> None:
+    held = {}
+    for num_replicas in (1, 4):
+        pipe = pipelining.PipeliningLayer.Params(
+            layers=[
+                *(layers.Dense.Params(units=6) for _ in range(8)),
+                layers.MeanSquaredError.Params(reads=("x", "y")),
+            ],
+            cuts=(4, 5),
+            num_partitions=2,
+            num_micro_batches=4,
+            num_replicas=num_replicas,
+        ).instantiate()
+        pipe.build({"x": tf.zeros([4, 6]), "y": tf.zeros([4, 6])})
+        updater = optim.Updater(
+            optim.Updater.Params(optimizer=optim.Optimizer.Params(name="Adam", learning_rate=0.1)),
+            variables=pipe.weights,
+            specs=pipe.analysis.variables,
+            device_of=pipe.executor.device_of,
+            layer_of=pipe.analysis.layer_of,
+            state=pipe.state,
+        )
+        size: collections.Counter[str] = collections.Counter()
+        for variable in [*pipe.by_path.values(), *updater.slots.values()]:
+            size[variable.device] += variable.shape.num_elements()
+        held[num_replicas] = size
+    assert len(held[1]) == 2
+    assert len(held[4]) == 8
+    assert sum(held[1].values()) == sum(held[4].values()) == 3 * 8 * (36 + 6)
+    assert set(held[4].values()) == {sum(held[1].values()) // 8}
+
+
+def test_too_few_devices_are_reported() -> None:
+    params = task(6).model.set(num_partitions=2, num_micro_batches=6)
+    with pytest.raises(
+        errors.PlacementError, match=r"^6 replicas of 2 partitions need 12 CPU devices"
+    ):
+        params.instantiate().build(
+            {"point": tf.TensorSpec([8, 4]), "label": tf.TensorSpec([8], tf.int32)}
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import importlib.util
 import os
@@ -131,6 +132,7 @@ def test_named_files_and_commands_exist(name: str) -> None:
         assert importlib.util.find_spec(module) is not None, f"{name}: {module}"
 
 
+@functools.cache
 def owned_names() -> dict[str, set[str]]:
     """Map every class of the package to its members, and every module to the names it defines."""
     found: dict[str, set[str]] = {}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 # Its own deprecated functions, and what its checkpoints over several devices trace each time.
@@ -19,13 +21,17 @@ def quietly() -> None:
 
     They bypass Python and every log level. Whatever is not of that kind is passed on. What
     TensorFlow logs later of its own functions, which no user calls, is left out too.
+
+    Keras imports scikit-learn, where it is installed, only to wrap models for it, and that is a
+    fourth of the whole import. It finds none here, so `keras.wrappers` cannot be used afterwards.
     """
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as file:
         os.dup2(file.fileno(), 2)
         try:
-            import tensorflow as tf
+            with _not_found("sklearn"):
+                import tensorflow as tf
 
             tf.config.list_physical_devices()
             tf.get_logger().addFilter(_is_for_users)
@@ -36,6 +42,19 @@ def quietly() -> None:
             for line in file.read().decode(errors="replace").splitlines():
                 if not _NOISE.match(line) and ("cuInit" not in line or _has_nvidia()):
                     sys.stderr.write(f"{line}\n")
+
+
+@contextlib.contextmanager
+def _not_found(package: str) -> Iterator[None]:
+    """Let imports of a package fail, unless it is imported already."""
+    if package in sys.modules:
+        yield
+        return
+    sys.modules[package] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[package]
 
 
 def _is_for_users(record: logging.LogRecord) -> bool:

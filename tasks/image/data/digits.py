@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import sklearn.datasets
 import tensorflow as tf
 
 from lingvo_gpipe.input import Batch, InMemory, Serving
@@ -62,6 +61,8 @@ class SklearnDigits(InMemory):
 
 @functools.cache
 def _digits() -> Mapping[str, Mapping[str, np.ndarray[Any, Any]]]:
+    import sklearn.datasets  # most modes read no digits, and the import takes a second
+
     pixels, labels = sklearn.datasets.load_digits(return_X_y=True)
     images = (pixels / 16.0).astype(np.float32).reshape(-1, 8, 8, 1)
     # RandomState's numbers are the same in every version of numpy.

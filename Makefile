@@ -22,7 +22,9 @@ ifneq ($(wildcard ../shared),)
 export LINGVO_GPIPE_SHARED ?= $(abspath ../shared)
 endif
 
-PYTEST = $(PYTHON_BIN) -m pytest --numprocesses=$(JOBS) --dist=worksteal
+# Python keeps what it compiles, also where the shell says not to: the rewriting of the assertions
+# costs each test process five seconds, and every program that a test starts compiles the library.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(PYTHON_BIN) -m pytest --numprocesses=$(JOBS) --dist=worksteal
 
 .PHONY: help setup train test coverage lint bazel sameness reliability docs clean
 

@@ -7,6 +7,7 @@ is killed never reaches. So another process waits for the end of the folder's ow
 from __future__ import annotations
 
 import contextlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -52,3 +53,4 @@ class Folder:
         """Remove it with all that is in it."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._remover.communicate(timeout=_REMOVED_WITHIN_S)
+        shutil.rmtree(self.path, ignore_errors=True)  # the other process may have been killed

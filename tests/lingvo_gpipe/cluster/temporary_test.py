@@ -30,6 +30,16 @@ def test_a_folder_is_removed_with_its_files(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_is_removed_also_if_the_process_that_should_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = temporary.Folder()
+    folder._remover.kill()
+    folder.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_is_removed_when_its_owner_is_killed(tmp_path: Path) -> None:
     program = (
         "import time\n"

@@ -1,16 +1,18 @@
 """How many bytes go over each link between hosts in a step, against those that `plan` derives?
 
-`python -m benchmarks.links`, as root, with the programs `ip` and `ss`: the chief and K workers on
-hosts of their own, network namespaces with addresses of their own. The bytes that each host sends
-to each other one are read from the system's counters of every TCP connection, payload only, over
-ten updates after the graphs are built. A link's bytes should be within 5 % of the derived ones;
-those of the chief below the fields of the mini-batch plus 3 KiB for each variable. With
+`python -m benchmarks.links`, as root, with the programs `ip` and `ss`: the chief and R x K workers
+on hosts of their own, network namespaces with addresses of their own. The bytes that each host
+sends to each other one are read from the system's counters of every TCP connection, payload only,
+over ten updates after the graphs are built. A link's bytes should be within 5 % of the derived
+ones; those of the chief below the fields of the mini-batch plus 3 KiB for each variable. With R
+replicas, each should send 2 (R - 1) / R of the weights' bytes on average, within 5 %. With
 `--on_worker`, the first worker reads the mini-batches, and no field counts for the chief.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import json
 import os
@@ -27,21 +29,31 @@ from typing import Any
 PORT = 2223
 STEPS = 10
 PER_VARIABLE = 3 * 2**10
-CASES = ("dense 2", "dense 3", "convolution 3", "ties 2")
+CASES = ("dense 1x2", "dense 1x3", "convolution 1x3", "ties 1x2")
+REPLICAS = ("dense 2x1", "dense 3x1", "dense 4x1", "dense 2x2")
 _SENT = re.compile(r"bytes_sent:(\d+)")
 
 
 def task_of(case: str) -> Any:
-    """Return the task of a case, `name K`."""
+    """Return the task of a case, `name RxK`."""
     from benchmarks import link_models
 
-    name, devices = case.split()
-    task = link_models.TASKS[name]()
-    task.model.num_partitions = int(devices)
+    task = link_models.TASKS[case.split()[0]]()
+    task.model.num_replicas, task.model.num_partitions = _shape(case)
     task.model.devices = tuple(
-        f"/job:worker/replica:0/task:{k}/device:CPU:0" for k in range(int(devices))
+        f"/job:worker/replica:0/task:{k}/device:CPU:0" for k in range(_num_workers(case))
     )
     return task
+
+
+def _shape(case: str) -> tuple[int, int]:
+    replicas, partitions = case.split()[1].split("x")
+    return int(replicas), int(partitions)
+
+
+def _num_workers(case: str) -> int:
+    replicas, partitions = _shape(case)
+    return replicas * partitions
 
 
 def worker(addresses: Sequence[str], index: int) -> None:
@@ -70,7 +82,7 @@ def chief(addresses: Sequence[str], case: str, on_worker: bool) -> None:
     tf.config.experimental_connect_to_cluster(
         _cluster(addresses), job_name="chief", task_index=0, protocol="grpc"
     )
-    from lingvo_gpipe.plan import links, step_plan
+    from lingvo_gpipe.plan import step_plan
     from lingvo_gpipe.run import worker_input
     from lingvo_gpipe.run.learner import Learner
 
@@ -87,22 +99,30 @@ def chief(addresses: Sequence[str], case: str, on_worker: bool) -> None:
     sys.stdin.readline()
     for _ in range(STEPS):
         float(learner.update([next(batches)]).loss)
-    analysis = planned.analysis
-    derived: dict[str, int] = {}
-    for link in planned.links:
-        target = analysis.cells[link.target].device_number + 1
-        origin = 1 if on_worker else 0
-        if link.source != links.INPUT:
-            origin = analysis.cells[link.source].device_number + 1
-        for ends, size in (
-            (f"{origin} {target}", link.forward_bytes),
-            (f"{target} {origin}", link.backward_bytes),
-        ):
-            derived[ends] = derived.get(ends, 0) + size
+    derived = _derived(planned, input_host=1 if on_worker else 0)
     found = {"derived": derived, "variables": len(learner.variables)}
-    found["weights"] = sum(cell.parameter_bytes for cell in planned.cells)
+    found["weights"] = sum(spec.size_bytes for spec in planned.analysis.variables.values())
     print(json.dumps(found), flush=True)
     sys.stdin.readline()
+
+
+def _derived(planned: Any, input_host: int) -> dict[str, int]:
+    """Return "FROM TO" → the bytes that a host sends to another one, by the plan."""
+    from lingvo_gpipe.plan import links
+
+    analysis, derived = planned.analysis, collections.Counter[str]()
+    num_devices = analysis.table.num_devices
+    for first in range(1, planned.num_replicas * num_devices, num_devices):
+        for link in planned.links:
+            target = first + analysis.cells[link.target].device_number
+            origin = input_host
+            if link.source != links.INPUT:
+                origin = first + analysis.cells[link.source].device_number
+            derived[f"{origin} {target}"] += link.forward_bytes
+            derived[f"{target} {origin}"] += link.backward_bytes
+    for sent in planned.exchange.sent():
+        derived[f"{1 + sent.source} {1 + sent.target}"] += sent.size
+    return dict(derived)
 
 
 def _cluster(addresses: Sequence[str]) -> Any:
@@ -131,7 +151,7 @@ def sent(hosts: Any, count: int) -> dict[tuple[int, int], int]:
 @contextlib.contextmanager
 def _processes(hosts: Any, case: str, flags: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
     """Start workers and chief, each on its host; yield the chief."""
-    count = int(case.split()[1]) + 1
+    count = _num_workers(case) + 1
     addresses = ",".join(f"{address}:{PORT}" for address in hosts.addresses[:count])
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(tempfile.NamedTemporaryFile("w+"))
@@ -169,7 +189,7 @@ def measure(case: str, flags: Sequence[str]) -> bool:
     """Print the table of a case; return whether every figure is within its bound."""
     from benchmarks.faults.hosts import Hosts
 
-    count = int(case.split()[1]) + 1
+    count = _num_workers(case) + 1
     with Hosts(count) as hosts, _processes(hosts, case, flags) as process:
         if _line(process) != "ready":
             sys.exit("the chief ended")
@@ -193,6 +213,20 @@ def measure(case: str, flags: Sequence[str]) -> bool:
             good = good and 0.95 <= ratio <= 1.05
             verdict = f"{ratio:.3f} of derived {known:,}"
         print(f"  {names[0]} → {names[1]}: {each[ends]:,.0f} bytes a step  {verdict}")
+    replicas, partitions = _shape(case)
+    if replicas > 1:
+        apart = sum(
+            size
+            for (a, b), size in each.items()
+            if 0 not in (a, b) and (a - 1) // partitions != (b - 1) // partitions
+        )
+        share = apart / replicas / found["weights"]
+        expected = 2 * (replicas - 1) / replicas
+        good = good and 0.95 <= share / expected <= 1.05
+        print(
+            f"  a replica sends to others {share:.3f} of the weights' bytes a step, on average; "
+            f"2 (R - 1) / R is {expected:.3f}"
+        )
     through = sum(size for ends, size in each.items() if 0 in ends)
     fields = sum(size for ends, size in derived.items() if 0 in ends)
     bound = fields + PER_VARIABLE * found["variables"]
@@ -209,7 +243,7 @@ def main() -> int:
     parser.add_argument(
         "--on_worker", action="store_true", help="the first worker reads the mini-batches"
     )
-    parser.add_argument("cases", nargs="*", default=list(CASES))
+    parser.add_argument("cases", nargs="*", default=[*CASES, *REPLICAS])
     arguments = parser.parse_args()
     if arguments.worker is not None:
         worker(arguments.addresses.split(","), arguments.worker)

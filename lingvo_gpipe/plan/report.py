@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.console import units
-from lingvo_gpipe.plan import describe, hosts, largest, step_plan
+from lingvo_gpipe.plan import describe, hosts, largest, more_devices, step_plan
 from lingvo_gpipe.plan.links import INPUT
 from lingvo_gpipe.schedule import drawing
 from lingvo_gpipe.task import Task
@@ -50,7 +50,7 @@ def plan(
         task = largest.with_partitions(task, partitions)
         shape = None if cluster is None else hosts.parse(cluster)
         planned = step_plan.make_for(task, profile=profile, cluster=shape)
-        text = render(planned)
+        text = "\n".join([render(planned), "", *more_devices.lines(task)])
         if profile and task.model.cuts is None and not task.model.cells:
             text += (
                 "\nthese cuts are by measured time; for training, which cuts by FLOPs, set them: "
@@ -74,10 +74,19 @@ def render(plan: step_plan.Plan) -> str:
     """Return a plan as lines of at most 100 columns."""
     lines = [*_head(plan), "", *_partitions(plan), *_memory(plan), "", *_links(plan), ""]
     if plan.cluster is not None:
-        lines += [*hosts.lines(plan.cluster, plan.analysis, plan.links, plan.device_bytes), ""]
+        lines += [
+            *hosts.lines(plan.cluster, plan.analysis, plan.links, plan.device_bytes, plan.exchange),
+            "",
+        ]
     waiting = units.percent(plan.bubble_share)
     step = f" of {plan.timeline.makespan_s:.3g} s" if plan.profiled else ""
     lines.append(f"bubble: devices wait {waiting} of the step{step}, {_link_times(plan)}")
+    if plan.step_s > plan.timeline.makespan_s:
+        share = units.percent(1.0 - plan.timeline.makespan_s / plan.step_s)
+        lines.append(
+            f"step with what replicas send each other: at most {plan.step_s:.3g} s, {share} of it "
+            "for that"
+        )
     lines.append(drawing.grid(plan.analysis.table, _WIDTH))
     return "\n".join(lines)
 
@@ -166,7 +175,7 @@ def _memory(plan: step_plan.Plan) -> Iterator[str]:
         )
     if plan.num_replicas > 1:
         yield (
-            f"in the replica that needs most; each sends {units.size(plan.exchanged_bytes)} of "
+            f"in the replica that needs most; each sends {units.size(plan.exchange.sent_bytes)} of "
             "weights and gradients a step, on average"
         )
     limit = plan.analysis.params.device_memory

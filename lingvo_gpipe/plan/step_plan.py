@@ -20,6 +20,7 @@ from lingvo_gpipe.plan import (
     slot_times,
     traced_cells,
 )
+from lingvo_gpipe.plan.exchange import Exchange
 from lingvo_gpipe.schedule import recompute, simulate
 from lingvo_gpipe.task import Task
 
@@ -90,8 +91,9 @@ class Plan:
         analysis: of the network of one replica.
         num_replicas: R; all else is that of one replica, and of variables that of the one that has
             most of them.
-        exchanged_bytes: bytes that a replica sends to others in a step, on average: weights that it
-            owns, and gradients of those that others own.
+        exchange: what replicas send each other.
+        step_s: time of a step with what replicas send each other, at most, without the update; in
+            the unit of `timeline`.
     """
 
     cells: tuple[CellPlan, ...]
@@ -101,9 +103,10 @@ class Plan:
     parameters: int
     profiled: bool
     analysis: network.Analysis
+    num_replicas: int
+    exchange: Exchange
+    step_s: float
     cluster: hosts.Hosts | None = None
-    num_replicas: int = 1
-    exchanged_bytes: int = 0
 
     @property
     def bubble_share(self) -> float:
@@ -167,15 +170,19 @@ def make(
     times = [slot_times.of_cell(analysis, cell, layer_times) for cell in analysis.cells]
     stream = links.Stream(analysis)
     all_links = links.links(analysis, stream)
-    link_s = hosts.link_s(cluster, analysis, all_links) if cluster and profile else None
-    timeline = slot_times.timeline(analysis, stream, times, link_s)
-    peaks = memory_timeline.peak_activations(analysis, stream, timeline, needs)
-    slots = _slot_bytes(analysis, optimizer_params, averages)
     owners = replicas.owners(
         analysis.variables,
         lambda path: analysis.cells[analysis.owner_cell(path)].device_number,
         num_replicas,
     )
+    exchange = Exchange(analysis, owners, num_replicas)
+    link_s, sending = None, None
+    if cluster and profile:
+        link_s = hosts.link_s(cluster, analysis, all_links)
+        sending = hosts.exchange_times(cluster, exchange)
+    timeline = slot_times.timeline(analysis, stream, times, link_s)
+    peaks = memory_timeline.peak_activations(analysis, stream, timeline, needs)
+    slots = _slot_bytes(analysis, optimizer_params, averages)
     parts = [
         [
             _variables(
@@ -224,17 +231,26 @@ def make(
         analysis=analysis,
         cluster=cluster,
         num_replicas=num_replicas,
-        exchanged_bytes=_exchanged_bytes(analysis, num_replicas),
+        exchange=exchange,
+        step_s=_step_s(timeline, sending),
     )
 
 
-def _exchanged_bytes(analysis: network.Analysis, num_replicas: int) -> int:
-    """Return the bytes that a replica sends to others in a step, on average over the replicas."""
-    sizes = (
-        spec.read_bytes + (spec.size_bytes if spec.is_trained else 0)
-        for spec in analysis.variables.values()
+def _step_s(timeline: simulate.Timeline, sending: hosts.ExchangeTimes | None) -> float:
+    """Return the seconds of a step with what replicas send each other.
+
+    A device whose weights arrive after it could begin delays all that follow by as much. At the
+    end, gradients are on their way.
+    """
+    if sending is None:
+        return timeline.makespan_s
+    begins: dict[int, float] = {}
+    for span in timeline.spans:
+        begins[span.device] = min(span.start_s, begins.get(span.device, span.start_s))
+    late = max(sending.weights_s[device] - start_s for device, start_s in begins.items())
+    return max(late, 0.0) + max(
+        span.end_s + sending.gradients_s[span.device] for span in timeline.spans
     )
-    return sum(sizes) * (num_replicas - 1) // num_replicas
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

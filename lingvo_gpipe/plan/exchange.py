@@ -1,0 +1,87 @@
+"""What replicas of the pipeline send each other in a step: weights, and gradients to their owners.
+
+The owner of a weight sends it to each device of the other replicas that reads it, and receives the
+gradient of each of them from the device that corresponds to its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+from lingvo_gpipe import network
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sent:
+    """What one device sends to a device of another replica in a step.
+
+    Attributes:
+        source: number of the device that sends it, among those of all replicas.
+        target: number of the device that receives it.
+        size: bytes.
+        is_weight: weights; False: gradients.
+    """
+
+    source: int
+    target: int
+    size: int
+    is_weight: bool
+
+
+class Exchange:
+    """Bytes that replicas send each other in a step.
+
+    Attributes:
+        num_replicas: R.
+        num_devices: K.
+    """
+
+    def __init__(
+        self, analysis: network.Analysis, owners: Mapping[str, int], num_replicas: int
+    ) -> None:
+        """Add up the bytes.
+
+        Args:
+            analysis: of the network of one replica.
+            owners: path → number of the replica that owns the variable.
+            num_replicas: R.
+        """
+        self.num_replicas = num_replicas
+        self.num_devices = analysis.table.num_devices
+        # For each replica, bytes that it owns: of weights by the devices that send and read them,
+        # of gradients by the device that adds them.
+        self._weights: list[dict[tuple[int, int], int]] = [{} for _ in range(num_replicas)]
+        self._gradients: list[dict[int, int]] = [{} for _ in range(num_replicas)]
+        device_of = [cell.device_number for cell in analysis.cells]
+        readers: dict[str, set[int]] = {}
+        for cell in analysis.cells:
+            for path in (*cell.weights, *cell.untrained):
+                readers.setdefault(path, set()).add(cell.device_number)
+        for path, spec in analysis.variables.items():
+            owner, home = owners[path], device_of[analysis.owner_cell(path)]
+            for reader in readers.get(path, ()):
+                ends = home, reader
+                sizes = self._weights[owner]
+                sizes[ends] = sizes.get(ends, 0) + spec.read_bytes
+            if spec.is_trained:
+                added = self._gradients[owner]
+                added[home] = added.get(home, 0) + spec.size_bytes
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that a replica sends to the others, on average over the replicas."""
+        return sum(one.size for one in self.sent()) // self.num_replicas
+
+    def sent(self) -> Iterator[Sent]:
+        """Yield what one device sends to a device of another replica."""
+        for owner in range(self.num_replicas):
+            here = owner * self.num_devices
+            for other in range(self.num_replicas):
+                if other == owner:
+                    continue
+                there = other * self.num_devices
+                for (home, reader), size in self._weights[owner].items():
+                    yield Sent(here + home, there + reader, size, is_weight=True)
+                for home, size in self._gradients[owner].items():
+                    yield Sent(there + home, here + home, size, is_weight=False)

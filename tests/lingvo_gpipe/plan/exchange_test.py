@@ -1,0 +1,80 @@
+"""What replicas send each other: by hand, and its time on hosts."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import layers, network, pipelining
+from lingvo_gpipe.plan import exchange, hosts, step_plan
+
+FIELDS = {"x": tf.TensorSpec([8, 4]), "y": tf.TensorSpec([8, 4])}
+
+
+def params(num_replicas: int, **changes: Any) -> network.PipelineParams:
+    found: network.PipelineParams = pipelining.PipeliningLayer.Params(
+        layers=[
+            *(layers.Dense.Params(units=4) for _ in range(4)),
+            layers.MeanSquaredError.Params(reads=("x", "y")),
+        ],
+        cuts=(2, 3),
+        num_partitions=2,
+        num_micro_batches=4,
+        num_replicas=num_replicas,
+    ).set(**changes)
+    return found
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 3, 4])
+def test_a_replica_sends_its_share_of_weights_and_gradients(num_replicas: int) -> None:
+    sent = step_plan.make(params(num_replicas), FIELDS).exchange
+    size = 4 * 4 * (16 + 4)  # four layers in float32
+    by_kind: collections.Counter[bool] = collections.Counter()
+    for one in sent.sent():
+        assert one.source // 2 != one.target // 2
+        assert one.source % 2 == one.target % 2
+        by_kind[one.is_weight] += one.size
+    assert by_kind[True] == by_kind[False] == (num_replicas - 1) * size
+    assert sent.sent_bytes == 2 * (num_replicas - 1) * size // num_replicas
+
+
+def test_weights_travel_in_the_compute_dtype_and_gradients_in_that_of_the_variables() -> None:
+    sent = step_plan.make(params(2, dtype="mixed_bfloat16"), FIELDS).exchange
+    weights = sum(one.size for one in sent.sent() if one.is_weight)
+    assert 2 * weights == sum(one.size for one in sent.sent() if not one.is_weight)
+
+
+def test_a_tied_weight_goes_to_both_cells_of_another_replica() -> None:
+    tied = params(2)
+    tied.layers[3].set(name="last", tie={"kernel": "first/kernel"})
+    tied.layers[0].set(name="first")
+    analysis = network.analyze(tied.copy().set(num_replicas=1), FIELDS)
+    owners = dict.fromkeys(analysis.variables, 1)
+    sent = list(exchange.Exchange(analysis, owners, 2).sent())
+    # From device 2, that of the first cell of replica 1: kernel and biases, and the tied kernel.
+    found = {(one.source, one.target): one.size for one in sent if one.is_weight}
+    assert found == {(2, 0): 2 * 80, (2, 1): 64, (3, 1): 80 + 16}
+    found = {(one.source, one.target): one.size for one in sent if not one.is_weight}
+    assert found == {(0, 2): 2 * 80, (1, 3): 80 + 16}
+
+
+def test_devices_of_a_host_share_its_connection() -> None:
+    sent = step_plan.make(params(2), FIELDS).exchange
+    # One host for each replica, and one for each device.
+    shared = hosts.exchange_times(hosts.parse("2x2,between=1kB"), sent)
+    apart = hosts.exchange_times(hosts.parse("4x1,between=1kB"), sent)
+    together = hosts.exchange_times(hosts.parse("1x4,between=1kB,within=1kB"), sent)
+    assert shared.weights_s == pytest.approx([0.16, 0.16])
+    assert apart.weights_s == apart.gradients_s == pytest.approx([0.08, 0.08])
+    assert together.weights_s == pytest.approx([0.08, 0.08])
+
+
+def test_a_measured_step_ends_when_gradients_have_arrived() -> None:
+    free = step_plan.make(params(2), FIELDS, profile=True)
+    slow = step_plan.make(params(2), FIELDS, profile=True, cluster=hosts.parse("4x1,between=100B"))
+    assert free.step_s == free.timeline.makespan_s
+    # 80 bytes of weights before the first slot of a cell, and as many of gradients at the end.
+    assert 1.6 <= slow.step_s - slow.timeline.makespan_s < 1.6 + 0.5 * slow.timeline.makespan_s

@@ -281,8 +281,16 @@ def _set_data_dir(task: Task.Params, folder: str, model: str) -> None:
 
 
 def _check_partitions(values: argparse.Namespace, task: Task.Params) -> None:
-    wanted, count = values.num_partitions, len(task.model.layers)
-    if wanted is not None and count and not 1 <= wanted <= count:
+    wanted = values.num_partitions
+    if wanted is None or not task.model.layers:
+        return
+    from lingvo_gpipe import network
+
+    try:
+        count = len(network.layer_params(task.model))
+    except errors.LayerError:
+        return  # the input may still complete the layers; if not, their analysis says it
+    if not 1 <= wanted <= count:
         raise errors.PartitionError(
             f"--num_partitions={wanted}, but {values.model} has {count} layers. "
             f"Use 1 to {count}; --mode=describe lists them"

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe import network, pipelining
-from tests.networks import amoeba_nets, mt_nets, sameness_nets
+from tests.networks import amoeba_nets, mt_nets, sameness_nets, sliced_nets
 
 SEED, STEP = 11, 5
 TOLERANCE = 1e-10  # contract 1, float64
@@ -48,6 +48,7 @@ NETS = {
     **amoeba_nets.NETS,
     amoeba_nets.IMAGENET.name: amoeba_nets.IMAGENET,
     **mt_nets.NETS,
+    **sliced_nets.NETS,
 }
 
 
@@ -138,6 +139,18 @@ GRIDS = (
             ("losses inside", "own tape"),
             ("full", "except_last", "never"),
             (2, 3),
+        )
+    ),
+    # Slices in cells of their own, several in a cell, and replicas of them.
+    Grid(
+        (
+            tuple(sliced_nets.NETS),
+            (1, 2, 3, 4),
+            (2, 3),
+            ("gpipe", "1f1b"),
+            ("losses inside", "own tape"),
+            ("full", "never"),
+            (1, 2),
         )
     ),
 )

@@ -15,6 +15,7 @@ import tensorflow as tf
 from lingvo_gpipe import pipelining, seeds
 from lingvo_gpipe.execution import cell_calls, cell_programs, executor, mini_batch, variables
 from lingvo_gpipe.layers import base
+from lingvo_gpipe.layers.sliced import slices, softmax
 from lingvo_gpipe.network import micro_batches
 from tests import sameness
 from tests.networks import amoeba_nets, mt_nets, sameness_nets
@@ -36,7 +37,9 @@ def test_pipelined_is_plain_everywhere(case: Case, record_property: Any) -> None
     record_property("sameness_error", sameness.check(case))
 
 
-@pytest.mark.parametrize("each", sameness.GRIDS, ids=("small", "amoeba", "translation", "replicas"))
+@pytest.mark.parametrize(
+    "each", sameness.GRIDS, ids=("small", "amoeba", "translation", "replicas", "sliced")
+)
 def test_covering_set_holds_every_pair(each: sameness.Grid) -> None:
     fields = list(Case.__dataclass_fields__)[: len(each.axes)]
     cases = {tuple(getattr(case, f) for f in fields) for case in COVERING}
@@ -314,6 +317,26 @@ def _forgotten_sums(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def _forgotten_slice(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(softmax, "added_log_sums", lambda before, here: here + 0.0 * before)
+
+
+def _best_of_the_last_slice(patch: pytest.MonkeyPatch) -> None:
+    """Every slice takes the place of the best id so far."""
+    true = softmax.added
+
+    def added(before: Any, here: Any) -> Any:
+        return true(before, here) | {name: here[name] for name in ("largest", "largest_id")}
+
+    patch.setattr(softmax, "added", added)
+
+
+def _slice_without_a_shift(patch: pytest.MonkeyPatch) -> None:
+    """Every slice looks for its ids where the first one begins."""
+    true = slices.inside
+    patch.setattr(slices, "inside", lambda ids, first, size: true(ids, 0 * first, size))
+
+
 BREAKS: dict[str, tuple[Any, ...]] = {
     "a dropped micro-batch": (_drop_micro_batch, "dense", 4, 3, "gradient of"),
     "a swapped pair of cells": (_swap_cells, "dense", 4, 3, "loss"),
@@ -333,6 +356,9 @@ BREAKS: dict[str, tuple[Any, ...]] = {
     "seeds by replica": (_seeds_by_replica, "conv", 2, 3, "loss", 2),
     "stale weights in a replica": (_stale_weights_in_a_replica, "dense", 2, 3, "loss", 2),
     "sums of one replica": (_forgotten_sums, "conv", 2, 3, "loss", 2),
+    "a slice's log-sum-exp left out": (_forgotten_slice, "sliced", 3, 3, "loss"),
+    "the best id of the last slice": (_best_of_the_last_slice, "sliced", 3, 3, "hits"),
+    "ids not shifted to their slice": (_slice_without_a_shift, "sliced", 3, 3, "loss"),
 }
 
 

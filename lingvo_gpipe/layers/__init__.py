@@ -16,7 +16,8 @@ from lingvo_gpipe.layers.composite import Composite, Parallel, Residual, Sequent
 from lingvo_gpipe.layers.context import Collected, Context
 from lingvo_gpipe.layers.dense import Dense
 from lingvo_gpipe.layers.elementwise import Activation, Dropout
-from lingvo_gpipe.layers.heads import AuxiliaryLoss, MeanSquaredError, SequenceSoftmax, Softmax
+from lingvo_gpipe.layers.heads import SequenceSoftmax, Softmax
+from lingvo_gpipe.layers.losses import AuxiliaryLoss, MeanSquaredError
 from lingvo_gpipe.layers.metric import KerasMetric
 from lingvo_gpipe.layers.normalization import BatchNorm, GroupNorm, LayerNorm
 from lingvo_gpipe.layers.reshaping import Add, Concat, Flatten, Identity, Rename, Reshape
@@ -25,6 +26,13 @@ from lingvo_gpipe.layers.sequence import (
     MultiHeadAttention,
     PositionalEncoding,
     TransformerLayer,
+)
+from lingvo_gpipe.layers.sliced.embedding import EmbeddingSlice, SlicedEmbedding
+from lingvo_gpipe.layers.sliced.softmax import (
+    JoinedLogits,
+    SlicedLoss,
+    SlicedSoftmax,
+    SoftmaxSlice,
 )
 from lingvo_gpipe.layers.windows import (
     AvgPool2D,
@@ -50,10 +58,12 @@ __all__ = [
     "DepthwiseConv2D",
     "Dropout",
     "Embedding",
+    "EmbeddingSlice",
     "Flatten",
     "GlobalPool2D",
     "GroupNorm",
     "Identity",
+    "JoinedLogits",
     "KerasMetric",
     "Layer",
     "LayerNorm",
@@ -71,7 +81,11 @@ __all__ = [
     "SeparableConv2D",
     "SequenceSoftmax",
     "Sequential",
+    "SlicedEmbedding",
+    "SlicedLoss",
+    "SlicedSoftmax",
     "Softmax",
+    "SoftmaxSlice",
     "TransformerLayer",
     "VariableSpec",
     "initializer",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import keras
@@ -215,6 +215,18 @@ class Layer(tf.Module, hyperparams.Configurable):
         def kind_name(self) -> str:
             """Return how descriptions call the kind of layer: by its class."""
             return class_name(self)
+
+        def consecutive(self, layers: Sequence[Layer.Params] = ()) -> tuple[Layer.Params, ...]:
+            """Return the params of the layers of a network that these stand for, in order.
+
+            Default: one layer, these params themselves. A layer larger than a device returns its
+            slices; all that follows, such as cuts and checkpoints, sees only those.
+
+            Args:
+                layers: params of all layers of the network, named, to which a tie may refer.
+            """
+            del layers
+            return (self,)
 
         def value_ranges(self) -> dict[str, ValueRange]:
             """Return which integers it takes of the names that it reads: labels, ids."""
@@ -434,6 +446,23 @@ def spec_bytes(specs: SpecNest) -> int:
     return total
 
 
+def keras_initializer(name: str, config: Mapping[str, Any]) -> keras.initializers.Initializer:
+    """Return a Keras initializer from its name and arguments.
+
+    Raises:
+        LayerError: Keras has no such initializer, or its arguments name what would run code.
+    """
+    reason = keras_references.refusal([name, config])
+    if reason is not None:
+        raise errors.LayerError(f"no Keras initializer {name!r} of these arguments, since {reason}")
+    try:
+        return keras.initializers.get(
+            {"class_name": name, "config": dict(config)} if config else name
+        )
+    except (ValueError, TypeError) as error:
+        raise errors.LayerError(f"no Keras initializer {name!r}: {error}") from error
+
+
 def initializer(name: str, **config: Any) -> Initializer:
     """Return a stateless initializer from the name of a Keras one.
 
@@ -444,13 +473,7 @@ def initializer(name: str, **config: Any) -> Initializer:
     Raises:
         LayerError: Keras has no such initializer, or its arguments name what would run code.
     """
-    reason = keras_references.refusal([name, config])
-    if reason is not None:
-        raise errors.LayerError(f"no Keras initializer {name!r} of these arguments, since {reason}")
-    try:
-        like = keras.initializers.get({"class_name": name, "config": config} if config else name)
-    except (ValueError, TypeError) as error:
-        raise errors.LayerError(f"no Keras initializer {name!r}: {error}") from error
+    like = keras_initializer(name, config)
     kind, settings = type(like), like.get_config()
 
     def create(shape: tuple[int, ...], dtype: tf.DType, seed: int) -> tf.Tensor:

@@ -8,14 +8,15 @@ read its label (`reads=("x",)`) returns its outputs and adds no loss: a model fo
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Collection
-from typing import Literal, NamedTuple, Self
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, precision
-from lingvo_gpipe.layers import base, checks, dense, reshaping, sequence
+from lingvo_gpipe.layers import base, checks, dense, sequence
 from lingvo_gpipe.layers.base import Layer, LossSpec, Meta, MetricSpec, Theta, VariableSpec
 from lingvo_gpipe.layers.context import Context
 from lingvo_gpipe.nests import Nest, SpecNest
@@ -41,12 +42,10 @@ class Head(Layer):
             first, *others = self.reads
             return tuple(name for name in others if name != first)
 
-        def _inference(self, available: Collection[str]) -> Self:
+        def _inference(self, available: Collection[str]) -> Layer.Params:
             """Leave out label and weights."""
             del available
-            served = self.copy()
-            served.reads = served.reads[:1]
-            return served
+            return self.copy().set(reads=self.reads[:1])
 
     params: Params
 
@@ -71,6 +70,53 @@ class LabelledParams(Head.Params):
         label = self.reads[1:2]
         weights = self.reads[2] if len(self.reads) > 2 else None
         return {name: base.ValueRange(size, setting, weights) for name in label if size is not None}
+
+    def metric_names(self) -> tuple[str, ...]:
+        """Return the names of metrics that are means, without the prefix."""
+        return ("accuracy", f"top{self.top_k}") if self.top_k else ("accuracy",)
+
+    def with_losses(self, meta: Meta, num_labels: int, dtype: tf.DType) -> Meta:
+        """Return a Meta with the loss and the metrics of the labels.
+
+        Args:
+            meta: without them.
+            num_labels: 0, 1 (label) or 2 (label and weights).
+            dtype: of the loss.
+        """
+        if not num_labels:
+            return meta
+        weight = weight_by(self.reads[num_labels], dtype, are_weights=num_labels == 2)
+        metrics = tuple(MetricSpec(self.metric_prefix + name, mean) for name in self.metric_names())
+        if self.confusion:
+            name = f"{self.metric_prefix}{CONFUSION}"
+            metrics += (MetricSpec(name, tf.identity, evaluation_only=True),)
+        loss = LossSpec(self.loss_name, self.coefficient, weight)
+        return dataclasses.replace(meta, losses=(loss,), metrics=metrics)
+
+
+def check_labels(params: Layer.Params, rows: tuple[int, ...], labels: Sequence[SpecNest]) -> None:
+    """Check the label and the weights that a head reads.
+
+    Args:
+        params: params of the head.
+        rows: leading dimensions of its x.
+        labels: specs of label and weights, as far as it reads them.
+
+    Raises:
+        LayerError: a shape or a dtype does not fit.
+    """
+    for kind, spec in zip(("label", "weights"), labels, strict=False):
+        shape = checks.any_shape(params, spec, "[...]", "Set its field reads")
+        if shape != rows:
+            raise errors.LayerError(
+                f"{base.describe(params)}: {kind} of shape {list(shape)}, expected {list(rows)} "
+                "for its x. Set its field reads, or reshape"
+            )
+        if kind == "label" and not spec.dtype.is_integer:
+            raise errors.LayerError(
+                f"{base.describe(params)}: label is {spec.dtype.name}, expected integer classes. "
+                "Cast it in the input"
+            )
 
 
 def weight_by(
@@ -151,6 +197,22 @@ def _confusion(
     return tf.reshape(flat, [classes, classes])
 
 
+class Scores(NamedTuple):
+    """What loss and metrics need of the logits of each label, flat.
+
+    Attributes:
+        smoothed: [N] cross-entropy with the smoothed label.
+        plain: [N] cross-entropy with the plain label.
+        best: [N] id of the largest logit, in the dtype of the labels.
+        among_best: [N] whether the label is among the k best; None: not counted.
+    """
+
+    smoothed: tf.Tensor
+    plain: tf.Tensor
+    best: tf.Tensor
+    among_best: tf.Tensor | None
+
+
 class Rows(NamedTuple):
     """Loss and hit of each label, flat, in the dtype of the logits.
 
@@ -165,6 +227,22 @@ class Rows(NamedTuple):
     weight: tf.Tensor
 
 
+def flat_labels(labels: tuple[tf.Tensor, ...], dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return label and weights, [N] each; 1 where no weights are given.
+
+    Args:
+        labels: (label,) or (label, weights), each [...].
+        dtype: of the weights.
+    """
+    # Flat, since TensorFlow adds an assertion, a stateful operation, to unknown higher ranks.
+    label = tf.reshape(labels[0], (-1,))
+    weights = tf.ones_like(label, dtype)
+    if len(labels) == 2:
+        weights = tf.reshape(tf.cast(labels[1], dtype), (-1,))
+    # A label of weight 0 may hold anything, the id of padding as well.
+    return tf.where(weights == 0, tf.zeros_like(label), label), weights
+
+
 def add_loss_and_metrics(
     params: LabelledParams, ctx: Context, logits: tf.Tensor, labels: tuple[tf.Tensor, ...]
 ) -> Rows:
@@ -177,30 +255,47 @@ def add_loss_and_metrics(
         labels: (label,) or (label, weights), each [...].
     """
     logits = tf.reshape(logits, (-1, logits.shape[-1]))
-    # Flat, since TensorFlow adds an assertion, a stateful operation, to unknown higher ranks.
-    label = tf.reshape(labels[0], (-1,))
-    weights = tf.ones_like(label, logits.dtype)
-    if len(labels) == 2:
-        weights = tf.reshape(tf.cast(labels[1], logits.dtype), (-1,))
-    # A label of weight 0 may hold anything, the id of padding as well.
-    label = tf.where(weights == 0, tf.zeros_like(label), label)
+    label, weights = flat_labels(labels, logits.dtype)
+    scores = Scores(
+        *cross_entropy(logits, label, params.label_smoothing),
+        tf.argmax(logits, -1, label.dtype),
+        _among_best(logits, label, params.top_k) if params.top_k else None,
+    )
+    return add_scores(params, ctx, scores, (label, weights), logits.shape[-1])
+
+
+def add_scores(
+    params: LabelledParams,
+    ctx: Context,
+    scores: Scores,
+    labels: tuple[tf.Tensor, tf.Tensor],
+    classes: int,
+) -> Rows:
+    """Add loss and metrics to the context; return those of each label.
+
+    Args:
+        params: params of the head.
+        ctx: to which they are added.
+        scores: of all labels.
+        labels: label and weights; see `flat_labels`.
+        classes: their number.
+    """
+    label, weights = labels
     total = tf.reduce_sum(weights)
 
     def weighted(value: tf.Tensor) -> tf.Tensor:
-        return tf.reduce_sum(tf.cast(value, logits.dtype) * weights)
+        return tf.reduce_sum(tf.cast(value, weights.dtype) * weights)
 
-    smoothed, plain = cross_entropy(logits, label, params.label_smoothing)
-    ctx.add_loss(params.loss_name, weighted(smoothed))
-    best = tf.argmax(logits, -1, label.dtype)
-    hits = {"accuracy": tf.cast(tf.equal(best, label), logits.dtype)}
-    if params.top_k:
-        hits[f"top{params.top_k}"] = _among_best(logits, label, params.top_k)
+    ctx.add_loss(params.loss_name, weighted(scores.smoothed))
+    hits = {"accuracy": tf.cast(tf.equal(scores.best, label), weights.dtype)}
+    if scores.among_best is not None:
+        hits[f"top{params.top_k}"] = scores.among_best
     for name, hit in hits.items():
         ctx.add_sum(params.metric_prefix + name, {"total": weighted(hit), "weight": total})
     if params.confusion and not ctx.training:
-        counts = _confusion(label, best, weights, logits.shape[-1])
+        counts = _confusion(label, scores.best, weights, classes)
         ctx.add_sum(params.metric_prefix + CONFUSION, counts)
-    return Rows(plain, hits["accuracy"], weights)
+    return Rows(scores.plain, hits["accuracy"], weights)
 
 
 def add_log_perplexity(params: LabelledParams, ctx: Context, rows: Rows) -> None:
@@ -240,18 +335,7 @@ class SoftmaxHead(Head):
             checks.arity(self, inputs, ("x", "x, label", "x, label, weights"))
             *rows, depth = checks.shape(self, inputs[0], "[B, ..., D]", way_out)
             checks.share(self, "label_smoothing", self.label_smoothing)
-            for kind, spec in zip(("label", "weights"), inputs[1:], strict=False):
-                shape = checks.any_shape(self, spec, "[...]", "Set its field reads")
-                if list(shape) != rows:
-                    raise errors.LayerError(
-                        f"{base.describe(self)}: {kind} of shape {list(shape)}, expected {rows} "
-                        "for its x. Set its field reads, or reshape"
-                    )
-                if kind == "label" and not spec.dtype.is_integer:
-                    raise errors.LayerError(
-                        f"{base.describe(self)}: label is {spec.dtype.name}, expected integer "
-                        "classes. Cast it in the input"
-                    )
+            check_labels(self, tuple(rows), inputs[1:])
             return tuple(rows), depth
 
         def head_meta(
@@ -269,31 +353,14 @@ class SoftmaxHead(Head):
                 variables: its weights.
                 flops: FLOPs of the forward product.
             """
-            losses: tuple[LossSpec, ...] = ()
-            metrics: tuple[MetricSpec, ...] = ()
-            if num_labels:
-                weighted = num_labels == 2
-                weight = weight_by(self.reads[num_labels], logits.dtype, are_weights=weighted)
-                losses = (LossSpec(self.loss_name, self.coefficient, weight),)
-                metrics = tuple(
-                    MetricSpec(self.metric_prefix + name, mean) for name in self.metric_names()
-                )
-                if self.confusion:
-                    name = f"{self.metric_prefix}{CONFUSION}"
-                    metrics += (MetricSpec(name, tf.identity, evaluation_only=True),)
-            return Meta(
+            meta = Meta(
                 logits,
                 variables,
                 flops_forward=flops,
                 flops_backward=dense.backward_flops(self, flops),
                 activation_bytes=2 * base.spec_bytes(logits),
-                losses=losses,
-                metrics=metrics,
             )
-
-        def metric_names(self) -> tuple[str, ...]:
-            """Return the names of metrics that are means, without the prefix."""
-            return ("accuracy", f"top{self.top_k}") if self.top_k else ("accuracy",)
+            return self.with_losses(meta, num_labels, logits.dtype)
 
     params: Params
 
@@ -381,98 +448,3 @@ class SequenceSoftmax(SoftmaxHead):
             rows = add_loss_and_metrics(self.params, ctx, logits, tuple(labels))
             add_log_perplexity(self.params, ctx, rows)
         return logits
-
-
-class MeanSquaredError(Head):
-    """x: [B, ...] floating, target: [B, ...] → x in the master dtype; loss: squared error.
-
-    It is the mean of (x − target)² over an example. Each example has weight 1, or that of the third
-    name it reads, weights: [B].
-    """
-
-    class Params(Head.Params):
-        reads = ("x", "target")
-
-        def _meta(self, *inputs: SpecNest) -> Meta:
-            checks.arity(self, inputs, ("x", "x, target", "x, target, weights"))
-            shape = checks.shape(self, inputs[0], "[B, ...]", "It compares one tensor")
-            axis = self.batch_dim or 0
-            rows = shape[axis : axis + 1]
-            for spec, expected in zip(inputs[1:], (shape, rows), strict=False):
-                target = checks.any_shape(self, spec, "[B, ...]", "Set its field reads")
-                if target != expected:
-                    raise errors.LayerError(
-                        f"{base.describe(self)}: target or weights of shape {list(target)}, "
-                        f"expected {list(expected)} for x of shape {list(shape)}. Reshape one of "
-                        "them"
-                    )
-            dtype = self.policy.variable
-            losses: tuple[LossSpec, ...] = ()
-            if len(inputs) > 1:
-                weighted = len(inputs) == 3
-                weight = weight_by(self.reads[-1], dtype, are_weights=weighted, examples=axis)
-                losses = (LossSpec(self.loss_name, self.coefficient, weight),)
-            output = tf.TensorSpec(shape, dtype)
-            return Meta(output, activation_bytes=base.spec_bytes(output), losses=losses)
-
-    params: Params
-
-    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
-        """See `Layer.fprop`."""
-        del theta
-        x, *others = inputs if isinstance(inputs, tuple) else (inputs,)
-        x = precision.cast(x, self.policy.variable)
-        if others:
-            error = tf.square(x - tf.cast(others[0], x.dtype))
-            per_example = _per_example(error, self.params.batch_dim or 0)
-            if len(others) == 2:
-                per_example *= tf.cast(others[1], x.dtype)
-            ctx.add_loss(self.params.loss_name, tf.reduce_sum(per_example))
-        return x
-
-
-def _per_example(values: tf.Tensor, batch_dim: int) -> tf.Tensor:
-    """Return the mean over all axes but that of the batch: [B]."""
-    return tf.reduce_mean(values, [axis for axis in range(values.shape.rank) if axis != batch_dim])
-
-
-class AuxiliaryLoss(Layer):
-    """x: [B, ...] floating → x in the compute dtype; loss: mean of x² (or |x|) over an example.
-
-    It may be anywhere in a network.
-    """
-
-    class Params(LossParams):
-        kind: Literal["l2", "l1"] = hyperparams.field("l2", "Mean of x², or of |x|.")
-        examples: str = hyperparams.field(
-            "label", "Field of the mini-batch whose batch dimension counts the examples."
-        )
-        loss_name = "auxiliary_loss"
-
-        def _meta(self, *inputs: SpecNest) -> Meta:
-            checks.arity(self, inputs, ("x",))
-            shape = checks.shape(self, inputs[0], "[B, ...]", "It measures one tensor")
-            policy = self.policy
-            weight = weight_by(self.examples, policy.variable, examples=self.batch_dim or 0)
-            return Meta(
-                tf.TensorSpec(shape, policy.compute),
-                activation_bytes=base.spec_bytes(tf.TensorSpec(shape, policy.variable)),
-                losses=(LossSpec(self.loss_name, self.coefficient, weight),),
-            )
-
-        def _inference(self, available: Collection[str]) -> Layer.Params | None:
-            """Pass x on."""
-            del available
-            return reshaping.passing(self)
-
-    params: Params
-
-    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
-        """See `Layer.fprop`."""
-        del theta
-        x = precision.cast(inputs, self.policy.variable)
-        values = tf.square(x) if self.params.kind == "l2" else tf.abs(x)
-        ctx.add_loss(
-            self.params.loss_name, tf.reduce_sum(_per_example(values, self.params.batch_dim or 0))
-        )
-        return precision.cast(inputs, self.policy.compute)

@@ -44,12 +44,7 @@ class Embedding(Layer):
         def _meta(self, *inputs: SpecNest) -> Meta:
             checks.arity(self, inputs, ("x",))
             checks.positive(self, vocabulary=self.vocabulary, units=self.units)
-            shape = checks.any_shape(self, inputs[0], "[...]", "Read the field that holds the ids")
-            if not inputs[0].dtype.is_integer:
-                raise errors.LayerError(
-                    f"{base.describe(self)}: expected integer ids, got {inputs[0].dtype.name} "
-                    f"{list(shape)}. Read the field that holds the ids"
-                )
+            shape = self.ids_shape(inputs[0])
             policy = self.policy
             table = VariableSpec(
                 "table",
@@ -60,6 +55,20 @@ class Embedding(Layer):
             )
             output = tf.TensorSpec((*shape, self.units), policy.compute)
             return Meta(output, (table,), activation_bytes=base.spec_bytes(output))
+
+        def ids_shape(self, ids: SpecNest) -> tuple[int, ...]:
+            """Return the shape of the ids.
+
+            Raises:
+                LayerError: they are not integers.
+            """
+            shape = checks.any_shape(self, ids, "[...]", "Read the field that holds the ids")
+            if not ids.dtype.is_integer:
+                raise errors.LayerError(
+                    f"{base.describe(self)}: expected integer ids, got {ids.dtype.name} "
+                    f"{list(shape)}. Read the field that holds the ids"
+                )
+            return shape
 
         def value_ranges(self) -> dict[str, base.ValueRange]:
             """Return the range of the ids."""

@@ -7,6 +7,7 @@ import dataclasses
 from lingvo_gpipe.console import units
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.network import capacity, layer_costs, memory_formulas, partition, wiring
+from lingvo_gpipe.network.params import stated_cuts
 from lingvo_gpipe.network.wired_layers import LayerInfo, WiredLayers
 from lingvo_gpipe.schedule import recompute
 from lingvo_gpipe.schedule.table import Table
@@ -39,7 +40,7 @@ def choose(layers: WiredLayers, settings: CellSettings) -> tuple[int, ...]:
     """
     params, table = layers.params, settings.table
     links = layer_costs.links(layers)
-    stated = tuple(len(cell) for cell in params.cells) if params.cells else params.cuts
+    stated = stated_cuts(params)
     partition.check_cells(stated, len(layers.layers), table.num_cells, table.num_devices)
     if stated is not None:
         return partition.check_cuts(stated, len(layers.layers), table.num_cells)

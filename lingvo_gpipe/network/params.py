@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from lingvo_gpipe import errors, hyperparams
@@ -93,9 +94,31 @@ class PipelineParams(hyperparams.Configurable.Params):
 def layer_params(params: PipelineParams) -> list[base.Layer.Params]:
     """Return copies of the network's layer params, each with a unique name and a dtype.
 
+    Params that stand for several layers (`Layer.Params.consecutive`) are replaced by those.
+
     Raises:
         LayerError: there is no layer, or two have the same name.
     """
+    named = _named(params)
+    parts = {layer.name: layer.consecutive(named) for layer in named}
+    layers = [part for layer in named for part in parts[layer.name]]
+    _check_names(layers)
+    whole = [layer for layer in named if parts[layer.name] == (layer,)]
+    divided = {name: parts[name] for name in parts.keys() - {layer.name for layer in whole}}
+    for layer in whole:
+        _check_tie(layer, divided)
+    return layers
+
+
+def stated_cuts(params: PipelineParams) -> tuple[int, ...] | None:
+    """Return the number of layers in each cell as `cells` or `cuts` state it; None: neither."""
+    if not params.cells:
+        return params.cuts
+    return tuple(sum(len(layer.consecutive()) for layer in cell) for cell in params.cells)
+
+
+def _named(params: PipelineParams) -> list[base.Layer.Params]:
+    """Return copies of the params in `layers` or `cells`, with names and the network's fields."""
     layers = [layer for cell in params.cells for layer in cell] if params.cells else params.layers
     if not layers:
         raise errors.LayerError(f"{params.name or 'the network'} has no layers. Fill `layers`")
@@ -104,7 +127,6 @@ def layer_params(params: PipelineParams) -> list[base.Layer.Params]:
     if params.cells and params.cuts is not None:
         raise errors.LayerError("ready `cells` are cut already: give `cuts` with `layers` alone")
     taken = {layer.name for layer in layers if layer.name}
-    seen: set[str] = set()
     numbers: dict[str, itertools.count[int]] = {}  # stem → numbers not tried yet
     copies = []
     for layer in layers:
@@ -120,16 +142,36 @@ def layer_params(params: PipelineParams) -> list[base.Layer.Params]:
                 for number in numbers.setdefault(stem, itertools.count())
                 if (name := f"{stem}_{number}" if number else stem) not in taken
             )
-        if copy.name in seen or "/" in copy.name:
-            raise errors.LayerError(
-                f"two layers are named {copy.name!r}. Rename one of them"
-                if copy.name in seen
-                else f"layer name {copy.name!r} contains a slash, which separates parts of a path. "
-                "Rename the layer"
-            )
-        seen.add(copy.name)
         copies.append(copy)
+    _check_names(copies)
     return copies
+
+
+def _check_names(layers: Sequence[base.Layer.Params]) -> None:
+    seen: set[str] = set()
+    for layer in layers:
+        if layer.name in seen or "/" in layer.name:
+            raise errors.LayerError(
+                f"two layers are named {layer.name!r}. Rename one of them"
+                if layer.name in seen
+                else f"layer name {layer.name!r} contains a slash, which separates parts of a "
+                "path. Rename the layer"
+            )
+        seen.add(layer.name)
+
+
+def _check_tie(
+    layer: base.Layer.Params, divided: Mapping[str, tuple[base.Layer.Params, ...]]
+) -> None:
+    """Refuse a tie of one layer to a variable of params that stand for several layers."""
+    for path in layer.tie.values():
+        owner = path.partition("/")[0]
+        if owner in divided:
+            first, *_, last = [part.name for part in divided[owner]] * 2
+            raise errors.LayerError(
+                f"{base.describe(layer)} is whole, but tied to {path!r}, and {owner} is divided "
+                f"({first} to {last}). Divide both into equal slices, or neither"
+            )
 
 
 _Pipeline = TypeVar("_Pipeline", bound=PipelineParams)

@@ -31,26 +31,44 @@ class Case:
     Attributes:
         name: of the row.
         params: makes its params.
-        inputs: a spec for each name that it reads; floating ones get the policy's compute dtype.
+        inputs: a nest of specs for each name that it reads; floating ones get the policy's compute
+            dtype.
     """
 
     name: str
     params: Callable[[], Any]
-    inputs: tuple[tf.TensorSpec, ...]
+    inputs: tuple[Any, ...]
 
     def __str__(self) -> str:
         return self.name
 
-    def specs(self, policy: str) -> tuple[tf.TensorSpec, ...]:
+    def specs(self, policy: str) -> tuple[Any, ...]:
         """Return the inputs' specs under a precision policy."""
         compute = precision.policy(policy).compute
-        return tuple(
-            tf.TensorSpec(s.shape, compute if s.dtype.is_floating else s.dtype) for s in self.inputs
+        specs: tuple[Any, ...] = tf.nest.map_structure(
+            lambda s: tf.TensorSpec(s.shape, compute if s.dtype.is_floating else s.dtype),
+            self.inputs,
         )
+        return specs
 
 
-def _row(name: str, params: Callable[[], Any], *inputs: tf.TensorSpec) -> Case:
+def _row(name: str, params: Callable[[], Any], *inputs: Any) -> Case:
     return Case(name, params, inputs)
+
+
+# What a slice of a softmax adds to, for labels [3, 5].
+SUMS = {
+    "label_logit": tf.TensorSpec((3, 5)),
+    "largest": tf.TensorSpec((3, 5)),
+    "largest_id": IDS,
+    "log_sum_exp": tf.TensorSpec((3, 5)),
+    "logit_sum": tf.TensorSpec((3, 5)),
+    "top": tf.TensorSpec((3, 5, 2)),
+}
+
+
+def _softmax_slice(**fields: Any) -> Any:
+    return layers.SoftmaxSlice.Params(vocabulary=9, first=1, rows=4, **fields)
 
 
 def _children() -> list[Any]:
@@ -115,11 +133,30 @@ CASES = (
         tf.TensorSpec((16, 2, 3)),
     ),
     _row("embedding", lambda: layers.Embedding.Params(vocabulary=9, units=4, scale=True), IDS),
+    _row(
+        "embedding_slice",
+        lambda: layers.EmbeddingSlice.Params(vocabulary=9, first=1, rows=3, units=4),
+        IDS,
+    ),
+    _row(
+        "embedding_slice_last",
+        lambda: layers.EmbeddingSlice.Params(
+            vocabulary=4, first=1, rows=3, units=8, scale=True, reads=("ids", "sum")
+        ),
+        IDS,
+        SEQUENCE,
+    ),
     _row("flatten", lambda: layers.Flatten.Params(), IMAGE),
     _row("global_pool", lambda: layers.GlobalPool2D.Params(), IMAGE),
     _row("global_pool_max", lambda: layers.GlobalPool2D.Params(kind="max", keep_sides=True), IMAGE),
     _row("group_norm", lambda: layers.GroupNorm.Params(groups=2), IMAGE),
     _row("identity", lambda: layers.Identity.Params(), FEATURES),
+    _row(
+        "joined_logits",
+        lambda: layers.JoinedLogits.Params(reads=("a", "b")),
+        SEQUENCE,
+        tf.TensorSpec((3, 5, 2)),
+    ),
     _row("layer_norm", lambda: layers.LayerNorm.Params(), SEQUENCE),
     _row("max_pool", lambda: layers.MaxPool2D.Params(pool_size=(3, 2), strides=2), IMAGE),
     _row(
@@ -205,12 +242,62 @@ CASES = (
         tf.TensorSpec((3, 5)),
     ),
     _row(
+        "sliced_embedding",
+        lambda: layers.SlicedEmbedding.Params(vocabulary=3, units=4, scale=True, slices=(1, 2)),
+        IDS,
+    ),
+    _row(
+        "sliced_loss",
+        lambda: layers.SlicedLoss.Params(
+            vocabulary=9,
+            logits=("a", "b"),
+            label_smoothing=0.1,
+            top_k=2,
+            confusion=True,
+            reads=("sums", "label", "weights"),
+        ),
+        SUMS,
+        IDS,
+        tf.TensorSpec((3, 5)),
+    ),
+    _row(
+        "sliced_softmax",
+        lambda: layers.SlicedSoftmax.Params(
+            vocabulary=7,
+            slices=3,
+            logit_clip=1.0,
+            label_smoothing=0.1,
+            top_k=3,
+            confusion=True,
+            reads=("x", "label", "weights"),
+        ),
+        SEQUENCE,
+        IDS,
+        tf.TensorSpec((3, 5)),
+    ),
+    _row(
+        "sliced_softmax_inference",
+        lambda: layers.SlicedSoftmax.Params(vocabulary=7, slices=(6, 1), reads=("x",)),
+        SEQUENCE,
+    ),
+    _row(
         "softmax",
         lambda: layers.Softmax.Params(classes=7, label_smoothing=0.1, top_k=2),
         FEATURES,
         tf.TensorSpec((5,), tf.int64),
     ),
     _row("softmax_inference", lambda: layers.Softmax.Params(classes=7, reads=("x",)), FEATURES),
+    _row("softmax_slice", lambda: _softmax_slice(), SEQUENCE, IDS),
+    _row("softmax_slice_inference", lambda: _softmax_slice(reads=("x",)), SEQUENCE),
+    _row(
+        "softmax_slice_later",
+        lambda: _softmax_slice(
+            logit_clip=0.5, sums_logits=True, top_k=2, reads=("x", "label", "sums")
+        ),
+        SEQUENCE,
+        IDS,
+        SUMS,
+    ),
     _row(
         "transformer",
         lambda: layers.TransformerLayer.Params(
@@ -278,7 +365,8 @@ def draw(specs: Any, seed: int = 0) -> tuple[Any, ...]:
         numbers = rng.integers(0, NUM_IDS, size=spec.shape)
         return tf.cast(numbers > 0 if spec.dtype == tf.bool else numbers, spec.dtype)
 
-    return tuple(one(spec) for spec in specs)
+    drawn: tuple[Any, ...] = tf.nest.map_structure(one, tuple(specs))
+    return drawn
 
 
 def as_read(values: tuple[Any, ...]) -> Any:

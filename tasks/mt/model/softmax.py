@@ -60,9 +60,8 @@ class TranslationSoftmax(core.SequenceSoftmax):
 
         def _inference(self, available: Collection[str]) -> Self:
             """Leave out labels, weights and languages."""
-            served = super()._inference(available)
-            served.languages = ()
-            return served
+            del available
+            return self.copy().set(reads=self.reads[:1], languages=())
 
     params: Params
 

@@ -13,7 +13,7 @@ from keras import layers, ops
 
 from lingvo_gpipe import errors, hyperparams, network, pipelining, seeds
 from lingvo_gpipe.keras_layers.model import Network, from_keras_model
-from lingvo_gpipe.layers import base, heads
+from lingvo_gpipe.layers import base, losses
 from lingvo_gpipe.layers.context import Context
 
 hyperparams.register_package(__name__)
@@ -418,7 +418,7 @@ def test_resnet50_layer_by_layer_is_resnet50() -> None:
 def pipeline(cut: Network, num_partitions: int, **more: Any) -> Any:
     own = [
         *cut.layers,
-        heads.MeanSquaredError.Params(name="head", reads=(cut.outputs[0], "target")),
+        losses.MeanSquaredError.Params(name="head", reads=(cut.outputs[0], "target")),
     ]
     params = pipelining.PipeliningLayer.Params(
         layers=own, num_partitions=num_partitions, dtype="float64", **more

@@ -1,0 +1,377 @@
+"""A softmax over a vocabulary in slices, and its loss, without all logits in one place.
+
+Each slice adds to a few numbers of each label, the sums: a nest
+
+    log_sum_exp   logarithm of the sum of exp(logit) over the slices so far
+    label_logit   the label's own logit; 0 until its slice
+    largest       the largest logit, and largest_id, its id (int32); the lowest of equal ones
+    logit_sum     sum of the logits, where labels are smoothed
+    top           the k largest logits, where top_k is counted
+
+of shapes [...] and [..., k]. They are all that the next slice and the loss need.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from lingvo_gpipe import errors, hyperparams, precision
+from lingvo_gpipe.layers import base, checks, dense, heads
+from lingvo_gpipe.layers.base import Layer, Meta, Theta
+from lingvo_gpipe.layers.context import Context
+from lingvo_gpipe.layers.sliced import slices
+from lingvo_gpipe.nests import Nest, SpecNest
+
+Sums: TypeAlias = dict[str, tf.Tensor]
+_ONE_NUMBER = ("log_sum_exp", "label_logit", "largest")
+
+
+class SoftmaxSlice(Layer):
+    """x: [..., D] floating, label: [...] ids → the sums of this and earlier slices.
+
+    A third name that it reads holds the sums of earlier slices. Without a label it returns its
+    logits, [..., rows] in the master dtype.
+
+    Variables: kernel [rows, D], bias [rows]. FLOPs: 2·tokens·D·rows forward.
+    """
+
+    class Params(dense.KernelParams):
+        reads = ("x", "label")
+        vocabulary: int = hyperparams.required("Number of ids of all slices.")
+        first: int = hyperparams.required("The first id that it holds.")
+        rows: int = hyperparams.required("Number of ids that it holds.")
+        logit_clip: float | None = hyperparams.field(
+            None,
+            "Training clips logits to ± this value; beyond it they have no gradient. None: no "
+            "clipping.",
+        )
+        sums_logits: bool = hyperparams.field(
+            False, "Adds up the logits, for a loss with smoothed labels."
+        )
+        top_k: int = hyperparams.field(0, "Keeps the k largest logits; 0: none.")
+
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            checks.arity(self, inputs, ("x", "x, label", "x, label, sums"))
+            checks.positive(self, rows=self.rows)
+            *leading, depth = checks.shape(
+                self, inputs[0], "[B, ..., D]", "It reads features per token"
+            )
+            heads.check_labels(self, tuple(leading), inputs[1:2])
+            variable = self.policy.variable
+            logits = tf.TensorSpec((*leading, self.rows), variable)
+            outputs = _sum_specs(self, tuple(leading)) if len(inputs) > 1 else logits
+            flops = 2 * math.prod(leading) * depth * self.rows
+            return Meta(
+                outputs,
+                self._weights(depth),
+                flops_forward=flops,
+                flops_backward=dense.backward_flops(self, flops),
+                activation_bytes=2 * base.spec_bytes(logits),
+            )
+
+        def _weights(self, depth: int) -> tuple[base.VariableSpec, ...]:
+            shape = (self.rows, depth)
+            name, arguments = slices.initializer(
+                self, self.kernel_init, self.kernel_init_args, ((self.vocabulary, depth), shape)
+            )
+            scaled = self.copy().set(kernel_init=name, kernel_init_args=arguments)
+            return dense.weights(scaled, shape, self.rows)
+
+        def compared(self) -> tuple[str, ...]:
+            """Return the label."""
+            return self.reads[1:2]
+
+        def logits_name(self) -> str:
+            """Return the name of its logits where it reads no label."""
+            return f"{self.name}_logits"
+
+        def _inference(self, available: Collection[str]) -> SoftmaxSlice.Params:
+            """Leave out the label, and return logits."""
+            del available
+            return self.copy().set(reads=self.reads[:1], writes=(self.logits_name(),))
+
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
+        """See `Layer.fprop`."""
+        p = self.params
+        x, *labels = inputs if isinstance(inputs, tuple) else (inputs,)
+        logits = dense.project(
+            precision.cast(x, self.policy.compute), theta["kernel"], transposed=True
+        )
+        logits = precision.cast(logits, self.policy.variable)
+        if p.use_bias:
+            logits += precision.cast(theta["bias"], logits.dtype)
+        if p.logit_clip is not None and ctx.training:
+            logits = tf.clip_by_value(logits, -p.logit_clip, p.logit_clip)
+        if not labels:
+            return logits
+        label, *before = labels
+        sums = self._sums(tf.reshape(logits, (-1, p.rows)), tf.reshape(label, (-1,)))
+        sums = {
+            name: tf.reshape(value, tf.concat([tf.shape(label), value.shape[1:]], 0))
+            for name, value in sums.items()
+        }
+        return added(before[0], sums) if before else sums
+
+    def _sums(self, logits: tf.Tensor, label: tf.Tensor) -> Sums:
+        """Return the sums of this slice alone, from logits [N, rows] and labels [N]."""
+        p = self.params
+        found, places = slices.inside(label, p.first, p.rows)
+        own = tf.gather(logits, places, batch_dims=1)
+        fixed = tf.stop_gradient(logits)
+        sums = {
+            "log_sum_exp": tf.reduce_logsumexp(logits, -1),
+            "label_logit": tf.where(found, own, tf.zeros_like(own)),
+            "largest": tf.reduce_max(fixed, -1),
+            "largest_id": tf.argmax(fixed, -1, tf.int32) + p.first,
+        }
+        if p.sums_logits:
+            sums["logit_sum"] = tf.reduce_sum(logits, -1)
+        if p.top_k:
+            missing = max(0, p.top_k - p.rows)
+            best = tf.math.top_k(fixed, min(p.top_k, p.rows)).values
+            sums["top"] = tf.pad(best, [[0, 0], [0, missing]], constant_values=-math.inf)
+        return sums
+
+
+def _sum_specs(params: SoftmaxSlice.Params, shape: tuple[int, ...]) -> dict[str, tf.TensorSpec]:
+    """Return the specs of the sums of labels of this shape."""
+    dtype = params.policy.variable
+    names = (*_ONE_NUMBER, "logit_sum") if params.sums_logits else _ONE_NUMBER
+    specs = {name: tf.TensorSpec(shape, dtype) for name in names}
+    specs["largest_id"] = tf.TensorSpec(shape, tf.int32)
+    if params.top_k:
+        specs["top"] = tf.TensorSpec((*shape, params.top_k), dtype)
+    return specs
+
+
+def added(before: Sums, here: Sums) -> Sums:
+    """Return the sums of earlier slices and of the next one."""
+    before = {name: precision.cast(before[name], here[name].dtype) for name in here}
+    is_larger = here["largest"] > before["largest"]
+    sums = {
+        "log_sum_exp": added_log_sums(before["log_sum_exp"], here["log_sum_exp"]),
+        "label_logit": before["label_logit"] + here["label_logit"],
+        # Of equal logits the lower id counts, as in one argmax over all of them.
+        "largest": tf.where(is_larger, here["largest"], before["largest"]),
+        "largest_id": tf.where(is_larger, here["largest_id"], before["largest_id"]),
+    }
+    if "logit_sum" in here:
+        sums["logit_sum"] = before["logit_sum"] + here["logit_sum"]
+    if "top" in here:
+        both = tf.stop_gradient(tf.concat([before["top"], here["top"]], -1))
+        sums["top"] = tf.math.top_k(both, here["top"].shape[-1]).values
+    return sums
+
+
+def added_log_sums(before: tf.Tensor, here: tf.Tensor) -> tf.Tensor:
+    """Return log(exp(before) + exp(here)), without overflow."""
+    return tf.reduce_logsumexp(tf.stack([before, here]), 0)
+
+
+class SlicedLoss(heads.Head):
+    """sums of all slices, label: [...] ids → log p of the label, [...] in the master dtype.
+
+    Loss, weights and metrics are those of `SequenceSoftmax`. It has no weights. FLOPs: 0. In
+    inference it is a JoinedLogits.
+    """
+
+    class Params(heads.LabelledParams):
+        reads = ("sums", "label")
+        vocabulary: int = hyperparams.required("Number of ids of all slices.")
+        logits: tuple[str, ...] = hyperparams.required(
+            "Names of the slices' logits, which they write in inference."
+        )
+
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            checks.arity(self, inputs, ("sums, label", "sums, label, weights"))
+            sums, *labels = inputs
+            if not isinstance(sums, dict) or "log_sum_exp" not in sums:
+                raise errors.LayerError(
+                    f"{base.describe(self)}: {self.reads[0]!r} holds no sums. Read what the last "
+                    "SoftmaxSlice writes"
+                )
+            shape = tuple(sums["log_sum_exp"].shape.as_list())
+            checks.share(self, "label_smoothing", self.label_smoothing)
+            heads.check_labels(self, shape, labels)
+            output = tf.TensorSpec(shape, self.policy.variable)
+            meta = Meta(output, activation_bytes=base.spec_bytes(sums))
+            return self.with_losses(meta, len(labels), output.dtype)
+
+        def value_ranges(self) -> dict[str, base.ValueRange]:
+            """Return the range of the label."""
+            return self.label_range(self.vocabulary, "vocabulary")
+
+        def metric_names(self) -> tuple[str, ...]:
+            """See `SequenceSoftmax`."""
+            return (*super().metric_names(), "log_perplexity")
+
+        def _inference(self, available: Collection[str]) -> JoinedLogits.Params:
+            """Return logits, without a label."""
+            del available
+            return JoinedLogits.Params(
+                name=self.name,
+                reads=self.logits,
+                writes=self.writes,
+                dtype=self.dtype,
+                batch_dim=self.batch_dim,
+            )
+
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
+        """See `Layer.fprop`."""
+        del theta
+        sums, *labels = inputs
+        rows = self.add_loss(sums, tuple(labels[:2]), ctx)
+        return tf.reshape(-rows.log_perplexity, tf.shape(labels[0]))
+
+    def add_loss(self, sums: Sums, labels: tuple[tf.Tensor, ...], ctx: Context) -> heads.Rows:
+        """Add loss and metrics to the context; return those of each label."""
+        p, dtype = self.params, self.policy.variable
+        flat = {
+            name: precision.cast(
+                tf.reshape(value, (-1, *value.shape[labels[0].shape.rank :])), dtype
+            )
+            for name, value in sums.items()
+        }
+        label, weights = heads.flat_labels(labels, dtype)
+        log_sum, own = flat["log_sum_exp"], flat["label_logit"]
+        plain = smoothed = log_sum - own
+        if p.label_smoothing:
+            above_mean = own - flat["logit_sum"] / tf.constant(p.vocabulary, dtype)
+            smoothed = plain + p.label_smoothing * above_mean
+        among_best = None
+        if p.top_k:
+            above = tf.reduce_sum(tf.cast(flat["top"] > own[:, tf.newaxis], tf.int32), -1)
+            among_best = (above < p.top_k) & tf.math.is_finite(own)
+        best = tf.cast(flat["largest_id"], label.dtype)
+        scores = heads.Scores(smoothed, plain, best, among_best)
+        rows = heads.add_scores(p, ctx, scores, (label, weights), p.vocabulary)
+        heads.add_log_perplexity(p, ctx, rows)
+        return rows
+
+
+class JoinedLogits(Layer):
+    """Logits of slices: [..., rows] floating → [..., vocabulary] in the master dtype, in order.
+
+    Served, it returns probabilities.
+    """
+
+    class Params(Layer.Params):
+        """Fields of every layer."""
+
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            shapes = [checks.shape(self, x, "[B, ...]", "It reads logits") for x in inputs]
+            leading = {shape[:-1] for shape in shapes}
+            if len(leading) > 1:
+                raise errors.LayerError(
+                    f"{base.describe(self)}: logits of shapes {[list(s) for s in shapes]} cannot "
+                    "be joined. Read those of one softmax's slices"
+                )
+            total = sum(shape[-1] for shape in shapes)
+            output = tf.TensorSpec((*leading.pop(), total), self.policy.variable)
+            return Meta(output, activation_bytes=base.spec_bytes(output))
+
+        def served(self, outputs: Nest) -> dict[str, Nest]:
+            """Return probabilities."""
+            return heads.probabilities(outputs)
+
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
+        """See `Layer.fprop`."""
+        del theta, ctx
+        logits = inputs if isinstance(inputs, tuple) else (inputs,)
+        return tf.concat([precision.cast(each, self.policy.variable) for each in logits], -1)
+
+
+class SlicedSoftmax(slices.Sliced):
+    """x: [..., D] floating, label: [...] ids → log p of the label [...]; loss: cross-entropy.
+
+    Loss, gradients and metrics are those of a `SequenceSoftmax`, but no layer has all logits.
+    Without a label (`reads=("x",)`) it returns the logits, [..., vocabulary].
+
+    Layers: {name}_0, {name}_1, … (SoftmaxSlice), each with the rows of consecutive ids, and {name}
+    (SlicedLoss or JoinedLogits), without weights. With `tie={"kernel": "embedding/table"}` each
+    slice has the table of a SlicedEmbedding's slice of the same size. Initial values are
+    distributed as those of one kernel.
+    """
+
+    class Params(slices.Sliced.Params, heads.SequenceSoftmax.Params):
+        logit_clip: float | None = hyperparams.field(
+            None,
+            "Training clips logits to ± this value; beyond it they have no gradient. None: no "
+            "clipping.",
+        )
+
+        def slice_sizes(self) -> tuple[int, ...]:
+            """Return the number of ids of each slice."""
+            return slices.sizes(self, self.slices, self.vocabulary, "vocabulary")
+
+        def consecutive(self, layers: Sequence[Layer.Params] = ()) -> tuple[Layer.Params, ...]:
+            """See `Layer.Params`."""
+            return softmax_slices(self, self.slice_sizes(), layers, SlicedLoss.Params)
+
+    params: Params
+
+
+def softmax_slices(
+    params: heads.SequenceSoftmax.Params,
+    sizes: tuple[int, ...],
+    layers: Sequence[Layer.Params],
+    loss: type[SlicedLoss.Params],
+    **fields: Any,
+) -> tuple[Layer.Params, ...]:
+    """Return the slices of a softmax, and the layer after them.
+
+    Args:
+        params: params of the softmax, with a field logit_clip.
+        sizes: number of ids of each slice.
+        layers: params of all layers of the network, for ties.
+        loss: class of the layer after the slices.
+        **fields: more fields of that layer.
+    """
+    x, *labels = params.reads
+    names, ties = slices.names(params, len(sizes)), slices.ties(params, sizes, layers)
+    sums = f"{params.name}_sums"
+    of_slices: list[SoftmaxSlice.Params] = []
+    for number, (first, size) in enumerate(zip(slices.firsts(sizes), sizes, strict=True)):
+        part = SoftmaxSlice.Params(
+            name=names[number],
+            vocabulary=params.vocabulary,
+            first=first,
+            rows=size,
+            logit_clip=params.get("logit_clip"),
+            sums_logits=params.label_smoothing > 0,
+            top_k=params.top_k,
+            use_bias=params.use_bias,
+            kernel_init=params.kernel_init,
+            kernel_init_args=params.kernel_init_args,
+            tie=ties[number],
+            **slices.shared_fields(params, size / sum(sizes)),
+        )
+        reads = (x, *labels[:1], sums) if number else (x, *labels[:1])
+        of_slices.append(part.set(reads=reads, writes=(sums,)))
+    logits = tuple(part.logits_name() for part in of_slices)
+    common = {"name": params.name, "writes": params.writes, **slices.shared_fields(params, 0.0)}
+    if not labels:
+        for part in of_slices:
+            part.set(reads=(x,), writes=(part.logits_name(),))
+        return (*of_slices, JoinedLogits.Params(reads=logits, **common))
+    for name in ("label_smoothing", "metric_prefix", "top_k", "confusion", "loss_name"):
+        common[name] = params.get(name)
+    last = loss(
+        reads=(sums, *labels),
+        vocabulary=params.vocabulary,
+        logits=logits,
+        coefficient=params.coefficient,
+        **common,
+        **fields,
+    )
+    return (*of_slices, last)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -344,12 +345,22 @@ class _Disturbed:
 
     def outcome(self, phase: str, timings: Timings, is_equal: Callable[[Path], bool]) -> Outcome:
         """Do it."""
+        with contextlib.ExitStack() as stack:
+            return self._outcome(phase, timings, is_equal, stack)
+
+    def _outcome(
+        self,
+        phase: str,
+        timings: Timings,
+        is_equal: Callable[[Path], bool],
+        stack: contextlib.ExitStack,
+    ) -> Outcome:
         run, wrong = self._run, ""
         at_s, networks, left = time.monotonic(), set[str](), list[str]()
         try:
             run.start()
             self._wait_for(phase, timings)
-            networks = processes.networks(run.processes())
+            networks = stack.enter_context(processes.networks(run.processes()))
             at_s = self._strike()
             self._heal(at_s)
             self._until(run.has_ended, "the end")

@@ -97,20 +97,25 @@ def is_stopped(process: Process, notes: Path) -> bool:
     return now is not None and now.start == process.start and now.state in "Tt"
 
 
-def networks(processes: Iterable[Process]) -> set[str]:
-    """Return the names of the network namespaces of processes, this one's left out."""
+@contextlib.contextmanager
+def networks(processes: Iterable[Process]) -> Iterator[set[str]]:
+    """Yield the names of the network namespaces of processes, this one's left out.
+
+    They stay open meanwhile: otherwise the system would use the name of one that has ended for the
+    next, which may be another run's.
+    """
     found = set()
-    for process in processes:
-        with contextlib.suppress(OSError):
-            found.add(os.readlink(f"/proc/{process.pid}/ns/net"))
-    return found - {os.readlink("/proc/self/ns/net")}
+    with contextlib.ExitStack() as stack:
+        for process in processes:
+            with contextlib.suppress(OSError):
+                file = os.open(f"/proc/{process.pid}/ns/net", os.O_RDONLY)
+                stack.callback(os.close, file)
+                found.add(os.readlink(f"/proc/self/fd/{file}"))
+        yield found - {os.readlink("/proc/self/ns/net")}
 
 
 def other_networks() -> set[str]:
-    """Return the names of the network namespaces of all processes that are of no such run.
-
-    The system uses the name of one that has ended for the next, which may be another run's.
-    """
+    """Return the names of the network namespaces of all processes that are of no such run."""
     found = set()
     for pid in _pids():
         with contextlib.suppress(OSError):

@@ -84,8 +84,19 @@ def ties() -> task.Task.Params:
     return _task(network, Numbers.Params(batch_size=BATCH, shape=(16,), ids=4096))
 
 
+def table() -> task.Task.Params:
+    """Return a table of 16 MiB, of which a mini-batch reads 1,024 rows at most."""
+    network = [
+        layers.Embedding.Params(name="embedding", vocabulary=16384, units=256, reads=("ids",)),
+        layers.Dense.Params(name="d0", units=256, activation="relu"),
+        layers.SequenceSoftmax.Params(name="head", vocabulary=16384),
+    ]
+    return _task(network, Numbers.Params(batch_size=BATCH, shape=(16,), ids=16384))
+
+
 TASKS: Mapping[str, Callable[[], task.Task.Params]] = {
     "dense": dense,
     "convolution": convolution,
     "ties": ties,
+    "table": table,
 }

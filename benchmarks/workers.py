@@ -1,7 +1,8 @@
 """What do worker processes cost, and have they the bits of one process?
 
 `python -m benchmarks.workers --bits`: four networks, 50 updates each, in one process, over 2 and
-over 4 workers of this machine; also stopped half-way and continued the other way. Every tensor of
+over 4 workers of this machine; also stopped half-way and continued the other way; and two and four
+replicas of two cells, over 4 and over 8 workers. Every tensor of
 the last checkpoint and every curve of TensorBoard is compared, and for translation a few sentences
 that are translated with the weights of the one process, over workers and in one.
 
@@ -35,6 +36,7 @@ CASES = {
     "AmoebaNet-D": (PACKAGE, "--model=cases.AmoebaNet"),
     "translation": (PACKAGE, "--model=cases.Translation"),
 }
+SHAPES = ((1, 2), (1, 4), (2, 2), (4, 2))  # replicas, partitions
 STEPS = 50
 MEASURED = {"digits": 300, "ties": 100, "AmoebaNet-D": 100, "translation": 50}
 ROUNDS = 5
@@ -171,8 +173,10 @@ def bits(names: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         data = f"--data_dir={temporary}/data"
         for name in names:
-            for workers in (2, 4):
-                flags = [*CASES[name], "--mode=train_eval", f"--num_partitions={workers}"]
+            for replicas, partitions in SHAPES:
+                workers, shape = replicas * partitions, f"R={replicas}, K={partitions}"
+                flags = [*CASES[name], "--mode=train_eval", f"--num_partitions={partitions}"]
+                flags += [f"--num_replicas={replicas}", "--num_micro_batches=4"]
                 flags += [data] if name in ("ties", "translation") else []
                 flags += [
                     "--save_interval_steps=25",
@@ -182,18 +186,19 @@ def bits(names: Sequence[str]) -> int:
                 parts: dict[str, list[list[str]]] = {
                     "one process": [[]],
                     f"{workers} workers": [[over]],
-                    f"{workers} workers, then one process": [[over], []],
-                    f"one process, then {workers} workers": [[], [over]],
                 }
+                if replicas == 1:
+                    parts[f"{workers} workers, then one process"] = [[over], []]
+                    parts[f"one process, then {workers} workers"] = [[], [over]]
                 folders = {}
                 for number, (label, starts) in enumerate(parts.items()):
-                    folder = Path(temporary, f"{name}{workers}_{number}")
+                    folder = Path(temporary, f"{name}{replicas}x{partitions}_{number}")
                     for part, start in enumerate(starts):
                         steps = STEPS if part == len(starts) - 1 else STEPS // 2
                         more = [f"--logdir={folder}", f"--max_steps={steps}", *start]
                         run([*flags, *more], Path(f"{folder}.log"))
                     folders[label] = folder
-                if name == "translation":
+                if name == "translation" and replicas == 1:
                     wrong += translations(folders["one process"], flags, over)
                 first = folders.pop("one process")
                 for label, folder in folders.items():
@@ -202,7 +207,7 @@ def bits(names: Sequence[str]) -> int:
                     count = len(saved(first))
                     points = len(curves(first).keys() & curves(folder).keys())
                     print(
-                        f"{name}, K={workers}, {label}: "
+                        f"{name}, {shape}, {label}: "
                         f"{difference or f'{count} tensors and {points} points equal'}",
                         flush=True,
                     )

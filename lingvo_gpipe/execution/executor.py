@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -20,6 +20,7 @@ from lingvo_gpipe import network
 from lingvo_gpipe.execution import cell_calls, cell_programs, progress
 from lingvo_gpipe.layers.context import Collected
 from lingvo_gpipe.nests import Nest, floating
+from lingvo_gpipe.network import replicas
 from lingvo_gpipe.network.wiring import FIELD
 from lingvo_gpipe.schedule.slot import Slot
 
@@ -160,15 +161,30 @@ class Executor:
         runs = self.runs(shares)
         for run in runs:
             run.train()
-        parts: dict[str, list[tf.Tensor]] = {}
-        for run in runs:
-            for path, gradient in run.weight_gradients().items():
-                parts.setdefault(path, []).append(gradient)
-        gradients = {}
-        for path, of_replicas in parts.items():
-            with tf.device(self.device_of(path)):
-                gradients[path] = _sum(of_replicas)
+        gradients = self._at_owners([run.weight_gradients() for run in runs], shares)
         return self.outputs(runs, gradients)
+
+    def _at_owners(
+        self, of_replicas: Sequence[Mapping[str, tf.Tensor]], shares: Sequence[Share]
+    ) -> dict[str, tf.Tensor]:
+        """Return each weight's gradient, added on its owner's device; rows where they are fewer."""
+        gradients = {}
+        for path in of_replicas[0]:
+            spec, owner = self.analysis.variables[path], self.device_of(path)
+            whole, rows = [], []
+            for share, parts in zip(shares, of_replicas, strict=True):
+                is_owner = share.replica == self.analysis.replica_of(path)
+                num_micro_batches = share.network_pass.num_micro_batches
+                if is_owner or not replicas.sends_rows(spec, num_micro_batches):
+                    whole.append(parts[path])
+                else:
+                    rows.append(_nonzero_rows(parts[path]))
+            with tf.device(owner):
+                total = _sum(whole) if whole else tf.zeros(spec.shape, spec.dtype)
+                for numbers, values in rows:
+                    total = tf.tensor_scatter_nd_add(total, numbers, values)
+            gradients[path] = total
+        return gradients
 
     def outputs(self, runs: Sequence[PassRun], gradients: dict[str, tf.Tensor]) -> PassOutputs:
         """Join what the replicas' passes return."""
@@ -406,6 +422,14 @@ class _SlotCall:
         flat = tf.nest.flatten(nest)
         if flat:
             self.result = flat[0]
+
+
+def _nonzero_rows(gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return numbers [N, 1] and values of the rows that are not all zero, on their device."""
+    with tf.device(gradient.device):
+        has_gradient = tf.reduce_any(tf.not_equal(gradient, 0), axis=range(1, gradient.shape.rank))
+        numbers = tf.where(has_gradient)
+        return numbers, tf.gather_nd(gradient, numbers)
 
 
 def _sum(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -44,6 +44,8 @@ class VariableSpec:
         tie: path of a variable of the network that is used instead; None: it is not tied.
         compute: dtype in which the layer receives a weight; None until `fprop_meta` has filled in
             that of the layer's policy.
+        gradient_rows: the most rows of it whose gradient is not zero after one micro-batch; None:
+            all.
     """
 
     path: str
@@ -56,6 +58,7 @@ class VariableSpec:
     training_only: bool = False
     tie: str | None = None
     compute: tf.DType | None = None
+    gradient_rows: int | None = None
 
     @property
     def size(self) -> int:

@@ -52,6 +52,7 @@ class Embedding(Layer):
                 policy.variable,
                 base.initializer(self.table_init, **self.table_init_args),
                 compute=policy.variable,
+                gradient_rows=math.prod(shape),
             )
             output = tf.TensorSpec((*shape, self.units), policy.compute)
             return Meta(output, (table,), activation_bytes=base.spec_bytes(output))

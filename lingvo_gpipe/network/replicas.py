@@ -16,6 +16,8 @@ from lingvo_gpipe.nests import SpecNest
 from lingvo_gpipe.network import micro_batches
 from lingvo_gpipe.network.params import PipelineParams
 
+_ROW_NUMBER_BYTES = 8
+
 
 def shares(num_micro_batches: int, num_replicas: int) -> tuple[range, ...]:
     """Return the micro-batches of each replica: consecutive, the first ones take one more.
@@ -63,6 +65,24 @@ def first_share(
     one.set(num_replicas=1, num_micro_batches=len(first), devices=devices)
     num_examples = sum(sizes[m] for m in first)
     return one, micro_batches.resized(params, fields, num_examples)
+
+
+def sends_rows(spec: base.VariableSpec, num_micro_batches: int) -> bool:
+    """Return whether a gradient is fewer bytes as the rows that have one, each with its number."""
+    return sent_bytes(spec, num_micro_batches) < spec.size_bytes
+
+
+def sent_bytes(spec: base.VariableSpec, num_micro_batches: int) -> int:
+    """Return the most bytes of a gradient that a replica sends to the owner.
+
+    Args:
+        spec: of the weight.
+        num_micro_batches: micro-batches of the replica.
+    """
+    if spec.gradient_rows is None or not spec.shape[0]:
+        return spec.size_bytes
+    rows = spec.gradient_rows * num_micro_batches
+    return min(spec.size_bytes, rows * (spec.size_bytes // spec.shape[0] + _ROW_NUMBER_BYTES))
 
 
 def owners(

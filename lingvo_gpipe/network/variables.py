@@ -124,8 +124,12 @@ def _tied(spec: base.VariableSpec, specs: Mapping[str, base.VariableSpec]) -> ba
             f"{spec.path} is {spec.shape} {spec.dtype.name}, but tied to {spec.tie}, which is "
             f"{shared.shape} {shared.dtype.name}. Give both the same shape and dtype"
         )
+    rows = None
+    if shared.gradient_rows is not None and spec.gradient_rows is not None:
+        rows = shared.gradient_rows + spec.gradient_rows
     return dataclasses.replace(
         shared,
+        gradient_rows=rows,
         # A tied weight that its borrower reads in the master dtype stays in the master dtype.
         compute=shared.dtype if spec.read_dtype == spec.dtype else shared.compute,
         trainable=shared.trainable and spec.trainable,

@@ -1,7 +1,8 @@
 """What replicas of the pipeline send each other in a step: weights, and gradients to their owners.
 
 The owner of a weight sends it to each device of the other replicas that reads it, and receives the
-gradient of each of them from the device that corresponds to its own.
+gradient of each of them from the device that corresponds to its own: of a table that is only
+gathered from, the rows that have one, if these are fewer bytes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 
 from lingvo_gpipe import network
+from lingvo_gpipe.network import replicas
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,7 +68,8 @@ class Exchange:
                 sizes[ends] = sizes.get(ends, 0) + spec.read_bytes
             if spec.is_trained:
                 added = self._gradients[owner]
-                added[home] = added.get(home, 0) + spec.size_bytes
+                size = replicas.sent_bytes(spec, len(analysis.sizes))
+                added[home] = added.get(home, 0) + size
 
     @property
     def sent_bytes(self) -> int:

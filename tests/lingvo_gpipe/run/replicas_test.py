@@ -98,3 +98,40 @@ def test_too_few_devices_are_reported() -> None:
         params.instantiate().build(
             {"point": tf.TensorSpec([8, 4]), "label": tf.TensorSpec([8], tf.int32)}
         )
+
+
+def table(num_replicas: int, vocabulary: int) -> pipelining.PipeliningLayer:
+    params = pipelining.PipeliningLayer.Params(
+        layers=[
+            layers.Embedding.Params(name="embedding", vocabulary=vocabulary, units=3),
+            layers.SequenceSoftmax.Params(name="head", vocabulary=5, reads=("x", "label")),
+        ],
+        num_micro_batches=4,
+        num_replicas=num_replicas,
+        dtype="float64",
+    )
+    return params.instantiate()
+
+
+def test_the_gradient_of_a_table_is_sent_as_rows_where_these_are_fewer_bytes() -> None:
+    ids = np.random.RandomState(0).randint(0, 20, (8, 2))
+    batch = {"x": tf.constant(ids), "label": tf.constant(ids % 5)}
+    # Of a replica: 2 micro-batches of 2 rows with 2 ids, so 8 rows of 24 bytes and a number each.
+    for vocabulary, as_rows in ((20, True), (11, True), (10, False)):
+        fields = {name: tf.minimum(value, vocabulary - 1) for name, value in batch.items()}
+        fields["label"] = batch["label"]
+        gradients = []
+        for num_replicas in (1, 2):
+            pipe = table(num_replicas, vocabulary)
+
+            @tf.function
+            def step(pipe: Any = pipe, fields: Any = fields) -> Any:
+                return pipe.value_and_gradients(fields).gradients
+
+            gradients.append({path: value.numpy() for path, value in step().items()})
+            kinds = {op.type for op in step.get_concrete_function().graph.get_operations()}
+            assert ("TensorScatterAdd" in kinds) == (as_rows and num_replicas == 2)
+        assert gradients[0].keys() == gradients[1].keys()
+        for path, value in gradients[0].items():
+            np.testing.assert_allclose(gradients[1][path], value, rtol=1e-12, atol=1e-15)
+        assert np.abs(gradients[0]["embedding/table"]).sum() > 0

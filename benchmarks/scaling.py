@@ -1,0 +1,123 @@
+"""What do more replicas of the pipeline cost, and what do they save?
+
+`python -m benchmarks.scaling`:
+
+- Cells that only wait, K=8, eight micro-batches for each of R replicas: the step against the
+  simulated table, which is the same for every R.
+- Seconds until the first step is done, K=2, eight micro-batches for each replica: they should grow
+  as the number of calls does.
+- Bytes of weights and of optimizer state on the device that has most, K=2: with R replicas an R-th.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import sys
+import time
+from typing import Any
+
+ROUNDS = 3
+REPLICAS = (1, 2, 4)
+PER_REPLICA = 8
+PAIR_MS = 20.0
+
+
+def built(num_replicas: int) -> dict[str, float]:
+    """Return seconds until the first step is done, and bytes of weights and state by device."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import tensorflow as tf
+
+    from lingvo_gpipe import layers, optim, pipelining
+    from lingvo_gpipe.execution import placement
+
+    num_devices = 2 * num_replicas
+    placement.prepare_logical_cpus(num_devices)
+    placement.prepare_threads(num_devices, os.cpu_count() or 1)
+    num_micro_batches = PER_REPLICA * num_replicas
+    x = tf.ones([num_micro_batches, 64])
+    batch = {"x": x, "target": tf.zeros_like(x)}
+    start = time.perf_counter()
+    pipe = pipelining.PipeliningLayer.Params(
+        layers=[
+            *(layers.Dense.Params(units=64, activation="tanh") for _ in range(32)),
+            layers.MeanSquaredError.Params(),
+        ],
+        num_partitions=2,
+        num_micro_batches=num_micro_batches,
+        num_replicas=num_replicas,
+    ).instantiate()
+    pipe.build(batch)
+    updater = optim.Updater.Params(
+        optimizer=optim.Optimizer.Params(name="Adam", learning_rate=0.001)
+    ).instantiate(
+        variables=pipe.weights,
+        specs=pipe.analysis.variables,
+        device_of=pipe.executor.device_of,
+        layer_of=pipe.analysis.layer_of,
+    )
+
+    @tf.function(autograph=False)
+    def step(batch: Any, number: tf.Tensor) -> tf.Tensor:
+        result = pipe.value_and_gradients(batch, step=number)
+        updater.apply(result.gradients, step=number)
+        return result.loss
+
+    number = tf.constant(0, tf.int64)
+    float(step(batch, number))
+    first_s = time.perf_counter() - start
+    found: dict[str, float] = {"first_s": first_s}
+    for kind, held in (("weights", pipe.weights), ("state", updater.slots)):
+        size: collections.Counter[str] = collections.Counter()
+        for variable in held.values():
+            size[variable.device] += variable.shape.num_elements() * variable.dtype.size
+        found[kind] = max(size.values())
+    return found
+
+
+def measure(configuration: str) -> dict[str, float]:
+    """Return the figures of `what,R`."""
+    what, replicas = configuration.split(",")
+    if what == "built":
+        return built(int(replicas))
+    from benchmarks import waiting
+
+    return waiting.measure(
+        "1f1b", PAIR_MS, 8, PER_REPLICA * int(replicas), num_replicas=int(replicas)
+    )
+
+
+def main() -> None:
+    """Run every configuration in processes of their own and print tables."""
+    if len(sys.argv) == 2:
+        print(json.dumps(measure(sys.argv[1])))
+        return
+    from benchmarks import machine, processes
+
+    print(machine.describe())
+    names = [f"{what},{replicas}" for what in ("waiting", "built") for replicas in REPLICAS]
+    found = processes.rounds("benchmarks.scaling", names, ROUNDS)
+    print(f"waiting cells, K=8, M={PER_REPLICA} R, medians of {ROUNDS} rounds")
+    print(f"{'R':>2} {'step s':>7} {'simulated s':>12} {'share':>6}  spread")
+    for replicas in REPLICAS:
+        runs = found[f"waiting,{replicas}"]
+        load = max(run["other_load"] for run in runs)
+        print(
+            f"{replicas:>2} {processes.median(runs, 's'):7.3f} "
+            f"{processes.median(runs, 'simulated_s'):12.3f} {processes.median(runs, 'share'):6.3f}"
+            f"  {processes.spread(runs, 'share')}; other load {load:.2f}"
+        )
+    print(f"32 layers, K=2, M={PER_REPLICA} R")
+    print(f"{'R':>2} {'first step s':>13} {'weights':>9} {'state':>9}  bytes on the fullest device")
+    for replicas in REPLICAS:
+        runs = found[f"built,{replicas}"]
+        print(
+            f"{replicas:>2} {processes.median(runs, 'first_s'):13.2f} "
+            f"{processes.median(runs, 'weights'):9,.0f} {processes.median(runs, 'state'):9,.0f}"
+            f"  {processes.spread(runs, 'first_s')}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Cells that only wait: how close does the executor come to its schedule's bound?
+
+A cell waits, forward and backward, without using a core, so that many devices fit on any machine.
+Every wait measures itself; the step is compared with the simulation of the table on those measured
+times.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+
+def measure(
+    schedule: str,
+    pair_ms: float,
+    num_partitions: int,
+    num_micro_batches: int,
+    num_replicas: int = 1,
+) -> dict[str, Any]:
+    """Return the step's seconds, the simulated ones, and the share of the second in the first.
+
+    Args:
+        schedule: name of the schedule.
+        pair_ms: milliseconds of a cell's forward and backward together.
+        num_partitions: K.
+        num_micro_batches: M.
+        num_replicas: R.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import ctypes
+
+    ctypes.CDLL(None).prctl(29, 1)  # PR_SET_TIMERSLACK: wake after 1 ns, not 50 µs
+    import numpy as np
+    import tensorflow as tf
+
+    from benchmarks import blocks
+    from lingvo_gpipe import pipelining
+    from lingvo_gpipe.execution import placement
+    from lingvo_gpipe.layers import base
+    from lingvo_gpipe.nests import Nest, SpecNest
+    from lingvo_gpipe.schedule import simulate
+
+    num_devices = num_replicas * num_partitions
+    forward_s, backward_s = pair_ms / 3e3, pair_ms / 1.5e3
+    spent: dict[tuple[str, str], list[float]] = {}
+
+    def wait(name: str, phase: str, seconds: float, x: tf.Tensor) -> tf.Tensor:
+        def sleep(value: Any) -> Any:
+            start = time.perf_counter()
+            time.sleep(seconds)
+            spent.setdefault((name, phase), []).append(time.perf_counter() - start)
+            return value
+
+        result = tf.numpy_function(sleep, [x], x.dtype, stateful=False)
+        result.set_shape(x.shape)
+        return result
+
+    class Wait(base.Layer):
+        """x → x, after a while."""
+
+        class Params(base.Layer.Params):
+            def _meta(self, *inputs: SpecNest) -> base.Meta:
+                scale = base.VariableSpec("scale", (), inputs[0].dtype, base.initializer("ones"))
+                return base.Meta(inputs[0], (scale,), 1, 2)
+
+        params: Params
+
+        def fprop(self, theta: Any, inputs: Any, ctx: base.Context) -> Nest:
+            def waited(x: tf.Tensor) -> Any:
+                back = lambda dy: wait(ctx.path, "B", backward_s, dy)  # noqa: E731
+                return wait(ctx.path, "F", forward_s, x), back
+
+            waiting: Any = tf.custom_gradient(waited)
+            return waiting(inputs * theta["scale"])
+
+    class Sum(base.Layer):
+        """x → x, and the sum of x as a loss: its gradient needs no recomputation."""
+
+        class Params(base.Layer.Params):
+            def _meta(self, *inputs: SpecNest) -> base.Meta:
+                one = base.LossSpec("loss", 1.0, lambda fields: tf.ones([], fields["x"].dtype))
+                return base.Meta(inputs[0], losses=(one,))
+
+        params: Params
+
+        def fprop(self, theta: Any, inputs: Any, ctx: base.Context) -> Nest:
+            del theta
+            ctx.add_loss("loss", tf.reduce_sum(inputs))
+            return inputs
+
+    placement.prepare_logical_cpus(num_devices)
+    tf.config.threading.set_inter_op_parallelism_threads(2 * num_devices)
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    pipe = pipelining.PipeliningLayer.Params(
+        layers=[Wait.Params() for _ in range(num_partitions)] + [Sum.Params()],
+        num_partitions=num_partitions,
+        num_micro_batches=num_micro_batches,
+        num_replicas=num_replicas,
+        schedule=schedule,
+        cuts=(1,) * (num_partitions - 1) + (2,),
+    ).instantiate()
+    batch = {"x": tf.random.stateless_normal([num_micro_batches, 2], [1, 2])}
+    pipe.build(batch)
+
+    def step() -> None:
+        float(pipe.value_and_gradients(batch).loss)
+
+    step()
+    spent.clear()
+    step_s = blocks.seconds(step, 3)
+    names = [info.name for info in pipe.analysis.layers[:num_partitions]]
+    table = pipe.analysis.table
+    mean = {key: float(np.mean(values)) for key, values in spent.items()}
+    runs = 5  # two of `seconds` are not counted, but wait as well
+    if any(len(values) != num_micro_batches * runs for values in spent.values()):
+        sys.exit("a wait ran twice or never: the figures would mean nothing")
+    simulated = simulate.simulate(
+        table, [mean[n, "F"] for n in names], [mean[n, "B"] for n in names]
+    ).makespan_s
+    return {"s": step_s, "simulated_s": simulated, "share": simulated / step_s}

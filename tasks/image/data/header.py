@@ -6,6 +6,7 @@ was refused. In-graph, so that exported models check what they receive, too.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -38,6 +39,14 @@ def num_pixels(content: tf.Tensor, most: int) -> tf.Tensor:
     head = tf.io.decode_raw(content[None], tf.uint8, fixed_length=_HEAD_BYTES)
     png = tf.reduce_prod(tf.matmul(tf.cast(head, tf.float64), tf.constant(_PNG_SIZE)))
 
+    others = _all_but_png(most)
+    return tf.cond(head[0, 0] == 0x89, lambda: png, lambda: others(content, head[0]))
+
+
+@functools.cache
+def _all_but_png(most: int) -> Callable[..., tf.Tensor]:
+    """Return `num_pixels` of a content and its head, traced once for all datasets."""
+
     @_never_inlined
     def others(content: tf.Tensor, head: tf.Tensor) -> tf.Tensor:
         is_jpeg = (head[0] == 0xFF) & (head[1] == 0xD8)
@@ -47,7 +56,7 @@ def num_pixels(content: tf.Tensor, most: int) -> tf.Tensor:
     def rest(content: tf.Tensor, head: tf.Tensor) -> tf.Tensor:
         return _other_pixels(content, tf.cast(head, tf.int64), most)
 
-    return tf.cond(head[0, 0] == 0x89, lambda: png, lambda: others(content, head[0]))
+    return others
 
 
 def refuse(content: tf.Tensor, num_pixels: tf.Tensor, most: int, channels: int) -> tf.Tensor:

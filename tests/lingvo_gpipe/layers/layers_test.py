@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -61,7 +62,6 @@ class Run:
     def __init__(self, case: Case, policy: str = "float64", **fields: Any) -> None:
         self.params = case.params().set(dtype=policy, **fields)
         self.specs = case.specs(policy)
-        self.batch = tf.nest.flatten(self.specs)[0].shape[0]
         self.meta = layer_cases.meta_of(self.params, *self.specs)
         self.layer = self.params.instantiate()
         compute = precision.policy(policy).compute
@@ -106,13 +106,33 @@ def assert_equal_nests(ours: Any, expected: Any, tolerance: float = 0.0) -> None
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
-def traced(run: Run, function: Any, batch: int | None) -> tf.Graph:
-    """Return the graph of function(theta, inputs) for a batch size, None: unknown."""
-    specs = tf.nest.map_structure(
-        lambda s: tf.TensorSpec((batch, *s.shape[1:]), s.dtype), run.specs
-    )
+def traced(run: Run, function: Any, *, known_batch: bool = True) -> Any:
+    """Return function(theta, inputs) as a concrete function."""
+    specs = run.specs
+    if not known_batch:
+        specs = tf.nest.map_structure(lambda s: tf.TensorSpec((None, *s.shape[1:]), s.dtype), specs)
     theta = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), run.theta)
-    return tf.function(function, autograph=False).get_concrete_function(theta, specs).graph
+    return tf.function(function, autograph=False).get_concrete_function(theta, specs)
+
+
+@pytest.fixture(scope="module")
+def everything_of() -> Iterator[Callable[[Case], tuple[Run, Any]]]:
+    """Return each case's float32 layer and its `everything`, traced once for several laws."""
+
+    traced_by_name: dict[str, tuple[Run, Any]] = {}
+
+    def found(case: Case) -> tuple[Run, Any]:
+        if case.name not in traced_by_name:
+            run = Run(case, "float32")
+            traced_by_name[case.name] = run, traced(run, run.everything)
+        return traced_by_name[case.name]
+
+    yield found
+    traced_by_name.clear()
+
+
+def test_every_row_has_a_name_of_its_own() -> None:
+    assert len({case.name for case in EVERY}) == len(EVERY)  # the traced programs are kept by name
 
 
 def test_every_exported_layer_has_a_row() -> None:
@@ -213,9 +233,9 @@ def test_recomputed_equals_kept(case: Case) -> None:
 
 @every_case
 @pytest.mark.parametrize("known_batch", [True, False])
-def test_programs_are_pure(case: Case, known_batch: bool) -> None:
-    run = Run(case, "float32")
-    graph = traced(run, run.everything, run.batch if known_batch else None)
+def test_programs_are_pure(case: Case, known_batch: bool, everything_of: Any) -> None:
+    run, everything = everything_of(case)
+    graph = (everything if known_batch else traced(run, run.everything, known_batch=False)).graph
     graphs = [graph, *(f.graph for f in graph._functions.values())]
     operations = [op for g in graphs for op in g.get_operations()]
     assert not {op.type for op in operations if op.op_def.is_stateful}
@@ -224,9 +244,9 @@ def test_programs_are_pure(case: Case, known_batch: bool) -> None:
 
 
 @every_case
-def test_xla_compiles_every_layer_to_the_same(case: Case) -> None:
-    run = Run(case, "float32")
-    compiled = tf.function(run.everything, autograph=False, jit_compile=True)
+def test_xla_compiles_every_layer_to_the_same(case: Case, everything_of: Any) -> None:
+    run, everything = everything_of(case)
+    compiled = tf.function(everything, autograph=False, jit_compile=True)
     found = compiled(run.theta, run.inputs)
     # XLA on a CPU draws other numbers from the same seed.
     if case.name not in RANDOM:
@@ -308,21 +328,20 @@ def product_flops(op: tf.Operation) -> int:
     return 0
 
 
-def graph_flops(run: Run, function: Any) -> int:
-    graph = traced(run, function, run.batch)
+def graph_flops(graph: tf.Graph) -> int:
     graphs = [graph, *(f.graph for f in graph._functions.values())]
     return sum(product_flops(op) for g in graphs for op in g.get_operations())
 
 
 @every_case
-def test_flops_are_what_the_graph_multiplies(case: Case) -> None:
-    run = Run(case, "float32")
-    forward = graph_flops(run, run.forward)
+def test_flops_are_what_the_graph_multiplies(case: Case, everything_of: Any) -> None:
+    run, everything = everything_of(case)
+    forward = graph_flops(traced(run, run.forward).graph)
     if case.name in PADDED:
         assert run.meta.flops_forward < forward
         return
     assert run.meta.flops_forward == forward
-    counted = graph_flops(run, run.everything) - forward
+    counted = graph_flops(everything.graph) - forward
     frozen = bool(run.meta.variables) and not any(v.trainable for v in run.meta.variables)
     # Here gradients of frozen weights are requested too; a cell does not request them.
     assert run.meta.flops_backward == counted // (2 if frozen else 1)

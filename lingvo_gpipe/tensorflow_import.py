@@ -22,15 +22,16 @@ def quietly() -> None:
     They bypass Python and every log level. Whatever is not of that kind is passed on. What
     TensorFlow logs later of its own functions, which no user calls, is left out too.
 
-    Keras imports scikit-learn, where it is installed, only to wrap models for it, and that is a
-    fourth of the whole import. It finds none here, so `keras.wrappers` cannot be used afterwards.
+    Keras imports scikit-learn and pyplot, where they are installed, only to wrap models for the one
+    and to show pictures by the other, and that is a third of the whole import. It finds neither
+    here, so `keras.wrappers` and `keras.visualization` cannot be used afterwards.
     """
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as file:
         os.dup2(file.fileno(), 2)
         try:
-            with _not_found("sklearn"):
+            with _not_found("sklearn"), _not_found("matplotlib.pyplot"):
                 import tensorflow as tf
 
             tf.config.list_physical_devices()
@@ -45,16 +46,16 @@ def quietly() -> None:
 
 
 @contextlib.contextmanager
-def _not_found(package: str) -> Iterator[None]:
-    """Let imports of a package fail, unless it is imported already."""
-    if package in sys.modules:
+def _not_found(module: str) -> Iterator[None]:
+    """Let imports of a module fail, unless it is imported already."""
+    if module in sys.modules:
         yield
         return
-    sys.modules[package] = None  # type: ignore[assignment]
+    sys.modules[module] = None  # type: ignore[assignment]
     try:
         yield
     finally:
-        del sys.modules[package]
+        del sys.modules[module]
 
 
 def _is_for_users(record: logging.LogRecord) -> bool:

@@ -252,5 +252,5 @@ def test_models_load_under_one_name_only() -> None:
     assert "lingvo_gpipe.params" in loaded
     twice = [name for name in loaded if name.split(".")[0] in ("params", "tasks")]
     assert not twice
-    # Keras would import it, and it takes a fourth of the time that TensorFlow takes.
-    assert "sklearn" not in loaded
+    # Keras would import them, and they take a third of the time that TensorFlow takes.
+    assert loaded.isdisjoint({"sklearn", "matplotlib.pyplot"})

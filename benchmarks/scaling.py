@@ -7,6 +7,10 @@
 - Seconds until the first step is done, K=2, eight micro-batches for each replica: they should grow
   as the number of calls does.
 - Bytes of weights and of optimizer state on the device that has most, K=2: with R replicas an R-th.
+
+`python -m benchmarks.scaling paper` runs nothing: the plan of R replicas of K=8, for R of 1 to 512,
+on hosts of eight devices with bandwidths of clusters that there are. A replica has as much to do
+for every R.
 """
 
 from __future__ import annotations
@@ -22,6 +26,10 @@ ROUNDS = 3
 REPLICAS = (1, 2, 4)
 PER_REPLICA = 8
 PAIR_MS = 20.0
+MODEL = "lm.transformer.L103"
+# A host of eight A100 with NVLink (half of 312 TFLOP/s) and eight links of 200 Gbit/s; or with one
+# link of 100 Gbit/s.
+CLUSTERS = ("within=300GB,between=200GB,flops=156T", "within=300GB,between=12.5GB,flops=156T")
 
 
 def built(num_replicas: int) -> dict[str, float]:
@@ -88,8 +96,39 @@ def measure(configuration: str) -> dict[str, float]:
     )
 
 
+def paper() -> None:
+    """Print the plans of many replicas."""
+    from lingvo_gpipe.params.lm import transformer
+    from lingvo_gpipe.plan import hosts, step_plan
+
+    for cluster in CLUSTERS:
+        print(f"{MODEL}, mixed_bfloat16, K=8, 32 micro-batches of 2 a replica; {cluster}")
+        print(f"{'R':>4} {'step s':>7} {'between replicas':>17} {'GiB a device':>13}")
+        for replicas in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
+            task = transformer.L103().task()
+            task.model.set(
+                num_partitions=8,
+                num_micro_batches=32 * replicas,
+                num_replicas=replicas,
+                dtype="mixed_bfloat16",
+                schedule="1f1b",
+                max_build_s=1e6,
+            )
+            task.input.batch_size = 64 * replicas
+            plan = step_plan.make_for(task, cluster=hosts.parse(f"{replicas}x8,{cluster}"))
+            share = 1.0 - plan.timeline.makespan_s / plan.step_s
+            print(
+                f"{replicas:>4} {plan.step_s:7.3f} {100 * share:15.1f} % "
+                f"{plan.heaviest_bytes / 2**30:13.1f}",
+                flush=True,
+            )
+
+
 def main() -> None:
     """Run every configuration in processes of their own and print tables."""
+    if sys.argv[1:] == ["paper"]:
+        paper()
+        return
     if len(sys.argv) == 2:
         print(json.dumps(measure(sys.argv[1])))
         return

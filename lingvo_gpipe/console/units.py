@@ -13,6 +13,7 @@ _FACTORS = {
     **{unit: 1024**power for power, unit in enumerate(_BINARY)},
     **{f"{letter}B".upper(): 1000**power for power, letter in enumerate(_DECIMAL)},
 }
+_COUNTS = {letter: 1000**power for power, letter in enumerate(_DECIMAL)}
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([A-Za-z]{0,3})", re.ASCII)
 
 
@@ -72,6 +73,23 @@ def parse_size(text: str) -> int:
             f"{text[:40]!r} is not a size. Write a number and a unit, such as 8GiB, 512MiB or 16GB"
         )
     return int(float(match[1]) * factors[match[2].lower()])
+
+
+def parse_count(text: str) -> int:
+    """Return the number that `text` names: 150T, 2.5 G, 4096.
+
+    Raises:
+        ParamsError: it is not a number.
+
+    >>> parse_count("2.5G")
+    2500000000
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or match[2] not in _COUNTS:
+        raise errors.ParamsError(
+            f"{text[:40]!r} is not a number. Write a number and a letter, such as 150T or 2.5G"
+        )
+    return int(float(match[1]) * _COUNTS[match[2]])
 
 
 def table(rows: Iterable[Sequence[str]], align: str) -> list[str]:

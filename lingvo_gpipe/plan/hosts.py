@@ -13,7 +13,7 @@ from lingvo_gpipe.plan.exchange import Exchange
 from lingvo_gpipe.plan.links import INPUT, Link
 
 _SHAPE = re.compile(r"(\d+)(?:x(\d+))?")
-_SIZES = ("memory", "within", "between")
+_SIZES = ("memory", "within", "between", "flops")
 _MAX_DEVICES = 2**20
 _MAX_ROWS = 16  # of hosts, and of links between hosts
 _EXAMPLE = "--hosts=2x4,memory=16GiB,within=50GB,between=1.25GB"
@@ -29,6 +29,7 @@ class Hosts:
         memory: bytes of each device; None: not known.
         within: bytes per second between two devices of one host; None: not known.
         between: bytes per second from one host to others, and from them to it; None: not known.
+        flops: FLOPs per second of each device; None: not known.
     """
 
     count: int
@@ -36,6 +37,7 @@ class Hosts:
     memory: int | None = None
     within: int | None = None
     between: int | None = None
+    flops: int | None = None
 
     def place(self, num_devices: int) -> tuple[int, ...]:
         """Return the host of each device of a network: neighbours on one host, host after host.
@@ -89,7 +91,8 @@ def parse(text: str) -> Hosts:
                 f"--hosts={text[:60]}: {part[:30]!r} is not one of {', '.join(_SIZES)}, once; "
                 f"nearest {near[0]!r}. Write {_EXAMPLE}"
             )
-        sizes[name] = units.parse_size(size.removesuffix("/s"))
+        read = units.parse_count if name == "flops" else units.parse_size
+        sizes[name] = read(size.removesuffix("/s"))
         if sizes[name] <= 0:
             raise errors.ParamsError(f"--hosts={text[:60]}: {name} is 0. Leave it out")
     return Hosts(count, devices if found and found[2] else None, **sizes)

@@ -40,9 +40,13 @@ class SlotTimes:
         return SlotTimes(*(seconds / speed for seconds in dataclasses.astuple(self)))
 
 
-def by_flops(analysis: network.Analysis) -> tuple[LayerTime, ...]:
-    """Return the FLOPs of each layer as its time, or its stated cost, divided as its FLOPs are."""
-    return tuple(_layer_flops(analysis, layer) for layer in analysis.layers)
+def by_flops(analysis: network.Analysis, per_s: float = 1.0) -> tuple[LayerTime, ...]:
+    """Return the time of each layer at FLOPs per second; a stated cost is divided as its FLOPs."""
+    times = (_layer_flops(analysis, layer) for layer in analysis.layers)
+    return tuple(
+        LayerTime(time.forward_s / per_s, time.kept_backward_s / per_s, time.backward_s / per_s)
+        for time in times
+    )
 
 
 def _layer_flops(analysis: network.Analysis, layer: network.LayerInfo) -> LayerTime:

@@ -32,7 +32,7 @@ class CellPlan:
     Attributes:
         layers: names, in order.
         cost_share: its share of the cost of all cells, as the partition saw it.
-        forward_s: seconds (FLOPs, where nothing was measured) of the forward of one micro-batch,
+        forward_s: seconds (or FLOPs, see `Plan.in_seconds`) of the forward of one micro-batch,
             divided by the relative speed of its device.
         backward_s: the same of its backward, recomputation included.
         parameter_bytes: bytes of the variables that it owns, frozen ones and statistics included.
@@ -81,13 +81,14 @@ class Plan:
     Attributes:
         cells: per cell, what it needs.
         links: what goes from cell to cell.
-        timeline: the simulated step; its unit is a FLOP where nothing was measured.
+        timeline: the simulated step.
         step_bytes: the most that a step holds at once on all devices together, besides variables
             and slots: gradients, and activations and copies of weights or an update's new values.
         parameters: number of elements of the trained weights that inference uses.
         cluster: hosts of the devices; None: not known.
         profiled: whether times were measured and activations read from traced programs, except
             those marked by `CellPlan.is_estimate`.
+        in_seconds: whether the unit of times is a second; else it is a FLOP.
         analysis: of the network of one replica.
         num_replicas: R; all else is that of one replica, and of variables that of the one that has
             most of them.
@@ -102,6 +103,7 @@ class Plan:
     step_bytes: int
     parameters: int
     profiled: bool
+    in_seconds: bool
     analysis: network.Analysis
     num_replicas: int
     exchange: Exchange
@@ -153,7 +155,8 @@ def make(
         accumulate: mini-batches of an update.
         profile: runs each layer, cuts by the measured times (unless `params` state the cuts), and
             reads activations from traced programs. Otherwise nothing is run or traced.
-        cluster: hosts of the devices; if `profile`, their links take time.
+        cluster: hosts of the devices. If `profile`, or if they state how fast devices are, links
+            take time.
     """
     num_replicas = params.num_replicas
     params, fields = replicas.first_share(params, fields)
@@ -165,7 +168,7 @@ def make(
         analysis = network.analyze(params, fields, costs=costs)
         needs = traced_cells.cell_bytes(analysis)
     else:
-        layer_times = slot_times.by_flops(analysis)
+        layer_times = slot_times.by_flops(analysis, (cluster and cluster.flops) or 1.0)
         needs = [memory_formulas.cell_bytes(analysis, cell) for cell in analysis.cells]
     times = [slot_times.of_cell(analysis, cell, layer_times) for cell in analysis.cells]
     stream = links.Stream(analysis)
@@ -177,7 +180,8 @@ def make(
     )
     exchange = Exchange(analysis, owners, num_replicas)
     link_s, sending = None, None
-    if cluster and profile:
+    in_seconds = profile or bool(cluster and cluster.flops)
+    if cluster and in_seconds:
         link_s = hosts.link_s(cluster, analysis, all_links)
         sending = hosts.exchange_times(cluster, exchange)
     timeline = slot_times.timeline(analysis, stream, times, link_s)
@@ -228,6 +232,7 @@ def make(
         step_bytes=sum(held.gradients for held in variables) + step,
         parameters=describe.counts(analysis).parameters,
         profiled=profile,
+        in_seconds=in_seconds,
         analysis=analysis,
         cluster=cluster,
         num_replicas=num_replicas,

@@ -78,3 +78,17 @@ def test_a_measured_step_ends_when_gradients_have_arrived() -> None:
     assert free.step_s == free.timeline.makespan_s
     # 80 bytes of weights before the first slot of a cell, and as many of gradients at the end.
     assert 1.6 <= slow.step_s - slow.timeline.makespan_s < 1.6 + 0.5 * slow.timeline.makespan_s
+
+
+def test_with_the_speed_of_devices_a_plan_is_in_seconds() -> None:
+    flops = step_plan.make(params(2), FIELDS)
+    known = hosts.parse("4x1,between=100B,flops=2.5k")
+    timed = step_plan.make(params(2), FIELDS, cluster=known)
+    assert not flops.in_seconds
+    assert timed.in_seconds
+    links = hosts.link_s(known, timed.analysis, timed.links)
+    assert links[0, 1] == pytest.approx(2 * 4 * 4 / 100)
+    # Two micro-batches of two examples go over the link and back, one after the other.
+    shortest = flops.timeline.makespan_s / 2500
+    assert shortest < timed.timeline.makespan_s <= shortest + 2 * 2 * links[0, 1]
+    assert timed.step_s == pytest.approx(timed.timeline.makespan_s + 2 * 0.8)

@@ -6,6 +6,7 @@ import io
 import json
 
 from matplotlib import axes, figure, patches
+from matplotlib.backends import backend_agg
 
 from lingvo_gpipe.schedule import simulate
 from lingvo_gpipe.schedule.table import Phase, Slot, Table
@@ -17,6 +18,8 @@ _PHASES: dict[Phase, tuple[str, str]] = {
     "W": ("weight gradient", "#72A776"),
 }
 _WAITING = "#F1F1EE"
+_WIDTH = 12.0
+"""Inches of a picture, as all its lengths."""
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
@@ -66,8 +69,17 @@ def draw(timeline: simulate.Timeline, *, unit: str | None = None) -> bytes:
     """
     table = timeline.table
     height = 1.5 + 0.42 * min(table.num_devices, 40)
-    picture = figure.Figure(figsize=(12, height), dpi=120, layout="constrained")
-    plot = picture.add_subplot()
+    picture = figure.Figure(figsize=(_WIDTH, height), dpi=120)
+    # Constant margins: to find them, matplotlib would lay out every text once more.
+    left, right, bottom, top = 0.1 + 0.075 * len(_labels(table)[-1]), 0.15, 0.5, 0.42
+    plot = picture.add_axes(
+        (
+            left / _WIDTH,
+            bottom / height,
+            1 - (left + right) / _WIDTH,
+            1 - (bottom + top) / height,
+        )
+    )
     unit_s, name = _scale(timeline.makespan_s, unit)
     whole = timeline.makespan_s / unit_s
     for device in range(table.num_devices):
@@ -99,7 +111,7 @@ def draw(timeline: simulate.Timeline, *, unit: str | None = None) -> bytes:
     _draw_legend_and_axes(plot, timeline, f"{whole:.3g} {name}", axis)
     plot.set_xlim(0, whole or 1.0)
     buffer = io.BytesIO()
-    picture.savefig(buffer, format="png")
+    backend_agg.FigureCanvasAgg(picture).print_png(buffer)
     return buffer.getvalue()
 
 

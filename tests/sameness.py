@@ -275,12 +275,17 @@ def parts(count: int, num_micro_batches: int) -> Iterator[slice]:
 
 
 @functools.cache
+def _first_weights(name: str) -> dict[str, tf.Tensor]:
+    built = build(Case(name, 1, 1, "gpipe", "", "full")).by_path
+    return {path: tf.constant(variable) for path, variable in built.items()}
+
+
+@functools.cache
 def reference(name: str, num_micro_batches: int) -> Answer:
     """Run a network as plain TensorFlow, one micro-batch after another under one tape."""
     net = NETS[name]
     fields = net.fields()
-    plain = build(Case(name, 1, num_micro_batches, "gpipe", "", "full")).by_path
-    weights = {path: tf.constant(variable) for path, variable in plain.items()}
+    weights = _first_weights(name)
     trained = {
         path: w for path, w in weights.items() if path not in net.frozen and "/moving_" not in path
     }

@@ -408,7 +408,7 @@ def test_a_dry_run_tries_what_the_mode_does(run: Run) -> None:
 
 @pytest.mark.parametrize(
     "mode",
-    [["describe"], ["plan"], ["plan", "--fit=16KiB", "--grow=depth", "--num_partitions=1"]],
+    [["describe"], ["plan"], ["plan", "--fit=6KiB", "--grow=depth", "--num_partitions=1"]],
 )
 def test_sizes_are_those_of_data_that_are_there_or_kept(
     run: Run, tmp_path: Path, mode: list[str]

@@ -6,7 +6,6 @@ import io
 import json
 
 from matplotlib import axes, figure, patches
-from matplotlib.backends import backend_agg
 
 from lingvo_gpipe.schedule import simulate
 from lingvo_gpipe.schedule.table import Phase, Slot, Table
@@ -111,7 +110,7 @@ def draw(timeline: simulate.Timeline, *, unit: str | None = None) -> bytes:
     _draw_legend_and_axes(plot, timeline, f"{whole:.3g} {name}", axis)
     plot.set_xlim(0, whole or 1.0)
     buffer = io.BytesIO()
-    backend_agg.FigureCanvasAgg(picture).print_png(buffer)
+    picture.savefig(buffer, format="png")
     return buffer.getvalue()
 
 

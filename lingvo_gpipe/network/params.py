@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 from lingvo_gpipe import errors, hyperparams
@@ -100,13 +100,8 @@ def layer_params(params: PipelineParams) -> list[base.Layer.Params]:
         LayerError: there is no layer, or two have the same name.
     """
     named = _named(params)
-    parts = {layer.name: layer.consecutive(named) for layer in named}
-    layers = [part for layer in named for part in parts[layer.name]]
+    layers = [part for layer in named for part in layer.consecutive(named)]
     _check_names(layers)
-    whole = [layer for layer in named if parts[layer.name] == (layer,)]
-    divided = {name: parts[name] for name in parts.keys() - {layer.name for layer in whole}}
-    for layer in whole:
-        _check_tie(layer, divided)
     return layers
 
 
@@ -158,20 +153,6 @@ def _check_names(layers: Sequence[base.Layer.Params]) -> None:
                 "path. Rename the layer"
             )
         seen.add(layer.name)
-
-
-def _check_tie(
-    layer: base.Layer.Params, divided: Mapping[str, tuple[base.Layer.Params, ...]]
-) -> None:
-    """Refuse a tie of one layer to a variable of params that stand for several layers."""
-    for path in layer.tie.values():
-        owner = path.partition("/")[0]
-        if owner in divided:
-            first, *_, last = [part.name for part in divided[owner]] * 2
-            raise errors.LayerError(
-                f"{base.describe(layer)} is whole, but tied to {path!r}, and {owner} is divided "
-                f"({first} to {last}). Divide both into equal slices, or neither"
-            )
 
 
 _Pipeline = TypeVar("_Pipeline", bound=PipelineParams)

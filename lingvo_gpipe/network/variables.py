@@ -114,6 +114,12 @@ def _tied(spec: base.VariableSpec, specs: Mapping[str, base.VariableSpec]) -> ba
         )
     shared = specs.get(str(spec.tie))
     if shared is None:
+        owner, _, rest = str(spec.tie).partition("/")
+        if f"{owner}_0/{rest}" in specs:
+            raise errors.LayerError(
+                f"{spec.path} is whole, but tied to {spec.tie!r}, which is in slices "
+                f"({owner}_0/{rest}, …). Divide both into equal slices, or neither"
+            )
         near = errors.nearest(str(spec.tie), specs) or sorted(specs)[:3]
         raise errors.LayerError(
             f"{spec.path} is tied to {spec.tie!r}, but no layer owns a variable of this path; "

@@ -13,6 +13,7 @@ def language_model(
     hidden: int = 8192,
     vocabulary: int = 32_000,
     dropout: float = 0.0,
+    vocabulary_slices: int | tuple[int, ...] = 1,
 ) -> list[layers.Layer.Params]:
     """Return the layers of a decoder-only Transformer: L + 3, or L + 4 with dropout.
 
@@ -27,6 +28,8 @@ def language_model(
         hidden: hidden units of feed-forward parts.
         vocabulary: V.
         dropout: rate on embeddings and on each branch's output.
+        vocabulary_slices: number of equal slices of embedding and softmax, which are layers of
+            their own, or the size of each; 1: not sliced.
 
     Raises:
         LayerError: `num_layers` is less than 1.
@@ -36,14 +39,15 @@ def language_model(
     """
     if num_layers < 1:
         raise errors.LayerError(f"language_model: num_layers={num_layers}. Use 1 or more")
+    embedding: layers.Layer.Params = layers.Embedding.Params(vocabulary=vocabulary, units=units)
+    softmax: layers.Layer.Params = layers.SequenceSoftmax.Params(vocabulary=vocabulary)
+    if vocabulary_slices != 1:
+        embedding = layers.SlicedEmbedding.Params(
+            vocabulary=vocabulary, units=units, slices=vocabulary_slices
+        )
+        softmax = layers.SlicedSoftmax.Params(vocabulary=vocabulary, slices=vocabulary_slices)
     flat: list[layers.Layer.Params] = [
-        layers.Embedding.Params(
-            name="embedding",
-            vocabulary=vocabulary,
-            units=units,
-            scale=True,
-            reads=("target",),
-        ),
+        embedding.set(name="embedding", scale=True, reads=("target",)),
         layers.PositionalEncoding.Params(name="position"),
     ]
     if dropout:
@@ -59,9 +63,4 @@ def language_model(
         )
         for number in range(num_layers)
     ]
-    flat.append(
-        layers.SequenceSoftmax.Params(
-            name="softmax", vocabulary=vocabulary, reads=("x", "label", "weight")
-        )
-    )
-    return flat
+    return [*flat, softmax.set(name="softmax", reads=("x", "label", "weight"))]

@@ -12,12 +12,15 @@ if TYPE_CHECKING:
     from lingvo_gpipe.tasks.mt.input import Translation as Translation
     from lingvo_gpipe.tasks.mt.model.block import Block as Block
     from lingvo_gpipe.tasks.mt.model.decoder import DecoderLayer as DecoderLayer
+    from lingvo_gpipe.tasks.mt.model.embedding import EmbeddingPositions as EmbeddingPositions
     from lingvo_gpipe.tasks.mt.model.embedding import TokenEmbedding as TokenEmbedding
+    from lingvo_gpipe.tasks.mt.model.embedding import TokenEmbeddingSlice as TokenEmbeddingSlice
     from lingvo_gpipe.tasks.mt.model.encoder import EncoderLayer as EncoderLayer
     from lingvo_gpipe.tasks.mt.model.encoder import (
         TransparentEncoderLayer as TransparentEncoderLayer,
     )
     from lingvo_gpipe.tasks.mt.model.mixture import Mixture as Mixture
+    from lingvo_gpipe.tasks.mt.model.softmax import TranslationLoss as TranslationLoss
     from lingvo_gpipe.tasks.mt.model.softmax import TranslationSoftmax as TranslationSoftmax
     from lingvo_gpipe.tasks.mt.model.transformer import (
         TranslationTransformer as TranslationTransformer,
@@ -46,10 +49,10 @@ __getattr__, __dir__, __all__ = lazy.exports(
         "input": ["Translation"],
         "model.block": ["Block"],
         "model.decoder": ["DecoderLayer"],
-        "model.embedding": ["TokenEmbedding"],
+        "model.embedding": ["EmbeddingPositions", "TokenEmbedding", "TokenEmbeddingSlice"],
         "model.encoder": ["EncoderLayer", "TransparentEncoderLayer"],
         "model.mixture": ["Mixture"],
-        "model.softmax": ["TranslationSoftmax"],
+        "model.softmax": ["TranslationLoss", "TranslationSoftmax"],
         "model.transformer": ["TranslationTransformer"],
         "task": ["TranslationTask"],
         "text.corpora.corpus": ["Corpus"],

@@ -6,12 +6,17 @@ from typing import Any
 
 import tensorflow as tf
 
+from lingvo_gpipe import layers
 from lingvo_gpipe.tasks.mt.model.decoder import DecoderLayer
-from lingvo_gpipe.tasks.mt.model.embedding import TokenEmbedding
+from lingvo_gpipe.tasks.mt.model.embedding import (
+    EmbeddingPositions,
+    TokenEmbedding,
+    TokenEmbeddingSlice,
+)
 from lingvo_gpipe.tasks.mt.model.encoder import EncoderLayer, TransparentEncoderLayer
 from lingvo_gpipe.tasks.mt.model.mixture import Mixture
-from lingvo_gpipe.tasks.mt.model.softmax import TranslationSoftmax
-from tests.cases.layer_cases import Case
+from lingvo_gpipe.tasks.mt.model.softmax import TranslationLoss, TranslationSoftmax
+from tests.cases.layer_cases import SUMS, Case
 
 SOURCE = tf.TensorSpec((3, 5), tf.int32)  # ids or sentences, 0 to 2
 TARGET = tf.TensorSpec((3, 4), tf.int32)
@@ -37,6 +42,19 @@ CASES = (
         "token_embedding_given",
         lambda: TokenEmbedding.Params(vocabulary=5, units=6, reads=("ids", "position")),
         (SOURCE, SOURCE),
+    ),
+    Case(
+        "token_embedding_slice",
+        lambda: TokenEmbeddingSlice.Params(
+            slice=layers.EmbeddingSlice.Params(vocabulary=5, units=6, first=1, rows=4),
+            reads=("ids", "sum"),
+        ),
+        (SOURCE, STATE),
+    ),
+    Case(
+        "embedding_positions",
+        lambda: EmbeddingPositions.Params(dropout=0.3, reads=("x", "position")),
+        (STATE, SOURCE),
     ),
     Case("encoder_layer", lambda: EncoderLayer.Params(**BLOCK, **DROPOUT), (STATE, SOURCE)),
     Case(
@@ -86,5 +104,16 @@ CASES = (
             reads=("x", "label", "weight", "language"),
         ),
         (X, TARGET, tf.TensorSpec((3, 4)), tf.TensorSpec((3,), tf.int32)),
+    ),
+    Case(
+        "translation_loss",
+        lambda: TranslationLoss.Params(
+            vocabulary=7,
+            logits=("a", "b"),
+            languages=("de", "fr", "cs"),
+            label_smoothing=0.1,
+            reads=("sums", "label", "weight", "language"),
+        ),
+        (SUMS, SOURCE, tf.TensorSpec((3, 5)), tf.TensorSpec((3,), tf.int32)),
     ),
 )

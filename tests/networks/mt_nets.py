@@ -176,7 +176,12 @@ SHARED = Net(
 # --- rows of several sentences, transparent attention per decoder layer, one table ----------------
 
 
-def _packed(w: Any, field: Any, draw: Any) -> Sums:
+def packed_layers(**fields: Any) -> list[Any]:
+    """Return the layers of `packed_translation`, other fields as `TranslationTransformer` does."""
+    return _layers(2, tie="all", transparent="per_layer", packed=True, **fields)
+
+
+def packed_reference(w: Any, field: Any, draw: Any) -> Sums:
     source, target = field["source_segment"], field["target_segment"]
     table = "source_embedding/embedding/table"
 
@@ -234,9 +239,9 @@ def packed() -> dict[str, tf.Tensor]:
 
 PACKED = Net(
     "packed_translation",
-    lambda: _layers(2, tie="all", transparent="per_layer", packed=True),
+    packed_layers,
     packed,
-    _packed,
+    packed_reference,
     {"loss": (1.0, float(sum(map(sum, TARGET_PARTS))))},
 )
 

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from lingvo_gpipe import layers
-from tests.networks import sameness_nets
+from tests.networks import mt_nets, sameness_nets
 from tests.networks.sameness_nets import LENGTHS, TIED, Net, Sums, cross_entropy, dense, dropped
 
 VOCABULARY, UNITS = 11, 6
@@ -93,4 +93,22 @@ UNEQUALLY = Net(
     WEIGHTS,
 )
 
-NETS = {n.name: n for n in (SLICED, UNEQUALLY)}
+# --- translation: one table in slices for both embeddings and the softmax -------------------------
+
+_TABLE = "source_embedding/embedding/table"
+
+
+def _translation(w: Any, field: Any, draw: Any) -> Sums:
+    whole = {path: joined(w, path, 2) for path in (_TABLE, "softmax/bias")}
+    return mt_nets.packed_reference(w | whole, field, draw)
+
+
+TRANSLATION = Net(
+    "sliced_translation",
+    lambda: mt_nets.packed_layers(vocabulary_slices=(4, 9)),
+    mt_nets.packed,
+    _translation,
+    mt_nets.PACKED.weights,
+)
+
+NETS = {n.name: n for n in (SLICED, UNEQUALLY, TRANSLATION)}

@@ -44,6 +44,7 @@ class EmbeddingSlice(Layer):
                 policy.variable,
                 base.initializer(name, **arguments),
                 compute=policy.variable,
+                gradient_rows=math.prod(shape),
             )
             output = tf.TensorSpec((*shape, self.units), policy.compute)
             mask = tf.TensorSpec(shape, tf.bool)

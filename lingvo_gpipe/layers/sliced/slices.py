@@ -96,6 +96,15 @@ def sizes(
     return tuple(smaller + (number < larger) for number in range(slices))
 
 
+def check_whole(params: Layer.Params, slices: int | tuple[int, ...]) -> None:
+    """Refuse slices of a layer inside another one, where it is not several layers."""
+    if slices != 1:
+        raise errors.LayerError(
+            f"{base.describe(params)}: slices={slices} inside another layer. Put it directly into "
+            "the network, or set slices=1"
+        )
+
+
 def firsts(of_slices: Sequence[int]) -> list[int]:
     """Return where each slice begins.
 

@@ -228,7 +228,7 @@ class SlicedLoss(heads.Head):
         """See `Layer.fprop`."""
         del theta
         sums, *labels = inputs
-        rows = self.add_loss(sums, tuple(labels[:2]), ctx)
+        rows = self.add_loss(sums, tuple(labels), ctx)
         return tf.reshape(-rows.log_perplexity, tf.shape(labels[0]))
 
     def add_loss(self, sums: Sums, labels: tuple[tf.Tensor, ...], ctx: Context) -> heads.Rows:

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 import tensorflow as tf
 
 from lingvo_gpipe.tasks.mt.decoding import search
+from lingvo_gpipe.tasks.mt.decoding.candidates import Candidates
 from lingvo_gpipe.tasks.mt.decoding.incremental import Caches, DecodingPart, LayerThetas
 from lingvo_gpipe.tasks.mt.decoding.search import Search, SearchState
 
@@ -87,7 +88,9 @@ class DecodingCell:
     ) -> tuple[Caches, Choice, tf.Tensor]:
         """Extend in the last cell; return caches, choice, and whether the search is over."""
         caches, outputs = self._outputs(theta, caches, parents, inputs)
-        logits = outputs[self.part.extend_writes[-1]][:, 0]
+        logits = outputs[self.part.extend_writes[-1]]
+        if not isinstance(logits, Candidates):
+            logits = logits[:, 0]
         choice = Choice(*search.advance(self._settings, state, logits))
         return caches, choice, search.done(self._settings, choice.state)
 

@@ -17,10 +17,21 @@ from lingvo_gpipe import layers as core
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.base import Theta
 from lingvo_gpipe.nests import Nest
+from lingvo_gpipe.tasks.mt.decoding.candidates import DecodedLayer, Shortlist, shortlisted
+from lingvo_gpipe.tasks.mt.model.embedding import TokenEmbeddingSlice
 from lingvo_gpipe.tasks.mt.model.incremental_layer import Cache, IncrementalLayer
 
 # Layers whose `fprop` computes each position separately.
-_BY_POSITION = (core.LayerNorm, core.SequenceSoftmax, core.Dense, core.Dropout, core.Activation)
+_BY_POSITION = (
+    core.Activation,
+    core.Dense,
+    core.Dropout,
+    core.JoinedLogits,
+    core.LayerNorm,
+    core.SequenceSoftmax,
+    core.SoftmaxSlice,
+    TokenEmbeddingSlice,
+)
 
 Caches: TypeAlias = dict[str, Cache]  # by layer
 LayerThetas: TypeAlias = dict[str, Theta]  # by layer
@@ -42,7 +53,7 @@ class DecodingLayer:
     """
 
     name: str
-    layer: core.Layer
+    layer: DecodedLayer
     paths: dict[str, str]
     dtypes: dict[str, tf.DType]
     reads: tuple[str, ...]
@@ -50,8 +61,14 @@ class DecodingLayer:
     by_token: frozenset[str]
 
 
-def decoding_layers(analysis: network.Analysis) -> dict[int, DecodingLayer]:
+def decoding_layers(
+    analysis: network.Analysis, shortlist: Shortlist | None = None
+) -> dict[int, DecodingLayer]:
     """Return the layers that decoding runs, in the form for inference, by number.
+
+    Args:
+        analysis: analysis of the model, as trained.
+        shortlist: slices of a softmax return candidates, not logits; None: logits.
 
     Raises:
         LayerError: a layer after the target depends on other positions and has no cache.
@@ -62,10 +79,10 @@ def decoding_layers(analysis: network.Analysis) -> dict[int, DecodingLayer]:
         params = info.params.inference(available)
         if params is None or not set(params.reads) <= available:
             continue
-        reads, writes = tuple(params.reads), tuple(params.writes)
+        reads, writes, own = tuple(params.reads), tuple(params.writes), params.instantiate()
         layer = DecodingLayer(
             info.name,
-            params.instantiate(),
+            own if shortlist is None else shortlisted(own, shortlist),
             info.paths,
             {spec.path: spec.read_dtype for spec in info.meta.variables},
             reads,
@@ -74,7 +91,7 @@ def decoding_layers(analysis: network.Analysis) -> dict[int, DecodingLayer]:
         )
         available.update(writes)
         if layer.by_token:
-            if not isinstance(layer.layer, (IncrementalLayer, *_BY_POSITION)):
+            if not isinstance(own, (IncrementalLayer, *_BY_POSITION)):
                 raise errors.LayerError(
                     f"{base.describe(info.params)} cannot compute token by token. Make it an "
                     "IncrementalLayer; see tasks/mt/model/incremental_layer.py"

@@ -20,6 +20,8 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe.tasks.mt.decoding import candidates
+from lingvo_gpipe.tasks.mt.decoding.candidates import Candidates
 from lingvo_gpipe.tasks.mt.decoding.incremental import Caches, Incremental
 from lingvo_gpipe.tasks.mt.text.vocabulary import BEGIN, END
 
@@ -132,31 +134,38 @@ def first_tokens(rows: int | tf.Tensor, search: Search) -> tuple[tf.Tensor, tf.T
 
 
 def advance(
-    search: Search, state: SearchState, logits: tf.Tensor
+    search: Search, state: SearchState, logits: tf.Tensor | Candidates
 ) -> tuple[SearchState, tf.Tensor, tf.Tensor]:
     """Add a token to every hypothesis.
 
     Args:
         search: as in `begin`.
         state: before.
-        logits: [rows · beam, V], of the next token of each hypothesis.
+        logits: [rows · beam, V], of the next token of each hypothesis; or its candidates, at least
+            2·beam of each slice of the vocabulary.
 
     Returns:
         The new state; tokens [rows · beam], the added ones; parents [rows · beam], the row of the
         hypothesis that each continues, by which caches are gathered.
     """
     beam = search.beam
-    rows, size = tf.shape(state.live)[0], logits.shape[-1]
-    log_p = tf.nn.log_softmax(tf.cast(logits, tf.float32))
-    numbers = tf.range(size)
-    allowed = (numbers == END) | (numbers > END + state.controls)
-    log_p = tf.where(allowed, log_p, -float("inf"))
+    rows = tf.shape(state.live)[0]
+    if isinstance(logits, Candidates):
+        log_p = logits.log_p()
+    else:
+        log_p = tf.nn.log_softmax(tf.cast(logits, tf.float32))
+        allowed = candidates.is_token(tf.range(logits.shape[-1]), state.controls)
+        log_p = tf.where(allowed, log_p, -float("inf"))
+    size = log_p.shape[-1]
     live = state.live[:, :, tf.newaxis]
     # A dead hypothesis stays dead even if its logits are NaN.
     totals = tf.where(live > -float("inf"), live + tf.reshape(log_p, [rows, beam, size]), live)
     count = min(2 * beam, beam * size)
     continued, index = tf.math.top_k(tf.reshape(totals, [rows, beam * size]), count)
     parent, token = index // size, index % size
+    if isinstance(logits, Candidates):
+        ids = tf.reshape(logits.ids, [rows, beam * size])
+        token = tf.gather(ids, index, batch_dims=1)
     time = state.time + 1
     ids = tf.gather(state.ids, parent, axis=1, batch_dims=1)
     here = tf.range(tf.shape(ids)[-1]) == state.time

@@ -22,6 +22,7 @@ from lingvo_gpipe import network, pipelining, task
 from lingvo_gpipe.execution import outer_function, variables
 from lingvo_gpipe.run import restoring
 from lingvo_gpipe.tasks.mt.decoding import decode_params, incremental, search
+from lingvo_gpipe.tasks.mt.decoding.candidates import Shortlist
 from lingvo_gpipe.tasks.mt.decoding.decode_params import Decode
 from lingvo_gpipe.tasks.mt.decoding.decoding_cell import Choice, DecodingCell
 from lingvo_gpipe.tasks.mt.decoding.incremental import Caches, DecodingPart, LayerThetas
@@ -99,7 +100,8 @@ class Translator:
         self._controls = controls
         self._pipe = pipe
         self._analysis = pipe.analysis
-        layers = incremental.decoding_layers(pipe.analysis)
+        shortlist = Shortlist(2 * params.search.beam, controls)
+        layers = incremental.decoding_layers(pipe.analysis, shortlist)
         parts = [
             DecodingPart(layers[n] for n in cell.layers if n in layers)
             for cell in pipe.analysis.cells

@@ -24,6 +24,7 @@ RANDOM = {
     "amoeba_cell",
     "classifier",
     "drop_path",
+    "embedding_positions",
     "attention",
     "decoder_layer",
     "dropout",

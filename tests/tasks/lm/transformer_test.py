@@ -51,6 +51,26 @@ def test_a_token_sees_those_before_it_alone() -> None:
     assert differs.tolist() == [False, False, False, True, True]
 
 
+def test_a_vocabulary_in_slices_is_the_same_model() -> None:
+    sizes = {"units": 8, "heads": 2, "hidden": 12, "vocabulary": 11}
+    target = tf.constant([[2, 5, 7, 9, 4], [2, 10, 0, 3, 6]])
+    batch = {"target": target, "label": target, "weight": tf.ones((2, 5))}
+    found = []
+    for slices in (1, 3):
+        layers = transformer.language_model(1, **sizes, vocabulary_slices=slices)
+        pipe = pipelining.PipeliningLayer.Params(layers=layers).instantiate()
+        pipe.build(batch)
+        for variable in pipe.by_path.values():  # rows are equal, wherever they are cut
+            row = tf.sin(tf.range(1.0, 1.0 + variable.shape[-1]))
+            if variable.shape.rank > 1:
+                variable.assign(tf.broadcast_to(row, variable.shape))
+        found.append(pipe.value_and_gradients(batch))
+    names = [layer.name for layer in pipe.analysis.layers]
+    assert names[:4] == ["embedding_0", "embedding_1", "embedding_2", "position"]
+    assert names[-4:] == ["softmax_0", "softmax_1", "softmax_2", "softmax"]
+    assert float(found[0].loss) == pytest.approx(float(found[1].loss), rel=1e-6)
+
+
 def test_a_model_without_layers_is_refused() -> None:
     with pytest.raises(errors.LayerError, match=r"language_model: num_layers=0. Use 1 or more"):
         transformer.language_model(0)

@@ -53,6 +53,25 @@ def built_from(given: Any, spread: float = 0.3) -> Any:
     return pipe
 
 
+def in_slices(whole: Any, sliced: Any, batch: Any = None) -> Any:
+    """Return the model of these params, in slices, with the weights of the whole one."""
+    pipe = sliced.instantiate()
+    pipe.build(fields(TARGET) if batch is None else batch)
+    found: dict[str, list[str]] = {}
+    for path in pipe.by_path:
+        layer, _, rest = path.partition("/")
+        is_whole = path in whole.by_path
+        found.setdefault(path if is_whole else f"{layer.rpartition('_')[0]}/{rest}", []).append(
+            path
+        )
+    assert set(found) == set(whole.by_path)
+    for path, parts in found.items():
+        sizes = [pipe.by_path[part].shape[0] for part in parts]
+        for part, value in zip(parts, tf.split(whole.by_path[path], sizes), strict=True):
+            pipe.by_path[part].assign(value)
+    return pipe
+
+
 def fields(target: Any, source: Any = SOURCE) -> dict[str, Any]:
     """Return a mini-batch."""
     found = {"source": source, "target": target, "label": target}

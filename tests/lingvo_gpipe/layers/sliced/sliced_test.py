@@ -384,8 +384,8 @@ WHOLE_SOFTMAX = layers.SequenceSoftmax.Params(
         ),
         (
             lambda: _with_tie(None, WHOLE_SOFTMAX),
-            "softmax (SequenceSoftmax) is whole, but tied to 'embedding/table', and embedding is "
-            "divided (embedding_0 to embedding_3). Divide both into equal slices, or neither",
+            "softmax/kernel is whole, but tied to 'embedding/table', which is in slices "
+            "(embedding_0/table, …). Divide both into equal slices, or neither",
         ),
         (
             lambda: [*language_net(), layers.Dense.Params(name="softmax_1", units=2)],

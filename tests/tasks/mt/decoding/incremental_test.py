@@ -18,6 +18,7 @@ from tests.tasks.mt.toy_model import (
     V,
     built_from,
     fields,
+    in_slices,
     params,
     transformer_layers,
 )
@@ -64,6 +65,23 @@ def test_token_by_token_is_full_recomputation(settings: Any, dtype: str) -> None
     # Later tokens do not matter: a prefix has the same logits.
     prefix = pipe(fields(TARGET[:, :2]), training=False)
     check(prefix, whole[:, :2], dtype)
+
+
+def test_slices_compute_the_logits_of_the_whole_model() -> None:
+    """On one device, where joining them sends nothing."""
+    settings: dict[str, Any] = {"tie": "all", "transparent": "shared"}
+    whole = built_from(params(**settings))
+    sliced = in_slices(whole, params(**settings, vocabulary_slices=(2, 8, 1)))
+    logits = []
+    for pipe in (whole, sliced):
+        decoder = incremental.Incremental(pipe.analysis, LENGTH)
+        theta = decoder.read(pipe.by_path)
+        state = decoder.begin(theta, tf.constant(SOURCE))
+        for t in range(3):
+            found, state = decoder.extend(theta, state, tf.constant(TARGET[:, t]))
+            logits.append(found)
+    for one, other in zip(logits[:3], logits[3:], strict=True):
+        check(other, one, "float64")
 
 
 def test_weights_are_read_as_their_layers_read_them() -> None:

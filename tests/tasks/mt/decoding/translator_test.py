@@ -13,7 +13,13 @@ from lingvo_gpipe import errors, optim
 from lingvo_gpipe.run import checkpoints
 from lingvo_gpipe.task import Train
 from lingvo_gpipe.tasks.mt import task
-from lingvo_gpipe.tasks.mt.decoding import decode_params, incremental, search, translator
+from lingvo_gpipe.tasks.mt.decoding import (
+    candidates,
+    decode_params,
+    incremental,
+    search,
+    translator,
+)
 from lingvo_gpipe.tasks.mt.decoding.decode_params import Decode
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.model import transformer
@@ -91,6 +97,63 @@ def test_cells_translate_as_the_plain_network(
     assert sum(reported) == len(given)
     assert len({tuple(row) for row in wanted}) > 2
     check_programs(model, pipe, min(2, len(cuts)))
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+@pytest.mark.parametrize("slices", [3, (2, 1, 8), toy_model.V], ids=str)
+def test_slices_in_cells_translate_as_the_whole_model(slices: Any, beam: int) -> None:
+    """Two pairs of logits are equal: the same beams. What cells send has no axis of V."""
+    whole = cut(tie="all")
+    for path in ("softmax/bias", "source_embedding/embedding/table"):
+        value = whole.by_path[path]
+        value.assign(tf.tensor_scatter_nd_update(value, [[9], [7]], tf.gather(value, [5, 4])))
+    params = Decode(
+        search=search.Search(beam=beam, max_length=LENGTH, max_extra=3), batch=4, num_shapes=2
+    )
+    given = sources(14)
+    wanted = plain(whole, given, params.search)
+    assert len({tuple(row) for row in wanted}) > 2
+    flat = toy_model.params(tie="all", vocabulary_slices=slices)
+    flat.set(num_partitions=4, cuts=None)
+    pipe = toy_model.in_slices(whole, flat)
+    assert plain(pipe, given, params.search) == wanted
+    model = translator.Translator(pipe, params, max_length=10)
+    assert model.translate(given) == wanted
+    begins, extends = model._read_weights()
+    group = model._begin_group(begins, tf.ones([4, 10], tf.int32))
+    traced = tf.function(model._sweep_groups, autograph=False).get_concrete_function(extends, group)
+    calls = [op for op in traced.graph.get_operations() if op.type == "PartitionedCall"]
+    assert len(calls) > 1
+    for call in calls[:-1]:
+        assert all(toy_model.V not in tuple(value.shape)[1:] for value in call.outputs)
+
+
+@pytest.mark.parametrize("controls", [0, 3])
+@pytest.mark.parametrize("beam", [1, 2, 4])
+def test_candidates_of_slices_continue_as_all_logits(beam: int, controls: int) -> None:
+    """Step by step, with many equal logits."""
+    random = np.random.default_rng(5)
+    settings = search.Search(beam=beam, max_length=4, max_extra=None)
+    states = [search.begin(6, settings, controls=controls) for _ in range(2)]
+    shortlist = candidates.Shortlist(2 * beam, controls)
+    for _ in range(4):
+        logits = tf.constant(random.integers(-2, 3, (6 * beam, 20)).astype(np.float32))
+        parts, first = [], 0
+        for part in tf.split(logits, (7, 1, 12), 1):
+            parts.append(candidates.best_of(part, first, shortlist))
+            first += part.shape[1]
+        found = search.advance(settings, states[0], candidates.merged(parts))
+        wanted = search.advance(settings, states[1], logits)
+        alive = wanted[0].live > -np.inf
+        for name in ("live", "ids"):
+            one, other = (getattr(state, name)[alive] for state, *_ in (found, wanted))
+            np.testing.assert_allclose(one, other, rtol=1e-6)
+        flat = tf.reshape(alive, [-1])
+        for one, other in zip(found[1:], wanted[1:], strict=True):
+            np.testing.assert_array_equal(one[flat], other[flat])
+        np.testing.assert_allclose(found[0].best, wanted[0].best, rtol=1e-6)
+        np.testing.assert_array_equal(found[0].best_ids, wanted[0].best_ids)
+        states = [found[0], wanted[0]]
 
 
 def test_a_beam_finds_what_the_model_scores_no_lower_than_greedy_search() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, network, pipelining
+from lingvo_gpipe import errors, hyperparams, layers, network, pipelining
 from lingvo_gpipe.plan import describe, links, step_plan
 from lingvo_gpipe.tasks.mt.model import transformer
+from tests.tasks.mt import toy_model
 from tests.tasks.mt.toy_model import transformer_layers
 
 V = 64_000
@@ -179,6 +181,73 @@ def test_the_languages_of_the_data_are_counted_apart() -> None:
     assert set(network.analyze(model(layers), fields()).metrics) == names
     transformer.set_languages(layers, [])
     assert layers[-1].reads == ("decoder_norm", "label", "weight")
+
+
+@pytest.mark.parametrize("tie", TIES)
+@pytest.mark.parametrize("slices", [3, (20, 30)], ids=str)
+def test_slices_of_the_vocabulary_hold_the_same_parameters(slices: Any, tie: Any) -> None:
+    whole = transformer_layers(1, 32, 2, 50, tie=tie)
+    sliced = transformer_layers(1, 32, 2, 50, tie=tie, vocabulary_slices=slices)
+    assert [params.name for params in sliced] == [params.name for params in whole]
+    assert parameters(sliced) == parameters(whole)
+    count = slices if isinstance(slices, int) else len(slices)
+    assert len(network.layer_params(model(sliced))) == len(whole) + 3 * count
+    transformer.set_vocabulary(sliced, 70)
+    if isinstance(slices, int):
+        transformer.set_vocabulary(whole, 70)
+        assert parameters(sliced) == parameters(whole)
+    else:
+        text = (
+            "source_embedding (TokenEmbedding): slices (20, 30) add up to 50, but vocabulary=70. "
+            "Change a size, or set slices=2 for equal ones"
+        )
+        with pytest.raises(errors.LayerError) as caught:
+            parameters(sliced)
+        assert str(caught.value) == text
+
+
+@pytest.mark.parametrize(
+    "settings", [{"tie": "all"}, {"transparent": "shared", "packed": True}], ids=str
+)
+def test_a_model_in_slices_has_the_metrics_of_the_whole_one(settings: Any) -> None:
+    """Those by language too, in evaluation, where no logits are clipped."""
+    settings |= {"languages": ("de:en", "fr:en"), "logit_clip": 0.1}
+    batch = toy_model.fields(toy_model.TARGET) | {"language": tf.constant([1, 0, 1])}
+    whole = toy_model.params(**settings).instantiate()
+    whole.build(batch)
+    toy_model.disturb(whole.by_path)
+    sliced = toy_model.in_slices(whole, toy_model.params(**settings, vocabulary_slices=4), batch)
+    one, other = (pipe.evaluate(batch) for pipe in (whole, sliced))
+    assert set(one.sums) == set(other.sums) >= {"language_accuracy", "language_log_perplexity"}
+    for found, wanted in zip(
+        tf.nest.flatten((other.losses, other.sums)),
+        tf.nest.flatten((one.losses, one.sums)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+
+def test_other_slices_of_a_tied_table_are_refused() -> None:
+    flat: list[Any] = transformer_layers(1, 32, 2, 50, tie="softmax", vocabulary_slices=2)
+    flat[-1].slices = 5
+    text = (
+        "softmax (TranslationSoftmax): 5 slices of 10, 10, …, 10, but tied to "
+        "'target_embedding/embedding/table', and target_embedding has slices of 25, 25. Set their "
+        "fields slices alike"
+    )
+    with pytest.raises(errors.LayerError) as caught:
+        parameters(flat)
+    assert str(caught.value) == text
+    flat[-1].slices = 1
+    with pytest.raises(errors.LayerError, match=r"softmax/kernel is whole, but tied to"):
+        parameters(flat)
+
+
+def test_slices_inside_another_layer_are_refused() -> None:
+    flat: list[Any] = transformer_layers(1, 32, 2, 50, vocabulary_slices=2)
+    around = layers.Sequential.Params(layers=[flat[-1]], reads=flat[-1].reads)
+    with pytest.raises(errors.LayerError, match=r"slices=2 inside another layer. Put it directly"):
+        parameters([*flat[:-1], around])
 
 
 def test_a_model_trained_on_packed_rows_is_served_plain_ones() -> None:

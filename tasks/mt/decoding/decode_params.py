@@ -13,7 +13,8 @@ class Decode(hyperparams.Params):
     search: Search = hyperparams.field(Search(), "Settings of the beam search.")
     batch: int = hyperparams.field(32, "Sentences of a group, which are translated together.")
     groups: int | None = hyperparams.field(
-        None, "M: groups that pass through the cells at the same time; None: one per cell."
+        None,
+        "M: groups that pass through the cells at the same time; None: one per cell and replica.",
     )
     max_length: int | None = hyperparams.field(
         None, "Maximum number of source tokens, with </s>; longer lines are split. None: input's."

@@ -28,30 +28,25 @@ class Choice(NamedTuple):
 
 
 class DecodingCell:
-    """A cell's programs: pure, never inlined, traced once for each set of shapes.
+    """A cell's programs: pure, never inlined, traced once for each set of shapes; of all replicas.
 
     Attributes:
         part: its layers.
-        device: device of its weights and caches.
         extends: whether it has layers that run for every token.
         begin: program of `_begin`.
         extend: program of `_extend`.
         choose: program of `_choose`.
     """
 
-    def __init__(
-        self, part: DecodingPart, later: Sequence[DecodingPart], device: str, settings: Search
-    ) -> None:
+    def __init__(self, part: DecodingPart, later: Sequence[DecodingPart], settings: Search) -> None:
         """Define the programs.
 
         Args:
             part: layers of the cell.
             later: layers of later cells, which read what it exports.
-            device: device of its weights and caches.
             settings: settings of the search.
         """
         self.part = part
-        self.device = device
         self.extends = bool(part.extend_writes)
         self._settings = settings
         self._begin_exports = _read_by(later, part.begin_writes, "begin_reads")

@@ -3,12 +3,13 @@
 The cells are those of training. Weights and caches of a cell stay on its device. For each token a
 cell receives what its layers read: ids, or one position of an earlier cell's output. When beam
 search reorders hypotheses, the new order is sent with the token as an index, and each cell gathers
-its caches by it. There are as many groups of sentences as cells, so all devices are busy. When a
-group is done, the next one takes its place.
+its caches by it. Each replica has as many groups of sentences as cells, so all devices are busy.
+When a group is done, the next one takes its place.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -68,6 +69,20 @@ class _Weights(NamedTuple):
     extend: Sequence[LayerThetas]
 
 
+class _Running(NamedTuple):
+    """A group of sentences that is being translated.
+
+    Attributes:
+        replica: the replica that does it.
+        numbers: numbers of its sentences.
+        group: what is kept between tokens.
+    """
+
+    replica: int
+    numbers: list[int]
+    group: _Group
+
+
 class Translator:
     """A built pipeline that translates.
 
@@ -106,17 +121,19 @@ class Translator:
             DecodingPart(layers[n] for n in cell.layers if n in layers)
             for cell in pipe.analysis.cells
         ]
-        devices = pipe.executor.devices[0]
+        self._devices = pipe.executor.devices  # of each replica
         self._cells = [
-            DecodingCell(part, parts[k + 1 :], devices[k], params.search)
-            for k, part in enumerate(parts)
+            DecodingCell(part, parts[k + 1 :], params.search) for k, part in enumerate(parts)
         ]
         self._last = max(k for k, cell in enumerate(self._cells) if cell.extends)
         halves = (-(-max_length // 2**n) for n in range(params.num_shapes))
         self._spans = sorted(set(halves))
         self.cut = 0
         self._read = outer_function.OuterFunction(self._read_weights)
-        self._begin = outer_function.OuterFunction(self._begin_group)
+        self._begins = [
+            outer_function.OuterFunction(functools.partial(self._begin_group, replica))
+            for replica in range(len(self._devices))
+        ]
         self._sweep = outer_function.OuterFunction(self._sweep_groups)
 
     def translate(
@@ -136,7 +153,7 @@ class Translator:
         """
         translations: list[list[int]] = [[] for _ in sources]
         # Once, not for every token, because in mixed precision reading copies.
-        weights = _Weights(*self._read())
+        weights = [_Weights(*of_replica) for of_replica in self._read()]
         for span, chunks in self._planned(sources):
             for numbers, ids in self._run(
                 weights, span, chunks, sources, progress or (lambda _: None)
@@ -175,7 +192,7 @@ class Translator:
 
     def _run(
         self,
-        weights: _Weights,
+        weights: Sequence[_Weights],
         span: int,
         waiting: list[list[int]],
         sources: Sequence[Sequence[int]],
@@ -183,8 +200,9 @@ class Translator:
     ) -> Iterator[tuple[list[int], Ids]]:
         """Yield the numbers and the translated ids of each group when it is done."""
         rows = self._rows(len(sources), span)
-        places = self._params.groups or len(self._cells)
-        running: list[tuple[list[int], _Group]] = []
+        replicas = range(len(weights))
+        places = self._params.groups or len(replicas) * len(self._cells)
+        running: list[_Running] = []
         over: list[bool] = []
         while True:
             live = len(over) - sum(over)
@@ -198,37 +216,48 @@ class Translator:
             while waiting and len(running) < places:
                 numbers = waiting.pop(0)
                 ids = _padded([sources[number] for number in numbers], rows, span)
-                running.append((numbers, self._begin(weights.begin, tf.constant(ids))))
+                here = [one.replica for one in running]
+                replica = min(replicas, key=here.count)
+                group = self._begins[replica](weights[replica].begin, tf.constant(ids))
+                running.append(_Running(replica, numbers, group))
                 over.append(False)
             if not running:
                 return
-            groups, done = self._sweep(weights.extend, *(group for _, group in running))
-            running = [(n, group) for (n, _), group in zip(running, groups, strict=True)]
+            groups, done = self._sweep(
+                [of_replica.extend for of_replica in weights],
+                [tuple(one.group for one in running if one.replica == r) for r in replicas],
+            )
+            order = [p for r in replicas for p, one in enumerate(running) if one.replica == r]
+            running, over = [running[p] for p in order], [over[p] for p in order]
+            running = [one._replace(group=new) for one, new in zip(running, groups, strict=True)]
             finished = 0
             for place, ends in enumerate(done.numpy().tolist()):
                 if ends and not over[place]:
                     over[place] = True
-                    numbers, group = running[place]
+                    _, numbers, group = running[place]
                     ids, _ = search.finish(group.state)
                     yield numbers, ids.numpy()
                     finished += len(numbers)
             progress(finished)
 
-    def _begin_group(self, weights: Sequence[LayerThetas], source: tf.Tensor) -> _Group:
-        """Encode sources [rows, S]: the outer function of a group."""
+    def _begin_group(
+        self, replica: int, weights: Sequence[LayerThetas], source: tf.Tensor
+    ) -> _Group:
+        """Encode sources [rows, S]: the outer function of a group of a replica."""
         settings, (rows, span) = self._search, source.shape
         length = settings.max_length
         if settings.max_extra is not None:
             length = min(length, span + settings.max_extra)
         stream: dict[str, tf.Tensor] = {"source": source}
         caches = []
-        for cell, theta in zip(self._cells, weights, strict=True):
-            with tf.device(cell.device):
+        devices = self._devices[replica]
+        for cell, theta, device in zip(self._cells, weights, devices, strict=True):
+            with tf.device(device):
                 inputs = {name: stream[name] for name in cell.part.begin_reads}
                 cell_caches, outputs = cell.begin(theta, inputs, rows * settings.beam, length)
             stream |= outputs
             caches.append(cell_caches)
-        with tf.device(self._cells[self._last].device):
+        with tf.device(devices[self._last]):
             state = search.begin(
                 rows,
                 settings,
@@ -239,9 +268,23 @@ class Translator:
         return _Group(tuple(caches), state, *search.first_tokens(rows, settings))
 
     def _sweep_groups(
-        self, weights: Sequence[LayerThetas], *groups: _Group
-    ) -> tuple[tuple[_Group, ...], tf.Tensor]:
-        """Add a token to every hypothesis of all groups: the outer function of a token."""
+        self,
+        weights: Sequence[Sequence[LayerThetas]],
+        groups: Sequence[tuple[_Group, ...]],
+    ) -> tuple[list[_Group], tf.Tensor]:
+        """Add a token to all hypotheses of all replicas: the outer function of a token."""
+        extended, over = [], []
+        for replica, of_replica in enumerate(groups):
+            if of_replica:
+                ours, ends = self._sweep_replica(replica, weights[replica], of_replica)
+                extended += ours
+                over += ends
+        return extended, tf.stack(over)
+
+    def _sweep_replica(
+        self, replica: int, weights: Sequence[LayerThetas], groups: Sequence[_Group]
+    ) -> tuple[list[_Group], list[tf.Tensor]]:
+        """Return the groups of a replica with one more token, and whether each search is over."""
         table = network.forward_table(self._analysis.table, len(groups))
         streams = [{"target": group.tokens[:, tf.newaxis]} for group in groups]
         caches = [list(group.caches) for group in groups]
@@ -252,7 +295,8 @@ class Translator:
             cell, m = self._cells[slot.cell], slot.micro_batch
             if not cell.extends:
                 continue
-            with tf.device(cell.device), tf.control_dependencies(previous.get(device, [])):
+            place = self._devices[replica][slot.cell]
+            with tf.device(place), tf.control_dependencies(previous.get(device, [])):
                 inputs = {name: streams[m][name] for name in cell.part.extend_reads}
                 common = (weights[slot.cell], caches[m][slot.cell], groups[m].parents, inputs)
                 if slot.cell == self._last:
@@ -266,18 +310,21 @@ class Translator:
                     last = tf.nest.flatten(outputs)[0]
             previous[device] = [last.op]
         extended = [_Group(tuple(caches[m]), *choices[m]) for m in range(len(groups))]
-        return tuple(extended), tf.stack([over[m] for m in range(len(groups))])
+        return extended, [over[m] for m in range(len(groups))]
 
-    def _read_weights(self) -> tuple[list[LayerThetas], list[LayerThetas]]:
-        """Read the weights on their devices; return, for each cell, those for begin and extend."""
+    def _read_weights(self) -> list[tuple[list[LayerThetas], list[LayerThetas]]]:
+        """Read the weights; return, for each replica and cell, those for begin and extend."""
         weights = variables.read_variables(self._pipe.executor, self._pipe.by_path)
-        begins, extends = [], []
-        for cell in self._cells:
-            with tf.device(cell.device):  # those of other owners are sent once, not with each token
-                theta = tf.nest.map_structure(tf.identity, cell.part.read(weights))
-            begins.append({name: theta[name] for name in cell.part.begin_layers})
-            extends.append({name: theta[name] for name in cell.part.extend_layers})
-        return begins, extends
+        found = []
+        for devices in self._devices:
+            begins, extends = [], []
+            for cell, device in zip(self._cells, devices, strict=True):
+                with tf.device(device):  # those of other owners are sent once, not with each token
+                    theta = tf.nest.map_structure(tf.identity, cell.part.read(weights))
+                begins.append({name: theta[name] for name in cell.part.begin_layers})
+                extends.append({name: theta[name] for name in cell.part.extend_layers})
+            found.append((begins, extends))
+        return found
 
 
 def _padded(sources: Sequence[Sequence[int]], rows: int, span: int) -> Ids:

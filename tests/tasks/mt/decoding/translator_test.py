@@ -58,10 +58,11 @@ def plain(pipe: Any, given: list[list[int]], params: Any) -> list[list[int]]:
     return [translator._trimmed(row) for row in searched(pipe, given, params)[1]]
 
 
-def cut(*cuts: int, dtype: str = "float64", **settings: Any) -> Any:
+def cut(*cuts: int, dtype: str = "float64", num_replicas: int = 1, **settings: Any) -> Any:
     """Return the toy model in cells with these numbers of layers."""
     params = toy_model.params(**settings)
     params.set(num_partitions=len(cuts) or 1, cuts=cuts or None, dtype=dtype)
+    params.set(num_replicas=num_replicas, num_micro_batches=num_replicas)
     pipe = toy_model.built_from(params)
     for path, variable in pipe.by_path.items():
         if "memory_attention/output" in path:  # the source decides more than the token before
@@ -119,9 +120,11 @@ def test_slices_in_cells_translate_as_the_whole_model(slices: Any, beam: int) ->
     assert plain(pipe, given, params.search) == wanted
     model = translator.Translator(pipe, params, max_length=10)
     assert model.translate(given) == wanted
-    begins, extends = model._read_weights()
-    group = model._begin_group(begins, tf.ones([4, 10], tf.int32))
-    traced = tf.function(model._sweep_groups, autograph=False).get_concrete_function(extends, group)
+    ((begins, extends),) = model._read_weights()
+    group = model._begin_group(0, begins, tf.ones([4, 10], tf.int32))
+    traced = tf.function(model._sweep_groups, autograph=False).get_concrete_function(
+        [extends], [(group,)]
+    )
     calls = [op for op in traced.graph.get_operations() if op.type == "PartitionedCall"]
     assert len(calls) > 1
     for call in calls[:-1]:
@@ -154,6 +157,31 @@ def test_candidates_of_slices_continue_as_all_logits(beam: int, controls: int) -
         np.testing.assert_allclose(found[0].best, wanted[0].best, rtol=1e-6)
         np.testing.assert_array_equal(found[0].best_ids, wanted[0].best_ids)
         states = [found[0], wanted[0]]
+
+
+@pytest.mark.parametrize("cuts", [(9,), (6, 3)], ids=str)
+def test_replicas_translate_as_one(cuts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of sentences go to all replicas, also where these have unequal numbers of them."""
+    pipe = cut(*cuts, tie="all", num_replicas=3)
+    params = Decode(search=search.Search(beam=2, max_length=LENGTH), batch=2, num_shapes=2)
+    given = sources(13)
+    model = translator.Translator(pipe, params, max_length=10)
+    begun: list[int] = []
+
+    def counted(replica: int, function: Any) -> Any:
+        def begin(*arguments: Any) -> Any:
+            begun.append(replica)
+            return function(*arguments)
+
+        return begin
+
+    monkeypatch.setattr(
+        model, "_begins", [counted(r, function) for r, function in enumerate(model._begins)]
+    )
+    assert model.translate(given) == plain(cut(*cuts, tie="all"), given, params.search)
+    assert len(begun) == 7
+    assert set(begun) == {0, 1, 2}
+    check_programs(model, pipe, min(2, len(cuts)))
 
 
 def test_a_beam_finds_what_the_model_scores_no_lower_than_greedy_search() -> None:
@@ -192,17 +220,20 @@ def test_a_beam_in_bfloat16_is_full_recomputation_except_for_rounding() -> None:
 
 def check_programs(model: Any, pipe: Any, num_cells: int) -> None:
     """A token is one pure call per group and cell involved, on the cell's device."""
-    begins, extends = model._read_weights()
-    groups = [model._begin_group(begins, tf.ones([4, 10], tf.int32)) for _ in range(2)]
+    weights = model._read_weights()
+    groups = [
+        tuple(model._begin_group(r, begins, tf.ones([4, 10], tf.int32)) for _ in range(2))
+        for r, (begins, _) in enumerate(weights)
+    ]
     traced = tf.function(model._sweep_groups, autograph=False).get_concrete_function(
-        extends, *groups
+        [extends for _, extends in weights], groups
     )
     graph = traced.graph
     assert not graph.captures  # no weight is read for a token: they are given
     calls = [op for op in graph.get_operations() if op.type.endswith("PartitionedCall")]
     assert {op.type for op in calls} == {"PartitionedCall"}  # not the stateful one
-    places = [device for device in pipe.executor.devices[0] for _ in groups]
-    assert sorted(op.device for op in calls) == places[-2 * num_cells :]
+    places = [device for of in pipe.executor.devices for device in of[-num_cells:] * 2]
+    assert sorted(op.device for op in calls) == sorted(places)
 
 
 def test_what_is_planned_has_few_shapes() -> None:

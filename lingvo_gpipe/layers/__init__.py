@@ -28,6 +28,11 @@ from lingvo_gpipe.layers.sequence import (
     TransformerLayer,
 )
 from lingvo_gpipe.layers.sliced.embedding import EmbeddingSlice, SlicedEmbedding
+from lingvo_gpipe.layers.sliced.feed_forward import (
+    FeedForwardEnd,
+    FeedForwardSlice,
+    SlicedFeedForward,
+)
 from lingvo_gpipe.layers.sliced.softmax import (
     JoinedLogits,
     SlicedLoss,
@@ -59,6 +64,8 @@ __all__ = [
     "Dropout",
     "Embedding",
     "EmbeddingSlice",
+    "FeedForwardEnd",
+    "FeedForwardSlice",
     "Flatten",
     "GlobalPool2D",
     "GroupNorm",
@@ -82,6 +89,7 @@ __all__ = [
     "SequenceSoftmax",
     "Sequential",
     "SlicedEmbedding",
+    "SlicedFeedForward",
     "SlicedLoss",
     "SlicedSoftmax",
     "Softmax",

@@ -15,6 +15,7 @@ from lingvo_gpipe.layers.context import Context
 from lingvo_gpipe.layers.dense import Dense
 from lingvo_gpipe.layers.elementwise import Dropout, drop
 from lingvo_gpipe.layers.normalization import LayerNorm
+from lingvo_gpipe.layers.sliced.feed_forward import BlockParams
 from lingvo_gpipe.nests import Nest, SpecNest
 
 # Standard deviation D^-1/2 for a table [V, D].
@@ -314,10 +315,11 @@ class TransformerLayer(composite.Composite):
 
     x + attention(norm(x)), then x + feed_forward(norm(x)): pre-norm self-attention. A second name
     may be its mask, [B, T] or [B, T, T]. Children: attention_norm, attention, feed_forward_norm,
-    feed_forward (Dense, Dropout, Dense), and dropout after each branch.
+    feed_forward (Dense, Dropout, Dense), and dropout after each branch. The feed-forward part may
+    be in slices; see `BlockParams`.
     """
 
-    class Params(composite.Composite.Params):
+    class Params(BlockParams):
         units: int = hyperparams.required("Features of x and of the output.")
         heads: int = hyperparams.required("Number of attention heads.")
         hidden: int = hyperparams.required("Features in the middle of the feed-forward part.")
@@ -329,7 +331,7 @@ class TransformerLayer(composite.Composite):
         def parts(self) -> dict[str, Layer.Params]:
             """See `Composite`."""
             dropout = Dropout.Params(rate=self.dropout)
-            return {
+            parts: dict[str, Layer.Params] = {
                 "attention_norm": LayerNorm.Params(),
                 "attention": MultiHeadAttention.Params(
                     units=self.units,
@@ -349,6 +351,7 @@ class TransformerLayer(composite.Composite):
                 ),
                 "feed_forward_dropout": dropout,
             }
+            return self.without_the_part(parts)
 
         def flow(self, call: composite.Calls, *inputs: Nest) -> Nest:
             """See `Composite`."""
@@ -356,11 +359,14 @@ class TransformerLayer(composite.Composite):
             x = call.cast(x)
             for part in ("attention", "feed_forward"):
                 y = call(f"{part}_norm", x)
+                if part not in call.names:
+                    return x, y
                 y = call(part, y, *(mask if part == "attention" else ()))
                 x = call.add(x, call(f"{part}_dropout", y))
             return x
 
         def _meta(self, *inputs: SpecNest) -> Meta:
+            self.check_whole()
             checks.arity(self, inputs, ("x", "x, mask"))
             return super()._meta(*inputs)
 

@@ -14,6 +14,7 @@ def language_model(
     vocabulary: int = 32_000,
     dropout: float = 0.0,
     vocabulary_slices: int | tuple[int, ...] = 1,
+    feed_forward_slices: int | tuple[int, ...] = 1,
 ) -> list[layers.Layer.Params]:
     """Return the layers of a decoder-only Transformer: L + 3, or L + 4 with dropout.
 
@@ -30,6 +31,7 @@ def language_model(
         dropout: rate on embeddings and on each branch's output.
         vocabulary_slices: number of equal slices of embedding and softmax, which are layers of
             their own, or the size of each; 1: not sliced.
+        feed_forward_slices: the same of each feed-forward part's hidden units.
 
     Raises:
         LayerError: `num_layers` is less than 1.
@@ -60,6 +62,7 @@ def language_model(
             hidden=hidden,
             causal=True,
             dropout=dropout,
+            feed_forward_slices=feed_forward_slices,
         )
         for number in range(num_layers)
     ]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lingvo_gpipe.tasks.mt.model.embedding import TokenEmbedding as TokenEmbedding
     from lingvo_gpipe.tasks.mt.model.embedding import TokenEmbeddingSlice as TokenEmbeddingSlice
     from lingvo_gpipe.tasks.mt.model.encoder import EncoderLayer as EncoderLayer
+    from lingvo_gpipe.tasks.mt.model.encoder import MixtureEnd as MixtureEnd
     from lingvo_gpipe.tasks.mt.model.encoder import (
         TransparentEncoderLayer as TransparentEncoderLayer,
     )
@@ -50,7 +51,7 @@ __getattr__, __dir__, __all__ = lazy.exports(
         "model.block": ["Block"],
         "model.decoder": ["DecoderLayer"],
         "model.embedding": ["EmbeddingPositions", "TokenEmbedding", "TokenEmbeddingSlice"],
-        "model.encoder": ["EncoderLayer", "TransparentEncoderLayer"],
+        "model.encoder": ["EncoderLayer", "MixtureEnd", "TransparentEncoderLayer"],
         "model.mixture": ["Mixture"],
         "model.softmax": ["TranslationLoss", "TranslationSoftmax"],
         "model.transformer": ["TranslationTransformer"],

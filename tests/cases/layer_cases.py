@@ -146,6 +146,13 @@ CASES = (
         IDS,
         SEQUENCE,
     ),
+    _row("feed_forward_end", lambda: layers.FeedForwardEnd.Params(rate=0.3), SEQUENCE, SEQUENCE),
+    _row(
+        "feed_forward_slice",
+        lambda: layers.FeedForwardSlice.Params(layers=_children(), reads=("x", "sum")),
+        FEATURES,
+        FEATURES,
+    ),
     _row("flatten", lambda: layers.Flatten.Params(), IMAGE),
     _row("global_pool", lambda: layers.GlobalPool2D.Params(), IMAGE),
     _row("global_pool_max", lambda: layers.GlobalPool2D.Params(kind="max", keep_sides=True), IMAGE),
@@ -247,6 +254,13 @@ CASES = (
         IDS,
     ),
     _row(
+        "sliced_feed_forward",
+        lambda: layers.SlicedFeedForward.Params(
+            units=8, hidden=7, slices=3, dropout=0.2, activation="gelu"
+        ),
+        SEQUENCE,
+    ),
+    _row(
         "sliced_loss",
         lambda: layers.SlicedLoss.Params(
             vocabulary=9,
@@ -305,6 +319,13 @@ CASES = (
         ),
         SEQUENCE,
         tf.TensorSpec((3, 5), tf.int32),
+    ),
+    _row(
+        "transformer_at_norm",
+        lambda: layers.TransformerLayer.Params(
+            units=8, heads=2, hidden=12, ends_at_norm=True, writes=("x", "y")
+        ),
+        SEQUENCE,
     ),
 )
 

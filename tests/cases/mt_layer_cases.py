@@ -13,7 +13,7 @@ from lingvo_gpipe.tasks.mt.model.embedding import (
     TokenEmbedding,
     TokenEmbeddingSlice,
 )
-from lingvo_gpipe.tasks.mt.model.encoder import EncoderLayer, TransparentEncoderLayer
+from lingvo_gpipe.tasks.mt.model.encoder import EncoderLayer, MixtureEnd, TransparentEncoderLayer
 from lingvo_gpipe.tasks.mt.model.mixture import Mixture
 from lingvo_gpipe.tasks.mt.model.softmax import TranslationLoss, TranslationSoftmax
 from tests.cases.layer_cases import SUMS, Case
@@ -22,13 +22,16 @@ SOURCE = tf.TensorSpec((3, 5), tf.int32)  # ids or sentences, 0 to 2
 TARGET = tf.TensorSpec((3, 4), tf.int32)
 STATE = tf.TensorSpec((3, 5, 6))
 X = tf.TensorSpec((3, 4, 6))
+SHARE = tf.TensorSpec((1,))
 BLOCK: dict[str, Any] = {"units": 6, "heads": 2, "head_dim": 4, "hidden": 7}
 DROPOUT: dict[str, Any] = {"dropout": 0.2, "attention_dropout": 0.1, "relu_dropout": 0.3}
 
 
-def _transparent(num_shares: int, reads: tuple[str, ...], writes: tuple[str, ...]) -> Any:
+def _transparent(
+    num_shares: int, reads: tuple[str, ...], writes: tuple[str, ...], **fields: Any
+) -> Any:
     return TransparentEncoderLayer.Params(
-        **BLOCK, num_shares=num_shares, shares_dropout=0.4, reads=reads, writes=writes
+        **BLOCK, num_shares=num_shares, shares_dropout=0.4, reads=reads, writes=writes, **fields
     )
 
 
@@ -78,6 +81,18 @@ CASES = (
         (STATE, SOURCE, STATE, tf.TensorSpec((2,))),
     ),
     Case(
+        "transparent_at_norm",
+        lambda: _transparent(
+            3, ("x", "source", "mix", "shares"), ("x", "y", "mix", "shares"), ends_at_norm=True
+        ),
+        (STATE, SOURCE, STATE, tf.TensorSpec((3,))),
+    ),
+    Case(
+        "mixture_end",
+        lambda: MixtureEnd.Params(rate=0.2, reads=("x", "y", "mix", "shares")),
+        (STATE, STATE, STATE, SHARE),
+    ),
+    Case(
         "mixture",
         lambda: Mixture.Params(shares_dropout=0.4, reads=tuple("abcdefghijkl")),
         (STATE,) * 12,
@@ -85,6 +100,11 @@ CASES = (
     Case(
         "decoder_layer",
         lambda: DecoderLayer.Params(**BLOCK, **DROPOUT),
+        (X, STATE, TARGET, SOURCE),
+    ),
+    Case(
+        "decoder_layer_at_norm",
+        lambda: DecoderLayer.Params(**BLOCK, ends_at_norm=True, writes=("x", "y")),
         (X, STATE, TARGET, SOURCE),
     ),
     Case(

@@ -18,6 +18,7 @@ from tests.networks import sameness_nets
 from tests.networks.sameness_nets import Net, Sums, dropped
 
 UNITS, HEADS, HEAD_DIM, HIDDEN, VOCABULARY = 6, 2, 4, 10, 13
+FEED_FORWARD_SLICES = (7, 3)  # where a net has slices
 S, T = 6, 5
 CLIP = 1.0  # some logits of these nets are larger
 RATES: dict[str, Any] = {
@@ -75,7 +76,35 @@ def branch(w: Any, name: str, x: tf.Tensor, y: tf.Tensor, draw: Any) -> tf.Tenso
     return x + dropped(y, RATES["dropout"], draw(f"{name}_dropout"))
 
 
+def joined_feed_forward(w: Any, layer: str, count: int) -> dict[str, tf.Tensor]:
+    """Return the weights of a feed-forward part in slices, by the paths of the whole one."""
+    names = [f"{layer}_{number}/feed_forward" for number in range(count)]
+    axes = {"middle/kernel": 1, "middle/bias": 0, "output/kernel": 0}
+    whole = {
+        f"{layer}/feed_forward/{path}": tf.concat([w[f"{name}/{path}"] for name in names], axis)
+        for path, axis in axes.items()
+    }
+    return whole | {f"{layer}/feed_forward/output/bias": w[f"{names[0]}/output/bias"]}
+
+
+def feed_forward_in_slices(
+    w: Any, layer: str, x: tf.Tensor, draw: Any, sizes: tuple[int, ...]
+) -> tf.Tensor:
+    """Return what the whole part returns, with the masks of the slices side by side."""
+    name = f"{layer}/feed_forward"
+    w = w | joined_feed_forward(w, layer, len(sizes))
+    middle = tf.nn.relu(affine(w, f"{name}/middle", norm(w, f"{name}_norm", x)))
+    parts = [
+        dropped(part, RATES["relu_dropout"], draw(f"{layer}_{number}/feed_forward/dropout"))
+        for number, part in enumerate(tf.split(middle, sizes, -1))
+    ]
+    y = affine(w, f"{name}/output", tf.concat(parts, -1))
+    return branch(w, f"{layer}_end/feed_forward", x, y, draw)
+
+
 def feed_forward(w: Any, layer: str, x: tf.Tensor, draw: Any) -> tf.Tensor:
+    if f"{layer}_0/feed_forward/middle/kernel" in w:
+        return feed_forward_in_slices(w, layer, x, draw, FEED_FORWARD_SLICES)
     name = f"{layer}/feed_forward"
     middle = tf.nn.relu(affine(w, f"{name}/middle", norm(w, f"{name}_norm", x)))
     middle = dropped(middle, RATES["relu_dropout"], draw(f"{name}/dropout"))
@@ -129,7 +158,12 @@ def causal(length: int) -> Any:
 # --- rows with padding, shared transparent attention, softmax and target of one table -------------
 
 
-def _shared(w: Any, field: Any, draw: Any) -> Sums:
+def shared_layers(**fields: Any) -> list[Any]:
+    """Return the layers of `translation`, other fields as `TranslationTransformer` does."""
+    return _layers(2, tie="softmax", transparent="shared", **fields)
+
+
+def shared_reference(w: Any, field: Any, draw: Any) -> Sums:
     source, target = field["source"], field["target"]
     tables = "source_embedding/embedding/table", "target_embedding/embedding/table"
     states = [embed(w, "source_embedding", tables[0], source, range(S), draw)]
@@ -167,9 +201,9 @@ def padded() -> dict[str, tf.Tensor]:
 
 SHARED = Net(
     "translation",
-    lambda: _layers(2, tie="softmax", transparent="shared"),
+    shared_layers,
     padded,
-    _shared,
+    shared_reference,
     {"loss": (1.0, float(sum(TARGET_LENGTHS)))},
 )
 

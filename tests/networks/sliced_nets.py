@@ -17,6 +17,7 @@ from tests.networks.sameness_nets import LENGTHS, TIED, Net, Sums, cross_entropy
 VOCABULARY, UNITS = 11, 6
 CLIP, SMOOTHING = 0.4, 0.1  # some logits are larger
 UNEQUAL = (4, 1, 6)
+HIDDEN = (5, 2)
 
 
 def joined(w: dict[str, tf.Tensor], path: str, count: int) -> tf.Tensor:
@@ -31,7 +32,7 @@ def smoothed(logits: tf.Tensor, field: Any) -> tf.Tensor:
     return ((1 - SMOOTHING) * plain + SMOOTHING * spread) * field["real"]
 
 
-def _layers(embedding: Any, softmax: Any, **fields: Any) -> list[Any]:
+def _layers(embedding: Any, softmax: Any, *middle: Any, **fields: Any) -> list[Any]:
     return [
         layers.SlicedEmbedding.Params(
             name="emb",
@@ -44,6 +45,7 @@ def _layers(embedding: Any, softmax: Any, **fields: Any) -> list[Any]:
         layers.Dense.Params(name="d0", units=8, activation="tanh"),
         layers.Dropout.Params(name="drop", rate=0.25),
         layers.Dense.Params(name="d1", units=UNITS, activation="tanh"),
+        *middle,
         layers.SlicedSoftmax.Params(
             name="head",
             vocabulary=VOCABULARY,
@@ -73,6 +75,12 @@ def _tied(w: Any, field: Any, draw: Any) -> Sums:
 
 def _unequal(w: Any, field: Any, draw: Any) -> Sums:
     x = _inner(w, joined(w, "emb/table", 3), field, draw)
+    hidden = [
+        dropped(tf.tanh(dense(w, f"ff_{n}/middle", x)), 0.2, draw(f"ff_{n}/dropout"))
+        for n in range(2)
+    ]
+    kernel = joined(w, "ff/output/kernel", 2)
+    x = tf.matmul(tf.concat(hidden, -1), kernel) + w["ff_0/output/bias"]
     logits = tf.matmul(x, joined(w, "head/kernel", 3), transpose_b=True)
     return _sums(tf.clip_by_value(logits + joined(w, "head/bias", 3), -CLIP, CLIP), field)
 
@@ -87,28 +95,52 @@ SLICED = Net(
 )
 UNEQUALLY = Net(
     "sliced_unequal",
-    lambda: _layers(3, UNEQUAL, logit_clip=CLIP, top_k=2),
+    lambda: _layers(
+        3,
+        UNEQUAL,
+        layers.SlicedFeedForward.Params(
+            name="ff", units=UNITS, hidden=7, slices=HIDDEN, activation="tanh", dropout=0.2
+        ),
+        logit_clip=CLIP,
+        top_k=2,
+    ),
     TIED.fields,
     _unequal,
     WEIGHTS,
 )
 
-# --- translation: one table in slices for both embeddings and the softmax -------------------------
+# --- translation: tables, softmax and feed-forward parts ------------------------------------------
 
-_TABLE = "source_embedding/embedding/table"
+_TABLES = ("source_embedding/embedding/table", "target_embedding/embedding/table", "softmax/bias")
 
 
-def _translation(w: Any, field: Any, draw: Any) -> Sums:
-    whole = {path: joined(w, path, 2) for path in (_TABLE, "softmax/bias")}
+def _packed(w: Any, field: Any, draw: Any) -> Sums:
+    whole = {path: joined(w, path, 2) for path in (_TABLES[0], "softmax/bias")}
     return mt_nets.packed_reference(w | whole, field, draw)
 
 
-TRANSLATION = Net(
-    "sliced_translation",
-    lambda: mt_nets.packed_layers(vocabulary_slices=(4, 9)),
+def _shared(w: Any, field: Any, draw: Any) -> Sums:
+    whole = {path: joined(w, path, 3) for path in _TABLES}
+    return mt_nets.shared_reference(w | whole, field, draw)
+
+
+PACKED = Net(
+    "sliced_packed_translation",
+    lambda: mt_nets.packed_layers(
+        vocabulary_slices=(4, 9), feed_forward_slices=mt_nets.FEED_FORWARD_SLICES
+    ),
     mt_nets.packed,
-    _translation,
+    _packed,
     mt_nets.PACKED.weights,
 )
+SHARED = Net(
+    "sliced_translation",
+    lambda: mt_nets.shared_layers(
+        vocabulary_slices=3, feed_forward_slices=mt_nets.FEED_FORWARD_SLICES
+    ),
+    mt_nets.padded,
+    _shared,
+    mt_nets.SHARED.weights,
+)
 
-NETS = {n.name: n for n in (SLICED, UNEQUALLY, TRANSLATION)}
+NETS = {n.name: n for n in (SLICED, UNEQUALLY, PACKED, SHARED)}

@@ -57,8 +57,6 @@ class Sliced(composite.Composite):
 class HasSlices(Protocol):
     """Params of a layer that may be sliced."""
 
-    slices: int | tuple[int, ...]
-
     def slice_sizes(self) -> tuple[int, ...]:
         """Return the size of each slice."""
 
@@ -96,12 +94,14 @@ def sizes(
     return tuple(smaller + (number < larger) for number in range(slices))
 
 
-def check_whole(params: Layer.Params, slices: int | tuple[int, ...]) -> None:
+def check_whole(
+    params: Layer.Params, slices: int | tuple[int, ...], setting: str = "slices"
+) -> None:
     """Refuse slices of a layer inside another one, where it is not several layers."""
     if slices != 1:
         raise errors.LayerError(
-            f"{base.describe(params)}: slices={slices} inside another layer. Put it directly into "
-            "the network, or set slices=1"
+            f"{base.describe(params)}: {setting}={slices} inside another layer. Put it directly "
+            f"into the network, or set {setting}=1"
         )
 
 

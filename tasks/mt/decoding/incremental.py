@@ -91,7 +91,7 @@ def decoding_layers(
         )
         available.update(writes)
         if layer.by_token:
-            if not isinstance(own, (IncrementalLayer, *_BY_POSITION)):
+            if not isinstance(own, IncrementalLayer) and not _by_position(own):
                 raise errors.LayerError(
                     f"{base.describe(info.params)} cannot compute token by token. Make it an "
                     "IncrementalLayer; see tasks/mt/model/incremental_layer.py"
@@ -99,6 +99,13 @@ def decoding_layers(
             by_token.update(writes)
         layers[number] = layer
     return layers
+
+
+def _by_position(layer: core.Layer) -> bool:
+    """Return whether a layer computes each position separately."""
+    if isinstance(layer, (core.FeedForwardEnd, core.FeedForwardSlice, core.Sequential)):
+        return all(map(_by_position, layer.children.values()))
+    return isinstance(layer, _BY_POSITION)
 
 
 class DecodingPart:

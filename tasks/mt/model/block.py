@@ -16,6 +16,7 @@ import tensorflow as tf
 from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe import layers as core
 from lingvo_gpipe.layers import base, checks, composite
+from lingvo_gpipe.layers.sliced.feed_forward import BlockParams
 from lingvo_gpipe.nests import Nest, SpecNest
 
 
@@ -23,10 +24,10 @@ class Block(core.Composite):
     """Base of encoder and decoder layers: x + branch(norm(x)), one branch after the other.
 
     Children: {branch}_norm, {branch}, {branch}_dropout. Subclasses define `branches` and what the
-    attention branches read besides x.
+    attention branches read besides x. The feed-forward part may be in slices; see `BlockParams`.
     """
 
-    class Params(core.Composite.Params):
+    class Params(BlockParams):
         units: int = hyperparams.required("Features of x and of the output.")
         heads: int = hyperparams.required("Number of attention heads.")
         head_dim: int = hyperparams.field(64, "Features of a head.")
@@ -54,7 +55,7 @@ class Block(core.Composite):
                 parts[f"{branch}_norm"] = core.LayerNorm.Params()
                 parts[branch] = self._branch(branch)
                 parts[f"{branch}_dropout"] = core.Dropout.Params(rate=self.dropout)
-            return parts
+            return self.without_the_part(parts)
 
         def flow(self, call: composite.Calls, *inputs: Nest) -> Nest:
             """See `Composite`.
@@ -66,9 +67,16 @@ class Block(core.Composite):
             x, *others = inputs
             x = call.cast(x)
             for branch, more in zip(self.branches, others, strict=True):
-                y = call(branch, call(f"{branch}_norm", x), *more)
+                y = call(f"{branch}_norm", x)
+                if branch not in call.names:
+                    return x, y
+                y = call(branch, y, *more)
                 x = call.add(x, call(f"{branch}_dropout", y))
             return x
+
+        def _meta(self, *inputs: SpecNest) -> core.Meta:
+            self.check_whole()
+            return super()._meta(*inputs)
 
         def _branch(self, branch: str) -> core.Layer.Params:
             return self._feed_forward() if branch == "feed_forward" else self._attention()

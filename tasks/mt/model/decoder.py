@@ -127,6 +127,8 @@ class DecoderLayer(Block):
         x = precision.cast(x, self.policy.compute)
         for branch in self.params.branches:
             y = self.child(f"{branch}_norm", theta, x, ctx)
+            if branch not in self.children:
+                return (x, y), new
             if branch in allowed:
                 attention = self._attention_of(branch)
                 branch_theta, branch_ctx = theta[branch], ctx.child(branch)

@@ -73,6 +73,11 @@ class TranslationTransformer(hyperparams.Params):
         "Number of equal slices of each table and of the softmax, or the size of each; a slice is "
         "a layer. 1: not sliced.",
     )
+    feed_forward_slices: int | tuple[int, ...] = hyperparams.field(
+        1,
+        "Number of equal slices of each feed-forward part's hidden units, or the size of each; a "
+        "slice is a layer. 1: not sliced.",
+    )
     languages: tuple[str, ...] = hyperparams.field(
         (),
         "Names by which loss and accuracy are also counted separately; the field `language` [B] "
@@ -83,7 +88,7 @@ class TranslationTransformer(hyperparams.Params):
 def translation_transformer(params: TranslationTransformer) -> list[core.Layer.Params]:
     """Return the Params of the layers of T(L, H, A): 2L + 5, or 2L + 4 with `per_layer`.
 
-    Params of sliced tables stand for several layers (`Layer.Params.consecutive`).
+    Params of sliced layers stand for several layers (`Layer.Params.consecutive`).
 
     source: [B, S] ids, target and label: [B, T] ids, 0 is padding; weight: [B, T] → logits
     [B, T, V]. No position attends to padding. `weight` decides which labels count.
@@ -177,6 +182,7 @@ def _with_sizes(layer: _BlockParams, params: TranslationTransformer) -> _BlockPa
         relu_dropout=params.relu_dropout,
         ff_init_scale=(2 * params.num_layers) ** -0.5 if scale is None else scale,
         packed=params.packed,
+        feed_forward_slices=params.feed_forward_slices,
     )
 
 

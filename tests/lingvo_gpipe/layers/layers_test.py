@@ -30,9 +30,13 @@ RANDOM = {
     "dropout",
     "dropout_examples",
     "encoder_layer",
+    "feed_forward_end",
+    "feed_forward_slice",
     "mixture",
+    "mixture_end",
     "residual",
     "sequential",
+    "sliced_feed_forward",
     "token_embedding",
     "transformer",
     "transparent_first",
@@ -49,6 +53,8 @@ NOT_BY_EXAMPLE = {
     "operation_crossed",
     "operation_separable",
     # Shares have no batch dimension, and this law cuts along it.
+    "mixture_end",
+    "transparent_at_norm",
     "transparent_last",
     "transparent_middle",
 }

@@ -71,6 +71,18 @@ def test_a_vocabulary_in_slices_is_the_same_model() -> None:
     assert float(found[0].loss) == pytest.approx(float(found[1].loss), rel=1e-6)
 
 
+def test_everything_in_slices_has_the_parameters_of_the_whole_model() -> None:
+    layers = transformer.language_model(
+        3, vocabulary_slices=8, feed_forward_slices=(4096, 2048, 2048)
+    )
+    params = pipelining.PipeliningLayer.Params(
+        layers=layers, num_partitions=16, num_micro_batches=32
+    )
+    text = describe.describe_network(params, FIELDS)
+    assert f"parameters: {COUNTS[3]}" in text.splitlines()
+    assert len(network.layer_params(params)) == 8 + 1 + 3 * 5 + 9
+
+
 def test_a_model_without_layers_is_refused() -> None:
     with pytest.raises(errors.LayerError, match=r"language_model: num_layers=0. Use 1 or more"):
         transformer.language_model(0)

@@ -60,14 +60,14 @@ def in_slices(whole: Any, sliced: Any, batch: Any = None) -> Any:
     found: dict[str, list[str]] = {}
     for path in pipe.by_path:
         layer, _, rest = path.partition("/")
-        is_whole = path in whole.by_path
-        found.setdefault(path if is_whole else f"{layer.rpartition('_')[0]}/{rest}", []).append(
-            path
-        )
+        if path not in whole.by_path:
+            layer = layer.rpartition("_")[0]
+        found.setdefault(f"{layer}/{rest}", []).append(path)
     assert set(found) == set(whole.by_path)
     for path, parts in found.items():
-        sizes = [pipe.by_path[part].shape[0] for part in parts]
-        for part, value in zip(parts, tf.split(whole.by_path[path], sizes), strict=True):
+        axis = 1 if path.endswith("middle/kernel") else 0
+        sizes = [pipe.by_path[part].shape[axis] for part in parts]
+        for part, value in zip(parts, tf.split(whole.by_path[path], sizes, axis), strict=True):
             pipe.by_path[part].assign(value)
     return pipe
 

@@ -141,6 +141,55 @@ def test_an_embedding_in_slices_is_the_whole_one_bit_for_bit(
     )
 
 
+@pytest.mark.parametrize("use_bias", [True, False])
+@pytest.mark.parametrize("slices", [1, 2, (1, 6)], ids=str)
+def test_a_feed_forward_part_in_slices_is_the_whole_one(slices: Any, use_bias: bool) -> None:
+    """Outputs and every gradient; the bias of the output is added once."""
+    sliced = layers.SlicedFeedForward.Params(
+        name="f",
+        units=D,
+        hidden=7,
+        slices=slices,
+        use_bias=use_bias,
+        activation="tanh",
+        dtype="float64",
+    )
+    sizes = sliced.slice_sizes()
+    shapes: dict[str, tuple[int, ...]] = {"middle/kernel": (D, 7), "output/kernel": (7, D)}
+    if use_bias:
+        shapes |= {"middle/bias": (7,), "output/bias": (D,)}
+    whole = {path: normal(*shape, seed=len(path)) for path, shape in shapes.items()}
+    x, shares = normal(*ROWS, D, seed=1), normal(*ROWS, D, seed=2)
+
+    def compute(theta: Any) -> tf.Tensor:
+        flat: dict[str, Any] = {f"f_{n}": {} for n in range(len(sizes))}
+        for path, axis in (("middle/kernel", 1), ("middle/bias", 0), ("output/kernel", 0)):
+            if path in theta:
+                for n, part in enumerate(tf.split(theta[path], sizes, axis)):
+                    flat[f"f_{n}"][path] = part
+        if use_bias:
+            flat["f_0"]["output/bias"] = theta["output/bias"]
+        nested = {name: layer_cases.nested(part) for name, part in flat.items()}
+        outputs: tf.Tensor = sliced.instantiate().run(nested, x, layer_cases.context())
+        return outputs
+
+    def reference(theta: Any) -> tf.Tensor:
+        middle = tf.einsum("btd,dh->bth", x, theta["middle/kernel"])
+        middle = tf.tanh(middle + theta.get("middle/bias", 0.0))
+        outputs = tf.einsum("bth,hd->btd", middle, theta["output/kernel"])
+        return outputs + theta.get("output/bias", 0.0)
+
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch([whole, x])
+        found, wanted = compute(whole), reference(whole)
+        targets = [tf.reduce_sum(each * shares) for each in (found, wanted)]
+    close(found, wanted)
+    for one, other in zip(
+        *(tf.nest.flatten(tape.gradient(target, [whole, x])) for target in targets), strict=True
+    ):
+        close(one, other)
+
+
 def test_half_precision_computes_the_sums_in_the_master_dtype() -> None:
     params = layers.SlicedSoftmax.Params(
         name="s", vocabulary=V, slices=2, dtype="mixed_bfloat16", label_smoothing=0.1
@@ -329,6 +378,17 @@ def test_initial_values_are_distributed_as_in_the_whole(kind: str, arguments: An
         assert abs(np.max(np.abs(part)) / np.max(np.abs(whole)) - 1.0) < 0.3
 
 
+def test_initial_kernels_of_a_feed_forward_part_use_the_whole_fans() -> None:
+    params = layers.SlicedFeedForward.Params(name="f", units=300, hidden=900, slices=(100, 800))
+    limit = (6 / 1200) ** 0.5
+    x = tf.TensorSpec((2, 300))
+    for n, part in enumerate(params.consecutive()):
+        meta = part.fprop_meta(*([x, x] if n else [x]))
+        values = layer_cases.create_flat(meta, n)
+        for path in ("middle/kernel", "output/kernel"):
+            assert abs(np.max(np.abs(values[path])) / limit - 1.0) < 0.01
+
+
 def sliced_whole(sliced: Any) -> Any:
     """Return the embedding that is sliced."""
     fields = ("name", "vocabulary", "units", "table_init", "table_init_args")
@@ -392,6 +452,19 @@ WHOLE_SOFTMAX = layers.SequenceSoftmax.Params(
             "two layers are named 'softmax_1'. Rename one of them",
         ),
         (
+            lambda: [layers.SlicedFeedForward.Params(name="f", units=4, hidden=3, slices=4)],
+            "f (SlicedFeedForward): slices=4, but hidden=3. Use 1 to 3",
+        ),
+        (
+            lambda: [
+                layers.TransformerLayer.Params(
+                    name="t", units=4, heads=1, hidden=3, feed_forward_slices=2, cost=1.0
+                )
+            ],
+            "t (TransformerLayer): cost=1.0, but it is several layers. Set the network's costs, or "
+            "leave the field empty",
+        ),
+        (
             lambda: language_net(kernel_init="Orthogonal", kernel_init_args={}),
             "softmax_0 (SoftmaxSlice): initializer 'Orthogonal' {} depends on the whole matrix. "
             "Use one that draws each value alone, such as VarianceScaling",
@@ -412,6 +485,39 @@ def test_what_a_slice_cannot_read_is_named() -> None:
     logits = layers.JoinedLogits.Params(name="s", reads=("a", "b"))
     with pytest.raises(errors.LayerError, match=r"\[\[4, 5, 6\], \[4, 6\]\] cannot be joined"):
         logits.fprop_meta(x, tf.TensorSpec((4, 6)))
+
+
+def test_a_transformer_layer_in_slices_is_several_layers() -> None:
+    """The keys of its first layer are those of the whole one; those of slices are alike."""
+    whole = layers.TransformerLayer.Params(name="t", units=8, heads=2, hidden=7, dropout=0.1)
+    sliced = whole.copy().set(feed_forward_slices=(3, 4))
+    last = layers.MeanSquaredError.Params(name="error")
+    x = tf.TensorSpec((3, 5, 8))
+    found = []
+    for flat in ([whole, last], [sliced, last]):
+        params = pipelining.PipeliningLayer.Params(layers=flat)
+        found.append(network.analyze(params, {"x": x, "target": x}))
+    one, other = found
+    assert [info.name for info in other.layers] == ["t", "t_0", "t_1", "t_end", "error"]
+    inner = {path for path in one.variables if path.startswith("t/feed_forward/")}
+    assert len(inner) == 4
+    assert one.variables.keys() - inner == {p for p in other.variables if p.startswith("t/")}
+    for path in inner:
+        parts = [
+            other.variables[f"t_{n}/{path[2:]}"].size
+            for n in range(2)
+            if f"t_{n}/{path[2:]}" in other.variables
+        ]
+        assert sum(parts) == one.variables[path].size
+    flops = [sum(info.meta.flops_forward for info in each.layers) for each in found]
+    assert flops[0] == flops[1]
+
+
+def test_slices_inside_another_layer_are_refused() -> None:
+    inner = layers.TransformerLayer.Params(units=8, heads=2, hidden=7, feed_forward_slices=2)
+    around = layers.Sequential.Params(name="s", layers=[inner])
+    with pytest.raises(errors.LayerError, match=r"feed_forward_slices=2 inside another layer"):
+        around.fprop_meta(tf.TensorSpec((3, 5, 8)))
 
 
 def test_the_hook_is_one_layer_where_nothing_is_said() -> None:

@@ -114,7 +114,7 @@ def test_slices_in_cells_translate_as_the_whole_model(slices: Any, beam: int) ->
     given = sources(14)
     wanted = plain(whole, given, params.search)
     assert len({tuple(row) for row in wanted}) > 2
-    flat = toy_model.params(tie="all", vocabulary_slices=slices)
+    flat = toy_model.params(tie="all", vocabulary_slices=slices, feed_forward_slices=(4, 6))
     flat.set(num_partitions=4, cuts=None)
     pipe = toy_model.in_slices(whole, flat)
     assert plain(pipe, given, params.search) == wanted

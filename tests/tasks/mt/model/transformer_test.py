@@ -227,6 +227,16 @@ def test_a_model_in_slices_has_the_metrics_of_the_whole_one(settings: Any) -> No
         np.testing.assert_allclose(found, wanted, rtol=1e-12)
 
 
+@pytest.mark.parametrize("transparent", [None, "shared", "per_layer"])
+def test_slices_of_feed_forward_parts_hold_the_same_parameters(transparent: Any) -> None:
+    whole = transformer_layers(2, 32, 2, 50, transparent=transparent, packed=True)
+    sliced = transformer_layers(
+        2, 32, 2, 50, transparent=transparent, packed=True, feed_forward_slices=(10, 22)
+    )
+    assert parameters(sliced) == parameters(whole)
+    assert len(network.layer_params(model(sliced))) == len(whole) + 4 * 3
+
+
 def test_other_slices_of_a_tied_table_are_refused() -> None:
     flat: list[Any] = transformer_layers(1, 32, 2, 50, tie="softmax", vocabulary_slices=2)
     flat[-1].slices = 5

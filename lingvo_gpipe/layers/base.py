@@ -46,6 +46,8 @@ class VariableSpec:
             that of the layer's policy.
         gradient_rows: the most rows of it whose gradient is not zero after one micro-batch; None:
             all.
+        all_rows: whether each of its rows has a gradient in every update, as of a softmax over
+            them.
     """
 
     path: str
@@ -59,6 +61,7 @@ class VariableSpec:
     tie: str | None = None
     compute: tf.DType | None = None
     gradient_rows: int | None = None
+    all_rows: bool = False
 
     @property
     def size(self) -> int:

@@ -422,7 +422,8 @@ class SequenceSoftmax(SoftmaxHead):
             rows, depth = self.checked(inputs, "It reads features per token")
             checks.positive(self, vocabulary=self.vocabulary)
             logits = tf.TensorSpec((*rows, self.vocabulary), self.policy.variable)
-            variables = dense.weights(self, (self.vocabulary, depth), self.vocabulary)
+            kernel, *bias = dense.weights(self, (self.vocabulary, depth), self.vocabulary)
+            variables = (dataclasses.replace(kernel, all_rows=True), *bias)
             flops = 2 * math.prod(rows) * depth * self.vocabulary
             return self.head_meta(len(inputs) - 1, logits, variables, flops)
 

@@ -66,13 +66,16 @@ class Adafactor(Rule):
         """Return the slots of a weight: row and column, or the whole second moment."""
         axes = self._factored_axes(shape)
         if axes is None:
-            shapes = {"second_moment": shape}
+            without: dict[str, int | None] = {"second_moment": None}
         else:
             row, column = axes
-            shapes = {"row": _without(shape, column), "column": _without(shape, row)}
+            without = {"row": column, "column": row}
         if self.params.momentum:
-            shapes["momentum"] = shape
-        return tuple(SlotSpec(path, name, size, dtype, 0.0) for name, size in shapes.items())
+            without["momentum"] = None
+        return tuple(
+            SlotSpec(path, name, _without(shape, axis), dtype, 0.0, has_rows=axis != 0)
+            for name, axis in without.items()
+        )
 
     def update(self, inputs: RuleInputs) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """Compute the new weight and slots; see `Rule.update`."""
@@ -117,5 +120,5 @@ class Adafactor(Rule):
         return min(largest), max(largest)
 
 
-def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    return shape[:axis] + shape[axis + 1 :]
+def _without(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
+    return shape if axis is None else shape[:axis] + shape[axis + 1 :]

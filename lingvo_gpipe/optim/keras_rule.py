@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -38,9 +38,14 @@ _WRAPPERS = {
 _UNLIKELY = -7.28125
 # Optimizers whose rule depends on the name of the weight.
 _BY_PATH = (keras.optimizers.Muon,)
+# Optimizers that compute each element by itself, in operations that IEEE 754 rounds exactly.
+# RMSprop and Adagrad divide by a root: TensorFlow's graph optimizer makes this a product with
+# `Rsqrt`, whose rounding depends on the position in the tensor.
+_ELEMENTWISE = ("SGD", "Adam", "AdamW", "Nadam")
 
-_TemplateKey = tuple[str, tuple[int, ...], tf.DType]
-_InitialKey = tuple[str, int, tf.DType]
+_Shape = tuple[int | None, ...]
+_TemplateKey = tuple[str, _Shape, tf.DType]
+_BeginningKey = tuple[str, int, tf.DType]
 
 
 class KerasRule(Rule):
@@ -70,18 +75,23 @@ class KerasRule(Rule):
                 f"{_WRAPPERS[params.name]}"
             )
         self._templates: dict[_TemplateKey, _Template] = {}
-        self._initial: dict[_InitialKey, dict[str, float | None]] = {}
+        self._beginnings: dict[_BeginningKey, dict[str, _Beginning]] = {}
         with tf.Graph().as_default():
             self._make()  # refuses a wrong name or argument now
+
+    @property
+    def is_elementwise(self) -> bool:
+        """See `Rule.is_elementwise`; a clipped norm is that of the whole gradient."""
+        return self.params.name in _ELEMENTWISE and self.params.config.get("clipnorm") is None
 
     def slots(self, path: str, shape: tuple[int, ...], dtype: tf.DType) -> tuple[SlotSpec, ...]:
         """Return the slots of the weight at `path`, by a template of the same shape."""
         slots = self._template(path, shape, dtype).slots
         if not slots:
             return ()
-        initial = self._initial_values(path, len(shape), dtype)
+        begin = self._beginnings_of(path, len(shape), dtype)
         return tuple(
-            SlotSpec(path, name, tuple(v.shape), tf.as_dtype(v.dtype), initial[name])
+            SlotSpec(path, name, tuple(v.shape), tf.as_dtype(v.dtype), *begin[name])
             for name, v in slots.items()
         )
 
@@ -108,7 +118,7 @@ class KerasRule(Rule):
             mixin=_Functional,
         )
 
-    def _template(self, path: str, shape: tuple[int, ...], dtype: tf.DType) -> _Template:
+    def _template(self, path: str, shape: _Shape, dtype: tf.DType) -> _Template:
         key = (self._significant_path(path), shape, dtype)
         if key not in self._templates:
             # In a graph that never runs, variables of any size use no memory.
@@ -120,17 +130,20 @@ class KerasRule(Rule):
         """Return the part of `path` that the rule may depend on: only Muon chooses by name."""
         return path if issubclass(getattr(keras.optimizers, self.params.name), _BY_PATH) else ""
 
-    def _initial_values(self, path: str, rank: int, dtype: tf.DType) -> dict[str, float | None]:
-        """Return the initial value of each slot, read from real variables of shape [2, 2, …]."""
+    def _beginnings_of(self, path: str, rank: int, dtype: tf.DType) -> dict[str, _Beginning]:
+        """Return what is known of each slot from real variables of shape [2, 3, …]."""
         key = (self._significant_path(path), rank, dtype)
-        if key not in self._initial:
+        if key not in self._beginnings:
             with tf.init_scope(), tf.device("CPU:0"):
-                template = _Template(self._make(), key[0], (2,) * rank, dtype)
-                self._initial[key] = {
-                    name: self._initial_value(name, slot, template.weight)
+                template = _Template(self._make(), key[0], tuple(range(2, 2 + rank)), dtype)
+                self._beginnings[key] = {
+                    name: _Beginning(
+                        self._initial_value(name, slot, template.weight),
+                        tuple(slot.shape[:1]) == (2,),
+                    )
                     for name, slot in template.slots.items()
                 }
-        return self._initial[key]
+        return self._beginnings[key]
 
     def _initial_value(
         self, name: str, slot: keras.Variable, weight: keras.Variable
@@ -145,6 +158,13 @@ class KerasRule(Rule):
             f"{self.params.name}: its slot {name!r} begins neither with one value nor as a copy "
             "of the weight; write it as a Rule"
         )
+
+
+class _Beginning(NamedTuple):
+    """What a slot begins as, and whether it has the rows of its weight; see `SlotSpec`."""
+
+    initial: float | None
+    has_rows: bool
 
 
 class _Functional(keras.optimizers.Optimizer):
@@ -175,18 +195,22 @@ def _rate_in(dtype: tf.DType) -> Iterator[None]:
 
 
 class _Template:
-    """A Keras optimizer built for one weight of a shape and dtype."""
+    """A Keras optimizer built for one weight of a shape and dtype.
+
+    Its number of rows may be unknown; then every slot has the weight's shape or is a scalar.
+    """
 
     def __init__(
         self,
         optimizer: keras.optimizers.Optimizer,
         name: str,
-        shape: tuple[int, ...],
+        shape: _Shape,
         dtype: tf.DType,
     ) -> None:
+        known = tuple(1 if length is None else length for length in shape)
         self.weight = keras.Variable(
             initializer=keras.initializers.Constant(_UNLIKELY),
-            shape=shape,
+            shape=known,
             dtype=dtype.name,
             name=name.replace("/", "_") or "weight",
         )
@@ -195,6 +219,10 @@ class _Template:
         self.step = optimizer.iterations
         self.rate = optimizer._learning_rate
         self.slots = dict(self._named_slots())
+        # Keras makes no variable of an unknown number of rows, but computes with one.
+        for variable in (self.weight, *self.slots.values()):
+            if variable.shape == known:
+                variable._shape = shape
 
     def _named_slots(self) -> Iterable[tuple[str, keras.Variable]]:
         """Yield (slot name, Keras variable) in the order in which Keras made them.

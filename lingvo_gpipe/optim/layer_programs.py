@@ -7,13 +7,14 @@ have equal configurations share one trace.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import tensorflow as tf
 from tensorflow.types.experimental import PolymorphicFunction
 
-from lingvo_gpipe.optim import averages
+from lingvo_gpipe.optim import averages, rows
 from lingvo_gpipe.optim.rule import Rule, RuleInputs
 
 Norms: TypeAlias = tuple[tf.Tensor, tf.Tensor]
@@ -30,6 +31,8 @@ class WeightConfig:
         slots: name and shape of each.
         decay: coefficient of the weight decay.
         rate_factor: factor of the learning rate.
+        row_slots: names of the slots that have the weight's rows, if only rows with a gradient
+            change; None: all rows change.
     """
 
     shape: tuple[int, ...]
@@ -37,6 +40,7 @@ class WeightConfig:
     slots: tuple[tuple[str, tuple[int, ...]], ...]
     decay: float
     rate_factor: float
+    row_slots: frozenset[str] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -195,12 +199,14 @@ def _update_function(
         for path, config, weight, gradient, old_slots in zip(
             paths, configs, weights, gradients, slots, strict=True
         ):
-            whole = _whole_gradient(config, weight, gradient, scalars.inverse)
-            if scalars.clip is not None:
-                whole *= tf.cast(scalars.clip, whole.dtype)
             rate = scalars.rate if config.rate_factor == 1.0 else scalars.rate * config.rate_factor
-            inputs = RuleInputs(path, weight, whole, old_slots, rate, scalars.step)
-            new, changed = rule.update(inputs)
+            inputs = RuleInputs(path, weight, gradient, old_slots, rate, scalars.step)
+            update_whole = functools.partial(_update_weight, rule, config, scalars)
+            if config.row_slots is None:
+                new, changed = update_whole(inputs)
+            else:
+                update_rows = rows.only_rows if rule.is_elementwise else rows.masked
+                new, changed = update_rows(update_whole, inputs, config.row_slots)
             new_weights.append(choose(scalars.finite, new, weight))
             new_slots += [choose(scalars.finite, changed[n], old) for n, old in old_slots.items()]
         new_averages = [
@@ -210,6 +216,16 @@ def _update_function(
         return new_weights + new_slots + new_averages
 
     return update
+
+
+def _update_weight(
+    rule: Rule, config: WeightConfig, scalars: StepScalars, inputs: RuleInputs
+) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    """Return the new weight and slots; `inputs` has the gradient that the update received."""
+    whole = _whole_gradient(config, inputs.weight, inputs.gradient, scalars.inverse)
+    if scalars.clip is not None:
+        whole *= tf.cast(scalars.clip, whole.dtype)
+    return rule.update(dataclasses.replace(inputs, gradient=whole))
 
 
 def _whole_gradient(

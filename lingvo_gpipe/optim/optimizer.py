@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -33,6 +33,12 @@ class Optimizer(hyperparams.Configurable):
         )
         groups: tuple[tuple[str, float], ...] = hyperparams.field(
             (), "(pattern of weight paths, factor of their rate); the first that matches counts."
+        )
+        lazy: tuple[str, ...] = hyperparams.field(
+            (),
+            "Patterns of paths of tables. A row of them whose gradient in an update is all zero "
+            "keeps its weight and its row of each slot, and is not decayed. Adam with it is not "
+            "Adam: the momentum of a row that does not occur keeps its value.",
         )
 
     params: Params
@@ -71,15 +77,59 @@ class Optimizer(hyperparams.Configurable):
         """
         paths = list(paths)
         for pattern, _ in self.params.groups:
-            if not fnmatch.filter(paths, pattern):
-                near = errors.nearest(pattern.strip("*"), paths) or sorted(paths)[:3]
-                raise errors.OptimizerError(
-                    f"optimizer.groups: pattern {pattern!r} matches no weight; nearest "
-                    f"{', '.join(near)}"
-                )
+            _matches("groups", pattern, paths)
         return {
             path: next(
                 (f for pattern, f in self.params.groups if fnmatch.fnmatchcase(path, pattern)), 1.0
             )
             for path in paths
         }
+
+    def lazy_paths(self, specs: Mapping[str, base.VariableSpec]) -> frozenset[str]:
+        """Return the weights of which an update changes only the rows that have a gradient.
+
+        Args:
+            specs: of the weights, by path.
+
+        Raises:
+            OptimizerError: a pattern matches no weight, one that has no rows, or one all of whose
+                rows have a gradient in every update.
+        """
+        lazy: set[str] = set()
+        for pattern in self.params.lazy:
+            for path in _matches("lazy", pattern, specs):
+                _check_table(pattern, specs[path], specs)
+                lazy.add(path)
+        return frozenset(lazy)
+
+
+def _check_table(
+    pattern: str, spec: base.VariableSpec, specs: Mapping[str, base.VariableSpec]
+) -> None:
+    where = f"optimizer.lazy: pattern {pattern!r} matches {spec.path}"
+    if len(spec.shape) < 2:
+        tables = [path for path, other in specs.items() if len(other.shape) > 1]
+        raise errors.OptimizerError(
+            f"{where} of shape {list(spec.shape)}, which has no rows; nearest "
+            f"{', '.join(_nearest(pattern, tables)) or 'none'}"
+        )
+    if spec.all_rows:
+        raise errors.OptimizerError(
+            f"{where}, the kernel of a softmax over its rows: all of them have a gradient in "
+            "every update, and the option would do nothing. Remove the pattern, or the tie"
+        )
+
+
+def _matches(field: str, pattern: str, paths: Iterable[str]) -> list[str]:
+    paths = list(paths)
+    found = fnmatch.filter(paths, pattern)
+    if not found:
+        raise errors.OptimizerError(
+            f"optimizer.{field}: pattern {pattern!r} matches no weight; nearest "
+            f"{', '.join(_nearest(pattern, paths))}"
+        )
+    return found
+
+
+def _nearest(pattern: str, paths: Iterable[str]) -> list[str]:
+    return errors.nearest(pattern.strip("*"), paths) or sorted(paths)[:3]

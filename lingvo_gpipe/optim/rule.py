@@ -22,6 +22,8 @@ class SlotSpec:
         shape: static.
         dtype: dtype of the slot.
         initial: the value that fills it at first; None: it begins as a copy of the weight.
+        has_rows: whether its first dimension counts the rows of the weight; None: if the two are
+            of equal length.
     """
 
     path: str
@@ -29,6 +31,7 @@ class SlotSpec:
     shape: tuple[int, ...]
     dtype: tf.DType
     initial: float | None
+    has_rows: bool | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -62,6 +65,16 @@ class Rule(hyperparams.Configurable):
 
     class Params(hyperparams.Configurable.Params):
         """Params of a rule."""
+
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether a new value depends on its own element, the rate and the step alone.
+
+        Its operations must also round alike in every shape. Then `Optimizer.Params.lazy` computes
+        some rows of a weight alone: `update` receives a weight, gradient and slots of fewer rows,
+        whose number is None in the static shapes.
+        """
+        return False
 
     @abc.abstractmethod
     def slots(self, path: str, shape: tuple[int, ...], dtype: tf.DType) -> tuple[SlotSpec, ...]:

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, packing
 from lingvo_gpipe.layers import base
-from lingvo_gpipe.optim import averages
+from lingvo_gpipe.optim import averages, rows
 from lingvo_gpipe.optim.averages import Average
 from lingvo_gpipe.optim.layer_programs import (
     LayerPrograms,
@@ -107,6 +107,7 @@ class Updater(hyperparams.Configurable):
         self.optimizer: Optimizer = params.optimizer.instantiate()
         self._programs = LayerPrograms(self.optimizer.rule)
         factors = self.optimizer.factors(self._weights)
+        lazy = self.optimizer.lazy_paths({path: specs[path] for path in self._weights})
         slots = {
             path: self.optimizer.rule.slots(path, tuple(variable.shape), variable.dtype)
             for path, variable in variables.items()
@@ -127,6 +128,7 @@ class Updater(hyperparams.Configurable):
                 slots=tuple((slot.slot, slot.shape) for slot in slots[path]),
                 decay=getattr(params.weight_decay, specs[path].group),
                 rate_factor=factors[path],
+                row_slots=rows.slots_of(slots[path], variable.shape[0]) if path in lazy else None,
             )
             for path, variable in variables.items()
         }

@@ -13,6 +13,7 @@ of shapes [...] and [..., k]. They are all that the next slice and the loss need
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Collection, Sequence
 from typing import Any, TypeAlias
@@ -79,7 +80,8 @@ class SoftmaxSlice(Layer):
                 self, self.kernel_init, self.kernel_init_args, ((self.vocabulary, depth), shape)
             )
             scaled = self.copy().set(kernel_init=name, kernel_init_args=arguments)
-            return dense.weights(scaled, shape, self.rows)
+            kernel, *bias = dense.weights(scaled, shape, self.rows)
+            return dataclasses.replace(kernel, all_rows=True), *bias
 
         def compared(self) -> tuple[str, ...]:
             """Return the label."""

@@ -1,0 +1,460 @@
+"""Updates of only those rows of a table that have a gradient: in NumPy, and bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import errors, layers, network, optim, packing, pipelining, task
+from lingvo_gpipe.input import InMemory
+from lingvo_gpipe.layers import base
+from lingvo_gpipe.optim import rows
+from lingvo_gpipe.run import learner, loop
+
+Array = np.ndarray[Any, Any]
+
+ROWS, UNITS = 7, 5
+# Rows with a gradient in each of five updates: row 6 in none of them, row 2 in one.
+TOUCHED: tuple[list[int], ...] = ([0, 1, 4], [1, 2], [], [0, 5, 3], [1])
+# All exact in float32, by way of which Keras takes some of its constants.
+BETA, BETA_2, RATE, EPSILON = 0.875, 0.75, 0.0625, 2.0**-20
+RULES: dict[str, dict[str, Any]] = {
+    "Adam": {
+        "name": "Adam",
+        "config": {"beta_1": BETA, "beta_2": BETA_2, "epsilon": EPSILON},
+    },
+    "AMSGrad": {"name": "Adam", "config": {"amsgrad": True}},
+    "AdamW": {"name": "AdamW", "config": {"weight_decay": 0.1}},
+    "SGD": {"name": "SGD"},
+    "momentum": {"name": "SGD", "config": {"momentum": BETA}},
+    "nesterov": {
+        "name": "SGD",
+        "config": {"momentum": BETA, "nesterov": True, "weight_decay": 0.1},
+    },
+    "Nadam": {"name": "Nadam"},
+    "Keras' RMSprop": {"name": "RMSprop", "config": {"momentum": BETA, "centered": True}},
+    "Adagrad": {"name": "Adagrad"},
+    "RMSProp": {"rule": optim.RMSProp.Params(momentum=BETA)},
+    "clipped Adam": {"name": "Adam", "config": {"clipnorm": 0.5}},
+    "Lamb": {"name": "Lamb"},
+    "Keras' Adafactor": {"name": "Adafactor"},
+    "Adafactor": {"rule": optim.Adafactor.Params(min_factored=2, momentum=BETA)},
+    "whole Adafactor": {"rule": optim.Adafactor.Params()},
+}
+ELEMENTWISE = list(RULES)[: list(RULES).index("Keras' RMSprop")]
+
+
+def draw(seed: int, shape: tuple[int, ...], dtype: Any = np.float32) -> Array:
+    return np.asarray(np.random.RandomState(seed).randn(*shape), dtype)
+
+
+def gradient(number: int, shape: tuple[int, ...], dtype: Any = np.float32) -> Array:
+    """Return the gradient of an update, zero except in its rows; one element of those is 0 too."""
+    value = np.zeros(shape, dtype)
+    touched = TOUCHED[number]
+    value[touched] = draw(number + 1, (len(touched), *shape[1:]), dtype)
+    value[touched, ..., 0] = 0.0
+    return value
+
+
+class Tables:
+    """Two tables of equal values, of which the second may be lazy, and their updater."""
+
+    def __init__(
+        self,
+        rule: str,
+        lazy: tuple[str, ...] = (),
+        *,
+        shape: tuple[int, ...] = (ROWS, UNITS),
+        dtype: Any = np.float32,
+        **more: Any,
+    ) -> None:
+        self.shape = shape
+        self.weights = {p: tf.Variable(draw(0, shape, dtype)) for p in ("plain/t", "lazy/t")}
+        specs = {
+            path: base.VariableSpec(path, shape, v.dtype, base.initializer("zeros"))
+            for path, v in self.weights.items()
+        }
+        own = optim.Optimizer.Params(learning_rate=RATE, lazy=lazy, **RULES[rule])
+        self.updater: optim.Updater = optim.Updater.Params(optimizer=own, **more).instantiate(
+            variables=self.weights,
+            specs=specs,
+            device_of=lambda _: "CPU:0",
+            layer_of=lambda path: path.split("/")[0],
+        )
+
+    def apply(self, value: Array, number: int, **more: Any) -> dict[str, Any]:
+        step = tf.constant(number, tf.int64)
+        given = dict.fromkeys(self.weights, tf.constant(value))
+        return self.updater.apply(given, step=step, **more)
+
+    def run(self) -> None:
+        dtype = next(iter(self.weights.values())).dtype.as_numpy_dtype
+        for number in range(len(TOUCHED)):
+            self.apply(gradient(number, self.shape, dtype), number)
+
+    def values(self, path: str = "lazy/t") -> dict[str, Array]:
+        slots = {slot: v for (owner, slot), v in self.updater.slots.items() if owner == path}
+        found = {"weight": self.weights[path], **slots}
+        if path in self.updater.averages:
+            found["average"] = self.updater.averages[path]
+        return {name: v.numpy() for name, v in found.items()}
+
+
+def same(one: Mapping[str, Array], other: Mapping[str, Array]) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        np.testing.assert_array_equal(other[name], value, err_msg=name, strict=True)
+
+
+# --- against NumPy --------------------------------------------------------------------------------
+
+
+def numpy_adam(weight: Array, gradients: list[Array]) -> dict[str, Array]:
+    m, v = np.zeros_like(weight), np.zeros_like(weight)
+    for t, g in enumerate(gradients, 1):
+        for row in np.flatnonzero(g.any(1)):
+            m[row] = BETA * m[row] + (1 - BETA) * g[row]
+            v[row] = BETA_2 * v[row] + (1 - BETA_2) * g[row] ** 2
+            rate = RATE * np.sqrt(1 - BETA_2**t) / (1 - BETA**t)
+            weight[row] -= rate * m[row] / (np.sqrt(v[row]) + EPSILON)
+    return {"weight": weight, "momentums": m, "velocities": v}
+
+
+def numpy_momentum(weight: Array, gradients: list[Array]) -> dict[str, Array]:
+    m = np.zeros_like(weight)
+    for g in gradients:
+        for row in np.flatnonzero(g.any(1)):
+            m[row] = BETA * m[row] - RATE * g[row]
+            weight[row] += m[row]
+    return {"weight": weight, "momentums": m}
+
+
+def numpy_adafactor(weight: Array, gradients: list[Array]) -> dict[str, Array]:
+    """The column goes on in every update, and so does what rows are divided by."""
+    r, c, m = np.zeros(len(weight)), np.zeros(weight.shape[1]), np.zeros_like(weight)
+    for t, g in enumerate(gradients, 1):
+        beta = 1 - float(t) ** -0.8
+        square = g**2 + 1e-30
+        new_r = beta * r + (1 - beta) * square.mean(1)
+        c = beta * c + (1 - beta) * square.mean(0)
+        change = g / np.sqrt(np.outer(new_r, c) / new_r.mean())
+        change = RATE * change / max(1.0, np.sqrt((change**2).mean()))
+        for row in np.flatnonzero(g.any(1)):
+            r[row] = new_r[row]
+            m[row] = BETA * m[row] + (1 - BETA) * change[row]
+            weight[row] -= m[row]
+    return {"weight": weight, "row": r, "column": c, "momentum": m}
+
+
+REFERENCES: dict[str, Callable[[Array, list[Array]], dict[str, Array]]] = {
+    "Adam": numpy_adam,
+    "momentum": numpy_momentum,
+    "Adafactor": numpy_adafactor,
+}
+
+
+def assert_as_in_numpy(rule: str, shape: tuple[int, ...]) -> None:
+    found = Tables(rule, ("lazy/*",), shape=shape, dtype=np.float64)
+    found.run()
+    gradients = [gradient(number, shape, np.float64) for number in range(len(TOUCHED))]
+    expected = REFERENCES[rule](draw(0, shape, np.float64), gradients)
+    values = found.values()
+    assert values.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(values[name], value, rtol=1e-11, atol=1e-13, err_msg=name)
+    np.testing.assert_array_equal(values["weight"][6], draw(0, shape, np.float64)[6])
+
+
+@pytest.mark.parametrize("shape", [(ROWS, UNITS), (ROWS, ROWS)], ids=str)
+@pytest.mark.parametrize("rule", list(REFERENCES))
+def test_five_updates_are_those_of_numpy(rule: str, shape: tuple[int, ...]) -> None:
+    """In a square table, row and column of Adafactor have one shape."""
+    assert_as_in_numpy(rule, shape)
+
+
+@pytest.mark.parametrize("rule", list(REFERENCES))
+def test_a_slot_that_decays_in_rows_without_gradient_is_found(
+    rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken on purpose."""
+    monkeypatch.setattr(rows, "slots_of", lambda *_: frozenset())
+    monkeypatch.setattr(rows, "only_rows", rows.masked)
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        assert_as_in_numpy(rule, (ROWS, UNITS))
+
+
+@pytest.mark.parametrize("rule", list(REFERENCES))
+def test_without_the_option_the_updates_are_others(rule: str) -> None:
+    found = Tables(rule, ("lazy/*",))
+    found.run()
+    assert (found.values()["weight"] != found.values("plain/t")["weight"]).any()
+
+
+# --- bit by bit -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", list(RULES))
+def test_rows_with_a_gradient_get_the_bits_of_the_whole_update(rule: str) -> None:
+    """Each update begins with equal values in both tables; the definition, for every rule."""
+    found = Tables(
+        rule, ("lazy/*",), clip_norm=0.5, weight_decay=optim.WeightDecay.Params(kernel=0.1)
+    )
+    for number, touched in enumerate(TOUCHED):
+        before = found.values()
+        for (path, slot), variable in found.updater.slots.items():
+            if path == "plain/t":
+                variable.assign(before[slot])
+        found.weights["plain/t"].assign(before["weight"])
+        found.apply(gradient(number, found.shape), number)
+        plain, lazy = found.values("plain/t"), found.values()
+        for name, value in lazy.items():
+            if value.shape[:1] == (ROWS,):
+                untouched = [row for row in range(ROWS) if row not in touched]
+                np.testing.assert_array_equal(value[touched], plain[name][touched])
+                np.testing.assert_array_equal(value[untouched], before[name][untouched])
+            else:
+                np.testing.assert_array_equal(value, plain[name])
+
+
+@pytest.mark.parametrize("shape", [(ROWS, UNITS), (9, 2, 3)], ids=str)
+@pytest.mark.parametrize("rule", list(RULES))
+def test_a_table_all_of_whose_rows_have_a_gradient_is_updated_as_without(
+    rule: str, shape: tuple[int, ...]
+) -> None:
+    found = Tables(rule, ("lazy/*",), shape=shape)
+    for number in range(3):
+        found.apply(draw(number + 1, shape), number)
+    same(found.values(), found.values("plain/t"))
+
+
+@pytest.mark.parametrize("rule", list(RULES))
+def test_without_patterns_no_bit_changes(rule: str) -> None:
+    one, other = Tables(rule), Tables(rule, ("lazy/*",))
+    one.run()
+    other.run()
+    same(one.values(), one.values("plain/t"))
+    same(other.values("plain/t"), one.values("plain/t"))
+
+
+@pytest.mark.parametrize("shape", [(ROWS, UNITS), (1001, 37), (301, 3, 11)], ids=str)
+@pytest.mark.parametrize("rule", ELEMENTWISE)
+def test_rows_alone_have_the_bits_of_masks(
+    rule: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more: dict[str, Any] = {
+        "clip_norm": 0.5,
+        "weight_decay": optim.WeightDecay.Params(kernel=0.1),
+        "average": optim.Average.Params(decay=0.5),
+    }
+    found = []
+    for masked in (False, True):
+        with monkeypatch.context() as patch:
+            if masked:
+                patch.setattr(rows, "only_rows", rows.masked)
+            tables = Tables(rule, ("lazy/*",), shape=shape, **more)
+            assert tables.updater.optimizer.rule.is_elementwise
+            for number in range(4):
+                value = draw(number + 1, shape)
+                value[np.random.RandomState(number).rand(shape[0]) < 0.7] = 0.0
+                tables.apply(value, number)
+        found.append(tables.values())
+    same(*found)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in ELEMENTWISE])
+def test_rules_whose_bits_depend_on_other_rows_are_masked(rule: str) -> None:
+    assert not Tables(rule).updater.optimizer.rule.is_elementwise
+
+
+# --- beside what else an update does --------------------------------------------------------------
+
+
+def test_weight_decay_leaves_rows_without_gradient_and_the_norm_counts_them() -> None:
+    decay = optim.WeightDecay.Params(kernel=0.1)
+    lazy, plain = (Tables("SGD", p, weight_decay=decay) for p in (("*",), ()))
+    one, other = (tables.apply(gradient(0, tables.shape), 0) for tables in (lazy, plain))
+    for name in ("gradient_norm", "weight_decay_loss"):
+        np.testing.assert_array_equal(one[name], other[name])
+    start = draw(0, lazy.shape)
+    changed = (lazy.values()["weight"] != start).any(1)
+    np.testing.assert_array_equal(np.flatnonzero(changed), TOUCHED[0])
+    assert (plain.values()["weight"] != start).any(1).all()
+
+
+def test_averages_of_all_rows_go_on() -> None:
+    found = Tables("SGD", ("*",), average=optim.Average.Params(decay=0.5, warmup=False))
+    found.apply(gradient(0, found.shape), 0)
+    before = found.values()
+    found.apply(gradient(2, found.shape), 1)  # no row has a gradient
+    after = found.values()
+    np.testing.assert_array_equal(after["weight"], before["weight"])
+    expected = before["average"] + 0.5 * (before["weight"] - before["average"])
+    np.testing.assert_allclose(after["average"], expected, rtol=1e-6)
+    assert (after["average"] != before["average"]).any(1)[TOUCHED[0]].all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("rule", ["Adam", "Adafactor"])
+def test_a_bad_gradient_changes_nothing_with_the_guard_and_its_rows_without(
+    rule: str, bad: float
+) -> None:
+    given = gradient(0, (ROWS, UNITS))
+    given[3, 1] = bad
+    guarded, open_ = (Tables(rule, ("*",), finite_guard=guard) for guard in (True, False))
+    before = guarded.values()
+    assert not guarded.apply(given, 0)["finite"]
+    same(guarded.values(), before)
+    open_.apply(given, 0)
+    assert np.isnan(open_.values()["weight"][3]).any()
+    np.testing.assert_array_equal(open_.values()["weight"][6], before["weight"][6])
+
+
+def test_a_loss_scale_changes_no_bit() -> None:
+    scaled = Tables("Adam", ("*",), loss_scale=optim.LossScale.Params(initial=1024.0))
+    plain = Tables("Adam", ("*",))
+    for number in range(len(TOUCHED)):
+        scale = scaled.updater.loss_scale
+        assert scale is not None
+        value = gradient(number, plain.shape)
+        scaled.apply(value * scale.numpy(), number, loss_scale=scale)
+        plain.apply(value, number)
+    same(scaled.values(), plain.values())
+
+
+# --- in a network ---------------------------------------------------------------------------------
+
+
+class Words(InMemory):
+    """Sentences of 3 of 20 ids with a label; ids above 15 do not occur."""
+
+    class Params(InMemory.Params):
+        """Params of Words."""
+
+    def example_spec(self) -> dict[str, tf.TensorSpec]:
+        return {"ids": tf.TensorSpec([3], tf.int32), "label": tf.TensorSpec([], tf.int32)}
+
+    def arrays(self) -> Mapping[str, Mapping[str, Array]]:
+        random = np.random.RandomState(1)
+        ids = random.randint(0, 16, (32, 3)).astype(np.int32)
+        return {"train": {"ids": ids, "label": ids[:, 0] % 2}, "test": {}}
+
+
+def words_task(**train: Any) -> Any:
+    own = {
+        "optimizer": optim.Optimizer.Params(name="Adam", learning_rate=0.1, lazy=("words/table",)),
+        "clip_norm": 0.5,
+        "max_steps": 6,
+        "save_interval_steps": 3,
+        "log_interval_steps": 1,
+    }
+    return task.Task.Params(
+        model=pipelining.PipeliningLayer.Params(
+            layers=[
+                layers.Embedding.Params(name="words", vocabulary=20, units=4, reads=("ids",)),
+                layers.Flatten.Params(name="flat"),
+                layers.Softmax.Params(name="head", classes=2, reads=("x", "label")),
+            ],
+            num_partitions=2,
+            num_micro_batches=2,
+            seed=3,
+        ),
+        input=Words.Params(batch_size=4),
+        train=task.Train(**{**own, **train}),
+    )
+
+
+# A mini-batch of two micro-batches; replicas take one each.
+FIRST, SECOND = [[0, 1, 2], [2, 2, 3], [7, 7, 8], [8, 9, 7]], [[3, 4, 2], [3, 3, 3]] * 2
+
+
+def learned(num_replicas: int, *batches: list[list[int]], dtype: str = "float64") -> Any:
+    params = words_task()
+    params.model.set(num_replicas=num_replicas, dtype=dtype)
+    given = [{"ids": tf.constant(b), "label": tf.constant([0, 1, 1, 0])} for b in batches]
+    made = learner.Learner(params, given[0])
+    before = made.pipe.by_path["words/table"].numpy()
+    made.update(given)
+    after = {key: variable.numpy() for key, variable in made.variables.items()}
+    changed = (after["variables/words/table"] != before).any(1)
+    return after, set(np.flatnonzero(changed))
+
+
+def test_rows_of_any_mini_batch_and_replica_count() -> None:
+    one, touched = learned(1, FIRST, SECOND)
+    assert touched == {0, 1, 2, 3, 4, 7, 8, 9}
+    two, again = learned(2, FIRST, SECOND)
+    assert again == touched
+    for key, value in one.items():
+        np.testing.assert_allclose(two[key], value, rtol=1e-9, atol=1e-12, err_msg=key)
+    assert learned(2, FIRST)[1] == {0, 1, 2, 3, 7, 8, 9}
+
+
+def test_variables_on_workers_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, _ = learned(1, FIRST, SECOND, dtype="float32")
+    monkeypatch.setattr(packing, "is_packed", lambda _: True)
+    packed, _ = learned(1, FIRST, SECOND, dtype="float32")
+    same(packed, plain)
+
+
+def checkpoint(prefix: str) -> dict[str, Array]:
+    reader = tf.train.load_checkpoint(prefix)
+    names = reader.get_variable_to_shape_map()
+    ours = [name for name in names if not name.startswith(("_CHECKPOINT", "save_counter"))]
+    return {name: np.asarray(reader.get_tensor(name)) for name in ours}
+
+
+def test_a_resumed_run_has_the_bits_of_a_whole_one(tmp_path: Path) -> None:
+    whole = loop.run(words_task(), tmp_path / "whole")
+    for max_steps in (2, 5, 6):
+        parts = loop.run(words_task(max_steps=max_steps), tmp_path / "parts")
+    same(checkpoint(parts.checkpoint), checkpoint(whole.checkpoint))
+
+
+# --- refused --------------------------------------------------------------------------------------
+
+
+def make(net: list[Any], *lazy: str) -> None:
+    ids = tf.TensorSpec([4, 3], tf.int32)
+    params = pipelining.PipeliningLayer.Params(layers=net)
+    specs = network.analyze(params, {"ids": ids, "label": ids}).variables
+    own = optim.Optimizer.Params(name="SGD", learning_rate=0.1, lazy=lazy).instantiate()
+    assert own.lazy_paths(specs) == {"emb/table"}
+
+
+def embedding(name: str, reads: str = "ids", **more: Any) -> Any:
+    return layers.Embedding.Params(name=name, vocabulary=9, units=4, reads=(reads,), **more)
+
+
+def head(**more: Any) -> Any:
+    return layers.SequenceSoftmax.Params(name="head", vocabulary=9, reads=("x", "label"), **more)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        ("embed/table", "pattern 'embed/table' matches no weight; nearest emb/table"),
+        ("head/bias", r"'head/bias' matches head/bias of shape \[9\], which has no rows; nearest"),
+        ("head/kernel", "matches head/kernel, the kernel of a softmax over its rows: all of them"),
+    ],
+)
+def test_a_pattern_that_matches_no_sparse_table_is_refused(pattern: str, text: str) -> None:
+    with pytest.raises(errors.OptimizerError, match=rf"^optimizer.lazy: .*{text}"):
+        make([embedding("emb", writes=("x",)), head()], "emb/*", pattern)
+
+
+def test_a_table_that_a_softmax_shares_is_refused() -> None:
+    tied = head(tie={"kernel": "emb/table"})
+    with pytest.raises(errors.OptimizerError, match=r"emb/table, the kernel of .* or the tie$"):
+        make([embedding("emb", writes=("x",)), tied], "emb/table")
+
+
+def test_a_table_that_two_embeddings_share_is_lazy() -> None:
+    other = embedding("other", "label", writes=("y",), tie={"table": "emb/table"})
+    both = layers.Add.Params(reads=("x", "y"), writes=("x",))
+    make([embedding("emb", writes=("x",)), other, both, head()], "emb/*")

@@ -16,7 +16,7 @@ WORKER_SUPERVISOR, WORKER = "worker's supervisor", "worker"
 REMOVER = "remover of temporary files"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _SERVER = "lingvo_gpipe.cluster.worker_server"
-_TRAINER = "lingvo_gpipe.trainer"
+TRAINER = "lingvo_gpipe.trainer"
 _JOB = "--job=worker"
 _CHANNEL = "LINGVO_GPIPE_SUPERVISOR="
 # Files that are there while something is written, and never after a run.
@@ -75,7 +75,7 @@ def _read(pid: int, notes: Path) -> Process | None:
         return None
     if _SERVER in words:
         role = WORKER
-    elif _TRAINER not in words:
+    elif TRAINER not in words:
         role = REMOVER
     elif any(entry.startswith(_CHANNEL.encode()) for entry in environment):
         role = CHIEF

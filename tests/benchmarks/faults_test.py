@@ -18,6 +18,8 @@ from benchmarks.faults import disturbed, notes, processes, soak
 from benchmarks.faults.recipes import digits
 from lingvo_gpipe import registry, trainer
 
+_SLEEP = "import time; time.sleep(60)"
+
 
 def test_each_fault_comes_in_each_phase() -> None:
     cases = faults.cases(quick=False)
@@ -38,7 +40,7 @@ def test_checkpoints_are_the_same_by_their_bits() -> None:
 def test_processes_of_a_run_are_found_by_their_notes(tmp_path: Path) -> None:
     path = tmp_path / "notes"
     with subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(60)", "--job=worker"],
+        [sys.executable, "-c", _SLEEP, processes.TRAINER, "--job=worker"],
         env={**os.environ, notes.FILE: str(path)},
     ) as sleeping:
         try:
@@ -51,6 +53,18 @@ def test_processes_of_a_run_are_found_by_their_notes(tmp_path: Path) -> None:
         finally:
             sleeping.kill()
     assert processes.of_run(path) == []
+
+
+def test_what_removes_temporary_files_is_not_taken_for_the_parent(tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    with subprocess.Popen(
+        [sys.executable, "-c", _SLEEP], env={**os.environ, notes.FILE: str(path)}
+    ) as sleeping:
+        try:
+            (found,) = wait_for_processes(path)
+            assert found.role == processes.REMOVER
+        finally:
+            sleeping.kill()
 
 
 def wait_for_processes(path: Path) -> list[processes.Process]:

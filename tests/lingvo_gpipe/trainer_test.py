@@ -259,7 +259,7 @@ RATE_CONFIG = f"{RATE}.config.initial_learning_rate"
         ("train.optimizer=Adam", "set one of its fields: 'train.optimizer.name' (now 'Adam')"),
         ("train.optimizer.cls=os.system", "nearest 'model.cells'"),
         ("model.nam=os.system", "nearest 'name', 'model.layers[0].name', 'model.name'"),
-        ("model.layer=3", "nearest 'model.layers', 'model.layers[0]'"),
+        ("model.layer=3", "'model.layers', 'model.layers[0]', 'train.optimizer.lazy'"),
     ],
 )
 def test_an_override_is_suggested_if_it_works_and_names_no_foreign_code(

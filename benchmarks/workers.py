@@ -224,7 +224,7 @@ def translations(folder: Path, flags: Sequence[str], over: str) -> int:
         files = [
             f"--params_override=decode.{k}={v}" for k, v in (("input", source), ("output", target))
         ]
-        decode = [flag for flag in flags if not flag.startswith(("--mode", "--save"))]
+        decode = [flag for flag in flags if not flag.startswith(("--mode=", "--save"))]
         run([*decode, "--mode=decode", f"--logdir={folder}", *files, *extra], Path(f"{target}.log"))
         texts.append(target.read_text())
     is_same = texts[0] == texts[1] and texts[0].count("\n") == len(SENTENCES)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -77,3 +78,9 @@ class Tiny(registry.Model):
 
     def task(self) -> Any:
         return tiny_task()
+
+
+def stop_after(updates: int) -> Callable[[], bool]:
+    """Return a `should_stop` that is true after this number of updates."""
+    asked = itertools.count()
+    return lambda: next(asked) >= updates

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import saved
+
 ROOT = str(Path(__file__).parents[3])
 LIMIT_S = 240.0
 
@@ -43,14 +45,6 @@ def finish(process: subprocess.Popen[str]) -> str:
         raise
     assert process.returncode == 0, out
     return out
-
-
-def saved(folder: Path) -> dict[str, np.ndarray]:
-    """Return all values of a run's last checkpoint, by key; not TensorFlow's count of its saves."""
-    reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(folder / "checkpoints")))
-    names = reader.get_variable_to_shape_map()
-    ours = [name for name in names if not name.startswith(("_CHECKPOINT", "save_counter"))]
-    return {name: np.asarray(reader.get_tensor(name)) for name in ours}
 
 
 def children(pid: int) -> dict[int, list[str]]:
@@ -95,7 +89,10 @@ def test_workers_have_the_bits_of_one_process_and_survive_a_kill(tmp_path: Path)
         [line for line in each.splitlines() if line.startswith("test ")] for each in (alone, out)
     ]
     assert results[0] == results[1]
-    expected, found = saved(tmp_path / "alone"), saved(tmp_path / "workers")
+    expected, found = (
+        saved.values(tf.train.latest_checkpoint(str(tmp_path / name / "checkpoints")))
+        for name in ("alone", "workers")
+    )
     assert expected.keys() == found.keys()
     different = [key for key, value in expected.items() if not np.array_equal(value, found[key])]
     assert different == []

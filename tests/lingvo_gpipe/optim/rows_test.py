@@ -15,6 +15,7 @@ from lingvo_gpipe.input import InMemory
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.optim import rows
 from lingvo_gpipe.run import learner, loop
+from tests import saved
 
 Array = np.ndarray[Any, Any]
 
@@ -402,18 +403,11 @@ def test_variables_on_workers_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> 
     same(packed, plain)
 
 
-def checkpoint(prefix: str) -> dict[str, Array]:
-    reader = tf.train.load_checkpoint(prefix)
-    names = reader.get_variable_to_shape_map()
-    ours = [name for name in names if not name.startswith(("_CHECKPOINT", "save_counter"))]
-    return {name: np.asarray(reader.get_tensor(name)) for name in ours}
-
-
 def test_a_resumed_run_has_the_bits_of_a_whole_one(tmp_path: Path) -> None:
     whole = loop.run(words_task(), tmp_path / "whole")
     for max_steps in (2, 5, 6):
         parts = loop.run(words_task(max_steps=max_steps), tmp_path / "parts")
-    same(checkpoint(parts.checkpoint), checkpoint(whole.checkpoint))
+    same(saved.values(parts.checkpoint), saved.values(whole.checkpoint))
 
 
 # --- refused --------------------------------------------------------------------------------------

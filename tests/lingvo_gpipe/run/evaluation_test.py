@@ -18,7 +18,7 @@ from lingvo_gpipe.input import Batches
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.run import checkpoints, eval_mode, evaluation, loop, summaries, writers
 from lingvo_gpipe.run.checkpoints import files
-from tests.tiny_task import Points, one_layer_task, tiny_task
+from tests.tiny_task import Points, one_layer_task, stop_after, tiny_task
 
 CLASSES = ("red", "green", "blue")
 HELD_OUT = 13
@@ -264,12 +264,6 @@ def train_to(params: Any, folder: Path, step: int) -> Any:
     params.train.max_steps = step
     loop.run(params, folder)
     return params
-
-
-def stop_after(updates: int) -> Callable[[], bool]:
-    """Return a `should_stop` that is true after this number of updates."""
-    asked = itertools.count()
-    return lambda: next(asked) >= updates
 
 
 def test_following_keeps_the_best_checkpoint(tmp_path: Path) -> None:

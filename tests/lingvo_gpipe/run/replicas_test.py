@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, layers, optim, pipelining
 from lingvo_gpipe.run import loop
+from tests import saved
 from tests.tiny_task import tiny_task
 
 
@@ -27,15 +28,8 @@ def task(num_replicas: int, **train: Any) -> Any:
     return params
 
 
-def values(prefix: str) -> dict[str, np.ndarray]:
-    reader = tf.train.load_checkpoint(prefix)
-    names = reader.get_variable_to_shape_map()
-    ours = [name for name in names if not name.startswith(("_CHECKPOINT", "save_counter"))]
-    return {name: np.asarray(reader.get_tensor(name)) for name in ours}
-
-
 def assert_close(one: str, other: str) -> None:
-    first, second = values(one), values(other)
+    first, second = saved.values(one), saved.values(other)
     assert first.keys() == second.keys()
     for name, value in first.items():
         np.testing.assert_allclose(second[name], value, rtol=1e-9, atol=1e-12, err_msg=name)

@@ -37,6 +37,24 @@ def network(kind: str, num_cells: int = K) -> tuple[list[Any], dict[str, Any]]:
     return [*one * num_cells, error], {"x": x, "target": tf.zeros_like(x)}
 
 
+def updater(pipe: Any, **settings: Any) -> Any:
+    """Return an updater of a built pipeline by Adam.
+
+    Args:
+        pipe: the pipeline.
+        **settings: further fields of the updater's Params.
+    """
+    from lingvo_gpipe import optim
+
+    adam = optim.Optimizer.Params(name="Adam", learning_rate=0.001)
+    return optim.Updater.Params(optimizer=adam, **settings).instantiate(
+        variables=pipe.weights,
+        specs=pipe.analysis.variables,
+        device_of=pipe.executor.device_of,
+        layer_of=pipe.analysis.layer_of,
+    )
+
+
 def seconds(step: Any, count: int = 5) -> float:
     """Return the median seconds of `count` calls of `step`, after two that are not counted."""
     times = []

@@ -23,29 +23,23 @@ def measure(num_layers: int, optimized: bool) -> dict[str, float]:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
 
-    from lingvo_gpipe import layers, optim, pipelining
+    from benchmarks import blocks
+    from lingvo_gpipe import layers, pipelining
     from lingvo_gpipe.execution import placement
 
     placement.prepare_logical_cpus(K)
     placement.prepare_threads(K, os.cpu_count() or 1)
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not optimized})
     batch = {"x": tf.ones([ROWS, WIDTH]), "target": tf.zeros([ROWS, WIDTH])}
-    blocks = [layers.Dense.Params(units=WIDTH, activation="tanh") for _ in range(num_layers)]
+    hidden = [layers.Dense.Params(units=WIDTH, activation="tanh") for _ in range(num_layers)]
     start = time.perf_counter()
     pipe = pipelining.PipeliningLayer.Params(
-        layers=[*blocks, layers.MeanSquaredError.Params()],
+        layers=[*hidden, layers.MeanSquaredError.Params()],
         num_partitions=K,
         num_micro_batches=M,
     ).instantiate()
     pipe.build(batch)
-    updater = optim.Updater.Params(
-        optimizer=optim.Optimizer.Params(name="Adam", learning_rate=0.001), clip_norm=1.0
-    ).instantiate(
-        variables=pipe.weights,
-        specs=pipe.analysis.variables,
-        device_of=pipe.executor.device_of,
-        layer_of=pipe.analysis.layer_of,
-    )
+    updater = blocks.updater(pipe, clip_norm=1.0)
     built = time.perf_counter()
 
     @tf.function(autograph=False)

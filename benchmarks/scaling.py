@@ -37,7 +37,8 @@ def built(num_replicas: int) -> dict[str, float]:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
 
-    from lingvo_gpipe import layers, optim, pipelining
+    from benchmarks import blocks
+    from lingvo_gpipe import layers, pipelining
     from lingvo_gpipe.execution import placement
 
     num_devices = 2 * num_replicas
@@ -57,14 +58,7 @@ def built(num_replicas: int) -> dict[str, float]:
         num_replicas=num_replicas,
     ).instantiate()
     pipe.build(batch)
-    updater = optim.Updater.Params(
-        optimizer=optim.Optimizer.Params(name="Adam", learning_rate=0.001)
-    ).instantiate(
-        variables=pipe.weights,
-        specs=pipe.analysis.variables,
-        device_of=pipe.executor.device_of,
-        layer_of=pipe.analysis.layer_of,
-    )
+    updater = blocks.updater(pipe)
 
     @tf.function(autograph=False)
     def step(batch: Any, number: tf.Tensor) -> tf.Tensor:

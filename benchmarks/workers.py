@@ -25,9 +25,10 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+
+from benchmarks import saved
 
 PACKAGE = "--params_package=benchmarks.worker_models"
 CASES = {
@@ -118,16 +119,6 @@ def _kind(pid: int) -> str:
     return "worker" if "worker_server" in words else "chief"
 
 
-def saved(folder: Path) -> dict[str, Any]:
-    """Return every tensor of a run's last checkpoint, but TensorFlow's own count of saves."""
-    import tensorflow as tf
-
-    reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(folder / "checkpoints")))
-    names = reader.get_variable_to_shape_map()
-    ours = [name for name in names if not name.startswith(("_CHECKPOINT", "save_counter"))]
-    return {name: np.asarray(reader.get_tensor(name)) for name in ours}
-
-
 def curves(folder: Path) -> dict[tuple[str, str, int], float]:
     """Return (folder, tag, step) → value of every curve, but times and traces of a process."""
     import tensorflow as tf
@@ -155,7 +146,7 @@ def curves(folder: Path) -> dict[tuple[str, str, int], float]:
 
 def compare(one: Path, other: Path) -> str:
     """Return how two runs differ; empty: in nothing."""
-    ours, theirs = saved(one), saved(other)
+    ours, theirs = saved.values(one), saved.values(other)
     if ours.keys() != theirs.keys():
         return f"keys: {sorted(ours.keys() ^ theirs.keys())[:3]}"
     different = [name for name in ours if not np.array_equal(ours[name], theirs[name])]
@@ -204,7 +195,7 @@ def bits(names: Sequence[str]) -> int:
                 for label, folder in folders.items():
                     difference = compare(first, folder)
                     wrong += bool(difference)
-                    count = len(saved(first))
+                    count = len(saved.values(first))
                     points = len(curves(first).keys() & curves(folder).keys())
                     print(
                         f"{name}, {shape}, {label}: "

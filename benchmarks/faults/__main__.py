@@ -20,22 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import machine
+from benchmarks import machine, saved
 from benchmarks.faults import disturbed, soak
 from lingvo_gpipe import tensorflow_import
-
-
-def saved(folder: Path) -> dict[str, np.ndarray]:
-    """Return all values of a run's last checkpoint by key; not TensorFlow's count of its saves."""
-    import tensorflow as tf
-
-    prefix = tf.train.latest_checkpoint(str(folder / "checkpoints"))
-    if prefix is None:
-        return {}
-    reader = tf.train.load_checkpoint(prefix)
-    names = reader.get_variable_to_shape_map()
-    ours = [name for name in names if not name.startswith(("_CHECKPOINT", "save_counter"))]
-    return {name: np.asarray(reader.get_tensor(name)) for name in ours}
 
 
 def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
@@ -80,7 +67,7 @@ def run_all(chosen: Sequence[tuple[disturbed.Fault, str]], seed: int, every_line
     with tempfile.TemporaryDirectory(prefix="lingvo_gpipe_faults_") as temporary:
         base = Path(temporary)
         timings = disturbed.undisturbed(base / "undisturbed")
-        expected = saved(base / "undisturbed" / "run")
+        expected = saved.values(base / "undisturbed" / "run")
         print(f"undisturbed: {timings}; {len(expected)} tensors", flush=True)
         print(f"{'fault':<32} {'phase':<11} {'found s':>8} {'step s':>8}  bits  left behind")
         for number, (fault, phase) in enumerate(chosen):
@@ -91,7 +78,7 @@ def run_all(chosen: Sequence[tuple[disturbed.Fault, str]], seed: int, every_line
                 folder,
                 timings,
                 random.Random(f"{seed} {fault} {phase} {number}"),
-                lambda run: same(saved(run), expected),
+                lambda run: same(saved.values(run), expected),
             )
             outcomes.append(outcome)
             print(

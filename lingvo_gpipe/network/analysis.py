@@ -66,6 +66,14 @@ class Analysis(wired_layers.WiredLayers):
         """The replica that owns the variable at `path`."""
         return self._replica_of[path]
 
+    def owners(self, num_replicas: int) -> dict[str, int]:
+        """Return path → the replica that would own the variable of `num_replicas`."""
+
+        def device_of(path: str) -> int:
+            return self.cells[self.owner_cell(path)].device_number
+
+        return replicas.owners(self.variables, device_of, num_replicas)
+
     def training_pass(self, num_micro_batches: int) -> Pass:
         """Return the pass of training with M micro-batches: losses and gradients of weights.
 
@@ -156,10 +164,7 @@ class Analysis(wired_layers.WiredLayers):
 
     @functools.cached_property
     def _replica_of(self) -> dict[str, int]:
-        def device_of(path: str) -> int:
-            return self.cells[self.owner_cell(path)].device_number
-
-        return replicas.owners(self.variables, device_of, self.params.num_replicas)
+        return self.owners(self.params.num_replicas)
 
     @functools.cached_property
     def _cell_of(self) -> tuple[int, ...]:

@@ -173,11 +173,7 @@ def make(
     times = [slot_times.of_cell(analysis, cell, layer_times) for cell in analysis.cells]
     stream = links.Stream(analysis)
     all_links = links.links(analysis, stream)
-    owners = replicas.owners(
-        analysis.variables,
-        lambda path: analysis.cells[analysis.owner_cell(path)].device_number,
-        num_replicas,
-    )
+    owners = analysis.owners(num_replicas)
     exchange = Exchange(analysis, owners, num_replicas)
     link_s, sending = None, None
     in_seconds = profile or bool(cluster and cluster.flops)
@@ -187,22 +183,28 @@ def make(
     timeline = slot_times.timeline(analysis, stream, times, link_s)
     peaks = memory_timeline.peak_activations(analysis, stream, timeline, needs)
     slots = _slot_bytes(analysis, optimizer_params, averages)
-    parts = [
-        [
-            _variables(
-                analysis,
-                cell,
-                slots,
-                elsewhere={path for path, owner in owners.items() if owner != replica},
-                num_replicas=num_replicas,
-                accumulate=accumulate,
-                updates=optimizer_params is not None,
-            )
-            for replica in range(num_replicas)
-        ]
+    elsewhere = [
+        {path for path, owner in owners.items() if owner != replica}
+        for replica in range(num_replicas)
+    ]
+    variables = [
+        max(
+            (
+                _variables(
+                    analysis,
+                    cell,
+                    slots,
+                    elsewhere=paths,
+                    num_replicas=num_replicas,
+                    accumulate=accumulate,
+                    updates=optimizer_params is not None,
+                )
+                for paths in elsewhere
+            ),
+            key=lambda held: held.kept,
+        )
         for cell in analysis.cells
     ]
-    variables = [max(of_replicas, key=lambda held: held.kept) for of_replicas in parts]
     at_once = [0] * analysis.table.num_devices  # of an update
     for cell, held in zip(analysis.cells, variables, strict=True):
         at_once[cell.device_number] = max(at_once[cell.device_number], held.update)

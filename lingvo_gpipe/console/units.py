@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from lingvo_gpipe import errors
 
@@ -13,7 +13,7 @@ _FACTORS = {
     **{unit: 1024**power for power, unit in enumerate(_BINARY)},
     **{f"{letter}B".upper(): 1000**power for power, letter in enumerate(_DECIMAL)},
 }
-_COUNTS = {letter: 1000**power for power, letter in enumerate(_DECIMAL)}
+_COUNTS = {letter.lower(): 1000**power for power, letter in enumerate(_DECIMAL)}
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([A-Za-z]{0,3})", re.ASCII)
 
 
@@ -66,13 +66,13 @@ def parse_size(text: str) -> int:
     >>> parse_size("8GiB")
     8589934592
     """
-    match = _SIZE.fullmatch(text.strip())
     factors = {unit.lower(): factor for unit, factor in _FACTORS.items()} | {"": 1}
-    if match is None or match[2].lower() not in factors:
+    found = _scaled_number(text, factors)
+    if found is None:
         raise errors.ParamsError(
             f"{text[:40]!r} is not a size. Write a number and a unit, such as 8GiB, 512MiB or 16GB"
         )
-    return int(float(match[1]) * factors[match[2].lower()])
+    return found
 
 
 def parse_count(text: str) -> int:
@@ -84,12 +84,20 @@ def parse_count(text: str) -> int:
     >>> parse_count("2.5G")
     2500000000
     """
-    match = _SIZE.fullmatch(text.strip())
-    if match is None or match[2] not in _COUNTS:
+    found = _scaled_number(text, _COUNTS)
+    if found is None:
         raise errors.ParamsError(
             f"{text[:40]!r} is not a number. Write a number and a letter, such as 150T or 2.5G"
         )
-    return int(float(match[1]) * _COUNTS[match[2]])
+    return found
+
+
+def _scaled_number(text: str, factors: Mapping[str, int]) -> int | None:
+    """Return a number times the factor of its unit in lower case; None: it is not such a text."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or match[2].lower() not in factors:
+        return None
+    return int(float(match[1]) * factors[match[2].lower()])
 
 
 def table(rows: Iterable[Sequence[str]], align: str) -> list[str]:

@@ -22,6 +22,7 @@ from lingvo_gpipe.layers.context import Collected
 from lingvo_gpipe.nests import Nest, floating
 from lingvo_gpipe.network import replicas
 from lingvo_gpipe.network.wiring import FIELD
+from lingvo_gpipe.optim import rows
 from lingvo_gpipe.schedule.slot import Slot
 
 
@@ -171,17 +172,17 @@ class Executor:
         gradients = {}
         for path in of_replicas[0]:
             spec, owner = self.analysis.variables[path], self.device_of(path)
-            whole, rows = [], []
+            whole, parts_of_rows = [], []
             for share, parts in zip(shares, of_replicas, strict=True):
                 is_owner = share.replica == self.analysis.replica_of(path)
                 num_micro_batches = share.network_pass.num_micro_batches
                 if is_owner or not replicas.sends_rows(spec, num_micro_batches):
                     whole.append(parts[path])
                 else:
-                    rows.append(_nonzero_rows(parts[path]))
+                    parts_of_rows.append(_nonzero_rows(parts[path]))
             with tf.device(owner):
                 total = _sum(whole) if whole else tf.zeros(spec.shape, spec.dtype)
-                for numbers, values in rows:
+                for numbers, values in parts_of_rows:
                     total = tf.tensor_scatter_nd_add(total, numbers, values)
             gradients[path] = total
         return gradients
@@ -427,8 +428,7 @@ class _SlotCall:
 def _nonzero_rows(gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Return numbers [N, 1] and values of the rows that are not all zero, on their device."""
     with tf.device(gradient.device):
-        has_gradient = tf.reduce_any(tf.not_equal(gradient, 0), axis=range(1, gradient.shape.rank))
-        numbers = tf.where(has_gradient)
+        numbers = tf.where(rows.touched(gradient))
         return numbers, tf.gather_nd(gradient, numbers)
 
 

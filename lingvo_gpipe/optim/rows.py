@@ -34,10 +34,10 @@ def masked(update: _Update, inputs: RuleInputs, row_slots: Collection[str]) -> _
         inputs: its gradient is summed over the update, without weight decay.
         row_slots: names of the slots that have the weight's rows.
     """
-    touched = _touched(inputs.gradient)
+    changed = touched(inputs.gradient)
 
     def chosen(new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
-        return tf.where(tf.reshape(touched, [-1] + [1] * (new.shape.rank - 1)), new, old)
+        return tf.where(tf.reshape(changed, [-1] + [1] * (new.shape.rank - 1)), new, old)
 
     weight, slots = update(inputs)
     return chosen(weight, inputs.weight), {
@@ -48,7 +48,7 @@ def masked(update: _Update, inputs: RuleInputs, row_slots: Collection[str]) -> _
 
 def only_rows(update: _Update, inputs: RuleInputs, row_slots: Collection[str]) -> _Updated:
     """Compute what `masked` computes, from the rows that have a gradient; see there."""
-    numbers = tf.where(_touched(inputs.gradient))
+    numbers = tf.where(touched(inputs.gradient))
 
     def gathered(value: tf.Tensor) -> tf.Tensor:
         return tf.gather(value, numbers[:, 0])
@@ -72,6 +72,6 @@ def only_rows(update: _Update, inputs: RuleInputs, row_slots: Collection[str]) -
     }
 
 
-def _touched(gradient: tf.Tensor) -> tf.Tensor:
+def touched(gradient: tf.Tensor) -> tf.Tensor:
     """Return which rows have an element that is not zero, or not finite."""
     return tf.reduce_any(tf.not_equal(gradient, 0), axis=list(range(1, gradient.shape.rank)))

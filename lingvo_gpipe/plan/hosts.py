@@ -52,8 +52,8 @@ class Hosts:
         there = self.count * self.devices
         if there < num_devices:
             raise errors.PlacementError(
-                f"{num_devices} devices are needed, but {self.count} hosts of {self.devices} have "
-                f"{there}. Lower num_partitions or num_replicas, or name more hosts in --hosts"
+                f"{num_devices} devices are needed, but --hosts has {self.count} x {self.devices}"
+                f" = {there}. Lower num_partitions or num_replicas, or name more hosts"
             )
         return tuple(k // self.devices for k in range(num_devices))
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fnmatch
 import itertools
 from collections.abc import Sequence
 from typing import TypeVar
 
 from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.layers import base, composite
+from lingvo_gpipe.layers.sliced import dividing
 
 
 class PipelineParams(hyperparams.Configurable.Params):
@@ -17,6 +19,11 @@ class PipelineParams(hyperparams.Configurable.Params):
     layers: list[base.Layer.Params] = hyperparams.field([], "The layers, in order.")
     cells: list[list[base.Layer.Params]] = hyperparams.field(
         [], "Ready cells, each a list of layers, instead of `layers` and `cuts`."
+    )
+    slices: dict[str, int | tuple[int, ...]] = hyperparams.field(
+        {},
+        "Pattern of names of layers → number of equal slices of each such layer, or the size of "
+        "each; the first pattern that matches counts.",
     )
     num_partitions: int = hyperparams.field(
         1, "K: devices; one cell on each, unless the schedule's table has more cells."
@@ -109,7 +116,18 @@ def stated_cuts(params: PipelineParams) -> tuple[int, ...] | None:
     """Return the number of layers in each cell as `cells` or `cuts` state it; None: neither."""
     if not params.cells:
         return params.cuts
-    return tuple(sum(len(layer.consecutive()) for layer in cell) for cell in params.cells)
+    layers = iter(_named(params))
+    return tuple(sum(len(next(layers).consecutive()) for _ in cell) for cell in params.cells)
+
+
+def divided(params: PipelineParams) -> tuple[tuple[str, tuple[base.Layer.Params, ...]], ...]:
+    """Return name and layers of each of the network's Params, in order.
+
+    Raises:
+        LayerError: see `layer_params`.
+    """
+    named = _named(params)
+    return tuple((layer.name, layer.consecutive(named)) for layer in named)
 
 
 def _named(params: PipelineParams) -> list[base.Layer.Params]:
@@ -139,7 +157,27 @@ def _named(params: PipelineParams) -> list[base.Layer.Params]:
             )
         copies.append(copy)
     _check_names(copies)
-    return copies
+    return _in_slices(params, copies)
+
+
+def _in_slices(params: PipelineParams, layers: list[base.Layer.Params]) -> list[base.Layer.Params]:
+    """Return layers in the slices that the network's field `slices` states."""
+    unused = dict.fromkeys(params.slices)
+    changed = []
+    for layer in layers:
+        matching = [p for p in params.slices if fnmatch.fnmatchcase(layer.name, p)]
+        for pattern in matching:
+            unused.pop(pattern, None)
+        number = params.slices[matching[0]] if matching else None
+        changed.append(layer if number is None else dividing.in_slices(layer, number))
+    for pattern in unused:
+        names = [layer.name for layer in layers if dividing.can_be_divided(layer)]
+        near = errors.nearest(pattern.strip("*"), names) or names[:3]
+        raise errors.LayerError(
+            f"slices: pattern {pattern!r} matches no layer; nearest of those that can be divided: "
+            f"{', '.join(near) or 'none'}"
+        )
+    return changed
 
 
 def _check_names(layers: Sequence[base.Layer.Params]) -> None:

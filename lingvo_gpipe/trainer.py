@@ -44,6 +44,7 @@ _FIELD_OF_FLAG = {
     "save_interval_steps": "train.save_interval_steps",
     "seed": "model.seed",
     "num_partitions": "model.num_partitions",
+    "cells_per_device": "model.cells_per_device",
     "num_micro_batches": "model.num_micro_batches",
     "num_replicas": "model.num_replicas",
     "schedule": "model.schedule",
@@ -123,8 +124,9 @@ def _flags() -> Flags:
     flags.number("seed", "Seed of the weights, of the data's order and of every random number.")
     flags.number(
         "num_partitions",
-        "K: number of devices; one cell on each, or the cells that a table puts there.",
+        "K: number of devices, each with V cells.",
     )
+    flags.number("cells_per_device", "V: cells on each device; what the schedule has if not given.")
     flags.number("num_micro_batches", "M: micro-batches per mini-batch.")
     flags.number("num_replicas", "R: replicas of the pipeline, each of K devices and a part of M.")
     flags.text("schedule", f"{', '.join(SCHEDULES)}, a table as text, or @FILE.")

@@ -153,6 +153,17 @@ GRIDS = (
             (1, 2),
         )
     ),
+    # Schedules of several cells per device, and those that split backwards.
+    Grid(
+        (
+            ("conv", "tied", "skip"),
+            (2, 3),
+            (1, 3),
+            ("interleaved", "looped_bfs", "zb_h1"),
+            ("losses inside", "own tape"),
+            ("full", "except_last", "never"),
+        )
+    ),
 )
 
 

@@ -38,7 +38,7 @@ def test_pipelined_is_plain_everywhere(case: Case, record_property: Any) -> None
 
 
 @pytest.mark.parametrize(
-    "each", sameness.GRIDS, ids=("small", "amoeba", "translation", "replicas", "sliced")
+    "each", sameness.GRIDS, ids=("small", "amoeba", "translation", "replicas", "sliced", "cells")
 )
 def test_covering_set_holds_every_pair(each: sameness.Grid) -> None:
     fields = list(Case.__dataclass_fields__)[: len(each.axes)]
@@ -78,6 +78,12 @@ def test_any_cut(cuts: tuple[int, ...]) -> None:
 def test_amoeba_net_with_the_stem_of_large_images(schedule: str, record_property: Any) -> None:
     case = Case(amoeba_nets.IMAGENET.name, 5, 3, schedule, "losses inside", "full")
     record_property("sameness_error", sameness.check(case))
+
+
+@pytest.mark.parametrize(("schedule", "cells_per_device"), [("interleaved", 4), ("zb_h1", 2)])
+def test_other_numbers_of_cells_per_device(schedule: str, cells_per_device: int) -> None:
+    case = Case("skip", 2, 3, schedule, "losses inside", "full")
+    assert sameness.check(case, cells_per_device=cells_per_device) <= 1e-10
 
 
 def test_without_fusing() -> None:

@@ -16,7 +16,7 @@ from lingvo_gpipe.execution.executor import Executor, PassInputs, PassOutputs, P
 from lingvo_gpipe.layers.context import Collected, Context
 from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.network import micro_batches, replicas
-from lingvo_gpipe.schedule import SCHEDULES, build_limit
+from lingvo_gpipe.schedule import build_limit
 
 
 class MiniBatchInputs(NamedTuple):
@@ -71,7 +71,7 @@ class MiniBatchRunner:
         sizes, wanted = self._sizes(fields), self._params.num_micro_batches
         if len(sizes) not in self._seen:
             self._seen.add(len(sizes))
-            text = build_limit.warning(self._params.num_partitions, len(sizes))
+            text = build_limit.warning(self._analysis.table.num_cells, len(sizes))
             if text is not None:
                 logging.warning(text)
         lowered = self._params.micro_batch_size is None and len(sizes) < wanted
@@ -119,8 +119,8 @@ class MiniBatchRunner:
             )
         if self._analysis.table.is_forward_only:
             raise errors.ScheduleError(
-                "the schedule has only forward slots, so nothing would be trained. Use "
-                f"{' or '.join(SCHEDULES)}; evaluate() makes its own schedule"
+                "the schedule has only forward slots, so nothing would be trained. Use a name "
+                "such as 1f1b; evaluate() makes its own schedule"
             )
         coefficients = self._coefficients()
         loss_factors = {

@@ -11,7 +11,6 @@ from lingvo_gpipe import lazy
 if TYPE_CHECKING:
     from lingvo_gpipe.network.analysis import Analysis as Analysis
     from lingvo_gpipe.network.analysis import analyze as analyze
-    from lingvo_gpipe.network.analysis import forward_table as forward_table
     from lingvo_gpipe.network.cell import Cell as Cell
     from lingvo_gpipe.network.cell import Mode as Mode
     from lingvo_gpipe.network.cell import Pass as Pass
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy.exports(
     __name__,
     {
-        "analysis": ["Analysis", "analyze", "forward_table"],
+        "analysis": ["Analysis", "analyze"],
         "cell": ["Cell", "Mode", "Pass"],
         "params": ["PipelineParams", "layer_params", "uncut"],
         "wired_layers": ["LayerInfo"],

@@ -26,7 +26,8 @@ from lingvo_gpipe.network import (
 from lingvo_gpipe.network.cell import Cell, Mode, Pass
 from lingvo_gpipe.network.params import PipelineParams
 from lingvo_gpipe.schedule import recompute
-from lingvo_gpipe.schedule.table import Slot, Table
+from lingvo_gpipe.schedule.forward_only import forward_table
+from lingvo_gpipe.schedule.table import Table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,36 +191,9 @@ class _Purpose:
 
 def make_table(params: PipelineParams, num_micro_batches: int) -> Table:
     """Return the training schedule of the network for M micro-batches."""
-    return schedule.make(params.schedule, params.num_partitions, num_micro_batches)
-
-
-def forward_table(table: Table, num_micro_batches: int) -> Table:
-    """Return the forward-only table of the same cells on the same devices, for M micro-batches.
-
-    Devices with several cells take micro-batches one by one, or as many at a time as there are
-    devices, whichever ends sooner if all slots are equal.
-
-    >>> forward_table(make_table(PipelineParams(schedule="1f1b"), 2), 3).to_text()
-    '0F0,0F1,0F2'
-    """
-    homes: list[list[int]] = [[] for _ in range(table.num_devices)]
-    for cell in range(table.num_cells):
-        homes[table.device_of(cell)].append(cell)
-    tables = [
-        Table.on_grid(
-            [
-                [
-                    Slot(cell, "F", m)
-                    for first in range(0, num_micro_batches, size)
-                    for cell in home
-                    for m in range(first, min(first + size, num_micro_batches))
-                ]
-                for home in homes
-            ]
-        )
-        for size in (1, len(homes))
-    ]
-    return min(tables, key=lambda table: max(map(len, table.devices)))
+    return schedule.make(
+        params.schedule, params.num_partitions, num_micro_batches, params.cells_per_device
+    )
 
 
 def analyze(
@@ -260,7 +234,7 @@ def analyze(
 
 
 def _check_counts(params: PipelineParams) -> None:
-    for name in ("num_partitions", "num_micro_batches", "micro_batch_size"):
+    for name in ("num_partitions", "cells_per_device", "num_micro_batches", "micro_batch_size"):
         value = params.get(name)
         if value is not None and value < 1:
             raise errors.PartitionError(f"{name}={value}, but it must be at least 1")

@@ -9,7 +9,7 @@ import tensorflow as tf
 from lingvo_gpipe import errors
 from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.network.params import PipelineParams
-from lingvo_gpipe.schedule import build_limit
+from lingvo_gpipe.schedule import build_limit, num_cells
 
 
 def sizes(
@@ -89,7 +89,8 @@ def sizes_of(params: PipelineParams, fields: Mapping[str, Nest | SpecNest]) -> t
     """
     num_examples = batch_size(fields, params.batch_dim, params.unbatched)
     count = _count(num_examples, params.num_micro_batches, params.micro_batch_size)
-    build_limit.check(params.num_partitions, count, params.max_build_s)  # before a list of as many
+    cells = num_cells(params.schedule, params.num_partitions, params.cells_per_device)
+    build_limit.check(cells, count, params.max_build_s)  # before a list of as many
     return sizes(num_examples, params.num_micro_batches, params.micro_batch_size)
 
 

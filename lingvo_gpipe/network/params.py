@@ -25,8 +25,11 @@ class PipelineParams(hyperparams.Configurable.Params):
         "Pattern of names of layers → number of equal slices of each such layer, or the size of "
         "each; the first pattern that matches counts.",
     )
-    num_partitions: int = hyperparams.field(
-        1, "K: devices; one cell on each, unless the schedule's table has more cells."
+    num_partitions: int = hyperparams.field(1, "K: devices, each with `cells_per_device` cells.")
+    cells_per_device: int | None = hyperparams.field(
+        None,
+        "V: cells on each device. None: those of the table's text, or 2 for interleaved and "
+        "looped_bfs, and 1 for other names.",
     )
     num_micro_batches: int = hyperparams.field(1, "M: micro-batches per mini-batch.")
     num_replicas: int = hyperparams.field(
@@ -42,7 +45,8 @@ class PipelineParams(hyperparams.Configurable.Params):
     )
     schedule: str = hyperparams.field(
         "gpipe",
-        "Name of a schedule (gpipe, 1f1b), or a table as text, or @file with one.",
+        "Name of a schedule (gpipe, 1f1b, interleaved, looped_bfs, zb_h1), or a table as text, or "
+        "@file with one.",
     )
     recompute: str = hyperparams.field(
         "full", "full, except_last or never; or one for each cell: full,full,never."
@@ -203,6 +207,7 @@ def uncut(params: _Pipeline) -> _Pipeline:
         layers=[layer for cell in params.cells for layer in cell] or params.layers,
         cells=[],
         num_partitions=1,
+        cells_per_device=None,
         num_micro_batches=1,
         num_replicas=1,
         micro_batch_size=None,

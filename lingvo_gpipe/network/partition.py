@@ -160,11 +160,12 @@ def check_cells(
     if cuts is not None and len(cuts) != num_cells:
         raise PartitionError(
             f"cuts={list(cuts)} has {len(cuts)} cells, but {text}. Give each cell's number of "
-            f"layers, or a table of {len(cuts)} cells"
+            f"layers, or set cells_per_device or a table of {len(cuts)} cells"
         )
     if num_layers < num_cells:
         raise PartitionError(
-            f"{text}, but there are {num_layers} layers. Give a table of at most {num_layers} cells"
+            f"{text}, but there are {num_layers} layers. Lower num_partitions or "
+            f"cells_per_device, or give a table of at most {num_layers} cells"
         )
 
 

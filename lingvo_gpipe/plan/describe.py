@@ -17,6 +17,7 @@ from lingvo_gpipe.console import units
 from lingvo_gpipe.input import Input
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.nests import SpecNest
+from lingvo_gpipe.schedule import Table
 from lingvo_gpipe.task import Task
 
 _NAME_WIDTH = 26
@@ -99,10 +100,19 @@ def _head(analysis: network.Analysis) -> Iterator[str]:
     replicas = f"R={num_replicas}, " if num_replicas > 1 else ""
     yield (
         f"{sum(analysis.sizes)} examples in {len(analysis.sizes)} micro-batches of "
-        f"{sizes_text(analysis.sizes)}; {replicas}K={analysis.table.num_devices}, "
+        f"{sizes_text(analysis.sizes)}; {replicas}{devices_text(analysis.table)}, "
         f"schedule {_schedule_text(analysis.params)}, recompute {analysis.params.recompute}"
     )
     yield "Outputs and FLOPs are those of one micro-batch; float32 where nothing else is said."
+
+
+def devices_text(table: Table) -> str:
+    """Return K and, where devices have several cells, V: `K=4, V=2`."""
+    K, cells = table.num_devices, [table.device_of(k) for k in range(table.num_cells)]
+    if len(cells) == K:
+        return f"K={K}"
+    per_device = {cells.count(device) for device in range(K)}
+    return f"K={K}, V={per_device.pop()}" if len(per_device) == 1 else f"K={K}, {len(cells)} cells"
 
 
 def sizes_text(sizes: Sequence[int]) -> str:

@@ -104,8 +104,8 @@ def _head(plan: step_plan.Plan) -> Iterator[str]:
     replicas = f"R={plan.num_replicas} replicas of " if plan.num_replicas > 1 else ""
     yield (
         f"{units.count(plan.parameters)} parameters in {len(analysis.layers)} layers; "
-        f"{replicas}K={analysis.table.num_devices}, {len(analysis.sizes)} micro-batches of "
-        f"{describe.sizes_text(analysis.sizes)}, recompute {','.join(policies)}"
+        f"{replicas}{describe.devices_text(analysis.table)}, {len(analysis.sizes)} micro-batches "
+        f"of {describe.sizes_text(analysis.sizes)}, recompute {','.join(policies)}"
     )
     if plan.profiled:
         some = any(cell.is_estimate for cell in plan.cells)
@@ -134,7 +134,9 @@ def _partitions(plan: step_plan.Plan) -> list[str]:
     if any(cell.update_bytes > cell.copy_bytes + cell.activation_bytes for cell in plan.cells):
         columns["or update"] = [cell.update_bytes for cell in plan.cells]
     columns["total"] = [cell.total_bytes for cell in plan.cells]
-    rows = [["cell", "n", "cost", *columns, "live", "layers"]]
+    table = plan.analysis.table
+    shared = table.num_cells > table.num_devices
+    rows = [["cell", *["device"][:shared], "n", "cost", *columns, "live", "layers"]]
     for k, cell in enumerate(plan.cells):
         sizes = {name: units.size(sizes[k]) for name, sizes in columns.items()}
         if plan.profiled and cell.is_estimate:
@@ -142,6 +144,7 @@ def _partitions(plan: step_plan.Plan) -> list[str]:
         rows.append(
             [
                 str(k),
+                *[str(table.device_of(k))][:shared],
                 str(len(cell.layers)),
                 units.percent(cell.cost_share),
                 *sizes.values(),
@@ -149,7 +152,7 @@ def _partitions(plan: step_plan.Plan) -> list[str]:
                 _layers_text(cell.layers),
             ]
         )
-    align = "rrr" + "r" * (len(rows[0]) - 4) + "l"
+    align = "r" * (len(rows[0]) - 1) + "l"
     lines = units.table(rows, align)
     if max(map(len, lines)) <= _WIDTH:
         return lines
@@ -168,6 +171,10 @@ def _layers_text(names: Sequence[str]) -> str:
 
 
 def _memory(plan: step_plan.Plan) -> Iterator[str]:
+    devices = plan.device_bytes
+    if len(plan.cells) > len(devices):
+        sizes = ", ".join(map(units.size, devices[:8])) + ", …" * (len(devices) > 8)
+        yield f"devices with all their cells, activations counted once: {sizes}"
     if len(plan.cells) > 1 and plan.num_replicas == 1:
         yield (
             f"all devices together, where they share one memory: at most "

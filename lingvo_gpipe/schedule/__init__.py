@@ -2,30 +2,50 @@
 
 Plain Python. What a slot computes, and on which device, belongs to `lingvo_gpipe.execution`.
 
-A schedule is a function (num_devices K, num_micro_batches M) → `Table` in a file of its own, named
-here. Both place one cell on each device, and refuse another `cells_per_device`; a table as text may
-place several.
+A schedule is a function (num_devices K, num_micro_batches M, cells_per_device V) → `Table` in a
+file of `schedule.named`, with its name here. It refuses a V that it does not have. A table as text
+may place any cell on any device.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 from lingvo_gpipe import regular_files
 from lingvo_gpipe.errors import ScheduleError, nearest
-from lingvo_gpipe.schedule import gpipe, one_f_one_b
+from lingvo_gpipe.schedule.named import gpipe, interleaved, looped_bfs, one_f_one_b, zb_h1
 from lingvo_gpipe.schedule.table import Slot, Table
 
-__all__ = ["SCHEDULES", "Slot", "Table", "make"]
+__all__ = ["SCHEDULES", "Named", "Slot", "Table", "make", "num_cells"]
 
-SCHEDULES: dict[str, Callable[..., Table]] = {
-    "gpipe": gpipe.gpipe,
-    "1f1b": one_f_one_b.one_f_one_b,
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Named:
+    """A schedule that has a name.
+
+    Attributes:
+        make: (K, M, V) → table.
+        cells_per_device: V where the user sets none.
+    """
+
+    make: Callable[[int, int, int], Table]
+    cells_per_device: int
+
+
+SCHEDULES: dict[str, Named] = {
+    "gpipe": Named(gpipe.gpipe, 1),
+    "1f1b": Named(one_f_one_b.one_f_one_b, 1),
+    "interleaved": Named(interleaved.interleaved, 2),
+    "looped_bfs": Named(looped_bfs.looped_bfs, 2),
+    "zb_h1": Named(zb_h1.zb_h1, 1),
 }
 _MAX_FILE_BYTES = 2**19  # about 75,000 slots, which are checked in two seconds
 
 
-def make(spec: str, num_devices: int, num_micro_batches: int) -> Table:
+def make(
+    spec: str, num_devices: int, num_micro_batches: int, cells_per_device: int | None = None
+) -> Table:
     """Return the table that `spec` describes.
 
     Args:
@@ -33,10 +53,11 @@ def make(spec: str, num_devices: int, num_micro_batches: int) -> Table:
             file with such a text, of 512 KiB at most.
         num_devices: K, which a text must fit.
         num_micro_batches: M, which a text must fit.
+        cells_per_device: V, which a text must fit; None: the schedule's own number.
 
     Raises:
-        ScheduleError: the name is unknown, the file cannot be read, the table is illegal, or it
-            is made for another K or M.
+        ScheduleError: the name is unknown, the file cannot be read, the table is illegal, it is
+            made for another K or M, or the schedule does not have this V.
 
     >>> make("1f1b", 1, 2).to_text()
     '0F0,0B0,0F1,0B1'
@@ -44,7 +65,9 @@ def make(spec: str, num_devices: int, num_micro_batches: int) -> Table:
     frozenset()
     """
     if spec in SCHEDULES:
-        return SCHEDULES[spec](num_devices, num_micro_batches)
+        named = SCHEDULES[spec]
+        V = named.cells_per_device if cells_per_device is None else cells_per_device
+        return named.make(num_devices, num_micro_batches, V)
     if spec.startswith("@"):
         table, source = Table.from_text(_read(spec[1:])), spec[1:]
     elif "," in spec or "\n" in spec or _looks_like_slot(spec):
@@ -68,7 +91,25 @@ def make(spec: str, num_devices: int, num_micro_batches: int) -> Table:
             f"mini-batch is cut into {num_micro_batches}. Cut it into as many (num_micro_batches, "
             "micro_batch_size), or write slots for each"
         )
+    if cells_per_device is not None and table.num_cells != num_devices * cells_per_device:
+        raise ScheduleError(
+            f"{source} has {_count(table.num_cells, 'cell')} on {_count(num_devices, 'device')}, "
+            f"but cells_per_device={cells_per_device}. Leave that unset: the text says which "
+            "cells a device has"
+        )
     return table
+
+
+def num_cells(spec: str, num_devices: int, cells_per_device: int | None) -> int:
+    """Return the number of cells of a schedule before its table is made; K for a text.
+
+    >>> num_cells("1f1b", 4, None), num_cells("interleaved", 4, 3)
+    (4, 12)
+    """
+    named = SCHEDULES.get(spec)
+    if cells_per_device is None:
+        cells_per_device = 1 if named is None else named.cells_per_device
+    return num_devices * cells_per_device
 
 
 def _count(number: int, what: str, plural: str = "s") -> str:

@@ -20,8 +20,12 @@ _SHOWN_ROWS, _SHOWN_COLUMNS = 16, 24
 """How much of a grid an error shows around the faulty slot."""
 
 
-def check(rows: Rows) -> None:
-    """Raise `ScheduleError` unless `rows` are a legal schedule; `Table` says what that means."""
+def check(rows: Rows) -> Ticks:
+    """Return the `ticks` of `rows` if they are a legal schedule; `Table` says what that means.
+
+    Raises:
+        ScheduleError: they are not.
+    """
     if not rows:
         raise ScheduleError("the table is empty. Write a line per device, such as 0F0,0B0")
     for device, row in enumerate(rows):
@@ -33,7 +37,7 @@ def check(rows: Rows) -> None:
     _check_numbers(rows, places)
     _check_phases(rows, places)
     _check_order_in_cell(rows, places)
-    ticks(rows)
+    return ticks(rows)
 
 
 def ticks(rows: Rows) -> Ticks:
@@ -147,12 +151,11 @@ def _check_numbers(rows: Rows, places: Places) -> None:
 def _check_phases(rows: Rows, places: Places) -> None:
     """Every cell runs every micro-batch exactly once, backward included, unless forward-only."""
     forward_only = all(slot.phase == "F" for slot in places)
+    found = {(slot.cell, slot.micro_batch, slot.phase) for slot in places}
     for slot, place in places.items():
-        beside = {
-            phase: Slot(slot.cell, phase, slot.micro_batch) in places for phase in ("B", "I", "W")
-        }
         number = slot.micro_batch
-        if slot.phase != "F" and Slot(slot.cell, "F", number) not in places:
+        beside = {phase: (slot.cell, number, phase) in found for phase in ("B", "I", "W")}
+        if slot.phase != "F" and (slot.cell, number, "F") not in found:
             _refuse(rows, place, f"has no F{number} of its cell. Put F{number} before it")
         if slot.phase == "F" and not forward_only and not any(beside.values()):
             _refuse(
@@ -171,7 +174,7 @@ def _check_phases(rows: Rows, places: Places) -> None:
     num_micro_batches = 1 + max(slot.micro_batch for slot in places)
     for cell in sorted({slot.cell for slot in places}):
         for number in range(num_micro_batches):
-            if Slot(cell, "F", number) not in places:
+            if (cell, number, "F") not in found:
                 place = next(place for slot, place in places.items() if slot.micro_batch == number)
                 _refuse(
                     rows, place, f"has no counterpart in cell {cell}. Every cell needs F{number}"

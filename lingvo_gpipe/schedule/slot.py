@@ -12,6 +12,7 @@ from lingvo_gpipe.errors import ScheduleError
 Phase: TypeAlias = Literal["F", "B", "I", "W"]
 """F forward; B backward; I and W are its halves, gradient of the inputs and of the weights."""
 
+_PHASES = frozenset(get_args(Phase))
 _TEXT = re.compile(r"(\d{1,9})([A-Z]+(?:_[A-Z]+)*)(\d{0,9})", re.ASCII)
 
 
@@ -30,7 +31,7 @@ class Slot:
     micro_batch: int
 
     def __post_init__(self) -> None:
-        if self.cell < 0 or self.micro_batch < 0 or self.phase not in get_args(Phase):
+        if self.cell < 0 or self.micro_batch < 0 or self.phase not in _PHASES:
             raise ScheduleError(
                 f"cell={self.cell!r}, phase={self.phase!r}, micro_batch={self.micro_batch!r}: not "
                 "a slot. Count cells and micro-batches from 0; phases are F, B, I and W"
@@ -53,7 +54,7 @@ class Slot:
                 f"{shown} is not a slot. Write cell, phase and micro-batch, such as 0F3"
             )
         cell, phase, micro_batch = match.groups()
-        if phase not in get_args(Phase) or not micro_batch:
+        if phase not in _PHASES or not micro_batch:
             raise ScheduleError(
                 f"{shown} is not a slot: phases are F, B, I and W. Leave out sends and receives; "
                 "they follow from these"

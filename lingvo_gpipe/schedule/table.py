@@ -47,10 +47,11 @@ class Table:
     """
 
     devices: tuple[Row, ...]
+    _ticks: legality.Ticks = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "devices", tuple(tuple(row) for row in self.devices))
-        self.validate()
+        object.__setattr__(self, "_ticks", legality.check(self.devices))
 
     @classmethod
     def on_grid(cls, orders: Sequence[Sequence[Slot]]) -> Table:
@@ -175,19 +176,33 @@ class Table:
             slot.cell: device for device, row in enumerate(self.devices) for slot in row if slot
         }
 
-    @functools.cached_property
-    def _ticks(self) -> list[list[tuple[int, Slot]]]:
-        return legality.ticks(self.devices)
 
+def check_sizes(
+    name: str,
+    num_devices: int,
+    num_micro_batches: int,
+    cells_per_device: int,
+    *,
+    wanted: int | None = 1,
+) -> None:
+    """Refuse numbers for which schedule `name` cannot be made.
 
-def check_sizes(name: str, num_devices: int, num_micro_batches: int, cells_per_device: int) -> None:
-    """Refuse numbers for which schedule `name`, of one cell per device, cannot be made."""
+    Args:
+        name: name of the schedule.
+        num_devices: K.
+        num_micro_batches: M.
+        cells_per_device: V.
+        wanted: the only V that the schedule has; None: any.
+    """
     if num_devices < 1 or num_micro_batches < 1:
         raise ScheduleError(
             f"{name} for num_devices={num_devices}, num_micro_batches={num_micro_batches}. "
             "Use 1 or more of each"
         )
-    if cells_per_device != 1:
+    if wanted is None and cells_per_device < 1:
+        raise ScheduleError(f"{name} for cells_per_device={cells_per_device}. Use 1 or more")
+    if wanted is not None and cells_per_device != wanted:
+        number = "one cell" if wanted == 1 else f"{wanted} cells"
         raise ScheduleError(
-            f"{name} has one cell per device, but cells_per_device={cells_per_device}. Use 1"
+            f"{name} has {number} per device, but cells_per_device={cells_per_device}. Use {wanted}"
         )

@@ -177,6 +177,14 @@ def test_models_of_the_project_and_of_the_user_are_listed(run: Run) -> None:
             "ParamsError: --fit goes with --mode=plan",
         ),
         (
+            ["--model=lab.Tiny", "--mode=plan", "--cells_per_device=2"],
+            "ScheduleError: gpipe has one cell per device, but cells_per_device=2. Use 1",
+        ),
+        (
+            ["--model=lab.Tiny", "--mode=plan", "--schedule=interleaved", "--cells_per_device=9"],
+            "PartitionError: the schedule's table has 18 cells on num_partitions=2, but there are",
+        ),
+        (
             ["--model=lab.Tiny", "--num_partitions=99"],
             "PartitionError: --num_partitions=99, but lab.Tiny has 4 layers. Use 1 to 4; --mode=",
         ),
@@ -451,7 +459,7 @@ def test_help_lists_every_flag(run: Run) -> None:
     assert found.out[0].startswith("Trains, evaluates, describes")
     flags = {line.split()[0] for line in found.out if line.startswith("  --")}
     named = "model logdir mode list_models params_override params_package data_dir max_steps "
-    named += "save_interval_steps checkpoint follow seed dry_run num_partitions "
+    named += "save_interval_steps checkpoint follow seed dry_run num_partitions cells_per_device "
     named += "num_micro_batches num_replicas schedule recompute fit grow profile "
     named += "hosts workers cluster job task token_file start_timeout_s max_restarts"
     assert flags == {f"--{name}" for name in named.split()}

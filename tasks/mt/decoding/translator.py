@@ -19,9 +19,10 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from lingvo_gpipe import network, pipelining, task
+from lingvo_gpipe import pipelining, task
 from lingvo_gpipe.execution import outer_function, variables
 from lingvo_gpipe.run import restoring
+from lingvo_gpipe.schedule.forward_only import forward_table
 from lingvo_gpipe.tasks.mt.decoding import decode_params, incremental, search
 from lingvo_gpipe.tasks.mt.decoding.candidates import Shortlist
 from lingvo_gpipe.tasks.mt.decoding.decode_params import Decode
@@ -285,7 +286,7 @@ class Translator:
         self, replica: int, weights: Sequence[LayerThetas], groups: Sequence[_Group]
     ) -> tuple[list[_Group], list[tf.Tensor]]:
         """Return the groups of a replica with one more token, and whether each search is over."""
-        table = network.forward_table(self._analysis.table, len(groups))
+        table = forward_table(self._analysis.table, len(groups))
         streams = [{"target": group.tokens[:, tf.newaxis]} for group in groups]
         caches = [list(group.caches) for group in groups]
         choices: dict[int, Choice] = {}

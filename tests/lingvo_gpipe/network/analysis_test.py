@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from lingvo_gpipe import errors, hyperparams, layers, network
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.base import Theta
 from lingvo_gpipe.nests import Nest, SpecNest
-from lingvo_gpipe.schedule import Slot, Table, recompute
+from lingvo_gpipe.schedule import recompute
 from tests.networks.plain_networks import FIELDS, D, N, analyze, dense, error_head, params, text_of
 
 
@@ -141,38 +140,6 @@ def test_recompute_policies_are_for_all_cells_or_each() -> None:
 def test_wrong_recompute_texts_are_reported(recompute: str, text: str) -> None:
     given = [dense(4), dense(4)]
     assert text_of(errors.LayerError, *given, num_partitions=2, recompute=recompute) == text
-
-
-def test_forward_table_keeps_cells_on_their_devices() -> None:
-    interleaved = Table.from_text(
-        "0F0,0F1,2F0,2F1,2B1,2B0,0B1,0B0\n1F0,1F1,3F0,3F1,3B1,3B0,1B1,1B0"
-    )
-    table = network.forward_table(interleaved, 3)
-    assert table.is_forward_only
-    assert (table.num_cells, table.num_micro_batches) == (4, 3)
-    assert [table.device_of(k) for k in range(4)] == [0, 1, 0, 1]
-
-
-@pytest.mark.parametrize("homes", [(0, 1, 0, 1), (0, 0, 1, 1), (0, 1, 1, 0), (0, 1, 2, 0, 1, 2)])
-def test_a_forward_table_waits_no_longer_than_one_micro_batch_at_a_time(
-    homes: tuple[int, ...],
-) -> None:
-    K, cells = max(homes) + 1, range(len(homes))
-    rows = [[k for k in cells if homes[k] == device] for device in range(K)]
-    for M in range(1, 12):
-        training = [
-            [Slot(k, "F", 0) for k in row] + [Slot(k, "B", 0) for k in reversed(row)]
-            for row in rows
-        ]
-        table = network.forward_table(Table.on_grid(training), M)
-        assert {str(slot) for slot in table} == {f"{k}F{m}" for k in cells for m in range(M)}
-        alone = Table.on_grid([[Slot(k, "F", m) for m in range(M) for k in row] for row in rows])
-        ticks, before = (max(map(len, one.devices)) for one in (table, alone))
-        assert ticks <= before
-        if homes == tuple(itertools.islice(itertools.cycle(range(K)), len(homes))) and M % K == 0:
-            # Devices wait only before their first slot and after their last one.
-            assert ticks == M * len(homes) // K + K - 1
-            assert ticks < before or M <= K
 
 
 # --- variables: ties, frozen ----------------------------------------------------------------------

@@ -52,7 +52,7 @@ def test_a_table_of_several_cells_per_device_is_named_where_cuts_do_not_fit() ->
     own = {"num_partitions": 2, "schedule": "0F0,2F0,2B0,0B0\n1F0,3F0,3B0,1B0"}
     given = [dense(4) for _ in range(4)]
     text = text_of(errors.PartitionError, *given, cuts=(2, 2), **own)
-    assert text.endswith("Give each cell's number of layers, or a table of 2 cells")
+    assert text.endswith("number of layers, or set cells_per_device or a table of 2 cells")
     assert text_of(errors.PartitionError, *given[1:], **own).endswith("of at most 3 cells")
 
 

@@ -259,13 +259,13 @@ def test_check_cuts_refuses_cuts_that_do_not_fit(cuts: list[int], text: str) -> 
             (2, 2),
             4,
             "cuts=[2, 2] has 2 cells, but the schedule's table has 4 cells on num_partitions=2. "
-            "Give each cell's number of layers, or a table of 2 cells",
+            "Give each cell's number of layers, or set cells_per_device or a table of 2 cells",
         ),
         (
             None,
             3,
-            "the schedule's table has 4 cells on num_partitions=2, but there are 3 layers. Give a "
-            "table of at most 3 cells",
+            "the schedule's table has 4 cells on num_partitions=2, but there are 3 layers. Lower "
+            "num_partitions or cells_per_device, or give a table of at most 3 cells",
         ),
     ],
 )

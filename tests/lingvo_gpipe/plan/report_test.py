@@ -61,6 +61,20 @@ def test_a_plan_has_a_row_per_cell_the_links_the_bubble_and_the_grid() -> None:
     assert max(map(len, rows)) <= 100
 
 
+def test_a_plan_of_several_cells_per_device_has_the_device_of_each() -> None:
+    task = deep_task(7)
+    task.model.set(num_partitions=2, schedule="interleaved", cells_per_device=3)
+    given = step_plan.make_for(task)
+    text = report.plan(task)
+    rows = text.splitlines()
+    assert "; K=2, V=3, " in rows[0]
+    devices = {row.split()[0]: row.split()[1] for row in rows if re.match(r" +\d ", row)}
+    assert devices == {str(k): str(k % 2) for k in range(6)}
+    sizes = ", ".join(map(units.size, given.device_bytes))
+    assert f"devices with all their cells, activations counted once: {sizes}" in rows
+    assert max(map(len, rows)) <= 100
+
+
 def test_a_plan_of_many_large_cells_fits_a_terminal() -> None:
     task = deep_task(40, units=3000)
     task.model.set(num_partitions=8, num_micro_batches=32, dtype="mixed_bfloat16")

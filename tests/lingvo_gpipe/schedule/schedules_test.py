@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import doctest
 import itertools
 import os
@@ -9,55 +10,100 @@ import re
 import pytest
 
 from lingvo_gpipe import errors, schedule
-from lingvo_gpipe.schedule import gpipe, one_f_one_b
+from lingvo_gpipe.schedule.named import (
+    gpipe,
+    interleaved,
+    looped_bfs,
+    one_f_one_b,
+    rounds,
+    weight_slots,
+    zb_h1,
+)
 from lingvo_gpipe.schedule.table import Slot, Table
 
-SIZES = list(itertools.product(range(1, 9), range(1, 9)))
+SIZES = list(itertools.product(range(1, 6), (1, 2, 3, 4, 5, 7, 10)))
+NAMES = ", ".join(schedule.SCHEDULES)
 
 
-@pytest.mark.parametrize("name", schedule.SCHEDULES)
-@pytest.mark.parametrize(("num_devices", "num_micro_batches"), SIZES)
-def test_schedule_is_legal_and_whole(name: str, num_devices: int, num_micro_batches: int) -> None:
-    table = schedule.make(name, num_devices, num_micro_batches)
-    table.validate()
-    assert sorted(map(str, table)) == sorted(
-        f"{cell}{phase}{m}"
-        for cell in range(num_devices)
-        for phase in "FB"
-        for m in range(num_micro_batches)
-    )
-    assert [table.device_of(cell) for cell in range(num_devices)] == list(range(num_devices))
-    assert table.num_micro_batches == num_micro_batches
-    assert Table.from_text(table.to_text()) == table
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """What a schedule has.
+
+    Attributes:
+        cells_per_device: values of V that are tried.
+        refused: a V that it does not have.
+        turns: whether every other round of cells goes back over the devices.
+        splits: whether a backward may be I and W.
+    """
+
+    cells_per_device: tuple[int, ...] = (1,)
+    refused: int = 2
+    turns: bool = False
+    splits: bool = False
 
 
-@pytest.mark.parametrize("name", schedule.SCHEDULES)
-@pytest.mark.parametrize(("num_devices", "num_micro_batches"), SIZES)
-def test_waiting_is_drawn_as_equal_slots_would_wait(
-    name: str, num_devices: int, num_micro_batches: int
-) -> None:
-    table = schedule.make(name, num_devices, num_micro_batches)
-    column = {
-        entry: tick for row in table.devices for tick, entry in enumerate(row) if entry is not None
-    }
-    for entry, tick in column.items():
-        row = table.devices[table.device_of(entry.cell)]
-        held_back_by_data = [column[need] for need in entry.needs(num_devices) if need in column]
-        assert all(before < tick for before in held_back_by_data)
-        if tick and row[tick - 1] is None:
-            assert tick - 1 in held_back_by_data
-    assert max(column.values()) + 1 == 2 * (num_micro_batches + num_devices - 1)
+EXPECTED = {
+    "gpipe": Expected(),
+    "1f1b": Expected(),
+    "interleaved": Expected((1, 2, 3), refused=0),
+    "looped_bfs": Expected((1, 2, 3), refused=0),
+    "zb_h1": Expected((1, 2, 3), refused=0, splits=True),
+}
+CASES = [(name, V) for name, expected in EXPECTED.items() for V in expected.cells_per_device]
 
 
-@pytest.mark.parametrize(("num_devices", "num_micro_batches"), SIZES)
-def test_last_cell_is_fused_as_the_schedule_allows(
-    num_devices: int, num_micro_batches: int
-) -> None:
+def test_every_schedule_is_tested() -> None:
+    assert list(EXPECTED) == list(schedule.SCHEDULES)
+
+
+@pytest.mark.parametrize(("name", "V"), CASES)
+def test_schedule_is_legal_and_whole(name: str, V: int) -> None:
+    for K, M in SIZES:
+        table = schedule.make(name, K, M, V)
+        table.validate()
+        found = [
+            f"{slot.cell}{phase}{slot.micro_batch}"
+            for slot in table
+            for phase in ("IW" if slot.phase == "B" else slot.phase)
+        ]
+        cells = range(K * V)
+        assert sorted(found) == sorted(f"{k}{p}{m}" for k in cells for p in "FIW" for m in range(M))
+        assert EXPECTED[name].splits or not any(slot.phase in "IW" for slot in table)
+        there, back = list(range(K)), list(range(K - 1, -1, -1))
+        homes = [back if EXPECTED[name].turns and v % 2 else there for v in range(V)]
+        assert [table.device_of(cell) for cell in cells] == list(itertools.chain(*homes))
+        assert (table.num_devices, table.num_micro_batches) == (K, M)
+        assert Table.from_text(table.to_text()) == table
+
+
+@pytest.mark.parametrize(("name", "V"), CASES)
+def test_waiting_is_drawn_as_equal_slots_would_wait(name: str, V: int) -> None:
+    for K, M in SIZES:
+        table = schedule.make(name, K, M, V)
+        column = {
+            slot: tick for row in table.devices for tick, slot in enumerate(row) if slot is not None
+        }
+        for slot, tick in column.items():
+            row = table.devices[table.device_of(slot.cell)]
+            held_back_by_data = [column[need] for need in slot.needs(K * V) if need in column]
+            assert all(before < tick for before in held_back_by_data)
+            if tick and row[tick - 1] is None:
+                assert tick - 1 in held_back_by_data
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+def test_a_table_of_one_cell_per_device_waits_for_fill_and_drain_alone(name: str) -> None:
+    for K, M in SIZES:
+        assert max(map(len, schedule.make(name, K, M).devices)) == 2 * (M + K - 1)
+
+
+@pytest.mark.parametrize(("K", "M"), SIZES)
+def test_last_cell_is_fused_as_the_schedule_allows(K: int, M: int) -> None:
     def fused(name: str) -> frozenset[int]:
-        return schedule.make(name, num_devices, num_micro_batches).fused()
+        return schedule.make(name, K, M).fused()
 
-    assert fused("gpipe") == {num_micro_batches - 1}
-    assert fused("1f1b") == set(range(num_micro_batches))
+    assert fused("gpipe") == fused("looped_bfs") == {M - 1}
+    assert fused("1f1b") == fused("interleaved") == set(range(M))
 
 
 def test_gpipe_text_is_the_known_one() -> None:
@@ -95,10 +141,26 @@ def test_schedule_of_nothing_is_refused(
 
 
 @pytest.mark.parametrize("name", schedule.SCHEDULES)
-def test_schedule_of_one_cell_per_device_refuses_more(name: str) -> None:
-    text = f"{name} has one cell per device, but cells_per_device=2. Use 1"
+def test_another_number_of_cells_per_device_is_refused(name: str) -> None:
+    V = EXPECTED[name].refused
+    own = schedule.SCHEDULES[name].cells_per_device
+    number = "one cell" if own == 1 else f"{own} cells"
+    text = f"{name} has {number} per device, but cells_per_device={V}. Use {own}"
+    if V == 0:
+        text = f"{name} for cells_per_device=0. Use 1 or more"
     with pytest.raises(errors.ScheduleError, match=f"^{re.escape(text)}$"):
-        schedule.SCHEDULES[name](2, 2, 2)
+        schedule.make(name, 2, 2, V)
+
+
+def test_cells_of_a_text_are_those_asked_for() -> None:
+    text = "0F0,1F0,1B0,0B0"
+    assert schedule.make(text, 1, 1, 2) == schedule.make(text, 1, 1)
+    refused = (
+        "the schedule's text has 2 cells on 1 device, but cells_per_device=1. Leave that unset: "
+        "the text says which cells a device has"
+    )
+    with pytest.raises(errors.ScheduleError, match=f"^{re.escape(refused)}$"):
+        schedule.make(text, 1, 1, 1)
 
 
 def test_make_reads_a_text() -> None:
@@ -118,12 +180,12 @@ def test_make_reads_a_file(tmp_path: pathlib.Path) -> None:
     [
         (
             "1f1",
-            "unknown schedule '1f1'; nearest '1f1b'. Use gpipe, 1f1b, a "
+            f"unknown schedule '1f1'; nearest '1f1b'. Use {NAMES}, a "
             "table's text such as '0F0,0B0', or @FILE with one",
         ),
         (
             "zigzag",
-            "unknown schedule 'zigzag'. Use gpipe, 1f1b, a "
+            f"unknown schedule 'zigzag'. Use {NAMES}, a "
             "table's text such as '0F0,0B0', or @FILE with one",
         ),
         (
@@ -170,7 +232,9 @@ def test_make_reads_only_regular_files_of_a_limited_size(tmp_path: pathlib.Path)
             schedule.make(f"@{path}", 1, 1)
 
 
-@pytest.mark.parametrize("module", [schedule, gpipe, one_f_one_b])
+@pytest.mark.parametrize(
+    "module", [schedule, gpipe, one_f_one_b, interleaved, looped_bfs, rounds, weight_slots, zb_h1]
+)
 def test_docstring_examples_run(module: object) -> None:
     result = doctest.testmod(module)  # type: ignore[arg-type]
     assert result.attempted > 0

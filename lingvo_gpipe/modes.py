@@ -1,4 +1,4 @@
-"""The trainer's own modes: train, eval, train_eval, export, describe, plan.
+"""The trainer's own modes: train, eval, train_eval, export, reslice, describe, plan.
 
 What is slow to import is imported by the mode that needs it.
 """
@@ -78,6 +78,18 @@ def _export(job: registry.Job) -> None:
     export.run(job.task, _logdir(job, "export"), which=job.checkpoint, report=job.report)
 
 
+def _reslice(job: registry.Job) -> None:
+    from lingvo_gpipe.run.reslicing import mode
+
+    if job.logdir is None or job.checkpoint is None:
+        missing = "--logdir=NEW" if job.logdir is None else "--checkpoint=RUN"
+        raise errors.ParamsError(
+            f"--mode=reslice needs {missing}: --checkpoint is the run that is read, --logdir a "
+            "new folder for one in other slices"
+        )
+    mode.run(job.task, job.logdir, job.checkpoint, report=job.report)
+
+
 def _describe(job: registry.Job) -> None:
     from lingvo_gpipe.plan import describe
 
@@ -142,6 +154,7 @@ MODES: dict[str, registry.Mode] = {
     "eval": _evaluate,
     "train_eval": _train_eval,
     "export": _export,
+    "reslice": _reslice,
     "describe": _describe,
     "plan": _plan,
 }

@@ -55,7 +55,7 @@ _OPTIONS = ("follow", "dry_run", "fit", "grow", "profile", "hosts")
 _DEFAULT_MODE = "train"
 # TensorFlow reads it when it is first imported, and logs its own affairs otherwise.
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
-_WITHOUT_WORKERS = ("describe", "plan", "export")
+_WITHOUT_WORKERS = ("describe", "plan", "export", "reslice")
 
 
 def main() -> None:
@@ -108,7 +108,8 @@ def _flags() -> Flags:
     flags.text("logdir", "Folder of checkpoints and TensorBoard files; made where it is missing.")
     flags.text(
         "mode",
-        "train, eval, train_eval, export, describe, plan, or one of the task; train if not given.",
+        "train, eval, train_eval, export, reslice, describe, plan, or one of the task; train if "
+        "not given.",
     )
     flags.optional_text(
         "list_models", "Lists the models' names, or those that match a glob given with it.", "*"
@@ -116,7 +117,7 @@ def _flags() -> Flags:
     flags.repeated("params_override", "Sets a field of the task: PATH=VALUE, train.accumulate=2.")
     flags.repeated("params_package", "A package of your own with params files.")
     flags.text("data_dir", "Folder of the data, for inputs that read one.")
-    flags.text("checkpoint", "Checkpoint to evaluate, to export, or to start from.")
+    flags.text("checkpoint", "Checkpoint to evaluate, export or reslice, or to start from.")
     flags.switch("follow", "With --mode=eval: evaluates each new checkpoint of a run to its end.")
     flags.switch("dry_run", "Tries input, a step, an evaluation, a checkpoint; leaves nothing.")
     flags.number("max_steps", "Updates to train for.")

@@ -28,11 +28,11 @@ ROWS = (
     ("pipelining", "the layer that users build"),
     ("task+input+registry", "network, data and training as one tree of Params; names of models"),
     ("plan", "what a step will need"),
-    ("run", "training, evaluation, checkpoints, export"),
+    ("run", "training, evaluation, checkpoints, export, other slices for a run"),
     ("trainer+modes+repeat", "command lines"),
 )
 # Tasks and recipes build models: they neither run the loop nor read flags.
-CLOSED_TO_MODELS = ("run.loop", "run.eval_mode", "run.export", "trainer", "repeat")
+CLOSED_TO_MODELS = ("run.loop", "run.eval_mode", "run.export", "run.reslicing", "trainer", "repeat")
 WITHOUT_TENSORFLOW = (
     "schedule",
     "network.partition",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lingvo_gpipe.network.cell import Mode as Mode
     from lingvo_gpipe.network.cell import Pass as Pass
     from lingvo_gpipe.network.params import PipelineParams as PipelineParams
+    from lingvo_gpipe.network.params import divided as divided
     from lingvo_gpipe.network.params import layer_params as layer_params
     from lingvo_gpipe.network.params import uncut as uncut
     from lingvo_gpipe.network.wired_layers import LayerInfo as LayerInfo
@@ -25,7 +26,7 @@ __getattr__, __dir__, __all__ = lazy.exports(
     {
         "analysis": ["Analysis", "analyze"],
         "cell": ["Cell", "Mode", "Pass"],
-        "params": ["PipelineParams", "layer_params", "uncut"],
+        "params": ["PipelineParams", "divided", "layer_params", "uncut"],
         "wired_layers": ["LayerInfo"],
     },
 )

@@ -6,6 +6,7 @@ is not used here.
 
 from lingvo_gpipe.optim.adafactor import Adafactor
 from lingvo_gpipe.optim.averages import Average
+from lingvo_gpipe.optim.division import Division
 from lingvo_gpipe.optim.keras_rule import KerasRule
 from lingvo_gpipe.optim.learning_rates import (
     InverseSquareRoot,
@@ -23,6 +24,7 @@ from lingvo_gpipe.optim.weight_decay import WeightDecay
 __all__ = [
     "Adafactor",
     "Average",
+    "Division",
     "InverseSquareRoot",
     "KerasLearningRate",
     "KerasRule",

@@ -5,11 +5,13 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import tensorflow as tf
 
-from lingvo_gpipe import hyperparams
+from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe.optim.division import Array, Division
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,6 +78,11 @@ class Rule(hyperparams.Configurable):
         """
         return False
 
+    @property
+    def of_slices(self) -> str:
+        """What updates of slices do differently from one of the whole weight; empty: nothing."""
+        return ""
+
     @abc.abstractmethod
     def slots(self, path: str, shape: tuple[int, ...], dtype: tf.DType) -> tuple[SlotSpec, ...]:
         """Return the slots of the weight at `path`."""
@@ -87,3 +94,35 @@ class Rule(hyperparams.Configurable):
         Weights with slots of equal names, shapes and dtypes share one trace: `inputs.path` is the
         path of the first of them, and nothing else may depend on it.
         """
+
+    def redivided(
+        self, parts: Sequence[Mapping[str, Array]], division: Division
+    ) -> list[dict[str, Array]]:
+        """Return the slots of other slices of a weight.
+
+        This one joins and divides slots of the weight's shape, and keeps equal scalars.
+
+        Args:
+            parts: slots of each slice that there is, by name.
+            division: of the weight.
+
+        Raises:
+            OptimizerError: a slot is neither.
+        """
+        found: list[dict[str, Array]] = [{} for _ in division.after]
+        for name in parts[0]:
+            values = [part[name] for part in parts]
+            if [value.shape for value in values] == division.shapes_before:
+                new = division.divided(division.joined(values))
+            elif not values[0].shape and all(np.array_equal(values[0], v) for v in values):
+                new = [values[0]] * len(found)
+            else:
+                raise errors.OptimizerError(
+                    f"slot {name!r} of {list(values[0].shape)} numbers, of a weight of "
+                    f"{list(division.shapes_before[0])}, can neither be joined nor divided. Start "
+                    "from the weights alone (--mode=train --checkpoint), or write the optimizer "
+                    "as a Rule with its own `redivided`"
+                )
+            for part, value in zip(found, new, strict=True):
+                part[name] = value
+        return found

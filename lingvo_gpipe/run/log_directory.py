@@ -13,12 +13,13 @@ from absl import logging
 from lingvo_gpipe import errors, regular_files, task
 from lingvo_gpipe.hyperparams.messages import shorten
 from lingvo_gpipe.run import checkpoints
+from lingvo_gpipe.run.reslicing import layout
 from lingvo_gpipe.task import Task
 
 CHECKPOINTS = "checkpoints"
 BEST = "best"
+LOCK = "run.lock"
 _RESULT = "result.json"
-_LOCK = "run.lock"
 _SHOWN_CHANGES = 20
 _MAX_ASSET_BYTES = 2**26
 
@@ -34,7 +35,7 @@ def locked(folder: Path) -> Iterator[None]:
     checkpoints.refuse_patterns(str(folder))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / _LOCK, "a", encoding="utf-8")  # noqa: SIM115 (held for the block)
+        file = open(folder / LOCK, "a", encoding="utf-8")  # noqa: SIM115 (held for the block)
     except OSError as error:
         raise errors.TrainingError(
             f"--logdir={folder} cannot be written: {error.strerror}. Name a folder of your own"
@@ -81,7 +82,8 @@ def check_params(
     newest, old = kept
     change = task.change(old, params.to_text())
     if change.refused or change.models is not None:
-        raise errors.TrainingError(_refusal(change, newest, folder))
+        way = layout.RESLICE if layout.only_slices_differ(old, params) else ""
+        raise errors.TrainingError(_refusal(change, newest, folder, way))
     if change.lines and report is not None:
         report("params changed since the last checkpoint:")
         for line in change.lines:
@@ -89,9 +91,16 @@ def check_params(
     return change
 
 
-def _refusal(change: task.Change, newest: str, folder: Path) -> str:
-    """Return why these params belong to another run than that in `folder`, and the ways out."""
-    ways = f"Give another --logdir; there, --checkpoint={newest} starts from these weights"
+def _refusal(change: task.Change, newest: str, folder: Path, way: str) -> str:
+    """Return why these params belong to another run than that in `folder`, and the ways out.
+
+    Args:
+        change: how they differ.
+        newest: prefix of the run's newest checkpoint.
+        folder: folder of the run.
+        way: a better way out than to start from the weights, or empty.
+    """
+    ways = f"{way}Give another --logdir; there, --checkpoint={newest} starts from these weights"
     if change.models is not None:
         there, here = map(shorten, change.models)
         return f"{folder} holds a run of {there}, not of {here}. {ways}"
@@ -99,7 +108,8 @@ def _refusal(change: task.Change, newest: str, folder: Path) -> str:
     first = lines[0] if len(lines) == 1 else f"{lines[0]} and {len(change.refused) - 1} more"
     shown = [*lines[:_SHOWN_CHANGES], *(["…"] if len(lines) > _SHOWN_CHANGES else [])]
     detail = "".join(f"\n    {line}" for line in shown)
-    return f"{folder} holds a run with other params ({first}). {ways}{detail}"
+    what = "slices" if way else "params"
+    return f"{folder} holds a run with other {what} ({first}). {ways}{detail}"
 
 
 def try_out(folder: Path, params: Task.Params, assets: Mapping[str, bytes]) -> None:
@@ -114,12 +124,12 @@ def try_out(folder: Path, params: Task.Params, assets: Mapping[str, bytes]) -> N
         TrainingError: it could not.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
-    lock_is_new = not (folder / _LOCK).exists()
+    lock_is_new = not (folder / LOCK).exists()
     with locked(folder):
         if check_params(folder, params, report=None) is not None:
             check_assets(folder, assets)
     if lock_is_new:
-        (folder / _LOCK).unlink()
+        (folder / LOCK).unlink()
     for path in made:
         path.rmdir()
 

@@ -16,6 +16,7 @@ from lingvo_gpipe.layers import base
 from lingvo_gpipe.run import checkpoints, log_directory
 from lingvo_gpipe.run.checkpoints import keys
 from lingvo_gpipe.run.learner import Learner
+from lingvo_gpipe.run.reslicing import layout
 from lingvo_gpipe.task import Task
 
 _FIELDS_USED = ("model.", "input.", "train.average")
@@ -80,7 +81,15 @@ def restore_for_use(
     Raises:
         CheckpointError: there is no checkpoint, or it does not fit.
     """
-    restored = reader.restore(which, subset=True)
+    try:
+        restored = reader.restore(which, subset=True)
+    except errors.CheckpointError as error:
+        if (prefix := _in_other_slices(reader, which, params)) is not None:
+            raise errors.CheckpointError(
+                f"{prefix} has other slices than this network: set them as its run has them. "
+                f"{layout.RESLICE.strip()}"
+            ) from error
+        raise
     if restored is None:
         raise errors.CheckpointError(
             f"{reader.directory} has no checkpoint. Train first, or name one by --checkpoint"
@@ -89,6 +98,18 @@ def restore_for_use(
         logging.warning("%s is torn, an older one is used: %s", prefix, why)
     _warn_of_change(params, restored)
     return restored
+
+
+def _in_other_slices(
+    reader: checkpoints.Checkpoints, which: int | str | None, params: Task.Params
+) -> str | None:
+    """Return the prefix of a checkpoint whose params differ in slices alone; None: they do not."""
+    try:
+        prefix = checkpoints.at(which if isinstance(which, str) else reader.directory)
+        text = checkpoints.params_text(prefix)
+    except errors.CheckpointError:
+        return None
+    return prefix if text is not None and layout.only_slices_differ(text, params) else None
 
 
 def _warn_of_change(params: Task.Params, restored: checkpoints.Restored) -> None:

@@ -5,6 +5,7 @@ What a run does with them (when it saves, what it starts from) belongs to `lingv
 
 from lingvo_gpipe.run.checkpoints.best import Best, best_variables
 from lingvo_gpipe.run.checkpoints.files import (
+    at,
     find,
     keep_only,
     newest,
@@ -14,16 +15,25 @@ from lingvo_gpipe.run.checkpoints.files import (
     step_of,
 )
 from lingvo_gpipe.run.checkpoints.store import Checkpoints, Matched, Restored, restore_matching
-from lingvo_gpipe.run.checkpoints.values import read_value, reason
+from lingvo_gpipe.run.checkpoints.values import (
+    UNREADABLE,
+    SavedValues,
+    read_value,
+    reason,
+    write_values,
+)
 from lingvo_gpipe.run.checkpoints.writing import Writer, Written
 
 __all__ = [
+    "UNREADABLE",
     "Best",
     "Checkpoints",
     "Matched",
     "Restored",
+    "SavedValues",
     "Writer",
     "Written",
+    "at",
     "best_variables",
     "find",
     "keep_only",
@@ -35,4 +45,5 @@ __all__ = [
     "refuse_patterns",
     "restore_matching",
     "step_of",
+    "write_values",
 ]

@@ -23,6 +23,9 @@ BEST_VALUE = "best/value"
 BEST_MISSES = "best/misses"
 """Evaluations since the best one."""
 
+OF_VARIABLES = ("variables/", "average/", "slots/")
+"""How the keys of weights and statistics, of their averages and of slots begin."""
+
 
 def variable(path: str) -> str:
     """Return the key of a weight or statistic.

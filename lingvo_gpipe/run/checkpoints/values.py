@@ -1,7 +1,9 @@
-"""What a checkpoint holds: values by key, with shapes and dtypes, read without restoring."""
+"""What a checkpoint holds: values by key, with shapes and dtypes, without variables."""
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,10 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe import errors, packing
-from lingvo_gpipe.run.checkpoints import files
+from lingvo_gpipe.run.checkpoints import files, writing
 
 # What is raised for a file that is truncated, missing, not regular or not a checkpoint.
 UNREADABLE = (OSError, tf.errors.OpError, RuntimeError, ValueError, IndexError)
+_HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 _OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"  # not used, but part of a whole checkpoint
 
@@ -42,6 +45,10 @@ class SavedValues:
         value: np.ndarray[Any, Any] = self._reader.get_tensor(_escape(key) + _SUFFIX)
         return value
 
+    def check_whole(self) -> None:
+        """Read what belongs to a whole checkpoint; raises one of `UNREADABLE` if it is damaged."""
+        self._reader.get_tensor(_OBJECTS)
+
     def assign(self, pairs: Sequence[tuple[str, packing.Variable]]) -> None:
         """Assign saved values, each read by the process in which its variable is.
 
@@ -50,7 +57,7 @@ class SavedValues:
 
         Raises one of `UNREADABLE` if a value is damaged.
         """
-        self._reader.get_tensor(_OBJECTS)
+        self.check_whole()
         by_device: dict[str, list[tuple[str, packing.Variable]]] = {}
         for key, variable in pairs:
             by_device.setdefault(variable.device, []).append((key, variable))
@@ -84,6 +91,48 @@ class SavedValues:
         here = f"{variable.dtype.name}{variable.shape.as_list()}"
         there = f"{self._dtypes[saved_key].name}{self.shapes[saved_key]}"
         return None if here == there else f"{key} is {there} there, {here} here"
+
+
+def write_values(
+    directory: str, step: int, values: dict[str, np.ndarray[Any, Any]], params_text: str
+) -> str:
+    """Write a checkpoint of values that no variable holds; return the prefix of its files.
+
+    Args:
+        directory: directory of checkpoints; created if it is missing.
+        step: its number.
+        values: by key; each is removed when it is written, so that memory holds all of them once.
+        params_text: stored with it.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    snapshots = {}
+    for key, value in values.items():
+        snapshots[key] = writing.Snapshot(tf.as_dtype(value.dtype), _HOST)
+        snapshots[key].value = functools.partial(_taken, values, key)
+    prefix = os.path.join(directory, f"{files.NAME}-{step}")
+    try:
+        files.open_directory(directory)
+        files.begin(prefix, params_text)
+        manager = tf.train.CheckpointManager(
+            tf.train.Checkpoint(**snapshots), directory, max_to_keep=1, checkpoint_name=files.NAME
+        )
+        options = tf.train.CheckpointOptions(
+            experimental_write_callbacks=[lambda path: files.finish(path)]
+        )
+        manager.save(checkpoint_number=step, options=options)
+    except (OSError, tf.errors.OpError) as error:
+        raise errors.CheckpointError(
+            f"{prefix}: checkpoint cannot be written ({reason(error)}). Free disk space "
+            f"({files.free_space(os.path.dirname(directory))} free)"
+        ) from error
+    return prefix
+
+
+def _taken(values: dict[str, np.ndarray[Any, Any]], key: str) -> tf.Tensor:
+    with tf.device(_HOST):
+        return tf.convert_to_tensor(values.pop(key))
 
 
 def read_value(prefix: str, key: str) -> np.ndarray[Any, Any]:

@@ -159,7 +159,7 @@ GRIDS = (
             ("conv", "tied", "skip"),
             (2, 3),
             (1, 3),
-            ("interleaved", "looped_bfs", "zb_h1"),
+            ("interleaved", "looped_bfs", "zb_h1", "zb_v", "dualpipe_v"),
             ("losses inside", "own tape"),
             ("full", "except_last", "never"),
         )

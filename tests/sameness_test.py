@@ -80,7 +80,9 @@ def test_amoeba_net_with_the_stem_of_large_images(schedule: str, record_property
     record_property("sameness_error", sameness.check(case))
 
 
-@pytest.mark.parametrize(("schedule", "cells_per_device"), [("interleaved", 4), ("zb_h1", 2)])
+@pytest.mark.parametrize(
+    ("schedule", "cells_per_device"), [("interleaved", 4), ("zb_h1", 2), ("optimal", 2)]
+)
 def test_other_numbers_of_cells_per_device(schedule: str, cells_per_device: int) -> None:
     case = Case("skip", 2, 3, schedule, "losses inside", "full")
     assert sameness.check(case, cells_per_device=cells_per_device) <= 1e-10

@@ -28,8 +28,8 @@ class PipelineParams(hyperparams.Configurable.Params):
     num_partitions: int = hyperparams.field(1, "K: devices, each with `cells_per_device` cells.")
     cells_per_device: int | None = hyperparams.field(
         None,
-        "V: cells on each device. None: those of the table's text, or 2 for interleaved and "
-        "looped_bfs, and 1 for other names.",
+        "V: cells on each device. None: those of the table's text, or 2 for interleaved, "
+        "looped_bfs, zb_v and dualpipe_v, and 1 for other names.",
     )
     num_micro_batches: int = hyperparams.field(1, "M: micro-batches per mini-batch.")
     num_replicas: int = hyperparams.field(
@@ -45,8 +45,8 @@ class PipelineParams(hyperparams.Configurable.Params):
     )
     schedule: str = hyperparams.field(
         "gpipe",
-        "Name of a schedule (gpipe, 1f1b, interleaved, looped_bfs, zb_h1), or a table as text, or "
-        "@file with one.",
+        "Name of a schedule (gpipe, 1f1b, interleaved, looped_bfs, zb_h1, zb_v, dualpipe_v, "
+        "optimal), or a table as text, or @file with one.",
     )
     recompute: str = hyperparams.field(
         "full", "full, except_last or never; or one for each cell: full,full,never."

@@ -14,7 +14,16 @@ from collections.abc import Callable
 
 from lingvo_gpipe import regular_files
 from lingvo_gpipe.errors import ScheduleError, nearest
-from lingvo_gpipe.schedule.named import gpipe, interleaved, looped_bfs, one_f_one_b, zb_h1
+from lingvo_gpipe.schedule.named import (
+    dualpipe_v,
+    gpipe,
+    interleaved,
+    looped_bfs,
+    one_f_one_b,
+    optimal,
+    zb_h1,
+    zb_v,
+)
 from lingvo_gpipe.schedule.table import Slot, Table
 
 __all__ = ["SCHEDULES", "Named", "Slot", "Table", "make", "num_cells"]
@@ -39,6 +48,9 @@ SCHEDULES: dict[str, Named] = {
     "interleaved": Named(interleaved.interleaved, 2),
     "looped_bfs": Named(looped_bfs.looped_bfs, 2),
     "zb_h1": Named(zb_h1.zb_h1, 1),
+    "zb_v": Named(zb_v.zb_v, 2),
+    "dualpipe_v": Named(dualpipe_v.dualpipe_v, 2),
+    "optimal": Named(optimal.optimal, 1),
 }
 _MAX_FILE_BYTES = 2**19  # about 75,000 slots, which are checked in two seconds
 

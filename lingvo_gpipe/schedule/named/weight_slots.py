@@ -1,7 +1,4 @@
-"""Where weight gradients are computed: W in the bubbles, and I with its W as B where nobody waits.
-
-Slots last F=1, I=1, W=1 and B=2; where cells recompute, I=2 and B=3.
-"""
+"""Where weight gradients are computed: W in the bubbles, and I and W as B where nobody waits."""
 
 from __future__ import annotations
 
@@ -14,6 +11,70 @@ from lingvo_gpipe.schedule.table import Table
 Order = Sequence[Slot]
 _SECONDS = ((1.0, 2.0, 1.0, 1.0), (1.0, 3.0, 2.0, 1.0))
 """Lengths of F, B, I and W: from kept forwards, and with recomputation."""
+
+
+def filled(orders: Sequence[Order]) -> list[list[Slot]]:
+    """Return legal orders with W moved to where the device would wait, or to the end.
+
+    F and I stay in their order. On no device are more micro-batches live than before: where one
+    more would be, the oldest W comes first. F, I and W are taken as equally long, so a W fits any
+    gap and delays nothing.
+
+    >>> orders = [[Slot(0, phase, m) for m in range(2) for phase in "FIW"] for k in range(1)]
+    >>> [list(map(str, row)) for row in filled(orders)]
+    [['0F0', '0I0', '0W0', '0F1', '0I1', '0W1']]
+    """
+    num_cells = 1 + max(slot.cell for order in orders for slot in order)
+    devices = [_Device(order) for order in orders]
+    done: set[Slot] = set()
+    while any(device.next < len(device.order) for device in devices):
+        started = [device.tick(num_cells, done) for device in devices]
+        if not any(started):
+            break  # no legal orders: the table says why
+        done.update(slot for slot in started if slot is not None)
+    return [device.ran + device.waiting for device in devices]
+
+
+class _Device:
+    """A device that runs F and I in a given order and fills gaps with W."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = [slot for slot in order if slot.phase != "W"]
+        self.next = 0
+        self.ran: list[Slot] = []
+        self.waiting: list[Slot] = []  # W of micro-batches whose I has run
+        self._live = 0
+        self._most_live = most_live(order)
+
+    def tick(self, num_cells: int, done: set[Slot]) -> Slot | None:
+        """Return the slot that begins at this tick of a clock whose every tick is a slot."""
+        slot = self.order[self.next] if self.next < len(self.order) else None
+        if slot is not None and slot.phase == "F" and self._live == self._most_live:
+            slot = None
+        if slot is not None and any(
+            need not in done for need in slot.needs(num_cells) if need.phase != "B"
+        ):
+            slot = None
+        if slot is not None:
+            self.next += 1
+        elif self.waiting:
+            slot = self.waiting.pop(0)
+        else:
+            return None
+        self.ran.append(slot)
+        self._live += {"F": 1, "I": 0, "W": -1}[slot.phase]
+        if slot.phase == "I":
+            self.waiting.append(Slot(slot.cell, "W", slot.micro_batch))
+        return slot
+
+
+def most_live(order: Order) -> int:
+    """Return the most micro-batches that are live at once where a device runs `order`."""
+    live = most = 0
+    for slot in order:
+        live += {"F": 1, "I": 0, "W": -1, "B": -1}[slot.phase]
+        most = max(most, live)
+    return most
 
 
 def joined(orders: Sequence[Order]) -> list[list[Slot]]:

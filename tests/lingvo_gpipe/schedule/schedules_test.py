@@ -10,14 +10,19 @@ import re
 import pytest
 
 from lingvo_gpipe import errors, schedule
+from lingvo_gpipe.schedule import search
 from lingvo_gpipe.schedule.named import (
+    dualpipe_v,
     gpipe,
     interleaved,
     looped_bfs,
     one_f_one_b,
+    optimal,
     rounds,
+    there_and_back,
     weight_slots,
     zb_h1,
+    zb_v,
 )
 from lingvo_gpipe.schedule.table import Slot, Table
 
@@ -48,6 +53,9 @@ EXPECTED = {
     "interleaved": Expected((1, 2, 3), refused=0),
     "looped_bfs": Expected((1, 2, 3), refused=0),
     "zb_h1": Expected((1, 2, 3), refused=0, splits=True),
+    "zb_v": Expected((2,), refused=1, turns=True, splits=True),
+    "dualpipe_v": Expected((2,), refused=3, turns=True, splits=True),
+    "optimal": Expected((1,), refused=0, splits=True),
 }
 CASES = [(name, V) for name, expected in EXPECTED.items() for V in expected.cells_per_device]
 
@@ -233,7 +241,22 @@ def test_make_reads_only_regular_files_of_a_limited_size(tmp_path: pathlib.Path)
 
 
 @pytest.mark.parametrize(
-    "module", [schedule, gpipe, one_f_one_b, interleaved, looped_bfs, rounds, weight_slots, zb_h1]
+    "module",
+    [
+        schedule,
+        dualpipe_v,
+        gpipe,
+        interleaved,
+        looped_bfs,
+        one_f_one_b,
+        optimal,
+        rounds,
+        search,
+        there_and_back,
+        weight_slots,
+        zb_h1,
+        zb_v,
+    ],
 )
 def test_docstring_examples_run(module: object) -> None:
     result = doctest.testmod(module)  # type: ignore[arg-type]

@@ -103,9 +103,21 @@ def test_by_micro_batch_size() -> None:
     assert sameness.compare(answer, sameness.reference("dense", 1)) <= 1e-10
 
 
-def test_hand_written_table_with_split_backward() -> None:
-    table = "0F0,0F1,,0I0,0W0,0I1,0W1\n,1F0,1I0,1W0,1F1,1I1,1W1"
-    case = Case("skip", 2, 2, table, "losses inside", "full")
+@pytest.mark.parametrize(
+    ("net", "recompute"),
+    [
+        ("skip", "full"),
+        ("conv", "never"),
+        ("mixed", "full"),
+        ("tied", "except_last"),
+        ("frozen", "never"),
+        ("recomputed", "full"),
+        ("recomputed", "never"),
+    ],
+)
+def test_hand_written_table_with_split_backward(net: str, recompute: str) -> None:
+    table = "0F0,0F1,,0I0,0W0,0I1,0W1\n,1F0,1I0,1F1,1I1,1W1,1W0"
+    case = Case(net, 2, 2, table, "losses inside", recompute)
     assert sameness.check(case) <= 1e-10
 
 

@@ -80,10 +80,12 @@ class CellGradients:
         imports: version → gradients of its floating leaves.
         weights: for each trained weight of the cell, its accumulator plus the gradient of this
             micro-batch, or the gradient itself if there were no accumulators.
+        left: of I, what W reads, by its name in their trace.
     """
 
     imports: dict[int, list[tf.Tensor]]
     weights: list[tf.Tensor]
+    left: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
 
 
 def in_read_dtype(spec: base.VariableSpec, value: tf.Tensor) -> tf.Tensor:

@@ -11,6 +11,7 @@ Three rules, each measured:
 
 A program's arguments are one flat list of tensors: weights, untrained variables, imports, then what
 its phase needs. It is traced once per (phase, mode, with or without accumulators, import shapes).
+Programs that continue what another one began are cut from one trace (`cut_backward`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 import tensorflow as tf
 
 from lingvo_gpipe import errors, network, precision
+from lingvo_gpipe.execution import cut_backward, tracing
 from lingvo_gpipe.execution.cell_calls import (
     BackwardInputs,
     CellGradients,
@@ -28,10 +30,12 @@ from lingvo_gpipe.execution.cell_calls import (
     CellOutputs,
     in_read_dtype,
 )
+from lingvo_gpipe.execution.cut_backward import CutBackward, Held, RawGradient
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.context import Collected, Context
 from lingvo_gpipe.nests import Nest, floating
 from lingvo_gpipe.network.analysis import not_a_tensor
+from lingvo_gpipe.schedule.slot import Phase
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,17 +87,25 @@ class CellPrograms:
         self._analysis = analysis
         self._layers = layers
         self._jit = jit
+        self._master = precision.policy(analysis.params.dtype).variable
         self._programs: dict[tuple[_Kind, _Shapes], _Program] = {}
+        self._cuts: dict[tuple[network.Mode, _Shapes], tuple[CutBackward, Nest]] = {}
 
     @property
     def num_traces(self) -> int:
         """How many programs were traced so far."""
-        return len(self._programs)
+        return len(self._programs) + sum(cut.num_traces for cut, _ in self._cuts.values())
 
     @property
     def graphs(self) -> dict[str, tf.Graph]:
-        """The graph of each traced program by phase; FB is forward and backward fused."""
-        return {kind.phase: one.function.graph for (kind, _), one in self._programs.items()}
+        """The graph of each traced program by its name; see `cut_backward`.
+
+        F is forward, B a backward that computes the forward again, FB both of them fused.
+        """
+        graphs = {kind.phase: one.function.graph for (kind, _), one in self._programs.items()}
+        for cut, _ in self._cuts.values():
+            graphs |= cut.graphs
+        return graphs
 
     def forward(self, cell: network.Cell, inputs: CellInputs) -> CellOutputs:
         """Call the forward program on one micro-batch."""
@@ -105,27 +117,38 @@ class CellPrograms:
         return CellOutputs.of_nest(program(inputs))
 
     def backward(
-        self, cell: network.Cell, inputs: CellInputs, upstream: BackwardInputs, phase: str = "B"
+        self,
+        cell: network.Cell,
+        inputs: CellInputs,
+        upstream: BackwardInputs,
+        phase: Phase = "B",
+        held: Held | None = None,
     ) -> CellGradients:
-        """Call the backward program, which recomputes the forward inside.
+        """Call a backward program.
 
         Args:
             cell: the cell in this pass.
             inputs: inputs of the micro-batch.
             upstream: gradients from the cells after this one, and the scales of the losses.
             phase: B for all gradients, I for those of the imports, W for those of the weights.
+            held: what the forward kept; for a W after an I, what that left. None: the forward is
+                computed again.
         """
+        if not (cell.weights if phase == "I" else cell.imports_with_gradient):
+            phase = "B"  # the other half computes nothing
+        if held is not None or phase == "I":
+            return self._continued(cell, inputs, upstream, phase, held)
         # The program is the recomputation: tf.recompute_grad would copy every weight and make
         # gathered rows' gradients dense (docs/decisions/0001-recompute-grad-copies.md).
-        arguments = (inputs, upstream._replace(accumulators=()) if phase == "I" else upstream)
+        arguments = (inputs, upstream)
 
         def compute(*flat: tf.Tensor) -> Nest:
             traced, traced_upstream = tf.nest.pack_sequence_as(arguments, list(flat))
-            return self._differentiated(cell, traced, traced_upstream, phase)[1]
+            return self._differentiated(cell, traced, traced_upstream)[1]
 
-        kind = _Kind(phase, cell.mode, accumulates=bool(arguments[1].accumulators))
+        kind = _Kind("B", cell.mode, accumulates=bool(upstream.accumulators))
         program = self._program(kind, "backward", compute, arguments, inputs.imports)
-        return self._gradients(cell, program(arguments), phase)
+        return self._gradients(cell, *program(arguments))
 
     def fused(
         self, cell: network.Cell, inputs: CellInputs, upstream: BackwardInputs
@@ -135,43 +158,40 @@ class CellPrograms:
 
         def compute(*flat: tf.Tensor) -> Nest:
             traced, traced_upstream = tf.nest.pack_sequence_as(arguments, list(flat))
-            outputs, gradients = self._differentiated(cell, traced, traced_upstream, "B")
+            outputs, gradients = self._differentiated(cell, traced, traced_upstream)
             return outputs.as_nest(), gradients
 
         kind = _Kind("FB", cell.mode)
         outputs, gradients = self._program(kind, "fused", compute, arguments, inputs.imports)(
             arguments
         )
-        return CellOutputs.of_nest(outputs), self._gradients(cell, gradients)
+        return CellOutputs.of_nest(outputs), self._gradients(cell, *gradients)
 
-    def keep(self, cell: network.Cell, inputs: CellInputs) -> KeptForward:
-        """Call the forward program under a separate tape, which keeps its intermediate tensors."""
-        # Copies, because the tape of one call must not see the use of a weight in another call.
-        copies = inputs._replace(
-            weights=[tf.identity(weight) for weight in inputs.weights],
-            imports={
-                v: tf.nest.map_structure(tf.identity, value)
-                if v in cell.imports_with_gradient
-                else value
-                for v, value in inputs.imports.items()
-            },
-        )
-        sources = gradient_sources(cell, copies)
-        with tf.GradientTape() as tape:
-            tape.watch(sources)
-            outputs = self.forward(cell, copies)
-        return KeptForward(self, cell, tape, sources, outputs)
+    def keep(self, cell: network.Cell, inputs: CellInputs) -> tuple[CellOutputs, Held]:
+        """Call the forward program that also returns what the backward reads of the forward."""
+        cut, outputs = self._cut(cell, inputs)
+        flat, held = cut.keep(tf.nest.flatten(inputs))
+        return CellOutputs.of_nest(tf.nest.pack_sequence_as(outputs, flat)), held
 
-    def gradients_of_kept(self, kept: KeptForward, upstream: BackwardInputs) -> CellGradients:
-        """Compute the gradients of a kept forward; see `backward`."""
-        cell = kept.cell
-        targets = [t for v in cell.exports_with_gradient for t in floating(kept.outputs.exports[v])]
-        starts = [t for v in cell.exports_with_gradient for t in upstream.exports[v]]
-        for loss, scale in zip(cell.losses, upstream.loss_factors, strict=True):
-            targets.append(kept.outputs.collected.losses[loss.name])
-            starts.append(precision.cast(scale, targets[-1].dtype))
-        raw = kept.tape.gradient(targets, kept.sources, starts, unconnected_gradients="zero")
-        return self._gradients(cell, _accumulated(cell, raw, upstream.accumulators, "B"))
+    def _continued(
+        self,
+        cell: network.Cell,
+        inputs: CellInputs,
+        upstream: BackwardInputs,
+        phase: Phase,
+        held: Held | None,
+    ) -> CellGradients:
+        """Call a program that is cut from forward and gradients; see `backward`."""
+        cut, _ = self._cut(cell, inputs)
+        scales = [precision.cast(scale, self._master) for scale in upstream.loss_factors]
+        arguments = tf.nest.flatten((inputs, upstream.exports, scales))
+        if phase == "I":
+            imports, left = cut.import_gradients(arguments, held)
+            return self._gradients(cell, [], imports, left)
+        if phase == "W":
+            weights = cut.weight_gradients(arguments, held or {}, upstream.accumulators)
+            return CellGradients({}, weights)
+        return self._gradients(cell, *cut.gradients(arguments, held or {}, upstream.accumulators))
 
     def compute(self, cell: network.Cell, inputs: CellInputs) -> tuple[dict[int, Nest], Collected]:
         """Compute the cell layer by layer: the body of its programs, also called without them.
@@ -241,13 +261,35 @@ class CellPrograms:
         return tf.nest.map_structure(tf.identity, value)
 
     def _differentiated(
-        self, cell: network.Cell, inputs: CellInputs, upstream: BackwardInputs, phase: str
+        self, cell: network.Cell, inputs: CellInputs, upstream: BackwardInputs
     ) -> tuple[CellOutputs, _FlatGradients]:
-        """Compute the forward, and the gradients of a phase."""
-        sources = gradient_sources(cell, inputs, phase)
+        """Compute the forward and all gradients."""
+        outputs, weights, imports = self._raw_gradients(cell, inputs, lambda _: upstream)
+        totals = upstream.accumulators
+        added = list(map(cut_backward.added, totals, weights))
+        return outputs, (
+            added + list(map(tf.convert_to_tensor, weights[len(totals) :])),
+            list(map(tf.convert_to_tensor, imports)),
+        )
+
+    def _raw_gradients(
+        self,
+        cell: network.Cell,
+        inputs: CellInputs,
+        upstream_of: Callable[[CellOutputs], BackwardInputs],
+    ) -> tuple[CellOutputs, list[RawGradient], list[RawGradient]]:
+        """Compute the forward; and gradients of weights, and of imports' floating leaves.
+
+        Args:
+            cell: the cell in this pass.
+            inputs: inputs of the micro-batch.
+            upstream_of: returns what comes from upstream, for these outputs.
+        """
+        sources = gradient_sources(cell, inputs)
         with tf.GradientTape() as tape:
             tape.watch(sources)
             outputs = self._exported(cell, inputs)
+            upstream = upstream_of(outputs)
             targets = [t for v in cell.exports_with_gradient for t in floating(outputs.exports[v])]
             scaled = [
                 tf.cast(outputs.collected.losses[loss.name], scale.dtype) * scale
@@ -257,18 +299,71 @@ class CellPrograms:
         starts = [t for v in cell.exports_with_gradient for t in upstream.exports[v]]
         starts += [tf.ones([], targets[-1].dtype)] if scaled else []
         raw = tape.gradient(targets, sources, starts, unconnected_gradients="zero")
-        return outputs, _accumulated(cell, raw, upstream.accumulators, phase)
+        count = len(cell.weights)
+        return outputs, raw[:count], raw[count:]
+
+    def _cut(self, cell: network.Cell, inputs: CellInputs) -> tuple[CutBackward, Nest]:
+        """Return the cut programs for these shapes, and the structure of the forward's outputs."""
+        key = cell.mode, _shapes(inputs.imports)
+        known = self._cuts.get(key)
+        if known is not None:
+            return known
+        traced: list[Nest] = []
+
+        def upstream_of(outputs: CellOutputs) -> BackwardInputs:
+            exports = {
+                v: [_placeholder(t.shape, t.dtype) for t in floating(outputs.exports[v])]
+                for v in cell.exports_with_gradient
+            }
+            return BackwardInputs(exports, [_placeholder([], self._master) for _ in cell.losses])
+
+        def compute(*flat: tf.Tensor) -> list[tf.Tensor]:
+            upstream: list[BackwardInputs] = []
+
+            def remembered(outputs: CellOutputs) -> BackwardInputs:
+                upstream[:] = [upstream_of(outputs)]
+                return upstream[0]
+
+            packed = tf.nest.pack_sequence_as(inputs, list(flat))
+            outputs, weights, imports = self._raw_gradients(cell, packed, remembered)
+            nest = outputs.as_nest()
+            traced[:] = [
+                cut_backward.Trace(
+                    inputs=flat,
+                    upstream=tf.nest.flatten(upstream[0]),
+                    outputs=tf.nest.flatten(nest),
+                    weights=weights,
+                    imports=imports,
+                ),
+                tf.nest.map_structure(lambda _: 0, nest),
+            ]
+            return []
+
+        tracing.trace(
+            f"cut_{self._first_layer}",
+            compute,
+            tf.nest.flatten(inputs),
+            cell=self._index,
+            jit=self._jit,  # loops are differentiated in another way for XLA
+        )
+        trace, outputs = traced
+        cut = CutBackward(trace, self._first_layer, self._index, self._jit)
+        self._cuts[key] = cut, outputs
+        return cut, outputs
 
     def _gradients(
-        self, cell: network.Cell, flat: _FlatGradients, phase: str = "B"
+        self,
+        cell: network.Cell,
+        weights: Sequence[tf.Tensor],
+        leaves: Sequence[tf.Tensor],
+        left: Held | None = None,
     ) -> CellGradients:
-        """Assign the flat gradients of a phase to weights and imports."""
-        weights, leaves = flat
+        """Assign flat gradients to weights and imports."""
         imports: dict[int, list[tf.Tensor]] = {}
-        for v in cell.imports_with_gradient if phase != "W" else ():
+        for v in cell.imports_with_gradient:
             count = len(floating(self._analysis.specs[v]))
             imports[v], leaves = list(leaves[:count]), leaves[count:]
-        return CellGradients(imports, list(weights))
+        return CellGradients(imports, list(weights), left or {})
 
     def _program(
         self,
@@ -279,7 +374,7 @@ class CellPrograms:
         imports: dict[int, Nest],
     ) -> _Program:
         """Return the traced program for these shapes; trace it where it is new."""
-        shapes = tuple((tuple(t.shape), t.dtype) for t in tf.nest.flatten(imports))
+        shapes = _shapes(imports)
         known = self._programs.get((kind, shapes))
         if known is not None:
             return known
@@ -289,80 +384,30 @@ class CellPrograms:
             packed[:] = [compute(*flat)]
             return list(tf.nest.flatten(packed[0]))
 
-        flat_compute.__name__ = f"{name}_{self._first_layer}"
-        traced = tf.function(
+        concrete = tracing.trace(
+            f"{name}_{self._first_layer}",
             flat_compute,
-            autograph=False,
-            jit_compile=self._jit or None,
-            experimental_attributes={"_noinline": True},
+            tf.nest.flatten(arguments),
+            cell=self._index,
+            jit=self._jit,
         )
-        specs = [tf.TensorSpec(t.shape, t.dtype) for t in tf.nest.flatten(arguments)]
-        concrete = traced.get_concrete_function(*specs)
-        _check_pure(concrete.graph, self._index)
         program = _Program(concrete, tf.nest.map_structure(lambda _: 0, packed[0]))
         self._programs[kind, shapes] = program
         return program
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class KeptForward:
-    """A forward call whose intermediate tensors a tape keeps, for one backward.
-
-    Attributes:
-        programs: programs of the cell.
-        cell: the cell in the pass of the call.
-        tape: tape that watched the call.
-        sources: tensors that get a gradient.
-        outputs: outputs of the call.
-    """
-
-    programs: CellPrograms
-    cell: network.Cell
-    tape: tf.GradientTape
-    sources: list[tf.Tensor]
-    outputs: CellOutputs
-
-    def gradients(self, upstream: BackwardInputs) -> CellGradients:
-        """Compute its gradients; see `CellPrograms.backward`."""
-        return self.programs.gradients_of_kept(self, upstream)
-
-
-def gradient_sources(cell: network.Cell, inputs: CellInputs, phase: str = "B") -> list[tf.Tensor]:
-    """Return the inputs that get a gradient in a phase: weights, then imports' floating leaves."""
+def gradient_sources(cell: network.Cell, inputs: CellInputs) -> list[tf.Tensor]:
+    """Return the inputs that get a gradient: weights, then imports' floating leaves."""
     leaves = [t for v in cell.imports_with_gradient for t in floating(inputs.imports[v])]
-    return (list(inputs.weights) if phase != "I" else []) + (leaves if phase != "W" else [])
+    return [*inputs.weights, *leaves]
 
 
-def _accumulated(
-    cell: network.Cell,
-    gradients: Sequence[tf.Tensor | tf.IndexedSlices],
-    accumulators: Sequence[tf.Tensor],
-    phase: str,
-) -> _FlatGradients:
-    """Add the gradients of weights to their accumulators, if any; make all others dense.
-
-    Args:
-        cell: the cell in this pass.
-        gradients: gradients of `gradient_sources`, in the same order.
-        accumulators: one per weight; empty: none.
-        phase: B, I or W.
-    """
-    count = len(cell.weights) if phase != "I" else 0
-    of_weights, of_imports = gradients[:count], gradients[count:]
-    return (
-        [_added(total, g) for total, g in zip(accumulators, of_weights, strict=True)]
-        if accumulators
-        else [tf.convert_to_tensor(g) for g in of_weights],
-        [tf.convert_to_tensor(g) for g in of_imports],
-    )
+def _placeholder(shape: tf.TensorShape | list[int], dtype: tf.DType) -> tf.Tensor:
+    return tf.compat.v1.placeholder(dtype, shape)
 
 
-def _added(total: tf.Tensor, gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
-    """Add a gradient to its accumulator, in the accumulator's dtype; sparse rows are scattered."""
-    if isinstance(gradient, tf.IndexedSlices):
-        values = precision.cast(gradient.values, total.dtype)
-        return tf.tensor_scatter_nd_add(total, gradient.indices[:, tf.newaxis], values)
-    return total + precision.cast(gradient, total.dtype)
+def _shapes(imports: Mapping[int, Nest]) -> _Shapes:
+    return tuple((tuple(t.shape), t.dtype) for t in tf.nest.flatten(imports))
 
 
 def _nested(
@@ -418,24 +463,3 @@ def _check_collected(info: network.LayerInfo, collected: Collected, training: bo
                     f"declare; nearest {', '.join(near) or 'none'}. Declare it, or it would be "
                     "ignored"
                 )
-
-
-def _check_pure(graph: tf.Graph, cell: int) -> None:
-    """Refuse a traced program that has a stateful operation or captures a variable.
-
-    Raises:
-        LayerError: naming the operation; its name begins with that of its layer.
-    """
-    impure = [
-        op
-        for op in graph.get_operations()
-        if op.op_def.is_stateful
-        or (op.type == "Placeholder" and op.outputs[0].dtype == tf.resource)
-    ]
-    if impure:
-        worst = next((op for op in impure if op.type != "Placeholder"), impure[0])
-        raise errors.LayerError(
-            f"cell {cell}: {worst.name} ({worst.type}) is stateful, which would serialise "
-            "the devices and break recomputation. Use stateless operations seeded by ctx.seed, and "
-            "theta and ctx.state in place of variables"
-        )

@@ -199,8 +199,11 @@ class _DifferentiableCall:
         def call(*sources: tf.Tensor) -> _WithGradient:
             # Unwatched copies: otherwise the caller's tape would keep all tensors computed here.
             unwatched = self._with_sources(inputs, [tf.stop_gradient(t) for t in sources])
-            kept = self._programs.keep(cell, unwatched) if self._keeps else None
-            outputs = self._programs.forward(cell, unwatched) if kept is None else kept.outputs
+            held = None
+            if self._keeps:
+                outputs, held = self._programs.keep(cell, unwatched)
+            else:
+                outputs = self._programs.forward(cell, unwatched)
             packed[:] = [outputs.as_nest()]
             flat = tf.nest.flatten(packed[0])
             place = {id(t): i for i, t in enumerate(flat)}
@@ -217,9 +220,9 @@ class _DifferentiableCall:
                 )
 
                 def backward() -> list[tf.Tensor]:
-                    if kept is not None:
-                        found = self._flat(kept.gradients(backward_inputs))
-                        return _differentiated_once(found, sources)
+                    if held is not None:
+                        once = self._programs.backward(cell, unwatched, backward_inputs, held=held)
+                        return _differentiated_once(self._flat(once), sources)
                     # On the watched tensors, so that second derivatives go through it.
                     watched = self._with_sources(inputs, sources)
                     return self._flat(self._programs.backward(cell, watched, backward_inputs))

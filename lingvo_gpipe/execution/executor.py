@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import network
 from lingvo_gpipe.execution import cell_calls, cell_programs, progress
+from lingvo_gpipe.execution.cut_backward import Held
 from lingvo_gpipe.layers.context import Collected
 from lingvo_gpipe.nests import Nest, floating
 from lingvo_gpipe.network import replicas
@@ -214,7 +215,7 @@ class PassRun:
         value_gradients: (version, micro-batch) → for each cell that reads the version, the
             gradients of its floating leaves.
         collected: (cell, micro-batch) → what its forward collected.
-        kept: (cell, micro-batch) → its forward, where a tape keeps it.
+        held: (cell, micro-batch) → what a kept forward, or an I, left for the next slot.
         accumulators: for each cell and weight, the sum of its gradients so far.
         slot: the slot whose call was issued last; None before the first.
     """
@@ -239,7 +240,7 @@ class PassRun:
         }
         self.value_gradients: dict[tuple[int, int], list[list[tf.Tensor]]] = {}
         self.collected: dict[tuple[int, int], Collected] = {}
-        self.kept: dict[tuple[int, int], cell_programs.KeptForward] = {}
+        self.held: dict[tuple[int, int], Held] = {}
         self.accumulators: list[list[tf.Tensor]] = []
         self.slot: Slot | None = None
         self._last_call: dict[int, tf.Operation] = {}
@@ -271,7 +272,7 @@ class PassRun:
                         call.kept_forward()
                     else:
                         call.forward()
-            elif m not in cell.fused and cell.computes(slot.phase, m):
+            elif m not in cell.fused and cell.computes(slot.phase):
                 with self.call(device, slot) as call:
                     call.backward()
 
@@ -390,20 +391,24 @@ class _SlotCall:
         self._store_gradients(gradients)
 
     def kept_forward(self) -> None:
-        """Run the forward program under a separate tape, which keeps intermediate tensors."""
-        kept = self._programs.keep(self._cell, self._run.cell_inputs(*self._key))
-        self._run.kept[self._key] = kept
-        self.store_outputs(kept.outputs)
+        """Run the forward program that keeps what its backward reads."""
+        outputs, held = self._programs.keep(self._cell, self._run.cell_inputs(*self._key))
+        self._run.held[self._key] = held
+        self.store_outputs(outputs)
 
     def backward(self) -> None:
-        """Run a backward, from the kept forward if there is one; otherwise recompute it."""
-        kept, phase = self._run.kept.get(self._key), self._slot.phase
-        upstream = self._run.backward_inputs(*self._key)
-        if kept is not None:
-            self._store_gradients(kept.gradients(upstream))
-        else:
-            inputs = self._run.cell_inputs(*self._key)
-            self._store_gradients(self._programs.backward(self._cell, inputs, upstream, phase))
+        """Run a backward, from what is held for it, if anything; otherwise recompute it."""
+        run, phase = self._run, self._slot.phase
+        gradients = self._programs.backward(
+            self._cell,
+            run.cell_inputs(*self._key),
+            run.backward_inputs(*self._key),
+            phase,
+            run.held.pop(self._key, None),
+        )
+        if phase == "I":
+            run.held[self._key] = gradients.left
+        self._store_gradients(gradients)
 
     def store_outputs(self, outputs: cell_calls.CellOutputs) -> None:
         """Store what a forward call returned, for the cells that read it."""

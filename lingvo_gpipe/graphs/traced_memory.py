@@ -162,34 +162,6 @@ def _has_unknown_size(tensor: tf.Tensor) -> bool:
     return bool(tensor.dtype == tf.variant or unknown)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class DifferentiatedCall:
-    """The two functions into which TensorFlow splits a call under a gradient tape.
-
-    Attributes:
-        forward: graph of the first; its last outputs are what the gradient may need.
-        backward: graph of the second.
-        kept: indices of the outputs of the first that the second reads.
-    """
-
-    forward: tf.Graph
-    backward: tf.Graph
-    kept: frozenset[int]
-
-
-def split_call(graph: tf.Graph) -> DifferentiatedCall:
-    """Return the forward and the backward function of the one differentiated call in `graph`.
-
-    TensorFlow keeps all that the gradient's operations read, even those that no output needs:
-    the gradient by a constant keeps an activation too.
-    """
-    first, second = (op for op in graph.get_operations() if op.type == "PartitionedCall")
-    # No public method returns the graphs of a function library.
-    forward, backward = (graph._functions[op.get_attr("f").name].graph for op in (first, second))
-    kept = frozenset(tensor.value_index for tensor in second.inputs if tensor.op is first)
-    return DifferentiatedCall(forward, backward, kept)
-
-
 def _needed(graph: tf.Graph) -> list[tf.Operation]:
     """Return the operations that the outputs need, in the order of tracing."""
     needed: set[tf.Operation] = set()

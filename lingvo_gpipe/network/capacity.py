@@ -64,8 +64,8 @@ class Holding:
     Attributes:
         near: for exports of the cell directly before it, until this cell's last use.
         far: for exports of any earlier cell.
-        inside: forwards whose intermediate tensors exist: kept ones, and one that a backward
-            recomputes.
+        inside: forwards whose intermediate tensors exist: kept ones, those of which an I left
+            something for W, and one that a backward recomputes.
         share: share of the device's memory: 1, or less if cells share a device.
     """
 
@@ -93,14 +93,15 @@ def holdings(table: Table, policies: Sequence[str]) -> list[Holding]:
             num_kept[k] += is_kept
             most[k] = max(most[k], in_flight[k])
             continue
-        inside[k] = max(inside[k], num_kept[k] + (not is_kept))
-        if slot.phase == "W":
-            late[k] -= not is_kept
-        else:
-            # From a kept forward, I computes all gradients.
-            in_flight[k] -= 1
+        # Cell 0 reads only fields: its I computes nothing, its W everything.
+        if slot.phase in ("B", "I" if k else "W"):
+            inside[k] = max(inside[k], num_kept[k] + (late[k] if k else 0) + (not is_kept))
             num_kept[k] -= is_kept
-            late[k] += slot.phase == "I" and not is_kept
+        if slot.phase == "W":
+            late[k] -= 1
+        else:
+            in_flight[k] -= 1
+            late[k] += slot.phase == "I"
             latest[k] = max(latest[k], late[k])
     devices = [table.device_of(k) for k in range(table.num_cells)]
     M = table.num_micro_batches

@@ -101,15 +101,12 @@ class Cell:
         """Its cost for one micro-batch, as used by the partition."""
         return sum(self.costs[n] for n in self.layers)
 
-    def computes(self, phase: Phase, micro_batch: int) -> bool:
-        """Whether a slot of the cell has anything to compute.
-
-        From a kept forward, I computes all gradients and W none.
-        """
+    def computes(self, phase: Phase) -> bool:
+        """Whether a slot of the cell has anything to compute."""
         if phase == "F" or not self.has_backward:
             return phase == "F"
-        if phase == "B" or micro_batch in self.kept:
-            return phase != "W"
+        if phase == "B":
+            return True
         return bool(self.imports_with_gradient if phase == "I" else self.weights)
 
     def in_pass(self, mode: Mode, exports: tuple[int, ...], reuse: recompute.CellReuse) -> Cell:

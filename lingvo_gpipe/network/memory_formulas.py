@@ -81,14 +81,11 @@ class Activations:
 
     Attributes:
         forward: the most that its forward holds at once.
-        residual: what stays where the cell's forward is kept: TensorFlow keeps all inputs of a
-            kept call for its gradient, frozen weights too.
-        kept: what a backward that computes the forward again holds of it.
+        kept: what a backward reads of it.
         beside: what the layer's backward holds in addition to `kept`.
     """
 
     forward: int
-    residual: int
     kept: int
     beside: int
 
@@ -119,7 +116,6 @@ def activations(layers: WiredLayers, layer: LayerInfo, *, keeps_all: bool = Fals
     )
     return Activations(
         forward=inputs + max(inside, outputs),
-        residual=residual,
         kept=residual if has_gradient else read,
         beside=inputs + outputs + recomputed,
     )
@@ -137,16 +133,26 @@ class CellBytes:
         kept_forward: peak of a kept forward, `residual` included.
         residual: bytes that a kept forward leaves for its backward.
         kept_backward: peak of a backward from a kept forward, without `residual`.
+        import_gradients: peak of an I that computes its forward again, and leaves both `left_*`.
+        kept_import_gradients: peak of an I from a kept forward, without `residual`.
+        weight_gradients: peak of W, without what I left.
+        left_residual: bytes of the forward that I leaves for W.
+        left_gradients: bytes of its own that I leaves for W.
         is_estimate: whether any of these is by formula.
     """
 
     forward: int
-    backward: int
-    fused: int
-    kept_forward: int
-    residual: int
-    kept_backward: int
-    is_estimate: bool
+    backward: int = 0
+    fused: int = 0
+    kept_forward: int = 0
+    residual: int = 0
+    kept_backward: int = 0
+    import_gradients: int = 0
+    kept_import_gradients: int = 0
+    weight_gradients: int = 0
+    left_residual: int = 0
+    left_gradients: int = 0
+    is_estimate: bool = False
 
     def at_least(self, other: CellBytes) -> CellBytes:
         """Return the larger value of each number; an estimate if one of the two is."""
@@ -158,10 +164,16 @@ def cell_bytes(layers: WiredLayers, cell: Cell) -> CellBytes:
     """Return the bytes of a cell by the formulas of its layers, for the largest micro-batch."""
     held = [activations(layers, layers.layers[n]) for n in cell.layers]
     forward = max(layer.forward for layer in held)
-    residual = sum(layer.residual for layer in held)
+    residual = sum(layer.kept for layer in held)
+    gradients = weights(layers, cell.layers).gradients
     # The gradients become new accumulators, which are made while the old ones exist.
-    kept_backward = max(layer.beside for layer in held) + weights(layers, cell.layers).gradients
-    backward = max(forward, sum(layer.kept for layer in held) + kept_backward)
+    beside = max(layer.beside for layer in held)
+    kept_backward = beside + gradients
+    backward = max(forward, residual + kept_backward)
+    # W reads, of every layer with weights, what is kept of it and the gradients of as much.
+    left = sum(
+        layer.kept for n, layer in zip(cell.layers, held, strict=True) if layers.is_trained[n]
+    )
     return CellBytes(
         forward=forward,
         backward=backward,
@@ -169,5 +181,10 @@ def cell_bytes(layers: WiredLayers, cell: Cell) -> CellBytes:
         kept_forward=max(forward, residual),
         residual=residual,
         kept_backward=kept_backward,
+        import_gradients=max(forward, residual + left + beside),
+        kept_import_gradients=left + beside,
+        weight_gradients=gradients,
+        left_residual=left,
+        left_gradients=left,
         is_estimate=True,
     )

@@ -94,6 +94,7 @@ class _Tensors:
         yield from self._imports()
         yield from self._returned_gradients()
         yield from self._residuals()
+        yield from self._left()
         yield from self._working()
 
     def _imports(self) -> Iterator[_Tensor]:
@@ -129,8 +130,22 @@ class _Tensors:
         for cell in self._cells:
             for m in cell.kept:
                 start_s = self._spans[Slot(cell.index, "F", m)].start_s
+                end_s = self._last_use_s(cell, m)
+                if Slot(cell.index, "I", m) in self._spans and cell.computes("I"):
+                    end_s = self._spans[Slot(cell.index, "I", m)].end_s
                 size = self._needs[cell.index].residual
-                yield _Tensor(cell.device_number, start_s, self._last_use_s(cell, m), size)
+                yield _Tensor(cell.device_number, start_s, end_s, size)
+
+    def _left(self) -> Iterator[_Tensor]:
+        """Yield what I slots leave for W."""
+        for slot, span in self._spans.items():
+            cell, needs = self._cells[slot.cell], self._needs[slot.cell]
+            if slot.phase == "I" and cell.computes("I") and cell.computes("W"):
+                end_s = self._spans[Slot(slot.cell, "W", slot.micro_batch)].end_s
+                is_kept = slot.micro_batch in cell.kept
+                of_forward_s = span.end_s if is_kept else span.start_s
+                yield _Tensor(span.device, span.start_s, end_s, needs.left_gradients)
+                yield _Tensor(span.device, of_forward_s, end_s, needs.left_residual)
 
     def _working(self) -> Iterator[_Tensor]:
         """Yield what slots hold while they run."""
@@ -148,7 +163,7 @@ class _Tensors:
                 Slot(cell.index, "I", m),
                 Slot(cell.index, "W", m),
             )
-            if slot in self._spans and cell.computes(slot.phase, m)
+            if slot in self._spans and cell.computes(slot.phase)
         )
 
     def _gradient_s(self, cell: network.Cell, m: int) -> float | None:
@@ -160,12 +175,18 @@ class _Tensors:
 
 
 def _slot_bytes(cell: network.Cell, slot: Slot, needs: CellBytes) -> int:
-    """Return what a slot holds while it runs, residuals not counted."""
+    """Return what a slot holds while it runs, without residuals and what I leaves for W."""
     is_kept = slot.micro_batch in cell.kept
     if slot.micro_batch in cell.fused:
         return needs.fused
     if slot.phase == "F":
         return max(0, needs.kept_forward - needs.residual) if is_kept else needs.forward
-    if not cell.computes(slot.phase, slot.micro_batch):
+    if not cell.computes(slot.phase):
         return 0
+    if slot.phase in "IW" and cell.computes("I") and cell.computes("W"):
+        if slot.phase == "W":
+            return needs.weight_gradients
+        if is_kept:
+            return max(0, needs.kept_import_gradients - needs.left_gradients)
+        return max(0, needs.import_gradients - needs.left_gradients - needs.left_residual)
     return needs.kept_backward if is_kept else needs.backward

@@ -232,7 +232,8 @@ class _Runner:
         return LayerTime(
             forward_s=forward_s,
             kept_backward_s=watch.median_s(
-                lambda: programs.keep(cell, inputs), lambda kept: kept.gradients(upstream)
+                lambda: programs.keep(cell, inputs)[1],
+                lambda held: programs.backward(cell, inputs, upstream, held=held),
             ),
             backward_s=watch.median_s(
                 lambda: inputs, lambda inputs: programs.backward(cell, inputs, upstream)

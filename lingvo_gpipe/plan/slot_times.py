@@ -81,11 +81,12 @@ def of_cell(
     # A frozen layer has no backward, but its forward is recomputed with that of its cell.
     again = sum(layer.again_s if layer.backward_s else layer.forward_s for layer in layers)
     split = table.split()[cell.index]
-    kept_share = _share(cell.kept, split)
-    inputs, weights = _split_backward(analysis, cell, times, again)
-    # From a kept forward, I computes all gradients and W none.
-    inputs = (1 - kept_share) * inputs + kept_share * from_kept
-    weights = (1 - kept_share) * weights
+    again_in_split = (1 - _share(cell.kept, split)) * again
+    inputs, weights = _halves(analysis, cell, times)
+    if cell.returned_gradients:
+        inputs += again_in_split
+    else:
+        weights += again_in_split
     whole = frozenset(range(table.num_micro_batches)) - split
     backward = (1 - _share(cell.kept, whole)) * again + from_kept
     split_share = len(split) / table.num_micro_batches
@@ -103,33 +104,27 @@ def _share(part: frozenset[int], whole: frozenset[int]) -> float:
     return len(part & whole) / len(whole) if whole else 0.0
 
 
-def _split_backward(
-    analysis: network.Analysis, cell: network.Cell, times: Sequence[LayerTime], again: float
+def _halves(
+    analysis: network.Analysis, cell: network.Cell, times: Sequence[LayerTime]
 ) -> tuple[float, float]:
-    """Return the times of a cell's I and W, each of which recomputes the forward.
+    """Return the times of a cell's I and W, recomputation not counted.
 
     Half of a layer's backward computes the gradient of its inputs, half that of its weights, if it
-    has any that are trained. I computes the first halves. W computes the others, and the gradients
-    of inputs on which they depend: those of all layers after the first one with trained weights.
-    Where only one of the two has gradients to compute, it takes the whole backward.
+    has any that are trained. Where only one of the two has gradients to compute in the cell, it
+    takes the whole backward.
 
     Args:
         analysis: analysis of the network.
         cell: one of its cells.
         times: seconds of each layer of the network.
-        again: time of the recomputation.
     """
     backwards = [times[n].kept_backward_s for n in cell.layers]
-    is_trained = [analysis.is_trained[n] for n in cell.layers]
-    whole = again + sum(backwards)
+    whole = sum(backwards)
     if not cell.returned_gradients:
         return 0.0, whole
-    if not any(is_trained):
-        return whole, 0.0
-    shares = [0.5 if trained else 1.0 for trained in is_trained]
-    inputs = again + sum(share * time for share, time in zip(shares, backwards, strict=True))
-    first = is_trained.index(True)
-    return inputs, again + sum(backwards[first:]) - backwards[first] / 2
+    shares = [0.5 if analysis.is_trained[n] else 1.0 for n in cell.layers]
+    inputs = sum(share * time for share, time in zip(shares, backwards, strict=True))
+    return inputs, whole - inputs
 
 
 def timeline(

@@ -41,23 +41,41 @@ def _traced(
 ) -> CellBytes:
     programs = cell_programs.CellPrograms(cell.index, analysis, layers, jit=False)
     specs = _input_specs(analysis, cell)
-    graphs = _program_graphs(programs, cell, specs, is_last=cell is analysis.cells[-1])
+    graphs = _program_graphs(
+        programs,
+        cell,
+        specs,
+        is_last=cell is analysis.cells[-1],
+        is_split=bool(analysis.table.split()[cell.index]),
+    )
     is_complete = all(map(traced_memory.is_complete, graphs.values()))
-    peaks = {phase: traced_memory.peak_bytes(graph, threads) for phase, graph in graphs.items()}
-    if cell.has_backward:
-        # Only now: the gradient adds outputs to the forward's graph.
-        pair = _kept_pair(programs, cell, specs)
-        result = CellBytes(
-            forward=peaks["F"],
-            backward=peaks["B"],
-            fused=peaks.get("FB", peaks["B"]),
-            kept_forward=traced_memory.peak_bytes(pair.forward, threads),
-            residual=traced_memory.kept_bytes(pair.forward, pair.kept),
-            kept_backward=traced_memory.peak_bytes(pair.backward, threads),
-            is_estimate=False,
-        )
-    else:
-        result = CellBytes(peaks["F"], 0, 0, 0, 0, 0, is_estimate=False)
+    peaks = {name: traced_memory.peak_bytes(graph, threads) for name, graph in graphs.items()}
+    if not cell.has_backward:
+        return CellBytes(peaks["F"])
+
+    def left(name: str, num_others: int) -> int:
+        """Return the bytes that a program leaves for the next one, after its other outputs."""
+        graph = graphs.get(name)
+        if graph is None:
+            return 0
+        return traced_memory.kept_bytes(graph, range(num_others, len(graph.outputs)))
+
+    num_leaves = sum(len(nests.floating(analysis.specs[v])) for v in cell.imports_with_gradient)
+    of_kept = left("IK", num_leaves)
+    result = CellBytes(
+        forward=peaks["F"],
+        backward=peaks["B"],
+        fused=peaks.get("FB", peaks["B"]),
+        kept_forward=peaks["K"],
+        residual=left("K", len(graphs["F"].outputs)),
+        kept_backward=peaks["BK"],
+        import_gradients=peaks.get("I", 0),
+        kept_import_gradients=peaks.get("IK", 0),
+        weight_gradients=peaks.get("W", 0),
+        left_residual=max(0, left("I", num_leaves) - of_kept),
+        left_gradients=of_kept,
+        is_estimate=False,
+    )
     return result if is_complete else result.at_least(memory_formulas.cell_bytes(analysis, cell))
 
 
@@ -67,35 +85,29 @@ def _program_graphs(
     specs: tuple[CellInputs, BackwardInputs],
     *,
     is_last: bool,
+    is_split: bool,
 ) -> dict[str, tf.Graph]:
-    """Return the graphs of F, of B, and of the last cell's FB, forward and backward fused."""
+    """Return the graphs of the programs that a cell may run; see `CellPrograms.graphs`."""
 
     def call_all(inputs: CellInputs, upstream: BackwardInputs) -> Nest:
         results: list[Nest] = [programs.forward(cell, inputs).exports]
-        if cell.has_backward:
-            results.append(programs.backward(cell, inputs, upstream).weights)
-        if cell.has_backward and is_last:
+        if not cell.has_backward:
+            return results
+        held = programs.keep(cell, inputs)[1]
+        results += [
+            programs.backward(cell, inputs, upstream).weights,
+            programs.backward(cell, inputs, upstream, held=held).weights,
+        ]
+        if is_last:
             results.append(programs.fused(cell, inputs, upstream)[1].weights)
+        if is_split and cell.computes("I") and cell.computes("W"):
+            programs.backward(cell, inputs, upstream, "I", held)
+            left = programs.backward(cell, inputs, upstream, "I").left
+            results.append(programs.backward(cell, inputs, upstream, "W", left).weights)
         return results
 
     tf.function(call_all, autograph=False).get_concrete_function(*specs)
     return dict(programs.graphs)
-
-
-def _kept_pair(
-    programs: cell_programs.CellPrograms,
-    cell: network.Cell,
-    specs: tuple[CellInputs, BackwardInputs],
-) -> traced_memory.DifferentiatedCall:
-    """Return the graphs of a kept forward and of the backward from it."""
-
-    def forward_and_back(inputs: CellInputs, upstream: BackwardInputs) -> Nest:
-        kept = programs.keep(cell, inputs)
-        gradients = kept.gradients(upstream._replace(accumulators=()))
-        return gradients.weights, gradients.imports
-
-    traced = tf.function(forward_and_back, autograph=False).get_concrete_function(*specs)
-    return traced_memory.split_call(traced.graph)
 
 
 def _input_specs(

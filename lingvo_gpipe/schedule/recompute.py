@@ -64,33 +64,25 @@ class CellReuse:
     Attributes:
         kept: the micro-batches whose forward is kept for the backward.
         fused: the micro-batches whose forward and backward run as one program.
-        recomputations: how often the forward of a micro-batch is computed again, on average. I
-            and W each compute it again, except in cell 0, whose I computes nothing.
-        split_share: the share of micro-batches whose I and W both have work. From a kept forward,
-            I computes all gradients; in cell 0, which reads only fields, W does.
+        recomputations: how often the forward of a micro-batch is computed again, on average.
     """
 
     kept: frozenset[int] = frozenset()
     fused: frozenset[int] = frozenset()
     recomputations: float = 0.0
-    split_share: float = 0.0
 
     def cost(self, work: Work) -> float:
         """Return what a layer costs in the cell.
 
-        A backward that is split counts one and a half times: I and W both compute the gradient of
-        the layer's inputs.
-
-        >>> CellReuse(recomputations=1.0, split_share=0.5).cost(Work(1.0, 2.0, 1.5))
-        5.0
+        >>> CellReuse(recomputations=0.5).cost(Work(1.0, 2.0, 1.5))
+        3.75
         """
-        backward = (1 + self.split_share / 2) * work.backward
-        return work.forward + self.recomputations * work.recompute + backward
+        return work.forward + self.recomputations * work.recompute + work.backward
 
 
 def costs(reuses: Sequence[CellReuse], layers: Sequence[Work]) -> tuple[tuple[float, ...], ...]:
     """Return per cell what each layer would cost in it; cells with equal costs share one row."""
-    shares = [(reuse.recomputations, reuse.split_share) for reuse in reuses]
+    shares = [reuse.recomputations for reuse in reuses]
     by_share = dict(zip(shares, reuses, strict=True))
     rows = {share: tuple(map(reuse.cost, layers)) for share, reuse in by_share.items()}
     return tuple(rows[share] for share in shares)
@@ -116,19 +108,16 @@ def reuse(table: Table, by_cell: Sequence[str], *, fuse: bool) -> tuple[CellReus
             forwards[slot.cell].append(slot.micro_batch)
     M = table.num_micro_batches
     num_kept = {"full": 0, "except_last": 1, "never": M}
-    last, split = len(by_cell) - 1, table.split()
+    last = len(by_cell) - 1
     reuses = []
     for k, (order, policy) in enumerate(zip(forwards, by_cell, strict=True)):
         fused = table.fused() if k == last and fuse and policy != "never" else frozenset[int]()
         kept = frozenset(order[len(order) - num_kept[policy] :]) - fused
-        not_recomputed = kept | fused
-        both = split[k] - not_recomputed if k else frozenset[int]()
         reuses.append(
             CellReuse(
                 kept=kept,
                 fused=fused,
-                recomputations=(M - len(not_recomputed) + len(both)) / M,
-                split_share=len(both) / M,
+                recomputations=(M - len(kept | fused)) / M,
             )
         )
     return tuple(reuses)

@@ -7,12 +7,14 @@ import functools
 import itertools
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, layers, network, pipelining
 from lingvo_gpipe.execution import cell_calls, cell_programs, placement
+from lingvo_gpipe.keras_layers import adapter
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.base import Theta
 from lingvo_gpipe.nests import Nest, SpecNest
@@ -57,17 +59,8 @@ def test_fused_slots_are_one_call(fields: dict[str, Any], expected: int) -> None
     assert len(pipelines.calls(pipelines.step_graph(pipelines.three(**fields)))) == expected
 
 
-@pytest.mark.parametrize(
-    ("recompute", "backwards"),
-    [
-        (
-            "full",
-            {"CPU:0": 2, "CPU:1": 4},
-        ),  # cell 0 reads only fields: its I is empty
-        ("never", {}),  # TensorFlow's own programs
-    ],
-)
-def test_a_slot_that_computes_nothing_is_no_call(recompute: str, backwards: dict[str, int]) -> None:
+@pytest.mark.parametrize("recompute", ["full", "never"])
+def test_a_slot_that_computes_nothing_is_no_call(recompute: str) -> None:
     own = pipelines.pipe(
         pipelines.mlp(),
         num_partitions=2,
@@ -77,7 +70,8 @@ def test_a_slot_that_computes_nothing_is_no_call(recompute: str, backwards: dict
     )
     calls = pipelines.calls(pipelines.step_graph(own))
     found = [op.device[-5:] for op in calls if pipelines.called(op) == "backward"]
-    assert collections.Counter(found) == backwards
+    # Cell 0 reads only fields: its I is empty.
+    assert collections.Counter(found) == {"CPU:0": 2, "CPU:1": 4}
 
 
 @pytest.mark.parametrize("recompute", ["full", "except_last", "never"])
@@ -121,7 +115,28 @@ def test_never_computes_nothing_again() -> None:
         return sum(node.op == "MatMul" for node in library[op.get_attr("f").name].node_def)
 
     found = collections.Counter(matmuls(op) for op in pipelines.calls(graph))
-    assert found == {2: 12, 4: 12}  # per cell and micro-batch a forward and a backward
+    # Per cell and micro-batch a forward and a backward; cell 0 has a gradient less.
+    assert found == {2: 12, 3: 4, 4: 8}
+
+
+@pytest.mark.parametrize("recompute", ["full", "never"])
+def test_a_split_backward_computes_nothing_twice(recompute: str) -> None:
+    own = pipelines.pipe(
+        pipelines.mlp(),
+        num_partitions=2,
+        num_micro_batches=2,
+        cuts=(2, 5),
+        schedule="0F0,0F1,,0I0,0W0,0I1,0W1\n,1F0,1I0,1W0,1F1,1I1,1W1",
+        recompute=recompute,
+    )
+    pipelines.step_graph(own)
+    programs = own.executor.programs[1]
+    products = {name: pipelines.count(graph)["MatMul"] for name, graph in programs.graphs.items()}
+    # Four layers: I goes back by all inputs, W by all weights.
+    if recompute == "full":
+        assert products == {"F": 4, "I": 8, "W": 4}
+    else:
+        assert products == {"K": 4, "IK": 4, "W": 4}
 
 
 def _under_ones_own_tape(own: pipelining.PipeliningLayer) -> Any:
@@ -163,11 +178,8 @@ def test_ones_own_tape_keeps_nothing_of_what_is_inside(
     own = pipelines.three(recompute=recompute)
     own.build(pipelines.batch())
     inside: list[tf.Tensor] = []
-    plain = cell_programs.CellPrograms.forward
 
-    def spied(
-        programs: cell_programs.CellPrograms, cell: network.Cell, given: cell_calls.CellInputs
-    ) -> cell_calls.CellOutputs:
+    def watch(cell: network.Cell, given: cell_calls.CellInputs) -> None:
         sums = [tf.reduce_sum(weight) for weight in given.weights]
         sums += [
             tf.reduce_sum(value)
@@ -175,9 +187,15 @@ def test_ones_own_tape_keeps_nothing_of_what_is_inside(
             if version in cell.imports_with_gradient
         ]
         inside.append(tf.add_n(sums))
-        return plain(programs, cell, given)
 
-    monkeypatch.setattr(cell_programs.CellPrograms, "forward", spied)
+    for name in ("forward", "keep"):
+        plain = getattr(cell_programs.CellPrograms, name)
+
+        def spied(programs: Any, cell: Any, given: Any, plain: Any = plain) -> Any:
+            watch(cell, given)
+            return plain(programs, cell, given)
+
+        monkeypatch.setattr(cell_programs.CellPrograms, name, spied)
     with tf.GradientTape(persistent=True) as tape:
         loss = tf.reduce_sum(own(pipelines.batch(), training=True))
     weights = list(own.weights.values())
@@ -462,6 +480,26 @@ def test_strings_travel_between_cells_that_are_not_compiled() -> None:
         _tagged().value_and_gradients(fields).loss,
         pipelines.three().value_and_gradients(pipelines.batch()).loss,
     )
+
+
+@pytest.mark.parametrize("recompute", ["full", "never"])
+def test_a_compiled_loop_is_kept_and_its_backward_split(recompute: str) -> None:
+    def gradients(**fields: Any) -> dict[str, tf.Tensor]:
+        lstm = adapter.from_keras(keras.layers.LSTM(3, return_sequences=True)).set(name="lstm")
+        own = pipelines.pipe(
+            [pipelines.dense("a", 3), lstm, layers.MeanSquaredError.Params()],
+            num_partitions=2,
+            cuts=(1, 2),
+            num_micro_batches=2,
+            **fields,
+        )
+        x = pipelines.data(4, 5, 3, seed=1)
+        return own.value_and_gradients({"x": x, "target": x}).gradients
+
+    table = "0F0,0F1,,0I0,0W0,0I1,0W1\n,1F0,1I0,1F1,1I1,1W1,1W0"
+    found = gradients(schedule=table, recompute=recompute, jit_compile=True)
+    for path, wanted in gradients().items():
+        np.testing.assert_allclose(found[path], wanted, rtol=1e-9, atol=1e-12)
 
 
 def test_strings_are_refused_where_cells_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

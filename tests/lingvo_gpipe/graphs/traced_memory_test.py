@@ -119,38 +119,6 @@ def test_what_a_branch_keeps_for_its_gradient_is_not_counted() -> None:
     assert kept == [1]
 
 
-def split(function: Callable[[tf.Tensor], tf.Tensor]) -> traced_memory.DifferentiatedCall:
-    program = tf.function(
-        function, autograph=False, experimental_attributes={"_noinline": True}
-    ).get_concrete_function(KIB)
-
-    def outer(x: tf.Tensor) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = program(x)
-        return tape.gradient(y, x)
-
-    return traced_memory.split_call(graph_of(outer, KIB))
-
-
-def test_a_kept_forward_leaves_what_its_gradient_reads() -> None:
-    pair = split(lambda x: tf.sqrt(tf.exp(tf.cumsum(x))))
-    # Both gradients need only the outputs.
-    assert traced_memory.kept_bytes(pair.forward, pair.kept) == 2 * 1024
-    assert traced_memory.peak_bytes(pair.forward, 1) == 2 * 1024
-
-
-def test_a_gradient_that_nobody_wants_keeps_its_tensors_too() -> None:
-    # The gradient by the constant reads the negative.
-    pair = split(lambda x: tf.sin(-x * 2.0))
-    assert traced_memory.kept_bytes(pair.forward, pair.kept) == 2 * 1024
-
-
-def test_views_of_arguments_are_not_kept() -> None:
-    pair = split(lambda x: tf.square(tf.reshape(x, [16, 16])))
-    assert traced_memory.kept_bytes(pair.forward, pair.kept) == 0
-
-
 def test_bodies_of_calls_and_lists_of_tensors_are_not_reported() -> None:
     step = tf.function(tf.cumsum, autograph=False)
     assert traced_memory.is_complete(graph_of(lambda x: tf.cumsum(x) * 2.0, KIB))

@@ -1,0 +1,66 @@
+"""How a cell's programs are traced: never inlined, and pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import tensorflow as tf
+
+from lingvo_gpipe import errors
+
+Traced: TypeAlias = tf.types.experimental.ConcreteFunction
+
+
+def trace(
+    name: str,
+    compute: Callable[..., list[tf.Tensor]],
+    arguments: Sequence[tf.Tensor | tf.TensorSpec],
+    *,
+    cell: int,
+    jit: bool,
+) -> Traced:
+    """Trace a program of a cell.
+
+    Args:
+        name: name of the program in profiles and error messages.
+        compute: its computation, from one flat list of tensors to another.
+        arguments: have the shapes and dtypes of its arguments.
+        cell: number of the cell, for messages.
+        jit: whether it is compiled with XLA.
+
+    Raises:
+        LayerError: it has a stateful operation, or reads a variable.
+    """
+    compute.__name__ = name
+    traced = tf.function(
+        compute,
+        autograph=False,
+        jit_compile=jit or None,
+        experimental_attributes={"_noinline": True},
+    )
+    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in arguments]
+    concrete = traced.get_concrete_function(*specs)
+    _check_pure(concrete.graph, cell)
+    return concrete
+
+
+def _check_pure(graph: tf.Graph, cell: int) -> None:
+    """Refuse a traced program that has a stateful operation or captures a variable.
+
+    Raises:
+        LayerError: naming the operation; its name begins with that of its layer.
+    """
+    impure = [
+        op
+        for op in graph.get_operations()
+        if op.op_def.is_stateful
+        or (op.type == "Placeholder" and op.outputs[0].dtype == tf.resource)
+    ]
+    if impure:
+        worst = next((op for op in impure if op.type != "Placeholder"), impure[0])
+        raise errors.LayerError(
+            f"cell {cell}: {worst.name} ({worst.type}) is stateful, which would serialise "
+            "the devices and break recomputation. Use stateless operations seeded by ctx.seed, and "
+            "theta and ctx.state in place of variables"
+        )

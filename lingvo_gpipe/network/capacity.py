@@ -233,7 +233,8 @@ def cuts_within(
                 needed = f"a device of {needed}, which cells share"
             raise errors.PartitionError(
                 f"device_memory={limit}, but layer {names[worst]} alone needs "
-                f"{needed}. Use fewer examples, more micro-batches, or larger devices"
+                f"{needed}. Use fewer examples, more micro-batches, larger devices, or slices of "
+                "the layer, which --mode=plan finds"
             ) from error
         whole = units.size(within.need_bytes(0, 0, num_layers))
         raise errors.PartitionError(

@@ -124,14 +124,16 @@ def stated_cuts(params: PipelineParams) -> tuple[int, ...] | None:
     return tuple(sum(len(next(layers).consecutive()) for _ in cell) for cell in params.cells)
 
 
-def divided(params: PipelineParams) -> tuple[tuple[str, tuple[base.Layer.Params, ...]], ...]:
-    """Return name and layers of each of the network's Params, in order.
+def divided(
+    params: PipelineParams,
+) -> tuple[tuple[base.Layer.Params, tuple[base.Layer.Params, ...]], ...]:
+    """Return each of the network's Params, named and in slices, and the layers it stands for.
 
     Raises:
         LayerError: see `layer_params`.
     """
     named = _named(params)
-    return tuple((layer.name, layer.consecutive(named)) for layer in named)
+    return tuple((layer, layer.consecutive(named)) for layer in named)
 
 
 def _named(params: PipelineParams) -> list[base.Layer.Params]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.console import units
-from lingvo_gpipe.plan import describe, hosts, largest, more_devices, step_plan
+from lingvo_gpipe.plan import describe, hosts, largest, more_devices, slicing, step_plan
 from lingvo_gpipe.plan.links import INPUT
 from lingvo_gpipe.schedule import drawing
 from lingvo_gpipe.task import Task
@@ -49,8 +49,15 @@ def plan(
     if fit is None or grow is None:
         task = largest.with_partitions(task, partitions)
         shape = None if cluster is None else hosts.parse(cluster)
-        planned = step_plan.make_for(task, profile=profile, cluster=shape)
-        text = "\n".join([render(planned), "", *more_devices.lines(task)])
+        limits = [shape.memory if shape else None, _device_memory(task)]
+        limit_bytes = min(filter(None, limits), default=None)
+        sliced = None if limit_bytes is None else slicing.advice(task, limit_bytes)
+        try:
+            planned = step_plan.make_for(task, profile=profile, cluster=shape)
+        except errors.PartitionError as error:
+            raise error if sliced is None else errors.PartitionError(str(sliced)) from error
+        too_large = [] if sliced is None else [str(sliced), ""]
+        text = "\n".join([render(planned), "", *too_large, *more_devices.lines(task)])
         if profile and task.model.cuts is None and not task.model.cells:
             text += (
                 "\nthese cuts are by measured time; for training, which cuts by FLOPs, set them: "
@@ -68,6 +75,11 @@ def plan(
     if all(member.refusal for member in members):
         raise errors.ParamsError(f"--grow={grow}: {members[0].refusal}")
     return render_largest(grow, limit_bytes, members)
+
+
+def _device_memory(task: Task.Params) -> int | None:
+    limit = task.model.device_memory
+    return None if limit is None else units.parse_size(limit)
 
 
 def render(plan: step_plan.Plan) -> str:

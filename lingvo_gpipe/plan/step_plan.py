@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
 from lingvo_gpipe import network, optim
+from lingvo_gpipe.layers import base
 from lingvo_gpipe.nests import SpecNest
 from lingvo_gpipe.network import memory_formulas, replicas
 from lingvo_gpipe.plan import (
@@ -182,7 +183,7 @@ def make(
         sending = hosts.exchange_times(cluster, exchange)
     timeline = slot_times.timeline(analysis, stream, times, link_s)
     peaks = memory_timeline.peak_activations(analysis, stream, timeline, needs)
-    slots = _slot_bytes(analysis, optimizer_params, averages)
+    slots = slot_bytes(analysis.variables, optimizer_params, averages=averages)
     elsewhere = [
         {path for path, owner in owners.items() if owner != replica}
         for replica in range(num_replicas)
@@ -316,17 +317,26 @@ def _variables(
     )
 
 
-def _slot_bytes(
-    analysis: network.Analysis, optimizer_params: optim.Optimizer.Params | None, averages: bool
+def slot_bytes(
+    variables: Mapping[str, base.VariableSpec],
+    optimizer_params: optim.Optimizer.Params | None,
+    *,
+    averages: bool,
 ) -> dict[str, int]:
-    """Return path → bytes of its optimizer slots and of its average."""
-    sizes = dict.fromkeys(analysis.variables, 0)
+    """Return the bytes of each variable's optimizer slots and of its average, by path.
+
+    Args:
+        variables: path → spec.
+        optimizer_params: None: no slots.
+        averages: whether moving averages of weights and statistics are kept.
+    """
+    sizes = dict.fromkeys(variables, 0)
     if optimizer_params is not None:
         optimizer: optim.Optimizer = optimizer_params.instantiate()
-        for (path, _), slot in optimizer.slots(analysis.variables.values()).items():
+        for (path, _), slot in optimizer.slots(variables.values()).items():
             sizes[path] += slot.size_bytes
     if averages:
-        for path, spec in analysis.variables.items():
+        for path, spec in variables.items():
             if spec.trainable or spec.is_state:
                 sizes[path] += spec.size_bytes
     return sizes

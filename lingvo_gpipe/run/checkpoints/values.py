@@ -101,7 +101,7 @@ def write_values(
     Args:
         directory: directory of checkpoints; created if it is missing.
         step: its number.
-        values: by key; each is removed when it is written, so that memory holds all of them once.
+        values: by key; they are removed. Until all are written, memory holds them twice.
         params_text: stored with it.
 
     Raises:

@@ -77,15 +77,15 @@ def of_task(params: Task.Params, source: Input) -> Layout:
     fields = source.element_spec(training=True)
     wired = wired_layers.wire(network.uncut(params.model), fields)
     origin = {}
-    for name, parts in network.divided(params.model):
+    for layer, parts in network.divided(params.model):
         for part in parts:
-            end = part.name.removeprefix(f"{name}_")
-            is_slice = len(parts) > 1 or part.name != name
-            origin[part.name] = name if is_slice and end.isdecimal() else part.name
+            number = part.name.removeprefix(f"{layer.name}_")
+            is_slice = part.name != layer.name and number.isdecimal()
+            origin[part.name] = layer.name if is_slice else part.name
     slices: dict[str, list[str]] = {}
     for path in wired.variables:  # in the order of layers
-        layer, _, rest = path.partition("/")
-        slices.setdefault(f"{origin[layer]}/{rest}", []).append(path)
+        name, _, rest = path.partition("/")
+        slices.setdefault(f"{origin[name]}/{rest}", []).append(path)
     return Layout(
         wired.variables,
         {whole: tuple(paths) for whole, paths in slices.items()},
@@ -110,7 +110,7 @@ def only_slices_differ(old_text: str, new: Task.Params) -> bool:
         if not isinstance(old, Task.Params):
             return False
         change = other_changes(old, new)
-        same = network.divided(old.model) == network.divided(new.model)
+        same = network.layer_params(old.model) == network.layer_params(new.model)
     except errors.UserError:
         return False
     return not (same or change.refused or change.models)

@@ -230,7 +230,7 @@ def test_too_little_memory_names_the_layer_or_the_need() -> None:
     text = text_of(errors.PartitionError, dense(1024), dense(1024), device_memory="20MiB")
     assert text == (
         "device_memory=20MiB, but layer dense_1 alone needs 32.0 MiB. Use fewer examples, more "
-        "micro-batches, or larger devices"
+        "micro-batches, larger devices, or slices of the layer, which --mode=plan finds"
     )
     many = [dense(1024) for _ in range(6)]
     text = text_of(errors.PartitionError, *many, num_partitions=3, device_memory="40MiB")

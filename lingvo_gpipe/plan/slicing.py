@@ -1,0 +1,342 @@
+"""Which layers are larger than a device, and in how many slices every device is large enough."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from lingvo_gpipe import errors, network
+from lingvo_gpipe.console import units
+from lingvo_gpipe.layers import base
+from lingvo_gpipe.layers.sliced import dividing
+from lingvo_gpipe.network import memory_formulas, replicas, wired_layers
+from lingvo_gpipe.plan import describe, step_plan
+from lingvo_gpipe.task import Task
+
+_MOST_PLANS = 8
+_SHOWN_LAYERS = 3
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LayerNeed:
+    """What a layer needs of a device that holds nothing else.
+
+    Attributes:
+        name: its name.
+        weight_bytes: bytes of the variables of its heaviest owner.
+        gradient_bytes: of gradients, those that other replicas send included.
+        slot_bytes: of optimizer slots and averages of that owner.
+        step_bytes: the most that a step or an update holds besides, for one micro-batch.
+    """
+
+    name: str
+    weight_bytes: int
+    gradient_bytes: int
+    slot_bytes: int
+    step_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All of them."""
+        return self.weight_bytes + self.gradient_bytes + self.slot_bytes + self.step_bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Advice:
+    """Layers that are larger than a device, and slices in which they are not.
+
+    Attributes:
+        limit_bytes: memory of a device.
+        too_large: the layers, the largest first.
+        slices: the field `model.slices` that fits; None: no slices were found.
+        heaviest_bytes: of the device that needs most with them.
+        overrides: of other fields that go with them.
+        whole: names of those that cannot be divided.
+    """
+
+    limit_bytes: int
+    too_large: tuple[LayerNeed, ...]
+    slices: dict[str, int | tuple[int, ...]] | None
+    heaviest_bytes: int = 0
+    overrides: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return what is too large and what to set, in one line."""
+        worst = self.too_large[0]
+        others = [need.name for need in self.too_large[1:]]
+        more = ""
+        if others:
+            shown = ", ".join([*others[:_SHOWN_LAYERS], "…"][: len(others)])
+            more = f"; too large are also {shown}"
+        found = (
+            f"layer {worst.name} alone needs {units.size(worst.total_bytes)} of a device of "
+            f"{units.size(self.limit_bytes)} (weights {units.size(worst.weight_bytes)}, gradients "
+            f"{units.size(worst.gradient_bytes)}, optimizer {units.size(worst.slot_bytes)}, step "
+            f"{units.size(worst.step_bytes)}){more}. "
+        )
+        if self.whole:
+            return (
+                f"{found}{', '.join(self.whole[:_SHOWN_LAYERS])} cannot be divided into slices. "
+                "Use fewer examples, more micro-batches, or larger devices"
+            )
+        if self.slices is None:
+            return (
+                f"{found}No number of slices was found with which all devices fit. Use more "
+                "partitions, more micro-batches, or larger devices"
+            )
+        more = "".join(f" --params_override={override}" for override in self.overrides)
+        return (
+            f"{found}In slices every device fits, the heaviest needs "
+            f"{units.size(self.heaviest_bytes)}: "
+            f'--params_override="model.slices={self.slices}"{more}'
+        )
+
+
+def advice(task: Task.Params, limit_bytes: int) -> Advice | None:
+    """Return which layers are larger than a device, and in how many slices they fit.
+
+    The numbers of slices are the smallest whose plan, with an automatic cut unless the cuts are
+    stated, needs no more of any device.
+
+    Args:
+        task: the task.
+        limit_bytes: memory of a device.
+
+    Returns:
+        None if every layer alone fits a device.
+    """
+    too_large = _too_large(task, limit_bytes)
+    if not too_large:
+        return None
+    groups = list(_groups(task, {need.name: need for need in too_large}))
+    whole = [name for group in groups for name in group.whole]
+    if whole:
+        return Advice(limit_bytes, too_large, None, whole=tuple(whole))
+    numbers = [max(2, math.ceil(group.need_bytes / limit_bytes)) for group in groups]
+    search = _Search(task, limit_bytes, groups)
+    fitting = search.first([max(2, math.ceil(group.need_bytes / limit_bytes)) for group in groups])
+    if fitting is None:
+        return Advice(limit_bytes, too_large, None)
+    numbers, heaviest = search.fewest(*fitting)
+    return Advice(
+        limit_bytes,
+        too_large,
+        search.setting(numbers),
+        heaviest,
+        tuple(_overrides(task.model, limit_bytes)),
+    )
+
+
+def _overrides(model: network.PipelineParams, limit_bytes: int) -> Iterator[str]:
+    """Yield what to set besides slices, so that the cut is an automatic one within the memory."""
+    if model.device_memory is None or units.parse_size(model.device_memory) != limit_bytes:
+        yield f"model.device_memory={limit_bytes}"
+    for field in ("cuts", "costs"):
+        if model.get(field) is not None:
+            yield f"model.{field}=None"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Search:
+    """Looks for the fewest slices of groups of layers with which every device fits.
+
+    Attributes:
+        task: the task.
+        limit_bytes: memory of a device.
+        groups: the groups; `numbers` below are slices of each.
+    """
+
+    task: Task.Params
+    limit_bytes: int
+    groups: Sequence[_Group]
+
+    def first(self, numbers: list[int]) -> tuple[list[int], int] | None:
+        """Return numbers that fit, from `numbers` upwards, and the bytes of the heaviest device."""
+        plans = 0
+        while plans < _MOST_PLANS:
+            sliced = with_slices(self.task, self.setting(numbers))
+            try:
+                left = _too_large(sliced, self.limit_bytes)
+            except errors.LayerError:  # more slices than rows
+                return None
+            if not left:
+                plans += 1
+                heaviest = _heaviest(sliced, self.limit_bytes)
+                if heaviest is not None and heaviest <= self.limit_bytes:
+                    return numbers, heaviest
+            again = _wholes(sliced, {need.name for need in left})
+            grown = [not left or not again.isdisjoint(group.names) for group in self.groups]
+            if not any(grown):
+                return None
+            numbers = [n + more for n, more in zip(numbers, grown, strict=True)]
+        return None
+
+    def fewest(self, numbers: list[int], heaviest: int) -> tuple[list[int], int]:
+        """Return numbers that fit, of which none can be lower by 1."""
+        for index in range(len(numbers)):
+            while numbers[index] > 2:
+                fewer = [n - (other == index) for other, n in enumerate(numbers)]
+                found = _heaviest(with_slices(self.task, self.setting(fewer)), self.limit_bytes)
+                if found is None or found > self.limit_bytes:
+                    break
+                numbers, heaviest = fewer, found
+        return numbers, heaviest
+
+    def setting(self, numbers: Sequence[int]) -> dict[str, int | tuple[int, ...]]:
+        """Return the field `model.slices` with these numbers; its other patterns stay."""
+        new: dict[str, int | tuple[int, ...]] = {
+            pattern: number
+            for group, number in zip(self.groups, numbers, strict=True)
+            for pattern in group.patterns
+        }
+        return new | {p: n for p, n in self.task.model.slices.items() if p not in new}
+
+
+def with_slices(task: Task.Params, slices: Mapping[str, int | tuple[int, ...]]) -> Task.Params:
+    """Return the task with these slices; cuts and costs of single layers are left out."""
+    copy = task.copy()
+    copy.model.set(slices=dict(slices), cuts=None, costs=None)
+    return copy
+
+
+def needs(task: Task.Params) -> list[LayerNeed]:
+    """Return what each layer of a task's network needs of a device of its own, by formula.
+
+    With R replicas it is the need of the one that owns most of the layer's bytes.
+    """
+    count = task.model.num_replicas
+    params, fields = replicas.first_share(task.model, describe.fields_of(task))
+    wired = wired_layers.wire(params, fields)
+    slots = step_plan.slot_bytes(
+        wired.variables, task.train.optimizer, averages=task.train.average is not None
+    )
+    return [
+        max(
+            (_need(task, wired, layer, slots, replica) for replica in range(count)),
+            key=lambda need: need.total_bytes,
+        )
+        for layer in wired.layers
+    ]
+
+
+def _need(
+    task: Task.Params,
+    wired: wired_layers.WiredLayers,
+    layer: network.LayerInfo,
+    slots: Mapping[str, int],
+    replica: int,
+) -> LayerNeed:
+    count = task.model.num_replicas
+    own = [path for path in dict.fromkeys(layer.paths.values()) if wired.owner[path] == layer.index]
+    owner = replicas.owners({path: wired.variables[path] for path in own}, lambda _: 0, count)
+    elsewhere = {path for path in own if owner[path] != replica}
+    held = memory_formulas.weights(wired, (layer.index,), elsewhere)
+    mine = [path for path in own if path not in elsewhere]
+    trained = [wired.variables[p].size_bytes for p in mine if wired.variables[p].is_trained]
+    activations = memory_formulas.activations(wired, layer)
+    return LayerNeed(
+        layer.name,
+        held.variables,
+        held.gradients * (1 if task.train.accumulate == 1 else 2) + (count - 1) * sum(trained),
+        sum(slots[path] for path in mine),
+        max(
+            held.copies + activations.kept + activations.beside,
+            memory_formulas.update(wired, layer, slots, elsewhere),
+        ),
+    )
+
+
+def _too_large(task: Task.Params, limit_bytes: int) -> tuple[LayerNeed, ...]:
+    found = [need for need in needs(task) if need.total_bytes > limit_bytes]
+    return tuple(sorted(found, key=lambda need: -need.total_bytes))
+
+
+def _wholes(task: Task.Params, names: Collection[str]) -> set[str]:
+    """Return the names of the layers that have these layers as slices, or are one of them."""
+    divided = network.divided(task.model)
+    return {layer.name for layer, parts in divided if any(part.name in names for part in parts)}
+
+
+def _heaviest(task: Task.Params, limit_bytes: int) -> int | None:
+    """Return the bytes of the heaviest device with an automatic cut; None: no cut fits."""
+    task.model.device_memory = f"{limit_bytes}"
+    try:
+        return step_plan.make_for(task).heaviest_bytes
+    except errors.PartitionError:
+        return None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Group:
+    """Params of layers that have the same number of slices.
+
+    Attributes:
+        names: their names.
+        patterns: of these names, short.
+        need_bytes: the most that one of them needs, all its slices that are too large together.
+        whole: names of those that cannot be divided.
+    """
+
+    names: tuple[str, ...]
+    patterns: tuple[str, ...]
+    need_bytes: int
+    whole: tuple[str, ...]
+
+
+def _groups(task: Task.Params, too_large: Mapping[str, LayerNeed]) -> Iterator[_Group]:
+    """Yield the layers that are divided alike: tied ones, and those that only a number names."""
+    divided = {layer.name: (layer, parts) for layer, parts in network.divided(task.model)}
+    need = {
+        name: sum(too_large[part.name].total_bytes for part in parts if part.name in too_large)
+        for name, (_, parts) in divided.items()
+        if any(part.name in too_large for part in parts)
+    }
+    done: set[str] = set()
+    for name in need:
+        if name in done:
+            continue
+        together = _tied_to(name, [layer for layer, _ in divided.values()])
+        together |= {each for each in need if _stem(each) == _stem(name) and each not in done}
+        done |= together
+        names = tuple(each for each in divided if each in together)
+        yield _Group(
+            names,
+            tuple(_patterns(names, list(divided))),
+            max(need[each] for each in names if each in need),
+            tuple(each for each in names if not dividing.can_be_divided(divided[each][0])),
+        )
+
+
+def _tied_to(name: str, layers: Sequence[base.Layer.Params]) -> set[str]:
+    """Return the names of the layers whose slices are those of a layer, its own included."""
+    ties = [
+        {layer.name, path.partition("/")[0]}
+        for layer in layers
+        for variable, path in layer.tie.items()
+        # Of a block, only the feed-forward part is divided.
+        if "feed_forward_slices" not in layer.fields() or variable.startswith("feed_forward/")
+    ]
+    found, size = {name}, 0
+    while len(found) > size:
+        size = len(found)
+        found.update(*(tie for tie in ties if tie & found))
+    return found
+
+
+def _stem(name: str) -> str:
+    return re.sub(r"\d+", "*", name)
+
+
+def _patterns(names: Sequence[str], known: Sequence[str]) -> Iterator[str]:
+    """Yield patterns that match all of `names` and no other layer."""
+    stems = dict.fromkeys(map(_stem, names))
+    for stem in stems:
+        of_stem = [name for name in names if _stem(name) == stem]
+        if len(of_stem) > 1 and set(fnmatch.filter(known, stem)) <= set(names):
+            yield stem
+        else:
+            yield from of_stem

@@ -18,15 +18,18 @@ def dualpipe_v(num_devices: int, num_micro_batches: int, cells_per_device: int =
     Raises:
         ScheduleError: a number is less than 1, or `cells_per_device` is not 2.
 
-    Source: DeepSeek-AI 2024, section 3.2.1, and its DualPipeV; with fewer than 2K micro-batches,
-    those of its table for 2K, with W where devices would wait.
+    Source: DeepSeek-AI 2024, section 3.2.1, and its DualPipeV. With M < 2K, the first M
+    micro-batches of its table for 2K, with W where devices would wait; with M < K, `zb_v`.
 
     >>> print(dualpipe_v(num_devices=2, num_micro_batches=2).grid())
     device 0: 0F0 0F1 .   3F0 3I0 3W0 3F1 3I1 0I0 3W1 0I1 0W0 0W1
     device 1: .   1F0 2F0 1F1 2F1 2I0 1I0 2W0 2I1 1I1 1W0 2W1 1W1
     """
     check_sizes("dualpipe_v", num_devices, num_micro_batches, cells_per_device, wanted=2)
-    orders = [_order(k, num_devices, num_micro_batches) for k in range(num_devices)]
+    if num_micro_batches < num_devices:
+        orders = there_and_back.later_cell_first(num_devices, num_micro_batches)
+    else:
+        orders = [_order(k, num_devices, num_micro_batches) for k in range(num_devices)]
     return Table.on_grid(weight_slots.joined(weight_slots.filled(orders)))
 
 

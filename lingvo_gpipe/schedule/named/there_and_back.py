@@ -48,3 +48,36 @@ class Order:
     def of_micro_batches(self, count: int) -> list[Slot]:
         """Return the slots of the first `count` micro-batches."""
         return [slot for slot in self._slots if slot.micro_batch < count]
+
+
+def later_cell_first(num_devices: int, num_micro_batches: int) -> list[list[Slot]]:
+    """Return each device's slots for M < K, where all micro-batches may be live at once.
+
+    Whenever a device is free it takes a slot whose input is there, of its second cell before its
+    first one. W comes last.
+
+    >>> [" ".join(map(str, order)) for order in later_cell_first(2, 1)]
+    ['0F0 3F0 3I0 0I0 3W0 0W0', '1F0 2F0 2I0 1I0 2W0 1W0']
+    """
+    last = 2 * num_devices - 1
+    # Before the first cell all forwards are done, and after the last cell all gradients are there.
+    forwards = dict.fromkeys(range(last + 1), 0) | {-1: num_micro_batches}
+    gradients = dict.fromkeys(range(last + 1), 0) | {last + 1: num_micro_batches}
+    orders: list[list[Slot]] = [[] for _ in range(num_devices)]
+    while gradients[0] < num_micro_batches:
+        started = []
+        for order, k in zip(orders, range(num_devices), strict=True):
+            for cell in (last - k, k):
+                if gradients[cell] < min(forwards[cell], gradients[cell + 1]):
+                    started.append((order, Slot(cell, "I", gradients[cell])))
+                elif forwards[cell] < forwards[cell - 1]:
+                    started.append((order, Slot(cell, "F", forwards[cell])))
+                else:
+                    continue
+                break
+        for order, slot in started:
+            order.append(slot)
+            (gradients if slot.phase == "I" else forwards)[slot.cell] += 1
+    for order in orders:
+        order += [Slot(s.cell, "W", s.micro_batch) for s in order if s.phase == "I"]
+    return orders

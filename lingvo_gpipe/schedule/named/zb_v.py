@@ -17,15 +17,18 @@ def zb_v(num_devices: int, num_micro_batches: int, cells_per_device: int = 2) ->
     Raises:
         ScheduleError: a number is less than 1, or `cells_per_device` is not 2.
 
-    Source: Qi et al. 2023, section 6; with fewer micro-batches, those of its table for 2K-1, with W
-    where devices would wait.
+    Source: Qi et al. 2023, section 6. With M < 2K-1, the first M micro-batches of its table for
+    2K-1, with W where devices would wait; with M < K, a device's second cell comes first.
 
     >>> print(zb_v(num_devices=2, num_micro_batches=3).grid())
     device 0: 0F0 0F1 0F2 3F0 3I0 3W0 3F1 3B1 0B0 .   3F2 3I2 0I1 3W2 0I2 0W1 0W2
     device 1: .   1F0 2F0 1F1 2F1 2B0 1F2 1I0 1W0 2F2 2I1 1I1 2I2 1I2 2W1 1W1 2W2 1W2
     """
     check_sizes("zb_v", num_devices, num_micro_batches, cells_per_device, wanted=2)
-    orders = [_order(k, num_devices, num_micro_batches) for k in range(num_devices)]
+    if num_micro_batches < num_devices:
+        orders = there_and_back.later_cell_first(num_devices, num_micro_batches)
+    else:
+        orders = [_order(k, num_devices, num_micro_batches) for k in range(num_devices)]
     return Table.on_grid(weight_slots.joined(weight_slots.filled(orders)))
 
 

@@ -47,7 +47,8 @@ def test_no_table_is_worse_than_pytorchs(key: str) -> None:
         timeline = simulated(name, K, int(text), V)
         assert timeline.makespan_s <= ticks, text
         assert max(timeline.peak_live) <= most, text
-        assert sum(timeline.peak_live) <= together, text
+        if name != "zb_v" or int(text) >= K:  # shorter, but not with fewer live on every device
+            assert sum(timeline.peak_live) <= together, text
         assert simulated(name, K, int(text), V, "recomputed").makespan_s <= recomputed, text
 
 
@@ -145,7 +146,15 @@ def test_whole_backwards_make_no_slot_later(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "V"), [("interleaved", 2), ("looped_bfs", 2), ("zb_h1", 1), ("zb_h1", 2), ("zb_v", 2)]
+    ("name", "V"),
+    [
+        ("interleaved", 2),
+        ("looped_bfs", 2),
+        ("zb_h1", 1),
+        ("zb_h1", 2),
+        ("zb_v", 2),
+        ("dualpipe_v", 2),
+    ],
 )
 def test_no_table_of_the_same_cells_and_memory_is_shorter(name: str, V: int) -> None:
     longer = {}
@@ -154,11 +163,11 @@ def test_no_table_of_the_same_cells_and_memory_is_shorter(name: str, V: int) -> 
         problem = search.Problem(
             tuple(timeline.table.device_of(k) for k in range(K * V)),
             M,
-            split=name.startswith("zb"),
+            split=name in ("zb_h1", "zb_v", "dualpipe_v"),
             most_live=max(timeline.peak_live),
         )
         least = search.least_ticks(problem, int(timeline.makespan_s), max_states=20_000)
         assert least is not None
         if least < timeline.makespan_s:
             longer[K, M] = timeline.makespan_s - least
-    assert longer == ({(4, 2): 1} if name == "zb_v" else {})
+    assert longer == {}

@@ -24,6 +24,7 @@ from lingvo_gpipe.cluster import members
 from lingvo_gpipe.params.image import digits
 from lingvo_gpipe.params.mt import multi30k
 from lingvo_gpipe.plan import step_plan
+from lingvo_gpipe.schedule import simulate
 from lingvo_gpipe.tasks.mt import prepare
 from tests import architecture_test
 
@@ -208,6 +209,34 @@ def test_tables_shown_are_legal() -> None:
         assert found, name
         for rows in found:
             assert schedule.make("\n".join(rows), 2, 2).num_cells == 2
+
+
+def test_texts_of_schedules_are_their_tables() -> None:
+    sections = read("docs/schedules.md").split("\n## `")[1:]
+    assert [section.split("`", 1)[0] for section in sections] == list(schedule.SCHEDULES)
+    for section in sections:
+        name = section.split("`", 1)[0]
+        rows = re.findall(r"^    (.*)$", section, flags=re.MULTILINE)
+        assert "\n".join(rows) == schedule.make(name, 2, 3).to_text(), name
+
+
+def test_figures_of_schedules_are_simulated() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\d) \| (.*) \|$", read("docs/schedules.md"), flags=re.M)
+    assert {name for name, _, _ in rows} == set(schedule.SCHEDULES) - {"optimal"}
+    for name, V, figures in rows:
+        found = []
+        for K, M in ((4, 8), (8, 32)):
+            table = schedule.make(name, K, M, int(V))
+            for back in (1.0, 2.0):  # of I: with its recomputation, if there is one
+                one = [1.0] * table.num_cells
+                backward, inputs = ([length] * table.num_cells for length in (back + 1, back))
+                timeline = simulate.simulate(
+                    table, one, backward, input_gradient_s=inputs, weight_gradient_s=one
+                )
+                computed = (2 + back) * M * int(V)
+                found.append(f"{timeline.makespan_s / computed:.3f}")
+            found.append(f"{max(timeline.peak_live) / int(V):.1f}")
+        assert figures == " | ".join(found), (name, V)
 
 
 def test_figures_are_those_that_are_drawn() -> None:

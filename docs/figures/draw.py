@@ -8,18 +8,21 @@ from lingvo_gpipe import schedule
 from lingvo_gpipe.schedule import drawing, simulate
 
 FOLDER = Path(__file__).parent
+SHOWN = ("gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zb_v", "dualpipe_v")
 
 
 def timelines() -> dict[str, simulate.Timeline]:
     """Return name of picture → timeline, K=4, M=8.
 
-    A forward of 1 ms, a backward of 3 ms, recomputation included. Under 1f1b every backward of the
-    last cell is fused with its forward and recomputes nothing, so that cell has a third more
-    layers; under gpipe only one is, and cells are equal.
+    Those of `schedules.md` are by `equal_cells`. For the others: a forward of 1 ms, a backward of
+    3 ms, recomputation included. Under 1f1b every backward of the last cell is fused with its
+    forward and recomputes nothing, so that cell has a third more layers; under gpipe only one is,
+    and cells are equal.
     """
     equal_s, fused_s = [1e-3] * 4, 3e-3
     cut_s = [1e-3] * 3 + [4e-3 / 3]
-    return {
+    pages = {f"schedule_{name}": equal_cells(name) for name in SHOWN}
+    return pages | {
         "gpipe": simulate.simulate(
             schedule.make("gpipe", 4, 8), equal_s, [3e-3] * 4, fused_s=fused_s
         ),
@@ -27,6 +30,23 @@ def timelines() -> dict[str, simulate.Timeline]:
             schedule.make("1f1b", 4, 8), cut_s, [3 * s for s in cut_s], fused_s=3 * cut_s[-1]
         ),
     }
+
+
+def equal_cells(name: str, V: int | None = None) -> simulate.Timeline:
+    """Return the timeline of a schedule with equal cells that keep their forwards, K=4, M=8.
+
+    All cells of a device together take 1 ms for a forward and 2 ms for a backward, half of that
+    for each of its parts.
+    """
+    table = schedule.make(name, 4, 8, V)
+    part_s = [1e-3 * table.num_devices / table.num_cells] * table.num_cells
+    return simulate.simulate(
+        table,
+        part_s,
+        [2 * s for s in part_s],
+        input_gradient_s=part_s,
+        weight_gradient_s=part_s,
+    )
 
 
 def main() -> None:

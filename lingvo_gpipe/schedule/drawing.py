@@ -96,7 +96,7 @@ def draw(timeline: simulate.Timeline, *, unit: str | None = None) -> bytes:
                 ha="center",
                 va="center_baseline",
                 color=_ink(_PHASES[span.slot.phase][1], shades[span.slot.cell]),
-                fontsize=8.5,
+                fontsize=8.5 if table.is_plain else 7.0,
             )
     for (phase, cell), places in boxes.items():
         plot.broken_barh(

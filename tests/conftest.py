@@ -12,6 +12,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests import custom_gradients
+
 NUM_LOGICAL_DEVICES = 9
 GROWTH_BYTES = 256 * 2**20
 
@@ -34,9 +36,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     A process whose tests do not import TensorFlow does not import it here either.
     """
     del session
-    # Objects created by imports stay alive, so later collections need not visit them.
+    # Objects created by imports stay alive, so later collections need not visit them; and there
+    # need not be many, because `_Memory` collects, too.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
     if "tensorflow" not in sys.modules:
         return
     import tensorflow as tf
@@ -61,11 +65,15 @@ class _Memory:
     def pytest_runtest_logstart(self, location: tuple[str, int | None, str]) -> None:
         if location[0] != self._file:
             self._file = location[0]
-            _forget_finished_tests()
+            if "tensorflow" in sys.modules:
+                custom_gradients.forget()
+                _clear_kernels()
 
     def pytest_runtest_logfinish(self) -> None:
         if _resident_bytes() < self._kept_bytes + GROWTH_BYTES:
             return
+        if "tensorflow" in sys.modules:
+            _clear_kernels()
         gc.collect()
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
@@ -73,20 +81,10 @@ class _Memory:
         self._kept_bytes = _resident_bytes()
 
 
-def _forget_finished_tests() -> None:
-    """Remove what TensorFlow keeps of the functions of finished tests.
-
-    In a graph, every `tf.custom_gradient` is put into a registry under a new name, for good, and
-    keeps its graph alive. The kernel of every function and operation that was called is cached.
-    """
-    if "tensorflow" not in sys.modules:
-        return
+def _clear_kernels() -> None:
+    """Clear TensorFlow's cache: the kernel of every function and operation that was called."""
     from tensorflow.python.eager import context
-    from tensorflow.python.framework import ops
 
-    registry = ops.gradient_registry._registry
-    for name in [name for name in registry if name.startswith("CustomGradient-")]:
-        del registry[name]
     context.context().clear_kernel_cache()
 
 

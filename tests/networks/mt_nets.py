@@ -158,9 +158,9 @@ def causal(length: int) -> Any:
 # --- rows with padding, shared transparent attention, softmax and target of one table -------------
 
 
-def shared_layers(**fields: Any) -> list[Any]:
+def shared_layers(num_layers: int = 2, **fields: Any) -> list[Any]:
     """Return the layers of `translation`, other fields as `TranslationTransformer` does."""
-    return _layers(2, tie="softmax", transparent="shared", **fields)
+    return _layers(num_layers, tie="softmax", transparent="shared", **fields)
 
 
 def shared_reference(w: Any, field: Any, draw: Any) -> Sums:
@@ -168,11 +168,12 @@ def shared_reference(w: Any, field: Any, draw: Any) -> Sums:
     tables = "source_embedding/embedding/table", "target_embedding/embedding/table"
     states = [embed(w, "source_embedding", tables[0], source, range(S), draw)]
     present = (source != 0)[:, tf.newaxis]
-    for n in range(2):
+    num_layers = sum(path.startswith("decoder_") and path.endswith("query/bias") for path in w) // 2
+    for n in range(num_layers):
         states.append(encode(w, f"encoder_{n}", states[-1], present, draw))
     memory = norm(w, "encoder_norm", mix(w["encoder_0/shares"], states, "encoder_0", draw))
     x = embed(w, "target_embedding", tables[1], target, range(T), draw)
-    for n in range(2):
+    for n in range(num_layers):
         own = causal(T) & (target != 0)[:, tf.newaxis]
         x = decode(w, f"decoder_{n}", x, memory, own, present, draw)
     return head(w, tables[1], x, field)

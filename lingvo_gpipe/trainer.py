@@ -131,7 +131,10 @@ def _flags() -> Flags:
     flags.number("num_micro_batches", "M: micro-batches per mini-batch.")
     flags.number("num_replicas", "R: replicas of the pipeline, each of K devices and a part of M.")
     flags.text("schedule", f"{', '.join(SCHEDULES)}, a table as text, or @FILE.")
-    flags.text("recompute", "full, except_last or never; or one for each cell: full,full,never.")
+    flags.text(
+        "recompute",
+        "full, early, except_last, never or recompute_grad; or one for each cell: full,full,never.",
+    )
     flags.text("fit", "With --mode=plan: bytes of a device, such as 8GiB, to fill with --grow.")
     flags.text("grow", "With --fit: the field whose largest value is searched.")
     flags.switch("profile", "With --mode=plan: runs the layers; plans by their measured times.")

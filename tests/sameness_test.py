@@ -64,7 +64,10 @@ def test_cuts_lie_in_the_encoder_between_and_in_the_decoder(net: str) -> None:
     assert found >= {"encoder|encoder", "between", "decoder|decoder"}
 
 
-@pytest.mark.parametrize("recompute", ["full,never,full", "never,full,except_last"])
+@pytest.mark.parametrize(
+    "recompute",
+    ["full,never,full", "never,full,except_last", "early,recompute_grad,early"],
+)
 def test_policies_differ_per_cell(recompute: str) -> None:
     assert sameness.check(Case("skip", 3, 3, "1f1b", "losses inside", recompute)) <= 1e-10
 
@@ -115,6 +118,8 @@ def test_by_micro_batch_size() -> None:
         ("frozen", "never"),
         ("recomputed", "full"),
         ("recomputed", "never"),
+        ("conv", "early"),
+        ("mixed", "recompute_grad"),
     ],
 )
 def test_hand_written_table_with_split_backward(net: str, recompute: str) -> None:

@@ -131,8 +131,8 @@ class CellPrograms:
             inputs: inputs of the micro-batch.
             upstream: gradients from the cells after this one, and the scales of the losses.
             phase: B for all gradients, I for those of the imports, W for those of the weights.
-            held: what the forward kept; for a W after an I, what that left. None: the forward is
-                computed again.
+            held: what the forward kept, or its recomputation returned; for a W after an I, what
+                that left. None: the forward is computed again.
         """
         if not (cell.weights if phase == "I" else cell.imports_with_gradient):
             phase = "B"  # the other half computes nothing
@@ -172,6 +172,10 @@ class CellPrograms:
         cut, outputs = self._cut(cell, inputs)
         flat, held = cut.keep(tf.nest.flatten(inputs))
         return CellOutputs.of_nest(tf.nest.pack_sequence_as(outputs, flat)), held
+
+    def recompute(self, cell: network.Cell, inputs: CellInputs) -> Held:
+        """Call the program that computes what the backward reads of the forward."""
+        return self._cut(cell, inputs)[0].recompute(tf.nest.flatten(inputs))
 
     def _continued(
         self,
@@ -248,6 +252,18 @@ class CellPrograms:
         exports = {v: self._export(v, values[v]) for v in cell.exports}
         return CellOutputs(exports, collected)
 
+    def _exported_again(self, cell: network.Cell, inputs: CellInputs) -> CellOutputs:
+        """Compute the forward so that `tf.recompute_grad` computes it again for its gradient."""
+        results: list[Nest] = []
+
+        def forward(*flat: tf.Tensor) -> list[tf.Tensor]:
+            packed = tf.nest.pack_sequence_as(inputs, list(flat))
+            results[:] = [self._exported(cell, packed).as_nest()]
+            return [tf.identity(tensor) for tensor in tf.nest.flatten(results[0])]
+
+        flat = base.recompute_grad(forward)(*tf.nest.flatten(inputs))
+        return CellOutputs.of_nest(tf.nest.pack_sequence_as(results[0], list(flat)))
+
     def _export(self, version: int, value: Nest) -> Nest:
         """Return a value as the cell sends it.
 
@@ -264,7 +280,10 @@ class CellPrograms:
         self, cell: network.Cell, inputs: CellInputs, upstream: BackwardInputs
     ) -> tuple[CellOutputs, _FlatGradients]:
         """Compute the forward and all gradients."""
-        outputs, weights, imports = self._raw_gradients(cell, inputs, lambda _: upstream)
+        again = cell.recompute_policy == "recompute_grad"
+        outputs, weights, imports = self._raw_gradients(
+            cell, inputs, lambda _: upstream, self._exported_again if again else self._exported
+        )
         totals = upstream.accumulators
         added = list(map(cut_backward.added, totals, weights))
         return outputs, (
@@ -277,6 +296,7 @@ class CellPrograms:
         cell: network.Cell,
         inputs: CellInputs,
         upstream_of: Callable[[CellOutputs], BackwardInputs],
+        exported: Callable[[network.Cell, CellInputs], CellOutputs],
     ) -> tuple[CellOutputs, list[RawGradient], list[RawGradient]]:
         """Compute the forward; and gradients of weights, and of imports' floating leaves.
 
@@ -284,11 +304,12 @@ class CellPrograms:
             cell: the cell in this pass.
             inputs: inputs of the micro-batch.
             upstream_of: returns what comes from upstream, for these outputs.
+            exported: computes the forward.
         """
         sources = gradient_sources(cell, inputs)
         with tf.GradientTape() as tape:
             tape.watch(sources)
-            outputs = self._exported(cell, inputs)
+            outputs = exported(cell, inputs)
             upstream = upstream_of(outputs)
             targets = [t for v in cell.exports_with_gradient for t in floating(outputs.exports[v])]
             scaled = [
@@ -325,7 +346,9 @@ class CellPrograms:
                 return upstream[0]
 
             packed = tf.nest.pack_sequence_as(inputs, list(flat))
-            outputs, weights, imports = self._raw_gradients(cell, packed, remembered)
+            outputs, weights, imports = self._raw_gradients(
+                cell, packed, remembered, self._exported
+            )
             nest = outputs.as_nest()
             traced[:] = [
                 cut_backward.Trace(

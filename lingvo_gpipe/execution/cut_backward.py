@@ -123,6 +123,8 @@ class CutBackward:
 
     def recompute(self, inputs: Sequence[tf.Tensor]) -> Held:
         """Run R: return the residuals."""
+        if not self._residuals:
+            return {}
         program = self._program("R", lambda: self._cut.section(self._residuals))
         return _held(self._residuals, program(inputs, {}))
 

@@ -215,7 +215,7 @@ class PassRun:
         value_gradients: (version, micro-batch) → for each cell that reads the version, the
             gradients of its floating leaves.
         collected: (cell, micro-batch) → what its forward collected.
-        held: (cell, micro-batch) → what a kept forward, or an I, left for the next slot.
+        held: (cell, micro-batch) → what a kept forward, an R or an I left for the next slot.
         accumulators: for each cell and weight, the sum of its gradients so far.
         slot: the slot whose call was issued last; None before the first.
     """
@@ -272,6 +272,10 @@ class PassRun:
                         call.kept_forward()
                     else:
                         call.forward()
+            elif slot.phase == "R":
+                if m in cell.early:
+                    with self.call(device, slot) as call:
+                        call.recompute()
             elif m not in cell.fused and cell.computes(slot.phase):
                 with self.call(device, slot) as call:
                     call.backward()
@@ -395,6 +399,13 @@ class _SlotCall:
         outputs, held = self._programs.keep(self._cell, self._run.cell_inputs(*self._key))
         self._run.held[self._key] = held
         self.store_outputs(outputs)
+
+    def recompute(self) -> None:
+        """Run the program that computes again what the backward reads of the forward."""
+        inputs = self._run.cell_inputs(*self._key)
+        held = self._programs.recompute(self._cell, inputs)
+        self._run.held[self._key] = held
+        self._note_result(held)
 
     def backward(self) -> None:
         """Run a backward, from what is held for it, if anything; otherwise recompute it."""

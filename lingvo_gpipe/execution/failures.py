@@ -78,7 +78,7 @@ def first_failure(
                 return failure
             k, m = run.slot.cell, run.slot.micro_batch
             cell = run.network_pass.cells[k]
-            differentiates = run.slot.phase != "F" or m in cell.fused
+            differentiates = run.slot.phase not in "FR" or m in cell.fused
             upstream = run.backward_inputs(k, m) if differentiates else None
             with tf.device(run.devices[k]):
                 layer = _failing_layer(executor, cell, run.cell_inputs(k, m), upstream)

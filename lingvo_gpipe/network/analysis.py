@@ -191,9 +191,11 @@ class _Purpose:
 
 def make_table(params: PipelineParams, num_micro_batches: int) -> Table:
     """Return the training schedule of the network for M micro-batches."""
-    return schedule.make(
+    table = schedule.make(
         params.schedule, params.num_partitions, num_micro_batches, params.cells_per_device
     )
+    policies = recompute.policies(params.recompute, table.num_cells)
+    return recompute.with_slots(table, policies, fuse=params.fuse)
 
 
 def analyze(

@@ -81,16 +81,21 @@ def holdings(table: Table, policies: Sequence[str]) -> list[Holding]:
     A value is held from its producer's F on. At most `most` micro-batches have run F in the
     producer and wait for their gradient; at most `latest` more wait only for W in this cell.
     """
-    kept = [reuse.kept for reuse in recompute.reuse(table, policies, fuse=False)]
+    reuses = recompute.reuse(table, policies, fuse=False)
     # Current numbers per cell: forwards without gradient, kept forwards, micro-batches before W.
     in_flight, num_kept, late = ([0] * table.num_cells for _ in range(3))
     # The largest numbers so far.
     most, inside, latest = [1] * table.num_cells, [1] * table.num_cells, [0] * table.num_cells
     for slot in table:
-        k, is_kept = slot.cell, slot.micro_batch in kept[slot.cell]
+        k, m = slot.cell, slot.micro_batch
+        is_early = m in reuses[k].early
+        is_kept = is_early or m in reuses[k].kept
+        if slot.phase == "R":
+            num_kept[k] += is_early
+            continue
         if slot.phase == "F":
             in_flight[k] += 1
-            num_kept[k] += is_kept
+            num_kept[k] += is_kept and not is_early
             most[k] = max(most[k], in_flight[k])
             continue
         # Cell 0 reads only fields: its I computes nothing, its W everything.

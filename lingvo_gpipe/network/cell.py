@@ -38,7 +38,7 @@ class Cell:
         layers: indices of its layers.
         device_number: number of its device, which is the row of the table.
         device_speed: relative speed of the device.
-        recompute_policy: full, except_last or never.
+        recompute_policy: one of `schedule.recompute.POLICIES`.
         costs: cost of each layer of the network if it is in this cell: seconds or FLOPs of
             forward, recomputation and backward of one micro-batch.
         weights: network paths of its trained weights, tied ones of other cells included.
@@ -97,6 +97,11 @@ class Cell:
         return self.reuse.fused if self.has_backward else frozenset()
 
     @property
+    def early(self) -> frozenset[int]:
+        """The micro-batches of `reuse.early`: none without a backward."""
+        return self.reuse.early if self.has_backward else frozenset()
+
+    @property
     def cost(self) -> float:
         """Its cost for one micro-batch, as used by the partition."""
         return sum(self.costs[n] for n in self.layers)
@@ -105,7 +110,7 @@ class Cell:
         """Whether a slot of the cell has anything to compute."""
         if phase == "F" or not self.has_backward:
             return phase == "F"
-        if phase == "B":
+        if phase in "RB":
             return True
         return bool(self.imports_with_gradient if phase == "I" else self.weights)
 

@@ -65,7 +65,7 @@ def choose(layers: WiredLayers, settings: CellSettings) -> tuple[int, ...]:
 def _capacity(layers: WiredLayers, settings: CellSettings, device_memory: str) -> capacity.Capacity:
     """Return how many layers cells can hold in the memory of a device, by formula."""
     # A kept forward also keeps the results of frozen layers.
-    keeps_all = set(settings.policies) != {"full"}
+    keeps_all = bool({"except_last", "never"} & set(settings.policies))
     unbatched = layers.params.unbatched
     return capacity.Capacity(
         [_layer_bytes(layers, layer, keeps_all) for layer in layers.layers],

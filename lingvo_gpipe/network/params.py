@@ -49,7 +49,8 @@ class PipelineParams(hyperparams.Configurable.Params):
         "optimal), or a table as text, or @file with one.",
     )
     recompute: str = hyperparams.field(
-        "full", "full, except_last or never; or one for each cell: full,full,never."
+        "full",
+        "full, early, except_last, never or recompute_grad; or one for each cell: full,full,never.",
     )
     cuts: tuple[int, ...] | None = hyperparams.field(
         None,

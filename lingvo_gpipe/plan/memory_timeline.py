@@ -126,10 +126,10 @@ class _Tensors:
                         yield _Tensor(to.device_number, start_s, end_s, size)
 
     def _residuals(self) -> Iterator[_Tensor]:
-        """Yield what kept forwards leave."""
+        """Yield what kept forwards and recomputations leave."""
         for cell in self._cells:
-            for m in cell.kept:
-                start_s = self._spans[Slot(cell.index, "F", m)].start_s
+            for m in cell.kept | cell.early:
+                start_s = self._spans[Slot(cell.index, "R" if m in cell.early else "F", m)].start_s
                 end_s = self._last_use_s(cell, m)
                 if Slot(cell.index, "I", m) in self._spans and cell.computes("I"):
                     end_s = self._spans[Slot(cell.index, "I", m)].end_s
@@ -142,7 +142,7 @@ class _Tensors:
             cell, needs = self._cells[slot.cell], self._needs[slot.cell]
             if slot.phase == "I" and cell.computes("I") and cell.computes("W"):
                 end_s = self._spans[Slot(slot.cell, "W", slot.micro_batch)].end_s
-                is_kept = slot.micro_batch in cell.kept
+                is_kept = slot.micro_batch in cell.kept | cell.early
                 of_forward_s = span.end_s if is_kept else span.start_s
                 yield _Tensor(span.device, span.start_s, end_s, needs.left_gradients)
                 yield _Tensor(span.device, of_forward_s, end_s, needs.left_residual)
@@ -159,6 +159,7 @@ class _Tensors:
             self._spans[slot].end_s
             for slot in (
                 Slot(cell.index, "F", m),
+                Slot(cell.index, "R", m),
                 Slot(cell.index, "B", m),
                 Slot(cell.index, "I", m),
                 Slot(cell.index, "W", m),
@@ -176,11 +177,13 @@ class _Tensors:
 
 def _slot_bytes(cell: network.Cell, slot: Slot, needs: CellBytes) -> int:
     """Return what a slot holds while it runs, without residuals and what I leaves for W."""
-    is_kept = slot.micro_batch in cell.kept
+    is_kept = slot.micro_batch in cell.kept | cell.early
     if slot.micro_batch in cell.fused:
         return needs.fused
-    if slot.phase == "F":
-        return max(0, needs.kept_forward - needs.residual) if is_kept else needs.forward
+    if slot.phase == "F" and slot.micro_batch not in cell.kept:
+        return needs.forward
+    if slot.phase in "FR":
+        return max(0, needs.kept_forward - needs.residual) if is_kept else 0
     if not cell.computes(slot.phase):
         return 0
     if slot.phase in "IW" and cell.computes("I") and cell.computes("W"):

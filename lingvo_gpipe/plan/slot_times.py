@@ -25,7 +25,8 @@ class SlotTimes:
         fused_s: seconds of F and B as one program.
         input_gradient_s: seconds of I.
         weight_gradient_s: seconds of W.
-        mean_backward_s: of the backward of one micro-batch, in one slot or two, on average.
+        recompute_s: seconds of R.
+        mean_backward_s: of the backward of one micro-batch, in all its slots, on average.
     """
 
     forward_s: float
@@ -33,6 +34,7 @@ class SlotTimes:
     fused_s: float
     input_gradient_s: float
     weight_gradient_s: float
+    recompute_s: float
     mean_backward_s: float
 
     def on(self, speed: float) -> SlotTimes:
@@ -76,27 +78,32 @@ def of_cell(
     layers = [times[n] for n in cell.layers]
     forward = sum(layer.forward_s for layer in layers)
     if not cell.has_backward:
-        return SlotTimes(forward, 0.0, 0.0, 0.0, 0.0, 0.0).on(cell.device_speed)
+        return SlotTimes(forward, *[0.0] * 6).on(cell.device_speed)
     from_kept = sum(layer.kept_backward_s for layer in layers)
     # A frozen layer has no backward, but its forward is recomputed with that of its cell.
     again = sum(layer.again_s if layer.backward_s else layer.forward_s for layer in layers)
     split = table.split()[cell.index]
-    again_in_split = (1 - _share(cell.kept, split)) * again
+    there = cell.kept | cell.early
+    again_in_split = (1 - _share(there, split)) * again
     inputs, weights = _halves(analysis, cell, times)
     if cell.returned_gradients:
         inputs += again_in_split
     else:
         weights += again_in_split
     whole = frozenset(range(table.num_micro_batches)) - split
-    backward = (1 - _share(cell.kept, whole)) * again + from_kept
+    backward = (1 - _share(there, whole)) * again + from_kept
     split_share = len(split) / table.num_micro_batches
+    early_share = len(cell.early) / table.num_micro_batches
     return SlotTimes(
         forward_s=forward,
         backward_s=backward,
         fused_s=forward + from_kept,
         input_gradient_s=inputs,
         weight_gradient_s=weights,
-        mean_backward_s=(1 - split_share) * backward + split_share * (inputs + weights),
+        recompute_s=again,
+        mean_backward_s=(1 - split_share) * backward
+        + split_share * (inputs + weights)
+        + early_share * again,
     ).on(cell.device_speed)
 
 
@@ -158,6 +165,7 @@ def timeline(
         fused_s=max(cells[-1].fused_s, least) if analysis.cells[-1].fused else None,
         input_gradient_s=lengths(cell.input_gradient_s for cell in cells),
         weight_gradient_s=lengths(cell.weight_gradient_s for cell in cells),
+        recompute_s=lengths(cell.recompute_s for cell in cells),
         link_s={ends: (link_s or {}).get(ends, 0.0) for ends in forward if ends[0] != INPUT},
         no_gradient=forward - backward,
     )

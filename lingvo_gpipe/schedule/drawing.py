@@ -12,6 +12,7 @@ from lingvo_gpipe.schedule.table import Phase, Slot, Table
 
 _PHASES: dict[Phase, tuple[str, str]] = {
     "F": ("forward", "#4C78A8"),
+    "R": ("recomputation", "#9FB8D9"),
     "B": ("backward", "#E08E45"),
     "I": ("input gradient", "#D9B23D"),
     "W": ("weight gradient", "#72A776"),

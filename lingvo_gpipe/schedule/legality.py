@@ -236,8 +236,8 @@ def _follows(later: Slot, earlier: Slot) -> bool:
     if later.micro_batch != earlier.micro_batch:
         return False
     if earlier.phase == "F":
-        return later.phase != "F" or later.cell >= earlier.cell
-    return later.phase != "F" and later.cell <= earlier.cell
+        return later.phase not in "FR" or later.cell >= earlier.cell
+    return later.phase not in "FR" and later.cell <= earlier.cell
 
 
 def _refuse(rows: Rows, place: tuple[int, int], what: str) -> NoReturn:

@@ -10,9 +10,9 @@ import dataclasses
 from collections.abc import Sequence
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.schedule.table import Table
+from lingvo_gpipe.schedule.table import Slot, Table
 
-POLICIES = ("full", "except_last", "never")
+POLICIES = ("full", "early", "except_last", "never", "recompute_grad")
 
 
 def policies(text: str, num_cells: int) -> tuple[str, ...]:
@@ -64,11 +64,13 @@ class CellReuse:
     Attributes:
         kept: the micro-batches whose forward is kept for the backward.
         fused: the micro-batches whose forward and backward run as one program.
+        early: the micro-batches whose forward is computed again in a slot R of its own.
         recomputations: how often the forward of a micro-batch is computed again, on average.
     """
 
     kept: frozenset[int] = frozenset()
     fused: frozenset[int] = frozenset()
+    early: frozenset[int] = frozenset()
     recomputations: float = 0.0
 
     def cost(self, work: Work) -> float:
@@ -78,6 +80,36 @@ class CellReuse:
         3.75
         """
         return work.forward + self.recomputations * work.recompute + work.backward
+
+
+def with_slots(table: Table, by_cell: Sequence[str], *, fuse: bool) -> Table:
+    r"""Return a table in which cells with the policy `early` recompute in slots of their own.
+
+    An R comes directly before the backward of its micro-batch. A device that would wait there for
+    the gradient recomputes meanwhile.
+
+    Args:
+        table: the schedule.
+        by_cell: per cell, its policy.
+        fuse: see `reuse`.
+
+    >>> print(with_slots(Table.from_text("0F0,0B0\n1F0,1B0"), ["early"] * 2, fuse=True).grid())
+    cell 0: F0 R0 .  B0
+    cell 1: .  F0 B0
+    """
+    if "early" not in by_cell:
+        return table
+    # Those have no R that are fused, or have one already.
+    without = [
+        one.fused | one.early if policy == "early" else frozenset(range(table.num_micro_batches))
+        for one, policy in zip(reuse(table, by_cell, fuse=fuse), by_cell, strict=True)
+    ]
+    orders: list[list[Slot]] = [[] for _ in range(table.num_devices)]
+    for device, slot in table.order():
+        if slot.phase in "BI" and slot.micro_batch not in without[slot.cell]:
+            orders[device].append(Slot(slot.cell, "R", slot.micro_batch))
+        orders[device].append(slot)
+    return Table.on_grid(orders)
 
 
 def costs(reuses: Sequence[CellReuse], layers: Sequence[Work]) -> tuple[tuple[float, ...], ...]:
@@ -94,7 +126,8 @@ def reuse(table: Table, by_cell: Sequence[str], *, fuse: bool) -> tuple[CellReus
     Args:
         table: the schedule.
         by_cell: per cell, its policy.
-        fuse: fuses the last cell's F and B where they meet, unless the cell's policy is `never`.
+        fuse: fuses the last cell's F and B where they meet, unless the cell's policy is `never` or
+            `recompute_grad`.
 
     >>> reverse = Table.from_text("0F0,0F1,0B1,0B0")
     >>> reuse(reverse, ["full"], fuse=True)[0].recomputations
@@ -107,16 +140,18 @@ def reuse(table: Table, by_cell: Sequence[str], *, fuse: bool) -> tuple[CellReus
         if slot.phase == "F":
             forwards[slot.cell].append(slot.micro_batch)
     M = table.num_micro_batches
-    num_kept = {"full": 0, "except_last": 1, "never": M}
-    last = len(by_cell) - 1
+    num_kept = {"except_last": 1, "never": M}
+    last, early = len(by_cell) - 1, table.recomputed()
     reuses = []
     for k, (order, policy) in enumerate(zip(forwards, by_cell, strict=True)):
-        fused = table.fused() if k == last and fuse and policy != "never" else frozenset[int]()
-        kept = frozenset(order[len(order) - num_kept[policy] :]) - fused
+        is_fused = k == last and fuse and policy not in ("never", "recompute_grad")
+        fused = table.fused() if is_fused else frozenset[int]()
+        kept = frozenset(order[len(order) - num_kept.get(policy, 0) :]) - fused
         reuses.append(
             CellReuse(
                 kept=kept,
                 fused=fused,
+                early=early[k] - kept - fused,
                 recomputations=(M - len(kept | fused)) / M,
             )
         )

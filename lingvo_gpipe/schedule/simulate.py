@@ -86,6 +86,7 @@ def simulate(
     fused_s: float | None = None,
     input_gradient_s: Sequence[float] | None = None,
     weight_gradient_s: Sequence[float] | None = None,
+    recompute_s: Sequence[float] | None = None,
     link_s: Links | None = None,
     no_gradient: Collection[tuple[int, int]] = (),
 ) -> Timeline:
@@ -94,12 +95,13 @@ def simulate(
     Args:
         table: a schedule of C cells and M micro-batches.
         forward_s: [C] seconds, one micro-batch's forward in each cell.
-        backward_s: [C] seconds, its backward, recomputation included. Not used where the table
-            has none.
+        backward_s: [C] seconds, its backward; recomputation included, unless the table has R
+            slots. Not used where the table has none.
         fused_s: seconds of the last cell's forward and backward where the table fuses them
             (`Table.fused`), of which `forward_s` is the forward's part. None: the sum of both.
         input_gradient_s: [C] seconds of I slots; needed where the table has any.
         weight_gradient_s: [C] seconds of W slots; needed where the table has any.
+        recompute_s: [C] seconds of R slots; needed where the table has any.
         link_s: [C-1] seconds, one boundary tensor from cell k to k+1 or its gradient back; or
             {(from, to): seconds} with from < to, for all links, which need not be a chain: the
             later cell waits for the earlier one's tensor, the earlier one for the gradient.
@@ -120,7 +122,16 @@ def simulate(
     >>> round(timeline.bubble_share, 6) == round(3 / 11, 6)
     True
     """
-    seconds = _lengths(table, forward_s, backward_s, input_gradient_s, weight_gradient_s)
+    seconds = _lengths(
+        table,
+        {
+            "F": ("forward_s", forward_s),
+            "R": ("recompute_s", recompute_s),
+            "B": ("backward_s", backward_s),
+            "I": ("input_gradient_s", input_gradient_s),
+            "W": ("weight_gradient_s", weight_gradient_s),
+        },
+    )
     links = _links(table.num_cells, link_s, no_gradient)
     last = table.num_cells - 1
     fused: dict[Slot, float] = {}
@@ -166,19 +177,14 @@ class _Neighbours:
 
 
 def _lengths(
-    table: Table,
-    forward_s: Sequence[float],
-    backward_s: Sequence[float],
-    input_gradient_s: Sequence[float] | None,
-    weight_gradient_s: Sequence[float] | None,
+    table: Table, given: Mapping[Phase, tuple[str, Sequence[float] | None]]
 ) -> dict[Phase, Sequence[float]]:
-    """Return seconds by phase and cell, for the phases that the table has."""
-    given: dict[Phase, tuple[str, Sequence[float] | None]] = {
-        "F": ("forward_s", forward_s),
-        "B": ("backward_s", backward_s),
-        "I": ("input_gradient_s", input_gradient_s),
-        "W": ("weight_gradient_s", weight_gradient_s),
-    }
+    """Return seconds by phase and cell, for the phases that the table has.
+
+    Args:
+        table: the schedule.
+        given: phase → name of the argument and its seconds.
+    """
     result: dict[Phase, Sequence[float]] = {}
     for phase in dict.fromkeys(slot.phase for slot in table):
         name, times = given[phase]

@@ -30,10 +30,10 @@ class Table:
     r"""A whole schedule: for each device its slots in order, None where it waits.
 
     A table is legal if every cell lives on one device and has every micro-batch's F once and its B
-    once (or I and W once each instead of B; a forward-only table has only F), and if the orders
-    of the devices agree with the data:
-    F(k, m) needs F(k-1, m); B(k, m) and I(k, m) need F(k, m) and B or I of (k+1, m);
-    W(k, m) needs I(k, m).
+    once (or I and W once each instead of B; a forward-only table has only F), perhaps an R before
+    the B or I, and if the orders of the devices agree with the data:
+    F(k, m) needs F(k-1, m); R(k, m) needs F(k, m); B(k, m) and I(k, m) need F(k, m), R(k, m) if
+    there is one, and B or I of (k+1, m); W(k, m) needs I(k, m).
 
     Raises:
         ScheduleError: the table is illegal. The text ends with the grid, the faulty slot marked.
@@ -162,11 +162,18 @@ class Table:
             and backward == Slot(last, "B", forward.micro_batch)
         )
 
+    def recomputed(self) -> tuple[frozenset[int], ...]:
+        """Return per cell the micro-batches whose recomputation is a slot of its own."""
+        return self._with_phase("R")
+
     def split(self) -> tuple[frozenset[int], ...]:
         """Return per cell the micro-batches whose backward is split into I and W."""
+        return self._with_phase("I")
+
+    def _with_phase(self, phase: Phase) -> tuple[frozenset[int], ...]:
         found: list[set[int]] = [set() for _ in range(self.num_cells)]
         for slot in self:
-            if slot.phase == "I":
+            if slot.phase == phase:
                 found[slot.cell].add(slot.micro_batch)
         return tuple(map(frozenset, found))
 

@@ -52,7 +52,7 @@ class _Device:
         if slot is not None and slot.phase == "F" and self._live == self._most_live:
             slot = None
         if slot is not None and any(
-            need not in done for need in slot.needs(num_cells) if need.phase != "B"
+            need not in done for need in slot.needs(num_cells) if need.phase not in "BR"
         ):
             slot = None
         if slot is not None:

@@ -128,8 +128,8 @@ def test_recompute_policies_are_for_all_cells_or_each() -> None:
     [
         (
             "nevr",
-            "unknown recompute policy 'nevr'; nearest 'never'. Use full, except_last, never, or "
-            "one for each cell separated by commas",
+            "unknown recompute policy 'nevr'; nearest 'never'. Use full, early, except_last, "
+            "never, recompute_grad, or one for each cell separated by commas",
         ),
         (
             "full,never,full",

@@ -306,6 +306,19 @@ def test_a_cell_without_weights_has_an_empty_w() -> None:
     assert 0 < times["1W0"] < 1e-6 * times["1I0"]
 
 
+def test_early_recomputation_shortens_the_step_and_holds_no_more() -> None:
+    fields = {"x": floats(8, 64), "target": floats(8, 64)}
+    shape = {"num_partitions": 2, "num_micro_batches": 2, "cuts": (2, 3), "fuse": False}
+    late, early = (
+        step_plan.make(regression(4, recompute=recompute, **shape), fields)
+        for recompute in ("full", "early")
+    )
+    forward = late.cells[0].forward_s
+    assert late.timeline.makespan_s - early.timeline.makespan_s == pytest.approx(forward)
+    assert [cell.backward_s for cell in early.cells] == [cell.backward_s for cell in late.cells]
+    assert early.cells[0].activation_bytes == late.cells[0].activation_bytes
+
+
 @pytest.mark.parametrize("recompute", ["full", "never"])
 @pytest.mark.parametrize("profile", [False, True])
 def test_what_i_leaves_is_held_until_w_has_read_it(recompute: str, profile: bool) -> None:

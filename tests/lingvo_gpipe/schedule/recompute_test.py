@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lingvo_gpipe import errors, schedule
-from lingvo_gpipe.schedule import recompute, table
+from lingvo_gpipe.schedule import recompute, simulate, table
 
 SPLIT = table.Table.from_text("0F0,0F1,,0I0,0W0,0I1,0W1\n,1F0,1I0,1W0,1F1,1B1")
 
@@ -56,3 +56,37 @@ def test_an_unknown_policy_is_refused() -> None:
         recompute.policies("nevr", 2)
     with pytest.raises(errors.LayerError, match=r"recompute names 3 policies for 2 cells"):
         recompute.policies("full,full,never", 2)
+
+
+def test_early_recomputations_are_slots_before_their_backwards() -> None:
+    found = recompute.with_slots(schedule.make("gpipe", 2, 2), ("early", "full"), fuse=True)
+    assert found.grid().splitlines() == [
+        "cell 0: F0 F1 R1 .  B1 R0 B0",
+        "cell 1: .  F0 F1 B1 B0",
+    ]
+    reuses = recompute.reuse(found, ("early", "full"), fuse=True)
+    assert reuses[0].early == {0, 1}
+    assert reuses[0].recomputations == 1.0
+    # What is fused needs none, nor what has one already.
+    again = recompute.with_slots(found, ("early", "early"), fuse=True)
+    assert again.recomputed() == (frozenset({0, 1}), frozenset({0}))
+    split = recompute.with_slots(SPLIT, ("early", "full"), fuse=True)
+    assert [str(slot) for slot in split.devices[0] if slot][2:5] == ["0R0", "0I0", "0W0"]
+
+
+@pytest.mark.parametrize("policy", ["full", "never"])
+def test_slots_are_added_for_early_cells_alone(policy: str) -> None:
+    table = schedule.make("1f1b", 3, 4)
+    assert recompute.with_slots(table, (policy,) * 3, fuse=True) is table
+
+
+@pytest.mark.parametrize(("K", "M"), [(2, 2), (4, 8), (8, 32)])
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+def test_early_recomputation_runs_while_the_gradient_is_awaited(name: str, K: int, M: int) -> None:
+    table = schedule.make(name, K, M)
+    forward, again, back = [1.0] * K, [1.0] * K, [2.0] * K
+    late = simulate.simulate(table, forward, [3.0] * K).makespan_s
+    early = recompute.with_slots(table, ("early",) * K, fuse=False)
+    found = simulate.simulate(early, forward, back, recompute_s=again).makespan_s
+    # Of every hop back from the last cell to the first, one recomputation.
+    assert late - found == K - 1

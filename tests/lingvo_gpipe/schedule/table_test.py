@@ -161,7 +161,7 @@ ILLEGAL = {
     "": "the table is empty. Write a line per device, such as 0F0,0B0",
     "0F0,0B0\n\n1F0,1B0": "device 1 has no slots. Assign it a cell, or remove its line",
     "0F0,0X0": (
-        "device 0, slot 1: '0X0' is not a slot: phases are F, B, I and W. "
+        "device 0, slot 1: '0X0' is not a slot: phases are F, R, B, I and W. "
         "Leave out sends and receives; they follow from these"
     ),
     "0F0,0 B0": (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -413,12 +413,12 @@ def test_a_resumed_run_has_the_bits_of_a_whole_one(tmp_path: Path) -> None:
 # --- refused --------------------------------------------------------------------------------------
 
 
-def make(net: list[Any], *lazy: str) -> None:
+def make(net: list[Any], *patterns: str, lazy: Collection[str] = ("emb/table",)) -> None:
     ids = tf.TensorSpec([4, 3], tf.int32)
     params = pipelining.PipeliningLayer.Params(layers=net)
     specs = network.analyze(params, {"ids": ids, "label": ids}).variables
-    own = optim.Optimizer.Params(name="SGD", learning_rate=0.1, lazy=lazy).instantiate()
-    assert own.lazy_paths(specs) == {"emb/table"}
+    own = optim.Optimizer.Params(name="SGD", learning_rate=0.1, lazy=patterns).instantiate()
+    assert own.lazy_paths(specs) == set(lazy)
 
 
 def embedding(name: str, reads: str = "ids", **more: Any) -> Any:
@@ -452,3 +452,22 @@ def test_a_table_that_two_embeddings_share_is_lazy() -> None:
     other = embedding("other", "label", writes=("y",), tie={"table": "emb/table"})
     both = layers.Add.Params(reads=("x", "y"), writes=("x",))
     make([embedding("emb", writes=("x",)), other, both, head()], "emb/*")
+
+
+def sliced_net(**more: Any) -> list[Any]:
+    return [
+        layers.SlicedEmbedding.Params(
+            name="emb", vocabulary=9, units=4, slices=2, reads=("ids",), writes=("x",)
+        ),
+        layers.SlicedSoftmax.Params(
+            name="head", vocabulary=9, slices=2, reads=("x", "label"), **more
+        ),
+    ]
+
+
+def test_slices_of_a_table_that_slices_of_a_softmax_share_are_refused() -> None:
+    tied = sliced_net(tie={"kernel": "emb/table"})
+    text = r"^optimizer.lazy: pattern 'emb_\*' matches emb_0/table, the kernel of .* or the tie$"
+    with pytest.raises(errors.OptimizerError, match=text):
+        make(tied, "emb_*")
+    make(sliced_net(), "emb_*", lazy={"emb_0/table", "emb_1/table"})

@@ -31,6 +31,8 @@ class LayerBytes:
             gradient, the most that its recomputed forward holds.
         gradients: new gradients of its weights, which are made while the old ones exist.
         update: what its update holds, after activations and new gradients are freed.
+        excess: what the owner of its largest weight holds more than the mean of all replicas, which
+            `fixed` counts.
     """
 
     fixed: int
@@ -38,6 +40,7 @@ class LayerBytes:
     widest: int
     gradients: int
     update: int
+    excess: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -149,6 +152,7 @@ class Capacity:
         self._kept = _running(layer.kept for layer in layers)
         self._widest = _maxima([layer.widest for layer in layers])
         self._update = _maxima([layer.update for layer in layers])
+        self._excess = _maxima([layer.excess for layer in layers])
         self._crossing = list(_crossing(values, len(layers), num_micro_batches))
         self._known: dict[tuple[Holding, int], int] = {}
 
@@ -188,6 +192,8 @@ class Capacity:
         imports += holding.near * crossing.near[read] + holding.far * crossing.far[read]
         widest = _largest(self._widest, start, end)
         step = gradients + imports + holding.inside * kept + widest
+        # Owners are balanced up to one weight.
+        fixed += _largest(self._excess, start, end)
         return fixed + max(step, _largest(self._update, start, end))
 
 

@@ -92,7 +92,7 @@ def _layer_bytes(layers: WiredLayers, layer: LayerInfo, keeps_all: bool) -> capa
         layer: one of them.
         keeps_all: whether cells keep the results of layers without a gradient.
     """
-    per_weight = layers.params.slots_per_weight
+    per_weight, count = layers.params.slots_per_weight, layers.params.num_replicas
     slots = {
         path: int(per_weight * layers.variables[path].size_bytes)
         for path in layers.owned_weights(layer.index)
@@ -100,10 +100,22 @@ def _layer_bytes(layers: WiredLayers, layer: LayerInfo, keeps_all: bool) -> capa
     # A tied weight needs no copy if its owner is in the same cell, which is not known here.
     weights = memory_formulas.weights(layers, (layer.index,))
     held = memory_formulas.activations(layers, layer, keeps_all=keeps_all)
+    fixed, excess = weights.gradients + weights.copies, 0
+    for path in dict.fromkeys(layer.paths.values()):
+        spec = layers.variables[path]
+        if layers.owner[path] != layer.index:
+            continue
+        received = (count - 1) * spec.size_bytes if spec.is_trained else 0
+        at_owner = spec.size_bytes + slots.get(path, 0) + received
+        elsewhere = spec.read_bytes if spec.read_dtype == spec.dtype else 0  # else in `copies`
+        mean = (at_owner + (count - 1) * elsewhere) // count
+        fixed += mean
+        excess = max(excess, at_owner - mean)
     return capacity.LayerBytes(
-        fixed=weights.variables + weights.gradients + weights.copies + sum(slots.values()),
+        fixed=fixed,
         kept=held.kept,
         widest=held.beside if layer.has_gradient or keeps_all else held.forward,
         gradients=weights.gradients,
         update=memory_formulas.update(layers, layer, slots),
+        excess=excess,
     )

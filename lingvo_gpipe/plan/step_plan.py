@@ -159,13 +159,14 @@ def make(
         cluster: hosts of the devices. If `profile`, or if they state how fast devices are, links
             take time.
     """
-    num_replicas = params.num_replicas
+    num_replicas, whole = params.num_replicas, (params, fields)
     params, fields = replicas.first_share(params, fields)
-    analysis = network.analyze(params, fields)
+    analysis = network.analyze(_with_cuts_of(params, *whole), fields)
     if profile:
         layer_times = profiling.layer_times(params, fields)
         reuses = [cell.reuse for cell in analysis.cells]
         costs = recompute.costs(reuses, [time.work for time in layer_times])
+        params = _with_cuts_of(params, *whole, costs=costs)
         analysis = network.analyze(params, fields, costs=costs)
         needs = traced_cells.cell_bytes(analysis)
     else:
@@ -242,6 +243,27 @@ def make(
         exchange=exchange,
         step_s=_step_s(timeline, sending),
     )
+
+
+def _with_cuts_of(
+    one: network.PipelineParams,
+    params: network.PipelineParams,
+    fields: Mapping[str, SpecNest],
+    costs: tuple[tuple[float, ...], ...] | None = None,
+) -> network.PipelineParams:
+    """Return the params of one replica, cut as all of them are.
+
+    Replicas change an automatic cut within `device_memory` alone.
+
+    Args:
+        one: params of the first replica.
+        params: params of all.
+        fields: the mini-batch's fields, of all.
+        costs: as `network.analyze` takes them.
+    """
+    if params.num_replicas == 1 or params.device_memory is None or params.cells:
+        return one
+    return one.copy().set(cuts=network.analyze(params, fields, costs=costs).cuts)
 
 
 def _step_s(timeline: simulate.Timeline, sending: hosts.ExchangeTimes | None) -> float:

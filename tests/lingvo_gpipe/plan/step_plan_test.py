@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, layers, optim, pipelining
+from lingvo_gpipe import errors, layers, network, optim, pipelining
+from lingvo_gpipe.console import units
 from lingvo_gpipe.plan import step_plan
 from lingvo_gpipe.plan.links import INPUT, Link
 from tests.networks import sameness_nets
@@ -463,3 +464,47 @@ def test_a_faster_device_takes_less_time() -> None:
     assert faster.timeline.makespan_s < alike.timeline.makespan_s
     params.cuts = None
     assert step_plan.make(params, points(8)).bubble_share < faster.bubble_share
+
+
+@pytest.mark.parametrize("depth", [1, 2, 7])
+@pytest.mark.parametrize("num_replicas", [1, 2, 4])
+def test_a_cut_by_memory_counts_the_weights_of_the_heaviest_owner(
+    num_replicas: int, depth: int
+) -> None:
+    """One owner of a weight holds its slots and what others send; many weights are shared out."""
+    params = pipe(
+        *(layers.Dense.Params(units=256, use_bias=False) for _ in range(depth)),
+        layers.MeanSquaredError.Params(),
+        num_micro_batches=4,
+        num_replicas=num_replicas,
+    )
+    fields = {"x": floats(8, 256), "target": floats(8, 256)}
+    needed = step_plan.make(params, fields, optimizer_params=ADAM).heaviest_bytes
+    weight = 256 * 256 * 4
+    # Owners are counted as balanced up to one weight: its slots, and the gradients of others.
+    more = weight * (num_replicas + 1) * (num_replicas - 1) / num_replicas
+    params.device_memory = str(round(1.1 * needed + more * (depth > 1)))
+    assert step_plan.make(params, fields, optimizer_params=ADAM).heaviest_bytes == needed
+    params.device_memory = str(round(0.98 * needed))
+    with pytest.raises(errors.PartitionError):
+        step_plan.make(params, fields, optimizer_params=ADAM)
+
+
+def test_a_plan_has_the_cut_of_all_replicas() -> None:
+    params = pipe(
+        *(
+            layers.Dense.Params(units=256, use_bias=False, cost=1.0 + 8.0 * (n == 6))
+            for n in range(7)
+        ),
+        layers.MeanSquaredError.Params(cost=0.0),
+        num_partitions=2,
+        num_micro_batches=4,
+        num_replicas=4,
+    )
+    fields = {"x": floats(8, 256), "target": floats(8, 256)}
+    assert step_plan.make(params, fields, optimizer_params=ADAM).analysis.cuts == (6, 2)
+    for memory, cuts in (("7.5MiB", (6, 2)), ("7MiB", (5, 3))):
+        params.device_memory = memory
+        found = step_plan.make(params, fields, optimizer_params=ADAM)
+        assert found.analysis.cuts == network.analyze(params, fields).cuts == cuts
+        assert found.heaviest_bytes <= units.parse_size(memory)

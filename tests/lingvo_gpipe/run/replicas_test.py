@@ -84,6 +84,27 @@ def test_each_replica_holds_its_part_of_the_state() -> None:
     assert set(held[4].values()) == {sum(held[1].values()) // 8}
 
 
+def test_slices_divide_a_table_between_owners() -> None:
+    heaviest = {}
+    for slices in (1, 4, 8):
+        params = pipelining.PipeliningLayer.Params(
+            layers=[
+                layers.Embedding.Params(name="table", vocabulary=800, units=5),
+                layers.MeanSquaredError.Params(reads=("x", "y")),
+            ],
+            num_micro_batches=4,
+            num_replicas=4,
+            slices={"table": slices},
+        )
+        pipe = params.instantiate()
+        pipe.build({"x": tf.zeros([4, 6], tf.int32), "y": tf.zeros([4, 6, 5])})
+        held: collections.Counter[str] = collections.Counter()
+        for variable in pipe.by_path.values():
+            held[variable.device] += variable.shape[0]
+        heaviest[slices] = max(held.values())
+    assert heaviest == {1: 800, 4: 200, 8: 200}
+
+
 def test_too_few_devices_are_reported() -> None:
     params = task(6).model.set(num_partitions=2, num_micro_batches=6)
     with pytest.raises(

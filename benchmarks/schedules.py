@@ -28,7 +28,7 @@ from lingvo_gpipe.schedule.table import Table
 
 PYTORCH = Path(__file__).parents[1] / "tests/lingvo_gpipe/schedule/pytorch.json"
 KEPT, RECOMPUTED = (1.0, 2.0, 1.0, 1.0), (1.0, 3.0, 2.0, 1.0)
-MAX_STATES = 30_000
+MAX_STATES = 600_000
 CELLS = {"gpipe": (1,), "1f1b": (1,), "zb_v": (2,), "dualpipe_v": (2,)}
 SHOWN = ((4, 2), (4, 4), (4, 8), (8, 8), (8, 32))
 

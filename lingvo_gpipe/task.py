@@ -116,7 +116,6 @@ _MAY_CHANGE = (
     "model.name",
     "model.cells*",
     "model.num_partitions",
-    "model.cells_per_device",
     "model.num_replicas",
     "model.num_micro_batches",
     "model.micro_batch_size",

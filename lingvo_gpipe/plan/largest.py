@@ -34,8 +34,9 @@ def with_partitions(task: Task.Params, partitions: int | None) -> Task.Params:
     copy.model.set(num_partitions=partitions, cuts=None, devices=None, device_speeds=())
     if "," in copy.model.recompute:
         raise errors.ParamsError(
-            f"model.recompute={copy.model.recompute!r} is for {task.model.num_partitions} cells, "
-            f"not for {partitions}. Set one policy for all, such as full"
+            f"model.recompute={copy.model.recompute!r} is for the cells of "
+            f"num_partitions={task.model.num_partitions}, not of {partitions}. Set one policy for "
+            "all, such as full"
         )
     return copy
 

@@ -32,6 +32,12 @@ def test_what_is_read_at_the_beginning_alone_may_change() -> None:
     assert found.refused == ()
 
 
+def test_cells_per_device_may_change() -> None:
+    params = tiny_task()
+    params.model.set(schedule="zb_v", cells_per_device=2)
+    assert task.change(tiny_task().to_text(), params.to_text()).refused == ()
+
+
 def test_a_field_that_came_later_had_its_default() -> None:
     params = tiny_task()
     old = without(params.to_text(), "input.shuffle")

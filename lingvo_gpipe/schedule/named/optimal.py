@@ -10,7 +10,7 @@ from lingvo_gpipe.schedule.named import weight_slots
 from lingvo_gpipe.schedule.table import Table, check_sizes
 
 MAX_STATES = 200_000
-"""About two seconds of search; the same table on every machine."""
+"""About a second of search, and the same table on every machine."""
 
 
 def optimal(num_devices: int, num_micro_batches: int, cells_per_device: int = 1) -> Table:

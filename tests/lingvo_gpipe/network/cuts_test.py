@@ -179,12 +179,30 @@ def test_costs_of_another_length_are_refused() -> None:
     assert text == "costs has 1 numbers for 2 layers. Give one for each"
 
 
+def test_cells_per_device_are_cut_and_placed() -> None:
+    own = {"num_partitions": 2, "num_micro_batches": 2}
+    found = analyze(*[dense(4)] * 6, **own, schedule="interleaved", cells_per_device=3)
+    assert found.cuts == (1,) * 6
+    assert [cell.device_number for cell in found.cells] == [0, 1] * 3
+    found = analyze(*[dense(4)] * 6, **own, schedule="zb_v")
+    assert [cell.device_number for cell in found.cells] == [0, 1, 1, 0]
+    evaluated = found.evaluation_pass(3, outputs=False).table
+    assert [evaluated.device_of(k) for k in range(4)] == [0, 1, 1, 0]
+
+
+def test_a_network_without_cuts_has_one_cell_per_device() -> None:
+    own = params(*[dense(4)] * 4, num_partitions=2, schedule="interleaved", cells_per_device=2)
+    assert len(network.analyze(network.uncut(own), FIELDS).cells) == 1
+
+
 def test_more_partitions_than_layers_are_refused() -> None:
     text = text_of(errors.PartitionError, dense(4), dense(4), num_partitions=99)
     assert text == "num_partitions=99, but there are 2 layers. Use 1 to 2"
 
 
-@pytest.mark.parametrize("field", ["num_partitions", "num_micro_batches", "micro_batch_size"])
+@pytest.mark.parametrize(
+    "field", ["num_partitions", "cells_per_device", "num_micro_batches", "micro_batch_size"]
+)
 def test_counts_begin_at_one(field: str) -> None:
     text = text_of(errors.PartitionError, dense(4), **{field: 0})
     assert text == f"{field}=0, but it must be at least 1"

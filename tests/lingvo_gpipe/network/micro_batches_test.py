@@ -206,6 +206,11 @@ def test_an_output_without_a_batch_dimension_is_not_joined() -> None:
         ({"micro_batch_size": 7}, "142857143 micro-batches in a mini-batch"),
         ({"num_micro_batches": 10**9, "max_build_s": 1.9e7}, "or allow it by"),
         ({"num_micro_batches": 301, "max_build_s": 1.0}, "Use at most 300, "),
+        ({"num_micro_batches": 10**9, "schedule": "interleaved"}, "Use at most 1500, "),
+        (
+            {"num_micro_batches": 10**9, "schedule": "zb_h1", "cells_per_device": 3},
+            "Use at most 1000, ",
+        ),
     ],
 )
 def test_a_graph_that_would_take_too_long_to_build_is_refused_at_once(

@@ -175,7 +175,9 @@ def test_another_number_of_partitions_forgets_cuts_made_for_the_old_one() -> Non
     assert "cuts: (1, 3)" in report.plan(task)
     assert "K=4" in report.plan(task, partitions=4)
     task.model.recompute = "full,never"
-    with pytest.raises(errors.ParamsError, match=r"for 2 cells, not for 4\. Set one policy"):
+    with pytest.raises(
+        errors.ParamsError, match=r"cells of num_partitions=2, not of 4\. Set one policy"
+    ):
         report.plan(task, partitions=4)
 
 

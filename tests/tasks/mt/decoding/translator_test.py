@@ -58,11 +58,15 @@ def plain(pipe: Any, given: list[list[int]], params: Any) -> list[list[int]]:
     return [translator._trimmed(row) for row in searched(pipe, given, params)[1]]
 
 
-def cut(*cuts: int, dtype: str = "float64", num_replicas: int = 1, **settings: Any) -> Any:
+def cut(
+    *cuts: int, dtype: str = "float64", num_replicas: int = 1, shared: bool = False, **settings: Any
+) -> Any:
     """Return the toy model in cells with these numbers of layers."""
     params = toy_model.params(**settings)
     params.set(num_partitions=len(cuts) or 1, cuts=cuts or None, dtype=dtype)
     params.set(num_replicas=num_replicas, num_micro_batches=num_replicas)
+    if shared:  # there and back
+        params.set(num_partitions=len(cuts) // 2, schedule="zb_v")
     pipe = toy_model.built_from(params)
     for path, variable in pipe.by_path.items():
         if "memory_attention/output" in path:  # the source decides more than the token before
@@ -78,6 +82,7 @@ def cut(*cuts: int, dtype: str = "float64", num_replicas: int = 1, **settings: A
         ((9,), 1, {"tie": "all"}),
         ((6, 3), 3, {"transparent": "shared"}),
         ((2, 4, 3), 3, {"tie": "all"}),
+        ((2, 3, 2, 2), 3, {"tie": "all", "shared": True}),
         ((2, 4, 2), 2, {"transparent": "per_layer", "packed": True}),
     ],
     ids=str,
@@ -97,7 +102,7 @@ def test_cells_translate_as_the_plain_network(
     assert model.translate(given, reported.append) == wanted
     assert sum(reported) == len(given)
     assert len({tuple(row) for row in wanted}) > 2
-    check_programs(model, pipe, min(2, len(cuts)))
+    check_programs(model, pipe, 3 if "shared" in settings else min(2, len(cuts)))
 
 
 @pytest.mark.parametrize("beam", [1, 3])

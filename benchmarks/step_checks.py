@@ -26,7 +26,8 @@ def measure(kind: str, turns: int) -> dict[str, Any]:
 
     from benchmarks import blocks
     from lingvo_gpipe import layers, pipelining
-    from lingvo_gpipe.execution import placement, watchdog
+    from lingvo_gpipe.execution import placement
+    from lingvo_gpipe.execution.monitoring import watchdog
 
     placement.prepare_logical_cpus(blocks.K)
     placement.prepare_threads(blocks.K, blocks.K)

@@ -32,6 +32,9 @@ def _train_eval(job: registry.Job) -> None:
 
 
 def _run_loop(job: registry.Job, mode: str, *, evaluate: bool) -> None:
+    from lingvo_gpipe.run.profiles import steps
+
+    chosen = steps.parse(job.options.profile_steps) if job.options.profile_steps else range(0)
     from lingvo_gpipe.run import loop
 
     if job.options.dry_run:
@@ -47,6 +50,7 @@ def _run_loop(job: registry.Job, mode: str, *, evaluate: bool) -> None:
         report=job.report,
         should_stop=job.should_stop,
         note_step=job.note_step,
+        profile_steps=chosen,
     )
 
 
@@ -166,4 +170,5 @@ _MODES_OF_OPTION = {
     "grow": ("plan",),
     "profile": ("plan",),
     "hosts": ("plan",),
+    "profile_steps": ("train", "train_eval"),
 }

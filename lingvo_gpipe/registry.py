@@ -76,6 +76,7 @@ class Options:
         grow: the field whose largest value is searched.
         profile: run the layers and plan by their measured times.
         hosts: shape of the cluster, as text.
+        profile_steps: the steps whose slots are timed, as text.
         num_partitions: K, in place of the task's.
     """
 
@@ -85,6 +86,7 @@ class Options:
     grow: str | None = None
     profile: bool = False
     hosts: str | None = None
+    profile_steps: str | None = None
     num_partitions: int | None = None
 
 

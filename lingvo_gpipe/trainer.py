@@ -51,7 +51,7 @@ _FIELD_OF_FLAG = {
     "recompute": "model.recompute",
 }
 # Flags that only some modes read.
-_OPTIONS = ("follow", "dry_run", "fit", "grow", "profile", "hosts")
+_OPTIONS = ("follow", "dry_run", "fit", "grow", "profile", "hosts", "profile_steps")
 _DEFAULT_MODE = "train"
 # TensorFlow reads it when it is first imported, and logs its own affairs otherwise.
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
@@ -138,6 +138,7 @@ def _flags() -> Flags:
     flags.text("fit", "With --mode=plan: bytes of a device, such as 8GiB, to fill with --grow.")
     flags.text("grow", "With --fit: the field whose largest value is searched.")
     flags.switch("profile", "With --mode=plan: runs the layers; plans by their measured times.")
+    flags.text("profile_steps", "Steps whose slots are timed, A:B; see TensorBoard and timeline/.")
     flags.text("hosts", "With --mode=plan: hosts x devices, and speeds: 2x4,between=1.25GB.")
     launch.add_flags(flags)
     return flags

@@ -17,8 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import tensorflow as tf
 
 from lingvo_gpipe import network
-from lingvo_gpipe.execution import cell_calls, cell_programs, progress
+from lingvo_gpipe.execution import cell_calls, cell_programs
 from lingvo_gpipe.execution.cut_backward import Held
+from lingvo_gpipe.execution.monitoring import progress, stamps
 from lingvo_gpipe.layers.context import Collected
 from lingvo_gpipe.nests import Nest, floating
 from lingvo_gpipe.network import replicas
@@ -89,6 +90,7 @@ class Executor:
         programs: programs of each cell.
         devices: for each replica, the name of each cell's device.
         progress: how far each device is in the pass that runs; None: it is not followed.
+        stamps: when each slot of a pass of training runs; None: that is not noted.
         input_device: device that holds the mini-batches; None: that of the process that calls.
             Set it before a pass is traced.
     """
@@ -110,6 +112,7 @@ class Executor:
         self.programs = list(programs)
         self.devices = [list(of_replica) for of_replica in devices]
         self.progress: progress.Progress | None = None
+        self.stamps: stamps.Stamps | None = None
         self.input_device: str | None = None
 
     @contextlib.contextmanager
@@ -123,12 +126,21 @@ class Executor:
 
     def follow_progress(self) -> progress.Progress:
         """Follow the progress of every pass that is traced from now on."""
+        self.progress = progress.Progress(self._table_devices())
+        return self.progress
+
+    def note_times(self) -> stamps.Stamps:
+        """Note when the slots run of every pass of training that is traced from now on."""
+        self.stamps = stamps.Stamps(self._table_devices())
+        return self.stamps
+
+    def _table_devices(self) -> list[str]:
+        """Return the names of the table's devices, replica after replica."""
         names = []
         for of_replica in self.devices:
             homes = {c.device_number: of_replica[c.index] for c in self.analysis.cells}
             names += [homes[number] for number in sorted(homes)]
-        self.progress = progress.Progress(names)
-        return self.progress
+        return names
 
     @property
     def num_traces(self) -> int:
@@ -161,8 +173,14 @@ class Executor:
     def train(self, shares: Sequence[Share]) -> PassOutputs:
         """Run passes of training: losses inside, gradients of weights summed."""
         runs = self.runs(shares)
+        times = None
+        if self.stamps is not None and not tf.executing_eagerly():
+            times = self.stamps.new_pass()
         for run in runs:
+            run.times = times
             run.train()
+        if times is not None:
+            times.finish()
         gradients = self._at_owners([run.weight_gradients() for run in runs], shares)
         return self.outputs(runs, gradients)
 
@@ -218,6 +236,7 @@ class PassRun:
         held: (cell, micro-batch) → what a kept forward, an R or an I left for the next slot.
         accumulators: for each cell and weight, the sum of its gradients so far.
         slot: the slot whose call was issued last; None before the first.
+        times: notes when the slots of all replicas run; None: that is not noted.
     """
 
     def __init__(
@@ -243,6 +262,7 @@ class PassRun:
         self.held: dict[tuple[int, int], Held] = {}
         self.accumulators: list[list[tf.Tensor]] = []
         self.slot: Slot | None = None
+        self.times: stamps.PassStamps | None = None
         self._last_call: dict[int, tf.Operation] = {}
         self._progress = following
         num_devices = self.network_pass.table.num_devices
@@ -305,10 +325,26 @@ class PassRun:
             yield call
         if call.result is not None and not tf.executing_eagerly():
             self._last_call[device] = call.result.op
+            number = self.share.first_micro_batch + slot.micro_batch
+            in_mini_batch = dataclasses.replace(slot, micro_batch=number)
+            of_all = self._first_device + device
             if self._progress is not None:
-                number = self.share.first_micro_batch + slot.micro_batch
-                in_mini_batch = dataclasses.replace(slot, micro_batch=number)
-                self._progress.returned(self._first_device + device, in_mini_batch, call.result.op)
+                self._progress.returned(of_all, in_mini_batch, call.result.op)
+            if self.times is not None:
+                with tf.device(self.devices[slot.cell]):
+                    noted = self.times.returned(of_all, in_mini_batch, call.result.op)
+                self._last_call[device] = noted
+
+    @contextlib.contextmanager
+    def begun(self, slot: Slot, *inputs: Nest) -> Iterator[None]:
+        """Issue the program of a slot in the `with` block, once these inputs are on its device."""
+        if self.times is None or tf.executing_eagerly():
+            yield
+            return
+        device = self._first_device + self.network_pass.table.device_of(slot.cell)
+        noted = self.times.start(device, tf.nest.flatten(inputs))
+        with tf.control_dependencies([noted]):
+            yield
 
     def cell_inputs(self, k: int, m: int) -> cell_calls.CellInputs:
         """Return the arguments of all programs of cell k for micro-batch m."""
@@ -382,41 +418,42 @@ class _SlotCall:
 
     def forward(self) -> None:
         """Run the forward program."""
-        self.store_outputs(self._programs.forward(self._cell, self._run.cell_inputs(*self._key)))
+        inputs = self._run.cell_inputs(*self._key)
+        with self._run.begun(self._slot, inputs.imports):
+            outputs = self._programs.forward(self._cell, inputs)
+        self.store_outputs(outputs)
 
     def fused(self) -> None:
         """Run forward and backward as one program."""
-        outputs, gradients = self._programs.fused(
-            self._cell,
-            self._run.cell_inputs(*self._key),
-            self._run.backward_inputs(*self._key),
-        )
+        inputs, upstream = self._run.cell_inputs(*self._key), self._run.backward_inputs(*self._key)
+        with self._run.begun(self._slot, inputs.imports, upstream.exports):
+            outputs, gradients = self._programs.fused(self._cell, inputs, upstream)
         self.store_outputs(outputs)
         self._store_gradients(gradients)
 
     def kept_forward(self) -> None:
         """Run the forward program that keeps what its backward reads."""
-        outputs, held = self._programs.keep(self._cell, self._run.cell_inputs(*self._key))
+        inputs = self._run.cell_inputs(*self._key)
+        with self._run.begun(self._slot, inputs.imports):
+            outputs, held = self._programs.keep(self._cell, inputs)
         self._run.held[self._key] = held
         self.store_outputs(outputs)
 
     def recompute(self) -> None:
         """Run the program that computes again what the backward reads of the forward."""
         inputs = self._run.cell_inputs(*self._key)
-        held = self._programs.recompute(self._cell, inputs)
+        with self._run.begun(self._slot, inputs.imports):
+            held = self._programs.recompute(self._cell, inputs)
         self._run.held[self._key] = held
         self._note_result(held)
 
     def backward(self) -> None:
         """Run a backward, from what is held for it, if anything; otherwise recompute it."""
         run, phase = self._run, self._slot.phase
-        gradients = self._programs.backward(
-            self._cell,
-            run.cell_inputs(*self._key),
-            run.backward_inputs(*self._key),
-            phase,
-            run.held.pop(self._key, None),
-        )
+        inputs, upstream = run.cell_inputs(*self._key), run.backward_inputs(*self._key)
+        held = run.held.pop(self._key, None)
+        with run.begun(self._slot, upstream.exports):
+            gradients = self._programs.backward(self._cell, inputs, upstream, phase, held)
         if phase == "I":
             run.held[self._key] = gradients.left
         self._store_gradients(gradients)

@@ -32,7 +32,7 @@ from absl import logging
 
 from lingvo_gpipe import errors, task
 from lingvo_gpipe.console import progress
-from lingvo_gpipe.execution import watchdog
+from lingvo_gpipe.execution.monitoring import watchdog
 from lingvo_gpipe.input import Batch, Input
 from lingvo_gpipe.run import (
     checkpoints,
@@ -43,8 +43,10 @@ from lingvo_gpipe.run import (
     worker_input,
 )
 from lingvo_gpipe.run.learner import Learner
+from lingvo_gpipe.run.profiles import recorder
 from lingvo_gpipe.run.run_state import RunState
 from lingvo_gpipe.run.writers import StepReport, Writers
+from lingvo_gpipe.schedule import breakdown
 from lingvo_gpipe.task import Task
 
 STALL_EXIT_CODE = 75
@@ -77,6 +79,7 @@ class _Options:
         report: as in `run`.
         should_stop: as in `run`.
         note_step: as in `run`.
+        profile_steps: as in `run`.
         max_batches: largest number of mini-batches of an evaluation; None: all.
     """
 
@@ -84,6 +87,7 @@ class _Options:
     report: Callable[[str], None]
     should_stop: Callable[[], bool] = lambda: False
     note_step: Callable[[int], None] = lambda _: None
+    profile_steps: range = range(0)
     max_batches: int | None = None
 
 
@@ -96,6 +100,7 @@ def run(
     report: Callable[[str], None] = logging.info,
     should_stop: Callable[[], bool] = lambda: False,
     note_step: Callable[[int], None] = lambda _: None,
+    profile_steps: range = range(0),
 ) -> Result:
     """Train a task, or continue its training.
 
@@ -108,6 +113,7 @@ def run(
         report: receives each line that a user should read.
         should_stop: called before each update; once it returns True, the run saves and returns.
         note_step: called with the number of each update, before it begins.
+        profile_steps: updates whose slots are timed; see `profiles.recorder`.
 
     Raises:
         UserError: the params, the log directory, data or devices do not fit; a loss is not finite.
@@ -116,7 +122,7 @@ def run(
     folder = Path(logdir)
     with log_directory.locked(folder):
         change = log_directory.check_params(folder, params, report)
-        options = _Options(evaluate, report, should_stop, note_step)
+        options = _Options(evaluate, report, should_stop, note_step, profile_steps)
         with contextlib.closing(_Training(params, source, folder, options)) as training:
             training.restore(start, change)
             log_directory.keep_assets(folder, source.assets())
@@ -187,6 +193,11 @@ class _Training:
         self._learner = Learner(params, source.element_spec(training=True))
         evaluation.check_names(self._learner.pipe, params.eval)
         executor = self._learner.pipe.executor
+        self._recorder: recorder.Recorder | None = None
+        if options.profile_steps:
+            self._recorder = recorder.Recorder(
+                options.profile_steps, self._learner, logdir, options.report
+            )
         self._source = worker_input.source_of(source, executor, options.report)
         if options.evaluate:
             self._source.evaluation(params.eval.split)  # refused now, not after hours
@@ -279,6 +290,7 @@ class _Training:
                 writers.pictures(first, pictures)
             traces = self._learner.num_traces
             step, scale = state.step, self._learner.updater.loss_scale
+            begun_s = time.time()
             with self._watchdog.watching(f"step {step}"):
                 result = self._learner.update(batches)
                 finite = bool(result.scalars["finite"]) and math.isfinite(result.loss)
@@ -288,6 +300,9 @@ class _Training:
             if step == first and self._options.evaluate and state.best is not None:
                 evaluation.check_best(self._learner.pipe, str(self._params.eval.best), result.sums)
             step_s = time.perf_counter() - drawn
+            if self._recorder is not None:
+                around = breakdown.Around(begun_s, time.time(), drawn - begun)
+                self._recorder.record(step, around, writers.train)
             if state.step > first + 1 and self._learner.num_traces > traces:
                 self._options.report(
                     f"step {state.step} took {step_s:.1f} s: another shape was traced"

@@ -64,7 +64,11 @@ class StepReport:
 
 
 class Writers:
-    """TensorBoard's files of a run: training and evaluation side by side."""
+    """TensorBoard's files of a run: training and evaluation side by side.
+
+    Attributes:
+        train: writes those of training.
+    """
 
     def __init__(self, logdir: Path, learner: Learner, text: str, classes: tuple[str, ...]) -> None:
         """Start with the run's params, and a picture of its schedule by estimated times.
@@ -75,7 +79,7 @@ class Writers:
             text: the run's params.
             classes: names of the classes; empty: unknown.
         """
-        self._train = summaries.Writer(logdir / "train")
+        self.train = summaries.Writer(logdir / "train")
         self._classes = classes
         self._folder = logdir / EVALUATIONS
         self._eval = summaries.Writer(self._folder)
@@ -84,10 +88,10 @@ class Writers:
         planned = step_plan.make(pipe.params, pipe.analysis.fields).timeline
         self._planned_bubble = planned.bubble_share
         step = int(learner.step.numpy())
-        self._train.text(step, "params", text)
+        self.train.text(step, "params", text)
         stated = [pipe.params.costs, *(info.params.cost for info in pipe.analysis.layers)]
         unit = "FLOPs" if all(cost is None for cost in stated) else "of stated cost"
-        self._train.png(step, "schedule", drawing.draw(planned, unit=unit))
+        self.train.png(step, "schedule", drawing.draw(planned, unit=unit))
 
     def update(self, step: int, report: StepReport) -> None:
         """Write the curves of an update."""
@@ -96,7 +100,7 @@ class Writers:
             metric = self._learner.pipe.analysis.metrics[name]
             result = metric.finish(total)
             scalars |= {name: result, **metric.curves(result)}
-        self._train.scalars(
+        self.train.scalars(
             step,
             scalars
             | {"bubble_share_planned": self._planned_bubble, "traces": self._learner.num_traces},
@@ -105,7 +109,7 @@ class Writers:
     def checkpoints(self, written: Iterable[Written]) -> None:
         """Write what checkpoints cost."""
         for one in written:
-            self._train.scalars(
+            self.train.scalars(
                 one.step,
                 {
                     "checkpoint/waited_s": one.waited_s,
@@ -116,12 +120,12 @@ class Writers:
 
     def constants(self, step: int, values: Mapping[str, float]) -> None:
         """Write numbers of the data."""
-        self._train.scalars(step, values)
+        self.train.scalars(step, values)
 
     def pictures(self, step: int, samples: Mapping[str, tf.Tensor]) -> None:
         """Write samples of a mini-batch."""
         for name, images in samples.items():
-            self._train.images(step, name, images)
+            self.train.images(step, name, images)
 
     def evaluation(self, evaluation: Evaluation) -> None:
         """Write an evaluation."""
@@ -129,7 +133,7 @@ class Writers:
 
     def close(self) -> None:
         """Close all files."""
-        self._train.close()
+        self.train.close()
         self._eval.close()
 
 

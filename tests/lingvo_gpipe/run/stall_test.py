@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import layers
-from lingvo_gpipe.execution import watchdog
+from lingvo_gpipe.execution.monitoring import watchdog
 from lingvo_gpipe.input import Batch, Batches
 from lingvo_gpipe.layers.base import Theta
 from lingvo_gpipe.nests import Nest, SpecNest

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from lingvo_gpipe.execution.executor import Executor
-from lingvo_gpipe.execution.progress import Progress
+from lingvo_gpipe.execution.monitoring.progress import Progress
 
 _Item = TypeVar("_Item")
 

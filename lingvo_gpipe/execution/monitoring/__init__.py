@@ -1,0 +1,1 @@
+"""What a pass shows while it runs: how far each device is, when each slot runs, and a watchdog."""

@@ -1,0 +1,164 @@
+"""Records when the slots of some steps ran, and writes timelines and breakdowns."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+from lingvo_gpipe.console import units
+from lingvo_gpipe.network import replicas
+from lingvo_gpipe.plan import slot_times
+from lingvo_gpipe.run import summaries
+from lingvo_gpipe.run.learner import Learner
+from lingvo_gpipe.run.profiles import picture
+from lingvo_gpipe.schedule import breakdown, drawing, simulate
+from lingvo_gpipe.schedule.slot import Slot
+
+FOLDER = "timeline"
+"""Folder of a log directory, for the traces."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Recorded:
+    """One step: a timeline for each replica, and the parts of each device's time.
+
+    Attributes:
+        timelines: of each replica; its times are from the start of the step.
+        rows: parts of the time of each device, replica after replica.
+        simulated: the table of the first replica with the mean times of its slots.
+    """
+
+    timelines: tuple[simulate.Timeline, ...]
+    rows: tuple[dict[str, float], ...]
+    simulated: simulate.Timeline
+
+
+class Recorder:
+    """Records steps of a run; none of their numbers changes.
+
+    An update of several mini-batches is recorded with the slots of its last one; the others are
+    in its rest.
+    """
+
+    def __init__(
+        self, chosen: range, learner: Learner, logdir: Path, report: Callable[[str], None]
+    ) -> None:
+        """Prepare; the learner has run nothing yet.
+
+        Args:
+            chosen: the steps.
+            learner: the network in training.
+            logdir: log directory of the run.
+            report: prints a line for the user.
+        """
+        self.chosen = chosen
+        self._learner = learner
+        self._logdir = logdir
+        self._report = report
+        self._stamps = learner.pipe.executor.note_times()
+
+    def record(self, step: int, around: breakdown.Around, writer: summaries.Writer) -> None:
+        """Write the timeline of the step that has just ended, if it was chosen.
+
+        Args:
+            step: its number.
+            around: when it was begun and ended, in seconds since 1970.
+            writer: of the run's curves.
+        """
+        if step not in self.chosen:
+            return
+        recorded = self._recorded(around)
+        labels = self._labels(len(recorded.rows))
+        first = recorded.timelines[0]
+        folder = self._logdir / FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, timeline in enumerate(recorded.timelines):
+            path = folder / f"step_{step}_replica_{number}.json"
+            path.write_text(drawing.chrome_trace(timeline), encoding="utf-8")
+        rows = breakdown.table_of(recorded.rows, labels)
+        lines = units.table(rows, "l" + "r" * (len(rows[0]) - 1))
+        writer.png(step, "timeline/measured", drawing.draw(first))
+        writer.png(step, "timeline/simulated_from_means", drawing.draw(recorded.simulated))
+        writer.png(step, "timeline/breakdown", picture.of_breakdown(recorded.rows, labels))
+        writer.text(step, "timeline/breakdown", "\n".join(lines))
+        writer.flush()
+        share = recorded.simulated.makespan_s / first.makespan_s
+        self._report(
+            "\n".join(
+                [
+                    f"step {step}: slots took {1e3 * first.makespan_s:.1f} ms; their table with "
+                    f"mean times needs {share:.0%} of that",
+                    *lines,
+                    f"trace for ui.perfetto.dev: {path}",
+                ]
+            )
+        )
+
+    def _recorded(self, around: breakdown.Around) -> Recorded:
+        analysis = self._learner.pipe.analysis
+        spans = self._stamps.read()
+        num_replicas = analysis.params.num_replicas
+        num_micro_batches = 1 + max(span.slot.micro_batch for span in spans)
+        timelines: list[simulate.Timeline] = []
+        rows: list[dict[str, float]] = []
+        for share in replicas.shares(num_micro_batches, num_replicas):
+            table = analysis.training_pass(len(share)).table
+            first_device = len(timelines) * table.num_devices
+            mine = [
+                simulate.Span(
+                    span.device - first_device,
+                    dataclasses.replace(span.slot, micro_batch=span.slot.micro_batch - share.start),
+                    span.start_s - around.begun_s,
+                    span.end_s - around.begun_s,
+                )
+                for span in spans
+                if first_device <= span.device < first_device + table.num_devices
+            ]
+            timeline = breakdown.with_backwards(table, mine, self._fused)
+            timelines.append(timeline)
+            length_s = around.ended_s - around.begun_s
+            rows += breakdown.of_step(
+                timeline,
+                breakdown.Around(0.0, length_s, around.input_s),
+                functools.partial(self._recomputed, len(share)),
+            )
+        means = breakdown.mean_seconds(timelines[0])
+        simulated = breakdown.simulate_means(timelines[0].table, means)
+        return Recorded(tuple(timelines), tuple(rows), simulated)
+
+    @functools.cached_property
+    def _times(self) -> list[slot_times.SlotTimes]:
+        """Times of the slots of each cell by FLOPs."""
+        analysis = self._learner.pipe.analysis
+        layers = slot_times.by_flops(analysis)
+        return [slot_times.of_cell(analysis, cell, layers) for cell in analysis.cells]
+
+    @property
+    def _fused(self) -> float:
+        """Share of the forward where it is fused with its backward, by FLOPs."""
+        times = self._times[-1]
+        return times.forward_s / times.fused_s if times.fused_s else 1 / 3
+
+    def _recomputed(self, num_micro_batches: int, slot: Slot) -> float:
+        """Return the share of the recomputation in a slot, by FLOPs."""
+        cell = self._learner.pipe.analysis.training_pass(num_micro_batches).cells[slot.cell]
+        if slot.micro_batch in cell.kept | cell.early | cell.fused:
+            return 0.0
+        if slot.phase == "W" and cell.computes("I"):
+            return 0.0
+        times = self._times[slot.cell]
+        whole_s = {
+            "B": times.backward_s,
+            "I": times.input_gradient_s,
+            "W": times.weight_gradient_s,
+        }[slot.phase]
+        return min(1.0, times.recompute_s / whole_s) if whole_s else 0.0
+
+    def _labels(self, count: int) -> list[str]:
+        num_replicas = self._learner.pipe.analysis.params.num_replicas
+        per_replica = count // num_replicas
+        if num_replicas == 1:
+            return [f"device {number}" for number in range(count)]
+        return [f"replica {n // per_replica}, device {n % per_replica}" for n in range(count)]

@@ -1,0 +1,27 @@
+"""Which steps `--profile_steps` names."""
+
+from __future__ import annotations
+
+import re
+
+from lingvo_gpipe import errors
+
+_STEPS = re.compile(r"([0-9]{1,12}):([0-9]{1,12})", re.ASCII)
+
+
+def parse(text: str) -> range:
+    """Return the steps that `--profile_steps` names.
+
+    Raises:
+        ParamsError: the text is not A:B with A < B.
+
+    >>> parse("10:12")
+    range(10, 12)
+    """
+    match = _STEPS.fullmatch(text.strip())
+    if match is None or int(match[1]) >= int(match[2]):
+        raise errors.ParamsError(
+            f"--profile_steps={text[:40]} is not a range of steps. Write the first one and the one "
+            "after the last, such as 10:12 for the steps 10 and 11"
+        )
+    return range(int(match[1]), int(match[2]))

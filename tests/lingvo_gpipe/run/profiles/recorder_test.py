@@ -1,0 +1,68 @@
+"""A run with `--profile_steps` writes timelines of these steps, and its numbers are the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import errors
+from lingvo_gpipe.run import loop
+from lingvo_gpipe.run.profiles import steps
+from tests import saved
+from tests.tiny_task import tiny_task
+
+
+def tags(folder: Path) -> set[tuple[str, int]]:
+    """Return (tag, step) of everything in TensorBoard's files."""
+    found = set()
+    for path in folder.glob("events.*"):
+        for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
+            event = tf.compat.v1.Event.FromString(record)
+            found |= {(value.tag, event.step) for value in event.summary.value}
+    return found
+
+
+@pytest.mark.parametrize("model", [{}, {"num_replicas": 2}])
+def test_chosen_steps_are_recorded_and_numbers_stay(tmp_path: Path, model: dict[str, int]) -> None:
+    lines: list[str] = []
+    for name, chosen in (("plain", range(0)), ("timed", range(1, 3))):
+        task = tiny_task(**{"max_steps": 4})
+        task.model.set(**{"num_partitions": 2, "num_micro_batches": 4, **model})
+        loop.run(task, tmp_path / name, report=lines.append, profile_steps=chosen)
+    plain, timed = (
+        saved.values(tf.train.latest_checkpoint(str(tmp_path / name / "checkpoints")))
+        for name in ("plain", "timed")
+    )
+    assert plain.keys() == timed.keys()
+    for key, value in plain.items():
+        np.testing.assert_array_equal(timed[key], value)
+
+    num_replicas = model.get("num_replicas", 1)
+    traces = sorted(path.name for path in (tmp_path / "timed" / "timeline").iterdir())
+    assert traces == [
+        f"step_{step}_replica_{replica}.json" for step in (1, 2) for replica in range(num_replicas)
+    ]
+    trace = json.loads((tmp_path / "timed" / "timeline" / traces[0]).read_text())
+    slots = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert {event["tid"] for event in slots} == {0, 1}
+    assert all(event["dur"] >= 0 for event in slots)
+    written = tags(tmp_path / "timed" / "train")
+    names = ("measured", "simulated_from_means", "breakdown")
+    assert {(f"timeline/{name}", step) for name in names for step in (1, 2)} <= written
+    assert ("timeline/measured", 3) not in written
+    (line, _) = [text for text in lines if text.startswith("step ") and "slots took" in text]
+    _, *rows = [row.split("  ") for row in line.splitlines()[1:-1]]
+    assert len(rows) == 2 * num_replicas
+    for row in rows:
+        shares = [float(cell.strip().removesuffix(" %")) for cell in row if cell.endswith("%")]
+        assert sum(shares) == pytest.approx(100.0, abs=1.0)
+
+
+@pytest.mark.parametrize("text", ["5", "3:3", "4:3", "a:b", "-1:2", "1:2:3", ""])
+def test_what_is_no_range_of_steps_is_refused(text: str) -> None:
+    with pytest.raises(errors.ParamsError, match="is not a range of steps"):
+        steps.parse(text)

@@ -17,6 +17,7 @@ from pathlib import Path
 from absl import logging
 
 from lingvo_gpipe import errors, hyperparams, optim, task
+from lingvo_gpipe.input import Input
 from lingvo_gpipe.run import checkpoints, log_directory, restoring
 from lingvo_gpipe.run.reslicing import layout, values
 from lingvo_gpipe.task import Task
@@ -50,7 +51,7 @@ def run(
     target = Path(os.path.abspath(logdir))
     prefix = _source(start)
     _check_target(target, prefix)
-    source = restoring.source(params, logdir=None, which=prefix)
+    source = _input(params, prefix)
     params = task.complete(params, source)
     task.check(params)
     old_params = _params_of(prefix, params)
@@ -90,6 +91,19 @@ def _source(start: str) -> str:
     """Return the prefix of the checkpoint that `start` names."""
     inside = os.path.join(start, log_directory.CHECKPOINTS)
     return checkpoints.at(inside if os.path.isdir(inside) else start)
+
+
+def _input(params: Task.Params, prefix: str) -> Input:
+    """Return the task's input: on the data, as in training, or on the stored files.
+
+    Raises:
+        UserError: the data is not that of the run, or a stored file cannot be used.
+    """
+    made: Input = params.input.instantiate()
+    if not made.is_there():
+        return restoring.source(params, logdir=None, which=prefix)
+    log_directory.check_assets(Path(os.path.abspath(prefix)).parents[1], made.assets())
+    return made
 
 
 def _check_target(target: Path, prefix: str) -> None:

@@ -19,6 +19,7 @@ from tensorboard.backend.event_processing import event_accumulator
 
 from lingvo_gpipe import errors, optim, pipelining, registry, task
 from lingvo_gpipe.run import eval_mode, export, loop
+from lingvo_gpipe.run.reslicing import mode
 from lingvo_gpipe.tasks.mt import task as mt_task
 from lingvo_gpipe.tasks.mt.decoding import (
     decode,
@@ -170,6 +171,27 @@ def test_a_run_continues_to_the_same_bits_only_by_its_own_vocabulary(
         f"{own}/vocabulary.model is not that of the data: the run began with other data. "
         "Use that data, or another --logdir"
     )
+
+
+def test_a_run_in_other_slices_is_evaluated_alike(ran: Run, tmp_path: Path) -> None:
+    """The sizes of tables are those of the vocabulary, which the new run keeps, too."""
+    sliced = ran.params.copy()
+    sliced.model.slices = {"*_embedding": 3, "softmax": 3, "encoder_0": 2}
+    run = mode.run(sliced, tmp_path / "sliced", str(ran.folder))
+    assert (run / "vocabulary.model").read_bytes() == (ran.folder / "vocabulary.model").read_bytes()
+    one, other = (
+        eval_mode.run(params, None, which=str(folder / "checkpoints"))
+        for params, folder in ((ran.params, ran.folder), (sliced, run))
+    )
+    assert one is not None
+    assert other is not None
+    assert other.step == one.step == 3
+    assert other.values["log_perplexity"] == pytest.approx(one.values["log_perplexity"], rel=1e-6)
+    assert other.values["accuracy"] == one.values["accuracy"]
+    sliced.input.data_dir = str(prepared(tmp_path / "others", seed=1))
+    with pytest.raises(errors.TrainingError, match=r"vocabulary.model is not that of the data"):
+        mode.run(sliced, tmp_path / "again", str(ran.folder))
+    assert not (tmp_path / "again").exists()
 
 
 # --- what is exported ----------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def task_of(slices: Any, *, tie: Any = False, dtype: Any = "float64", **train: A
     adam = optim.Optimizer.Params(name="Adam", learning_rate=0.02)
     return task.Task.Params(
         model=pipelining.PipeliningLayer.Params(
-            layers=flat, slices=slices, dtype=dtype, num_micro_batches=2, seed=3
+            layers=flat, slices=slices, dtype=dtype, num_micro_batches=4, seed=3
         ),
         input=Ids.Params(batch_size=4),
         train=task.Train(**{"optimizer": adam, "max_steps": 2, "save_interval_steps": 2, **train}),
@@ -132,10 +132,14 @@ ADAM = {
 def test_a_run_goes_on_with_other_slices_as_the_whole_one(
     tmp_path: Path, train: Any, tie: bool, path: tuple[Any, ...]
 ) -> None:
-    """From whole to other slices, one after the other, each with two updates, and back."""
+    """From whole to other slices, one after the other, each with two updates, and back.
+
+    Cells and replicas change, too.
+    """
 
     def params(slices: Any) -> Any:
-        return task_of(slices, tie=tie, **train)
+        made = task_of(slices, tie=tie, **train)
+        return made.set({"model.num_partitions": 2, "model.num_replicas": len(slices) or 1})
 
     steps = 2 + 2 * len(path)
     once = values(newest(trained(tmp_path / "once", params(WHOLE), steps)))

@@ -231,7 +231,7 @@ class _Training:
                 )
         elif start is not None:
             restoring.start_from(
-                start, self._learner, self._params.train.start, self._input, self._options.report
+                start, self._learner, self._params, self._input, self._options.report
             )
 
     def train(self) -> Result:

@@ -84,7 +84,8 @@ def restore_for_use(
     try:
         restored = reader.restore(which, subset=True)
     except errors.CheckpointError as error:
-        if (prefix := _in_other_slices(reader, which, params)) is not None:
+        path = which if isinstance(which, str) else reader.directory
+        if (prefix := _in_other_slices(path, params)) is not None:
             raise errors.CheckpointError(
                 f"{prefix} has other slices than this network: set them as its run has them. "
                 f"{layout.RESLICE.strip()}"
@@ -100,12 +101,10 @@ def restore_for_use(
     return restored
 
 
-def _in_other_slices(
-    reader: checkpoints.Checkpoints, which: int | str | None, params: Task.Params
-) -> str | None:
-    """Return the prefix of a checkpoint whose params differ in slices alone; None: they do not."""
+def _in_other_slices(path: str, params: Task.Params) -> str | None:
+    """Return the prefix of the checkpoint at `path` if its params differ in slices alone."""
     try:
-        prefix = checkpoints.at(which if isinstance(which, str) else reader.directory)
+        prefix = checkpoints.at(path)
         text = checkpoints.params_text(prefix)
     except errors.CheckpointError:
         return None
@@ -147,7 +146,7 @@ def _warn_of_change(params: Task.Params, restored: checkpoints.Restored) -> None
 def start_from(
     start: str,
     learner: Learner,
-    settings: task.Start,
+    params: Task.Params,
     source: Input,
     report: Callable[[str], None],
 ) -> None:
@@ -156,15 +155,15 @@ def start_from(
     Args:
         start: path of the checkpoint, or of a directory of them.
         learner: the network to train.
-        settings: which variables are taken.
+        params: params of the task; `train.start` says which variables are taken.
         source: the task's input.
         report: receives each line that a user should read.
 
     Raises:
         UserError: there is no such checkpoint, it has no variable that fits, or a pattern of
-            `settings.without` matches nothing.
+            `train.start.without` matches nothing.
     """
-    by_path = learner.pipe.by_path
+    by_path, settings = learner.pipe.by_path, params.train.start
     skipped = _matching(settings.without, by_path)
     kinds = (keys.average, keys.variable) if settings.averages else (keys.variable,)
     names = {path: () if path in skipped else tuple(key(path) for key in kinds) for path in by_path}
@@ -183,6 +182,8 @@ def start_from(
     ):
         for line in lines:
             report(f"    {what}: {line}")
+    if _in_other_slices(start, params) is not None:
+        report(f"    its slices are other ones: {layout.RESLICE.strip()}")
     assets = source.assets()
     kept = [
         log_directory.kept_assets(folder, source.asset_names) for folder in folders(None, start)

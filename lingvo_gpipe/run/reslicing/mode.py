@@ -216,6 +216,7 @@ def _lines(divisions: dict[str, optim.Division], optimizer: optim.Optimizer) -> 
     lines = [
         f"{whole} {list(division.shape)}: {_slices(division.before)} → {_slices(division.after)}"
         for whole, division in divisions.items()
+        if division.before != division.after  # else only its name changes
     ]
     note = optimizer.rule.of_slices
     return [*lines, f"updates are not those of the whole weights: {note}"] if note else lines

@@ -17,19 +17,19 @@ from tests import saved
 PACKAGE = "models_of_sliced_training_test"
 MODEL = """
 from lingvo_gpipe import optim, registry
-from tests.lingvo_gpipe.run.reslicing import mode_test
+from tests import sliced_task
 
 class InSlices(registry.Model):
     def task(self):
         rule = optim.Optimizer.Params(name="Adam", learning_rate=0.02)
-        task = mode_test.task_of(
-            {"embedding": 3, "softmax": 3, "layer_0": (5, 7), "mlp": 2},
+        task = sliced_task.task_of(
+            sliced_task.THREE,
             tie=True, dtype="float32", optimizer=rule, max_steps=8, clip_norm=0.5,
             average=optim.Average.Params(decay=0.9),
         )
         task.model.layers[2].dropout = 0.2
         task.model.layers[3].dropout = 0.2
-        task.model.set(num_partitions=2, num_micro_batches=2, num_replicas=2, schedule="1f1b")
+        task.model.set(num_partitions=2, num_replicas=2, schedule="1f1b")
         return task
 """
 KILLED = """

@@ -13,64 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, layers, modes, optim, pipelining, registry, task
-from lingvo_gpipe.input import InMemory
+from lingvo_gpipe import errors, modes, optim, registry
 from lingvo_gpipe.run import checkpoints, eval_mode, loop
 from lingvo_gpipe.run.reslicing import mode
-from lingvo_gpipe.tasks.lm import transformer
-
-hyperparams.register_package(__name__)
-
-VOCABULARY = 11
-ASSETS = {"ids.txt": b"what the ids are\n"}
-WHOLE: dict[str, Any] = {}
-THREE = {"embedding": 3, "softmax": 3, "layer_0": (5, 7), "mlp": 2}
-UNEQUAL = {"embedding": (1, 10), "softmax": (1, 10), "mlp": (4, 1, 2)}
-
-
-class Ids(InMemory):
-    """Random ids; a run keeps a file about them."""
-
-    class Params(InMemory.Params):
-        """Params of Ids."""
-
-    asset_names = tuple(ASSETS)
-
-    def example_spec(self) -> dict[str, tf.TensorSpec]:
-        ids = tf.TensorSpec([5], tf.int32)
-        return {"target": ids, "label": ids, "weight": tf.TensorSpec([5])}
-
-    def arrays(self) -> Mapping[str, Mapping[str, np.ndarray[Any, Any]]]:
-        random = np.random.RandomState(1)
-        splits = {}
-        for split in ("train", "test"):
-            ids = random.randint(0, VOCABULARY, (12, 6)).astype(np.int32)
-            weight = np.ones((12, 5), np.float32)
-            splits[split] = {"target": ids[:, :-1], "label": ids[:, 1:], "weight": weight}
-        return splits
-
-    def assets(self) -> Mapping[str, bytes]:
-        return ASSETS
-
-
-def task_of(slices: Any, *, tie: Any = False, dtype: Any = "float64", **train: Any) -> Any:
-    """Return a task of a language model with such slices; `train` are fields of its `train`."""
-    flat = transformer.language_model(1, units=8, heads=2, hidden=12, vocabulary=VOCABULARY)
-    mlp = layers.SlicedFeedForward.Params(name="mlp", units=8, hidden=7, slices=1)
-    flat.insert(3, mlp)
-    if tie:
-        flat[-1].tie = {"kernel": "embedding/table"}
-    adam = optim.Optimizer.Params(name="Adam", learning_rate=0.02)
-    return task.Task.Params(
-        model=pipelining.PipeliningLayer.Params(
-            layers=flat, slices=slices, dtype=dtype, num_micro_batches=4, seed=3
-        ),
-        input=Ids.Params(batch_size=4),
-        train=task.Train(**{"optimizer": adam, "max_steps": 2, "save_interval_steps": 2, **train}),
-        eval=task.Eval(best="loss"),
-    )
+from tests.sliced_task import ASSETS, THREE, UNEQUAL, WHOLE, in_slices, task_of
 
 
 def values(prefix: str) -> dict[str, Any]:
@@ -163,10 +110,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(tmp_path_factory.mktemp("source") / "run", params, 4, evaluate=True)
 
 
-def in_slices(slices: Any) -> Any:
-    return task_of(slices, average=optim.Average.Params(decay=0.9), dtype="float32")
-
-
 @pytest.mark.parametrize("slices", [THREE, UNEQUAL], ids=["three", "unequal"])
 def test_dividing_and_joining_returns_every_bit(tmp_path: Path, source: Path, slices: Any) -> None:
     """Also of the best checkpoint and of the files about ids; the run that is read stays as is."""
@@ -208,7 +151,8 @@ def test_the_lines_name_each_variable_in_other_slices(tmp_path: Path, source: Pa
     assert lines[0] == f"resliced step=4 of {newest(source)} to {tmp_path / 'new'}"
     assert "    embedding/table [11, 8]: whole → 3 slices of 4, 4, 3" in lines
     assert "    mlp/middle/kernel [8, 7]: whole → 2 slices of 4, 3" in lines
-    assert not any("output/bias" in line for line in lines)
+    assert not any("/output/bias" in line for line in lines)
+    assert len(lines) == 1 + 3 + 3 + 3  # tables; the block's and the sliced feed-forward part
 
 
 def test_adafactor_goes_on_with_factors_of_each_slice(tmp_path: Path) -> None:
@@ -384,6 +328,18 @@ def test_evaluating_with_other_slices_names_the_tool(source: Path) -> None:
         eval_mode.run(other, source)
 
 
+def test_starting_from_weights_in_other_slices_names_the_tool(tmp_path: Path, source: Path) -> None:
+    start = str(source / "checkpoints")
+    for slices, named in (({"softmax": 2}, True), (WHOLE, False)):
+        lines: list[str] = []
+        params = in_slices(slices)
+        params.train.max_steps = 0
+        loop.run(params, tmp_path / str(named), start=start, report=lines.append)
+        assert ("    missing in it: softmax_1/kernel" in lines) == named
+        hint = "    its slices are other ones: --mode=reslice with --checkpoint of that run"
+        assert any(line.startswith(hint) for line in lines) == named
+
+
 def test_flags_that_are_missing_are_named(tmp_path: Path) -> None:
     for logdir, checkpoint, missing in ((None, "old", "--logdir=NEW"), (tmp_path, None, "RUN")):
         job = registry.Job(
@@ -402,10 +358,10 @@ def test_flags_that_are_missing_are_named(tmp_path: Path) -> None:
 # --- killed ---------------------------------------------------------------------------------------
 
 KILLED = """
-import os, signal, sys
+import os, pathlib, signal, sys
 from lingvo_gpipe.run import log_directory
 from lingvo_gpipe.run.reslicing import mode
-from tests.lingvo_gpipe.run.reslicing import mode_test
+from tests import sliced_task
 
 true = log_directory.keep_assets
 
@@ -414,7 +370,7 @@ def killed(*arguments):
     os.kill(os.getpid(), signal.SIGKILL)
 
 log_directory.keep_assets = killed
-mode.run(mode_test.in_slices(mode_test.THREE), mode_test.Path(sys.argv[2]), sys.argv[1])
+mode.run(sliced_task.in_slices(sliced_task.THREE), pathlib.Path(sys.argv[2]), sys.argv[1])
 """
 
 

@@ -105,19 +105,34 @@ def test_cells_translate_as_the_plain_network(
     check_programs(model, pipe, 3 if "shared" in settings else min(2, len(cuts)))
 
 
-@pytest.mark.parametrize("beam", [1, 3])
-@pytest.mark.parametrize("slices", [3, (2, 1, 8), toy_model.V], ids=str)
-def test_slices_in_cells_translate_as_the_whole_model(slices: Any, beam: int) -> None:
-    """Two pairs of logits are equal: the same beams. What cells send has no axis of V."""
+def one_shape(beam: int) -> Any:
+    return Decode(
+        search=search.Search(beam=beam, max_length=LENGTH, max_extra=3), batch=4, num_shapes=1
+    )
+
+
+@pytest.fixture(scope="module")
+def whole_model() -> tuple[Any, dict[int, list[list[int]]]]:
+    """Return a model of which two pairs of logits are equal, and its translations by beam."""
     whole = cut(tie="all")
     for path in ("softmax/bias", "source_embedding/embedding/table"):
         value = whole.by_path[path]
         value.assign(tf.tensor_scatter_nd_update(value, [[9], [7]], tf.gather(value, [5, 4])))
-    params = Decode(
-        search=search.Search(beam=beam, max_length=LENGTH, max_extra=3), batch=4, num_shapes=2
-    )
-    given = sources(14)
-    wanted = plain(whole, given, params.search)
+    return whole, {beam: plain(whole, sources(14), one_shape(beam).search) for beam in (1, 3)}
+
+
+@pytest.mark.parametrize(
+    ("slices", "beam"),
+    [(3, 3), ((2, 1, 8), 1), ((2, 1, 8), 3), (toy_model.V, 1)],
+    ids=str,
+)
+def test_slices_in_cells_translate_as_the_whole_model(
+    slices: Any, beam: int, whole_model: Any
+) -> None:
+    """Two pairs of logits are equal: the same beams. What cells send has no axis of V."""
+    whole, by_beam = whole_model
+    params = one_shape(beam)
+    given, wanted = sources(14), by_beam[beam]
     assert len({tuple(row) for row in wanted}) > 2
     flat = toy_model.params(tie="all", vocabulary_slices=slices, feed_forward_slices=(4, 6))
     flat.set(num_partitions=4, cuts=None)

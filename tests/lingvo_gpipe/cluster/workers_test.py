@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_gpipe import trainer
 from tests import saved
 
 ROOT = str(Path(__file__).parents[3])
@@ -63,10 +64,13 @@ def children(pid: int) -> dict[int, list[str]]:
 
 
 @pytest.mark.slow
-def test_workers_have_the_bits_of_one_process_and_survive_a_kill(tmp_path: Path) -> None:
+def test_workers_have_the_bits_of_one_process_and_survive_a_kill(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     flags = ("--model=image.digits.ConvNet", "--num_partitions=2", "--mode=train_eval")
     steps = ("--max_steps=30", "--save_interval_steps=10", "--params_override=train.accumulate=2")
-    alone = finish(start(tmp_path / "alone", *flags, *steps))
+    assert trainer.run([f"--logdir={tmp_path / 'alone'}", *flags, *steps]) == 0
+    alone = capsys.readouterr().out
 
     on_worker = ("--workers=local:2", "--params_override=input.on_worker=True")
     run = start(tmp_path / "workers", *flags, *steps, *on_worker)

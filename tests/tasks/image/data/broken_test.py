@@ -198,8 +198,20 @@ def test_an_image_of_another_size_is_no_broken_image(folder: pathlib.Path) -> No
 # --- Evaluation -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spoilt", [(0,), (8,), (2, 3), (0, 1, 2, 3), (5, 6, 7, 8)])
-@pytest.mark.parametrize("batch_size", [1, 4, 9])
+@pytest.mark.parametrize(
+    ("spoilt", "batch_size"),
+    [
+        ((0,), 4),
+        ((8,), 4),
+        ((2, 3), 4),
+        ((0, 1, 2, 3), 4),
+        ((5, 6, 7, 8), 4),
+        ((0, 1, 2, 3), 1),
+        ((8,), 1),
+        ((2, 3), 9),
+        ((5, 6, 7, 8), 9),
+    ],
+)
 def test_an_evaluation_has_every_readable_image_once(
     folder: pathlib.Path, spoilt: tuple[int, ...], batch_size: int
 ) -> None:

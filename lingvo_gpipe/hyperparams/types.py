@@ -30,6 +30,8 @@ Kind: TypeAlias = Any
 """A field's type as its annotation says it: `int`, `str | None`, `list[Layer.Params]`."""
 
 _BARE_TEXT = re.compile(r"[\w./:-]+")
+# Values of these types themselves, which most are, are kept as they are.
+_PLAIN = frozenset({bool, int, float, str, types.NoneType})
 
 
 class Node:
@@ -103,6 +105,8 @@ def type_name(value: Value) -> str:
 
 def holds_params(value: Value) -> bool:
     """Return whether `value` is Params or a container that holds some."""
+    if type(value) in _PLAIN:
+        return False
     if isinstance(value, list | tuple):
         return any(map(holds_params, value))
     if isinstance(value, dict):
@@ -131,8 +135,18 @@ def same(one: Value, other: Value) -> bool:
 
 
 def copied(value: Value) -> Value:
-    """Return a value of a tree by value."""
-    return convert(value, Any) if isinstance(value, Node | list | tuple | dict) else value
+    """Return a value of a tree by value; what it holds was checked when it was set."""
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, Node):
+        return value.copy()
+    if isinstance(value, tuple):
+        return tuple(map(copied, value))
+    if isinstance(value, list):
+        return ReadOnlyList(map(copied, value))
+    if isinstance(value, dict):
+        return ReadOnlyDict({key: copied(item) for key, item in value.items()})
+    return value
 
 
 def replace(container: Value, steps: list[Step], value: Value) -> Value:
@@ -150,6 +164,8 @@ def replace(container: Value, steps: list[Step], value: Value) -> Value:
 
 def _split(kind: Kind) -> tuple[Any, tuple[Any, ...]]:
     """Return the class that a generic type is of (None: the type is not generic), its arguments."""
+    if type(kind) is type:  # most are; `typing` takes long to find this out
+        return None, ()
     origin: Any = typing.get_origin(kind)
     return origin, typing.get_args(kind)
 
@@ -262,13 +278,13 @@ def convert(value: Value, kind: Kind, *, exact: bool = False, depth: int = 0) ->
     """
     if depth >= MAX_DEPTH and isinstance(value, list | tuple | dict):
         raise Mismatch(f"at most {MAX_DEPTH} containers deep", value)
+    if kind is Any or kind is object:
+        return _convert_any(value, depth)
     origin, args = _split(kind)
     if origin in (Union, types.UnionType):
         return _convert_union(value, kind, args, exact=exact, depth=depth)
     if origin is Literal:
         return _convert_literal(value, kind, args)
-    if kind is Any or kind is object:
-        return _convert_any(value, depth)
     if (origin or kind) in (list, tuple):
         return _convert_sequence(value, kind, exact=exact, depth=depth)
     if (origin or kind) is dict:
@@ -396,6 +412,8 @@ def _convert_reference(value: Value, kind: Kind) -> Value:
 
 
 def _convert_any(value: Value, depth: int) -> Value:
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, Name):
         return names.resolve(value.text)
     if isinstance(value, list):

@@ -119,6 +119,7 @@ def _write_counts(plot: axes.Axes, matrix: Matrix, shares: Matrix) -> None:
             va="center_baseline",
             color="white" if shares[row, column] > 0.3 else "#222222",
             fontsize=8,
+            in_layout=False,  # inside its cell, whose place does not depend on it
         )
 
 

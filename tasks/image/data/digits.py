@@ -6,7 +6,10 @@ Fields: image: [B, 8, 8, 1] float32; label: [B] int32.
 from __future__ import annotations
 
 import functools
+import gzip
+import importlib.util
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,10 +64,8 @@ class SklearnDigits(InMemory):
 
 @functools.cache
 def _digits() -> Mapping[str, Mapping[str, np.ndarray[Any, Any]]]:
-    import sklearn.datasets  # most modes read no digits, and the import takes a second
-
-    pixels, labels = sklearn.datasets.load_digits(return_X_y=True)
-    images = (pixels / 16.0).astype(np.float32).reshape(-1, 8, 8, 1)
+    *pixels, labels = _columns()
+    images = (np.stack(pixels, 1) / 16.0).astype(np.float32).reshape(-1, 8, 8, 1)
     # RandomState's numbers are the same in every version of numpy.
     random = np.random.RandomState(0)
     held_out = np.zeros(len(labels), bool)
@@ -75,3 +76,20 @@ def _digits() -> Mapping[str, Mapping[str, np.ndarray[Any, Any]]]:
         split: {"image": images[chosen], "label": labels[chosen].astype(np.int32)}
         for split, chosen in (("train", ~held_out), ("test", held_out))
     }
+
+
+def _columns() -> np.ndarray[Any, Any]:
+    """Return scikit-learn's table [65, 1797]: 64 pixels and the label of each example.
+
+    Its file is read without importing scikit-learn, which takes a second.
+    """
+    package = importlib.util.find_spec("sklearn")
+    if package is not None:
+        file = Path(*(package.submodule_search_locations or ())) / "datasets/data/digits.csv.gz"
+        if file.exists():
+            with gzip.open(file, "rt") as lines:
+                return np.loadtxt(lines, delimiter=",", unpack=True)
+    import sklearn.datasets
+
+    pixels, labels = sklearn.datasets.load_digits(return_X_y=True)
+    return np.column_stack([pixels, labels]).T

@@ -215,7 +215,7 @@ def test_another_process_translates_as_the_search_of_the_trained_network(ran: Ru
     program = f"""
 import json, sys
 class Hidden:
-    names = ["lingvo_gpipe", "sentencepiece", "tensorflow_text"]
+    names = ["lingvo_gpipe", "sentencepiece", "tensorflow_text", "sklearn", "matplotlib"]
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in self.names:
             raise ImportError(name + " is not there")

@@ -292,3 +292,46 @@ def test_params_go_to_text_and_back() -> None:
         config={"beta_1": 0.5}, learning_rate=learning_rate, groups=(("a*", 2.0),)
     )
     assert hyperparams.from_text(params.to_text()) == params
+
+
+# --- slices ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "difference"),
+    [
+        ("Adam", {}, ""),
+        ("SGD", {"momentum": 0.9}, ""),
+        ("SGD", {"clipnorm": 1.0}, "clipnorm limits the gradient of each slice alone"),
+        ("Lamb", {}, "Lamb updates each slice by the norm or the axes of it alone"),
+        ("Muon", {}, "Muon updates each slice by the norm or the axes of it alone"),
+    ],
+)
+def test_a_rule_says_what_it_does_differently_in_slices(
+    name: str, config: dict[str, Any], difference: str
+) -> None:
+    assert optim.KerasRule.Params(name=name, config=config).instantiate().of_slices == difference
+
+
+def test_slots_of_a_weight_s_shape_and_equal_scalars_follow_its_slices() -> None:
+    rule = optim.KerasRule.Params(name="Nadam").instantiate()
+    division = optim.Division.of([(2, 3), (2, 1)], [(2, 1), (2, 2), (2, 1)])
+    assert division == optim.Division((2, 4), 1, (3, 1), (1, 2, 1))
+    moment, product = np.arange(8.0).reshape(2, 4), np.array(0.5)
+    parts = [{"m": moment[:, :3], "u": product}, {"m": moment[:, 3:], "u": product}]
+    first, second, third = rule.redivided(parts, division)
+    np.testing.assert_array_equal(first["m"], [[0.0], [4.0]])
+    np.testing.assert_array_equal(second["m"], [[1.0, 2.0], [5.0, 6.0]])
+    np.testing.assert_array_equal(third["m"], [[3.0], [7.0]])
+    assert first["u"] == second["u"] == third["u"] == 0.5
+    parts[1]["u"] = np.array(0.25)
+    with pytest.raises(errors.OptimizerError, match=r"^slot 'u' of \[\] numbers, of a weight of"):
+        rule.redivided(parts, division)
+    with pytest.raises(errors.OptimizerError, match=r"^slot 'r' of \[3\] numbers, of a weight of"):
+        rule.redivided([{"r": np.ones(3)}, {"r": np.ones(1)}], division)
+
+
+def test_shapes_that_are_no_division_of_one_weight_have_none() -> None:
+    assert optim.Division.of([(2, 3)], [(2, 2), (3, 1)]) is None
+    assert optim.Division.of([(2, 3)], [(4, 3)]) is None
+    assert optim.Division.of([()], [()]) is None

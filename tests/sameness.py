@@ -194,6 +194,17 @@ GRIDS = (
             ("sliced_translation", 4, 2, "gpipe", "own tape", "never", 2),
         ),
     ),
+    # Schedules of several cells per device, and those that split backwards.
+    Grid(
+        (
+            ("conv", "tied", "skip"),
+            (2, 3),
+            (1, 3),
+            ("interleaved", "looped_bfs", "zb_h1", "zb_v", "dualpipe_v"),
+            ("losses inside", "own tape"),
+            ("full", "except_last", "never"),
+        )
+    ),
 )
 
 

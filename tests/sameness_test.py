@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import pipelining, seeds
+from lingvo_gpipe import schedule as schedules
 from lingvo_gpipe.execution import cell_calls, cell_programs, executor, mini_batch, variables
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.sliced import slices, softmax
@@ -37,8 +38,23 @@ def test_pipelined_is_plain_everywhere(case: Case, record_property: Any) -> None
     record_property("sameness_error", sameness.check(case))
 
 
+def test_every_schedule_is_in_a_grid() -> None:
+    found = {schedule for each in sameness.GRIDS for schedule in each.axes[3]}
+    assert found == set(schedules.SCHEDULES) - {"optimal"}  # which has a test of its own
+
+
 @pytest.mark.parametrize(
-    "each", sameness.GRIDS, ids=("small", "amoeba", "translation", "replicas", "sliced", "cells")
+    "each",
+    sameness.GRIDS,
+    ids=(
+        "small",
+        "amoeba",
+        "translation",
+        "replicas",
+        "sliced",
+        "sliced_translation",
+        "cells",
+    ),
 )
 def test_covering_set_holds_every_pair(each: sameness.Grid) -> None:
     fields = list(Case.__dataclass_fields__)[: len(each.axes)]

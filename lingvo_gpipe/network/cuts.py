@@ -9,7 +9,7 @@ from lingvo_gpipe.layers import base
 from lingvo_gpipe.network import capacity, layer_costs, memory_formulas, partition, wiring
 from lingvo_gpipe.network.params import stated_cuts
 from lingvo_gpipe.network.wired_layers import LayerInfo, WiredLayers
-from lingvo_gpipe.schedule import recompute
+from lingvo_gpipe.schedule import recompute, shared_devices
 from lingvo_gpipe.schedule.table import Table
 
 
@@ -44,22 +44,31 @@ def choose(layers: WiredLayers, settings: CellSettings) -> tuple[int, ...]:
     partition.check_cells(stated, len(layers.layers), table.num_cells, table.num_devices)
     if stated is not None:
         return partition.check_cuts(stated, len(layers.layers), table.num_cells)
+    reach = None
     if params.device_memory is None:
-        return partition.partition(
+        even = partition.partition(
             settings.costs[0],
             table.num_cells,
             cell_costs=dict(enumerate(settings.costs)),
             speeds=settings.speeds,
             link_costs=links,
         )
-    return capacity.cuts_within(
-        params.device_memory,
-        _capacity(layers, settings, params.device_memory),
-        settings.costs,
-        [layer.name for layer in layers.layers],
-        settings.speeds,
-        links,
-    )
+    else:
+        within = _capacity(layers, settings, params.device_memory)
+        even = capacity.cuts_within(
+            params.device_memory,
+            within,
+            settings.costs,
+            [layer.name for layer in layers.layers],
+            settings.speeds,
+            links,
+        )
+        reach = within.reach
+    if table.num_cells == table.num_devices or table.is_forward_only:
+        return even
+    again = [reuse.recomputations for reuse in settings.reuses]
+    costs = shared_devices.CellCosts(settings.costs, again, settings.speeds, links, reach)
+    return shared_devices.cut(table, costs, even)
 
 
 def _capacity(layers: WiredLayers, settings: CellSettings, device_memory: str) -> capacity.Capacity:

@@ -86,8 +86,8 @@ def test_faster_devices_get_more_layers(limit: str | None) -> None:
 
 
 def test_all_cells_of_a_device_are_as_fast_as_it() -> None:
-    rows = "0F0,2F0,2B0,0B0\n1F0,3F0,3B0,1B0"
-    own = {"num_partitions": 2, "schedule": rows, "device_speeds": (1.0, 2.0), "fuse": False}
+    own = {"num_partitions": 2, "schedule": "interleaved", "num_micro_batches": 4}
+    own |= {"device_speeds": (1.0, 2.0), "fuse": False}
     found = analyze(*(dense(D) for _ in range(12)), **own)
     assert (found.cuts, tuple(cell.device_speed for cell in found.cells)) == (
         (2, 4, 2, 4),
@@ -188,6 +188,16 @@ def test_cells_per_device_are_cut_and_placed() -> None:
     assert [cell.device_number for cell in found.cells] == [0, 1, 1, 0]
     evaluated = found.evaluation_pass(3, outputs=False).table
     assert [evaluated.device_of(k) for k in range(4)] == [0, 1, 1, 0]
+
+
+def test_cells_that_share_devices_are_cut_for_a_short_step() -> None:
+    """Even cells would leave three quarters of the work on one device."""
+    own = {"num_partitions": 2, "costs": (1.0, 43.0, 0.0, 22.0, 0.0, 34.0)}
+    for memory in (None, "1GiB"):
+        given = {**own, "schedule": "interleaved", "device_memory": memory}
+        found = analyze(*[dense(4)] * 6, **given, num_micro_batches=4)
+        assert found.cuts == (2, 2, 1, 1)
+    assert analyze(*[dense(4)] * 6, **own, schedule="1f1b", num_micro_batches=4).cuts == (2, 4)
 
 
 def test_a_network_without_cuts_has_one_cell_per_device() -> None:

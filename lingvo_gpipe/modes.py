@@ -23,6 +23,24 @@ def register() -> None:
         )
 
 
+def with_kept_choice(task: Task.Params, logdir: str | None) -> Task.Params:
+    """Return a task with the schedule that its run has chosen by `--schedule=auto`.
+
+    Raises:
+        ParamsError: there is no such run.
+    """
+    from lingvo_gpipe.plan import auto
+    from lingvo_gpipe.run import log_directory
+
+    kept = None if logdir is None else log_directory.kept_values(Path(logdir).expanduser())
+    if kept is None:
+        raise errors.ParamsError(
+            "--schedule=auto is chosen by --mode=train, train_eval or plan. Give the --logdir of a "
+            "run that has chosen, or name a schedule"
+        )
+    return auto.resolved(task, lambda _: None, kept=kept)
+
+
 def _train(job: registry.Job) -> None:
     _run_loop(job, "train", evaluate=False)
 

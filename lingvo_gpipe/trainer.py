@@ -25,7 +25,7 @@ from lingvo_gpipe.cluster.chief_supervisor import LOST_EXIT_CODE
 from lingvo_gpipe.console import command, output
 from lingvo_gpipe.console.flags import Flags
 from lingvo_gpipe.console.signals import StopRequest
-from lingvo_gpipe.schedule import SCHEDULES
+from lingvo_gpipe.schedule import AUTO, SCHEDULES
 
 if TYPE_CHECKING:
     from lingvo_gpipe.task import Task
@@ -51,6 +51,7 @@ _FIELD_OF_FLAG = {
     "recompute": "model.recompute",
 }
 # Flags that only some modes read.
+_CHOOSING = ("train", "train_eval", "plan")  # modes that choose a schedule by --schedule=auto
 _OPTIONS = ("follow", "dry_run", "fit", "grow", "profile", "hosts", "profile_steps")
 _DEFAULT_MODE = "train"
 # TensorFlow reads it when it is first imported, and logs its own affairs otherwise.
@@ -130,7 +131,7 @@ def _flags() -> Flags:
     flags.number("cells_per_device", "V: cells on each device; what the schedule has if not given.")
     flags.number("num_micro_batches", "M: micro-batches per mini-batch.")
     flags.number("num_replicas", "R: replicas of the pipeline, each of K devices and a part of M.")
-    flags.text("schedule", f"{', '.join(SCHEDULES)}, a table as text, or @FILE.")
+    flags.text("schedule", f"auto, {', '.join(SCHEDULES)}, a table as text, or @FILE.")
     flags.text(
         "recompute",
         "full, early, except_last, never or recompute_grad; or one for each cell: full,full,never.",
@@ -178,6 +179,8 @@ def _run(values: argparse.Namespace, note_step: Callable[[int], None] = lambda _
     mode = registry.mode(name)
     task = _task(values, recipe)
     _check_options(values, name)
+    if task.model.schedule == AUTO and name not in _CHOOSING:
+        task = modes.with_kept_choice(task, values.logdir)
     _check_partitions(values, task)
     if name not in modes.MODES:
         from lingvo_gpipe.run import process

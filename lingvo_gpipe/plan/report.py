@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from lingvo_gpipe import errors
+from lingvo_gpipe import errors, schedule
 from lingvo_gpipe.console import units
-from lingvo_gpipe.plan import describe, hosts, largest, more_devices, slicing, step_plan
+from lingvo_gpipe.plan import auto, describe, hosts, largest, more_devices, slicing, step_plan
 from lingvo_gpipe.plan.links import INPUT
 from lingvo_gpipe.schedule import drawing
 from lingvo_gpipe.task import Task
@@ -49,6 +49,12 @@ def plan(
     if fit is None or grow is None:
         task = largest.with_partitions(task, partitions)
         shape = None if cluster is None else hosts.parse(cluster)
+        chosen: list[str] = []
+        if task.model.schedule == schedule.AUTO:
+            choice = auto.choose(task, profile=profile, cluster=shape)
+            task = task.copy()
+            choice.best.set_in(task)
+            chosen = [*choice.lines(), ""]
         limits = [shape.memory if shape else None, _device_memory(task)]
         limit_bytes = min(filter(None, limits), default=None)
         sliced = None if limit_bytes is None else slicing.advice(task, limit_bytes)
@@ -57,7 +63,7 @@ def plan(
         except errors.PartitionError as error:
             raise error if sliced is None else errors.PartitionError(str(sliced)) from error
         too_large = [] if sliced is None else [str(sliced), ""]
-        text = "\n".join([render(planned), "", *too_large, *more_devices.lines(task)])
+        text = "\n".join([*chosen, render(planned), "", *too_large, *more_devices.lines(task)])
         if profile and task.model.cuts is None and not task.model.cells:
             text += (
                 "\nthese cuts are by measured time; for training, which cuts by FLOPs, set them: "

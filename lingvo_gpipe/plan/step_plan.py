@@ -136,6 +136,36 @@ class Plan:
         return self.step_bytes + sum(kept)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Known:
+    """What does not depend on how a network is cut and scheduled.
+
+    Attributes:
+        slots: path → bytes of the variable's optimizer slots and average; see `slot_bytes`.
+        layer_times: measured times of the layers; None: FLOPs count.
+    """
+
+    slots: Mapping[str, int]
+    layer_times: Sequence[profiling.LayerTime] | None = None
+
+
+def known_of(task: Task.Params, *, profile: bool = False) -> Known:
+    """Return what is known of all plans of a task.
+
+    Args:
+        task: the task.
+        profile: measures the times of the layers.
+    """
+    fields = describe.fields_of(task)
+    one = network.uncut(task.model)
+    variables = network.analyze(one, fields).variables
+    averages = task.train.average is not None
+    return Known(
+        slot_bytes(variables, task.train.optimizer, averages=averages),
+        profiling.layer_times(one, fields) if profile else None,
+    )
+
+
 def make(
     params: network.PipelineParams,
     fields: Mapping[str, SpecNest],
@@ -145,6 +175,7 @@ def make(
     accumulate: int = 1,
     profile: bool = False,
     cluster: hosts.Hosts | None = None,
+    known: Known | None = None,
 ) -> Plan:
     """Plan a training step.
 
@@ -158,19 +189,25 @@ def make(
             reads activations from traced programs. Otherwise nothing is run or traced.
         cluster: hosts of the devices. If `profile`, or if they state how fast devices are, links
             take time.
+        known: what other plans of the same layers have found; not with `profile`.
     """
     num_replicas, whole = params.num_replicas, (params, fields)
     params, fields = replicas.first_share(params, fields)
     analysis = network.analyze(_with_cuts_of(params, *whole), fields)
+    layer_times = None if known is None else known.layer_times
     if profile:
         layer_times = profiling.layer_times(params, fields)
+    is_measured = layer_times is not None
+    if layer_times is None:
+        layer_times = slot_times.by_flops(analysis, (cluster and cluster.flops) or 1.0)
+    else:
         reuses = [cell.reuse for cell in analysis.cells]
         costs = recompute.costs(reuses, [time.work for time in layer_times])
         params = _with_cuts_of(params, *whole, costs=costs)
         analysis = network.analyze(params, fields, costs=costs)
+    if profile:
         needs = traced_cells.cell_bytes(analysis)
     else:
-        layer_times = slot_times.by_flops(analysis, (cluster and cluster.flops) or 1.0)
         needs = [memory_formulas.cell_bytes(analysis, cell) for cell in analysis.cells]
     times = [slot_times.of_cell(analysis, cell, layer_times) for cell in analysis.cells]
     stream = links.Stream(analysis)
@@ -178,13 +215,16 @@ def make(
     owners = analysis.owners(num_replicas)
     exchange = Exchange(analysis, owners, num_replicas)
     link_s, sending = None, None
-    in_seconds = profile or bool(cluster and cluster.flops)
+    in_seconds = is_measured or bool(cluster and cluster.flops)
     if cluster and in_seconds:
         link_s = hosts.link_s(cluster, analysis, all_links)
         sending = hosts.exchange_times(cluster, exchange)
     timeline = slot_times.timeline(analysis, stream, times, link_s)
     peaks = memory_timeline.peak_activations(analysis, stream, timeline, needs)
-    slots = slot_bytes(analysis.variables, optimizer_params, averages=averages)
+    if known is None:
+        slots = slot_bytes(analysis.variables, optimizer_params, averages=averages)
+    else:
+        slots = dict(known.slots)
     elsewhere = [
         {path for path, owner in owners.items() if owner != replica}
         for replica in range(num_replicas)
@@ -365,7 +405,11 @@ def slot_bytes(
 
 
 def make_for(
-    task: Task.Params, *, profile: bool = False, cluster: hosts.Hosts | None = None
+    task: Task.Params,
+    *,
+    profile: bool = False,
+    cluster: hosts.Hosts | None = None,
+    known: Known | None = None,
 ) -> Plan:
     """Plan the training of a task; see `make`."""
     return make(
@@ -376,4 +420,5 @@ def make_for(
         accumulate=task.train.accumulate,
         profile=profile,
         cluster=cluster,
+        known=known,
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from absl import logging
 
 from lingvo_gpipe import errors, regular_files, task
+from lingvo_gpipe.hyperparams import text
 from lingvo_gpipe.hyperparams.messages import shorten
 from lingvo_gpipe.run import checkpoints
 from lingvo_gpipe.run.reslicing import layout
@@ -89,6 +90,18 @@ def check_params(
         for line in change.lines:
             report(f"    {line}")
     return change
+
+
+def kept_values(folder: Path) -> dict[str, str] | None:
+    """Return path → value as text of the params of the run in `folder`; None: there is no run.
+
+    `check_params` says why they cannot be read, if so.
+    """
+    try:
+        kept = checkpoints.newest_text(str(folder / CHECKPOINTS))
+    except errors.CheckpointError:
+        return None
+    return None if kept is None else text.written_values(kept[1])
 
 
 def _refusal(change: task.Change, newest: str, folder: Path, way: str) -> str:

@@ -34,6 +34,7 @@ from lingvo_gpipe import errors, task
 from lingvo_gpipe.console import progress
 from lingvo_gpipe.execution.monitoring import watchdog
 from lingvo_gpipe.input import Batch, Input
+from lingvo_gpipe.plan import auto
 from lingvo_gpipe.run import (
     checkpoints,
     evaluation,
@@ -121,6 +122,7 @@ def run(
     params, source = _prepare(params)
     folder = Path(logdir)
     with log_directory.locked(folder):
+        params = auto.resolved(params, report, kept=log_directory.kept_values(folder))
         change = log_directory.check_params(folder, params, report)
         options = _Options(evaluate, report, should_stop, note_step, profile_steps)
         with contextlib.closing(_Training(params, source, folder, options)) as training:
@@ -153,6 +155,8 @@ def dry_run(
         report: as in `run`.
     """
     params, source = _prepare(params)
+    kept = None if logdir is None else log_directory.kept_values(Path(logdir))
+    params = auto.resolved(params, report, kept=kept)
     if logdir is not None:
         log_directory.try_out(Path(logdir), params, source.assets())
     short = params.copy()

@@ -26,7 +26,7 @@ from lingvo_gpipe.schedule.named import (
 )
 from lingvo_gpipe.schedule.table import Slot, Table
 
-__all__ = ["SCHEDULES", "Named", "Slot", "Table", "make", "num_cells"]
+__all__ = ["AUTO", "SCHEDULES", "Named", "Slot", "Table", "make", "num_cells"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,6 +52,9 @@ SCHEDULES: dict[str, Named] = {
     "dualpipe_v": Named(dualpipe_v.dualpipe_v, 2),
     "optimal": Named(optimal.optimal, 1),
 }
+AUTO = "auto"
+"""What `model.schedule` is until `plan.auto` has chosen one."""
+
 _MAX_FILE_BYTES = 2**19  # about 75,000 slots, which are checked in two seconds
 
 
@@ -76,6 +79,11 @@ def make(
     >>> make("0F0,0F1,0B0,0B1", 1, 2).fused()
     frozenset()
     """
+    if spec == AUTO:
+        raise ScheduleError(
+            "the schedule 'auto' is not chosen yet: plan.auto.resolved(task) chooses it, as the "
+            f"trainer does for training and --mode=plan. Or use {', '.join(SCHEDULES)}"
+        )
     if spec in SCHEDULES:
         named = SCHEDULES[spec]
         V = named.cells_per_device if cells_per_device is None else cells_per_device

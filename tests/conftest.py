@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import os
 import resource
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -91,6 +93,16 @@ def _clear_kernels() -> None:
 def _resident_bytes() -> int:
     pages = Path("/proc/self/statm")
     return int(pages.read_text().split()[1]) * resource.getpagesize() if pages.exists() else 0
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _drawn_once() -> Iterator[None]:
+    """Draw each schedule once: runs draw theirs, and most tests' runs have one of a few."""
+    from lingvo_gpipe.schedule import drawing
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drawing, "draw", functools.cache(drawing.draw))
+        yield
 
 
 def pytest_configure(config: pytest.Config) -> None:

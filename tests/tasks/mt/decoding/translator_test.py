@@ -179,11 +179,14 @@ def test_candidates_of_slices_continue_as_all_logits(beam: int, controls: int) -
         states = [found[0], wanted[0]]
 
 
-@pytest.mark.parametrize("cuts", [(9,), (6, 3)], ids=str)
-def test_replicas_translate_as_one(cuts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("cuts", "num_shapes"), [((9,), 2), ((6, 3), 1)], ids=str)
+def test_replicas_translate_as_one(
+    cuts: tuple[int, ...], num_shapes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Groups of sentences go to all replicas, also where these have unequal numbers of them."""
     pipe = cut(*cuts, tie="all", num_replicas=3)
-    params = Decode(search=search.Search(beam=2, max_length=LENGTH), batch=2, num_shapes=2)
+    settings = search.Search(beam=2, max_length=LENGTH)
+    params = Decode(search=settings, batch=2, num_shapes=num_shapes)
     given = sources(13)
     model = translator.Translator(pipe, params, max_length=10)
     begun: list[int] = []

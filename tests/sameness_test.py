@@ -380,6 +380,29 @@ def _slice_without_a_shift(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(slices, "inside", lambda ids, first, size: true(ids, 0 * first, size))
 
 
+def _drop_weight_gradient(patch: pytest.MonkeyPatch) -> None:
+    true = executor._SlotCall.backward
+
+    def backward(self: Any) -> None:
+        if (self._slot.phase, self._slot.micro_batch) != ("W", 1):
+            true(self)
+
+    patch.setattr(executor._SlotCall, "backward", backward)
+
+
+def _left_of_another_micro_batch(patch: pytest.MonkeyPatch) -> None:
+    """W of micro-batch 2 computes from what I of micro-batch 1 left; both have the same size."""
+    true = executor._SlotCall.backward
+
+    def backward(self: Any) -> None:
+        true(self)
+        k, m = self._key
+        if (self._slot.phase, m) == ("I", 2):
+            self._run.held[k, m] = self._run.held[k, m - 1]
+
+    patch.setattr(executor._SlotCall, "backward", backward)
+
+
 BREAKS: dict[str, tuple[Any, ...]] = {
     "a dropped micro-batch": (_drop_micro_batch, "dense", 4, 3, "gradient of"),
     "a swapped pair of cells": (_swap_cells, "dense", 4, 3, "loss"),
@@ -421,3 +444,15 @@ def test_broken_on_purpose_is_found(name: str, monkeypatch: pytest.MonkeyPatch) 
     break_it(monkeypatch)
     with pytest.raises(sameness.DifferentError, match=found):
         sameness.compare(sameness.pipelined(case, cuts=cuts), wanted)
+
+
+@pytest.mark.parametrize("break_it", [_drop_weight_gradient, _left_of_another_micro_batch])
+def test_a_split_backward_broken_on_purpose_is_found(
+    break_it: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case("dense", 2, 3, "zb_h1", "losses inside", "full")
+    wanted = sameness.reference("dense", 3)
+    check_unbroken(case, None)
+    break_it(monkeypatch)
+    with pytest.raises(sameness.DifferentError, match="gradient of"):
+        sameness.compare(sameness.pipelined(case), wanted)

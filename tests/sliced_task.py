@@ -46,9 +46,20 @@ class Ids(InMemory):
         return ASSETS
 
 
-def task_of(slices: Any, *, tie: Any = False, dtype: Any = "float64", **train: Any) -> Any:
-    """Return a task of a language model with such slices; `train` are fields of its `train`."""
-    flat = transformer.language_model(1, units=8, heads=2, hidden=12, vocabulary=VOCABULARY)
+def task_of(
+    slices: Any, *, tie: Any = False, dtype: Any = "float64", recipe: Any = None, **train: Any
+) -> Any:
+    """Return a task of a language model.
+
+    Args:
+        slices: field of the network.
+        tie: whether the softmax shares the table.
+        dtype: policy of the network.
+        recipe: more arguments of the model.
+        **train: fields of the task's `train`.
+    """
+    sizes = {"units": 8, "heads": 2, "hidden": 12, "vocabulary": VOCABULARY}
+    flat = transformer.language_model(1, **sizes, **(recipe or {}))
     mlp = layers.SlicedFeedForward.Params(name="mlp", units=8, hidden=7, slices=1)
     flat.insert(3, mlp)
     if tie:

@@ -135,6 +135,21 @@ def test_dividing_and_joining_returns_every_bit(tmp_path: Path, source: Path, sl
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".writing")] == []
 
 
+def test_slices_of_a_recipe_become_others_and_none(tmp_path: Path) -> None:
+    """Fields of the layers count as those of the network do, and layers without such fields."""
+    two = {"vocabulary_slices": 2, "feed_forward_slices": (4, 8)}
+    run = trained(tmp_path / "two", task_of(WHOLE, recipe=two), 1)
+    whole = mode.run(task_of(WHOLE), tmp_path / "whole", str(run))
+    found = values(newest(whole))
+    assert found["variables/softmax/kernel"].shape == (11, 8)
+    assert "variables/embedding/table" in found
+    three = mode.run(task_of(THREE, recipe=two), tmp_path / "three", str(run))
+    also = mode.run(task_of(THREE), tmp_path / "also", str(whole))
+    assert_equal(values(newest(three)), values(newest(also)))
+    again = mode.run(task_of(WHOLE, recipe=two), tmp_path / "again", str(three))
+    assert_equal(values(newest(again)), values(newest(run)))
+
+
 def test_a_certain_checkpoint_is_read(tmp_path: Path, source: Path) -> None:
     first = checkpoints.find(str(source / "checkpoints"))[0]
     assert checkpoints.step_of(first) == 2

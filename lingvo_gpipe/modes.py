@@ -118,6 +118,22 @@ def _describe(job: registry.Job) -> None:
     job.report(describe.describe(_completion(job)(job.task)))
 
 
+def _params(job: registry.Job) -> None:
+    from lingvo_gpipe.hyperparams import listing
+
+    if job.options.text:
+        if job.options.fields is not None:
+            raise errors.ParamsError("--text prints all fields, --fields some. Leave one out")
+        job.report(job.task.to_text().rstrip("\n"))
+        return
+    lines = listing.lines(job.task, job.options.fields or "*")
+    if not lines:
+        raise errors.ParamsError(
+            f"no field of {job.model} matches {job.options.fields!r}. Leave --fields out to see all"
+        )
+    job.report("\n".join(lines))
+
+
 def _plan(job: registry.Job) -> None:
     from lingvo_gpipe.plan import report
     from lingvo_gpipe.run import process
@@ -178,6 +194,7 @@ MODES: dict[str, registry.Mode] = {
     "export": _export,
     "reslice": _reslice,
     "describe": _describe,
+    "params": _params,
     "plan": _plan,
 }
 # Options that only some modes read, and which of these modes read them.
@@ -189,4 +206,6 @@ _MODES_OF_OPTION = {
     "profile": ("plan",),
     "hosts": ("plan",),
     "profile_steps": ("train", "train_eval"),
+    "fields": ("params",),
+    "text": ("params",),
 }

@@ -77,6 +77,8 @@ class Options:
         profile: run the layers and plan by their measured times.
         hosts: shape of the cluster, as text.
         profile_steps: the steps whose slots are timed, as text.
+        fields: a glob of fields of the task.
+        text: print params as text.
         num_partitions: K, in place of the task's.
     """
 
@@ -87,6 +89,8 @@ class Options:
     profile: bool = False
     hosts: str | None = None
     profile_steps: str | None = None
+    fields: str | None = None
+    text: bool = False
     num_partitions: int | None = None
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lingvo_gpipe import errors, hyperparams, modes, registry, tensorflow_import
+from lingvo_gpipe import errors, hyperparams, modes, recipes, registry, tensorflow_import
 from lingvo_gpipe.cluster import child, launch, local
 from lingvo_gpipe.cluster.chief_supervisor import LOST_EXIT_CODE
 from lingvo_gpipe.console import command, output
@@ -52,11 +52,21 @@ _FIELD_OF_FLAG = {
 }
 # Flags that only some modes read.
 _CHOOSING = ("train", "train_eval", "plan")  # modes that choose a schedule by --schedule=auto
-_OPTIONS = ("follow", "dry_run", "fit", "grow", "profile", "hosts", "profile_steps")
+_OPTIONS = (
+    "follow",
+    "dry_run",
+    "fit",
+    "grow",
+    "profile",
+    "hosts",
+    "profile_steps",
+    "fields",
+    "text",
+)
 _DEFAULT_MODE = "train"
 # TensorFlow reads it when it is first imported, and logs its own affairs otherwise.
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
-_WITHOUT_WORKERS = ("describe", "plan", "export", "reslice")
+_WITHOUT_WORKERS = ("describe", "params", "plan", "export", "reslice")
 
 
 def main() -> None:
@@ -105,12 +115,16 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace | None:
 def _flags() -> Flags:
     """Return the trainer's flags."""
     flags = Flags(_USAGE)
-    flags.text("model", "Name of the model: the path of its class below params/.")
+    flags.text(
+        "model",
+        "Name of the model: the path of its class below params/. A run in --logdir names its own.",
+    )
+    flags.text("params", "File with params as text, in place of --model; --mode=params --text.")
     flags.text("logdir", "Folder of checkpoints and TensorBoard files; made where it is missing.")
     flags.text(
         "mode",
-        "train, eval, train_eval, export, reslice, describe, plan, or one of the task; train if "
-        "not given.",
+        "train, eval, train_eval, export, reslice, describe, params, plan, or one of the task; "
+        "train if not given.",
     )
     flags.optional_text(
         "list_models", "Lists the models' names, or those that match a glob given with it.", "*"
@@ -136,6 +150,8 @@ def _flags() -> Flags:
         "recompute",
         "full, early, except_last, never or recompute_grad; or one for each cell: full,full,never.",
     )
+    flags.text("fields", "With --mode=params: only fields that match, 'train.optimizer.*'.")
+    flags.switch("text", "With --mode=params: prints them as text that --params reads.")
     flags.text("fit", "With --mode=plan: bytes of a device, such as 8GiB, to fill with --grow.")
     flags.text("grow", "With --fit: the field whose largest value is searched.")
     flags.switch("profile", "With --mode=plan: runs the layers; plans by their measured times.")
@@ -171,11 +187,16 @@ def _run(values: argparse.Namespace, note_step: Callable[[int], None] = lambda _
     if values.list_models is not None:
         _list_models(models, values.list_models)
         return 0
-    if values.model is None:
-        raise errors.ParamsError("--model=NAME is missing. --list_models shows all names")
-    recipe = models.model(values.model)()
-    # After the model, since its task may have registered the mode.
     name = values.mode or _DEFAULT_MODE
+    values.model, recipe = recipes.find(
+        models,
+        model=values.model,
+        params=values.params,
+        logdir=values.logdir,
+        checkpoint=values.checkpoint,
+        trains=name.startswith("train"),
+    )
+    # After the model, since its task may have registered the mode.
     mode = registry.mode(name)
     task = _task(values, recipe)
     _check_options(values, name)

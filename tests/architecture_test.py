@@ -29,7 +29,7 @@ ROWS = (
     ("task+input+registry", "network, data and training as one tree of Params; names of models"),
     ("plan", "what a step will need"),
     ("run", "training, evaluation, checkpoints, export, other slices for a run"),
-    ("trainer+modes+repeat", "command lines"),
+    ("trainer+modes+recipes+repeat", "command lines"),
 )
 # Tasks and recipes build models: they neither run the loop nor read flags.
 CLOSED_TO_MODELS = ("run.loop", "run.eval_mode", "run.export", "run.reslicing", "trainer", "repeat")

@@ -63,12 +63,14 @@ class Result:
         checkpoint: prefix of the last checkpoint's files.
         metrics: metrics of the last evaluation, by name; empty without one.
         ended: "max_steps", "patience" (early stopping) or "signal".
+        best: value of `eval.best` at the best checkpoint; None: there is none.
     """
 
     step: int
     checkpoint: str
     metrics: dict[str, float]
     ended: str
+    best: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -268,7 +270,14 @@ class _Training:
         except BrokenPipeError:  # the reader of the lines has ended, such as `tee` by the same ^C
             state.save()
             raise
-        return Result(state.step, path, {} if self._last is None else self._last.values, ended)
+        best = None if state.best is None else state.best.value
+        return Result(
+            state.step,
+            path,
+            {} if self._last is None else self._last.values,
+            ended,
+            None if best is None or math.isinf(best) else best,
+        )
 
     def close(self) -> None:
         """Wait until the checkpoints that were begun are written."""
@@ -394,6 +403,10 @@ def _last_lines(params: Task.Params, logdir: Path, result: Result) -> Iterator[s
     for name, value in result.metrics.items():
         if not name.startswith("loss"):
             yield f"{params.eval.split} {name} {value:.4f}"
+    kept = checkpoints.newest(str(logdir / log_directory.BEST))
+    if result.best is not None and kept is not None:
+        step = checkpoints.step_of(kept)
+        yield f"best {params.eval.best} {result.best:.4f} at step {step}: {kept}"
     # The environment around this interpreter need not be active in the user's shell.
     found = shutil.which("tensorboard")
     program = ["tensorboard"] if found else [sys.executable, "-m", "tensorboard.main"]

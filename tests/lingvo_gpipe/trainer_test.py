@@ -461,7 +461,8 @@ def test_help_lists_every_flag(run: Run) -> None:
     named = "model logdir mode list_models params_override params_package data_dir max_steps "
     named += "save_interval_steps checkpoint follow seed dry_run num_partitions cells_per_device "
     named += "num_micro_batches num_replicas schedule recompute fit grow profile "
-    named += "profile_steps hosts workers cluster job task token_file start_timeout_s max_restarts"
+    named += "profile_steps fields text params hosts workers cluster job task token_file "
+    named += "start_timeout_s max_restarts"
     assert flags == {f"--{name}" for name in named.split()}
 
 

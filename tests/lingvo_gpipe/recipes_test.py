@@ -1,0 +1,120 @@
+"""A command's model: from a recipe, a run's folder, or params as text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lingvo_gpipe import errors, recipes, registry
+from lingvo_gpipe.hyperparams import listing, register_package
+from lingvo_gpipe.run import loop
+from tests.tiny_task import tiny_task
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run of image.digits.MLP's name, with overrides of its own."""
+    register_package("tests")
+    folder = tmp_path_factory.mktemp("run")
+    task = tiny_task(max_steps=1)
+    task.name = "image.digits.MLP"
+    loop.run(task, folder, report=lambda _: None)
+    return folder
+
+
+def find(**flags: Any) -> tuple[str, Any]:
+    given = {"model": None, "params": None, "logdir": None, "checkpoint": None, "trains": False}
+    name, recipe = recipes.find(registry.Registry(()), **{**given, **flags})
+    return name, recipe.task()
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_runs_folder_names_its_model(run: Path, trains: bool) -> None:
+    name, task = find(logdir=str(run), trains=trains)
+    assert name == "image.digits.MLP"
+    assert task.train.max_steps == 1
+    assert task.model.layers[0].units == 8
+
+
+def test_a_checkpoint_names_its_model(run: Path) -> None:
+    for place in (run / "checkpoints", run / "checkpoints" / "ckpt-1"):
+        name, task = find(checkpoint=str(place))
+        assert (name, task.train.max_steps) == ("image.digits.MLP", 1)
+
+
+def test_a_model_beside_a_run_is_compared_with_it(run: Path) -> None:
+    _, task = find(model="image.digits.MLP", logdir=str(run))
+    assert task.train.max_steps == 1  # the run's, not the recipe's
+    with pytest.raises(
+        errors.ParamsError,
+        match=r"holds a run of image\.digits\.MLP, not of image\.digits\.ConvNet",
+    ):
+        find(model="image.digits.ConvNet", logdir=str(run))
+    # Training compares recipe and run itself.
+    _, task = find(model="image.digits.MLP", logdir=str(run), trains=True)
+    assert task.train.max_steps > 1
+
+
+def test_params_as_text_are_a_model(run: Path, tmp_path: Path) -> None:
+    text = (run / "checkpoints" / "ckpt-1.params.txt").read_text()
+    path = tmp_path / "mine.txt"
+    path.write_text(text.partition("\n")[2].replace("train.max_steps: 1", "train.max_steps: 7"))
+    name, task = find(params=str(path))
+    assert (name, task.train.max_steps) == ("image.digits.MLP", 7)
+    _, task = find(params=str(run / "checkpoints" / "ckpt-1.params.txt"))
+    assert task.train.max_steps == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ({}, "--model=NAME is missing. --list_models shows all names; the --logdir of a run"),
+        ({"logdir": "{}/none"}, "--model=NAME is missing"),
+        ({"params": "{}/none"}, "cannot be read: No such file or directory"),
+        ({"params": "{}", "model": "image.digits.MLP"}, "--params and --model both name a model"),
+        ({"params": "{}/other.txt"}, "holds params of .*, not of a task"),
+        ({"params": "{}/torn.txt"}, "torn.txt: line 1: "),
+        ({"checkpoint": "{}/none/ckpt-3"}, "there is no checkpoint"),
+    ],
+)
+def test_what_names_no_model_is_refused(flags: dict[str, str], text: str, tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text(tiny_task().model.to_text())
+    (tmp_path / "torn.txt").write_text("import os\n")
+    with pytest.raises(errors.UserError, match=text):
+        find(**{flag: value.format(tmp_path) for flag, value in flags.items()})
+
+
+def test_a_size_of_a_recipe_needs_the_recipe(run: Path) -> None:
+    _, recipe = recipes.find(
+        registry.Registry(()),
+        model=None,
+        params=None,
+        logdir=str(run),
+        checkpoint=None,
+        trains=False,
+    )
+    with pytest.raises(errors.ParamsError, match="Give --model in place of the run's folder"):
+        recipe.resized("num_cells", 3)
+
+
+def test_every_field_is_listed_with_value_type_and_help() -> None:
+    lines = listing.lines(tiny_task(), "*")
+    fields = [path for path, _, _ in tiny_task().iter_paths()]
+    assert [line.split(" = ")[0] for line in lines if not line.startswith("    ")] == fields
+    (first, *rest) = listing.lines(tiny_task(), "train.max_steps")
+    assert first == "train.max_steps = 12 (int)"
+    assert "".join(rest).strip()
+    assert listing.lines(tiny_task(), "train.nothing*") == []
+
+
+def test_training_ends_with_the_best_checkpoint(tmp_path: Path) -> None:
+    lines: list[str] = []
+    task = tiny_task(max_steps=8)
+    task.eval.best = "accuracy"
+    result = loop.run(task, tmp_path, evaluate=True, report=lines.append)
+    (line,) = [line for line in lines if line.startswith("best accuracy")]
+    assert result.best is not None
+    assert line.startswith(f"best accuracy {result.best:.4f} at step ")
+    assert line.endswith(str(tmp_path / "best" / f"ckpt-{line.split()[5].removesuffix(':')}"))

@@ -1,8 +1,8 @@
 """The forward slots of a table as a differentiable function, under the caller's own tape.
 
 `tf.custom_gradient` defines the gradient of each forward call. It is the cell's backward program,
-which recomputes the forward on the cell's device; or, where the policy keeps the forward, the tape
-that watched it. The caller's tape sees only the call and keeps no tensor from inside it. Second
+which recomputes the forward on the cell's device; or, where the policy keeps the forward, continues
+from what it kept. The caller's tape sees only the call and keeps no tensor from inside it. Second
 derivatives go through the recomputation; where a forward was kept they are refused.
 
 Each device runs its backward calls one after another, in the order in which the caller's tape

@@ -36,8 +36,19 @@ def to_config(live: keras.Operation) -> dict[str, Any]:
             f"{live.name} ({type(live).__name__}) has no get_config, so it cannot be made again "
             "for a pipeline. Define its get_config"
         ) from error
+    if isinstance(live, keras.layers.Normalization) and live.input_mean is None and live.built:
+        settings |= {
+            "mean": _statistic(live, live.mean),
+            "variance": _statistic(live, live.variance),
+        }
     kept: dict[str, Any] = _kept({"config": settings, **_named(type(live))}, live)
     return kept
+
+
+def _statistic(live: keras.layers.Normalization, value: Any) -> Any:
+    """Return what a built layer has adapted to, or 0 or 1, which its config does not hold."""
+    array = keras.ops.convert_to_numpy(value)  # as broadcast to the inputs
+    return array.reshape([array.shape[axis] for axis in live.axis]).tolist()
 
 
 def from_config(config: dict[str, Any], policy: precision.Policy) -> keras.Operation:

@@ -412,6 +412,51 @@ def test_resnet50_layer_by_layer_is_resnet50() -> None:
         )
 
 
+def test_a_normalization_keeps_what_it_has_adapted_to() -> None:
+    x = 3.0 * random(8, 6, 6, 3) + 1.0
+    norm = layers.Normalization()
+    norm.adapt(x)
+    for first in (norm, layers.Normalization()):  # adapted; built alone, which is 0 and 1
+        model = keras.Sequential([keras.Input((6, 6, 3)), first, layers.Conv2D(4, 3)])
+        cut = from_keras_model(model)
+        fields = {cut.inputs[0]: x}
+        outputs, _ = Chain(cut, fields).run(fields, training=False)
+        np.testing.assert_allclose(outputs[0], model(x), rtol=1e-6, atol=1e-6)
+
+
+def applications() -> list[str]:
+    """Return the names of all models of `keras.applications`."""
+    names = [name for name in dir(keras.applications) if name[0].isupper()]
+    return [name for name in names if callable(getattr(keras.applications, name))]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == "EfficientNetB0" else pytest.param(name, marks=pytest.mark.sameness_grid)
+        for name in applications()
+    ],
+)
+def test_every_model_of_keras_applications_is_cut(name: str) -> None:
+    make = getattr(keras.applications, name)
+    try:
+        model = make(weights=None, input_shape=(96, 96, 3), classes=5)
+    except ValueError:  # of one size alone
+        model = make(weights=None)
+    cut = from_keras_model(model, keep_weights=False)
+    spec = tf.TensorSpec([4, *model.inputs[0].shape[1:]], tf.float32)
+    params = pipelining.PipeliningLayer.Params(
+        layers=cut.layers, outputs=cut.outputs, num_partitions=2, num_micro_batches=2
+    )
+    analysis = network.analyze(params, {cut.inputs[0]: spec})
+    (version,) = analysis.wiring.outputs.values()
+    assert tuple(analysis.specs[version].shape) == (2, *model.outputs[0].shape[1:])
+    trained = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
+    ours = [v for v in analysis.variables.values() if v.is_trained]
+    assert sum(int(np.prod(v.shape)) for v in ours) == trained
+    keras.backend.clear_session()
+
+
 # --- Through the pipeline ---------------------------------------------------------------------
 
 

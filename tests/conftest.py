@@ -17,7 +17,7 @@ import pytest
 from tests import custom_gradients
 
 NUM_LOGICAL_DEVICES = 9
-GROWTH_BYTES = 256 * 2**20
+GROWTH_BYTES = 192 * 2**20
 
 # TensorFlow reads this when it is first imported, and logs little afterwards.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -54,7 +54,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 class _Memory:
-    """Frees the memory of finished tests: at the end of a file, and after each `GROWTH_BYTES`.
+    """Frees the memory of finished tests: after each `GROWTH_BYTES`, or half of it between files.
 
     Graphs are reference cycles of many small objects: few collections come to them, and the
     allocator keeps their pages.
@@ -70,9 +70,14 @@ class _Memory:
             if "tensorflow" in sys.modules:
                 custom_gradients.forget()
                 _clear_kernels()
+            self._free(GROWTH_BYTES // 2)
 
     def pytest_runtest_logfinish(self) -> None:
-        if _resident_bytes() < self._kept_bytes + GROWTH_BYTES:
+        self._free(GROWTH_BYTES)
+
+    def _free(self, growth_bytes: int) -> None:
+        """Free memory if this process has grown by that many bytes."""
+        if _resident_bytes() < self._kept_bytes + growth_bytes:
             return
         if "tensorflow" in sys.modules:
             _clear_kernels()

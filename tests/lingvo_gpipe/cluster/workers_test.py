@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import trainer
 from tests import saved
 
 ROOT = str(Path(__file__).parents[3])
@@ -64,13 +63,10 @@ def children(pid: int) -> dict[int, list[str]]:
 
 
 @pytest.mark.slow
-def test_workers_have_the_bits_of_one_process_and_survive_a_kill(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_workers_have_the_bits_of_one_process_and_survive_a_kill(tmp_path: Path) -> None:
     flags = ("--model=image.digits.ConvNet", "--num_partitions=2", "--mode=train_eval")
     steps = ("--max_steps=30", "--save_interval_steps=10", "--params_override=train.accumulate=2")
-    assert trainer.run([f"--logdir={tmp_path / 'alone'}", *flags, *steps]) == 0
-    alone = capsys.readouterr().out
+    alone = finish(start(tmp_path / "alone", *flags, *steps))
 
     on_worker = ("--workers=local:2", "--params_override=input.on_worker=True")
     run = start(tmp_path / "workers", *flags, *steps, *on_worker)

@@ -1,4 +1,4 @@
-"""The trainer's own modes: train, eval, train_eval, export, reslice, describe, plan.
+"""The trainer's own modes: train, eval, train_eval, export, reslice, describe, params, plan.
 
 What is slow to import is imported by the mode that needs it.
 """

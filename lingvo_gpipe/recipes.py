@@ -29,7 +29,7 @@ class Kept(registry.Model):
         """Refuse: params have no sizes of a recipe."""
         raise errors.ParamsError(
             f"the params have no field {name!r}, nor sizes of a recipe. Give --model "
-            "in place of the run's folder or of --params"
+            "without the run's folder or --params"
         )
 
 
@@ -69,7 +69,7 @@ def find(
         kept = None if trains or checkpoint or place is None else _of_run(place, quiet=True)
         if kept is None:
             return model, recipe
-        if kept.name != model:
+        if kept.name not in ("", model):  # a run that was started in Python may have no name
             raise errors.ParamsError(
                 f"{logdir} holds a run of {kept.name}, not of {model}. Leave --model out, or name "
                 "the run's"
@@ -107,6 +107,8 @@ def _of_run(place: Path, *, quiet: bool) -> Task.Params | None:
     from lingvo_gpipe.run import checkpoints
 
     try:
+        if (place / "checkpoints").is_dir():
+            place = place / "checkpoints"
         if place.is_dir():
             kept = checkpoints.newest_text(str(place))
             text = None if kept is None else kept[1]

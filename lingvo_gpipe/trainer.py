@@ -50,8 +50,9 @@ _FIELD_OF_FLAG = {
     "schedule": "model.schedule",
     "recompute": "model.recompute",
 }
+# Modes that choose a schedule by --schedule=auto, or only print params.
+_CHOOSING = ("train", "train_eval", "plan", "params")
 # Flags that only some modes read.
-_CHOOSING = ("train", "train_eval", "plan")  # modes that choose a schedule by --schedule=auto
 _OPTIONS = (
     "follow",
     "dry_run",

@@ -7,11 +7,11 @@ Three rules, each measured:
 *   A program is pure. One stateful operation inside would serialise the devices.
 *   Every tensor that a program reads is one of its arguments, and every result is an output. A
     backward program receives the cell's imports and recomputes the forward under a tape; it
-    cannot reach any tensor of the first forward.
+    cannot reach any tensor of the first forward. Programs that continue what another one began
+    receive what that one returned; they are cut from one trace (`cut_backward`).
 
 A program's arguments are one flat list of tensors: weights, untrained variables, imports, then what
 its phase needs. It is traced once per (phase, mode, with or without accumulators, import shapes).
-Programs that continue what another one began are cut from one trace (`cut_backward`).
 """
 
 from __future__ import annotations

@@ -189,9 +189,13 @@ class Executor:
     ) -> dict[str, tf.Tensor]:
         """Return each weight's gradient, added on its owner's device; rows where they are fewer."""
         gradients = {}
+        earlier = shares[0].inputs.accumulators or {}
+        computing = {share.replica for share in shares}
         for path in of_replicas[0]:
             spec, owner = self.analysis.variables[path], self.device_of(path)
             whole, parts_of_rows = [], []
+            if path in earlier and self.analysis.replica_of(path) not in computing:
+                whole.append(earlier[path])  # no micro-batch of its owner continues the sum
             for share, parts in zip(shares, of_replicas, strict=True):
                 is_owner = share.replica == self.analysis.replica_of(path)
                 num_micro_batches = share.network_pass.num_micro_batches

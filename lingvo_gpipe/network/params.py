@@ -46,7 +46,7 @@ class PipelineParams(hyperparams.Configurable.Params):
     schedule: str = hyperparams.field(
         "gpipe",
         "Name of a schedule (gpipe, 1f1b, interleaved, looped_bfs, zb_h1, zb_v, dualpipe_v, "
-        "optimal), or a table as text, or @file with one.",
+        "optimal), or a table as text, or @file with one; auto: the trainer chooses.",
     )
     recompute: str = hyperparams.field(
         "full",

@@ -17,6 +17,7 @@ from lingvo_gpipe.plan import hosts, step_plan
 from lingvo_gpipe.task import Task
 
 POLICIES = ("full", "early", "never")
+_DEVICES = "model.num_partitions"
 _CHOSEN = ("model.schedule", "model.cells_per_device", "model.recompute")
 _MOST_CELLS = 3  # per device
 _EQUAL_SHARE = 0.005  # steps that differ by less are equally short
@@ -256,15 +257,19 @@ def resolved(
     Args:
         task: params of a task, complete.
         report: receives the table of the choice.
-        kept: path → value as text, of the run that goes on; its choice is kept.
+        kept: path → value as text, of the run that goes on; its choice is kept if it is for as many
+            devices.
     """
     if task.model.schedule != schedule.AUTO:
         return task
     result = task.copy()
-    if kept is not None:
+    same = kept is not None and kept.get(_DEVICES) == repr(task.model.num_partitions)
+    if kept is not None and same:
         for path in _CHOSEN:
-            result.override(f"{path}={kept[path]}")
-        return result
+            if path in kept:  # older runs have not all of them
+                result.override(f"{path}={kept[path]}")
+        if result.model.schedule != schedule.AUTO:
+            return result
     choice = choose(task)
     choice.best.set_in(result)
     report("\n".join(choice.lines()))

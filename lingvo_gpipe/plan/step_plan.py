@@ -157,12 +157,12 @@ def known_of(task: Task.Params, *, profile: bool = False) -> Known:
         profile: measures the times of the layers.
     """
     fields = describe.fields_of(task)
-    one = network.uncut(task.model)
-    variables = network.analyze(one, fields).variables
+    variables = network.analyze(network.uncut(task.model), fields).variables
     averages = task.train.average is not None
     return Known(
         slot_bytes(variables, task.train.optimizer, averages=averages),
-        profiling.layer_times(one, fields) if profile else None,
+        # By micro-batches of the size that they have in training.
+        profiling.layer_times(*replicas.first_share(task.model, fields)) if profile else None,
     )
 
 

@@ -95,7 +95,7 @@ def test_a_size_of_a_recipe_needs_the_recipe(run: Path) -> None:
         checkpoint=None,
         trains=False,
     )
-    with pytest.raises(errors.ParamsError, match="Give --model in place of the run's folder"):
+    with pytest.raises(errors.ParamsError, match="Give --model without the run's folder"):
         recipe.resized("num_cells", 3)
 
 

@@ -39,7 +39,7 @@ class Recorder:
     """Records steps of a run; none of their numbers changes.
 
     An update of several mini-batches is recorded with the slots of its last one; the others are
-    in its rest.
+    in its `start`.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class Recorder:
         if step not in self.chosen:
             return
         recorded = self._recorded(around)
-        labels = self._labels(len(recorded.rows))
-        first = recorded.timelines[0]
+        labels = self._labels(len(recorded.rows), len(recorded.timelines))
+        first = _from_first_slot(recorded.timelines[0])
         folder = self._logdir / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         for number, timeline in enumerate(recorded.timelines):
@@ -91,7 +91,7 @@ class Recorder:
                     f"step {step}: slots took {1e3 * first.makespan_s:.1f} ms; their table with "
                     f"mean times needs {share:.0%} of that",
                     *lines,
-                    f"trace for ui.perfetto.dev: {path}",
+                    f"traces for ui.perfetto.dev: {folder}",
                 ]
             )
         )
@@ -103,9 +103,10 @@ class Recorder:
         num_micro_batches = 1 + max(span.slot.micro_batch for span in spans)
         timelines: list[simulate.Timeline] = []
         rows: list[dict[str, float]] = []
-        for share in replicas.shares(num_micro_batches, num_replicas):
+        shares = replicas.shares(num_micro_batches, num_replicas)
+        for number, share in enumerate(filter(None, shares)):  # the first ones have micro-batches
             table = analysis.training_pass(len(share)).table
-            first_device = len(timelines) * table.num_devices
+            first_device = number * table.num_devices
             mine = [
                 simulate.Span(
                     span.device - first_device,
@@ -156,9 +157,19 @@ class Recorder:
         }[slot.phase]
         return min(1.0, times.recompute_s / whole_s) if whole_s else 0.0
 
-    def _labels(self, count: int) -> list[str]:
-        num_replicas = self._learner.pipe.analysis.params.num_replicas
+    def _labels(self, count: int, num_replicas: int) -> list[str]:
+        """Return the names of the devices of all replicas that computed."""
         per_replica = count // num_replicas
-        if num_replicas == 1:
+        if self._learner.pipe.analysis.params.num_replicas == 1:
             return [f"device {number}" for number in range(count)]
         return [f"replica {n // per_replica}, device {n % per_replica}" for n in range(count)]
+
+
+def _from_first_slot(timeline: simulate.Timeline) -> simulate.Timeline:
+    """Return a timeline that begins with its first slot."""
+    first_s = min(span.start_s for span in timeline.spans)
+    shifted = [
+        dataclasses.replace(span, start_s=span.start_s - first_s, end_s=span.end_s - first_s)
+        for span in timeline.spans
+    ]
+    return simulate.Timeline(timeline.table, tuple(shifted))

@@ -232,6 +232,18 @@ def test_second_derivatives_are_those_of_the_plain_network_or_refused() -> None:
         penalty(kept, pipelined)
 
 
+def test_sums_of_an_owner_without_micro_batches_are_kept() -> None:
+    own = pipelines.pipe(num_partitions=1, num_micro_batches=4, num_replicas=3)
+    fields = pipelines.batch()
+    short = {name: value[:2] for name, value in fields.items()}
+    first = own.value_and_gradients(fields).gradients
+    alone = own.value_and_gradients(short).gradients
+    both = own.value_and_gradients(short, accumulators=first).gradients
+    assert {own.analysis.replica_of(path) for path in both} == {0, 1, 2}
+    for path, gradient in both.items():
+        np.testing.assert_allclose(gradient, first[path] + alone[path], rtol=1e-12, atol=1e-14)
+
+
 def test_gathered_rows_are_scattered_into_the_accumulator() -> None:
     own = pipelines.pipe(
         [

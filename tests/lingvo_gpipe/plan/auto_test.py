@@ -117,6 +117,11 @@ def test_a_run_keeps_its_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert not [line for line in lines if line.strip().startswith("model.")]
     resolved = modes.with_kept_choice(task, str(tmp_path))
     assert resolved.model.schedule == best.schedule
+    # For another number of devices it is made again.
+    task.model.set(num_partitions=3)
+    again = auto.resolved(task, lines.append, kept={**values, "model.recompute": "'full,never'"})
+    assert lines[-1].startswith("auto ")
+    assert again.model.recompute == "full"
 
 
 def test_other_modes_need_a_run_that_has_chosen(tmp_path: Path) -> None:

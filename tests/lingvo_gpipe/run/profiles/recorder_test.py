@@ -62,6 +62,17 @@ def test_chosen_steps_are_recorded_and_numbers_stay(tmp_path: Path, model: dict[
         assert sum(shares) == pytest.approx(100.0, abs=1.0)
 
 
+def test_replicas_without_micro_batches_are_not_in_the_timeline(tmp_path: Path) -> None:
+    task = tiny_task(max_steps=6)
+    task.model.set(num_partitions=1, num_micro_batches=3, num_replicas=3)
+    task.input.batch_size = 40  # of 42 rows: the second mini-batch has 2
+    lines: list[str] = []
+    loop.run(task, tmp_path, report=lines.append, profile_steps=range(6))
+    shown = [line for line in lines if "slots took" in line]
+    assert len(shown) == 6
+    assert {line.count("replica ") for line in shown} <= {2, 3}
+
+
 @pytest.mark.parametrize("text", ["5", "3:3", "4:3", "a:b", "-1:2", "1:2:3", ""])
 def test_what_is_no_range_of_steps_is_refused(text: str) -> None:
     with pytest.raises(errors.ParamsError, match="is not a range of steps"):

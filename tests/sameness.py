@@ -203,7 +203,8 @@ GRIDS = (
             ("interleaved", "looped_bfs", "zb_h1", "zb_v", "dualpipe_v"),
             ("losses inside", "own tape"),
             ("full", "except_last", "never"),
-        )
+        ),
+        apart=((0, 5), (2, 5), (4, 5), (0, 4), (2, 4)),
     ),
 )
 

@@ -49,6 +49,7 @@ trainer.run(sys.argv[1:])
 """
 
 
+@pytest.mark.reliability_full
 def test_a_run_in_slices_that_is_killed_ends_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

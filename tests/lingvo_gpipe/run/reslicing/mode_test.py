@@ -71,8 +71,18 @@ ADAM = {
     ("train", "tie", "path"),
     [
         (ADAM, True, (THREE, UNEQUAL, WHOLE)),
-        ({"optimizer": optimizer("SGD", momentum=0.9)}, False, (UNEQUAL, THREE)),
-        ({"optimizer": optimizer("Nadam")}, False, (THREE,)),  # it has a scalar slot
+        pytest.param(
+            {"optimizer": optimizer("SGD", momentum=0.9)},
+            False,
+            (UNEQUAL, THREE),
+            marks=pytest.mark.reliability_full,
+        ),
+        pytest.param(  # it has a scalar slot
+            {"optimizer": optimizer("Nadam")},
+            False,
+            (THREE,),
+            marks=pytest.mark.reliability_full,
+        ),
     ],
     ids=["adam, averages, accumulation", "momentum", "nadam"],
 )

@@ -123,7 +123,12 @@ def whole_model() -> tuple[Any, dict[int, list[list[int]]]]:
 
 @pytest.mark.parametrize(
     ("slices", "beam"),
-    [(3, 3), ((2, 1, 8), 1), ((2, 1, 8), 3), (toy_model.V, 1)],
+    [
+        ((2, 1, 8), 3),
+        (toy_model.V, 1),
+        pytest.param(3, 3, marks=pytest.mark.sameness_grid),
+        pytest.param((2, 1, 8), 1, marks=pytest.mark.sameness_grid),
+    ],
     ids=str,
 )
 def test_slices_in_cells_translate_as_the_whole_model(

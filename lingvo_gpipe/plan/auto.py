@@ -52,7 +52,9 @@ class Candidate:
     @property
     def reason(self) -> str:
         """Return why it cannot be planned; one reason for all that a cap on memory refuses."""
-        return "no cut fits" if self.refusal.startswith("device_memory=") else self.refusal
+        if self.refusal.startswith("device_memory="):
+            return "no cut fits"
+        return self.refusal.partition(". ")[0]
 
     def set_in(self, params: Task.Params) -> None:
         """Set its fields in the params of a task."""
@@ -114,6 +116,8 @@ class Choice:
                 f"more than {units.size(self.limit_bytes)} on a device, at least "
                 f"{units.size(least)}: {names}"
             )
+        if self.limit_bytes is None:
+            lines.append("memory is not limited; model.device_memory limits it")
         for reason, group in itertools.groupby(self.refused, lambda one: one.reason):
             lines.append(f"{reason}: {', '.join(one.name for one in group)}")
         return lines
@@ -125,7 +129,8 @@ def choose(
     """Plan all candidates of a task.
 
     Args:
-        task: params of a task, complete; its schedule, cells per device and policies are ignored.
+        task: params of a task, complete. If it sets cells per device, or policies other than
+            `full`, only these are tried.
         profile: measures the time of each layer on this machine; else FLOPs count.
         cluster: see `step_plan.make`.
 
@@ -136,14 +141,22 @@ def choose(
     if task.model.device_memory is not None:
         limits.append(units.parse_size(task.model.device_memory))
     limit_bytes = min(filter(None, limits), default=None)
-    known = step_plan.known_of(_unscheduled(task), profile=profile)
+    known = step_plan.known_of(unscheduled(task), profile=profile)
 
     def attempt(name: str, cells: int, recompute: str) -> Candidate:
         return _candidate(task, Candidate(name, cells, recompute, None), known, cluster)
 
+    wanted = task.model.cells_per_device
+    schedules = [each for each in _schedules() if wanted in (None, each[1])]
+    if not schedules:
+        raise errors.ScheduleError(
+            f"cells_per_device={wanted}, but --schedule=auto tries 1 to {_MOST_CELLS}. Name a "
+            "schedule, or leave --cells_per_device out"
+        )
+    policies = POLICIES if task.model.recompute == "full" else (task.model.recompute,)
     candidates = [
         attempt(name, cells, recompute)
-        for (name, cells), recompute in itertools.product(_schedules(), POLICIES)
+        for (name, cells), recompute in itertools.product(schedules, policies)
     ]
     planned = [candidate for candidate in candidates if candidate.plan is not None]
     if not planned:
@@ -174,7 +187,7 @@ def choose(
     )
 
 
-def _unscheduled(task: Task.Params) -> Task.Params:
+def unscheduled(task: Task.Params) -> Task.Params:
     """Return a task with a schedule that can always be made."""
     result = task.copy()
     result.model.set(schedule="gpipe", cells_per_device=None, recompute="full")
@@ -206,8 +219,7 @@ def _candidate(
     try:
         plan = step_plan.make_for(tried, cluster=cluster, known=known)
     except errors.UserError as error:
-        refusal = str(error).splitlines()[0].partition(". ")[0]
-        return dataclasses.replace(candidate, refusal=refusal)
+        return dataclasses.replace(candidate, refusal=str(error).splitlines()[0])
     return dataclasses.replace(candidate, plan=plan)
 
 

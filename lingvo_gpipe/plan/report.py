@@ -49,16 +49,19 @@ def plan(
     if fit is None or grow is None:
         task = largest.with_partitions(task, partitions)
         shape = None if cluster is None else hosts.parse(cluster)
-        chosen: list[str] = []
-        if task.model.schedule == schedule.AUTO:
-            choice = auto.choose(task, profile=profile, cluster=shape)
-            task = task.copy()
-            choice.best.set_in(task)
-            chosen = [*choice.lines(), ""]
         limits = [shape.memory if shape else None, _device_memory(task)]
         limit_bytes = min(filter(None, limits), default=None)
-        sliced = None if limit_bytes is None else slicing.advice(task, limit_bytes)
+        chosen: list[str] = []
+        is_auto = task.model.schedule == schedule.AUTO
+        sliced = None
+        if limit_bytes is not None:
+            sliced = slicing.advice(auto.unscheduled(task) if is_auto else task, limit_bytes)
         try:
+            if is_auto:
+                choice = auto.choose(task, profile=profile, cluster=shape)
+                task = task.copy()
+                choice.best.set_in(task)
+                chosen = [*choice.lines(), ""]
             planned = step_plan.make_for(task, profile=profile, cluster=shape)
         except errors.PartitionError as error:
             raise error if sliced is None else errors.PartitionError(str(sliced)) from error
@@ -70,6 +73,10 @@ def plan(
                 f"--params_override='model.cuts={planned.analysis.cuts}'"
             )
         return text
+    if task.model.schedule == schedule.AUTO:
+        raise errors.ParamsError(
+            "--fit compares many models, --schedule=auto many schedules of one. Name a schedule"
+        )
     if profile:
         raise errors.ParamsError(
             "--profile runs one model, --fit compares many. Leave one of the two out"

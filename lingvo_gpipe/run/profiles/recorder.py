@@ -151,7 +151,7 @@ class Recorder:
             return 0.0
         times = self._times[slot.cell]
         whole_s = {
-            "B": times.backward_s,
+            "B": times.recompute_s + times.fused_s - times.forward_s,  # of one that recomputes
             "I": times.input_gradient_s,
             "W": times.weight_gradient_s,
         }[slot.phase]

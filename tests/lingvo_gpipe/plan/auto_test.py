@@ -34,7 +34,7 @@ def deep(**model: Any) -> Any:
 def brute_force(task: Any) -> dict[tuple[str, int, str], step_plan.Plan]:
     """Return the plans of all schedules that can be made."""
     found = {}
-    known = step_plan.known_of(auto._unscheduled(task))
+    known = step_plan.known_of(auto.unscheduled(task))
     names = [name for name in schedule.SCHEDULES if name != "optimal"]
     for name, cells, recompute in itertools.product(names, (1, 2, 3), auto.POLICIES):
         tried = task.copy()
@@ -88,6 +88,15 @@ def test_cells_keep_their_forwards_where_memory_is_left() -> None:
         assert "never" in one.recompute.split(",")
         assert one.plan is not None
         assert one.plan.step_s < plans[one.schedule, one.cells_per_device, "full"].step_s
+
+
+def test_what_is_set_is_kept() -> None:
+    choice = auto.choose(deep(cells_per_device=2, recompute="early"))
+    assert {one.cells_per_device for one in choice.fitting} == {2}
+    assert {one.recompute for one in choice.fitting} == {"early"}
+    assert len({one.schedule for one in choice.fitting}) > 3
+    with pytest.raises(errors.ScheduleError, match="cells_per_device=7, but --schedule=auto tries"):
+        auto.choose(deep(cells_per_device=7))
 
 
 def test_memory_that_nothing_fits_is_reported() -> None:

@@ -27,6 +27,7 @@ class LayerBytes:
     Attributes:
         fixed: weights, gradients, slots and copies of weights.
         kept: tensors of its forward that are kept for its backward.
+        left: what I leaves for W, of its forward and of its own.
         widest: the most that its backward holds in addition to `kept`; for a layer without a
             gradient, the most that its recomputed forward holds.
         gradients: new gradients of its weights, which are made while the old ones exist.
@@ -37,6 +38,7 @@ class LayerBytes:
 
     fixed: int
     kept: int
+    left: int
     widest: int
     gradients: int
     update: int
@@ -67,14 +69,15 @@ class Holding:
     Attributes:
         near: for exports of the cell directly before it, until this cell's last use.
         far: for exports of any earlier cell.
-        inside: forwards whose intermediate tensors exist: kept ones, those of which an I left
-            something for W, and one that a backward recomputes.
+        inside: (forwards whose intermediate tensors exist, micro-batches of which an I left
+            something for W), at the moments that need most. The forwards are kept ones, those that
+            an R has computed, and one that a backward recomputes.
         share: share of the device's memory: 1, or less if cells share a device.
     """
 
     near: int
     far: int
-    inside: int
+    inside: tuple[tuple[int, int], ...]
     share: float
 
 
@@ -88,7 +91,8 @@ def holdings(table: Table, policies: Sequence[str]) -> list[Holding]:
     # Current numbers per cell: forwards without gradient, kept forwards, micro-batches before W.
     in_flight, num_kept, late = ([0] * table.num_cells for _ in range(3))
     # The largest numbers so far.
-    most, inside, latest = [1] * table.num_cells, [1] * table.num_cells, [0] * table.num_cells
+    most, latest = [1] * table.num_cells, [0] * table.num_cells
+    inside: list[set[tuple[int, int]]] = [{(1, 0)} for _ in range(table.num_cells)]
     for slot in table:
         k, m = slot.cell, slot.micro_batch
         is_early = m in reuses[k].early
@@ -103,7 +107,8 @@ def holdings(table: Table, policies: Sequence[str]) -> list[Holding]:
             continue
         # Cell 0 reads only fields: its I computes nothing, its W everything.
         if slot.phase in ("B", "I" if k else "W"):
-            inside[k] = max(inside[k], num_kept[k] + (late[k] if k else 0) + (not is_kept))
+            waiting = late[k] + (slot.phase == "I") if k else 0
+            inside[k].add((num_kept[k] + (not is_kept), waiting))
             num_kept[k] -= is_kept
         if slot.phase == "W":
             late[k] -= 1
@@ -117,11 +122,24 @@ def holdings(table: Table, policies: Sequence[str]) -> list[Holding]:
         Holding(
             near=min(M, max(most[max(0, k - 1) : k], default=0) + latest[k]),
             far=min(M, max(most[:k], default=0) + latest[k]),
-            inside=inside[k],
+            inside=tuple(_largest_pairs(inside[k])),
             share=1 / devices.count(devices[k]),
         )
         for k in range(table.num_cells)
     ]
+
+
+def _largest_pairs(pairs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield the pairs of which no other one has two numbers that are as large.
+
+    >>> list(_largest_pairs([(1, 0), (1, 2), (3, 0), (2, 1), (2, 0)]))
+    [(3, 0), (2, 1), (1, 2)]
+    """
+    second = -1
+    for pair in sorted(pairs, reverse=True):
+        if pair[1] > second:
+            second = pair[1]
+            yield pair
 
 
 class Capacity:
@@ -150,6 +168,7 @@ class Capacity:
         self._fixed = _running(layer.fixed for layer in layers)
         self._gradients = _running(layer.gradients for layer in layers)
         self._kept = _running(layer.kept for layer in layers)
+        self._left = _running(layer.left for layer in layers)
         self._widest = _maxima([layer.widest for layer in layers])
         self._update = _maxima([layer.update for layer in layers])
         self._excess = _maxima([layer.excess for layer in layers])
@@ -186,12 +205,14 @@ class Capacity:
         fixed = self._fixed[end] - self._fixed[start]
         gradients = self._gradients[end] - self._gradients[start]
         kept = self._kept[end] - self._kept[start]
+        left = self._left[end] - self._left[start]
+        inside = max(forwards * kept + waiting * left for forwards, waiting in holding.inside)
         crossing = self._crossing[start]
         read = bisect.bisect_left(crossing.readers, end)
         imports = crossing.fields[read]
         imports += holding.near * crossing.near[read] + holding.far * crossing.far[read]
         widest = _largest(self._widest, start, end)
-        step = gradients + imports + holding.inside * kept + widest
+        step = gradients + imports + inside + widest
         # Owners are balanced up to one weight.
         fixed += _largest(self._excess, start, end)
         return fixed + max(step, _largest(self._update, start, end))

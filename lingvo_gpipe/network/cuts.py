@@ -73,11 +73,9 @@ def choose(layers: WiredLayers, settings: CellSettings) -> tuple[int, ...]:
 
 def _capacity(layers: WiredLayers, settings: CellSettings, device_memory: str) -> capacity.Capacity:
     """Return how many layers cells can hold in the memory of a device, by formula."""
-    # A kept forward also keeps the results of frozen layers.
-    keeps_all = bool({"except_last", "never"} & set(settings.policies))
     unbatched = layers.params.unbatched
     return capacity.Capacity(
-        [_layer_bytes(layers, layer, keeps_all) for layer in layers.layers],
+        [_layer_bytes(layers, layer) for layer in layers.layers],
         [
             capacity.ValueBytes(
                 base.spec_bytes(layers.specs[v.index]),
@@ -93,13 +91,12 @@ def _capacity(layers: WiredLayers, settings: CellSettings, device_memory: str) -
     )
 
 
-def _layer_bytes(layers: WiredLayers, layer: LayerInfo, keeps_all: bool) -> capacity.LayerBytes:
+def _layer_bytes(layers: WiredLayers, layer: LayerInfo) -> capacity.LayerBytes:
     """Return the bytes that a layer would add to its cell, by formula.
 
     Args:
         layers: layers of the network.
         layer: one of them.
-        keeps_all: whether cells keep the results of layers without a gradient.
     """
     per_weight, count = layers.params.slots_per_weight, layers.params.num_replicas
     slots = {
@@ -108,7 +105,7 @@ def _layer_bytes(layers: WiredLayers, layer: LayerInfo, keeps_all: bool) -> capa
     }
     # A tied weight needs no copy if its owner is in the same cell, which is not known here.
     weights = memory_formulas.weights(layers, (layer.index,))
-    held = memory_formulas.activations(layers, layer, keeps_all=keeps_all)
+    held = memory_formulas.activations(layers, layer)
     fixed, excess = weights.gradients + weights.copies, 0
     for path in dict.fromkeys(layer.paths.values()):
         spec = layers.variables[path]
@@ -123,7 +120,8 @@ def _layer_bytes(layers: WiredLayers, layer: LayerInfo, keeps_all: bool) -> capa
     return capacity.LayerBytes(
         fixed=fixed,
         kept=held.kept,
-        widest=held.beside if layer.has_gradient or keeps_all else held.forward,
+        left=2 * held.left,
+        widest=held.beside if layer.has_gradient else held.forward,
         gradients=weights.gradients,
         update=memory_formulas.update(layers, layer, slots),
         excess=excess,

@@ -82,41 +82,40 @@ class Activations:
     Attributes:
         forward: the most that its forward holds at once.
         kept: what a backward reads of it.
+        left: what I leaves of `kept` for W; the gradients that it leaves are as large.
         beside: what the layer's backward holds in addition to `kept`.
     """
 
     forward: int
     kept: int
+    left: int
     beside: int
 
 
-def activations(layers: WiredLayers, layer: LayerInfo, *, keeps_all: bool = False) -> Activations:
+def activations(layers: WiredLayers, layer: LayerInfo) -> Activations:
     """Return the bytes of a layer's tensors, in the largest micro-batch.
 
     Args:
         layers: layers of the network.
         layer: one of them.
-        keeps_all: whether the results of layers without a gradient are also kept.
     """
     wiring = layers.wiring
-    has_gradient = layer.has_gradient or keeps_all
     inputs = sum(base.spec_bytes(layers.specs[v]) for v in wiring.reads[layer.index])
     outputs = base.spec_bytes(layer.meta.outputs)
     inside = layer.meta.activation_bytes
     residual = outputs if layer.params.recompute else inside
-    recomputed = inside if layer.params.recompute and has_gradient else 0
+    recomputed = inside if layer.params.recompute and layer.has_gradient else 0
     # Of a layer without a gradient, only values that layers with a gradient read are kept.
     read = sum(
         base.spec_bytes(layers.specs[v])
         for v in wiring.writes[layer.index]
-        if any(
-            keeps_all or layers.layers[reader].has_gradient
-            for reader in wiring.versions[v].consumers
-        )
+        if any(layers.layers[reader].has_gradient for reader in wiring.versions[v].consumers)
     )
+    kept = residual if layer.has_gradient else read
     return Activations(
         forward=inputs + max(inside, outputs),
-        kept=residual if has_gradient else read,
+        kept=kept,
+        left=kept if layers.is_trained[layer.index] else 0,
         beside=inputs + outputs + recomputed,
     )
 
@@ -170,10 +169,7 @@ def cell_bytes(layers: WiredLayers, cell: Cell) -> CellBytes:
     beside = max(layer.beside for layer in held)
     kept_backward = beside + gradients
     backward = max(forward, residual + kept_backward)
-    # W reads, of every layer with weights, what is kept of it and the gradients of as much.
-    left = sum(
-        layer.kept for n, layer in zip(cell.layers, held, strict=True) if layers.is_trained[n]
-    )
+    left = sum(layer.left for layer in held)
     return CellBytes(
         forward=forward,
         backward=backward,

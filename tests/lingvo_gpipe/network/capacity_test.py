@@ -20,7 +20,7 @@ def networks(
     draw: st.DrawFn,
 ) -> tuple[list[capacity.LayerBytes], list[capacity.ValueBytes]]:
     count = draw(st.integers(1, 6))
-    own = st.builds(capacity.LayerBytes, sizes, sizes, sizes, sizes, st.integers(0, 60))
+    own = st.builds(capacity.LayerBytes, sizes, sizes, sizes, sizes, sizes, st.integers(0, 60))
     layers = draw(st.lists(own, min_size=count, max_size=count))
     values = [
         capacity.ValueBytes(
@@ -48,7 +48,7 @@ def test_need_and_reach_are_those_of_the_definition(
     limit: int,
 ) -> None:
     layers, values = network
-    holding = capacity.Holding(near, far, inside, 1.0)
+    holding = capacity.Holding(near, far, ((inside, 0), (1, 2)), 1.0)
     within = capacity.Capacity(layers, values, [holding], 5, limit)
     for start in range(len(layers)):
         needs = []
@@ -67,7 +67,10 @@ def test_need_and_reach_are_those_of_the_definition(
             step = (
                 sum(layer.gradients for layer in own)
                 + imports
-                + inside * sum(layer.kept for layer in own)
+                + max(
+                    inside * sum(layer.kept for layer in own),
+                    sum(layer.kept + 2 * layer.left for layer in own),
+                )
                 + max(layer.widest for layer in own)
             )
             update = max(layer.update for layer in own)
@@ -88,7 +91,7 @@ def test_a_schedule_decides_what_is_held() -> None:
     assert waiting("1f1b") == [(0, 0), (3, 3), (2, 3)]
     kept = capacity.holdings(schedule.make("1f1b", 3, 8), ("never", "except_last", "full"))
     # While the last micro-batch is kept, the one before it is computed again.
-    assert [held.inside for held in kept] == [3, 2, 1]
+    assert [held.inside for held in kept] == [((3, 0),), ((2, 0),), ((1, 0),)]
 
 
 @pytest.mark.parametrize("policy", ["full", "never", "except_last"])
@@ -113,7 +116,7 @@ def test_a_late_gradient_of_weights_holds_what_it_reads(policy: str) -> None:
 )
 def test_order_and_policy_decide_what_is_kept(text: str, policy: str, inside: int) -> None:
     (held,) = capacity.holdings(Table.from_text(text), (policy,))
-    assert held.inside == inside
+    assert held.inside == ((inside, 0),)
 
 
 @pytest.mark.parametrize("policy", ["full", "never"])
@@ -123,7 +126,7 @@ def test_what_i_leaves_for_a_late_w_is_kept(policy: str) -> None:
     inside = [
         capacity.holdings(Table.from_text(text), (policy,) * 2)[1].inside for text in (late, early)
     ]
-    assert inside == [2, 1]
+    assert inside == [((1, 2),), ((1, 1),)]
 
 
 def test_cells_of_one_device_share_its_memory() -> None:
@@ -133,7 +136,7 @@ def test_cells_of_one_device_share_its_memory() -> None:
 
 def test_a_layer_is_too_large_by_the_cell_that_holds_it_most_easily() -> None:
     # Cells 2 and 3 layers deep hold fewer copies of the value that the last layer reads.
-    layers = [capacity.LayerBytes(fixed, 0, 0, 0, 0) for fixed in (11, 1, 1)]
+    layers = [capacity.LayerBytes(fixed, 0, 0, 0, 0, 0) for fixed in (11, 1, 1)]
     values = [capacity.ValueBytes(4, 1, (2,))]
     table = schedule.make("1f1b", 3, 8)
     within = capacity.Capacity(layers, values, capacity.holdings(table, ("full",) * 3), 8, 10)
@@ -142,7 +145,7 @@ def test_a_layer_is_too_large_by_the_cell_that_holds_it_most_easily() -> None:
 
 
 def test_a_layer_is_too_large_for_its_share_of_a_device() -> None:
-    layers = [capacity.LayerBytes(fixed, 0, 0, 0, 0) for fixed in (6, 2)]
+    layers = [capacity.LayerBytes(fixed, 0, 0, 0, 0, 0) for fixed in (6, 2)]
     table = Table.from_text("0F0,1F0,1B0,0B0")
     within = capacity.Capacity(layers, [], capacity.holdings(table, ("full",) * 2), 1, 10)
     with pytest.raises(errors.PartitionError, match=r"alone needs a device of 12 B, which cells"):
@@ -150,7 +153,7 @@ def test_a_layer_is_too_large_for_its_share_of_a_device() -> None:
 
 
 def test_other_mistakes_are_not_reported_as_too_little_memory() -> None:
-    layers = [capacity.LayerBytes(1, 0, 0, 0, 0)] * 2
+    layers = [capacity.LayerBytes(1, 0, 0, 0, 0, 0)] * 2
     held = capacity.holdings(schedule.make("gpipe", 1, 1), ("full",))
     within = capacity.Capacity(layers, [], held, 1, 10)
     with pytest.raises(errors.PartitionError, match=r"costs\[1\]=-1.0 is negative or not finite"):

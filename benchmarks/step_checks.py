@@ -1,9 +1,10 @@
-"""What do the checks of a step cost: the range of labels and ids, and the watchdog's progress?
+"""What do the checks of a step cost: range of labels and ids, the watchdog's progress, times?
 
 `python -m benchmarks.step_checks [--quick]`: K=2, M=32, two devices of one thread each, the blocks
-of `benchmarks.speedup` with a softmax over 10 classes, each kind in a process of its own. Three
+of `benchmarks.speedup` with a softmax over 10 classes, each kind in a process of its own. Four
 pipelines of the same network take a step in turn: without checks, with the range check, with the
-watchdog. Differences are between steps of the same turn.
+watchdog, with the times of slots (`--profile_steps`). Differences are between steps of the same
+turn.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from typing import Any
 
 TURNS, QUICK_TURNS = 60, 10
-CHECKS = ("range", "watchdog")
+CHECKS = ("range", "watchdog", "times")
 
 
 def measure(kind: str, turns: int) -> dict[str, Any]:
@@ -50,12 +51,13 @@ def measure(kind: str, turns: int) -> dict[str, Any]:
         pipe.build(batch)
         return pipe
 
-    pipes = {"none": pipeline(False), "range": pipeline(True), "watchdog": pipeline(False)}
+    pipes = {name: pipeline(name == "range") for name in ("none", *CHECKS)}
+    pipes["times"].executor.note_times()
     dog = watchdog.of_executor(pipes["watchdog"].executor, 600.0, print)
     times: dict[str, list[float]] = {name: [] for name in pipes}
     with dog:
         for turn in range(turns + 3):
-            names = list(pipes)[turn % 3 :] + list(pipes)[: turn % 3]
+            names = list(pipes)[turn % len(pipes) :] + list(pipes)[: turn % len(pipes)]
             for name in names:
                 begun = time.perf_counter()
                 if name == "watchdog":
@@ -84,7 +86,8 @@ def main() -> None:
         f"K={blocks.K}, M={blocks.M}, 1F1B; {turns} turns; quartiles of the difference in brackets"
     )
     found = processes.rounds("benchmarks.step_checks", [f"{k},{turns}" for k in blocks.KINDS], 1)
-    print(f"{'cells':<12} {'step s':>7}  {'range check':<28} {'watchdog':<28} other load")
+    heads = " ".join(f"{head:<28}" for head in ("range check", "watchdog", "times"))
+    print(f"{'cells':<12} {'step s':>7}  {heads} other load")
     worst = 0.0
     for kind in blocks.KINDS:
         times = found[f"{kind},{turns}"][0]
@@ -95,7 +98,8 @@ def main() -> None:
             low, middle, high = (s / step_s for s in statistics.quantiles(added, n=4))
             worst = max(worst, middle)
             texts.append(f"{middle:+6.2%} ({low:+6.2%}, {high:+6.2%})")
-        print(f"{kind:<12} {step_s:7.3f}  {texts[0]:<28} {texts[1]:<28} {times['other_load']:.2f}")
+        shown = " ".join(f"{text:<28}" for text in texts)
+        print(f"{kind:<12} {step_s:7.3f}  {shown} {times['other_load']:.2f}")
     print(f"largest median share of a step: {worst:.2%} (aim 1 %)")
 
 

@@ -98,7 +98,7 @@ def _of_file(path: str) -> Task.Params:
 
 
 def _of_run(place: Path, *, quiet: bool) -> Task.Params | None:
-    """Return the params of a checkpoint, or of the newest in a folder; None: there is none.
+    """Return the params of a checkpoint, or of the newest one of a folder; None without one.
 
     Args:
         place: the checkpoint or the folder.

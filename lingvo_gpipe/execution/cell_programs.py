@@ -55,7 +55,7 @@ _FlatGradients = tuple[list[tf.Tensor], list[tf.Tensor]]  # of weights, of impor
 class _Program:
     """A traced function, and the structure of its flat outputs."""
 
-    function: tf.types.experimental.ConcreteFunction
+    function: tracing.Traced
     outputs: Nest
 
     def __call__(self, arguments: Nest) -> Nest:

@@ -213,7 +213,7 @@ def _candidate(
     known: step_plan.Known,
     cluster: hosts.Hosts | None,
 ) -> Candidate:
-    """Return a candidate with its plan, or with the reason why there is none."""
+    """Plan a candidate; return it with its plan, or with the error that refused it."""
     tried = task.copy()
     candidate.set_in(tried)
     try:

@@ -63,7 +63,7 @@ class Result:
         checkpoint: prefix of the last checkpoint's files.
         metrics: metrics of the last evaluation, by name; empty without one.
         ended: "max_steps", "patience" (early stopping) or "signal".
-        best: value of `eval.best` at the best checkpoint; None: there is none.
+        best: value of `eval.best` at the best checkpoint; None before the first evaluation.
     """
 
     step: int

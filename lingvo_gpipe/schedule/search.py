@@ -66,7 +66,7 @@ class Problem:
 
 
 def table_within(problem: Problem, ticks: int, max_states: int) -> tuple[Table | None, int]:
-    """Return a table that takes at most `ticks`, or None if there is none; and the states seen.
+    """Search a table of at most `ticks`; return it (None: not found) and the number of states.
 
     Raises:
         SearchLimitError: neither was known after `max_states` states.

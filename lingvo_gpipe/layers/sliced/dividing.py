@@ -56,7 +56,7 @@ def _sliced(params: Layer.Params, number: int | tuple[int, ...]) -> Layer.Params
 
 
 def _field(params: Layer.Params) -> str | None:
-    """Return the field that holds the number of slices; None: there is none."""
+    """Return the field that holds the number of slices; None for a layer without such a field."""
     if not isinstance(params, slices.HasSlices):
         return None
     return next((field for field in _FIELDS if field in params.fields()), None)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from lingvo_gpipe.schedule.named import weight_slots
 from lingvo_gpipe.schedule.slot import Slot
+from lingvo_gpipe.schedule.table import Table
 
 
 class Order:
@@ -48,6 +52,23 @@ class Order:
     def of_micro_batches(self, count: int) -> list[Slot]:
         """Return the slots of the first `count` micro-batches."""
         return [slot for slot in self._slots if slot.micro_batch < count]
+
+
+def table(
+    num_devices: int, num_micro_batches: int, order: Callable[[int, int, int], list[Slot]]
+) -> Table:
+    """Return a table of K devices and M micro-batches, with W where devices would wait.
+
+    Args:
+        num_devices: K.
+        num_micro_batches: M; with M < K, a device's second cell comes first.
+        order: (k, K, M) → slots of device k, for M ≥ K.
+    """
+    if num_micro_batches < num_devices:
+        orders = later_cell_first(num_devices, num_micro_batches)
+    else:
+        orders = [order(k, num_devices, num_micro_batches) for k in range(num_devices)]
+    return Table.on_grid(weight_slots.joined(weight_slots.filled(orders)))
 
 
 def later_cell_first(num_devices: int, num_micro_batches: int) -> list[list[Slot]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lingvo_gpipe.schedule.named import there_and_back, weight_slots
+from lingvo_gpipe.schedule.named import there_and_back
 from lingvo_gpipe.schedule.slot import Slot
 from lingvo_gpipe.schedule.table import Table, check_sizes
 
@@ -25,11 +25,7 @@ def zb_v(num_devices: int, num_micro_batches: int, cells_per_device: int = 2) ->
     device 1: .   1F0 2F0 1F1 2F1 2B0 1F2 1I0 1W0 2F2 2I1 1I1 2I2 1I2 2W1 1W1 2W2 1W2
     """
     check_sizes("zb_v", num_devices, num_micro_batches, cells_per_device, wanted=2)
-    if num_micro_batches < num_devices:
-        orders = there_and_back.later_cell_first(num_devices, num_micro_batches)
-    else:
-        orders = [_order(k, num_devices, num_micro_batches) for k in range(num_devices)]
-    return Table.on_grid(weight_slots.joined(weight_slots.filled(orders)))
+    return there_and_back.table(num_devices, num_micro_batches, _order)
 
 
 def _order(k: int, K: int, M: int) -> list[Slot]:

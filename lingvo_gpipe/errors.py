@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
+import traceback
 from collections.abc import Iterable
 
 # What TensorFlow adds to its messages for its developers: names of functions, nodes, operations.
@@ -86,6 +88,10 @@ class TrainingError(UserError, RuntimeError):
     """A run cannot continue (a loss that is not finite, a log directory that cannot be written)."""
 
 
+class HookError(UserError, RuntimeError):
+    """A hook of a run failed, or cannot be made."""
+
+
 class StepError(UserError, RuntimeError):
     """A step failed while it ran.
 
@@ -129,3 +135,21 @@ def nearest(name: str, names: Iterable[str], count: int = 3) -> list[str]:
 
     scored = sorted(((likeness(n), n) for n in set(names)), key=lambda pair: (-pair[0], pair[1]))
     return [candidate for score, candidate in scored[:count] if score >= 0.6]
+
+
+def cause(error: Exception, caller: str) -> str:
+    """Return an error of another's code and its place, on one line.
+
+    Args:
+        error: what it raised.
+        caller: the file that called it, which is not named as the place.
+    """
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
+    text = f"{type(error).__name__}: {error}".splitlines()[0]
+    outside = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename != caller and not frame.filename.startswith(("<", sys.base_prefix))
+    ]
+    return f"{text} ({outside[-1].filename}, line {outside[-1].lineno})" if outside else text

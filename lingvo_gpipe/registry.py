@@ -20,8 +20,6 @@ import importlib.metadata
 import importlib.util
 import inspect
 import pkgutil
-import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -34,6 +32,8 @@ if TYPE_CHECKING:
 
 PROJECT_PACKAGE = "lingvo_gpipe.params"
 ENTRY_POINT_GROUP = "lingvo_gpipe.params"
+HOOKS_GROUP = "lingvo_gpipe.hooks"
+"""Group of the entry points by which installed packages announce their hooks."""
 
 
 class Model:
@@ -198,6 +198,8 @@ class Registry:
         for name in self._packages:
             # So that the text of a user's model can name the user's classes.
             hyperparams.register_package(name.split(".", 1)[0])
+        for point in importlib.metadata.entry_points(group=HOOKS_GROUP):
+            hyperparams.register_package(point.module.split(".", 1)[0])
 
     def names(self, pattern: str = "*") -> list[str]:
         """Return the sorted names of all models that match the glob `pattern`.
@@ -244,7 +246,7 @@ class Registry:
         try:
             members = vars(importlib.import_module(module))
         except Exception as error:  # noqa: BLE001 - another's code: reported, and does not hide others.
-            self.broken[module] = _cause(error)
+            self.broken[module] = errors.cause(error, __file__)
             return
         for kind in list(members.values()):
             defined_here = inspect.isclass(kind) and kind.__module__ == module
@@ -290,7 +292,7 @@ def _user_package(name: str, where: str) -> ModuleType:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise errors.RegistryError(f"{where}: {_cause(error)}") from error
+            raise errors.RegistryError(f"{where}: {errors.cause(error, __file__)}") from error
         beside = Path(name.split(".", 1)[0]).is_dir()
         hint = "It is a folder beside you: " if beside else ""
         raise errors.RegistryError(
@@ -299,7 +301,7 @@ def _user_package(name: str, where: str) -> ModuleType:
             "Install the package, or put the folder around it on PYTHONPATH"
         ) from error
     except Exception as error:
-        raise errors.RegistryError(f"{where}: {_cause(error)}") from error
+        raise errors.RegistryError(f"{where}: {errors.cause(error, __file__)}") from error
     if not hasattr(module, "__path__"):
         raise errors.RegistryError(
             f"{where}: {name} is a single file. Name the package (the folder) around it"
@@ -336,16 +338,3 @@ def _below(folders: Iterable[str], package: str) -> Iterator[str]:
         yield f"{package}.{name}"
         inside = [str(Path(folder, name)) for folder in folders if Path(folder, name).is_dir()]
         yield from _below(inside, f"{package}.{name}")
-
-
-def _cause(error: Exception) -> str:
-    """Return an error and its place, on one line."""
-    if isinstance(error, SyntaxError):
-        return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
-    text = f"{type(error).__name__}: {error}".splitlines()[0]
-    outside = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename != __file__ and not frame.filename.startswith(("<", sys.base_prefix))
-    ]
-    return f"{text} ({outside[-1].filename}, line {outside[-1].lineno})" if outside else text

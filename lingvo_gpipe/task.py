@@ -11,7 +11,7 @@ import fnmatch
 import re
 from typing import Literal, TypeVar
 
-from lingvo_gpipe import errors, hyperparams, optim, pipelining
+from lingvo_gpipe import errors, hooks, hyperparams, optim, pipelining
 from lingvo_gpipe.hyperparams import text as params_texts
 from lingvo_gpipe.input import Input, Program, Serving
 
@@ -55,6 +55,12 @@ class Train(optim.Updater.Params):
         False, "Ends the run at a stall, with exit code 75; its checkpoints stay."
     )
     start: Start = hyperparams.field(Start(), "What is taken from another run's checkpoint.")
+    hooks: tuple[hooks.Hook.Params, ...] = hyperparams.field(
+        (), "Hooks that the run calls, in this order, such as hooks.CSVLog."
+    )
+    installed_hooks: bool = hyperparams.field(
+        True, "Calls the hooks that installed packages announce, too."
+    )
 
 
 class Eval(hyperparams.Params):
@@ -146,6 +152,8 @@ _MAY_CHANGE = (
     "train.stall_after_s",
     "train.end_at_stall",
     "train.start.*",
+    "train.hooks*",
+    "train.installed_hooks",
     "train.clip_norm",
     "train.optimizer.learning_rate*",
     "train.optimizer.groups",

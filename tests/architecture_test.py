@@ -26,7 +26,10 @@ ROWS = (
     ("keras_layers network optim", "networks and update rules, apart"),
     ("execution", "cells on devices"),
     ("pipelining", "the layer that users build"),
-    ("task+input+registry", "network, data and training as one tree of Params; names of models"),
+    (
+        "task+input+registry+hooks",
+        "network, data, training and hooks as one tree of Params; names of models",
+    ),
     ("plan", "what a step will need"),
     ("run", "training, evaluation, checkpoints, export, other slices for a run"),
     ("trainer+modes+recipes+repeat", "command lines"),

@@ -134,7 +134,8 @@ class Params(kinds.Node, metaclass=_ParamsMeta):
 
         The value is a Python literal, or a name where the field's type has names (an enum's
         member, a dtype, a registered class or function). A string may come without quotes if it
-        is made of letters, digits and `_./:-` alone. Params are replaced by `None` alone.
+        is made of letters, digits and `_./:-` alone. The name of a class means its Params with
+        their defaults. Params are replaced by `None` or by others alone.
         """
         path, sign, value = (part.strip() for part in assignment.partition("="))
         if not sign:
@@ -142,9 +143,14 @@ class Params(kinds.Node, metaclass=_ParamsMeta):
         place = tree.place_of(self, path)
         old = place.value()
         removed = value == "None" and kinds.takes_none(place.kind())
-        if kinds.holds_params(old) and not removed:
+        try:
+            parsed = fields.parse_value(value, place.kind(), type(self), path)
+        except ParamsError:
+            if kinds.holds_params(old):
+                raise suggestions.holds_params(self, path, old, value) from None
+            raise
+        if kinds.holds_params(old) and not (removed or kinds.holds_params(parsed)):
             raise suggestions.holds_params(self, path, old, value)
-        parsed = fields.parse_value(value, place.kind(), type(self), path)
         place.field.assign(place.node, parsed, self, path, place.steps)
         return self
 

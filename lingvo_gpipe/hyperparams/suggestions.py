@@ -61,7 +61,7 @@ def holds_params(root: Node, path: str, value: Value, source: str) -> HoldsParam
         present = [f"{each!r} (now {shown(leaf[1])})" for each, leaf in fitting.items()]
         way_out = f"set one of its fields: {', '.join(present[:_SHOWN])}"
     return HoldsParamsError(
-        f"{root.class_name()}: '{path}' holds {what}, which no text replaces; {way_out}",
+        f"{root.class_name()}: '{path}' holds {what}, which no plain value replaces; {way_out}",
         tuple(instead),
     )
 

@@ -319,12 +319,15 @@ def _convert_scalar(value: Value, kind: type, *, exact: bool) -> Value:
 
 
 def _named(name: Name, kind: type) -> Value:
-    """Return the member or dtype that `name` means for a type; None if it means nothing there."""
+    """Return what `name` means for a type: a member, a dtype or the Params of a class; or None."""
     if isinstance(kind, enum.EnumMeta):
         class_name, _, member = name.text.rpartition(".")
         if class_name and old_names.current(class_name) != names.public_name(kind):
             return None
         return kind.__members__.get(member)
+    if issubclass(kind, Node) and "." in name.text:
+        made = getattr(names.resolve(name.text), "Params", None)
+        return made() if isinstance(made, type) and issubclass(made, kind) else None
     return names.dtype_by_name(name.text) if names.is_dtype(kind) else None
 
 

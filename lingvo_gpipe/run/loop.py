@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 import shlex
@@ -33,6 +34,8 @@ from absl import logging
 from lingvo_gpipe import errors, task
 from lingvo_gpipe.console import progress
 from lingvo_gpipe.execution.monitoring import watchdog
+from lingvo_gpipe.hooks.base import Ended
+from lingvo_gpipe.hooks.calls import HookCalls
 from lingvo_gpipe.input import Batch, Input
 from lingvo_gpipe.plan import auto
 from lingvo_gpipe.run import (
@@ -62,14 +65,14 @@ class Result:
         step: number of updates.
         checkpoint: prefix of the last checkpoint's files.
         metrics: metrics of the last evaluation, by name; empty without one.
-        ended: "max_steps", "patience" (early stopping) or "signal".
+        ended: "max_steps", "patience" (early stopping), "hook" (one asked for it) or "signal".
         best: value of `eval.best` at the best checkpoint; None before the first evaluation.
     """
 
     step: int
     checkpoint: str
     metrics: dict[str, float]
-    ended: str
+    ended: Ended
     best: float | None = None
 
 
@@ -83,7 +86,7 @@ class _Options:
         should_stop: as in `run`.
         note_step: as in `run`.
         profile_steps: as in `run`.
-        max_batches: largest number of mini-batches of an evaluation; None: all.
+        dry_run: whether an evaluation has one mini-batch, and hooks write nothing elsewhere.
     """
 
     evaluate: bool
@@ -91,7 +94,7 @@ class _Options:
     should_stop: Callable[[], bool] = lambda: False
     note_step: Callable[[int], None] = lambda _: None
     profile_steps: range = range(0)
-    max_batches: int | None = None
+    dry_run: bool = False
 
 
 def run(
@@ -164,7 +167,7 @@ def dry_run(
     short = params.copy()
     short.train.max_steps = min(1, params.train.max_steps)
     with tempfile.TemporaryDirectory(prefix="lingvo_gpipe_dry_run_") as temporary:
-        options = _Options(evaluate, report, max_batches=1)
+        options = _Options(evaluate, report, dry_run=True)
         with contextlib.closing(_Training(short, source, Path(temporary), options)) as trial:
             trial.restore(start, None)
             trial.state.checkpoints.restore(trial.train().step)
@@ -195,6 +198,13 @@ class _Training:
         self._last: evaluation.Evaluation | None = None
         if params.eval.patience is not None and not options.evaluate:
             options.report("eval.patience does nothing in this run, which does not evaluate")
+        self._hooks = HookCalls(
+            self._params,
+            logdir,
+            options.report,
+            lambda work: self._watchdog.watching(work),
+            dry_run=options.dry_run,
+        )
         threads = process.prepare_devices(params.model)
         self._learner = Learner(params, source.element_spec(training=True))
         evaluation.check_names(self._learner.pipe, params.eval)
@@ -241,24 +251,37 @@ class _Training:
             )
 
     def train(self) -> Result:
-        """Do the updates that are left."""
-        train, state = self._params.train, self.state
+        """Do the updates that are left, and call the hooks."""
         classes = self._input.class_names
         writers = Writers(self._logdir, self._learner, self._params.to_text(), classes)
+        with contextlib.closing(writers), self._watchdog:
+            try:
+                self._hooks.begin(self.state.step)
+                result = self._train(writers)
+            except BaseException:
+                self._hooks.abort(self.state.step)
+                raise
+            self._hooks.end(result.step, result.metrics, result.ended)
+        return result
+
+    def _train(self, writers: Writers) -> Result:
+        train, state = self._params.train, self.state
         shown = progress.Progress(total=train.max_steps, start=state.step)
         try:
-            with contextlib.closing(writers), contextlib.closing(shown), self._watchdog:
+            with contextlib.closing(shown):
                 writers.constants(state.step, self._input.constants())
                 self._evaluate_if_due(writers)  # a signal may have interrupted it
                 for report in self._updates(writers):
                     shown.update(state.step, {"loss": report.loss})
+                    curves = functools.cache(functools.partial(writers.curves, report))
                     if state.step % train.log_interval_steps == 0:
-                        writers.update(state.step, report)
+                        writers.update(state.step, curves())
+                    self._hooks.after_update(state.step, curves)
                     self._evaluate_if_due(writers)
-                    if state.step % train.save_interval_steps == 0:
+                    if self._hooks.takes_save() or state.step % train.save_interval_steps == 0:
                         with self._watchdog.watching(f"the checkpoint of step {state.step}"):
                             state.save()
-                    writers.checkpoints(state.written())
+                    self._note_checkpoints(writers, state.written())
                 ended = self._ended()
                 if self._options.evaluate and ended != "signal" and not self._is_evaluated_here():
                     self._evaluate(writers)
@@ -266,8 +289,10 @@ class _Training:
                         ended = "signal"
                 with self._watchdog.watching(f"the checkpoint of step {state.step}"):
                     path = state.save()
-                    writers.checkpoints(state.wait())
-        except BrokenPipeError:  # the reader of the lines has ended, such as `tee` by the same ^C
+                    written = state.wait()
+                self._note_checkpoints(writers, written)
+        except (BrokenPipeError, errors.HookError):
+            # The reader of the lines has ended, such as `tee` by the same ^C; or a hook failed.
             state.save()
             raise
         best = None if state.best is None else state.best.value
@@ -278,6 +303,11 @@ class _Training:
             ended,
             None if best is None or math.isinf(best) else best,
         )
+
+    def _note_checkpoints(self, writers: Writers, written: Sequence[checkpoints.Written]) -> None:
+        writers.checkpoints(written)
+        for one in written:
+            self._hooks.after_checkpoint(one.step, one.path, one.metrics)
 
     def close(self) -> None:
         """Wait until the checkpoints that were begun are written."""
@@ -290,7 +320,7 @@ class _Training:
         source = iter(data)
         first = state.step
         while state.step < train.max_steps and not state.is_out_of_patience:
-            if self._options.should_stop():
+            if self._hooks.stop_reason is not None or self._options.should_stop():
                 return
             self._options.note_step(state.step)
             begun = time.perf_counter()
@@ -328,11 +358,13 @@ class _Training:
                 step_s=step_s,
             )
 
-    def _ended(self) -> str:
-        """Return why the run ends: no further update is due, or the user asked to stop."""
+    def _ended(self) -> Ended:
+        """Return why the run ends: no further update is due, or somebody asked to stop."""
         if self.state.step >= self._params.train.max_steps:
             return "max_steps"
-        return "patience" if self.state.is_out_of_patience else "signal"
+        if self.state.is_out_of_patience:
+            return "patience"
+        return "signal" if self._hooks.stop_reason is None else "hook"
 
     def _may_lower(self, scale: tf.Tensor | None) -> bool:
         """Return whether the next update, with a smaller loss scale, may be finite."""
@@ -367,7 +399,8 @@ class _Training:
 
     def _evaluate(self, writers: Writers) -> None:
         params = self._params.eval
-        batches = evaluation.batches(self._source, params, self._options.max_batches)
+        most = 1 if self._options.dry_run else None
+        batches = evaluation.batches(self._source, params, most)
         name = f"a mini-batch of the evaluation at step {self.state.step}"
         try:
             with self._learner.updater.averaged():
@@ -391,6 +424,9 @@ class _Training:
         writers.evaluation(evaluated)
         self.state.record_evaluation(value)
         self._options.report(evaluated.line())
+        self._hooks.after_evaluation(
+            evaluated.step, evaluated.values | evaluated.curves | evaluated.unread
+        )
 
 
 def _last_lines(params: Task.Params, logdir: Path, result: Result) -> Iterator[str]:

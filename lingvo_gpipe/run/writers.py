@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
 
@@ -93,30 +94,26 @@ class Writers:
         unit = "FLOPs" if all(cost is None for cost in stated) else "of stated cost"
         self.train.png(step, "schedule", drawing.draw(planned, unit=unit))
 
-    def update(self, step: int, report: StepReport) -> None:
-        """Write the curves of an update."""
-        scalars = report.scalars()
+    def curves(self, report: StepReport) -> dict[str, float]:
+        """Return the points of an update's curves, by name."""
+        points = report.scalars()
         for name, total in report.result.sums.items():
             metric = self._learner.pipe.analysis.metrics[name]
-            result = metric.finish(total)
-            scalars |= {name: result, **metric.curves(result)}
-        self.train.scalars(
-            step,
-            scalars
-            | {"bubble_share_planned": self._planned_bubble, "traces": self._learner.num_traces},
-        )
+            result = np.asarray(metric.finish(total))
+            points |= metric.curves(result) if result.ndim else {name: float(result)}
+        return points | {
+            "bubble_share_planned": self._planned_bubble,
+            "traces": float(self._learner.num_traces),
+        }
+
+    def update(self, step: int, curves: Mapping[str, float]) -> None:
+        """Write the points of an update's curves."""
+        self.train.scalars(step, curves)
 
     def checkpoints(self, written: Iterable[Written]) -> None:
         """Write what checkpoints cost."""
         for one in written:
-            self.train.scalars(
-                one.step,
-                {
-                    "checkpoint/waited_s": one.waited_s,
-                    "checkpoint/written_s": one.written_s,
-                    "checkpoint/mib": one.num_bytes / 2**20,
-                },
-            )
+            self.train.scalars(one.step, one.metrics)
 
     def constants(self, step: int, values: Mapping[str, float]) -> None:
         """Write numbers of the data."""

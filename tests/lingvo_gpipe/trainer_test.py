@@ -263,7 +263,7 @@ RATE_CONFIG = f"{RATE}.config.initial_learning_rate"
     ("assignment", "end"),
     [
         (f"{RATE}=0.001", f"set '{RATE_CONFIG}'. Try --params_override={RATE_CONFIG}=0.001"),
-        (f"{RATE}=os.system", "which no text replaces; override its fields"),
+        (f"{RATE}=os.system", "which no plain value replaces; override its fields"),
         ("train.optimizer=Adam", "set one of its fields: 'train.optimizer.name' (now 'Adam')"),
         ("train.optimizer.cls=os.system", "nearest 'model.cells'"),
         ("model.nam=os.system", "nearest 'name', 'model.layers[0].name', 'model.name'"),
@@ -282,7 +282,7 @@ def test_an_override_is_suggested_if_it_works_and_names_no_foreign_code(
 def test_a_rate_of_other_fields_comes_with_their_present_values(run: Run) -> None:
     (line,) = run("--model=lm.transformer.L3", f"--params_override={RATE}=0.001").err
     assert line.endswith(
-        f"which no text replaces; set one of its fields: '{RATE}.factor' (now 0.3)"
+        f"which no plain value replaces; set one of its fields: '{RATE}.factor' (now 0.3)"
     )
 
 

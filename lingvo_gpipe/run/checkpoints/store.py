@@ -132,7 +132,7 @@ class Checkpoints:
             num_bytes = self._write(manager, prefix)
             written_s = time.perf_counter() - taken
             waited_s = taken - begun + (0.0 if self._writer.in_background else written_s)
-            return writing.Written(step, waited_s, written_s, num_bytes)
+            return writing.Written(prefix, step, waited_s, written_s, num_bytes)
 
         self._begun = self._writer.write(write)
         self._present = prefix

@@ -18,16 +18,27 @@ class Written:
     """A checkpoint that is on the disk.
 
     Attributes:
+        path: prefix of its files.
         step: its number.
         waited_s: seconds that training waited for it.
         written_s: seconds until it was complete, from the moment whose values it has.
         num_bytes: bytes of its files.
     """
 
+    path: str
     step: int
     waited_s: float
     written_s: float
     num_bytes: int
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What it cost, by the names of TensorBoard's curves."""
+        return {
+            "checkpoint/waited_s": self.waited_s,
+            "checkpoint/written_s": self.written_s,
+            "checkpoint/mib": self.num_bytes / 2**20,
+        }
 
 
 class Snapshot(tf.__internal__.tracking.Trackable):

@@ -9,7 +9,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import hyperparams
+from lingvo_gpipe import hooks, hyperparams, optim, task
 from lingvo_gpipe.hyperparams import field, from_text
 from tests.lingvo_gpipe.hyperparams import cases
 from tests.lingvo_gpipe.hyperparams.cases import (
@@ -255,7 +255,30 @@ def test_none_takes_the_place_of_params_that_need_not_be_there() -> None:
     one = tree().set({"model.head": Dense.Params(units=3)})
     assert one.override("model.head=None") == tree()
     assert message(lambda: one.override("model=None")).endswith(
-        f"'model' holds Params ({here('Stack')}), which no text replaces; override its fields"
+        f"'model' holds Params ({here('Stack')}), which no plain value replaces; override its "
+        "fields"
+    )
+
+
+def test_the_name_of_a_class_means_its_params() -> None:
+    train = task.Train()
+    train.override("hooks=[hooks.CSVLog, hooks.CSVLog]").override("hooks[1].eval_file=x.csv")
+    assert train.hooks == (hooks.CSVLog.Params(), hooks.CSVLog.Params(eval_file="x.csv"))
+    assert repr(train.override("hooks=[hooks.Hook]").hooks) == "(Hook(),)"
+    optimizer = optim.Optimizer.Params(learning_rate=0.1)
+    optimizer.override("learning_rate=optim.InverseSquareRoot")
+    assert optimizer.learning_rate == optim.InverseSquareRoot.Params()
+    optimizer.override("learning_rate=optim.WarmupStaircase").override("learning_rate.peak=0.5")
+    assert optimizer.learning_rate == optim.WarmupStaircase.Params(peak=0.5)
+    assert message(lambda: optimizer.override("learning_rate=0.1")).endswith(
+        "which no plain value replaces; set one of its fields: 'learning_rate.peak' (now 0.5), "
+        "'learning_rate.floor' (now 0.0)"
+    )
+    assert message(lambda: train.override("hooks=[optim.Average]")).endswith(
+        "'hooks' holds Params, which no plain value replaces; override its fields"
+    )
+    assert "'hooks[0]' must be Hook.Params, got optim.Average" in message(
+        lambda: task.Train().override("hooks=[optim.Average]")
     )
 
 
@@ -285,8 +308,14 @@ def test_none_takes_the_place_of_params_that_need_not_be_there() -> None:
         ("kind=Wide", "{name}: 'kind': 'Wide' is not in a registered package ("),
         ("kind={name}", "{name}: 'kind' must be type[Layer], got {name}"),
         ("anything=x", "{name}: 'anything': 'x' is not in a registered package ("),
-        ("child=3", "{name}: 'child' holds Params (OTHER), which no text replaces; override its f"),
-        ("pairs=()", "{name}: 'pairs' holds Params, which no text replaces; override its fields"),
+        (
+            "child=3",
+            "{name}: 'child' holds Params (OTHER), which no plain value replaces; override its f",
+        ),
+        (
+            "pairs=()",
+            "{name}: 'pairs' holds Params, which no plain value replaces; override its fields",
+        ),
         (
             "table={'a': [1], 'a': [2]}",
             "{name}: 'table': cannot read \"{'a': [1], 'a': [2]}\" as a",

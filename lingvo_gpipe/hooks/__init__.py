@@ -1,0 +1,11 @@
+"""Hooks: code that a run calls when something has happened, and the hooks that come with us.
+
+A hook receives copies of numbers, so it cannot change any; what changes numbers is a layer, an
+input, or a part of `lingvo_gpipe.optim`. When a run calls its hooks is decided by
+`lingvo_gpipe.run.loop`.
+"""
+
+from lingvo_gpipe.hooks.base import Hook, Moment
+from lingvo_gpipe.hooks.csv_log import CSVLog
+
+__all__ = ["CSVLog", "Hook", "Moment"]

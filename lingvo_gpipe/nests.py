@@ -15,6 +15,9 @@ Nest: TypeAlias = Any
 SpecNest: TypeAlias = Any
 """A nest of `tf.TensorSpec`."""
 
+NameNest: TypeAlias = Any
+"""A name, or a list, tuple or dict of nests of names."""
+
 
 def floating(nest: Nest | SpecNest) -> list[tf.Tensor]:
     """Return the floating leaves of a nest of tensors or specs, in order."""

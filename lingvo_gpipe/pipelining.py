@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, network, packing, precision, seeds
+from lingvo_gpipe import errors, hyperparams, network, packing, seeds
 from lingvo_gpipe.execution import (
     cell_programs,
     mini_batch,
@@ -26,6 +26,7 @@ from lingvo_gpipe.execution.executor import Executor
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.context import Collected, Context
 from lingvo_gpipe.nests import Nest, SpecNest
+from lingvo_gpipe.network import wiring
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -173,7 +174,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
     def loss_weights(self, batch: Mapping[str, Nest]) -> dict[str, tf.Tensor]:
         """Return each loss's weight (examples, real tokens) in a mini-batch; they add up."""
         fields = self._fields(batch)
-        master = precision.policy(self.params.dtype).variable
+        master = self.params.policy.variable
         losses = self.analysis.losses
         with self.executor.beside_input():
             return {loss.name: tf.cast(loss.weight(fields), master) for loss in losses}
@@ -254,14 +255,15 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
 
         Args:
             theta: tensors nested by layer, as `theta()` returns them.
-            inputs: the mini-batch: a dictionary of fields, or the value of `x` alone.
+            inputs: the mini-batch: a dictionary of fields, or what the field `inputs` of the Params
+                says; without it, the value of `x` alone.
             ctx: its `root_seed` is the run's; losses, sums and moments are collected into it,
                 added up over micro-batches.
 
         Returns:
-            A dictionary by name where the network has several outputs, else the one.
+            The network's outputs, as the field `outputs` of the Params says.
         """
-        fields = self._fields(_by_name(inputs))  # builds the pipeline
+        fields = self._fields(self._by_field(inputs))  # builds the pipeline
         fields = self._built.checked(fields)
         weights = {**variables.flatten(theta), **variables.flatten(ctx.state)}
         outputs, collected = self._built.under_tape(fields, weights, ctx)
@@ -272,6 +274,9 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
                 "Use a new context for each call: context(training=...)"
             )
         ctx.collected.update(collected.as_nest())
+        structure = self.params.outputs
+        if not isinstance(structure, tuple):
+            return wiring.in_structure(structure, outputs)
         return outputs if len(outputs) > 1 else next(iter(outputs.values()))
 
     @_without_autograph
@@ -288,9 +293,8 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             step: number of the update.
             ctx: a context of the caller's, to collect losses and moments.
         """
-        fields = _by_name(inputs)
-        self.build(fields)
-        return self.fprop(self.theta(), fields, ctx or self.context(training=training, step=step))
+        self.build(self._by_field(inputs))
+        return self.fprop(self.theta(), inputs, ctx or self.context(training=training, step=step))
 
     def context(self, *, training: bool, step: int | tf.Tensor = 0) -> Context:
         """Return a new context for `fprop`: the run's seed, the present statistics."""
@@ -344,6 +348,15 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             first_micro_batch=tf.constant(0),
         )
 
+    def _by_field(self, inputs: Nest) -> dict[str, Nest]:
+        """Return the fields of a call: in the structure of `inputs` of the Params, or by name."""
+        structure = self.params.inputs
+        if structure == ():
+            return inputs if isinstance(inputs, dict) else {"x": inputs}
+        if isinstance(inputs, dict) and inputs.keys() >= set(wiring.names(structure)):
+            return inputs
+        return wiring.by_name(structure, inputs)
+
     def _fields(self, batch: Mapping[str, Nest]) -> dict[str, Nest]:
         """Return the mini-batch as tensors; the first one builds the pipeline.
 
@@ -376,11 +389,6 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
 def _step(step: int | tf.Tensor) -> tf.Tensor:
     """Return the number of an update as the int64 scalar that programs take."""
     return tf.cast(tf.convert_to_tensor(step, dtype_hint=tf.int64), tf.int64)
-
-
-def _by_name(inputs: Nest) -> dict[str, Nest]:
-    """Return the fields of a mini-batch; any other value than a dictionary is the field `x`."""
-    return inputs if isinstance(inputs, dict) else {"x": inputs}
 
 
 def _specs(fields: Mapping[str, Nest | SpecNest]) -> dict[str, SpecNest]:

@@ -87,7 +87,7 @@ class CellPrograms:
         self._analysis = analysis
         self._layers = layers
         self._jit = jit
-        self._master = precision.policy(analysis.params.dtype).variable
+        self._master = analysis.params.policy.variable
         self._programs: dict[tuple[_Kind, _Shapes], _Program] = {}
         self._cuts: dict[tuple[network.Mode, _Shapes], tuple[CutBackward, Nest]] = {}
 

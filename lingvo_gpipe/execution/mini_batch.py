@@ -259,7 +259,7 @@ class MiniBatchRunner:
     def _result(
         self, outputs: PassOutputs, loss_weights: Mapping[str, tf.Tensor]
     ) -> MiniBatchResult:
-        master = precision.policy(self._params.dtype).variable
+        master = self._params.policy.variable
         collected = outputs.collected
         means = {
             name: tf.math.divide_no_nan(tf.cast(collected.losses[name], weight.dtype), weight)

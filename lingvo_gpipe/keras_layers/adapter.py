@@ -191,6 +191,25 @@ def from_keras(
     )
 
 
+def to_keras(
+    live: keras.layers.Layer,
+    values: Mapping[str, variables.Value],
+    *,
+    name: str | None = None,
+) -> None:
+    """Assign values of a pipeline to the variables of a built Keras layer.
+
+    Args:
+        live: the layer that `from_keras` converted, or one like it.
+        values: path in the network → variable or array, such as `by_path` of the pipeline.
+        name: name of the layer in the network; None: its Keras name.
+
+    Raises:
+        LayerError: a value is missing, or has another shape.
+    """
+    variables.assign({live.name if name is None else name: live}, values)
+
+
 def _default_args(live: keras.Operation, tensors: Sequence[str]) -> list[Any]:
     """Return the arguments of a call on `tensors`, as the field `args` holds them."""
     marked: list[Any] = [{READ: read} for read in tensors]

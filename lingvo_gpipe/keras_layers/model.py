@@ -2,7 +2,9 @@
 
     network = keras_layers.from_keras_model(keras.applications.ResNet50(weights=None))
     params = pipelining.PipeliningLayer.Params(
-        layers=network.layers, outputs=network.outputs, num_partitions=4)
+        layers=network.layers, inputs=network.inputs, outputs=network.outputs, num_partitions=4)
+    ...
+    model = network.to_keras(pipe.by_path)
 
 Each node of the model's graph becomes a layer, in topological order. Each symbolic tensor gets a
 name in the stream, so that skip connections follow the graph. Functional models inside are cut too.
@@ -22,6 +24,7 @@ from lingvo_gpipe import errors
 from lingvo_gpipe.keras_layers import adapter, config, variables
 from lingvo_gpipe.keras_layers.trace import READ
 from lingvo_gpipe.layers.base import Layer
+from lingvo_gpipe.nests import NameNest
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,15 +33,42 @@ class Network:
 
     Attributes:
         layers: Params of its layers, in order.
-        inputs: fields of the mini-batch that it reads, in the order of the model's inputs.
-        outputs: names in the stream of its outputs, in the order of the model's outputs.
+        inputs: fields of the mini-batch that it reads, as the model takes its inputs: a name, or a
+            list or dict of names; for `inputs` of a pipeline's Params.
+        outputs: names in the stream of its outputs, as the model returns them; for `outputs` of a
+            pipeline's Params, and for what losses and metrics read.
         names: Keras name of a layer (`inner/dense_3` in an inner model) → its name here.
+        model: the Keras model.
+        calls: name here → layer or operation of the model; a shared layer has several names.
     """
 
     layers: list[Layer.Params]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    inputs: NameNest
+    outputs: NameNest
     names: dict[str, str]
+    model: keras.Model
+    calls: dict[str, keras.Operation]
+
+    def to_keras(self, values: Mapping[str, variables.Value]) -> keras.Model:
+        """Assign values of the pipeline to the variables of the Keras model; return the model.
+
+        Weights, frozen weights and statistics of batch norms get new values. The states of the
+        model's optimizer, metrics and seed generators stay as they are.
+
+        Args:
+            values: path → variable or array, such as `by_path` of the pipeline, or its averages.
+                Further paths, such as those of a head, are ignored.
+
+        Raises:
+            LayerError: the model is not built, or a value is missing or of another shape. No
+                variable has changed then.
+        """
+        if not self.model.built:
+            raise errors.LayerError(
+                f"{self.model.name} has no variables yet. Call its build(input_shape) first"
+            )
+        variables.assign(self.calls, values)
+        return self.model
 
 
 def from_keras_model(
@@ -55,7 +85,8 @@ def from_keras_model(
     of the process. A layer in an inner model is named `inner.layer`.
 
     Args:
-        model: built or not; it is not changed. A subclassed model is one layer (`from_keras`).
+        model: built or not; only `Network.to_keras` changes it. A subclassed model is one layer
+            (`from_keras`).
         keep_weights: start from the model's current weights; False: from its initializers, with the
             seeds of the pipeline. A recipe that makes its model in every process needs False or
             loaded weights; otherwise its text names different weights in each process.
@@ -87,9 +118,27 @@ def from_keras_model(
     streams = dict(fields)
     cutter.taken.update(fields.values())
     cutter.cut(graph, streams)
-    outputs = tuple(streams[id(tensor)] for tensor in graph.outputs)
-    layers = cutter.finished(next(iter(fields.values())), outputs)
-    return Network(layers, tuple(fields.values()), outputs, cutter.keras_names)
+    layers = cutter.finished(
+        next(iter(fields.values())), [streams[id(tensor)] for tensor in graph.outputs]
+    )
+    return Network(
+        layers,
+        inputs=_structure(graph.input, fields),
+        outputs=_structure(graph.output, streams),
+        names=cutter.keras_names,
+        model=model,
+        calls=cutter.calls,
+    )
+
+
+def _structure(tensors: Any, names: Mapping[int, str]) -> NameNest:
+    """Return names in the structure of symbolic tensors; of a list with one, the name alone."""
+    if isinstance(tensors, dict):
+        return {key: _structure(inner, names) for key, inner in tensors.items()}
+    if isinstance(tensors, list | tuple):
+        parts = [_structure(inner, names) for inner in tensors]
+        return parts[0] if len(parts) == 1 else parts
+    return names[id(tensors)]
 
 
 def _chain(model: keras.Sequential, keep_weights: bool, field: str) -> Network:
@@ -111,7 +160,8 @@ def _chain(model: keras.Sequential, keep_weights: bool, field: str) -> Network:
         params.examples = field
         layers.append(params)
         read = name
-    return Network(layers, (field,), (read,), cutter.keras_names)
+    calls = {cutter.names[id(layer)]: layer for layer in model.layers}
+    return Network(layers, field, read, cutter.keras_names, model, calls)
 
 
 @dataclasses.dataclass(slots=True)
@@ -138,6 +188,11 @@ class _Cutter:
         self._keep_weights = keep_weights
         self._calls: list[_Call] = []
         self._masks: dict[str, str] = {}
+
+    @property
+    def calls(self) -> dict[str, keras.Operation]:
+        """Name of a layer here → layer or operation of the model."""
+        return {call.name: call.operation for call in self._calls}
 
     def find(self, graph: Functional, prefix: str = "", keras_prefix: str = "") -> None:
         """Name every operation of a graph, and of graphs inside it."""

@@ -10,17 +10,20 @@ import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
 import tensorflow as tf
 from keras.src.backend.common import global_state
 
-from lingvo_gpipe import errors
+from lingvo_gpipe import errors, packing
 from lingvo_gpipe.keras_layers import config, weights
 from lingvo_gpipe.layers import base
+
+Value: TypeAlias = packing.Variable | tf.Tensor | np.ndarray[Any, Any]
+"""What a variable of a Keras layer can be assigned from."""
 
 _WAITING = "uninitialized_variables"
 _NUMBERED = re.compile(r"_\d+$")
@@ -111,6 +114,45 @@ def find(made: keras.Operation) -> Variables:
         frozenset(path for path, v in weights.items() if id(v) in moving),
         tuple(v for v in made.variables if id(v) not in counted),
     )
+
+
+def assign(calls: Mapping[str, keras.Operation], values: Mapping[str, Value]) -> None:
+    """Assign values to the variables of Keras layers, each once.
+
+    Args:
+        calls: name of a layer in the network → built Keras layer; of a layer with several names,
+            the first is that of its variables.
+        values: path in the network → value.
+
+    Raises:
+        LayerError: a value is missing, or has another shape. No variable has changed then.
+    """
+    assigned: dict[int, tuple[keras.Variable, np.ndarray[Any, Any]]] = {}
+    for name, operation in calls.items():
+        for path, variable in find(operation).weights.items():
+            if id(variable) not in assigned:
+                value = _value(f"{name}/{path}", tuple(variable.shape), values)
+                assigned[id(variable)] = (variable, value)
+    for variable, value in assigned.values():
+        variable.assign(value)
+
+
+def _value(path: str, shape: tuple[int, ...], values: Mapping[str, Value]) -> np.ndarray[Any, Any]:
+    """Return the value at a path, as an array of this shape."""
+    if path not in values:
+        near = errors.nearest(path, values) or sorted(values)[:3]
+        raise errors.LayerError(
+            f"there is no value {path!r} for the Keras model; nearest {', '.join(near) or 'none'}. "
+            "Use those of a pipeline that from_keras_model made of this model"
+        )
+    held = values[path]
+    value = held if isinstance(held, np.ndarray) else held.numpy()
+    if value.shape != shape:
+        raise errors.LayerError(
+            f"{path} has shape {list(value.shape)}, but that of the Keras model {list(shape)}. Use "
+            "the values of a pipeline that from_keras_model made of this model"
+        )
+    return value
 
 
 def spec(path: str, variables: Variables, kept: str) -> base.VariableSpec:

@@ -7,9 +7,10 @@ import itertools
 from collections.abc import Sequence
 from typing import TypeVar
 
-from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe import errors, hyperparams, precision
 from lingvo_gpipe.layers import base, composite
 from lingvo_gpipe.layers.sliced import dividing
+from lingvo_gpipe.nests import NameNest
 
 
 class PipelineParams(hyperparams.Configurable.Params):
@@ -84,13 +85,23 @@ class PipelineParams(hyperparams.Configurable.Params):
     unbatched: tuple[str, ...] = hyperparams.field(
         (), "Fields of the mini-batch without a batch dimension; sent whole."
     )
-    outputs: tuple[str, ...] = hyperparams.field(
-        (), "Names that the network returns; empty: what the last layer writes."
+    inputs: NameNest = hyperparams.field(
+        (),
+        "Fields as a call takes them: a name, or a list or dict of names. Empty: a dictionary by "
+        "field, or the value of x alone.",
+    )
+    outputs: NameNest = hyperparams.field(
+        (),
+        "Names that the network returns, and as a call returns them: a name, or a list or dict of "
+        "names; of a tuple, the only one or a dictionary by name. Empty: what the last layer "
+        "writes.",
     )
     frozen: tuple[str, ...] = hyperparams.field(
         (), "Glob patterns of variable paths that are not trained, such as stem/*."
     )
-    dtype: str | None = hyperparams.field(None, "Precision policy; None is float32.")
+    dtype: str | None = hyperparams.field(
+        None, "Precision policy; None is float32, or float64 if a layer has that."
+    )
     jit_compile: bool = hyperparams.field(False, "Compiles every cell program with XLA.")
     fuse: bool = hyperparams.field(
         True, "Fuses the last cell's forward and backward where the table has them in a row."
@@ -101,6 +112,15 @@ class PipelineParams(hyperparams.Configurable.Params):
         "would be read as zeros.",
     )
     seed: int = hyperparams.field(0, "Seed of the initial weights and of every random number.")
+
+    @property
+    def policy(self) -> precision.Policy:
+        """The network's precision policy: of its fields, losses and layers without their own."""
+        dtype = self.dtype
+        if dtype is None:
+            layers = [layer for cell in self.cells for layer in cell] or self.layers
+            dtype = "float64" if any(layer.dtype == "float64" for layer in layers) else None
+        return precision.policy(dtype)
 
 
 def layer_params(params: PipelineParams) -> list[base.Layer.Params]:
@@ -149,10 +169,11 @@ def _named(params: PipelineParams) -> list[base.Layer.Params]:
     taken = {layer.name for layer in layers if layer.name}
     numbers: dict[str, itertools.count[int]] = {}  # stem → numbers not tried yet
     copies = []
+    policy = params.policy.name
     for layer in layers:
         copy = layer.copy()
         if copy.dtype is None:
-            copy.dtype = params.dtype
+            copy.dtype = policy
         if copy.batch_dim is None:
             copy.batch_dim = params.batch_dim
         if not copy.name:

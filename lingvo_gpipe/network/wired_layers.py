@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import tensorflow as tf
 
-from lingvo_gpipe import errors, precision
+from lingvo_gpipe import errors
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.nests import SpecNest
 from lingvo_gpipe.network import micro_batches, variables, wiring
@@ -110,8 +110,11 @@ def wire(params: PipelineParams, fields: Mapping[str, SpecNest]) -> WiredLayers:
     """
     layers = layer_params(params)
     sizes = micro_batches.sizes_of(params, fields)
-    nodes = [wiring.Node(p.name, tuple(p.reads), tuple(p.writes)) for p in layers]
-    wired = wiring.wire(nodes, list(fields), params.outputs)
+    nodes = [
+        wiring.Node(p.name, tuple(p.reads), tuple(p.writes), compares=bool(p.compared()))
+        for p in layers
+    ]
+    wired = wiring.wire(nodes, list(fields), wiring.names(params.outputs))
     specs = _field_specs(params, fields, max(sizes), _compared(wired, layers))
     metas = _metas(layers, wired, specs)
     found = variables.resolve(layers, metas, params.frozen)
@@ -138,7 +141,7 @@ def _field_specs(
     params: PipelineParams, fields: Mapping[str, SpecNest], size: int, compared: Collection[str]
 ) -> list[SpecNest]:
     """Return the specs of the fields in a micro-batch of `size` examples, as layers read them."""
-    policy = precision.policy(params.dtype)
+    policy = params.policy
     specs = []
     for name, nest in fields.items():
         floats = policy.variable if name in compared else policy.compute

@@ -1,27 +1,37 @@
 """The named stream: which layer reads which version of a name, and what each cell sends.
 
-Pure Python. Each time a name is written again, a new version begins. A tensor goes directly from
-the cell that makes it to each cell that reads it, never through the cells between them.
+No tensor is computed here. Each time a name is written again, a new version begins. A tensor goes
+directly from the cell that makes it to each cell that reads it, never through the cells between
+them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from lingvo_gpipe import errors
+from lingvo_gpipe.nests import NameNest, Nest
 
 FIELD = -1  # producer of the fields of the mini-batch
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Node:
-    """A layer in the stream: its name, the names that it reads, and those that it writes."""
+    """A layer in the stream.
+
+    Attributes:
+        name: its name.
+        reads: the names that it reads.
+        writes: the names that it writes.
+        compares: it adds a loss or a metric, so that what it writes may stay unread.
+    """
 
     name: str
     reads: tuple[str, ...] = ("x",)
     writes: tuple[str, ...] = ("x",)
+    compares: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,8 +111,8 @@ def wire(nodes: Sequence[Node], fields: Iterable[str], outputs: Sequence[str] = 
             writes.
 
     Raises:
-        StreamError: a name is read before it is written, or written and never read; or a layer
-            writes no name.
+        StreamError: a name is read before it is written, or written and never read, unless by a
+            layer that compares; or a layer writes no name.
 
     >>> nodes = [Node("a"), Node("b", reads=("x", "label"), writes=("y",))]
     >>> wire(nodes, ["x", "label"]).reads
@@ -140,7 +150,8 @@ def wire(nodes: Sequence[Node], fields: Iterable[str], outputs: Sequence[str] = 
         writes.append(tuple(write(name, number) for name in node.writes))
     leaving = _leaving(outputs or (nodes[-1].writes if nodes else ()), current)
     for index, (name, producer) in enumerate(found):
-        if producer != FIELD and not consumers[index] and index not in leaving.values():
+        is_read = consumers[index] or index in leaving.values()
+        if producer != FIELD and not is_read and not nodes[producer].compares:
             raise errors.StreamError(_unread(name, nodes[producer], nodes[producer + 1 :]))
     versions = tuple(
         Version(i, name, producer, tuple(dict.fromkeys(consumers[i])))
@@ -245,3 +256,75 @@ def layers_with_gradient(wiring: Wiring, is_trained: Sequence[bool]) -> tuple[bo
         trained or any(v in reached for v in reads)
         for trained, reads in zip(is_trained, wiring.reads, strict=True)
     )
+
+
+def names(nest: NameNest) -> tuple[str, ...]:
+    """Return the names in a nest of names in order, each once.
+
+    Raises:
+        LayerError: a leaf is not a name.
+
+    >>> names(["b", {"one": "a", "two": "b"}])
+    ('b', 'a')
+    """
+    if isinstance(nest, str):
+        return (nest,)
+    if isinstance(nest, Mapping):
+        parts = list(nest.values())
+    elif isinstance(nest, list | tuple):
+        parts = list(nest)
+    else:
+        raise errors.LayerError(
+            f"{nest!r} is not a name. Write names of the stream, alone or in a list, tuple or dict"
+        )
+    return tuple(dict.fromkeys(name for part in parts for name in names(part)))
+
+
+def by_name(nest: NameNest, value: Nest) -> dict[str, Nest]:
+    """Return name → value, from values in the structure of a nest of names.
+
+    A list stands for a tuple, and a tuple for a list.
+
+    Raises:
+        InputError: the value has another structure.
+
+    >>> by_name(["a", {"two": "b"}], (1, {"two": 2}))
+    {'a': 1, 'b': 2}
+    """
+    if isinstance(nest, str):
+        return {nest: value}
+    if isinstance(nest, Mapping):
+        fits = isinstance(value, Mapping) and set(value) == set(nest)
+        pairs = [(nest[key], value[key]) for key in nest] if fits else []
+    else:
+        fits = isinstance(value, list | tuple) and len(value) == len(nest)
+        pairs = list(zip(nest, value, strict=True)) if fits else []
+    if not fits:
+        raise errors.InputError(
+            f"a call takes {_shown(nest)}, got {_shown(value)}. Use that structure, or a "
+            f"dictionary of the fields {', '.join(names(nest))}"
+        )
+    return {name: leaf for part, inner in pairs for name, leaf in by_name(part, inner).items()}
+
+
+def in_structure(nest: NameNest, values: Mapping[str, Nest]) -> Nest:
+    """Return values by name in the structure of a nest of names.
+
+    >>> in_structure({"two": ["b"]}, {"a": 1, "b": 2})
+    {'two': [2]}
+    """
+    if isinstance(nest, str):
+        return values[nest]
+    if isinstance(nest, Mapping):
+        return {key: in_structure(part, values) for key, part in nest.items()}
+    parts = [in_structure(part, values) for part in nest]
+    return tuple(parts) if isinstance(nest, tuple) else parts
+
+
+def _shown(nest: Nest) -> str:
+    """Return a structure as messages show it: names, and tensors as their kind."""
+    if isinstance(nest, Mapping):
+        return "{" + ", ".join(f"{key}: {_shown(part)}" for key, part in nest.items()) + "}"
+    if isinstance(nest, list | tuple):
+        return "[" + ", ".join(map(_shown, nest)) + "]"
+    return nest if isinstance(nest, str) else "a tensor"

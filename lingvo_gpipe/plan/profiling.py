@@ -14,7 +14,7 @@ from typing import TypeAlias, TypeVar
 
 import tensorflow as tf
 
-from lingvo_gpipe import nests, network, precision, seeds
+from lingvo_gpipe import nests, network, seeds
 from lingvo_gpipe.execution import cell_calls, cell_programs
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.nests import Nest, SpecNest
@@ -212,7 +212,7 @@ class _Runner:
         jit = analysis.params.jit_compile
         self.programs = cell_programs.CellPrograms(number, analysis, layers, jit)
         self.inputs = _values(analysis, self.cell)
-        master = precision.policy(analysis.layers[number].params.dtype).variable
+        master = analysis.layers[number].params.policy.variable
         specs = (analysis.variables[path] for path in self.cell.weights)
         self.upstream = cell_calls.BackwardInputs(
             exports={

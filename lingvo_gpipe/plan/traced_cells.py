@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from lingvo_gpipe import nests, network, precision
+from lingvo_gpipe import nests, network
 from lingvo_gpipe.execution import cell_programs
 from lingvo_gpipe.execution.cell_calls import BackwardInputs, CellInputs
 from lingvo_gpipe.graphs import traced_memory
@@ -125,7 +125,7 @@ def _input_specs(
         seed=tf.TensorSpec([2], tf.int32),
         step=tf.TensorSpec([], tf.int64),
     )
-    master = precision.policy(analysis.params.dtype).variable
+    master = analysis.params.policy.variable
     upstream = BackwardInputs(
         exports={v: nests.floating(analysis.specs[v]) for v in cell.exports_with_gradient},
         loss_factors=[tf.TensorSpec([], master) for _ in cell.losses],

@@ -15,7 +15,7 @@ from lingvo_gpipe import errors, network, seeds
 from lingvo_gpipe.execution import cell_calls, cell_programs, mini_batch
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.nests import Nest, SpecNest
-from lingvo_gpipe.network import micro_batches
+from lingvo_gpipe.network import micro_batches, wiring
 from lingvo_gpipe.network.wiring import FIELD
 from lingvo_gpipe.pipelining import PipeliningLayer
 
@@ -58,7 +58,7 @@ def inference_params(model: PipeliningLayer.Params, available: Collection[str]) 
         names.difference_update(changed.writes)
         why = lost.get(missing, f"{base.describe(layer)} reads {missing!r}, which is not served")
         lost.update(dict.fromkeys(changed.writes, why))
-    outputs = tuple(model.outputs or all_layers[-1].writes)
+    outputs = wiring.names(model.outputs) or all_layers[-1].writes
     for name in outputs:
         if name not in names:
             why = lost.get(name, "no layer of inference writes it")

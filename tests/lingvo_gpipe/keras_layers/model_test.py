@@ -89,7 +89,7 @@ class Chain:
                     state = state[part]
                 merged = layer.find(path.partition("/")[2]).merge_moments(state, given)
                 moments.update({f"{path}/{name}": value for name, value in merged.items()})
-        return [stream[name] for name in self.cut.outputs], moments
+        return [stream[name] for name in keras.tree.flatten(self.cut.outputs)], moments
 
 
 def context(
@@ -126,7 +126,7 @@ def paths_of(model: keras.Model, cut: Network) -> dict[int, str]:
 def same(model: keras.Model, *inputs: Any, **options: Any) -> Network:
     """Check that a cut model and the model return the same; return the cut."""
     cut = from_keras_model(model, **options)
-    fields = dict(zip(cut.inputs, inputs, strict=True))
+    fields = dict(zip(keras.tree.flatten(cut.inputs), inputs, strict=True))
     outputs, _ = Chain(cut, fields).run(fields, training=False)
     expected = model(list(inputs) if len(inputs) > 1 else inputs[0], training=False)
     for ours, theirs in zip(outputs, keras.tree.flatten(expected), strict=True):
@@ -163,8 +163,8 @@ def test_a_sequential_model_is_a_chain_of_its_layers() -> None:
     )
     cut = same(model, random(6, 4))
     assert [own.name for own in cut.layers] == ["dense", "dense_1", "softmax"]
-    assert cut.inputs == ("input_layer",)
-    assert cut.outputs == ("softmax",)
+    assert cut.inputs == "input_layer"
+    assert cut.outputs == "softmax"
 
 
 def test_names_do_not_depend_on_what_the_process_made_before() -> None:
@@ -183,7 +183,7 @@ def test_names_do_not_depend_on_what_the_process_made_before() -> None:
 def test_an_unbuilt_sequential_model_starts_from_its_initializers() -> None:
     model = keras.Sequential([layers.Dense(5), layers.BatchNormalization(), layers.Dense(3)])
     cut = from_keras_model(model)
-    assert cut.inputs == ("x",)
+    assert cut.inputs == "x"
     fields = {"x": random(6, 4)}
     outputs, moments = Chain(cut, fields).run(fields, training=True)
     assert outputs[0].shape == (6, 3)
@@ -198,10 +198,10 @@ def test_several_inputs_and_outputs_keep_their_order() -> None:
     joined = layers.Concatenate()([layers.Dense(4)(one), two])
     model = keras.Model([one, two], [layers.Dense(2, name="b")(joined), joined, one * 2.0])
     cut = same(model, random(5, 4), random(5, 3))
-    assert cut.inputs == ("one", "two")
+    assert cut.inputs == ["one", "two"]
     assert cut.outputs[0] == "b"
     renamed = from_keras_model(model, inputs={"two": "b_field"})
-    assert renamed.inputs == ("one", "b_field")
+    assert renamed.inputs == ["one", "b_field"]
     with pytest.raises(errors.LayerError, match="no input 'on'; nearest one"):
         from_keras_model(model, inputs={"on": "x"})
 
@@ -396,13 +396,13 @@ def test_resnet50_layer_by_layer_is_resnet50() -> None:
     model = keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=4)
     cut = from_keras_model(model)
     assert len(cut.layers) == 176
-    fields = {cut.inputs[0]: random(3, 32, 32, 3)}
+    fields = {cut.inputs: random(3, 32, 32, 3)}
     chain = Chain(cut, fields)
     names = paths_of(model, cut)
     assert set(chain.values) == set(names.values())
     for training in (False, True):
         outputs, moved = chain.run(fields, training=training)
-        expected = model(fields[cut.inputs[0]], training=training)
+        expected = model(fields[cut.inputs], training=training)
         np.testing.assert_allclose(outputs[0], expected, rtol=1e-6, atol=1e-6)
     assert len(moved) == len(model.non_trainable_weights)
     for variable in model.non_trainable_weights:
@@ -419,7 +419,7 @@ def test_a_normalization_keeps_what_it_has_adapted_to() -> None:
     for first in (norm, layers.Normalization()):  # adapted; built alone, which is 0 and 1
         model = keras.Sequential([keras.Input((6, 6, 3)), first, layers.Conv2D(4, 3)])
         cut = from_keras_model(model)
-        fields = {cut.inputs[0]: x}
+        fields = {cut.inputs: x}
         outputs, _ = Chain(cut, fields).run(fields, training=False)
         np.testing.assert_allclose(outputs[0], model(x), rtol=1e-6, atol=1e-6)
 
@@ -448,7 +448,7 @@ def test_every_model_of_keras_applications_is_cut(name: str) -> None:
     params = pipelining.PipeliningLayer.Params(
         layers=cut.layers, outputs=cut.outputs, num_partitions=2, num_micro_batches=2
     )
-    analysis = network.analyze(params, {cut.inputs[0]: spec})
+    analysis = network.analyze(params, {cut.inputs: spec})
     (version,) = analysis.wiring.outputs.values()
     assert tuple(analysis.specs[version].shape) == (2, *model.outputs[0].shape[1:])
     trained = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
@@ -463,7 +463,7 @@ def test_every_model_of_keras_applications_is_cut(name: str) -> None:
 def pipeline(cut: Network, num_partitions: int, **more: Any) -> Any:
     own = [
         *cut.layers,
-        losses.MeanSquaredError.Params(name="head", reads=(cut.outputs[0], "target")),
+        losses.MeanSquaredError.Params(name="head", reads=(cut.outputs, "target")),
     ]
     params = pipelining.PipeliningLayer.Params(
         layers=own, num_partitions=num_partitions, dtype="float64", **more
@@ -509,7 +509,7 @@ def check_pipeline(
     images = random(sum(sizes), *shape, dtype="float64")
     targets = random(sum(sizes), 4, seed=3, dtype="float64")
     pipe = pipeline(cut, num_partitions, num_micro_batches=2, **more)
-    result = pipe.value_and_gradients({cut.inputs[0]: images, "target": targets}, step=0)
+    result = pipe.value_and_gradients({cut.inputs: images, "target": targets}, step=0)
     names = paths_of(model, cut)
     weights, statistics = model.trainable_variables, model.non_trainable_weights
     before = {id(v): v.numpy() for v in statistics}

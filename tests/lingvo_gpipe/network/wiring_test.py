@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -86,6 +87,37 @@ def test_a_named_output_is_its_last_version() -> None:
 def test_a_field_may_leave_the_network() -> None:
     wiring = stream.wire([Node("a")], ["x", "id"], outputs=("x", "id"))
     assert wiring.outputs == {"x": 2, "id": 1}
+
+
+def test_what_a_loss_or_metric_writes_may_stay_unread() -> None:
+    head = Node("head", ("x", "label"), ("y",), compares=True)
+    wiring = stream.wire([Node("a"), head], ["x", "label"], outputs=("x",))
+    assert wiring.outputs == {"x": 2}
+
+
+@pytest.mark.parametrize("nest", ["a", ("a",), ["b", "a"], {"one": "a", "two": ["b", {"c": "d"}]}])
+def test_values_go_by_name_and_back_into_their_structure(nest: Any) -> None:
+    values = dict(zip("abd", (1, 2, 3), strict=True))
+    structured = stream.in_structure(nest, values)
+    assert stream.by_name(nest, structured) == {name: values[name] for name in stream.names(nest)}
+
+
+@pytest.mark.parametrize(
+    ("nest", "value", "text"),
+    [
+        (["a", "b"], (1,), "a call takes [a, b], got [a tensor]. Use that structure, or a "),
+        ({"one": "a"}, {"on": 1}, "a call takes {one: a}, got {on: a tensor}. Use that structure"),
+        ({"one": ["a"]}, {"one": 1}, "a call takes [a], got a tensor. Use that structure, or a d"),
+    ],
+)
+def test_values_of_another_structure_are_refused(nest: Any, value: Any, text: str) -> None:
+    with pytest.raises(errors.InputError, match=re.escape(text)):
+        stream.by_name(nest, value)
+
+
+def test_what_is_not_a_name_is_refused() -> None:
+    with pytest.raises(errors.LayerError, match="3 is not a name"):
+        stream.names(["a", 3])
 
 
 @pytest.mark.parametrize(

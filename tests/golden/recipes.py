@@ -44,7 +44,7 @@ class Image(registry.Model):
             ]
         )
         theirs = keras_layers.from_keras_model(model, keep_weights=False)
-        ours[start].reads = theirs.outputs
+        ours[start].reads = (theirs.outputs,)
         return Task.Params(
             model=PipeliningLayer.Params(
                 layers=[*ours[:start], *theirs.layers, *ours[start:]],

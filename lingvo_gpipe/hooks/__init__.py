@@ -7,5 +7,6 @@ input, or a part of `lingvo_gpipe.optim`. When a run calls its hooks is decided 
 
 from lingvo_gpipe.hooks.base import Hook, Moment
 from lingvo_gpipe.hooks.csv_log import CSVLog
+from lingvo_gpipe.hooks.rate_range import RateRangeTest
 
-__all__ = ["CSVLog", "Hook", "Moment"]
+__all__ = ["CSVLog", "Hook", "Moment", "RateRangeTest"]

@@ -12,6 +12,7 @@ from lingvo_gpipe.optim.learning_rates import (
     InverseSquareRoot,
     KerasLearningRate,
     LearningRate,
+    RateRange,
     WarmupStaircase,
 )
 from lingvo_gpipe.optim.loss_scale import LossScale
@@ -32,6 +33,7 @@ __all__ = [
     "LossScale",
     "Optimizer",
     "RMSProp",
+    "RateRange",
     "Rule",
     "RuleInputs",
     "SlotSpec",

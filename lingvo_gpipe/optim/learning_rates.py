@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 from typing import Any
 
 import keras
@@ -42,6 +43,45 @@ class KerasLearningRate(LearningRate):
     def at(self, step: tf.Tensor) -> tf.Tensor:
         """Return the rate of update `step`, a float64 scalar that Keras computed in float32."""
         return tf.cast(self._keras_rate(step), tf.float64)
+
+
+class RateRange(LearningRate):
+    """A geometric rise from `lowest` to `highest`, for `hooks.RateRangeTest`; `highest` after it.
+
+    Source: Smith 2017, Cyclical Learning Rates for Training Neural Networks, section 3.3, with
+    equal factors in place of equal steps.
+
+    >>> learning_rate = RateRange.Params(lowest=1e-4, highest=1.0, steps=5).instantiate()
+    >>> [f"{float(learning_rate.at(tf.constant(step))):.3g}" for step in (0, 1, 2, 3, 4, 9)]
+    ['0.0001', '0.001', '0.01', '0.1', '1', '1']
+    """
+
+    class Params(LearningRate.Params):
+        """Params of RateRange."""
+
+        lowest: float = hyperparams.field(1e-6, "Rate of the first update.")
+        highest: float = hyperparams.field(10.0, "Rate of the last update of the rise.")
+        steps: int = hyperparams.field(100, "Updates of the rise.")
+
+    params: Params
+
+    def __init__(self, params: RateRange.Params) -> None:
+        super().__init__(params)
+        if not 0.0 < params.lowest < params.highest < math.inf:
+            raise errors.OptimizerError(
+                f"RateRange: the rate cannot rise from lowest={params.lowest} to "
+                f"highest={params.highest}. Use 0 < lowest < highest"
+            )
+        if params.steps < 2:
+            raise errors.OptimizerError(
+                f"RateRange: steps={params.steps} is too small. Use 2 or more"
+            )
+
+    def at(self, step: tf.Tensor) -> tf.Tensor:
+        """Return the rate, a float64 scalar, of update `step` (int64 scalar, from 0)."""
+        params = self.params
+        share = tf.minimum(tf.cast(step, tf.float64) / (params.steps - 1), 1.0)
+        return params.lowest * (params.highest / params.lowest) ** share
 
 
 class InverseSquareRoot(LearningRate):

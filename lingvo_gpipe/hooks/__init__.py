@@ -7,6 +7,8 @@ input, or a part of `lingvo_gpipe.optim`. When a run calls its hooks is decided 
 
 from lingvo_gpipe.hooks.base import Hook, Moment
 from lingvo_gpipe.hooks.csv_log import CSVLog
+from lingvo_gpipe.hooks.mlflow_log import MLflowLog
 from lingvo_gpipe.hooks.rate_range import RateRangeTest
+from lingvo_gpipe.hooks.wandb_log import WandbLog
 
-__all__ = ["CSVLog", "Hook", "Moment", "RateRangeTest"]
+__all__ = ["CSVLog", "Hook", "MLflowLog", "Moment", "RateRangeTest", "WandbLog"]

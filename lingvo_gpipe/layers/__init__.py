@@ -17,7 +17,7 @@ from lingvo_gpipe.layers.context import Collected, Context
 from lingvo_gpipe.layers.dense import Dense
 from lingvo_gpipe.layers.elementwise import Activation, Dropout
 from lingvo_gpipe.layers.heads import SequenceSoftmax, Softmax
-from lingvo_gpipe.layers.losses import AuxiliaryLoss, MeanSquaredError
+from lingvo_gpipe.layers.losses import AuxiliaryLoss, Loss, MeanSquaredError
 from lingvo_gpipe.layers.metric import KerasMetric
 from lingvo_gpipe.layers.normalization import BatchNorm, GroupNorm, LayerNorm
 from lingvo_gpipe.layers.reshaping import Add, Concat, Flatten, Identity, Rename, Reshape
@@ -74,6 +74,7 @@ __all__ = [
     "KerasMetric",
     "Layer",
     "LayerNorm",
+    "Loss",
     "LossSpec",
     "MaxPool2D",
     "MeanSquaredError",

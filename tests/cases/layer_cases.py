@@ -90,6 +90,17 @@ CASES = (
         FEATURES,
         tf.TensorSpec((5,), tf.int32),
     ),
+    _row(
+        "loss",
+        lambda: layers.Loss.Params(
+            loss="SparseCategoricalCrossentropy",
+            config={"from_logits": True},
+            reads=("x", "label", "weights"),
+        ),
+        FEATURES,
+        tf.TensorSpec((5,), tf.int32),
+        tf.TensorSpec((5,)),
+    ),
     _row("auxiliary_loss", lambda: layers.AuxiliaryLoss.Params(coefficient=0.1), IMAGE),
     _row("auxiliary_loss_l1", lambda: layers.AuxiliaryLoss.Params(kind="l1"), FEATURES),
     _row("avg_pool", lambda: layers.AvgPool2D.Params(pool_size=3, padding="same"), IMAGE),

@@ -13,7 +13,7 @@ import dataclasses
 import hashlib
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 import tensorflow as tf
@@ -28,15 +28,12 @@ if TYPE_CHECKING:
 # Rounds of the permutation's block cipher; with 8, even 3 examples are permuted uniformly.
 _SHUFFLE_ROUNDS = 8
 _PREFETCH = 2
-
-# AutoGraph writes each function that it converts to a temporary file, which a process that is
-# killed leaves behind.
-_as_written = tf.autograph.experimental.do_not_convert
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-Batch = dict[str, tf.Tensor]
+Batch: TypeAlias = "dict[str, tf.Tensor]"
 # (mini-batches as read, counts of a `Batches`, which it increases) → whole mini-batches.
-Repair = Callable[[Iterator[Batch], dict[str, int]], Iterator[Batch]]
+Repair: TypeAlias = "Callable[[Iterator[Batch], dict[str, int]], Iterator[Batch]]"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -335,7 +332,7 @@ class Indexed(Input):
         count = self._counted(split)
         shuffle_seed = seed if self.params.shuffle else None
 
-        @_as_written
+        @as_written
         def rows_of(number: tf.Tensor) -> dict[str, tf.Tensor]:
             numbers = number * size + tf.range(size, dtype=tf.int64)
             epoch = numbers // count
@@ -348,7 +345,7 @@ class Indexed(Input):
         """Return mini-batches with every example of `split` once; the last may be smaller."""
         size = batch_size or self.params.eval_batch_size or self.params.batch_size
         rows = tf.data.Dataset.range(self._counted(split)).batch(size)
-        rows = rows.map(_as_written(lambda index: {"index": index, "epoch": tf.zeros_like(index)}))
+        rows = rows.map(as_written(lambda index: {"index": index, "epoch": tf.zeros_like(index)}))
         return self._batches(rows, split, size, None)
 
     def fingerprint(self, split: str | None = None) -> dict[str, str]:
@@ -419,7 +416,7 @@ class InMemory(Indexed):
                 for name, spec in self.example_spec().items()
             }
         return rows.map(
-            _as_written(
+            as_written(
                 lambda row: {name: tf.gather(array, row["index"]) for name, array in fields.items()}
             )
         )
@@ -454,6 +451,15 @@ def _contradiction(spec: tf.TensorSpec, array: Any) -> str | None:
         fits = limits.min <= least and most <= limits.max
         return None if fits else f"has the value {outside}, which {spec.dtype.name} cannot hold"
     return None if np.can_cast(found.dtype, wanted, "same_kind") else got
+
+
+def as_written(function: _Function) -> _Function:
+    """Keep AutoGraph out of a function of a `tf.data.Dataset`.
+
+    It would convert nothing, and writes each function that it converts to a temporary file, which
+    a process that is killed leaves behind.
+    """
+    return cast(_Function, tf.autograph.experimental.do_not_convert(function))
 
 
 def check_split(where: str, split: str, splits: Collection[str]) -> None:

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from lingvo_gpipe import errors
+from lingvo_gpipe import errors, tensorflow_import
 
 MAX_BYTES = 32 * 2**20
 """A pack of more would need much memory to be assigned, and save little time."""
@@ -111,7 +111,7 @@ class Part:
         return np.asarray(self.numpy(), dtype)
 
 
-Variable: TypeAlias = tf.Variable | Part
+Variable: TypeAlias = "tf.Variable | Part"
 """What a network's variables are: with shape, dtype, device, read_value(), numpy(), assign()."""
 
 
@@ -374,4 +374,4 @@ def _to_tensor(
     return tf.convert_to_tensor(part.read_value(), dtype)
 
 
-tf.register_tensor_conversion_function(Part, _to_tensor)
+tensorflow_import.when_loaded(lambda: tf.register_tensor_conversion_function(Part, _to_tensor))

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, network, packing, seeds
+from lingvo_gpipe import errors, hyperparams, network, packing, seeds, tensorflow_import
 from lingvo_gpipe.execution import (
     cell_programs,
     mini_batch,
@@ -31,9 +31,13 @@ from lingvo_gpipe.network import wiring
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def _without_autograph(function: _Function) -> _Function:
+_called_in_functions: list[str] = []
+
+
+def _without_autograph(method: _Function) -> _Function:
     """Keep AutoGraph out of a method that is called in a caller's own tf.function."""
-    return cast(_Function, tf.autograph.experimental.do_not_convert(function))
+    _called_in_functions.append(method.__name__)
+    return method
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,10 +63,10 @@ class Result:
     num_micro_batches: int
 
 
-class PipeliningLayer(tf.Module, hyperparams.Configurable):
+class PipeliningLayer(tensorflow_import.Module, hyperparams.Configurable):
     """A sequence of layers, cut into K cells, run on M micro-batches by a schedule table.
 
-    Whatever K, M and schedule: the gradients of the plain network.
+    Whatever K, M and schedule: the gradients of the plain network. It is a `tf.Module`.
 
     >>> from lingvo_gpipe import layers
     >>> pipe = PipeliningLayer.Params(
@@ -450,3 +454,12 @@ def _names(collected: Collected) -> set[str]:
         | {f"the metric {name!r}" for name in collected.sums}
         | {f"moments of {path!r}" for path in collected.moments}
     )
+
+
+def _keep_autograph_out() -> None:
+    for name in _called_in_functions:
+        method = getattr(PipeliningLayer, name)
+        setattr(PipeliningLayer, name, tf.autograph.experimental.do_not_convert(method))
+
+
+tensorflow_import.when_loaded(_keep_autograph_out)

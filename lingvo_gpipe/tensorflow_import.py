@@ -1,19 +1,46 @@
-"""Importing TensorFlow without the lines that it writes on any machine."""
+"""Importing TensorFlow: when it is first used, and without the lines that it writes everywhere.
+
+The import takes three seconds. A command that only shows a mistake should not wait for it, so the
+modules that recipes import use TensorFlow and Keras inside functions alone.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+import types
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 # Its own deprecated functions, and what its checkpoints over several devices trace each time.
 _OF_ITSELF = re.compile(r"\bis deprecated\b|\bDEPRECATED\b|MultiDeviceSaver.*retracing")
 _NOISE = re.compile(r"I\d{4} |WARNING: All log messages before absl::InitializeLog")
+
+
+_NAMES = ("tensorflow", "keras")
+
+# What is called when TensorFlow is loaded.
+_waiting: list[Callable[[], object]] = []
+
+
+def defer() -> None:
+    """Let `import tensorflow` and `import keras` wait until something of them is used.
+
+    What is imported already stays as it is.
+    """
+    for name in _NAMES:
+        spec = None if name in sys.modules else importlib.util.find_spec(name)
+        if spec is not None:
+            module = importlib.util.module_from_spec(spec)
+            del module.__path__  # who imports a module inside it asks for this first
+            module.__class__ = _Deferred
+            sys.modules[name] = module
 
 
 def quietly() -> None:
@@ -26,16 +53,78 @@ def quietly() -> None:
     and to show pictures by the other, and that is a third of the whole import. It finds neither
     here, so `keras.wrappers` and `keras.visualization` cannot be used afterwards.
     """
+    with _quiet():
+        import tensorflow as tf
+
+        tf.config.list_physical_devices()
+    tf.get_logger().addFilter(_is_for_users)
+
+
+def when_loaded(function: Callable[[], object]) -> None:
+    """Call a function that uses TensorFlow: now, or when it is loaded if that is deferred."""
+    if is_deferred():
+        _waiting.append(function)
+    else:
+        function()
+
+
+def is_deferred() -> bool:
+    """Return whether TensorFlow is not loaded, but will be when it is first used."""
+    return type(sys.modules.get("tensorflow")) not in (types.ModuleType, types.NoneType)
+
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    class Module(tf.Module):
+        """A `tf.Module`."""
+
+else:
+
+    class _Base:
+        """Python replaces no base that is `object` itself."""
+
+    class Module(_Base):
+        """A `tf.Module`, at the latest when TensorFlow is loaded: classes need not wait for it."""
+
+        def __init_subclass__(cls, **kwargs: object) -> None:
+            super().__init_subclass__(**kwargs)
+            when_loaded(_complete_module)
+
+
+def _complete_module() -> None:
+    import tensorflow as tf
+
+    if not issubclass(Module, tf.Module):
+        Module.__bases__ = (tf.Module,)
+
+
+class _Deferred(types.ModuleType):
+    """A module that is loaded when one of its attributes is asked for.
+
+    `importlib.util.LazyLoader` loads a module when it is imported for the second time.
+    """
+
+    def __getattr__(self, name: str) -> object:
+        self.__class__ = types.ModuleType  # type: ignore[assignment]
+        with _quiet():
+            importlib.reload(self)
+        if self.__name__ == "tensorflow":
+            while _waiting:
+                _waiting.pop(0)()
+        return getattr(self, name)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Import what is imported inside without lines of no interest, and without what it tries."""
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as file:
         os.dup2(file.fileno(), 2)
         try:
             with _not_found("sklearn"), _not_found("matplotlib.pyplot"):
-                import tensorflow as tf
-
-            tf.config.list_physical_devices()
-            tf.get_logger().addFilter(_is_for_users)
+                yield
         finally:
             os.dup2(kept, 2)
             os.close(kept)

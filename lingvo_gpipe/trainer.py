@@ -183,8 +183,8 @@ def _run_as_chief(values: argparse.Namespace, channel: child.Channel) -> int:
 def _run(values: argparse.Namespace, note_step: Callable[[int], None] = lambda _: None) -> int:
     """List models, or find the model and call the mode; return the exit code."""
     modes.register()
+    tensorflow_import.defer()  # mistakes are found without it
     models = registry.Registry(values.params_package)
-    tensorflow_import.quietly()
     if values.list_models is not None:
         _list_models(models, values.list_models)
         return 0
@@ -204,6 +204,7 @@ def _run(values: argparse.Namespace, note_step: Callable[[int], None] = lambda _
     if task.model.schedule == AUTO and name not in _CHOOSING:
         task = modes.with_kept_choice(task, values.logdir)
     _check_partitions(values, task)
+    tensorflow_import.quietly()
     if name not in modes.MODES:
         from lingvo_gpipe.run import process
 

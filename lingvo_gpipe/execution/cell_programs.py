@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import tensorflow as tf
 
@@ -47,8 +48,10 @@ class _Kind:
     accumulates: bool = False
 
 
-_Shapes = tuple[tuple[tuple[int | None, ...], tf.DType], ...]
-_FlatGradients = tuple[list[tf.Tensor], list[tf.Tensor]]  # of weights, of imports' floating leaves
+_Shapes: TypeAlias = "tuple[tuple[tuple[int | None, ...], tf.DType], ...]"
+_FlatGradients: TypeAlias = (
+    "tuple[list[tf.Tensor], list[tf.Tensor]]"  # of weights, of imports' floating leaves
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

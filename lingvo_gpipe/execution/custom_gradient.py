@@ -17,7 +17,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 import tensorflow as tf
 
@@ -32,7 +32,7 @@ from lingvo_gpipe.execution.cell_calls import (
 from lingvo_gpipe.execution.executor import Executor, PassOutputs, PassRun, Share
 from lingvo_gpipe.nests import Nest, floating
 
-_WithGradient = tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]
+_WithGradient: TypeAlias = "tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]"
 """Return type of a function for `tf.custom_gradient`: its results and its gradient function."""
 
 

@@ -32,8 +32,8 @@ _NAMES = {
     "W": "backward_weights",
 }
 
-Held: TypeAlias = dict[str, tf.Tensor]
-RawGradient: TypeAlias = tf.Tensor | tf.IndexedSlices
+Held: TypeAlias = "dict[str, tf.Tensor]"
+RawGradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
 
 
 @dataclasses.dataclass(frozen=True)

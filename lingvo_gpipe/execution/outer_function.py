@@ -17,8 +17,6 @@ import copy
 from collections.abc import Callable, Hashable, Iterator, Mapping
 
 import tensorflow as tf
-from tensorflow.core.protobuf import config_pb2
-from tensorflow.python.eager import context as tf_context
 
 from lingvo_gpipe.nests import Nest
 
@@ -26,6 +24,9 @@ from lingvo_gpipe.nests import Nest
 @contextlib.contextmanager
 def unoptimized() -> Iterator[None]:
     """Let functions that are called inside the `with` block run their graphs as traced."""
+    from tensorflow.core.protobuf import config_pb2
+    from tensorflow.python.eager import context as tf_context
+
     context = tf_context.context()
     before = context.function_call_options
     options = copy.copy(before)

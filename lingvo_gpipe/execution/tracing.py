@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors
 
-Traced: TypeAlias = tf.types.experimental.ConcreteFunction
+Traced: TypeAlias = "tf.types.experimental.ConcreteFunction"
 
 
 def trace(

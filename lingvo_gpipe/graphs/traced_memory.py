@@ -20,7 +20,7 @@ from lingvo_gpipe.graphs import functions
 
 # `Tensor.ref()`: tensors themselves are not hashable.
 _TensorRef: TypeAlias = object
-_Operations: TypeAlias = collections.deque[tf.Operation]
+_Operations: TypeAlias = "collections.deque[tf.Operation]"
 
 # Their output shares its input's buffer.
 _VIEWS = frozenset(

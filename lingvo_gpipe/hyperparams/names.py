@@ -275,6 +275,7 @@ def _module_of(name: str) -> tuple[types.ModuleType | None, list[str]]:
 def _import(module: str, name: str) -> types.ModuleType | None:
     """Return a module of a registered package, or None where there is none of this name."""
     known = sys.modules.get(module)
+    getattr(known, "__path__", None)  # Keras may wait for this to be loaded
     if known is not None or module.rsplit(".", 1)[-1].startswith("__"):
         return known
     with _import_errors(name):

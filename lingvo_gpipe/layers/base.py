@@ -16,13 +16,13 @@ from typing import Any, NamedTuple, TypeAlias
 import keras
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, precision
+from lingvo_gpipe import errors, hyperparams, precision, tensorflow_import
 from lingvo_gpipe.layers import keras_references
 from lingvo_gpipe.layers.context import Collected as Collected
 from lingvo_gpipe.layers.context import Context as Context
 from lingvo_gpipe.nests import Nest, SpecNest
 
-Initializer = Callable[[tuple[int, ...], tf.DType, int], tf.Tensor]
+Initializer: TypeAlias = "Callable[[tuple[int, ...], tf.DType, int], tf.Tensor]"
 
 Theta: TypeAlias = dict[str, Any]
 """A layer's weights by name, as tensors; a child's are a `Theta` under its name."""
@@ -177,8 +177,10 @@ class Meta:
     children: tuple[Meta, ...] = ()
 
 
-class Layer(tf.Module, hyperparams.Configurable):
+class Layer(tensorflow_import.Module, hyperparams.Configurable):
     """Base of every layer: `Params` says what it needs and returns, `fprop` computes it.
+
+    A layer is a `tf.Module`.
 
     A subclass declares its fields in a nested `Params(Layer.Params)`, which also has the methods
     that need fields and input shapes alone, `_meta` first. It repeats `params: Params`, so that

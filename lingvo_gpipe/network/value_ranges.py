@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -70,7 +70,7 @@ class FieldRange:
         """Return whether all values fit, found on the device of the field."""
         used = [name for name in (self.field, self.values.weights) if name is not None]
         with tf.device(fields[self.field].device):
-            found = _all_inside_of(self, {name: fields[name] for name in used})
+            found = _all_inside_of()(self, {name: fields[name] for name in used})
         return bool(found)
 
 
@@ -123,9 +123,15 @@ def asserted(
     return guarded
 
 
-@functools.partial(tf.function, autograph=False, reduce_retracing=True)
-def _all_inside_of(field_range: FieldRange, fields: dict[str, tf.Tensor]) -> tf.Tensor:
-    return tf.reduce_all(field_range.inside(fields))
+@functools.cache
+def _all_inside_of() -> Callable[[FieldRange, dict[str, tf.Tensor]], tf.Tensor]:
+    """Return a function of a range and fields: whether all their values are inside."""
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def all_inside(field_range: FieldRange, fields: dict[str, tf.Tensor]) -> tf.Tensor:
+        return tf.reduce_all(field_range.inside(fields))
+
+    return all_inside
 
 
 def _is_on_worker(value: Nest) -> bool:

@@ -8,12 +8,12 @@ would have been assigned come out as tensors, bit-equal to what `apply` leaves i
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import tensorflow as tf
-from keras.src.optimizers import base_optimizer
 
 from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.optim import keras_objects
@@ -36,8 +36,6 @@ _WRAPPERS = {
 }
 # Fills the weight of a template, so that a slot that begins as a copy of it is recognised.
 _UNLIKELY = -7.28125
-# Optimizers whose rule depends on the name of the weight.
-_BY_PATH = (keras.optimizers.Muon,)
 # Optimizers whose update of an element depends on other elements of the weight.
 _BY_WHOLE_WEIGHT = ("Lamb", "Muon")
 # Optimizers that compute each element by itself, in operations that IEEE 754 rounds exactly.
@@ -46,8 +44,8 @@ _BY_WHOLE_WEIGHT = ("Lamb", "Muon")
 _ELEMENTWISE = ("SGD", "Adam", "AdamW", "Nadam")
 
 _Shape = tuple[int | None, ...]
-_TemplateKey = tuple[str, _Shape, tf.DType]
-_BeginningKey = tuple[str, int, tf.DType]
+_TemplateKey: TypeAlias = "tuple[str, _Shape, tf.DType]"
+_BeginningKey: TypeAlias = "tuple[str, int, tf.DType]"
 
 
 class KerasRule(Rule):
@@ -126,7 +124,7 @@ class KerasRule(Rule):
             keras.optimizers.Optimizer,
             self.params.name,
             dict(self.params.config, learning_rate=0.0),
-            mixin=_Functional,
+            mixin=_functional(),
         )
 
     def _template(self, path: str, shape: _Shape, dtype: tf.DType) -> _Template:
@@ -139,7 +137,8 @@ class KerasRule(Rule):
 
     def _significant_path(self, path: str) -> str:
         """Return the part of `path` that the rule may depend on: only Muon chooses by name."""
-        return path if issubclass(getattr(keras.optimizers, self.params.name), _BY_PATH) else ""
+        kind = getattr(keras.optimizers, self.params.name)
+        return path if issubclass(kind, keras.optimizers.Muon) else ""
 
     def _beginnings_of(self, path: str, rank: int, dtype: tf.DType) -> dict[str, _Beginning]:
         """Return what is known of each slot from real variables of shape [2, 3, …]."""
@@ -178,20 +177,25 @@ class _Beginning(NamedTuple):
     has_rows: bool
 
 
-class _Functional(keras.optimizers.Optimizer):
-    """Comes between a Keras optimizer and its TensorFlow backend.
+@functools.cache
+def _functional() -> type:
+    """Return a class that comes between a Keras optimizer and its TensorFlow backend.
 
     The backend's versions of these methods use the `tf.Variable` of a Keras variable and refuse
     `stateless_apply`. Those of Keras' own base class work on values alone.
     """
+    from keras.src.optimizers.base_optimizer import BaseOptimizer
 
-    assign = base_optimizer.BaseOptimizer.assign
-    assign_add = base_optimizer.BaseOptimizer.assign_add
-    assign_sub = base_optimizer.BaseOptimizer.assign_sub
-    stateless_apply = base_optimizer.BaseOptimizer.stateless_apply
-    _apply_weight_decay = base_optimizer.BaseOptimizer._apply_weight_decay
-    _backend_update_step = base_optimizer.BaseOptimizer._backend_update_step
-    _var_key = base_optimizer.BaseOptimizer._var_key
+    class Functional(keras.optimizers.Optimizer):
+        assign = BaseOptimizer.assign
+        assign_add = BaseOptimizer.assign_add
+        assign_sub = BaseOptimizer.assign_sub
+        stateless_apply = BaseOptimizer.stateless_apply
+        _apply_weight_decay = BaseOptimizer._apply_weight_decay
+        _backend_update_step = BaseOptimizer._backend_update_step
+        _var_key = BaseOptimizer._var_key
+
+    return Functional
 
 
 @contextlib.contextmanager

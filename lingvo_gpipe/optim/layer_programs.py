@@ -9,15 +9,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import tensorflow as tf
-from tensorflow.types.experimental import PolymorphicFunction
+
+if TYPE_CHECKING:
+    from tensorflow.types.experimental import PolymorphicFunction
 
 from lingvo_gpipe.optim import averages, rows
 from lingvo_gpipe.optim.rule import Rule, RuleInputs
 
-Norms: TypeAlias = tuple[tf.Tensor, tf.Tensor]
+Norms: TypeAlias = "tuple[tf.Tensor, tf.Tensor]"
 """Squared norm of a gradient, weight decay included, and the loss of the weight decay."""
 
 

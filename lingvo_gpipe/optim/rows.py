@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from lingvo_gpipe.optim.rule import RuleInputs, SlotSpec
 
-_Updated: TypeAlias = tuple[tf.Tensor, dict[str, tf.Tensor]]
-_Update: TypeAlias = Callable[[RuleInputs], _Updated]
+_Updated: TypeAlias = "tuple[tf.Tensor, dict[str, tf.Tensor]]"
+_Update: TypeAlias = "Callable[[RuleInputs], _Updated]"
 
 
 def slots_of(slots: Iterable[SlotSpec], num_rows: int) -> frozenset[str]:

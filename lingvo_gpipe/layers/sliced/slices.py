@@ -19,9 +19,6 @@ from lingvo_gpipe.layers import base, checks, composite
 from lingvo_gpipe.layers.base import Layer
 from lingvo_gpipe.nests import Nest
 
-# Their values depend on the whole matrix, not on its shape alone.
-_OF_THE_WHOLE = (keras.initializers.Orthogonal, keras.initializers.Identity)
-
 
 class Sliced(composite.Composite):
     """Base of sliced layers: directly in a network several layers, elsewhere one layer of them."""
@@ -217,7 +214,9 @@ def initializer(
         LayerError: there is no such initializer, or its values depend on the whole matrix.
     """
     like = base.keras_initializer(name, arguments)
-    if isinstance(like, _OF_THE_WHOLE) or {"input_axes", "output_axes"} & arguments.keys():
+    # Their values depend on the whole matrix, not on its shape alone.
+    of_the_whole = isinstance(like, keras.initializers.Orthogonal | keras.initializers.Identity)
+    if of_the_whole or {"input_axes", "output_axes"} & arguments.keys():
         raise errors.LayerError(
             f"{base.describe(params)}: initializer {name!r} {dict(arguments)} depends on the whole "
             "matrix. Use one that draws each value alone, such as VarianceScaling"

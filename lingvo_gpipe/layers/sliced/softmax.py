@@ -27,7 +27,7 @@ from lingvo_gpipe.layers.context import Context
 from lingvo_gpipe.layers.sliced import slices
 from lingvo_gpipe.nests import Nest, SpecNest
 
-Sums: TypeAlias = dict[str, tf.Tensor]
+Sums: TypeAlias = "dict[str, tf.Tensor]"
 _ONE_NUMBER = ("log_sum_exp", "label_logit", "largest")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -22,7 +23,7 @@ REPLACED, LEFT_OUT = "replaced", "left_out"
 _NAMED = 5
 
 # (index, epoch) → the example, or why it is broken. Raises InputError where the Params are wrong.
-ReadOne = Callable[[int, int], dict[str, tf.Tensor] | str]
+ReadOne: TypeAlias = "Callable[[int, int], dict[str, tf.Tensor] | str]"
 
 
 class Broken:

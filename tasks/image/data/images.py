@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, seeds
-from lingvo_gpipe.input import Batch, Indexed, Repair, Serving, plain
+from lingvo_gpipe.input import Batch, Indexed, Repair, Serving, as_written, plain
 from lingvo_gpipe.tasks.image.data import broken, classes
 from lingvo_gpipe.tasks.image.data.preprocessing import Preprocessing
 
@@ -27,8 +27,6 @@ _PARALLEL_CALLS = max(4, os.cpu_count() or 1)
 _PARALLEL_BATCHES = 2
 _SAMPLES = 16
 _CLASSES = "classes.txt"
-# AutoGraph would convert nothing, and write a temporary file for each function; see `input`.
-_as_written = tf.autograph.experimental.do_not_convert
 
 
 class Images(Indexed):
@@ -189,7 +187,7 @@ class Images(Indexed):
         for each example would be simpler, but costs 40 % at 32 × 32.)
         """
 
-        @_as_written
+        @as_written
         def example(row: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
             content, label = self.load(split, row["index"])
             return self._example(row, self._preprocessing.decoded(content), label, seed)
@@ -201,7 +199,7 @@ class Images(Indexed):
         if seed is None:
             return readable(rows.unbatch()).batch(batch_size)
 
-        @_as_written
+        @as_written
         def read_batch(row: dict[str, tf.Tensor]) -> tf.data.Dataset:
             places = {**row, "place": tf.range(batch_size, dtype=tf.int64)}
             examples = readable(tf.data.Dataset.from_tensor_slices(places)).batch(batch_size)

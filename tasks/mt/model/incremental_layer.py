@@ -10,7 +10,7 @@ from lingvo_gpipe import layers as core
 from lingvo_gpipe.layers.base import Theta
 from lingvo_gpipe.nests import Nest
 
-Cache: TypeAlias = dict[str, tf.Tensor]
+Cache: TypeAlias = "dict[str, tf.Tensor]"
 
 
 @runtime_checkable

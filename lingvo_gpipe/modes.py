@@ -19,7 +19,10 @@ def register() -> None:
     """Make these modes known to the registry."""
     for name, function in MODES.items():
         registry.add_mode(
-            name, function, [o for o, modes in _MODES_OF_OPTION.items() if name in modes]
+            name,
+            function,
+            [o for o, modes in _MODES_OF_OPTION.items() if name in modes],
+            _SPLITS.get(name, lambda _: ()),
         )
 
 
@@ -196,6 +199,12 @@ MODES: dict[str, registry.Mode] = {
     "describe": _describe,
     "params": _params,
     "plan": _plan,
+}
+# Which parts of the data the modes read; None is that of training.
+_SPLITS: dict[str, registry.Splits] = {
+    "train": lambda _: (None,),
+    "train_eval": lambda task: (None, task.eval.split),
+    "eval": lambda task: (task.eval.split,),
 }
 # Options that only some modes read, and which of these modes read them.
 _MODES_OF_OPTION = {

@@ -23,7 +23,7 @@ import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 from lingvo_gpipe import errors, hyperparams
 
@@ -122,31 +122,40 @@ class Job:
 
 
 Mode = Callable[[Job], None]
+Splits: TypeAlias = "Callable[[Task.Params], Iterable[str | None]]"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Entry:
-    """A mode, and which of the job's options it reads."""
+    """A mode, which of the job's options it reads, and which parts of the data."""
 
     function: Mode
     options: tuple[str, ...]
+    splits: Splits
 
 
 _MODES: dict[str, _Entry] = {}
 
 
-def add_mode(name: str, function: Mode, options: Iterable[str] = ()) -> None:
+def add_mode(
+    name: str,
+    function: Mode,
+    options: Iterable[str] = (),
+    splits: Splits = lambda _: (),
+) -> None:
     """Make `--mode=name` call `function`.
 
     Args:
         name: name of the mode.
         function: function of the mode.
         options: names of the `Options` that it reads; the trainer refuses the others.
+        splits: task → parts of the data that it reads, None for that of training; the trainer
+            looks whether they are there before it imports TensorFlow.
 
     Raises:
         RegistryError: the name is taken by another function.
     """
-    known = _MODES.setdefault(name, _Entry(function, tuple(options))).function
+    known = _MODES.setdefault(name, _Entry(function, tuple(options), splits)).function
     if known is not function:
         raise errors.RegistryError(
             f"mode {name!r} of {function.__module__} is already that of {known.__module__}; "
@@ -170,6 +179,11 @@ def mode(name: str) -> Mode:
 def modes_that_read(option: str) -> tuple[str, ...]:
     """Return the modes that read an option of the job."""
     return tuple(name for name, entry in _MODES.items() if option in entry.options)
+
+
+def splits_of(name: str, task: Task.Params) -> tuple[str | None, ...]:
+    """Return the parts of the data that a mode reads; None is that of training."""
+    return tuple(_MODES[name].splits(task))
 
 
 class Registry:

@@ -25,6 +25,7 @@ _NOISE = re.compile(r"I\d{4} |WARNING: All log messages before absl::InitializeL
 
 _NAMES = ("tensorflow", "keras")
 
+_deferred: dict[str, types.ModuleType] = {}
 # What is called when TensorFlow is loaded.
 _waiting: list[Callable[[], object]] = []
 
@@ -40,7 +41,34 @@ def defer() -> None:
             module = importlib.util.module_from_spec(spec)
             del module.__path__  # who imports a module inside it asks for this first
             module.__class__ = _Deferred
-            sys.modules[name] = module
+            sys.modules[name] = _deferred[name] = module
+
+
+def is_deferred() -> bool:
+    """Return whether TensorFlow is not loaded, but will be when it is first used."""
+    return "tensorflow" in _deferred
+
+
+def load(name: str) -> None:
+    """Load a module whose import is deferred; nothing if none of this name is."""
+    if name in _deferred:
+        _load(_deferred[name])
+
+
+@contextlib.contextmanager
+def hidden() -> Iterator[None]:
+    """Let libraries that use TensorFlow only if it is imported find that it is not.
+
+    TFDS finds a dataset without it in a tenth of the time.
+    """
+    for name in _deferred:
+        sys.modules.pop(name, None)
+    try:
+        yield
+    finally:
+        for name, module in list(_deferred.items()):
+            if sys.modules.setdefault(name, module) is not module:  # imported inside
+                _load(module)
 
 
 def quietly() -> None:
@@ -66,11 +94,6 @@ def when_loaded(function: Callable[[], object]) -> None:
         _waiting.append(function)
     else:
         function()
-
-
-def is_deferred() -> bool:
-    """Return whether TensorFlow is not loaded, but will be when it is first used."""
-    return type(sys.modules.get("tensorflow")) not in (types.ModuleType, types.NoneType)
 
 
 if TYPE_CHECKING:
@@ -106,13 +129,21 @@ class _Deferred(types.ModuleType):
     """
 
     def __getattr__(self, name: str) -> object:
-        self.__class__ = types.ModuleType  # type: ignore[assignment]
-        with _quiet():
-            importlib.reload(self)
-        if self.__name__ == "tensorflow":
-            while _waiting:
-                _waiting.pop(0)()
+        _load(self)
         return getattr(self, name)
+
+
+def _load(module: types.ModuleType) -> None:
+    name = module.__name__
+    del _deferred[name]
+    module.__class__ = types.ModuleType
+    if sys.modules.setdefault(name, module) is module:
+        with _quiet():
+            importlib.reload(module)
+    else:
+        vars(module).update(vars(sys.modules[name]))
+    while name == "tensorflow" and _waiting:
+        _waiting.pop(0)()
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ from lingvo_gpipe.console.signals import StopRequest
 from lingvo_gpipe.schedule import AUTO, SCHEDULES
 
 if TYPE_CHECKING:
+    from lingvo_gpipe.input import Input
     from lingvo_gpipe.task import Task
 
 _USAGE = """\
@@ -204,6 +205,9 @@ def _run(values: argparse.Namespace, note_step: Callable[[int], None] = lambda _
     if task.model.schedule == AUTO and name not in _CHOOSING:
         task = modes.with_kept_choice(task, values.logdir)
     _check_partitions(values, task)
+    source: Input = task.input.instantiate()
+    for split in registry.splits_of(name, task):
+        source.check_there(split)
     tensorflow_import.quietly()
     if name not in modes.MODES:
         from lingvo_gpipe.run import process

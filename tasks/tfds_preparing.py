@@ -40,13 +40,7 @@ def prepare(builder: Any, data_dir: str) -> None:
             private network, where no host ever answers.
         Exception: whatever the builder raises.
     """
-    urls = list(builder.url_infos or ())
-    if urls and (fault := network_fault(urls)) is not None:
-        if local.is_private() or not _has_downloads(builder, data_dir):
-            raise errors.NoNetworkError(f"there is no network ({fault})")
-        logging.warning(
-            "there is no network (%s): TFDS tries for minutes to download what it lacks", fault
-        )
+    check_network(builder, data_dir)
     before = _folders(builder.name, data_dir)
     try:
         builder.download_and_prepare()
@@ -57,6 +51,21 @@ def prepare(builder: Any, data_dir: str) -> None:
             with contextlib.suppress(OSError):  # it is not empty, or gone
                 path.rmdir()
         raise
+
+
+def check_network(builder: Any, data_dir: str) -> None:
+    """Refuse to download a dataset whose hosts do not answer; see `prepare`.
+
+    Raises:
+        NoNetworkError: as `prepare` does.
+    """
+    urls = list(builder.url_infos or ())
+    if urls and (fault := network_fault(urls)) is not None:
+        if local.is_private() or not _has_downloads(builder, data_dir):
+            raise errors.NoNetworkError(f"there is no network ({fault})")
+        logging.warning(
+            "there is no network (%s): TFDS tries for minutes to download what it lacks", fault
+        )
 
 
 def network_fault(urls: Iterable[str]) -> str | None:

@@ -22,7 +22,7 @@ import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from lingvo_gpipe import errors
+from lingvo_gpipe import errors, tensorflow_import
 from lingvo_gpipe.errors import ParamsError
 from lingvo_gpipe.hyperparams import old_names
 from lingvo_gpipe.hyperparams.messages import shown
@@ -274,8 +274,8 @@ def _module_of(name: str) -> tuple[types.ModuleType | None, list[str]]:
 
 def _import(module: str, name: str) -> types.ModuleType | None:
     """Return a module of a registered package, or None where there is none of this name."""
+    tensorflow_import.load(module)
     known = sys.modules.get(module)
-    getattr(known, "__path__", None)  # Keras may wait for this to be loaded
     if known is not None or module.rsplit(".", 1)[-1].startswith("__"):
         return known
     with _import_errors(name):

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, regular_files
-from lingvo_gpipe.input import InMemory
+from lingvo_gpipe.input import InMemory, check_split
 
 if TYPE_CHECKING:
     from lingvo_gpipe.task import Task
@@ -90,6 +90,10 @@ class Tokens(InMemory):
                 "numpy.save('train.npy', ids)"
             )
         return {name.removesuffix(".npy"): self._ids(os.path.join(folder, name)) for name in files}
+
+    def check_there(self, split: str | None = None) -> None:
+        """Refuse a folder without the file of this split; see `Input.check_there`."""
+        check_split(type(self).__name__, split or self.params.train_split, self._texts)
 
     def complete(self, task_params: Task.Params) -> None:
         """Refuse ids outside the model's vocabulary; see `Input.complete`."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+from collections.abc import Iterator
 
 import tensorflow as tf
 from absl import logging
@@ -33,6 +35,15 @@ class ImageFolder(images.Images):
     def data_names(self) -> tuple[str, ...]:
         """Names of the data's classes: its folders."""
         return tuple(sorted({name for split in self._splits.values() for name in split}))
+
+    def check_there(self, split: str | None = None) -> None:
+        """Refuse a missing or empty folder, or one without the split; see `Input.check_there`."""
+        with _readable():
+            root = self._existing_root
+            classes = {name: _folders(os.path.join(root, name)) for name in _folders(root)}
+        if not any(classes.values()):
+            raise _is_empty(root)
+        check_split(self.where, split or self.params.train_split, classes)
 
     @property
     def where(self) -> str:
@@ -83,17 +94,16 @@ class ImageFolder(images.Images):
     @functools.cached_property
     def _splits(self) -> dict[str, dict[str, list[str]]]:
         """Split → class → paths, all sorted."""
+        with _readable():
+            return self._scan(self._existing_root)
+
+    @property
+    def _existing_root(self) -> str:
         root = self._root
         if not os.path.isdir(root):
             problem = "is not a folder" if os.path.exists(root) else "does not exist"
             raise errors.InputError(f"image folder {root} {problem}. Give another --data_dir")
-        try:
-            return self._scan(root)
-        except OSError as error:
-            raise errors.InputError(
-                f"{error.filename} cannot be read: {error.strerror}. Correct its permissions, or "
-                "give another --data_dir"
-            ) from error
+        return root
 
     @property
     def _root(self) -> str:
@@ -117,10 +127,7 @@ class ImageFolder(images.Images):
                 classes[name] = [os.path.join(folder, f) for f in kept]
             splits[split] = classes
         if not any(splits.values()):
-            raise errors.InputError(
-                f"image folder {root} is empty: images lie in {root}/SPLIT/CLASS/, such as "
-                f"{os.path.join(root, 'train', 'cat', '1.png')}"
-            )
+            raise _is_empty(root)
         if skipped:
             logging.warning("%s: skipped %d files that are not images", root, skipped)
         return splits
@@ -132,6 +139,25 @@ class ImageFolder(images.Images):
         label_of = {name: label for label, name in enumerate(self.data_names)}
         files = [(p, label_of[name]) for name, ps in self._splits[split].items() for p in ps]
         return [path for path, _ in files], [label for _, label in files]
+
+
+def _is_empty(root: str) -> errors.InputError:
+    return errors.InputError(
+        f"image folder {root} is empty: images lie in {root}/SPLIT/CLASS/, such as "
+        f"{os.path.join(root, 'train', 'cat', '1.png')}"
+    )
+
+
+@contextlib.contextmanager
+def _readable() -> Iterator[None]:
+    """Turn an error of reading a folder into one for the user."""
+    try:
+        yield
+    except OSError as error:
+        raise errors.InputError(
+            f"{error.filename} cannot be read: {error.strerror}. Correct its permissions, or "
+            "give another --data_dir"
+        ) from error
 
 
 def _folders(path: str) -> list[str]:

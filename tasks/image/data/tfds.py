@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, regular_files
+from lingvo_gpipe import errors, hyperparams, regular_files, tensorflow_import
 from lingvo_gpipe.input import check_split
 from lingvo_gpipe.tasks import tfds_preparing
 from lingvo_gpipe.tasks.image.data import images
@@ -109,28 +109,62 @@ class TFDS(images.Images):
             raise errors.InputError(f"{self.where}: {_first_line(error)}") from error
         return builder
 
+    def check_there(self, split: str | None = None) -> None:
+        """Refuse a dataset that is not prepared and cannot be; see `Input.check_there`."""
+        del split  # names of parts of splits need the prepared dataset
+        with tensorflow_import.hidden():
+            if self._builder.is_prepared():
+                return
+            self._check_may_prepare()
+            try:
+                tfds_preparing.check_network(self._builder, self._folder)
+            except errors.NoNetworkError as error:
+                raise self._unprepared(error) from error
+
     def _prepare(self) -> None:
-        builder = self._builder
-        if builder.is_prepared():
+        if self._builder.is_prepared():
             return
-        where = f"{self.where} is not prepared in {self.params.data_dir}"
-        by_hand = " ".join((builder.MANUAL_DOWNLOAD_INSTRUCTIONS or "").split())
-        manual = os.path.join(os.path.expanduser(self.params.data_dir), "downloads", "manual")
+        self._check_may_prepare()
+        try:
+            tfds_preparing.prepare(self._builder, self._folder)
+        except Exception as error:  # a builder may raise anything
+            raise self._unprepared(error) from error
+
+    def _check_may_prepare(self) -> None:
+        """Refuse a dataset whose files must be downloaded by hand, or may not be downloaded."""
+        manual, by_hand = self._by_hand
         if by_hand and not (os.path.isdir(manual) and os.listdir(manual)):
             raise errors.InputError(
-                f"{where}, and its files must be downloaded by hand, into {manual}: {by_hand}"
+                f"{self._is_not_prepared}, and its files must be downloaded by hand, into "
+                f"{manual}: {by_hand}"
             )
         if not self.params.download:
-            raise errors.InputError(f"{where}. Set input.download=True, or another --data_dir")
-        try:
-            tfds_preparing.prepare(builder, os.path.expanduser(self.params.data_dir))
-        except Exception as error:  # a builder may raise anything
-            way_out = "Prepare it elsewhere and give its folder as --data_dir"
-            if by_hand:
-                way_out = f"{manual} needs: {by_hand}"
             raise errors.InputError(
-                f"{where}, and preparing it failed: {_first_line(error)}. {way_out}"
-            ) from error
+                f"{self._is_not_prepared}. Set input.download=True, or another --data_dir"
+            )
+
+    def _unprepared(self, error: Exception) -> errors.InputError:
+        manual, by_hand = self._by_hand
+        way_out = "Prepare it elsewhere and give its folder as --data_dir"
+        if by_hand:
+            way_out = f"{manual} needs: {by_hand}"
+        return errors.InputError(
+            f"{self._is_not_prepared}, and preparing it failed: {_first_line(error)}. {way_out}"
+        )
+
+    @property
+    def _is_not_prepared(self) -> str:
+        return f"{self.where} is not prepared in {self.params.data_dir}"
+
+    @property
+    def _folder(self) -> str:
+        return os.path.expanduser(self.params.data_dir)
+
+    @property
+    def _by_hand(self) -> tuple[str, str]:
+        """Return the folder of files that are downloaded by hand, and which they are; or empty."""
+        instructions = " ".join((self._builder.MANUAL_DOWNLOAD_INSTRUCTIONS or "").split())
+        return os.path.join(self._folder, "downloads", "manual"), instructions
 
     @functools.cached_property
     def _keys(self) -> tuple[str, str]:

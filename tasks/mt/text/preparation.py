@@ -82,7 +82,7 @@ class Preparation(hyperparams.Configurable):
         Raises:
             InputError: the text has a fault that a policy sets to `fail`, or the folder is in use.
         """
-        target = Path(os.path.abspath(os.path.expanduser(folder)))
+        target = _absolute(folder)
         if output_folder.is_prepared(target, records.MANIFEST):
             self.check(prepared := records.Records(target))
             prepared.check_files()
@@ -93,15 +93,34 @@ class Preparation(hyperparams.Configurable):
                     "another folder, or remove this one"
                 )
             return prepared
-        for corpus in self._corpora:  # before all text is read
-            corpus.check_names()
-        self.vocabulary_source.check()
+        self._check_text()  # before all text is read
         report(f"preparing {len(self._selection.pairs)} pairs of languages")
         for line in self._selection.warnings():
             report(line)
         with output_folder.building(target) as partial:
             self._make(partial, report, num_threads or os.cpu_count() or 1)
         return records.Records(target)
+
+    def check_there(self, folder: str | os.PathLike[str]) -> None:
+        """Refuse records that are missing and cannot be made, from a look at the disk.
+
+        Args:
+            folder: folder of the records.
+
+        Raises:
+            InputError: the text is missing, or the folder holds something else.
+        """
+        target = _absolute(folder)
+        if output_folder.is_prepared(target, records.MANIFEST):
+            self.check(records.Records(target))
+        else:
+            self._check_text()
+
+    def _check_text(self) -> None:
+        for corpus in self._corpora:
+            corpus.check_names()
+        _ = self._selection.pairs
+        self.vocabulary_source.check()
 
     def check(self, prepared: records.Records) -> None:
         """Refuse records that other params made; a field that they lack has its default.
@@ -236,6 +255,10 @@ class Preparation(hyperparams.Configurable):
                     entries[split] = writer.entry()
                 report(f"{split}: {entries[split]['examples']} examples tokenised")
         return entries
+
+
+def _absolute(folder: str | os.PathLike[str]) -> Path:
+    return Path(os.path.abspath(os.path.expanduser(folder)))
 
 
 def _targets_seen_in_training(

@@ -379,6 +379,16 @@ class Records:
         """Names of the splits."""
         return tuple(self.manifest["splits"])
 
+    def check_split(self, name: str) -> None:
+        """Refuse a name that no split has.
+
+        Raises:
+            InputError: names those that there are.
+        """
+        if name not in self.manifest["splits"]:
+            splits = ", ".join(self.splits)
+            raise errors.InputError(f"{self.folder} has no split {name!r}; there are {splits}")
+
     @functools.cache  # noqa: B019 (records live as long as their run)
     def split(self, name: str) -> Split:
         """Return a split.
@@ -386,9 +396,7 @@ class Records:
         Raises:
             InputError: no split has this name, or its files are damaged.
         """
-        if name not in self.manifest["splits"]:
-            splits = ", ".join(self.splits)
-            raise errors.InputError(f"{self.folder} has no split {name!r}; there are {splits}")
+        self.check_split(name)
         return Split(self.folder, name, self.manifest["splits"][name], len(self.vocabulary))
 
     def check_files(self) -> None:

@@ -78,9 +78,9 @@ def main() -> None:
                     found[name].append(taken)
         other = load.stop()
     print(f"{count} rounds; processor seconds: median, spread; other load {other:.2f} cores")
-    for name, taken in found.items():
-        print(f"{name:<14} {statistics.median(taken):5.2f}  {min(taken):.2f} to {max(taken):.2f}")
-    worst = max(statistics.median(taken) for taken in found.values())
+    for name, runs in found.items():
+        print(f"{name:<14} {statistics.median(runs):5.2f}  {min(runs):.2f} to {max(runs):.2f}")
+    worst = max(statistics.median(runs) for runs in found.values())
     print(f"startup: largest median {worst:.2f} s (aim {AIM_S:g} s)")
 
 

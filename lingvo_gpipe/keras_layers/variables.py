@@ -22,7 +22,7 @@ from lingvo_gpipe import errors, packing
 from lingvo_gpipe.keras_layers import config, weights
 from lingvo_gpipe.layers import base
 
-Value: TypeAlias = packing.Variable | tf.Tensor | np.ndarray[Any, Any]
+Value: TypeAlias = "packing.Variable | tf.Tensor | np.ndarray[Any, Any]"
 """What a variable of a Keras layer can be assigned from."""
 
 _WAITING = "uninitialized_variables"

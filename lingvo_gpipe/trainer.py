@@ -189,18 +189,21 @@ def _run(values: argparse.Namespace, note_step: Callable[[int], None] = lambda _
     if values.list_models is not None:
         _list_models(models, values.list_models)
         return 0
+    from lingvo_gpipe.execution import placement
+
     name = values.mode or _DEFAULT_MODE
-    values.model, recipe = recipes.find(
-        models,
-        model=values.model,
-        params=values.params,
-        logdir=values.logdir,
-        checkpoint=values.checkpoint,
-        trains=name.startswith("train"),
-    )
-    # After the model, since its task may have registered the mode.
-    mode = registry.mode(name)
-    task = _task(values, recipe)
+    with placement.spare_devices():  # a recipe that builds a Keras model begins TensorFlow
+        values.model, recipe = recipes.find(
+            models,
+            model=values.model,
+            params=values.params,
+            logdir=values.logdir,
+            checkpoint=values.checkpoint,
+            trains=name.startswith("train"),
+        )
+        # After the model, since its task may have registered the mode.
+        mode = registry.mode(name)
+        task = _task(values, recipe)
     _check_options(values, name)
     if task.model.schedule == AUTO and name not in _CHOOSING:
         task = modes.with_kept_choice(task, values.logdir)

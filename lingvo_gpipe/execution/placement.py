@@ -7,8 +7,10 @@ slot at a time.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -16,6 +18,8 @@ from lingvo_gpipe import errors
 from lingvo_gpipe.nests import SpecNest
 
 KINDS = ("auto", "cpu", "gpu", "tpu")
+SPARE_DEVICES = 64
+"""Logical CPU devices where the number is unknown: 0.3 MiB more than 2, and no time."""
 _WORKER = "/job:worker/"
 
 
@@ -214,6 +218,46 @@ def prepare_logical_cpus(count: int) -> None:
                 f"{count} logical CPU devices are needed, but TensorFlow was initialised with "
                 f"{there}. Prepare them before its first operation"
             ) from error
+
+
+@contextlib.contextmanager
+def spare_devices() -> Iterator[None]:
+    """Let code begin TensorFlow before the number of devices is known, such as a recipe's.
+
+    Whatever makes a variable begins TensorFlow, a Keras model for example, and then the number of
+    devices and threads is fixed. Inside, there are `SPARE_DEVICES` logical CPU devices, which are
+    names and cost nothing, and as many threads as cores. If TensorFlow has not begun at the end,
+    everything is as before.
+    """
+    physical = tf.config.list_physical_devices("CPU")[0]
+    plain = tf.config.LogicalDeviceConfiguration()
+    threads = tf.config.threading
+    before = (
+        tf.config.get_logical_device_configuration(physical) or [plain],
+        threads.get_inter_op_parallelism_threads(),
+        threads.get_intra_op_parallelism_threads(),
+    )
+
+    def configure(
+        devices: list[tf.config.LogicalDeviceConfiguration], inter: int, intra: int
+    ) -> None:
+        with contextlib.suppress(RuntimeError):  # TensorFlow has begun
+            tf.config.set_logical_device_configuration(physical, devices)
+            threads.set_inter_op_parallelism_threads(inter)
+            threads.set_intra_op_parallelism_threads(intra)
+
+    cores = num_cores()
+    configure([plain] * max(SPARE_DEVICES, len(before[0])), max(2, cores), cores)
+    try:
+        yield
+    finally:
+        configure(*before)
+
+
+def num_cores() -> int:
+    """Return the number of cores on which this process may run."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    return cores or os.cpu_count() or 1
 
 
 def prepare_threads(num_devices: int, cores: int) -> tuple[int, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 
 import tensorflow as tf
 
@@ -29,7 +28,7 @@ def prepare_devices(model: pipelining.PipeliningLayer.Params) -> tuple[int, int]
     workers = connection.current()
     if workers is not None:
         with contextlib.suppress(RuntimeError):
-            placement.prepare_threads(wanted, _num_cores())
+            placement.prepare_threads(wanted, placement.num_cores())
         workers.connect(wanted)
         return _threads()
     if kind == "tpu" and not tf.config.list_logical_devices("TPU"):
@@ -41,13 +40,8 @@ def prepare_devices(model: pipelining.PipeliningLayer.Params) -> tuple[int, int]
             placement.prepare_logical_cpus(wanted)
         # Where TensorFlow is already running, its threads cannot be changed.
         with contextlib.suppress(RuntimeError):
-            placement.prepare_threads(wanted, _num_cores())
+            placement.prepare_threads(wanted, placement.num_cores())
     return _threads()
-
-
-def _num_cores() -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-    return cores or os.cpu_count() or 1
 
 
 def _threads() -> tuple[int, int]:

@@ -22,11 +22,17 @@ from lingvo_gpipe.run import process
 
 PACKAGE = "models_of_trainer_test"
 MODELS = """
+import keras
 from tests import tiny_task
 from lingvo_gpipe import registry
 
 class Tiny(tiny_task.Tiny):
     pass
+
+class BeginsTensorFlow(Tiny):
+    def task(self):
+        keras.layers.Dense(2).build((None, 3))
+        return super().task()
 
 class Deeper(registry.Model):
     depth = 2
@@ -557,7 +563,7 @@ def test_the_parameters_of_trained_models_are_known_before(run: Run) -> None:
 # In separate processes.
 
 
-def command(tmp_path: Path, *arguments: str) -> Any:
+def command(tmp_path: Path, *arguments: str, model: str = "lab.Tiny") -> Any:
     """Return the arguments of `subprocess` for the trainer with a user's package."""
     folder = tmp_path / "code" / PACKAGE
     folder.mkdir(parents=True, exist_ok=True)
@@ -570,7 +576,7 @@ def command(tmp_path: Path, *arguments: str) -> Any:
             "-m",
             "lingvo_gpipe.trainer",
             f"--params_package={PACKAGE}",
-            "--model=lab.Tiny",
+            f"--model={model}",
             *arguments,
         ],
         "env": {**os.environ, "PYTHONPATH": path},
@@ -583,7 +589,8 @@ def command(tmp_path: Path, *arguments: str) -> Any:
 def test_the_program_makes_its_devices_and_sigterm_saves_and_leaves(tmp_path: Path) -> None:
     arguments = [f"--logdir={tmp_path / 'run'}", "--num_partitions=4"]
     arguments += ["--max_steps=1000000", "--save_interval_steps=900000"]
-    with subprocess.Popen(**command(tmp_path, *arguments)) as process:
+    program = command(tmp_path, *arguments, model="lab.BeginsTensorFlow")
+    with subprocess.Popen(**program) as process:
         assert process.stderr is not None
         first = process.stderr.readline()
         # Nothing of TensorFlow's own comes before it.

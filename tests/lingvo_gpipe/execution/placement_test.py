@@ -162,6 +162,36 @@ def test_devices_that_were_requested_before_stay(monkeypatch: pytest.MonkeyPatch
     assert list(map(len, asked)) == [3, 4]
 
 
+@pytest.mark.parametrize("begins", [False, True])
+def test_devices_are_spare_while_their_number_is_unknown(
+    monkeypatch: pytest.MonkeyPatch, begins: bool
+) -> None:
+    """As in a process in which TensorFlow is not initialised, or becomes so inside."""
+    has_begun = False
+    now: dict[str, Any] = {"devices": None, "inter": 0, "intra": 0}
+
+    def keep(name: str, value: Any) -> None:
+        if has_begun:
+            raise RuntimeError("cannot be modified after initialization")
+        now[name] = value
+
+    config, threads = tf.config, tf.config.threading
+    monkeypatch.setattr(config, "get_logical_device_configuration", lambda _: now["devices"])
+    monkeypatch.setattr(
+        config, "set_logical_device_configuration", lambda _, value: keep("devices", value)
+    )
+    for name in ("inter", "intra"):
+        function = f"{name}_op_parallelism_threads"
+        monkeypatch.setattr(threads, f"get_{function}", lambda name=name: now[name])
+        monkeypatch.setattr(threads, f"set_{function}", lambda n, name=name: keep(name, n))
+    with placement.spare_devices():
+        assert len(now["devices"]) == placement.SPARE_DEVICES
+        assert (now["inter"] >= 2, now["intra"]) == (True, placement.num_cores())
+        has_begun = begins
+    there = (len(now["devices"]), now["intra"])
+    assert there == ((placement.SPARE_DEVICES, placement.num_cores()) if begins else (1, 0))
+
+
 def test_logical_cpus_cannot_grow_once_tensorflow_has_begun() -> None:
     there = len(tf.config.list_logical_devices("CPU"))
     placement.prepare_logical_cpus(there)

@@ -37,7 +37,8 @@ def trace(
         compute,
         autograph=False,
         jit_compile=jit or None,
-        experimental_attributes={"_noinline": True},
+        # A pure program has no order but that of its data, so no control dependencies either.
+        experimental_attributes={"_noinline": True, "_disable_acd": True},
     )
     specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in arguments]
     concrete = traced.get_concrete_function(*specs)

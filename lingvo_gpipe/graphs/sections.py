@@ -131,21 +131,21 @@ class Sections:
 
         add(fetches)
         while True:
-            cheap = [
+            candidates = [
                 tensor
                 for tensor in reads.values()
                 if tensor.op.name in movable
                 or (tensor.op.name in recomputable and tensor.op.type in _CHEAP)
-                if _reads_no_more(tensor, reads)
             ]
-            if not cheap:
-                break
             # The last one first: its input may be cheap as well.
-            again = max(cheap, key=self._place).op
-            for tensor in again.outputs:
-                reads.pop(tensor.name, None)
-            needed.add(again.name)
-            add(again.inputs)
+            candidates.sort(key=self._place, reverse=True)
+            op = next((t.op for t in candidates if _reads_no_more(t, reads)), None)
+            if op is None:
+                break
+            for output in op.outputs:
+                reads.pop(output.name, None)
+            needed.add(op.name)
+            add(op.inputs)
         ordered = sorted(reads.values(), key=self._place)
         return Section(frozenset(needed), tuple(ordered), tuple(fetches))
 

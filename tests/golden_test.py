@@ -161,7 +161,13 @@ def test_tensorflow_reads_what_it_read_then(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RESUMABLE)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.reliability_full] if "translation" in name else [])
+        for name in RESUMABLE
+    ],
+)
 def test_a_run_continues_to_the_same_end(name: str, tmp_path: Path) -> None:
     """Updates, averages, data, random numbers, evaluation and best equal those of the old run."""
     home = RUNS[name]

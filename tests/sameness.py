@@ -86,8 +86,8 @@ class Grid:
 SMALL_SLICED = (sliced_nets.SLICED.name, sliced_nets.UNEQUALLY.name)
 SLICED_TRANSLATION = (sliced_nets.SHARED.name, sliced_nets.PACKED.name)
 
-# Where programs take seconds to trace, K is apart from all other axes: the small networks combine
-# it with each of them.
+# Where programs take seconds to trace, networks and K are apart from other axes: the small networks
+# combine those with each other.
 GRIDS = (
     Grid(
         (
@@ -110,13 +110,11 @@ GRIDS = (
             ("losses inside",),
             ("full", "never"),
         ),
-        apart=((0, 1), (1, 2), (1, 3), (1, 5)),
+        apart=((0, 1), (0, 2), (0, 3), (0, 5), (1, 2), (1, 3), (1, 5)),
         points=(
             ("amoeba_a_small", 1, 3, "gpipe", "losses inside", "never"),
-            ("amoeba_a_small", 3, 1, "1f1b", "losses inside", "full"),
-            ("amoeba_b_small", 2, 3, "1f1b", "losses inside", "full"),
-            ("amoeba_b_small", 4, 1, "gpipe", "losses inside", "never"),
-            ("amoeba_d_small", 3, 3, "gpipe", "losses inside", "full"),
+            ("amoeba_b_small", 4, 1, "gpipe", "losses inside", "full"),
+            ("amoeba_d_small", 3, 3, "1f1b", "losses inside", "full"),
             ("amoeba_d_small", 2, 1, "1f1b", "losses inside", "never"),
         ),
     ),
@@ -130,14 +128,13 @@ GRIDS = (
             ("losses inside", "own tape"),
             ("full", "never"),
         ),
-        apart=((0, 1), (1, 2), (1, 3), (1, 4), (1, 5)),
+        apart=((0, 1), (0, 5), (1, 2), (1, 3), (1, 4), (1, 5), (2, 4)),
         points=(
-            ("translation", 2, 1, "gpipe", "losses inside", "full"),
-            ("packed_translation", 5, 3, "gpipe", "own tape", "full"),
-            ("packed_translation", 1, 1, "1f1b", "losses inside", "never"),
-            ("packed_translation", 3, 1, "1f1b", "own tape", "full"),
-            ("translation", 3, 3, "1f1b", "losses inside", "never"),
-            ("translation", 5, 3, "gpipe", "own tape", "never"),
+            ("translation", 5, 1, "gpipe", "losses inside", "full"),
+            ("packed_translation", 2, 1, "1f1b", "losses inside", "never"),
+            ("packed_translation", 5, 3, "gpipe", "own tape", "never"),
+            ("translation", 3, 3, "1f1b", "own tape", "full"),
+            ("packed_translation", 1, 1, "1f1b", "losses inside", "full"),
         ),
     ),
     # Replicas: batch norm with dropout, ties, skips, weights that are frozen.
@@ -184,14 +181,12 @@ GRIDS = (
             ("full", "never"),
             (1, 2),
         ),
-        apart=((0, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6)),
+        apart=((0, 1), (0, 5), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6), (2, 4), (3, 6)),
         points=(
             ("sliced_translation", 3, 2, "gpipe", "losses inside", "full", 1),
-            ("sliced_packed_translation", 2, 2, "1f1b", "own tape", "never", 1),
-            ("sliced_packed_translation", 4, 3, "1f1b", "losses inside", "full", 1),
-            ("sliced_packed_translation", 3, 3, "gpipe", "losses inside", "never", 2),
             ("sliced_translation", 1, 3, "1f1b", "own tape", "full", 2),
-            ("sliced_translation", 4, 2, "gpipe", "own tape", "never", 2),
+            ("sliced_packed_translation", 2, 2, "1f1b", "losses inside", "never", 2),
+            ("sliced_packed_translation", 4, 3, "gpipe", "own tape", "never", 1),
         ),
     ),
     # Schedules of several cells per device, and those that split backwards.

@@ -59,7 +59,7 @@ def test_every_schedule_is_in_a_grid() -> None:
 def test_covering_set_holds_every_pair(each: sameness.Grid) -> None:
     fields = list(Case.__dataclass_fields__)[: len(each.axes)]
     cases = {tuple(getattr(case, f) for f in fields) for case in COVERING}
-    assert len(each.pairs()) > 30
+    assert len(each.pairs()) > 20
     for i, values in enumerate(each.axes):
         assert {point[i] for point in cases} >= set(values)
     for i, a, j, b in each.pairs():

@@ -392,6 +392,7 @@ def test_gradients_and_statistics_are_those_of_keras() -> None:
         np.testing.assert_allclose(moved[path], variable.numpy(), rtol=1e-12, err_msg=path)
 
 
+@pytest.mark.sameness_grid
 def test_resnet50_layer_by_layer_is_resnet50() -> None:
     model = keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=4)
     cut = from_keras_model(model)

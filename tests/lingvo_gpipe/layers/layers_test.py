@@ -63,6 +63,22 @@ EVERY = (*CASES, *amoeba_layer_cases.CASES, *mt_layer_cases.CASES)
 every_case = pytest.mark.parametrize("case", EVERY, ids=str)
 
 
+def _first_of_each_class() -> list[Any]:
+    """Return all cases; those of a class that an earlier case has are in the whole set only."""
+    classes: set[type] = set()
+    found = []
+    for case in EVERY:
+        kind = type(case.params())
+        marks = [pytest.mark.sameness_grid] if kind in classes else []
+        found.append(pytest.param(case, marks=marks, id=str(case)))
+        classes.add(kind)
+    return found
+
+
+# For laws that trace or compile each case once more, which takes up to seconds.
+each_class = pytest.mark.parametrize("case", _first_of_each_class())
+
+
 class Run:
     """The layer of a case, with variables and inputs."""
 
@@ -226,7 +242,7 @@ def test_text_round_trip(case: Case) -> None:
     assert hyperparams.from_text(params.to_text()) == params
 
 
-@every_case
+@each_class
 def test_recomputed_equals_kept(case: Case, everything_of: Any) -> None:
     # The gradients of a value with several consumers may be summed in another order.
     if case.name.startswith(("amoeba_cell", "sliced_softmax")):
@@ -252,7 +268,7 @@ def test_programs_are_pure(case: Case, known_batch: bool, everything_of: Any) ->
     assert tf.resource not in {captured.dtype for captured, _ in graph.captures}
 
 
-@every_case
+@each_class
 def test_xla_compiles_every_layer_to_the_same(case: Case, everything_of: Any) -> None:
     run, everything = everything_of(case)
     compiled = tf.function(everything, autograph=False, jit_compile=True)

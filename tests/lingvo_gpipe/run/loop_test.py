@@ -43,7 +43,13 @@ def lines() -> list[str]:
     return []
 
 
-@pytest.mark.parametrize(("accumulate", "stops"), [(1, (1, 5, 3)), (2, (6,))])
+@pytest.mark.parametrize(
+    ("accumulate", "stops"),
+    [
+        pytest.param(1, (1, 5, 3), marks=pytest.mark.reliability_full),
+        (2, (6,)),
+    ],
+)
 def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not(
     tmp_path: Path, lines: list[str], accumulate: int, stops: tuple[int, ...]
 ) -> None:

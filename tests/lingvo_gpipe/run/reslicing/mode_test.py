@@ -70,7 +70,8 @@ ADAM = {
 @pytest.mark.parametrize(
     ("train", "tie", "path"),
     [
-        (ADAM, True, (THREE, UNEQUAL, WHOLE)),
+        (ADAM, True, (UNEQUAL, WHOLE)),
+        pytest.param(ADAM, True, (THREE, UNEQUAL), marks=pytest.mark.reliability_full),
         pytest.param(
             {"optimizer": optimizer("SGD", momentum=0.9)},
             False,
@@ -84,7 +85,7 @@ ADAM = {
             marks=pytest.mark.reliability_full,
         ),
     ],
-    ids=["adam, averages, accumulation", "momentum", "nadam"],
+    ids=["adam, averages, accumulation", "three slices", "momentum", "nadam"],
 )
 def test_a_run_goes_on_with_other_slices_as_the_whole_one(
     tmp_path: Path, train: Any, tie: bool, path: tuple[Any, ...]

@@ -81,7 +81,7 @@ def cut(
     [
         ((9,), 1, {"tie": "all"}),
         ((6, 3), 3, {"transparent": "shared"}),
-        ((2, 4, 3), 3, {"tie": "all"}),
+        pytest.param((2, 4, 3), 3, {"tie": "all"}, marks=pytest.mark.sameness_grid),
         ((2, 3, 2, 2), 3, {"tie": "all", "shared": True}),
         ((2, 4, 2), 2, {"transparent": "per_layer", "packed": True}),
     ],
@@ -125,7 +125,7 @@ def whole_model() -> tuple[Any, dict[int, list[list[int]]]]:
     ("slices", "beam"),
     [
         ((2, 1, 8), 3),
-        (toy_model.V, 1),
+        pytest.param(toy_model.V, 1, marks=pytest.mark.sameness_grid),
         pytest.param(3, 3, marks=pytest.mark.sameness_grid),
         pytest.param((2, 1, 8), 1, marks=pytest.mark.sameness_grid),
     ],
@@ -184,7 +184,11 @@ def test_candidates_of_slices_continue_as_all_logits(beam: int, controls: int) -
         states = [found[0], wanted[0]]
 
 
-@pytest.mark.parametrize(("cuts", "num_shapes"), [((9,), 2), ((6, 3), 1)], ids=str)
+@pytest.mark.parametrize(
+    ("cuts", "num_shapes"),
+    [pytest.param((9,), 2, marks=pytest.mark.sameness_grid), ((6, 3), 1)],
+    ids=str,
+)
 def test_replicas_translate_as_one(
     cuts: tuple[int, ...], num_shapes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

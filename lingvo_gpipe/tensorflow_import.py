@@ -96,6 +96,17 @@ def when_loaded(function: Callable[[], object]) -> None:
         function()
 
 
+@contextlib.contextmanager
+def loading_calls(function: Callable[[], object]) -> Iterator[None]:
+    """Call a function as `when_loaded` does, but not if TensorFlow is loaded after the block."""
+    when_loaded(function)
+    try:
+        yield
+    finally:
+        if function in _waiting:
+            _waiting.remove(function)
+
+
 if TYPE_CHECKING:
     import tensorflow as tf
 
@@ -140,6 +151,8 @@ def _load(module: types.ModuleType) -> None:
     if sys.modules.setdefault(name, module) is module:
         with _quiet():
             importlib.reload(module)
+            if name == "tensorflow":
+                module.config.list_physical_devices()  # looks for GPUs, and writes about it
     else:
         vars(module).update(vars(sys.modules[name]))
     while name == "tensorflow" and _waiting:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
-from lingvo_gpipe import errors
+from lingvo_gpipe import errors, tensorflow_import
 from lingvo_gpipe.nests import SpecNest
 
 KINDS = ("auto", "cpu", "gpu", "tpu")
@@ -227,31 +227,51 @@ def spare_devices() -> Iterator[None]:
     Whatever makes a variable begins TensorFlow, a Keras model for example, and then the number of
     devices and threads is fixed. Inside, there are `SPARE_DEVICES` logical CPU devices, which are
     names and cost nothing, and as many threads as cores. If TensorFlow has not begun at the end,
-    everything is as before.
+    everything is as before. Where its import is deferred, only code that uses it imports it.
     """
-    physical = tf.config.list_physical_devices("CPU")[0]
-    plain = tf.config.LogicalDeviceConfiguration()
-    threads = tf.config.threading
-    before = (
-        tf.config.get_logical_device_configuration(physical) or [plain],
-        threads.get_inter_op_parallelism_threads(),
-        threads.get_intra_op_parallelism_threads(),
-    )
+    before: list[_Configuration] = []
 
-    def configure(
-        devices: list[tf.config.LogicalDeviceConfiguration], inter: int, intra: int
-    ) -> None:
-        with contextlib.suppress(RuntimeError):  # TensorFlow has begun
-            tf.config.set_logical_device_configuration(physical, devices)
-            threads.set_inter_op_parallelism_threads(inter)
-            threads.set_intra_op_parallelism_threads(intra)
+    def prepare() -> None:
+        before.append(_Configuration.now())
+        cores = num_cores()
+        count = max(SPARE_DEVICES, before[0].num_devices)
+        _Configuration(count, max(2, cores), cores).set()
 
-    cores = num_cores()
-    configure([plain] * max(SPARE_DEVICES, len(before[0])), max(2, cores), cores)
     try:
-        yield
+        with tensorflow_import.loading_calls(prepare):
+            yield
     finally:
-        configure(*before)
+        for each in before:
+            each.set()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Configuration:
+    """What TensorFlow begins with: its logical CPU devices and its threads."""
+
+    num_devices: int
+    inter_op_threads: int
+    intra_op_threads: int
+
+    @classmethod
+    def now(cls) -> _Configuration:
+        """Return how it would begin now."""
+        physical = tf.config.list_physical_devices("CPU")[0]
+        return cls(
+            len(tf.config.get_logical_device_configuration(physical) or [None]),
+            tf.config.threading.get_inter_op_parallelism_threads(),
+            tf.config.threading.get_intra_op_parallelism_threads(),
+        )
+
+    def set(self) -> None:
+        """Let it begin so; nothing if it has begun."""
+        physical = tf.config.list_physical_devices("CPU")[0]
+        with contextlib.suppress(RuntimeError):
+            tf.config.set_logical_device_configuration(
+                physical, [tf.config.LogicalDeviceConfiguration()] * self.num_devices
+            )
+            tf.config.threading.set_inter_op_parallelism_threads(self.inter_op_threads)
+            tf.config.threading.set_intra_op_parallelism_threads(self.intra_op_threads)
 
 
 def num_cores() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import os
@@ -590,7 +591,8 @@ def test_the_program_makes_its_devices_and_sigterm_saves_and_leaves(tmp_path: Pa
     arguments = [f"--logdir={tmp_path / 'run'}", "--num_partitions=4"]
     arguments += ["--max_steps=1000000", "--save_interval_steps=900000"]
     program = command(tmp_path, *arguments, model="lab.BeginsTensorFlow")
-    with subprocess.Popen(**program) as process:
+    with subprocess.Popen(**program) as process, contextlib.ExitStack() as stack:
+        stack.callback(process.kill)
         assert process.stderr is not None
         first = process.stderr.readline()
         # Nothing of TensorFlow's own comes before it.

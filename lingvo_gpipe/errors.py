@@ -52,6 +52,10 @@ class PartitionError(UserError, ValueError):
     """A sequence of layers cannot be cut as asked."""
 
 
+class CapacityError(PartitionError):
+    """No cut fits the memory of a device."""
+
+
 class ScheduleError(UserError, ValueError):
     """A schedule table is illegal."""
 

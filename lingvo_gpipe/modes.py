@@ -59,6 +59,11 @@ def _run_loop(job: registry.Job, mode: str, *, evaluate: bool) -> None:
     from lingvo_gpipe.run import loop
 
     if job.options.dry_run:
+        if chosen:
+            raise errors.ParamsError(
+                "--dry_run computes one step, in which programs are traced. Leave --profile_steps "
+                "out, or --dry_run"
+            )
         loop.dry_run(
             job.task, job.logdir, evaluate=evaluate, start=job.checkpoint, report=job.report
         )

@@ -35,6 +35,7 @@ class Candidate:
         recompute: recompute policy of every cell, or one for each.
         plan: its plan; None: it cannot be planned.
         refusal: why not.
+        refused_by_memory: whether it is that no cut fits a device.
     """
 
     schedule: str
@@ -42,6 +43,7 @@ class Candidate:
     recompute: str
     plan: step_plan.Plan | None
     refusal: str = ""
+    refused_by_memory: bool = False
 
     @property
     def name(self) -> str:
@@ -52,7 +54,7 @@ class Candidate:
     @property
     def reason(self) -> str:
         """Return why it cannot be planned; one reason for all that a cap on memory refuses."""
-        if self.refusal.startswith("device_memory="):
+        if self.refused_by_memory:
             return "no cut fits"
         return self.refusal.partition(". ")[0]
 
@@ -219,7 +221,11 @@ def _candidate(
     try:
         plan = step_plan.make_for(tried, cluster=cluster, known=known)
     except errors.UserError as error:
-        return dataclasses.replace(candidate, refusal=str(error).splitlines()[0])
+        return dataclasses.replace(
+            candidate,
+            refusal=str(error).splitlines()[0],
+            refused_by_memory=isinstance(error, errors.CapacityError),
+        )
     return dataclasses.replace(candidate, plan=plan)
 
 

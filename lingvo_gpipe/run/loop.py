@@ -119,7 +119,7 @@ def run(
         report: receives each line that a user should read.
         should_stop: called before each update; once it returns True, the run saves and returns.
         note_step: called with the number of each update, before it begins.
-        profile_steps: updates whose slots are timed; see `profiles.recorder`.
+        profile_steps: updates whose slots are timed, from 1 on; see `profiles.recorder`.
 
     Raises:
         UserError: the params, the log directory, data or devices do not fit; a loss is not finite.
@@ -283,6 +283,8 @@ class _Training:
                             state.save()
                     self._note_checkpoints(writers, state.written())
                 ended = self._ended()
+                if self._recorder is not None:
+                    self._recorder.finish(state.step)
                 if self._options.evaluate and ended != "signal" and not self._is_evaluated_here():
                     self._evaluate(writers)
                     if not self._is_evaluated_here():
@@ -334,7 +336,7 @@ class _Training:
             traces = self._learner.num_traces
             step, scale = state.step, self._learner.updater.loss_scale
             begun_s = time.time()
-            with self._watchdog.watching(f"step {step}"):
+            with self._watchdog.watching(f"step {step}"), self._profiled(step + 1):
                 result = self._learner.update(batches)
                 finite = bool(result.scalars["finite"]) and math.isfinite(result.loss)
             state.position.assign_add(train.accumulate)
@@ -345,7 +347,7 @@ class _Training:
             step_s = time.perf_counter() - drawn
             if self._recorder is not None:
                 around = breakdown.Around(begun_s, time.time(), drawn - begun)
-                self._recorder.record(step, around, writers.train)
+                self._recorder.record(step + 1, around, writers.train)
             if state.step > first + 1 and self._learner.num_traces > traces:
                 self._options.report(
                     f"step {state.step} took {step_s:.1f} s: another shape was traced"
@@ -357,6 +359,10 @@ class _Training:
                 input_s=drawn - begun,
                 step_s=step_s,
             )
+
+    def _profiled(self, step: int) -> contextlib.AbstractContextManager[None]:
+        """Let TensorFlow's profiler record a step, if it was chosen."""
+        return contextlib.nullcontext() if self._recorder is None else self._recorder.profiled(step)
 
     def _ended(self) -> Ended:
         """Return why the run ends: no further update is due, or somebody asked to stop."""

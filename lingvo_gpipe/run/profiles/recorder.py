@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import tensorflow as tf
 
 from lingvo_gpipe.console import units
 from lingvo_gpipe.network import replicas
@@ -39,7 +42,7 @@ class Recorder:
     """Records steps of a run; none of their numbers changes.
 
     An update of several mini-batches is recorded with the slots of its last one; the others are
-    in its `start`.
+    in its `start`. TensorFlow's own profiler, which slows a step down, records the step after them.
     """
 
     def __init__(
@@ -48,7 +51,7 @@ class Recorder:
         """Prepare; the learner has run nothing yet.
 
         Args:
-            chosen: the steps.
+            chosen: the steps, from 1 on.
             learner: the network in training.
             logdir: log directory of the run.
             report: prints a line for the user.
@@ -58,6 +61,22 @@ class Recorder:
         self._logdir = logdir
         self._report = report
         self._stamps = learner.pipe.executor.note_times()
+        self._recorded_any = False
+
+    @contextlib.contextmanager
+    def profiled(self, step: int) -> Iterator[None]:
+        """Let TensorFlow's profiler record what runs inside, if the step follows the chosen ones.
+
+        Args:
+            step: number of the step that runs inside.
+        """
+        if step != self.chosen.stop or not self._recorded_any:
+            yield
+            return
+        folder = self._logdir / "train"
+        with tf.profiler.experimental.Profile(str(folder)):
+            yield
+        self._report(f"step {step}: profile for TensorBoard's xprof in {folder}/plugins/profile")
 
     def record(self, step: int, around: breakdown.Around, writer: summaries.Writer) -> None:
         """Write the timeline of the step that has just ended, if it was chosen.
@@ -69,6 +88,7 @@ class Recorder:
         """
         if step not in self.chosen:
             return
+        self._recorded_any = True
         recorded = self._recorded(around)
         labels = self._labels(len(recorded.rows), len(recorded.timelines))
         first = _from_first_slot(recorded.timelines[0])
@@ -95,6 +115,18 @@ class Recorder:
                 ]
             )
         )
+
+    def finish(self, last_step: int) -> None:
+        """Report it if none of the chosen steps was computed.
+
+        Args:
+            last_step: number of the run's last step.
+        """
+        if not self._recorded_any:
+            self._report(
+                f"--profile_steps={self.chosen.start}:{self.chosen.stop}: this run has computed "
+                f"none of these steps; its last one was {last_step}"
+            )
 
     def _recorded(self, around: breakdown.Around) -> Recorded:
         analysis = self._learner.pipe.analysis

@@ -10,18 +10,18 @@ _STEPS = re.compile(r"([0-9]{1,12}):([0-9]{1,12})", re.ASCII)
 
 
 def parse(text: str) -> range:
-    """Return the steps that `--profile_steps` names.
+    """Return the steps that `--profile_steps` names; the first update of a run is step 1.
 
     Raises:
-        ParamsError: the text is not A:B with A < B.
+        ParamsError: the text is not A:B with 1 <= A < B.
 
     >>> parse("10:12")
     range(10, 12)
     """
     match = _STEPS.fullmatch(text.strip())
-    if match is None or int(match[1]) >= int(match[2]):
+    if match is None or not 1 <= int(match[1]) < int(match[2]):
         raise errors.ParamsError(
-            f"--profile_steps={text[:40]} is not a range of steps. Write the first one and the one "
-            "after the last, such as 10:12 for the steps 10 and 11"
+            f"--profile_steps={text[:40]} is not a range of steps, the first of which is 1. Write "
+            "the first one and the one after the last, such as 10:12 for the steps 10 and 11"
         )
     return range(int(match[1]), int(match[2]))

@@ -29,7 +29,7 @@ def tags(folder: Path) -> set[tuple[str, int]]:
 @pytest.mark.parametrize("model", [{}, {"num_replicas": 2}])
 def test_chosen_steps_are_recorded_and_numbers_stay(tmp_path: Path, model: dict[str, int]) -> None:
     lines: list[str] = []
-    for name, chosen in (("plain", range(0)), ("timed", range(1, 3))):
+    for name, chosen in (("plain", range(0)), ("timed", range(2, 4))):
         task = tiny_task(**{"max_steps": 4})
         task.model.set(**{"num_partitions": 2, "num_micro_batches": 4, **model})
         loop.run(task, tmp_path / name, report=lines.append, profile_steps=chosen)
@@ -44,7 +44,7 @@ def test_chosen_steps_are_recorded_and_numbers_stay(tmp_path: Path, model: dict[
     num_replicas = model.get("num_replicas", 1)
     traces = sorted(path.name for path in (tmp_path / "timed" / "timeline").iterdir())
     assert traces == [
-        f"step_{step}_replica_{replica}.json" for step in (1, 2) for replica in range(num_replicas)
+        f"step_{step}_replica_{replica}.json" for step in (2, 3) for replica in range(num_replicas)
     ]
     trace = json.loads((tmp_path / "timed" / "timeline" / traces[0]).read_text())
     slots = [event for event in trace["traceEvents"] if event["ph"] == "X"]
@@ -52,8 +52,11 @@ def test_chosen_steps_are_recorded_and_numbers_stay(tmp_path: Path, model: dict[
     assert all(event["dur"] >= 0 for event in slots)
     written = tags(tmp_path / "timed" / "train")
     names = ("measured", "simulated_from_means", "breakdown")
-    assert {(f"timeline/{name}", step) for name in names for step in (1, 2)} <= written
-    assert ("timeline/measured", 3) not in written
+    assert {(f"timeline/{name}", step) for name in names for step in (2, 3)} <= written
+    assert ("timeline/measured", 4) not in written
+    (profile,) = (tmp_path / "timed" / "train" / "plugins" / "profile").glob("*/*.xplane.pb")
+    assert profile.stat().st_size > 1000
+    assert f"step 4: profile for TensorBoard's xprof in {profile.parents[1]}" in lines
     (line, _) = [text for text in lines if text.startswith("step ") and "slots took" in text]
     _, *rows = [row.split("  ") for row in line.splitlines()[1:-1]]
     assert len(rows) == 2 * num_replicas
@@ -67,13 +70,22 @@ def test_replicas_without_micro_batches_are_not_in_the_timeline(tmp_path: Path) 
     task.model.set(num_partitions=1, num_micro_batches=3, num_replicas=3)
     task.input.batch_size = 40  # of 42 rows: the second mini-batch has 2
     lines: list[str] = []
-    loop.run(task, tmp_path, report=lines.append, profile_steps=range(6))
+    loop.run(task, tmp_path, report=lines.append, profile_steps=range(1, 7))
     shown = [line for line in lines if "slots took" in line]
     assert len(shown) == 6
     assert {line.count("replica ") for line in shown} <= {2, 3}
 
 
-@pytest.mark.parametrize("text", ["5", "3:3", "4:3", "a:b", "-1:2", "1:2:3", ""])
+def test_steps_that_a_run_does_not_reach_are_reported(tmp_path: Path) -> None:
+    lines: list[str] = []
+    loop.run(tiny_task(max_steps=2), tmp_path, report=lines.append, profile_steps=range(5, 7))
+    assert (
+        "--profile_steps=5:7: this run has computed none of these steps; its last one was 2"
+    ) in lines
+    assert not (tmp_path / "timeline").exists()
+
+
+@pytest.mark.parametrize("text", ["5", "3:3", "4:3", "a:b", "0:2", "-1:2", "1:2:3", ""])
 def test_what_is_no_range_of_steps_is_refused(text: str) -> None:
     with pytest.raises(errors.ParamsError, match="is not a range of steps"):
         steps.parse(text)

@@ -67,7 +67,7 @@ _OPTIONS = (
 )
 _DEFAULT_MODE = "train"
 # TensorFlow reads it when it is first imported, and logs its own affairs otherwise.
-_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _WITHOUT_WORKERS = ("describe", "params", "plan", "export", "reslice")
 
 
@@ -98,7 +98,7 @@ def run(argv: Sequence[str]) -> int:
         if mode == "plan" and values.hosts is None:
             values.hosts = launch.hosts(values)
         if code is None:
-            os.environ.setdefault(_LOG_LEVEL, "2")
+            os.environ.setdefault(LOG_LEVEL, "2")
             code = _run(values)
         return command.Exit(code, output_required)
 
@@ -165,7 +165,7 @@ def _flags() -> Flags:
 
 def _run_as_chief(values: argparse.Namespace, channel: child.Channel) -> int:
     """Do the work with the workers of the supervisor that started this process."""
-    os.environ.setdefault(_LOG_LEVEL, "3")  # the loss of a worker is the supervisor's line
+    os.environ.setdefault(LOG_LEVEL, "3")  # the loss of a worker is the supervisor's line
     tensorflow_import.quietly()
     from lingvo_gpipe.cluster import connection
 
@@ -203,7 +203,7 @@ def _run(values: argparse.Namespace, note_step: Callable[[int], None] = lambda _
         )
         # After the model, since its task may have registered the mode.
         mode = registry.mode(name)
-        task = _task(values, recipe)
+        task = task_of(values, recipe)
     _check_options(values, name)
     if task.model.schedule == AUTO and name not in _CHOOSING:
         task = modes.with_kept_choice(task, values.logdir)
@@ -226,7 +226,7 @@ def _run(values: argparse.Namespace, note_step: Callable[[int], None] = lambda _
                 report=output.report,
                 should_stop=stop.should_stop,
                 note_step=note_step,
-                rebuild=lambda size, value: _task(values, recipe.resized(size, value)),
+                rebuild=lambda size, value: task_of(values, recipe.resized(size, value)),
                 options=registry.Options(
                     num_partitions=values.num_partitions,
                     **{option: getattr(values, option) for option in _OPTIONS},
@@ -245,7 +245,7 @@ def _list_models(models: registry.Registry, pattern: str) -> None:
     output.report("\n".join(names))
 
 
-def _task(values: argparse.Namespace, recipe: registry.Model) -> Task.Params:
+def task_of(values: argparse.Namespace, recipe: registry.Model) -> Task.Params:
     """Return the recipe's task with flags and overrides applied.
 
     Raises:

@@ -19,11 +19,12 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, modes, registry, repeat, schedule, trainer
+from lingvo_gpipe import errors, modes, registry, schedule, trainer
 from lingvo_gpipe.cluster import members
 from lingvo_gpipe.params.image import digits
 from lingvo_gpipe.params.mt import multi30k
 from lingvo_gpipe.plan import step_plan
+from lingvo_gpipe.repeat import program as repeat_program
 from lingvo_gpipe.schedule import simulate
 from lingvo_gpipe.tasks.mt import prepare
 from tests import architecture_test
@@ -83,7 +84,7 @@ def test_named_make_targets_exist(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*NAMES, *MEASURED])
 def test_named_flags_exist(name: str) -> None:
-    known = {*trainer._flags().names, *prepare._flags().names, *repeat._flags().names}
+    known = {*trainer._flags().names, *prepare._flags().names, *repeat_program._flags().names}
     if name in MEASURED:  # the commands in its folder have further flags
         sources = [path.read_text() for path in (ROOT / name).parent.glob("*.py")]
         known.update(re.findall(r'"--([a-z_]+)"', "".join(sources)))

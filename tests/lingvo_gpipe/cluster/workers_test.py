@@ -69,7 +69,10 @@ def test_workers_have_the_bits_of_one_process_and_survive_a_kill(tmp_path: Path)
     alone = finish(start(tmp_path / "alone", *flags, *steps))
 
     on_worker = ("--workers=local:2", "--params_override=input.on_worker=True")
-    run = start(tmp_path / "workers", *flags, *steps, *on_worker)
+    # The chief calls hooks; a process that is started again continues what they wrote.
+    log = ("train.hooks=[hooks.CSVLog]", "train.hooks[0].interval_steps=1")
+    hooks = [f"--params_override={override}" for override in log]
+    run = start(tmp_path / "workers", *flags, *steps, *on_worker, *hooks)
     whole = tmp_path / "workers" / "checkpoints" / "ckpt-10.params.txt"
     end_s = time.monotonic() + LIMIT_S
     while not whole.exists():
@@ -96,4 +99,6 @@ def test_workers_have_the_bits_of_one_process_and_survive_a_kill(tmp_path: Path)
     assert expected.keys() == found.keys()
     different = [key for key, value in expected.items() if not np.array_equal(value, found[key])]
     assert different == []
+    rows = (tmp_path / "workers" / "train.csv").read_text().splitlines()[1:]
+    assert [int(row.partition(",")[0]) for row in rows] == list(range(1, 31))
     assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]

@@ -35,7 +35,7 @@ NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
 MEASURED = [str(p.relative_to(ROOT)) for p in sorted((ROOT / "benchmarks").rglob("README.md"))]
 # Lingvo's own flags, fields and classes are in the first column of these tables.
 FOREIGN_FIRST_COLUMN = "docs/from_lingvo.md"
-ENDINGS = ("py", "md", "json", "txt", "tsv", "model")  # file names look like MODULE.NAME
+ENDINGS = ("py", "md", "json", "txt", "tsv", "csv", "model")  # file names look like MODULE.NAME
 
 
 def read(name: str) -> str:
@@ -243,7 +243,10 @@ def test_figures_of_schedules_are_simulated() -> None:
 def test_figures_are_those_that_are_drawn() -> None:
     folder = ROOT / "docs" / "figures"
     drawn = runpy.run_path(str(folder / "draw.py"), run_name="figures")["timelines"]()
-    assert {path.stem for path in folder.glob("*.png")} == set(drawn)
+    others = {path.name for path in folder.glob("*.png")} - {f"{name}.png" for name in drawn}
+    shown = "".join(map(read, NAMES))
+    assert [name for name in others if f"figures/{name})" not in shown] == []  # screenshots
+    assert set(drawn) <= {path.stem for path in folder.glob("*.png")}
     assert f"{drawn['1f1b'].bubble_share:.6f}" == f"{3 / 11:.6f}"  # cells are equal: (K-1)/(M+K-1)
 
 
@@ -375,6 +378,25 @@ def test_own_package_trains_by_name(
             )
         for name in [name for name in sys.modules if name.split(".")[0] == "mymodels"]:
             del sys.modules[name]  # as in a new process
+
+
+def test_own_hook_ends_a_run_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (block,) = fenced("docs/hooks.md", "python")
+    package = tmp_path / block.splitlines()[0].removeprefix("# ")
+    package.parent.mkdir()
+    package.write_text(block)
+    assert len(block.splitlines()) <= 15
+    session = fenced("docs/hooks.md", "console")[0]
+    command, shown = session.splitlines()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert trainer.run(shlex.split(command)[4:]) == 0
+    wanted = re.escape(shown).replace("…", r"\d+")
+    assert any(re.fullmatch(wanted, line) for line in capsys.readouterr().out.splitlines())
+    for name in [name for name in sys.modules if name.split(".")[0] == "mymodels"]:
+        del sys.modules[name]
 
 
 def test_the_slurm_script_names_a_cluster_and_starts_its_processes(tmp_path: Path) -> None:

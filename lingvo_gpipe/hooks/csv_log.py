@@ -22,10 +22,10 @@ class CSVLog(Hook):
 
         interval_steps = None
         train_file: str = hyperparams.field(
-            "train.csv", "Name in the log directory, for the metrics of updates."
+            "train_metrics.csv", "Name in the log directory, for the metrics of updates."
         )
         eval_file: str = hyperparams.field(
-            "eval.csv", "Name in the log directory, for the metrics of evaluations."
+            "eval_metrics.csv", "Name in the log directory, for the metrics of evaluations."
         )
 
     params: Params

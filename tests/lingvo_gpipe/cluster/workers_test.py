@@ -99,6 +99,6 @@ def test_workers_have_the_bits_of_one_process_and_survive_a_kill(tmp_path: Path)
     assert expected.keys() == found.keys()
     different = [key for key, value in expected.items() if not np.array_equal(value, found[key])]
     assert different == []
-    rows = (tmp_path / "workers" / "train.csv").read_text().splitlines()[1:]
+    rows = (tmp_path / "workers" / "train_metrics.csv").read_text().splitlines()[1:]
     assert [int(row.partition(",")[0]) for row in rows] == list(range(1, 31))
     assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]

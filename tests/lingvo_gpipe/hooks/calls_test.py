@@ -229,7 +229,6 @@ def test_a_dry_run_calls_hooks_that_write_in_its_folder_alone(
     )
     assert CALLS == []
     assert list(tmp_path.iterdir()) == []
-    (tmp_path / "eval.csv").mkdir()
     with pytest.raises(errors.HookError, match=r"hooks\.CSVLog \(train\.hooks\[1\]\) cannot be ma"):
         loop.dry_run(
             params.set_path("train.hooks[1].eval_file", "../eval.csv"),
@@ -255,7 +254,7 @@ class Broken(hooks.Hook):
             f"hook {__name__}.Broken (train.hooks[0]) cannot be made: RuntimeError: ",
         ),
         (
-            hooks.CSVLog.Params(train_file="eval.csv"),
+            hooks.CSVLog.Params(train_file="eval_metrics.csv"),
             "hook hooks.CSVLog (train.hooks[0]) cannot be made: train_file and eval_file are both ",
         ),
     ],

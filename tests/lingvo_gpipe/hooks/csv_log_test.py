@@ -25,14 +25,16 @@ def test_a_resumed_run_continues_its_files(tmp_path: Path) -> None:
     folder = tmp_path / "parts"
     loop.run(params, folder, evaluate=True, should_stop=stop_after(6))
     # As after a kill: updates whose checkpoint was not written, and a row cut off.
-    with (folder / "train.csv").open("a") as file:
+    with (folder / "train_metrics.csv").open("a") as file:
         file.write("5,1.5\n6,1.")
     result = loop.run(params, folder, evaluate=True)
-    rows = read(folder / "train.csv")
+    rows = read(folder / "train_metrics.csv")
     assert [row["step"] for row in rows] == ["1", "2", "3", "4", "5", "6"]
     for name in ("loss", "accuracy", "gradient_norm", "learning_rate"):
-        assert [row[name] for row in rows] == [r[name] for r in read(tmp_path / "whole/train.csv")]
-    evaluations = read(folder / "eval.csv")
+        assert [row[name] for row in rows] == [
+            r[name] for r in read(tmp_path / "whole/train_metrics.csv")
+        ]
+    evaluations = read(folder / "eval_metrics.csv")
     assert [row["step"] for row in evaluations] == ["2", "4", "6"]
     assert float(evaluations[-1]["accuracy"]) == result.metrics["accuracy"]
 
@@ -55,7 +57,7 @@ def test_a_table_has_one_row_per_step_and_columns_may_come_later(tmp_path: Path)
     "content", ["name,x\n1,2\n", "step,x\n1,two\n", "step,x\n1,2,3\n", "step,x\n,1\n"]
 )
 def test_a_file_of_others_is_left_alone(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "train.csv"
+    path = tmp_path / "train_metrics.csv"
     path.write_text(content)
     with pytest.raises(errors.HookError, match=r"is not a table of this run: .*Move it away"):
         Table(path).resume(9)

@@ -106,7 +106,9 @@ class KerasFunction:
         with self._explained("be called on its inputs"):
             self.made = self._build(config, policy, arguments)
         self.variables = variables.find(self.made)
-        self._check_kind()
+        reason = hidden_state(self.made)
+        if reason is not None:
+            raise self._refused(reason)
         self.momenta: dict[str, float] = {}
         self._seen: dict[str, list[tuple[Any, Any]]] = {}
         self._is_frozen: Callable[[str], bool] = lambda _: False
@@ -264,41 +266,6 @@ class KerasFunction:
                 made(*args, **kwargs)
         return made
 
-    def _check_kind(self) -> None:
-        """Refuse layers that are known to hide state, before the first call."""
-        if not isinstance(self.made, keras.layers.Layer):
-            return
-        if self.made.metrics_variables:
-            raise self._refused("its call updates a metric. Compute the metric in a separate layer")
-        for path, layer in variables.sublayers(self.made).items():
-            where = f"its sublayer {path} " if path else "it "
-            if getattr(layer, "stateful", False):
-                raise self._refused(
-                    f"{where}is stateful: it carries state from batch to batch, and "
-                    "micro-batches have no such order. Make it with stateful=False"
-                )
-            if getattr(layer, "quantization_mode", None):
-                raise self._refused(f"{where}is quantized, which cannot be trained")
-            if getattr(layer, "synchronized", False) or getattr(layer, "renorm", False):
-                raise self._refused(
-                    f"{where}is a batch norm with synchronized or renorm, whose statistics cannot "
-                    "be summed over micro-batches. Make it without these"
-                )
-            adapted = {"Normalization": "input_mean", "Discretization": "bin_boundaries"}
-            field = adapted.get(type(layer).__name__)
-            if field is not None and getattr(layer, field, None) is None:
-                raise self._refused(
-                    f"{where}must adapt to data before it can be called. Make it with known "
-                    f"statistics ({field.removeprefix('input_')}=…)"
-                )
-        for path, variable in self.variables.weights.items():
-            if getattr(variable, "constraint", None) is not None:
-                raise self._refused(
-                    f"its variable {path} has the constraint "
-                    f"{type(variable.constraint).__name__}, which only Keras optimizers apply "
-                    "after an update. Make it without the constraint"
-                )
-
     def _watch(self, path: str, norm: keras.layers.BatchNormalization) -> None:
         """Make a batch norm record its inputs, and write the mean and variance of its batch."""
         self.momenta[path] = float(norm.momentum)
@@ -364,6 +331,57 @@ class KerasFunction:
                 f"its call writes its variable {names.get(key, variable.path)!r}. Only moving "
                 "statistics of batch norms are merged over micro-batches"
             )
+
+
+def hidden_state(made: keras.Operation, *, keeps_adapted: bool = False) -> str | None:
+    """Return why a Keras layer cannot be a pure function, as far as is known without calling it.
+
+    Args:
+        made: the layer.
+        keeps_adapted: whether a `Normalization` keeps what it has adapted to, as a built one does
+            when it is converted.
+    """
+    if not isinstance(made, keras.layers.Layer):
+        return None
+    if made.metrics_variables:
+        return "its call updates a metric. Compute the metric in a separate layer"
+    for path, layer in variables.sublayers(made).items():
+        reason = _reason(layer)
+        if keeps_adapted and isinstance(layer, keras.layers.Normalization):
+            reason = None
+        if reason is not None:
+            return (f"its sublayer {path} " if path else "it ") + reason
+    for path, variable in variables.find(made).weights.items():
+        if getattr(variable, "constraint", None) is not None:
+            return (
+                f"its variable {path} has the constraint {type(variable.constraint).__name__}, "
+                "which only Keras optimizers apply after an update. Make it without the constraint"
+            )
+    return None
+
+
+def _reason(layer: keras.layers.Layer) -> str | None:
+    """Return why a layer itself hides state, without its sublayers."""
+    if getattr(layer, "stateful", False):
+        return (
+            "is stateful: it carries state from batch to batch, and micro-batches have no such "
+            "order. Make it with stateful=False"
+        )
+    if getattr(layer, "quantization_mode", None):
+        return "is quantized, which cannot be trained"
+    if getattr(layer, "synchronized", False) or getattr(layer, "renorm", False):
+        return (
+            "is a batch norm with synchronized or renorm, whose statistics cannot be summed over "
+            "micro-batches. Make it without these"
+        )
+    adapted = {"Normalization": "input_mean", "Discretization": "bin_boundaries"}
+    field = adapted.get(type(layer).__name__)
+    if field is not None and getattr(layer, field, None) is None:
+        return (
+            "must adapt to data before it can be called. Make it with known statistics "
+            f"({field.removeprefix('input_')}=…)"
+        )
+    return None
 
 
 def _count(inputs: tf.Tensor, mask: tf.Tensor | None, axis: int) -> tf.Tensor:

@@ -18,10 +18,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 from keras.src.models.functional import Functional
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.keras_layers import adapter, config, variables
+from lingvo_gpipe.keras_layers import adapter, config, function, trace, variables
 from lingvo_gpipe.keras_layers.trace import READ
 from lingvo_gpipe.layers.base import Layer
 from lingvo_gpipe.nests import NameNest
@@ -158,6 +159,7 @@ def _chain(model: keras.Sequential, keep_weights: bool, field: str) -> Network:
             layer, name=name, reads=(read,), writes=(name,), keep_weights=keep_weights
         )
         params.examples = field
+        _refuse_hidden_state(layer, params, {})
         layers.append(params)
         read = name
     calls = {cutter.names[id(layer)]: layer for layer in model.layers}
@@ -188,6 +190,7 @@ class _Cutter:
         self._keep_weights = keep_weights
         self._calls: list[_Call] = []
         self._masks: dict[str, str] = {}
+        self._specs: dict[str, tf.TensorSpec] = {}
 
     @property
     def calls(self) -> dict[str, keras.Operation]:
@@ -260,6 +263,7 @@ class _Cutter:
             )
             params.set(args=call.args, kwargs=call.kwargs, picks=call.picks)
             params.set(examples=field, tie=_ties(call, owners))
+            _refuse_hidden_state(call.operation, params, self._specs)
             layers.append(params)
         return layers
 
@@ -279,6 +283,8 @@ class _Cutter:
             masks = {read: self._masks[read] for read in reads if read in self._masks}
         several = len(node.outputs) > 1
         writes = [f"{name}:{n}" if several else name for n in range(len(node.outputs))]
+        for tensor in node.arguments.keras_tensors:
+            self._specs[streams[id(tensor)]] = _example_spec(tensor)
         for tensor, write, has in zip(
             node.outputs, writes, self._gives_masks(node, streams), strict=True
         ):
@@ -417,6 +423,56 @@ def _ties(call: _Call, owners: dict[int, str]) -> dict[str, str]:
                 "freeze it"
             )
     return ties
+
+
+# Layers of Keras that write variables, or read tables; only their trace says so.
+_NOT_PURE = (
+    keras.layers.IntegerLookup,
+    keras.layers.Lambda,
+    keras.layers.SpectralNormalization,
+    keras.layers.StringLookup,
+    keras.layers.TextVectorization,
+)
+
+
+def _refuse_hidden_state(
+    operation: keras.Operation,
+    params: adapter.KerasLayer.Params,
+    specs: Mapping[str, tf.TensorSpec],
+) -> None:
+    """Refuse a layer that cannot be a pure function.
+
+    Layers of Keras are known to be pure, except for a few. Those and all others are traced, if the
+    shapes of their inputs are known.
+
+    Args:
+        operation: layer or operation of the model.
+        params: params of the layer.
+        specs: name in the stream → spec of it, of a few examples.
+
+    Raises:
+        LayerError: it hides state, naming the layer.
+    """
+    is_built = getattr(operation, "built", False)
+    reason = function.hidden_state(operation, keeps_adapted=is_built)
+    if reason is not None:
+        kind = type(operation).__name__
+        raise errors.LayerError(f"{params.name} ({kind}): {reason}")
+    if not isinstance(operation, keras.layers.Layer):
+        return
+    foreign = any(
+        isinstance(layer, _NOT_PURE) or not type(layer).__module__.startswith("keras.")
+        for layer in variables.sublayers(operation).values()
+    )
+    read = [specs.get(name) for name in params.reads]
+    if foreign and all(spec is not None and spec.shape.is_fully_defined() for spec in read):
+        trace.trace(params, read)
+
+
+def _example_spec(tensor: keras.KerasTensor) -> tf.TensorSpec:
+    """Return the spec of a symbolic tensor of two examples."""
+    batch = [2 if size is None else size for size in tensor.shape[:1]]
+    return tf.TensorSpec([*batch, *tensor.shape[1:]], tensor.dtype)
 
 
 def _number(operation: keras.Operation) -> int:

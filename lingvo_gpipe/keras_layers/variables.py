@@ -65,8 +65,9 @@ def without_values() -> Iterator[None]:
 def sublayers(layer: keras.layers.Layer) -> dict[str, keras.layers.Layer]:
     """Return a layer and all its sublayers by path; a layer in two places has its first path.
 
-    Each part of a path is the name of a sublayer. If Keras numbered that name (over the whole
-    process), the part is the name of the attribute that holds the sublayer (`blocks_0` in a list).
+    Each part of a path is the name of a sublayer. If Keras chose that name, which it numbers over
+    the whole process, the part is the name of the attribute that holds the sublayer (`blocks_0` in
+    a list).
     """
     by_path: dict[str, keras.layers.Layer] = {}
     seen: set[int] = set()
@@ -79,8 +80,11 @@ def sublayers(layer: keras.layers.Layer) -> dict[str, keras.layers.Layer]:
         for child in parent._layers:
             if id(child) in seen:
                 continue
-            name = config.automatic_stem(child) or child.name
-            if name != child.name or _NUMBERED.search(name):
+            stem = config.automatic_stem(child)
+            name = stem or child.name
+            # A Bidirectional names its layers by that which it was made of.
+            chosen_by_keras = stem is not None or isinstance(parent, keras.layers.Bidirectional)
+            if chosen_by_keras or _NUMBERED.search(name):
                 name = attributes.get(id(child), name)
             name = _free(name, taken)
             visit(f"{path}/{name}" if path else name, child)

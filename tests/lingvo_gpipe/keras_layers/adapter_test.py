@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras import layers
 
 from lingvo_gpipe import errors, hyperparams
-from lingvo_gpipe.keras_layers import adapter, trace
+from lingvo_gpipe.keras_layers import adapter, trace, variables
 from tests.lingvo_gpipe.keras_layers import keras_runs
 
 hyperparams.register_package(__name__)
@@ -180,7 +180,7 @@ class Block(layers.Layer):
 
 
 def test_variables_are_named_by_attributes_whatever_keras_counted() -> None:
-    layers.Dense(1)
+    keras.backend.clear_session()  # the first names have no number
     for _ in range(2):
         params = adapter.from_keras(Block(4), name="block")
         meta = params.fprop_meta(keras_runs.spec(2, 3))
@@ -198,6 +198,19 @@ def test_variables_are_named_by_attributes_whatever_keras_counted() -> None:
         ]
         assert [v.is_state for v in meta.variables] == [False] * 8 + [True] * 2
         assert params.from_text(params.to_text()) == params
+
+
+def test_a_layer_of_the_first_of_their_kind_keeps_its_weights() -> None:
+    keras.backend.clear_session()
+    for make in (lambda: Block(4), lambda: layers.Bidirectional(layers.LSTM(2))):
+        live = make()
+        live(tf.ones([2, 3, 5]))
+        params = adapter.from_keras(live)
+        meta = params.fprop_meta(keras_runs.spec(2, 3, 5))
+        assert sorted(v.path for v in meta.variables) == sorted(variables.find(live).weights)
+        again = adapter.from_keras(make(), name=params.name)
+        found = again.fprop_meta(keras_runs.spec(2, 3, 5))
+        assert [v.path for v in found.variables] == [v.path for v in meta.variables]
 
 
 class Unnamed(layers.Layer):

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras import layers
 
 from lingvo_gpipe import errors, hyperparams
-from lingvo_gpipe.keras_layers import adapter, weights
+from lingvo_gpipe.keras_layers import adapter, config, from_keras_model, weights
 from tests.lingvo_gpipe.keras_layers import keras_runs
 
 hyperparams.register_package(__name__)
@@ -186,6 +186,25 @@ def test_what_hides_state_is_refused_with_the_reason(
     assert message.startswith("mine (KerasLayer)")
     assert text in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("make", "text"), [(make, text) for make, shape, text in REFUSED if shape == ROWS]
+)
+def test_it_is_refused_when_a_model_is_cut(make: Any, text: str) -> None:
+    x = keras.Input(ROWS[1:], batch_size=ROWS[0])
+    live = make()
+    if make is MakesVariable:  # Keras makes no model of it either
+        return
+    model = keras.Model(x, layers.Dense(2)(live(x)))
+    if isinstance(live, layers.Normalization):
+        from_keras_model(model)  # built, it has mean 0 and variance 1
+        return
+    with pytest.raises(errors.LayerError) as caught:
+        from_keras_model(model)
+    message = str(caught.value)
+    assert text in message
+    assert message.startswith(f"{config.automatic_stem(live) or live.name} (")
 
 
 def test_a_lookup_table_belongs_into_the_input() -> None:

@@ -12,10 +12,12 @@ import runpy
 import shlex
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -250,10 +252,10 @@ def test_figures_are_those_that_are_drawn() -> None:
     assert f"{drawn['1f1b'].bubble_share:.6f}" == f"{3 / 11:.6f}"  # cells are equal: (K-1)/(M+K-1)
 
 
-def own_files(folder: Path) -> dict[str, Path]:
-    """Write each block of first_model.md to the file that its first line names."""
+def own_files(folder: Path, document: str = "docs/first_model.md") -> dict[str, Path]:
+    """Write each block of a document to the file that its first line names."""
     found = {}
-    for block in fenced("docs/first_model.md", "python"):
+    for block in fenced(document, "python"):
         name = block.splitlines()[0].removeprefix("# ")
         found[name] = folder / name
         found[name].parent.mkdir(parents=True, exist_ok=True)
@@ -341,6 +343,38 @@ def test_keras_model_is_cut(tmp_path: Path, run_block: Runs) -> None:
     out, variables = run_block(own_files(tmp_path)["keras_net.py"])
     assert out.splitlines()[0] == "True"
     assert out.splitlines()[1].startswith(f"{len(variables['pipe'].weights)} (")
+
+
+def test_a_keras_model_trains_and_goes_back_into_keras(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = own_files(tmp_path, "docs/from_keras.md")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (session,) = fenced("docs/from_keras.md", "console")
+    command, *shown = session.splitlines()
+    assert trainer.run(shlex.split(command)[4:]) == 0
+    out = capsys.readouterr().out
+    for line in shown:
+        wanted = re.escape(line).replace("…", r"(\d+)")
+        assert re.search(rf"^{wanted}", out, flags=re.MULTILINE), out
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Keras, while it saves
+        model = runpy.run_path(str(files["mymodels/back.py"]))["model"]
+    examples = digits.ConvNet().task().input.instantiate().evaluation("test", batch_size=500)
+    batch = next(iter(examples))
+    found = np.argmax(model.predict(batch["image"], verbose=0), -1) == batch["label"]
+    accuracy = re.search(r"^test accuracy (\d\.\d+)", out, flags=re.MULTILINE)
+    assert accuracy is not None
+    assert np.mean(found) == pytest.approx(float(accuracy[1]), abs=1e-4)
+
+
+def test_a_keras_model_learns_in_a_loop(tmp_path: Path, run_block: Runs) -> None:
+    out, _ = run_block(own_files(tmp_path, "docs/from_keras.md")["keras_loop.py"])
+    found = re.fullmatch(r"accuracy (0\.\d+) before, (0\.\d+) after\n", out)
+    assert found is not None, out
+    assert float(found[1]) < 0.6
+    assert float(found[2]) > 0.85
 
 
 def test_the_readme_shows_what_describe_and_plan_print(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lingvo_gpipe.run.checkpoints.values import SavedValues as SavedValues
     from lingvo_gpipe.run.checkpoints.values import read_value as read_value
     from lingvo_gpipe.run.checkpoints.values import reason as reason
+    from lingvo_gpipe.run.checkpoints.values import trained_values as trained_values
     from lingvo_gpipe.run.checkpoints.values import write_values as write_values
     from lingvo_gpipe.run.checkpoints.writing import Writer as Writer
     from lingvo_gpipe.run.checkpoints.writing import Written as Written
@@ -46,7 +47,14 @@ __getattr__, __dir__, __all__ = lazy.exports(
             "step_of",
         ],
         "store": ["Checkpoints", "Matched", "Restored", "restore_matching"],
-        "values": ["UNREADABLE", "SavedValues", "read_value", "reason", "write_values"],
+        "values": [
+            "UNREADABLE",
+            "SavedValues",
+            "read_value",
+            "reason",
+            "trained_values",
+            "write_values",
+        ],
         "writing": ["Writer", "Written"],
     },
 )

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe import errors, packing
-from lingvo_gpipe.run.checkpoints import files, writing
+from lingvo_gpipe.run.checkpoints import files, keys, writing
 
 # What is raised for a file that is truncated, missing, not regular or not a checkpoint.
 UNREADABLE = (OSError, tf.errors.OpError, RuntimeError, ValueError, IndexError)
@@ -91,6 +91,34 @@ class SavedValues:
         here = f"{variable.dtype.name}{variable.shape.as_list()}"
         there = f"{self._dtypes[saved_key].name}{self.shapes[saved_key]}"
         return None if here == there else f"{key} is {there} there, {here} here"
+
+
+def trained_values(path: str) -> dict[str, np.ndarray[Any, Any]]:
+    """Return path in the network → value that evaluation uses: of weights and statistics.
+
+    Where the run keeps averages, they replace what they are averages of.
+
+    Args:
+        path: a checkpoint, or a folder of them (`RUN/best`, `RUN/checkpoints`), of which the newest
+            is read.
+
+    Raises:
+        CheckpointError: there is no whole checkpoint, or it is damaged.
+    """
+    prefix = files.at(path)
+    start = keys.variable("")
+    try:
+        saved = SavedValues(prefix)
+        of_path = {key.removeprefix(start): key for key in saved.shapes if key.startswith(start)}
+        averages = {path: keys.average(path) for path in of_path}
+        return {
+            path: saved.read(averages[path] if averages[path] in saved.shapes else key)
+            for path, key in of_path.items()
+        }
+    except UNREADABLE as error:
+        raise errors.CheckpointError(
+            f"{prefix} is torn and cannot be read: {reason(error)}"
+        ) from error
 
 
 def write_values(

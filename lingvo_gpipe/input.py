@@ -182,6 +182,19 @@ class Input(hyperparams.Configurable, abc.ABC):
             False, "The worker of the first cell reads the data, not the chief; it needs a copy."
         )
 
+        def made(self, task_params: Task.Params) -> Input.Params:
+            """Return params of an input with made-up examples in place of this one's.
+
+            Args:
+                task_params: the task, whose layers say which labels and ids they take.
+
+            Raises:
+                InputError: such examples cannot be made.
+            """
+            from lingvo_gpipe import made
+
+            return made.MadeExamples.of(self, task_params)
+
     def __init__(self, params: Input.Params) -> None:
         super().__init__(params)
         for name in ("batch_size", "eval_batch_size"):

@@ -66,6 +66,7 @@ _OPTIONS = (
     "text",
 )
 _DEFAULT_MODE = "train"
+_MADE = "made"
 # TensorFlow reads it when it is first imported, and logs its own affairs otherwise.
 LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _WITHOUT_WORKERS = ("describe", "params", "plan", "export", "reslice")
@@ -134,6 +135,7 @@ def _flags() -> Flags:
     flags.repeated("params_override", "Sets a field of the task: PATH=VALUE, train.accumulate=2.")
     flags.repeated("params_package", "A package of your own with params files.")
     flags.text("data_dir", "Folder of the data, for inputs that read one.")
+    flags.text("data", "made: examples are made up, to rehearse a run without its data.")
     flags.text("checkpoint", "Checkpoint to evaluate, export or reslice, or to start from.")
     flags.switch("follow", "With --mode=eval: evaluates each new checkpoint of a run to its end.")
     flags.switch("dry_run", "Tries input, a step, an evaluation, a checkpoint; leaves nothing.")
@@ -208,9 +210,7 @@ def _run(values: argparse.Namespace, note_step: Callable[[int], None] = lambda _
     if task.model.schedule == AUTO and name not in _CHOOSING:
         task = modes.with_kept_choice(task, values.logdir)
     _check_partitions(values, task)
-    source: Input = task.input.instantiate()
-    for split in registry.splits_of(name, task):
-        source.check_there(split)
+    _check_data(task, registry.splits_of(name, task))
     tensorflow_import.quietly()
     if name not in modes.MODES:
         from lingvo_gpipe.run import process
@@ -267,7 +267,41 @@ def task_of(values: argparse.Namespace, recipe: registry.Model) -> Task.Params:
             task.override(assignment)
         except errors.ParamsError as error:
             raise errors.ParamsError(_override_text(error, assignment, task)) from error
-    return task
+    return task if values.data is None else _with_made_data(values, recipe, task)
+
+
+def _with_made_data(
+    values: argparse.Namespace, recipe: registry.Model, task: Task.Params
+) -> Task.Params:
+    """Return a task with made-up examples in place of its data."""
+    from lingvo_gpipe import made
+
+    if values.data != _MADE:
+        raise errors.ParamsError(
+            f"--data={values.data} is not possible: only --data={_MADE}, to rehearse a run. The "
+            "folder of the data is --data_dir"
+        )
+    of_run = isinstance(recipe, recipes.Kept) and values.params is None
+    if of_run and not made.is_made(task):
+        raise errors.ParamsError(
+            f"--data={_MADE}, but {values.logdir or values.checkpoint} holds a run on data. Leave "
+            "the flag out, or rehearse in another --logdir"
+        )
+    return made.task(task)
+
+
+def _check_data(task: Task.Params, splits: Sequence[str | None]) -> None:
+    """Refuse data that is missing."""
+    if not splits:
+        return
+    source: Input = task.input.instantiate()
+    try:
+        for split in splits:
+            source.check_there(split)
+    except errors.InputError as error:
+        first, *rest = str(error).split("\n", 1)
+        text = f"{first.rstrip('.')}. --data={_MADE} rehearses the run without it"
+        raise errors.InputError("\n".join([text, *rest])) from error
 
 
 def _override_text(error: errors.ParamsError, assignment: str, task: Task.Params) -> str:

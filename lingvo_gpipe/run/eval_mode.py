@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from absl import logging
 
-from lingvo_gpipe import errors, pipelining, task
+from lingvo_gpipe import errors, made, pipelining, task
 from lingvo_gpipe.input import Input
 from lingvo_gpipe.run import (
     checkpoints,
@@ -135,6 +135,8 @@ def run(
         The evaluation; None if it was stopped.
     """
     task.check(params)
+    for line in made.notices(params):
+        report(line)
     directory = str(which if logdir is None else logdir / log_directory.CHECKPOINTS)
     evaluator = CheckpointEvaluator(params, directory, report)
     for folder in restoring.folders(logdir, which):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from absl import logging
 
-from lingvo_gpipe import errors, regular_files, task
+from lingvo_gpipe import errors, made, regular_files, task
 from lingvo_gpipe.hyperparams import text
 from lingvo_gpipe.hyperparams.messages import shorten
 from lingvo_gpipe.run import checkpoints
@@ -92,6 +92,26 @@ def check_params(
     return change
 
 
+def check_made(folder: Path, *, is_made: bool) -> None:
+    """Refuse made-up examples for a run on data, and data for a run on made-up examples.
+
+    Args:
+        folder: folder of the run.
+        is_made: whether examples are made up now.
+
+    Raises:
+        TrainingError: they were not when the run began, or the other way round.
+    """
+    was_made = (folder / made.FILE).exists()
+    if was_made == is_made or checkpoints.newest(str(folder / CHECKPOINTS)) is None:
+        return
+    there, here = ("made-up examples", "data") if was_made else ("data", "made-up examples")
+    raise errors.TrainingError(
+        f"{folder} holds a run on {there} and is not continued on {here}. Give another --logdir, "
+        f"or {'keep' if was_made else 'leave out'} --data=made"
+    )
+
+
 def kept_values(folder: Path) -> dict[str, str] | None:
     """Return path → value as text of the params of the run in `folder`; None: there is no run.
 
@@ -158,8 +178,9 @@ def check_assets(folder: Path, assets: Mapping[str, bytes]) -> tuple[str, ...]:
         Names of the assets that the run does not have yet.
 
     Raises:
-        TrainingError: one differs, or cannot be read.
+        TrainingError: one differs, or cannot be read; or only one of both is made up.
     """
+    check_made(folder, is_made=made.FILE in assets)
     missing = []
     for name, content in assets.items():
         try:

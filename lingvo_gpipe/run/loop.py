@@ -31,7 +31,7 @@ from pathlib import Path
 import tensorflow as tf
 from absl import logging
 
-from lingvo_gpipe import errors, task
+from lingvo_gpipe import errors, made, task
 from lingvo_gpipe.console import progress
 from lingvo_gpipe.execution.monitoring import watchdog
 from lingvo_gpipe.hooks.base import Ended
@@ -124,9 +124,10 @@ def run(
     Raises:
         UserError: the params, the log directory, data or devices do not fit; a loss is not finite.
     """
-    params, source = _prepare(params)
+    params, source = _prepare(params, report)
     folder = Path(logdir)
     with log_directory.locked(folder):
+        log_directory.check_made(folder, is_made=made.is_made(params))
         params = auto.resolved(params, report, kept=log_directory.kept_values(folder))
         change = log_directory.check_params(folder, params, report)
         options = _Options(evaluate, report, should_stop, note_step, profile_steps)
@@ -159,7 +160,7 @@ def dry_run(
         start: as in `run`.
         report: as in `run`.
     """
-    params, source = _prepare(params)
+    params, source = _prepare(params, report)
     kept = None if logdir is None else log_directory.kept_values(Path(logdir))
     params = auto.resolved(params, report, kept=kept)
     if logdir is not None:
@@ -175,9 +176,11 @@ def dry_run(
     report(f"dry run: {', '.join(tried)} and a checkpoint went well; nothing is kept")
 
 
-def _prepare(params: Task.Params) -> tuple[Task.Params, Input]:
+def _prepare(params: Task.Params, report: Callable[[str], None]) -> tuple[Task.Params, Input]:
     """Check a task and complete it; return its params and its input."""
     task.check(params)
+    for line in made.notices(params):
+        report(line)
     process.prepare_devices(params.model)  # before an input begins TensorFlow
     source: Input = params.input.instantiate()
     return task.complete(params, source), source
@@ -449,6 +452,7 @@ def _last_lines(params: Task.Params, logdir: Path, result: Result) -> Iterator[s
     if result.best is not None and kept is not None:
         step = checkpoints.step_of(kept)
         yield f"best {params.eval.best} {result.best:.4f} at step {step}: {kept}"
+    yield from made.notices(params)
     # The environment around this interpreter need not be active in the user's shell.
     found = shutil.which("tensorboard")
     program = ["tensorboard"] if found else [sys.executable, "-m", "tensorboard.main"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from absl import logging
 
-from lingvo_gpipe import errors, packing, task
+from lingvo_gpipe import errors, made, packing, task
 from lingvo_gpipe.input import Input
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.run import checkpoints, log_directory
@@ -182,6 +182,8 @@ def start_from(
     ):
         for line in lines:
             report(f"    {what}: {line}")
+    if any((folder / made.FILE).exists() for folder in folders(None, start)):
+        report("    it was trained on made-up examples: nothing that it has learned holds here")
     if _in_other_slices(start, params) is not None:
         report(f"    its slices are other ones: {layout.RESLICE.strip()}")
     assets = source.assets()

@@ -6,10 +6,12 @@ from lingvo_gpipe import lazy
 
 if TYPE_CHECKING:
     from lingvo_gpipe.tasks.lm.input import Tokens as Tokens
+    from lingvo_gpipe.tasks.lm.made import MadeTokens as MadeTokens
 
 __getattr__, __dir__, __all__ = lazy.exports(
     __name__,
     {
         "input": ["Tokens"],
+        "made": ["MadeTokens"],
     },
 )

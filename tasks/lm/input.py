@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, regular_files
-from lingvo_gpipe.input import InMemory, check_split
+from lingvo_gpipe.input import InMemory, Input, check_split
 
 if TYPE_CHECKING:
     from lingvo_gpipe.task import Task
@@ -31,6 +31,12 @@ class Tokens(InMemory):
 
         data_dir: str = hyperparams.required("Folder with train.npy, test.npy and so on.")
         length: int = hyperparams.field(1024, "T: ids in a row.")
+
+        def made(self, task_params: Task.Params) -> Input.Params:
+            """Return params of made-up ids; see `Input.Params`."""
+            from lingvo_gpipe.tasks.lm import made
+
+            return made.params_like(self, task_params)
 
     params: Params
 

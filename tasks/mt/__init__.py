@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from lingvo_gpipe.tasks.mt.decoding.scores import Scoring as Scoring
     from lingvo_gpipe.tasks.mt.decoding.search import Search as Search
     from lingvo_gpipe.tasks.mt.input import Translation as Translation
+    from lingvo_gpipe.tasks.mt.made import MadeTranslation as MadeTranslation
     from lingvo_gpipe.tasks.mt.model.block import Block as Block
     from lingvo_gpipe.tasks.mt.model.decoder import DecoderLayer as DecoderLayer
     from lingvo_gpipe.tasks.mt.model.embedding import EmbeddingPositions as EmbeddingPositions
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from lingvo_gpipe.tasks.mt.text.corpora.corpus import Corpus as Corpus
     from lingvo_gpipe.tasks.mt.text.corpora.django_catalogues import Django as Django
     from lingvo_gpipe.tasks.mt.text.corpora.faults import FaultPolicy as FaultPolicy
+    from lingvo_gpipe.tasks.mt.text.corpora.made_text import MadeText as MadeText
     from lingvo_gpipe.tasks.mt.text.corpora.text_files import TSV as TSV
     from lingvo_gpipe.tasks.mt.text.corpora.text_files import Aligned as Aligned
     from lingvo_gpipe.tasks.mt.text.corpora.text_files import FileCorpus as FileCorpus
@@ -48,6 +50,7 @@ __getattr__, __dir__, __all__ = lazy.exports(
         "decoding.search": ["Search"],
         "decoding.decode_params": ["Decode"],
         "input": ["Translation"],
+        "made": ["MadeTranslation"],
         "model.block": ["Block"],
         "model.decoder": ["DecoderLayer"],
         "model.embedding": ["EmbeddingPositions", "TokenEmbedding", "TokenEmbeddingSlice"],
@@ -59,6 +62,7 @@ __getattr__, __dir__, __all__ = lazy.exports(
         "text.corpora.corpus": ["Corpus"],
         "text.corpora.django_catalogues": ["Django"],
         "text.corpora.faults": ["FaultPolicy"],
+        "text.corpora.made_text": ["MadeText"],
         "text.corpora.text_files": ["Aligned", "FileCorpus", "TSV", "TranslateFolder"],
         "text.corpora.tfds_corpus": ["TFDSCorpus"],
         "text.preparation": ["Preparation"],

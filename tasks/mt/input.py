@@ -52,7 +52,7 @@ class Translation(Input):
     sentence, so it may exceed them with `multiple_of` long rows.
     """
 
-    asset_names = (records.VOCABULARY, records.TARGET_TOKENS)
+    asset_names: tuple[str, ...] = (records.VOCABULARY, records.TARGET_TOKENS)
 
     class Params(Input.Params):
         """Fields of Translation."""
@@ -98,6 +98,12 @@ class Translation(Input):
         records: str | None = hyperparams.field(
             None, "Fingerprint of the records, filled in; a run on other records logs a warning."
         )
+
+        def made(self, task_params: task.Task.Params) -> Input.Params:
+            """Return params of made-up sentences; see `Input.Params`."""
+            from lingvo_gpipe.tasks.mt import made
+
+            return made.params_like(self, task_params)
 
     params: Params
 
@@ -233,7 +239,7 @@ class Translation(Input):
         Raises:
             InputError: it is not a vocabulary.
         """
-        proto, target_tokens = (assets[name] for name in self.asset_names)
+        proto, target_tokens = assets[records.VOCABULARY], assets[records.TARGET_TOKENS]
         self._restored = (
             Vocabulary(proto, "the stored vocabulary"),
             target_tokens.startswith(b"True"),

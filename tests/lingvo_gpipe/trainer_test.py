@@ -465,7 +465,7 @@ def test_help_lists_every_flag(run: Run) -> None:
     assert found.code == 0
     assert found.out[0].startswith("Trains, evaluates, describes")
     flags = {line.split()[0] for line in found.out if line.startswith("  --")}
-    named = "model logdir mode list_models params_override params_package data_dir max_steps "
+    named = "model logdir mode list_models params_override params_package data_dir data max_steps "
     named += "save_interval_steps checkpoint follow seed dry_run num_partitions cells_per_device "
     named += "num_micro_batches num_replicas schedule recompute fit grow profile "
     named += "profile_steps fields text params hosts workers cluster job task token_file "

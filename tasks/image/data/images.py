@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, seeds
-from lingvo_gpipe.input import Batch, Indexed, Repair, Serving, as_written, plain
+from lingvo_gpipe.input import Batch, Indexed, Input, Repair, Serving, as_written, plain
 from lingvo_gpipe.tasks.image.data import broken, classes
 from lingvo_gpipe.tasks.image.data.preprocessing import Preprocessing
 
@@ -32,7 +32,7 @@ _CLASSES = "classes.txt"
 class Images(Indexed):
     """Base of inputs of encoded images; subclasses define where the images are."""
 
-    asset_names = (_CLASSES,)
+    asset_names: tuple[str, ...] = (_CLASSES,)
 
     class Params(Indexed.Params):
         """Fields of Images."""
@@ -112,6 +112,12 @@ class Images(Indexed):
         cutout: int = hyperparams.field(
             0, "Training: edge of a square set to 0 after mean and std, its centre anywhere."
         )
+
+        def made(self, task_params: Task.Params) -> Input.Params:
+            """Return params of made-up images; see `Input.Params`."""
+            from lingvo_gpipe.tasks.image.data import made
+
+            return made.params_like(self, task_params)
 
     params: Params
 

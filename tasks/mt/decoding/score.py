@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from lingvo_gpipe import errors, registry, task
+from lingvo_gpipe import errors, made, registry, task
 from lingvo_gpipe.console.progress import Count
 from lingvo_gpipe.run import log_directory, restoring, summaries
 from lingvo_gpipe.tasks.mt.decoding import score_files, score_plot, scores, translator
@@ -103,6 +103,8 @@ def run(job: registry.Job) -> None:
         )
     params = cast("TranslationTask.Params", job.task)
     scores.check(params.score)
+    for line in made.notices(params):
+        job.report(line)
     source = params.input.instantiate()
     params = task.complete(params, source)
     split = params.score.split or params.eval.split

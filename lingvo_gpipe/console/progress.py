@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self, TextIO, TypeVar
@@ -11,11 +12,17 @@ from typing import Any, Self, TextIO, TypeVar
 import tqdm
 
 _Item = TypeVar("_Item")
+# A line says that work has begun before its user wonders.
+_FIRST_LINE_S = 1.5
+# Two rates that are shown within this time differ at most by this factor.
+_STEADY_S, _STEADY_FACTOR = 1.0, 3.0
 _WITHOUT_BAR = "{desc}: {percentage:3.0f}% {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
 
 
 class _Display:
     """A bar on a terminal; on anything else (a file, a scheduler's log) lines at intervals."""
+
+    _kind: type[tqdm.tqdm[None]] = tqdm.tqdm
 
     def __init__(
         self,
@@ -39,7 +46,7 @@ class _Display:
         self._next_s = 0.0
         self._bar: tqdm.tqdm[None] | None = None
         if self._stream.isatty():
-            self._bar = tqdm.tqdm(file=self._stream, dynamic_ncols=True, **bar)
+            self._bar = self._kind(file=self._stream, dynamic_ncols=True, **bar)
 
     def close(self) -> None:
         """Leave the bar as it is."""
@@ -114,15 +121,61 @@ class Progress(_Display):
         return f"{rate:.3g} steps/s  left {tqdm.tqdm.format_interval(round(left_s))}"
 
 
+class _Pace:
+    """How fast work goes: the mean since its first part, which may have waited for a graph.
+
+    Where parts take very different times, what is shown changes gradually.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._first: tuple[float, float] | None = None
+        self._last: tuple[float, float] | None = None
+        self._shown: tuple[float, float] | None = None
+
+    def note(self, now: float, count: float) -> None:
+        """Note that `count` things are done."""
+        self._last = (now, count)
+        self._first = self._first or self._last
+
+    def rate(self) -> float:
+        """Return things per second; 0, which tqdm shows as ?, while only the first part is done."""
+        if self._first is None or self._last is None or self._last[1] == self._first[1]:
+            return 0.0
+        now = self._clock()
+        rate = (self._last[1] - self._first[1]) / max(now - self._first[0], 1e-9)
+        if self._shown is not None:
+            then, before = self._shown
+            if now - then < _STEADY_S:
+                return before
+            rate = min(max(rate, before / _STEADY_FACTOR), before * _STEADY_FACTOR)
+        self._shown = (now, rate)
+        return rate
+
+
+class _Bar(tqdm.tqdm):
+    """A bar that shows the rate of `pace`."""
+
+    pace: _Pace | None = None
+
+    @property
+    def format_dict(self) -> dict[str, Any]:
+        """What is shown; tqdm's interface for other rates than its own."""
+        shown: dict[str, Any] = super().format_dict
+        return shown if self.pace is None else {**shown, "rate": self.pace.rate()}
+
+
 class Count(_Display):
     """Shows how many things are done of some work, on the standard error.
 
-    Without a terminal, a line comes every `interval_s` seconds, and none where the work is done
-    before.
+    Without a terminal, a line comes after two seconds and then every `interval_s`, and none where
+    the work is done before.
 
     >>> with Count("reading", "pair", total=2) as count:
     ...     items = [item for item in count.over("ab")]
     """
+
+    _kind = _Bar
 
     def __init__(
         self,
@@ -133,6 +186,7 @@ class Count(_Display):
         interval_s: float = 30.0,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
+        timer: Callable[[float, Callable[[], None]], threading.Timer] = threading.Timer,
     ) -> None:
         """Begin with 0.
 
@@ -143,19 +197,36 @@ class Count(_Display):
             interval_s: seconds between two lines where there is no terminal.
             stream: where to write; None: the standard error.
             clock: seconds, rising.
+            timer: seconds and a function, which it calls after them once it is started.
         """
         super().__init__(
             interval_s, stream, clock, desc=what, unit=unit, total=total, unit_scale=True
         )
         self._what, self._unit, self._total = what, unit, total
-        self._next_s = self._started_s + interval_s
+        self._next_s = self._started_s + min(interval_s, _FIRST_LINE_S)
         self._count = 0
+        self._pace = _Pace(clock)
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+        if isinstance(self._bar, _Bar):
+            self._bar.pace = self._pace
+        else:
+            # The first part may take much longer than the line should wait for.
+            self._timer = timer(_FIRST_LINE_S, self._show_if_due)
+            self._timer.daemon = True
+            self._timer.start()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def close(self) -> None:
+        """Leave the bar as it is; show no further line."""
+        if self._timer is not None:
+            self._timer.cancel()
+        super().close()
 
     def over(self, items: Iterable[_Item]) -> Iterator[_Item]:
         """Yield the items; each counts as done when the next is asked for."""
@@ -166,19 +237,27 @@ class Count(_Display):
     def update(self, count: int = 1) -> None:
         """Show that `count` more are done."""
         self._count += count
+        now = self._clock()
+        self._pace.note(now, self._count)
         if self._bar is not None:
             self._bar.update(count)
-            return
-        now = self._clock()
-        if self._line_is_due(now):
-            self._write(
-                tqdm.tqdm.format_meter(
-                    self._count,
-                    self._total,
-                    now - self._started_s,
-                    prefix=self._what,
-                    unit=self._unit,
-                    unit_scale=True,
-                    bar_format=None if self._total is None else _WITHOUT_BAR,
+        elif now >= self._next_s:
+            self._show_if_due()
+
+    def _show_if_due(self) -> None:
+        """Write a line where one is due; the timer calls this from its own thread."""
+        with self._lock:
+            now = self._clock()
+            if self._line_is_due(now):
+                self._write(
+                    tqdm.tqdm.format_meter(
+                        self._count,
+                        self._total,
+                        now - self._started_s,
+                        prefix=self._what,
+                        unit=self._unit,
+                        unit_scale=True,
+                        rate=self._pace.rate(),
+                        bar_format=None if self._total is None else _WITHOUT_BAR,
+                    )
                 )
-            )

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import io
+import itertools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tqdm
 
 from lingvo_gpipe.console import progress
 
@@ -15,6 +22,33 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
+
+
+class Timer:
+    """A timer that calls its function when the test says so."""
+
+    made: list[Timer]
+
+    def __init__(self, delay_s: float, function: Callable[[], None]) -> None:
+        self.delay_s, self.call = delay_s, function
+        self.daemon = self.is_cancelled = False
+        Timer.made.append(self)
+
+    def start(self) -> None:
+        assert self.daemon
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+@pytest.fixture(autouse=True)
+def no_timers() -> None:
+    Timer.made = []
+
+
+def count(clock: Clock, log: io.StringIO, total: int | None = None, **how: Any) -> progress.Count:
+    timer: Any = Timer
+    return progress.Count("reading", "pair", total, stream=log, clock=clock, timer=timer, **how)
 
 
 class Terminal(io.StringIO):
@@ -63,26 +97,71 @@ def test_a_terminal_gets_one_bar_that_begins_where_the_run_does() -> None:
 
 def test_work_that_is_counted_gets_a_line_every_so_often() -> None:
     clock, log = Clock(), io.StringIO()
-    with progress.Count("reading", "pair", 4000, stream=log, clock=clock) as count:
+    with count(clock, log, 4000) as counted:
         for _ in range(4):
             clock.now_s += 20.0
-            count.update(1000)
+            counted.update(1000)
+    # The rate begins with the second part.
     assert log.getvalue().splitlines() == [
-        "reading:  50% 2.00k/4.00k [00:40<00:40, 50.0pair/s]",
-        "reading: 100% 4.00k/4.00k [01:20<00:00, 50.0pair/s]",
+        "reading:  25% 1.00k/4.00k [00:20<?, ?pair/s]",
+        "reading:  75% 3.00k/4.00k [01:00<00:20, 50.0pair/s]",
     ]
 
 
 def test_work_of_unknown_size_is_counted_too() -> None:
     clock, log = Clock(), io.StringIO()
-    with progress.Count("reading", "pair", stream=log, clock=clock) as count:
-        for item in count.over(range(70)):
+    with count(clock, log) as counted:
+        for item in counted.over(range(70)):
             assert item < 70
             clock.now_s += 1.0
     assert log.getvalue().splitlines() == [
-        "reading: 30.0pair [00:30, 1.00pair/s]",
-        "reading: 60.0pair [01:00, 1.00pair/s]",
+        "reading: 2.00pair [00:02, 1.00pair/s]",
+        "reading: 32.0pair [00:32, 1.00pair/s]",
+        "reading: 62.0pair [01:02, 1.00pair/s]",
     ]
+
+
+def test_a_line_appears_within_two_seconds_although_nothing_is_done() -> None:
+    clock, log = Clock(), io.StringIO()
+    with count(clock, log, 100) as counted:
+        (timer,) = Timer.made
+        clock.now_s += timer.delay_s
+        timer.call()
+        assert timer.delay_s < 2.0
+        assert log.getvalue() == "reading:   0% 0.00/100 [00:01<?, ?pair/s]\n"
+        timer.call()
+        clock.now_s += 1.0
+        counted.update(3)
+        assert len(log.getvalue().splitlines()) == 1
+    assert timer.is_cancelled
+
+
+def left_s(line: str) -> float | None:
+    found = re.search(r"<(?:(\d+):)?(\d+):(\d+),", line)
+    if found is None:
+        return None
+    hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float(3600 * hours + 60 * minutes + seconds)
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_the_time_left_does_not_jump_by_a_factor_of_ten(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(tqdm.std, "time", clock)
+    stream = Terminal() if is_terminal else io.StringIO()
+    with count(clock, stream, 40_000, interval_s=2.0) as counted:
+        # A graph is traced; groups of short sentences, which are fast; another graph; long ones.
+        for seconds, size, times in ((30.0, 64, 1), (0.02, 64, 300), (40.0, 64, 1), (4.0, 64, 60)):
+            for _ in range(times):
+                clock.now_s += seconds
+                counted.update(size)
+    shown = [left_s(line) for line in re.split("[\r\n]", stream.getvalue())]
+    known = [left for left in shown if left is not None]
+    assert len(known) > 20
+    assert all(max(a, b) < 10 * max(1.0, min(a, b)) for a, b in itertools.pairwise(known))
+    assert max(known) > 100
 
 
 def test_counted_work_is_a_bar_on_a_terminal_and_stops_for_no_full_disk() -> None:

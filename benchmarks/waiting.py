@@ -1,8 +1,9 @@
 """Cells that only wait: how close does the executor come to its schedule's bound?
 
 A cell waits, forward and backward, without using a core, so that many devices fit on any machine.
-Every wait measures itself; the step is compared with the simulation of the table on those measured
-times.
+Half of the backward waits for the gradient of the cell's input (I), half for that of its weight
+(W). Every wait measures itself; the step is compared with the simulation of the table on those
+measured times.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import Any
+from typing import Any, TypeAlias
+
+Spent: TypeAlias = dict[tuple[str, str], list[float]]
+"""Path of a layer and phase → seconds of each wait."""
 
 
 def measure(
@@ -19,15 +23,17 @@ def measure(
     num_partitions: int,
     num_micro_batches: int,
     num_replicas: int = 1,
+    cells_per_device: int = 1,
 ) -> dict[str, Any]:
     """Return the step's seconds, the simulated ones, and the share of the second in the first.
 
     Args:
         schedule: name of the schedule.
-        pair_ms: milliseconds of a cell's forward and backward together.
+        pair_ms: milliseconds of the forward and backward of a device's cells together.
         num_partitions: K.
         num_micro_batches: M.
         num_replicas: R.
+        cells_per_device: V.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import ctypes
@@ -39,18 +45,62 @@ def measure(
     from benchmarks import blocks
     from lingvo_gpipe import pipelining
     from lingvo_gpipe.execution import placement
-    from lingvo_gpipe.layers import base
-    from lingvo_gpipe.nests import Nest, SpecNest
     from lingvo_gpipe.schedule import simulate
 
     num_devices = num_replicas * num_partitions
-    forward_s, backward_s = pair_ms / 3e3, pair_ms / 1.5e3
-    spent: dict[tuple[str, str], list[float]] = {}
+    num_cells = num_partitions * cells_per_device
+    phase_s = pair_ms / 3e3 / cells_per_device
+    spent: Spent = {}
+    wait_layer, sum_layer = _wait_layer(phase_s, spent), _sum_layer()
+    placement.prepare_logical_cpus(num_devices)
+    tf.config.threading.set_inter_op_parallelism_threads(2 * num_devices)
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    pipe = pipelining.PipeliningLayer.Params(
+        layers=[wait_layer.Params() for _ in range(num_cells)] + [sum_layer.Params()],
+        num_partitions=num_partitions,
+        num_micro_batches=num_micro_batches,
+        num_replicas=num_replicas,
+        schedule=schedule,
+        cells_per_device=cells_per_device,
+        cuts=(1,) * (num_cells - 1) + (2,),
+    ).instantiate()
+    batch = {"x": tf.random.stateless_normal([num_micro_batches, 2], [1, 2])}
+    pipe.build(batch)
 
-    def wait(name: str, phase: str, seconds: float, x: tf.Tensor) -> tf.Tensor:
+    def step() -> None:
+        float(pipe.value_and_gradients(batch).loss)
+
+    step()
+    spent.clear()
+    step_s = blocks.seconds(step, 3)
+    names = [info.name for info in pipe.analysis.layers[:num_cells]]
+    table = pipe.analysis.table
+    mean = {key: float(np.mean(values)) for key, values in spent.items()}
+    runs = 5  # two of `seconds` are not counted, but wait as well
+    if any(len(values) != num_micro_batches * runs for values in spent.values()):
+        sys.exit("a wait ran twice or never: the figures would mean nothing")
+    of_phase = {phase: [mean[name, phase] for name in names] for phase in "FIW"}
+    simulated = simulate.simulate(
+        table,
+        of_phase["F"],
+        [i + w for i, w in zip(of_phase["I"], of_phase["W"], strict=True)],
+        input_gradient_s=of_phase["I"],
+        weight_gradient_s=of_phase["W"],
+    ).makespan_s
+    return {"s": step_s, "simulated_s": simulated, "share": simulated / step_s}
+
+
+def _wait_layer(phase_s: float, spent: Spent) -> Any:
+    """Return a layer that waits in each phase, and notes how long."""
+    import tensorflow as tf
+
+    from lingvo_gpipe.layers import base
+    from lingvo_gpipe.nests import Nest, SpecNest
+
+    def wait(name: str, phase: str, x: tf.Tensor) -> tf.Tensor:
         def sleep(value: Any) -> Any:
             start = time.perf_counter()
-            time.sleep(seconds)
+            time.sleep(phase_s)
             spent.setdefault((name, phase), []).append(time.perf_counter() - start)
             return value
 
@@ -69,12 +119,25 @@ def measure(
         params: Params
 
         def fprop(self, theta: Any, inputs: Any, ctx: base.Context) -> Nest:
-            def waited(x: tf.Tensor) -> Any:
-                back = lambda dy: wait(ctx.path, "B", backward_s, dy)  # noqa: E731
-                return wait(ctx.path, "F", forward_s, x), back
+            def waited(x: tf.Tensor, scale: tf.Tensor) -> Any:
+                def back(dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+                    of_input = wait(ctx.path, "I", dy)  # W waits after it
+                    return of_input * scale, tf.reduce_sum(wait(ctx.path, "W", of_input))
+
+                return wait(ctx.path, "F", x * scale), back
 
             waiting: Any = tf.custom_gradient(waited)
-            return waiting(inputs * theta["scale"])
+            return waiting(inputs, theta["scale"])
+
+    return Wait
+
+
+def _sum_layer() -> Any:
+    """Return a layer whose loss is a sum."""
+    import tensorflow as tf
+
+    from lingvo_gpipe.layers import base
+    from lingvo_gpipe.nests import Nest, SpecNest
 
     class Sum(base.Layer):
         """x → x, and the sum of x as a loss: its gradient needs no recomputation."""
@@ -91,33 +154,4 @@ def measure(
             ctx.add_loss("loss", tf.reduce_sum(inputs))
             return inputs
 
-    placement.prepare_logical_cpus(num_devices)
-    tf.config.threading.set_inter_op_parallelism_threads(2 * num_devices)
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    pipe = pipelining.PipeliningLayer.Params(
-        layers=[Wait.Params() for _ in range(num_partitions)] + [Sum.Params()],
-        num_partitions=num_partitions,
-        num_micro_batches=num_micro_batches,
-        num_replicas=num_replicas,
-        schedule=schedule,
-        cuts=(1,) * (num_partitions - 1) + (2,),
-    ).instantiate()
-    batch = {"x": tf.random.stateless_normal([num_micro_batches, 2], [1, 2])}
-    pipe.build(batch)
-
-    def step() -> None:
-        float(pipe.value_and_gradients(batch).loss)
-
-    step()
-    spent.clear()
-    step_s = blocks.seconds(step, 3)
-    names = [info.name for info in pipe.analysis.layers[:num_partitions]]
-    table = pipe.analysis.table
-    mean = {key: float(np.mean(values)) for key, values in spent.items()}
-    runs = 5  # two of `seconds` are not counted, but wait as well
-    if any(len(values) != num_micro_batches * runs for values in spent.values()):
-        sys.exit("a wait ran twice or never: the figures would mean nothing")
-    simulated = simulate.simulate(
-        table, [mean[n, "F"] for n in names], [mean[n, "B"] for n in names]
-    ).makespan_s
-    return {"s": step_s, "simulated_s": simulated, "share": simulated / step_s}
+    return Sum

@@ -95,13 +95,16 @@ def run(job: registry.Job) -> None:
     counts = LineCounts()
     reading = text_streams.reading(settings.input, poll)
     try:
-        with reading as file, text_streams.writing(settings.output) as write:
+        with (
+            reading as file,
+            text_streams.writing(settings.output) as write,
+            text_streams.line_counter(settings.input) as bar,  # reading the weights takes time
+        ):
             decoder = translator.Decoder(params, logdir=job.logdir, checkpoint=job.checkpoint)
             poll()  # from now on signals are only polled; until now they end the process at once
-            with text_streams.line_counter(settings.input) as bar:
-                lines = LineTranslator(decoder, settings, counts, bar.update)
-                for translated in lines.translate(file, poll):
-                    write("".join(f"{line}\n" for line in translated).encode())
+            lines = LineTranslator(decoder, settings, counts, bar.update)
+            for translated in lines.translate(file, poll):
+                write("".join(f"{line}\n" for line in translated).encode())
     except translator.StoppedError:
         left = "is not written" if settings.output else "ends there"
         report(f"stopped after {counts.lines} lines: {settings.output or 'the output'} {left}")

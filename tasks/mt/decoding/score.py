@@ -109,12 +109,14 @@ def run(job: registry.Job) -> None:
     params = task.complete(params, source)
     split = params.score.split or params.eval.split
     chosen = sentences_to_translate(source, split, params.score.max_sentences)
-    decoder = translator.Decoder(params, logdir=job.logdir, checkpoint=job.checkpoint)
-    source.records.check_vocabulary(decoder.vocabulary.hash)
-    for folder in restoring.folders(job.logdir, job.checkpoint):
-        log_directory.check_assets(folder, source.assets())
+    num_sentences = sum(len(part.ids) for part in chosen)
     try:
-        texts = list(_translated(decoder, chosen, job.should_stop))
+        with Count("translating", "sentence", num_sentences) as bar:  # reading weights takes time
+            decoder = translator.Decoder(params, logdir=job.logdir, checkpoint=job.checkpoint)
+            source.records.check_vocabulary(decoder.vocabulary.hash)
+            for folder in restoring.folders(job.logdir, job.checkpoint):
+                log_directory.check_assets(folder, source.assets())
+            texts = list(_translated(decoder, chosen, bar, job.should_stop))
     except translator.StoppedError:
         job.report("stopped: nothing is scored")
         return
@@ -139,18 +141,20 @@ def summary(report: scores.ScoreReport, step: int, split: str) -> Iterator[str]:
 
 
 def _translated(
-    decoder: translator.Decoder, chosen: Sequence[PairSentences], should_stop: Callable[[], bool]
+    decoder: translator.Decoder,
+    chosen: Sequence[PairSentences],
+    bar: Count,
+    should_stop: Callable[[], bool],
 ) -> Iterator[scores.PairTranslations]:
     """Translate all pairs together, so that groups have sentences of similar length."""
     ids = [sentence for part in chosen for sentence in part.ids]
-    with Count("translating", "sentence", len(ids)) as bar:
 
-        def progress(count: int) -> None:
-            bar.update(count)
-            if should_stop():
-                raise translator.StoppedError
+    def progress(count: int) -> None:
+        bar.update(count)
+        if should_stop():
+            raise translator.StoppedError
 
-        translations = decoder.vocabulary.decode(decoder.translate(ids, progress))
+    translations = decoder.vocabulary.decode(decoder.translate(ids, progress))
     # A file holds one line for each sentence, but byte pieces may form line separators.
     lines = iter([" ".join(text.splitlines()) for text in translations])
     for part in chosen:

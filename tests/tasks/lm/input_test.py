@@ -131,3 +131,12 @@ def test_ids_that_the_model_does_not_have_are_refused(tmp_path: Path, bad: int, 
         task.complete(own)
     np.save(tmp_path / f"{split}.npy", np.arange(9))
     assert task.complete(own) == own
+
+
+def test_missing_ids_are_found_before_they_are_read(tmp_path: Path) -> None:
+    np.save(tmp_path / "train.npy", np.arange(40))
+    source(tmp_path).check_there()
+    with pytest.raises(errors.InputError, match="no split 'test'; there are train"):
+        source(tmp_path).check_there("test")
+    with pytest.raises(errors.InputError, match=r"has no \.npy file"):
+        source(tmp_path / "none").check_there()

@@ -73,9 +73,12 @@ def test_other_files_are_left_out_and_reported(
 
 def test_a_wrong_folder_is_named(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
     def refused(text: str, root: pathlib.Path, split: str = "train") -> None:
-        with pytest.raises(errors.InputError, match=text):
-            folder_input(root).num_examples(split)
+        for look in ("num_examples", "check_there"):
+            with pytest.raises(errors.InputError, match=text):
+                getattr(folder_input(root), look)(split)
 
+    folder_input(folder).check_there()
+    folder_input(folder).check_there("test")
     refused("no does not exist. Give another --data_dir", tmp_path / "no")
     refused("README is not a folder", make_file(tmp_path / "README"))
     refused("has no split 'dev'; there are test, train", folder, "dev")
@@ -85,7 +88,9 @@ def test_a_wrong_folder_is_named(folder: pathlib.Path, tmp_path: pathlib.Path) -
     refused("bare is empty", tmp_path / "bare")
     (folder / "train" / "emu").mkdir()
     (tmp_path / "bare" / "train").rmdir()
-    refused(r"class folder .*train/emu has no images \(.png", folder)
+    folder_input(folder).check_there()  # a look at the classes' folders alone
+    with pytest.raises(errors.InputError, match=r"class folder .*train/emu has no images \(.png"):
+        folder_input(folder).num_examples("train")
 
 
 def test_what_may_not_be_read_is_named(

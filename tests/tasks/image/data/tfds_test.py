@@ -191,6 +191,7 @@ def test_a_file_that_vanishes_is_no_endless_loop(
 
     copy = shutil.copytree(dataset, tmp_path / "copy")
     source = tfds_input(copy)
+    source.check_there()
     assert source.num_examples("test") == 5
     shutil.rmtree(copy)
     with pytest.raises(errors.InputError, match=r"test record 0: .*No such file"):
@@ -205,6 +206,9 @@ def test_files_to_be_downloaded_by_hand_are_reported(
     with pytest.raises(errors.InputError) as caught:
         source.num_examples("train")
     told = str(caught.value)
+    with pytest.raises(errors.InputError) as before:
+        source.check_there()
+    assert str(before.value) == told
     assert "\n" not in told
     assert told.startswith("TFDS dataset 'imagenet2012' is not prepared in ")
     assert f"must be downloaded by hand, into {tmp_path}/downloads/manual: " in told
@@ -215,6 +219,10 @@ def test_files_to_be_downloaded_by_hand_are_reported(
         source.num_examples("train")
     assert "\n" not in str(caught.value)
     assert "ILSVRC2012_img_train.tar" in str(caught.value)
+    source.check_there()  # there are files, which may be the right ones
+    monkeypatch.setattr(tfds_preparing, "network_fault", lambda _: "a host: no answer")
+    with pytest.raises(errors.InputError, match=r"failed: there is no network \(a host"):
+        tfds_input(tmp_path / "other", "cifar10", download=True).check_there()
 
 
 # --- The sets of the paper ------------------------------------------------------------------------

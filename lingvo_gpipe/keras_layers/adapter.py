@@ -44,6 +44,9 @@ class KerasLayer(Layer):
             [{READ: "x"}], "Arguments of the call; {'read': NAME} is the value of a name it reads."
         )
         kwargs: dict[str, Any] = hyperparams.field({}, "Keyword arguments of the call, likewise.")
+        floating: tuple[str, ...] = hyperparams.field(
+            (), "Names that it reads as floating numbers, also where the field has integers."
+        )
         picks: tuple[int, ...] = hyperparams.field(
             (), "Which of the tensors that the call returns are written; empty: all."
         )
@@ -85,7 +88,7 @@ class KerasLayer(Layer):
     def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         params = self.params
-        values = inputs if len(params.reads) > 1 else (inputs,)
+        values = trace.as_read(params, inputs if len(params.reads) > 1 else (inputs,), tf.cast)
         traced = trace.known(params, tf.nest.map_structure(_spec_of, values))
         function = traced.function
         weights = {

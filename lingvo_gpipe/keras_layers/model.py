@@ -96,6 +96,11 @@ def from_keras_model(
     Raises:
         LayerError: the model has no graph, or one of its layers cannot be made again.
     """
+    if not isinstance(model, keras.Model):
+        raise errors.LayerError(
+            f"expected a keras.Model, got {type(model).__name__}. For a single layer use "
+            "keras_layers.from_keras"
+        )
     graph = _graph_of(model)
     if graph is None and isinstance(model, keras.Sequential):
         return _chain(model, keep_weights, dict(inputs or {}).get("x", "x"))
@@ -122,6 +127,10 @@ def from_keras_model(
     layers = cutter.finished(
         next(iter(fields.values())), [streams[id(tensor)] for tensor in graph.outputs]
     )
+    floating = [t for t in graph.inputs if tf.as_dtype(t.dtype).is_floating]
+    for layer in layers:
+        read = [fields[id(t)] for t in floating if fields[id(t)] in layer.reads]
+        layer.set(floating=tuple(read))
     return Network(
         layers,
         inputs=_structure(graph.input, fields),

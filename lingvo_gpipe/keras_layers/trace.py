@@ -82,7 +82,28 @@ def trace(params: KerasLayer.Params, inputs: Sequence[SpecNest]) -> Traced:
                 f"{base.describe(params)}: an input of shape {spec.shape}, expected known "
                 "dimensions. Give the mini-batch's fields static shapes"
             )
+    inputs = as_read(params, inputs, lambda spec, dtype: tf.TensorSpec(spec.shape, dtype))
     return _traced(_Key(params, params), _Key(tuple(inputs), tuple(inputs)))
+
+
+def as_read(
+    params: KerasLayer.Params, inputs: Sequence[Nest], cast: Callable[[Any, tf.DType], Any]
+) -> tuple[Nest, ...]:
+    """Return inputs with integers as floating numbers, where the layer reads these.
+
+    Args:
+        params: params of the layer.
+        inputs: a nest of tensors or specs for each name that it reads.
+        cast: returns a tensor or spec with another dtype.
+    """
+
+    def read(leaf: Any) -> Any:
+        return leaf if leaf.dtype.is_floating else cast(leaf, params.policy.compute)
+
+    return tuple(
+        tf.nest.map_structure(read, value) if name in params.floating else value
+        for name, value in zip(params.reads, inputs, strict=True)
+    )
 
 
 def known(params: KerasLayer.Params, inputs: Sequence[SpecNest]) -> Traced:

@@ -131,6 +131,11 @@ def assign(calls: Mapping[str, keras.Operation], values: Mapping[str, Value]) ->
     Raises:
         LayerError: a value is missing, or has another shape. No variable has changed then.
     """
+    if not isinstance(values, Mapping):
+        raise errors.LayerError(
+            f"values for Keras layers are path → value, got {type(values).__name__}. Give by_path "
+            "of a pipeline, or what run.checkpoints.trained_values returns"
+        )
     assigned: dict[int, tuple[keras.Variable, np.ndarray[Any, Any]]] = {}
     for name, operation in calls.items():
         for path, variable in find(operation).weights.items():

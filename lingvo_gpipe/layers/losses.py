@@ -305,13 +305,14 @@ def _class_of(name: str) -> type[keras.losses.Loss]:
     registered = keras.saving.get_registered_object(name)
     if isinstance(registered, type) and issubclass(registered, keras.losses.Loss):
         return registered
-    kinds = [v for k, v in vars(keras.losses).items() if k[0].isupper() and isinstance(v, type)]
+    kinds = [v for v in vars(keras.losses).values() if isinstance(v, type)]
+    kinds.remove(keras.losses.Loss)
     with contextlib.suppress(ValueError):
         found = keras.losses.get(name)  # a function where the name is one, such as mse
         name = name if isinstance(found, keras.losses.Loss) else found.__name__
     joined = name.replace("_", "").lower()
     for kind in kinds:
-        if kind.__name__.lower() == joined and kind is not keras.losses.Loss:
+        if kind.__name__.lower() == joined:
             return kind
     names = [kind.__name__ for kind in kinds]
     near = errors.nearest(name, names) or names[:3]

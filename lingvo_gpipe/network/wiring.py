@@ -283,7 +283,7 @@ def names(nest: NameNest) -> tuple[str, ...]:
 def by_name(nest: NameNest, value: Nest) -> dict[str, Nest]:
     """Return name → value, from values in the structure of a nest of names.
 
-    A list stands for a tuple, and a tuple for a list.
+    A list stands for a tuple, and a tuple for a list; for a name alone, also a list of one value.
 
     Raises:
         InputError: the value has another structure.
@@ -292,8 +292,11 @@ def by_name(nest: NameNest, value: Nest) -> dict[str, Nest]:
     {'a': 1, 'b': 2}
     """
     if isinstance(nest, str):
-        return {nest: value}
-    if isinstance(nest, Mapping):
+        alone = value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
+        fits, pairs = not isinstance(alone, list | tuple | Mapping), []
+        if fits:
+            return {nest: alone}
+    elif isinstance(nest, Mapping):
         fits = isinstance(value, Mapping) and set(value) == set(nest)
         pairs = [(nest[key], value[key]) for key in nest] if fits else []
     else:

@@ -113,7 +113,7 @@ def test_a_model_as_one_layer_takes_its_policy() -> None:
     x = keras_runs.random(2, 3, dtype="float64")
     outputs = keras_runs.run(params, x)[0]
     assert outputs.dtype == tf.float64
-    np.testing.assert_allclose(outputs, live(x), rtol=1e-5)
+    np.testing.assert_allclose(outputs, live(x), rtol=1e-5, atol=1e-5)
 
 
 def test_a_layer_that_does_not_record_its_name_has_it_in_the_params() -> None:

@@ -313,6 +313,8 @@ class Subclassed(keras.Model):
 def test_a_model_without_a_graph_is_refused() -> None:
     with pytest.raises(errors.LayerError, match=r"has no graph to cut\. Convert the whole model"):
         from_keras_model(Subclassed())
+    with pytest.raises(errors.LayerError, match=r"expected a keras\.Model, got Dense\. For a sin"):
+        from_keras_model(layers.Dense(3))
     unbuilt = keras.Sequential([layers.Embedding(5, 4, mask_zero=True), layers.LSTM(3)])
     with pytest.raises(errors.LayerError, match=r"returns a Keras mask.*Add a keras\.Input"):
         from_keras_model(unbuilt)

@@ -123,6 +123,20 @@ def test_a_model_with_one_input_and_output_takes_and_returns_a_tensor() -> None:
         np.testing.assert_allclose(found, model(random(4, 5)), atol=1e-6)
 
 
+def test_integers_are_numbers_where_the_model_has_floating_inputs() -> None:
+    x = keras.Input((4, 4, 2), name="image")
+    model = keras.Model(x, layers.Flatten()(layers.Conv2D(2, 3)(x)))
+    images = np.random.default_rng(0).integers(0, 255, (4, 4, 4, 2))
+    pipe = pipeline(from_keras_model(model))
+    for dtype in ("uint8", "int64", "float64"):
+        given = images.astype(dtype)
+        pipe = pipeline(from_keras_model(model))
+        np.testing.assert_allclose(pipe(given), model(given), rtol=1e-5)
+    np.testing.assert_allclose(pipe([given]), model(given), rtol=1e-5)
+    with pytest.raises(errors.InputError, match=r"a call takes image, got \{img: a tensor\}"):
+        pipe({"img": given})
+
+
 def test_inputs_that_keras_takes_as_a_dict() -> None:
     one, two = keras.Input((5,), name="one"), keras.Input((5,), name="two")
     model = keras.Model({"one": one, "two": two}, [layers.Dense(2)(one - two), one])
@@ -164,6 +178,8 @@ def test_values_that_do_not_fit_change_nothing() -> None:
         network.to_keras(missing)
     with pytest.raises(errors.LayerError, match=r"fixed/bias has shape \[7\], but that of the K"):
         network.to_keras({**values, "fixed/bias": np.zeros(7)})
+    with pytest.raises(errors.LayerError, match="are path → value, got list"):
+        network.to_keras([])  # type: ignore[arg-type]
     for old, variable in zip(before, model.weights, strict=True):
         np.testing.assert_array_equal(old, variable)
 

@@ -1,25 +1,27 @@
 """How long until the first step is done, updates included, and how does it grow with depth?
 
-`python -m benchmarks.build`: L layers of two weights, K=4, M=16, each L in a process of its own,
-with and without TensorFlow's graph optimizer (grappler's meta-optimizer).
+`python -m benchmarks.build [--quick]`: L layers of two weights, K partitions and M micro-batches,
+each in a process of its own, with and without TensorFlow's graph optimizer (grappler's
+meta-optimizer).
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from typing import Any
 
-DEPTHS = (8, 32, 128)
-ROUNDS = 3
-K, M, WIDTH, ROWS = 4, 16, 32, 32
+SIZES = ((8, 4, 16), (32, 4, 16), (128, 4, 16), (128, 8, 32))
+"""L, K, M."""
+ROUNDS, QUICK_ROUNDS = 3, 1
+WIDTH, ROWS = 32, 32
+AIM_S = 7.0
 
 
-def measure(num_layers: int, optimized: bool) -> dict[str, float]:
-    """Return seconds until the first step of an L-layer net is done, by part."""
+def measure(size: tuple[int, ...], optimized: bool) -> dict[str, float]:
+    """Return seconds until the first step of a net of a size (L, K, M) is done, by part."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
 
@@ -27,16 +29,17 @@ def measure(num_layers: int, optimized: bool) -> dict[str, float]:
     from lingvo_gpipe import layers, pipelining
     from lingvo_gpipe.execution import placement
 
-    placement.prepare_logical_cpus(K)
-    placement.prepare_threads(K, os.cpu_count() or 1)
+    num_layers, num_partitions, num_micro_batches = size
+    placement.prepare_logical_cpus(num_partitions)
+    placement.prepare_threads(num_partitions, os.cpu_count() or 1)
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not optimized})
     batch = {"x": tf.ones([ROWS, WIDTH]), "target": tf.zeros([ROWS, WIDTH])}
     hidden = [layers.Dense.Params(units=WIDTH, activation="tanh") for _ in range(num_layers)]
     start = time.perf_counter()
     pipe = pipelining.PipeliningLayer.Params(
         layers=[*hidden, layers.MeanSquaredError.Params()],
-        num_partitions=K,
-        num_micro_batches=M,
+        num_partitions=num_partitions,
+        num_micro_batches=num_micro_batches,
     ).instantiate()
     pipe.build(batch)
     updater = blocks.updater(pipe, clip_norm=1.0)
@@ -66,46 +69,41 @@ def measure(num_layers: int, optimized: bool) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure every depth in processes of their own, and print a table."""
-    from benchmarks import machine
+    """Measure every size in processes of their own, and print a table."""
+    from benchmarks import machine, processes
 
-    if len(sys.argv) == 3:
-        print(json.dumps(measure(int(sys.argv[1]), sys.argv[2] == "optimized")))
+    quick = sys.argv[1:] == ["--quick"]
+    if len(sys.argv) == 2 and not quick:
+        *size, optimized = map(int, sys.argv[1].split(","))
+        print(json.dumps(measure(tuple(size), bool(optimized))))
         return
+    count = QUICK_ROUNDS if quick else ROUNDS
     print(machine.describe())
     print(
-        f"K={K}, M={M}, L layers of [{WIDTH}, {WIDTH}] and a bias, Adam, clipping; medians of "
-        f"{ROUNDS} interleaved rounds, seconds"
+        f"L layers of [{WIDTH}, {WIDTH}] and a bias, Adam, clipping; medians of {count} "
+        "interleaved rounds, seconds"
     )
-    found: dict[tuple[int, str], list[dict[str, float]]] = {}
-    load = machine.Load()
-    for _ in range(ROUNDS):
-        for depth in DEPTHS:
-            for kind in ("optimized", "plain"):
-                command = [sys.executable, "-m", "benchmarks.build", str(depth), kind]
-                out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-                found.setdefault((depth, kind), []).append(json.loads(out.splitlines()[-1]))
-    print(f"{'L':>4} {'build':>7} {'trace':>7} {'first':>7} {'total':>7}   without graph optimizer")
-    for depth in DEPTHS:
-        row = {part: _median(found[depth, "optimized"], part) for part in _PARTS}
-        plain = _median(found[depth, "plain"], "total")
-        spread = [run["total"] for run in found[depth, "optimized"]]
+    names = [f"{size[0]},{size[1]},{size[2]},{optimized}" for size in SIZES for optimized in (1, 0)]
+    found = processes.rounds("benchmarks.build", names, count)
+    print(
+        f"{'L':>4} {'K':>2} {'M':>3} {'build':>7} {'trace':>7} {'first':>7} {'total':>7}   without "
+        "graph optimizer"
+    )
+    for size in SIZES:
+        name = ",".join(map(str, size))
+        runs, plain = found[f"{name},1"], processes.median(found[f"{name},0"], "total")
+        row = {part: processes.median(runs, part) for part in _PARTS}
+        load = max(run["other_load"] for run in runs)
         print(
-            f"{depth:4d} {row['build']:7.2f} {row['trace']:7.2f} {row['first']:7.2f} "
-            f"{row['total']:7.2f}   {plain:.2f}, so the optimizer's share is "
-            f"{1 - plain / row['total']:.0%}; spread {min(spread):.2f} to {max(spread):.2f}; "
-            f"{row['nodes']:.0f} nodes"
+            f"{size[0]:4d} {size[1]:2d} {size[2]:3d} {row['build']:7.2f} {row['trace']:7.2f} "
+            f"{row['first']:7.2f} {row['total']:7.2f}   {plain:.2f}, so the optimizer's share is "
+            f"{1 - plain / row['total']:.0%}; spread {processes.spread(runs, 'total')}; "
+            f"{row['nodes']:.0f} nodes; other load {load:.2f}"
         )
-    ratio = _median(found[128, "optimized"], "total") / _median(found[32, "optimized"], "total")
-    print(f"L=128 / L=32: {ratio:.2f}; other load {load.stop():.2f} cores")
+    print(f"L=128, K=8, M=32: {row['total']:.2f} s (aim {AIM_S:g})")
 
 
 _PARTS = ("build", "trace", "first", "total", "nodes")
-
-
-def _median(runs: list[dict[str, float]], part: str) -> float:
-    values = sorted(run[part] for run in runs)
-    return values[len(values) // 2]
 
 
 if __name__ == "__main__":

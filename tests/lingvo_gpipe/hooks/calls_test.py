@@ -75,6 +75,10 @@ class Meddling(hooks.Hook):
         moment.metrics.clear()
         moment.ask_to_save()
 
+    def after_checkpoint(self, moment: hooks.Moment) -> None:
+        # Some updates after it was begun, since it is written in the background.
+        assert checkpoints.step_of(moment.checkpoint) == moment.step
+
 
 @pytest.fixture
 def lines() -> list[str]:

@@ -10,6 +10,7 @@ import pytest
 from lingvo_gpipe import errors, hooks
 from lingvo_gpipe.hooks.table import Table
 from lingvo_gpipe.run import loop
+from tests.saved import forget
 from tests.tiny_task import one_layer_task, stop_after
 
 
@@ -23,10 +24,11 @@ def test_a_resumed_run_continues_its_files(tmp_path: Path) -> None:
     params.train.hooks = (hooks.CSVLog.Params(),)
     loop.run(params, tmp_path / "whole", evaluate=True)
     folder = tmp_path / "parts"
-    loop.run(params, folder, evaluate=True, should_stop=stop_after(6))
-    # As after a kill: updates whose checkpoint was not written, and a row cut off.
+    cut = loop.run(params, folder, evaluate=True, should_stop=stop_after(9))
+    assert cut.step == 5
+    forget(cut)
     with (folder / "train_metrics.csv").open("a") as file:
-        file.write("5,1.5\n6,1.")
+        file.write("6,1.")
     result = loop.run(params, folder, evaluate=True)
     rows = read(folder / "train_metrics.csv")
     assert [row["step"] for row in rows] == ["1", "2", "3", "4", "5", "6"]
@@ -47,6 +49,8 @@ def test_a_table_has_one_row_per_step_and_columns_may_come_later(tmp_path: Path)
     table.append(2, {"loss": 0.125})
     table.append(3, {"top5": float("nan")})
     assert (tmp_path / "t.csv").read_text() == "step,loss,top5\n1,0.5,\n2,0.125,\n3,,nan\n"
+    with (tmp_path / "t.csv").open("a") as file:
+        file.write("2,0.3")  # cut off while it was written
     again = Table(tmp_path / "t.csv")
     assert again.resume(2) == [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.125}]
     again.append(3, {"loss": 1e-30})

@@ -51,6 +51,8 @@ def test_a_test_records_stops_and_suggests(tmp_path: Path) -> None:
     assert not any(line.startswith("range test of") for line in again)
     loop.run(params, tmp_path / "cut", report=again.append)
     assert found.replace("whole", "cut") in again
+    tables = [(tmp_path / name / "rate_range.csv").read_text() for name in ("whole", "cut")]
+    assert tables[0] == tables[1]
 
 
 def test_all_rates_may_be_tried(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from lingvo_gpipe import errors, hooks
 from lingvo_gpipe.run import loop
+from tests.saved import forget
 from tests.tiny_task import one_layer_task, stop_after
 
 
@@ -131,7 +132,9 @@ def test_mlflow_has_metrics_settings_and_state_of_a_resumed_run(
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     client = mlflow.MlflowClient(tracking_uri=uri)
     params = hooked(hooks.MLflowLog.Params(tracking_uri=uri, experiment="points"))
-    loop.run(params, tmp_path / "mine", evaluate=True, should_stop=stop_after(6))
+    cut = loop.run(params, tmp_path / "mine", evaluate=True, should_stop=stop_after(9))
+    assert cut.step == 5
+    forget(cut)
     identity = (tmp_path / "mine" / "mlflow_run_id").read_text().strip()
     assert client.get_run(identity).info.status == "KILLED"
     result = loop.run(params, tmp_path / "mine", evaluate=True)

@@ -170,6 +170,16 @@ def _project_modules() -> frozenset[str]:
     return frozenset(module.name for module in pkgutil.iter_modules(_project().__path__))
 
 
+def looks_public(name: str) -> bool:
+    """Return whether a text begins as a public name of lingvo_gpipe does.
+
+    >>> looks_public("layers.Danse"), looks_public("os.system"), looks_public("layers")
+    (True, False, False)
+    """
+    first, dot, _ = name.partition(".")
+    return bool(dot) and first in _project_modules()
+
+
 def _project() -> types.ModuleType:
     return sys.modules[_PROJECT]
 

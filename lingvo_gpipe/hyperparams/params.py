@@ -146,7 +146,7 @@ class Params(kinds.Node, metaclass=_ParamsMeta):
         try:
             parsed = fields.parse_value(value, place.kind(), type(self), path)
         except ParamsError:
-            if kinds.holds_params(old):
+            if kinds.holds_params(old) and not names.looks_public(value.strip("[()] ")):
                 raise suggestions.holds_params(self, path, old, value) from None
             raise
         if kinds.holds_params(old) and not (removed or kinds.holds_params(parsed)):

@@ -274,7 +274,10 @@ def test_the_name_of_a_class_means_its_params() -> None:
         "which no plain value replaces; set one of its fields: 'learning_rate.peak' (now 0.5), "
         "'learning_rate.floor' (now 0.0)"
     )
-    assert message(lambda: train.override("hooks=[optim.Average]")).endswith(
+    assert "has no class 'optim.RateRang'; nearest 'optim.RateRange'" in message(
+        lambda: optimizer.override("learning_rate=optim.RateRang")
+    )
+    assert message(lambda: train.override("hooks=[os.system]")).endswith(
         "'hooks' holds Params, which no plain value replaces; override its fields"
     )
     assert "'hooks[0]' must be Hook.Params, got optim.Average" in message(

@@ -18,6 +18,7 @@ AIM_S = 1.0
 COMMANDS = {
     "--help": (["--help"], "--params_override"),
     "--list_models": (["--list_models"], "image.digits.ConvNet"),
+    "--mode=params": (["--mode=params", "--model=image.digits.ConvNet"], "train.optimizer.name"),
     "wrong flag": (["--modle=image.digits.ConvNet"], "unknown flag --modle"),
     "wrong model": (["--model=image.digits.ConvNe"], "no model"),
     "wrong field": (

@@ -69,6 +69,7 @@ _DEFAULT_MODE = "train"
 _MADE = "made"
 # TensorFlow reads it when it is first imported, and logs its own affairs otherwise.
 LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+_WITHOUT_TENSORFLOW = ("params",)
 _WITHOUT_WORKERS = ("describe", "params", "plan", "export", "reslice")
 
 
@@ -211,7 +212,8 @@ def _run(values: argparse.Namespace, note_step: Callable[[int], None] = lambda _
         task = modes.with_kept_choice(task, values.logdir)
     _check_partitions(values, task)
     _check_data(task, registry.splits_of(name, task))
-    tensorflow_import.quietly()
+    if name not in _WITHOUT_TENSORFLOW:
+        tensorflow_import.quietly()
     if name not in modes.MODES:
         from lingvo_gpipe.run import process
 

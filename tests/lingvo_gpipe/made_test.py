@@ -15,6 +15,7 @@ from lingvo_gpipe import errors, hyperparams, input, made, registry, trainer
 from lingvo_gpipe import task as tasks
 from lingvo_gpipe.run import loop
 from lingvo_gpipe.tasks.image import MadeImages
+from lingvo_gpipe.tasks.lm import transformer
 from tests import tiny_task
 
 REGISTRY = registry.Registry()
@@ -50,6 +51,7 @@ FAMILIES = (
         },
     ),
     Family("image.folder.AmoebaNetSmall", {"filters": 8}, {"input.batch_size": 8}),
+    Family("lm.transformer.L3", {}, {"input.batch_size": 2, "input.length": 16}),
     Family("mt.django.Tiny", {}, {"input.batch_size": 512, "input.max_length": 32}),
     Family(
         "mt.multi30k.Multilingual",
@@ -61,12 +63,20 @@ FAMILIES = (
 
 def small(family: Family) -> Any:
     """Return the tiny task of a family, on made examples."""
+    if family.name.startswith("lm."):  # its recipes are large in all but depth
+        return made.task(tiny_language_model(family))
     recipe = REGISTRY.model(family.name)()
     for size, value in family.sizes.items():
         recipe = recipe.resized(size, value)
     params: Any = recipe.task()
     params.set({**family.fields, "train.max_steps": 1, "model.num_partitions": 2})
     return made.task(params)
+
+
+def tiny_language_model(family: Family) -> Any:
+    params: Any = REGISTRY.model(family.name)().task()
+    params.model.layers = transformer.language_model(1, units=16, heads=2, hidden=32, vocabulary=50)
+    return params.set({**family.fields, "train.max_steps": 1, "model.num_partitions": 2})
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -126,7 +126,7 @@ class MadeExamples(Made, Indexed):
     def of(cls, params: Input.Params, task_params: Task.Params) -> Params:
         """Return the params for an input; see `Input.Params.made`."""
         fields = params.instantiate().element_spec(training=True)
-        wired = network.analyze(task_params.model, fields)
+        wired = network.analyze(network.uncut(task_params.model), fields)
         ranges: dict[str, int] = {}
         for found in value_ranges.of_fields(wired.layers, wired.wiring):
             size = found.values.size

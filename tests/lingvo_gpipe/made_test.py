@@ -134,7 +134,9 @@ def tiny(**fields: Any) -> Any:
 
 
 def test_an_input_of_ones_own_has_random_examples_in_the_range_of_its_layers() -> None:
-    params = made.task(tiny())
+    params = tiny()
+    params.model.set(num_partitions=9, schedule="auto")  # of no interest here
+    params = made.task(params)
     assert params.input.ranges == {"label": 3}
     source = params.input.instantiate()
     batch = next(iter(source.batches(seed=0)))

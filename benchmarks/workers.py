@@ -10,6 +10,9 @@ that are translated with the weights of the one process, over workers and in one
 over 2 workers, interleaved rounds on an idle machine; the chief's own share of them. They are
 counted from one checkpoint to the next, so that neither start nor end counts, but one checkpoint
 does.
+
+`python -m benchmarks.workers --variables`: the same for 8, 32 and 128 layers in two cells: the time
+of the chief should not grow with them.
 """
 
 from __future__ import annotations
@@ -37,9 +40,12 @@ CASES = {
     "AmoebaNet-D": (PACKAGE, "--model=cases.AmoebaNet"),
     "translation": (PACKAGE, "--model=cases.Translation"),
 }
+STACKS = {f"{n} layers": (PACKAGE, f"--model=cases.Stack{n}") for n in (8, 32, 128)}
 SHAPES = ((1, 2), (1, 4), (2, 2), (4, 2))  # replicas, partitions
 STEPS = 50
-MEASURED = {"digits": 300, "ties": 100, "AmoebaNet-D": 100, "translation": 50}
+MEASURED = {"digits": 300, "ties": 100, "AmoebaNet-D": 100, "translation": 50} | dict.fromkeys(
+    STACKS, 500
+)
 ROUNDS = 5
 SENTENCES = (
     "Diese Seite wurde nicht gefunden.",
@@ -226,9 +232,15 @@ def translations(folder: Path, flags: Sequence[str], over: str) -> int:
     return int(not is_same)
 
 
-def speed(names: Sequence[str], rounds: int) -> None:
-    """Print processor and wall seconds per update, in one process and over two workers."""
+def speed(names: Sequence[str], rounds: int) -> dict[str, float]:
+    """Print processor and wall seconds per update, in one process and over two workers.
+
+    Returns:
+        name → processor seconds of a chief with workers, per update.
+    """
     from benchmarks import machine
+
+    chiefs: dict[str, float] = {}
 
     print(machine.describe())
     print(f"{rounds} interleaved rounds; seconds per update, median (least to most)")
@@ -240,7 +252,8 @@ def speed(names: Sequence[str], rounds: int) -> None:
                 for label, extra in (("one", []), ("workers", ["--workers=local:2"])):
                     folder = Path(temporary, f"{name}{label}{number}")
                     count = MEASURED[name]
-                    flags = [*CASES[name], "--num_partitions=2", f"--max_steps={2 * count}"]
+                    flags = [*(CASES | STACKS)[name], "--num_partitions=2"]
+                    flags += [f"--max_steps={2 * count}"]
                     flags += [data] if name in ("ties", "translation") else []
                     flags += [f"--logdir={folder}", f"--save_interval_steps={count}", *extra]
                     marks = [
@@ -264,18 +277,26 @@ def speed(names: Sequence[str], rounds: int) -> None:
                 for a, b in zip(found["one processor"], found["workers processor"], strict=True)
             ]
             print(f"  workers / one, processor time: {statistics.median(ratios):.3f}", flush=True)
+            chiefs[name] = statistics.median(found["workers chief"])
+    return chiefs
 
 
 def main() -> int:
     """Read the arguments."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bits", action="store_true", help="compare bits, not times")
+    parser.add_argument("--variables", action="store_true", help="by number of variables")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("names", nargs="*", default=list(CASES))
     arguments = parser.parse_args()
     names = arguments.names or list(CASES)
     if arguments.bits:
         return min(1, bits(names))
+    if arguments.variables:
+        chiefs = speed(list(STACKS), arguments.rounds)
+        least, *_, most = chiefs.values()
+        print(f"chief, 128 layers / 8 layers: {most / least:.2f} (aim 1)")
+        return 0
     speed(names, arguments.rounds)
     return 0
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from lingvo_gpipe import registry
 from lingvo_gpipe.params.image import digits
 from lingvo_gpipe.params.mt import django
+from lingvo_gpipe.task import Task
+from lingvo_gpipe.tasks.image.model import convnet
 from lingvo_gpipe.tasks.mt import task as mt_task
 
 
@@ -12,6 +15,31 @@ class AmoebaNet(digits.AmoebaNet):
 
     num_cells = 6
     filters = 16
+
+
+class Stack8(registry.Model):
+    """Dense layers in two cells: more of them are more variables, and as many calls."""
+
+    num_layers = 8
+
+    def task(self) -> Task.Params:
+        """Return the task."""
+        task = digits.MLP().task()
+        task.model.layers = convnet.mlp([32] * self.num_layers, classes=10, dropout=0.0)
+        task.model.set(num_partitions=2, num_micro_batches=4)
+        return task
+
+
+class Stack32(Stack8):
+    """Of 32 layers."""
+
+    num_layers = 32
+
+
+class Stack128(Stack8):
+    """Of 128 layers."""
+
+    num_layers = 128
 
 
 class Ties(django.Tiny):

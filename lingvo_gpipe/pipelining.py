@@ -357,9 +357,8 @@ class PipeliningLayer(tensorflow_import.Module, hyperparams.Configurable):
         structure = self.params.inputs
         if structure == ():
             return inputs if isinstance(inputs, dict) else {"x": inputs}
-        if isinstance(inputs, dict) and inputs.keys() >= set(wiring.names(structure)):
-            return inputs
-        return wiring.by_name(structure, inputs)
+        is_by_name = isinstance(inputs, dict) and inputs.keys() >= set(wiring.names(structure))
+        return inputs if is_by_name else wiring.by_name(structure, inputs)
 
     def _fields(self, batch: Mapping[str, Nest]) -> dict[str, Nest]:
         """Return the mini-batch as tensors; the first one builds the pipeline.

@@ -253,18 +253,13 @@ class KerasFunction:
         self, config: dict[str, Any], policy: precision.Policy, arguments: Arguments
     ) -> keras.Operation:
         args, kwargs = arguments(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name))
-        try:
-            with variables.without_values():
-                made = from_config(config, policy)
-                made(*args, **kwargs)
-        except (ValueError, errors.LayerError) as error:
-            if "stateless scope" not in str(error):
-                raise
-            # A variable made from an array has a value from the start.
-            with tf.init_scope():
-                made = from_config(config, policy)
-                made(*args, **kwargs)
-        return made
+
+        def build() -> keras.Operation:
+            made = from_config(config, policy)
+            made(*args, **kwargs)
+            return made
+
+        return without_values(build)
 
     def _watch(self, path: str, norm: keras.layers.BatchNormalization) -> None:
         """Make a batch norm record its inputs, and write the mean and variance of its batch."""
@@ -331,6 +326,19 @@ class KerasFunction:
                 f"its call writes its variable {names.get(key, variable.path)!r}. Only moving "
                 "statistics of batch norms are merged over micro-batches"
             )
+
+
+def without_values(make: Callable[[], keras.Operation]) -> keras.Operation:
+    """Return what a function makes, with variables that have no values where that is possible."""
+    try:
+        with variables.without_values():
+            return make()
+    except (ValueError, errors.LayerError) as error:
+        if "stateless scope" not in str(error):
+            raise
+        # A variable made from an array has a value from the start.
+        with tf.init_scope():
+            return make()
 
 
 def hidden_state(made: keras.Operation, *, keeps_adapted: bool = False) -> str | None:

@@ -449,7 +449,7 @@ def _refuse_hidden_state(
     params: adapter.KerasLayer.Params,
     specs: Mapping[str, tf.TensorSpec],
 ) -> None:
-    """Refuse a layer that cannot be a pure function.
+    """Refuse a layer that cannot be made again, or cannot be a pure function.
 
     Layers of Keras are known to be pure, except for a few. Those and all others are traced, if the
     shapes of their inputs are known.
@@ -460,7 +460,7 @@ def _refuse_hidden_state(
         specs: name in the stream → spec of it, of a few examples.
 
     Raises:
-        LayerError: it hides state, naming the layer.
+        LayerError: it cannot, naming the layer.
     """
     is_built = getattr(operation, "built", False)
     reason = function.hidden_state(operation, keeps_adapted=is_built)
@@ -469,6 +469,10 @@ def _refuse_hidden_state(
         raise errors.LayerError(f"{params.name} ({kind}): {reason}")
     if not isinstance(operation, keras.layers.Layer):
         return
+    try:
+        function.without_values(lambda: config.from_config(params.config, params.policy))
+    except errors.LayerError as error:
+        raise errors.LayerError(f"{params.name}: {error}") from error
     foreign = any(
         isinstance(layer, _NOT_PURE) or not type(layer).__module__.startswith("keras.")
         for layer in variables.sublayers(operation).values()

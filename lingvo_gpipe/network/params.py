@@ -5,12 +5,14 @@ from __future__ import annotations
 import fnmatch
 import itertools
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from lingvo_gpipe import errors, hyperparams, precision
 from lingvo_gpipe.layers import base, composite
 from lingvo_gpipe.layers.sliced import dividing
-from lingvo_gpipe.nests import NameNest
+
+# A nest of names (`nests.NameNest`); a text may write a name without quotes.
+_Names: TypeAlias = str | tuple[Any, ...] | list[Any] | dict[str, Any]
 
 
 class PipelineParams(hyperparams.Configurable.Params):
@@ -85,12 +87,12 @@ class PipelineParams(hyperparams.Configurable.Params):
     unbatched: tuple[str, ...] = hyperparams.field(
         (), "Fields of the mini-batch without a batch dimension; sent whole."
     )
-    inputs: NameNest = hyperparams.field(
+    inputs: _Names = hyperparams.field(
         (),
         "Fields as a call takes them: a name, or a list or dict of names. Empty: a dictionary by "
         "field, or the value of x alone.",
     )
-    outputs: NameNest = hyperparams.field(
+    outputs: _Names = hyperparams.field(
         (),
         "Names that the network returns, and as a call returns them: a name, or a list or dict of "
         "names; of a tuple, the only one or a dictionary by name. Empty: what the last layer "

@@ -207,6 +207,13 @@ def test_it_is_refused_when_a_model_is_cut(make: Any, text: str) -> None:
     assert message.startswith(f"{config.automatic_stem(live) or live.name} (")
 
 
+def test_a_layer_that_keras_cannot_make_again_is_refused_when_a_model_is_cut() -> None:
+    x = keras.Input((8, 8, 3))
+    model = keras.Model(x, layers.RandomShear(x_factor=0.1)(x))  # its config has -0.1
+    with pytest.raises(errors.LayerError, match="random_shear: no Keras layer can be made from th"):
+        from_keras_model(model)
+
+
 def test_a_lookup_table_belongs_into_the_input() -> None:
     params = adapter.from_keras(layers.IntegerLookup(vocabulary=[4, 5]))
     text = keras_runs.refused(params, keras_runs.spec(2, dtype=tf.int64))

@@ -74,7 +74,7 @@ def loss_of(params: Any, x: Any, label: Any, weights: Any = None) -> tuple[float
         params.instantiate().run({}, tuple(value[part] for value in fields.values()), ctx)
         total += float(ctx.collected.losses["loss"])
     weight = meta.losses[0].weight(fields)
-    return total / float(weight), int(weight)
+    return total / float(weight), round(float(weight))
 
 
 LOSSES = [
@@ -116,6 +116,20 @@ def test_every_loss_of_keras_is_tried() -> None:
     tried = {layers.losses._class_of(name).__name__ for name, _, _ in LOSSES}
     known = {name for name, kind in vars(keras.losses).items() if isinstance(kind, type)}
     assert known - tried == {"Loss", "CTC", "Circle"}
+
+
+@pytest.mark.parametrize("ignored", [None, 2])
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "mean_with_sample_weight"])
+def test_a_loss_of_positions_is_that_of_keras(ignored: int | None, reduction: str) -> None:
+    random = np.random.default_rng(4)
+    logits, label = random.normal(size=(ROWS, 3, CLASSES)), random.integers(0, CLASSES, (ROWS, 3))
+    config = {"from_logits": True, "ignore_class": ignored, "reduction": reduction}
+    for weights in (None, random.random((ROWS, 3))):
+        params = layers.Loss.Params(loss="SparseCategoricalCrossentropy", config=config)
+        found, _ = loss_of(params, logits, label, weights)
+        keras_loss = keras.losses.SparseCategoricalCrossentropy(**config, dtype="float64")
+        wanted = keras_loss(label, logits, sample_weight=weights)
+        assert found == pytest.approx(float(wanted), rel=1e-12)
 
 
 @pytest.mark.parametrize(

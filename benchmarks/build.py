@@ -74,8 +74,8 @@ def main() -> None:
 
     quick = sys.argv[1:] == ["--quick"]
     if len(sys.argv) == 2 and not quick:
-        *size, optimized = map(int, sys.argv[1].split(","))
-        print(json.dumps(measure(tuple(size), bool(optimized))))
+        *wanted, optimized = map(int, sys.argv[1].split(","))
+        print(json.dumps(measure(tuple(wanted), bool(optimized))))
         return
     count = QUICK_ROUNDS if quick else ROUNDS
     print(machine.describe())

@@ -284,6 +284,18 @@ def run_block(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixtu
     return Runs(capsys, caplog)
 
 
+def test_the_first_screen_says_for_whom_and_on_what() -> None:
+    screen = read("README.md").split("```python\nimport keras", 1)[0]
+    assert len(screen.splitlines()) <= 30  # then the example begins
+    for wanted in ("**For**", "PyTorch", "DeepSpeed", "`tf.distribute`", "Lingvo"):
+        assert wanted in screen
+    # The claim is that of the table of devices.
+    assert "**Not run on hardware:** no GPU and no TPU" in screen
+    ran = re.findall(r"^\| ([^|]+) \| [^|]+ \| (yes|no) \|$", read("README.md"), flags=re.MULTILINE)
+    assert [kind for kind, on_hardware in ran if on_hardware == "yes"] == ["logical CPU devices"]
+    assert [kind.split()[0] for kind, on_hardware in ran if on_hardware == "no"] == ["GPUs", "TPU"]
+
+
 def test_the_readme_example_runs(tmp_path: Path, run_block: Runs) -> None:
     (block,) = fenced("README.md", "python")
     path = tmp_path / "example.py"

@@ -92,8 +92,7 @@ def bert() -> keras.Model:
 def masked_lstm() -> keras.Model:
     words = keras.Input((TIME,), dtype="int32")
     x = layers.Embedding(VOCABULARY, 5, mask_zero=True)(words)
-    x = layers.Bidirectional(layers.LSTM(4, return_sequences=True))(x)
-    x = layers.Bidirectional(layers.LSTM(3), merge_mode="sum")(layers.Dropout(0.2)(x))
+    x = layers.Bidirectional(layers.LSTM(4))(layers.Dropout(0.2)(x))
     return keras.Model(words, layers.Dense(2)(x))
 
 

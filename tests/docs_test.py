@@ -186,6 +186,39 @@ def test_named_code_exists(name: str) -> None:
                 assert one in OUTSIDE, f"{name}: {span}: this project has no class {one!r}"
 
 
+@functools.cache
+def texts_of_the_code() -> list[str]:
+    """Return every text of the package, with `…` in place of what is filled in."""
+    found = []
+    for module, path in architecture_test.modules().items():
+        if module.startswith("lingvo_gpipe."):
+            tree = ast.parse(path.read_text())
+            described = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+            found += [_text(node) for node in ast.walk(tree) if node not in described]
+    return [text for text in found if text]
+
+
+def _text(node: ast.AST) -> str:
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(part) or "…" for part in node.values)
+    return ""
+
+
+def test_lines_of_troubleshooting_are_those_of_the_code() -> None:
+    lines = re.findall(r"^\| `([^`]+)` \|", read("docs/troubleshooting.md"), flags=re.MULTILINE)
+    assert len(lines) == len(set(lines)) > 50
+    unknown = []
+    for line in lines:
+        pieces = [piece for piece in line.split("…") if piece.strip(" .,:()")]
+        assert len("".join(pieces)) > 10, line
+        pattern = re.compile(".*".join(map(re.escape, pieces)))
+        if not any(map(pattern.search, texts_of_the_code())):
+            unknown.append(line)
+    assert unknown == []
+
+
 def test_packages_are_those_of_the_law() -> None:
     text = read("docs/architecture.md").split("## Packages", 1)[1].split("\n\n", 3)[2]
     shown = re.findall(r"^\| (`[^|]+) \| ([^|]+) \|", text, flags=re.MULTILINE)

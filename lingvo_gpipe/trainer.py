@@ -169,7 +169,7 @@ def _flags() -> Flags:
 def _run_as_chief(values: argparse.Namespace, channel: child.Channel) -> int:
     """Do the work with the workers of the supervisor that started this process."""
     os.environ.setdefault(LOG_LEVEL, "3")  # the loss of a worker is the supervisor's line
-    tensorflow_import.quietly()
+    tensorflow_import.defer()
     from lingvo_gpipe.cluster import connection
 
     chief = connection.open_to(channel)

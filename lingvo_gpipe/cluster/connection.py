@@ -7,12 +7,14 @@ import os
 
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe import errors, hyperparams, tensorflow_import
 from lingvo_gpipe.cluster import chief_supervisor, child
 
 
 def lost_errors() -> tuple[type[Exception], ...]:
-    """Return what TensorFlow raises for a worker that is gone."""
+    """Return what TensorFlow raises for a worker that is gone; nothing while it is not loaded."""
+    if tensorflow_import.is_deferred():
+        return ()
     return tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError
 
 

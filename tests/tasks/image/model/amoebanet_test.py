@@ -14,7 +14,7 @@ from lingvo_gpipe import errors, layers, network, pipelining
 from lingvo_gpipe.plan import describe
 from lingvo_gpipe.tasks.image.model import amoebanet, genotypes, operations
 from tests.cases import layer_cases
-from tests.networks import amoeba_reference
+from tests.networks import amoeba_nets, amoeba_reference
 from tests.networks.amoeba_nets import amoeba_net
 
 KINDS = tuple(amoeba_reference.CELLS)
@@ -305,6 +305,7 @@ def test_drop_path_ends_every_operation_but_none() -> None:
 
 def pipeline(**settings: Any) -> Any:
     flat = amoeba_net("D", 2, 4, 3, stem="small", auxiliary_weight=0.4, **settings)
+    flat = amoeba_nets.first_half(flat)
     pipe = pipelining.PipeliningLayer.Params(layers=flat, num_partitions=2, seed=1).instantiate()
     fields = {"image": tf.TensorSpec([4, 11, 11, 3]), "label": tf.TensorSpec([4], tf.int32)}
     pipe.build(fields)

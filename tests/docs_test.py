@@ -422,15 +422,32 @@ def test_a_keras_model_learns_in_a_loop(tmp_path: Path, run_block: Runs) -> None
     assert float(found[2]) > 0.85
 
 
-def test_the_readme_shows_what_describe_and_plan_print(capsys: pytest.CaptureFixture[str]) -> None:
-    session = "".join(fenced("README.md", "console"))
+@pytest.mark.parametrize(
+    ("name", "wanted_modes"), [("README.md", ["describe", "plan"]), ("docs/imagenet.md", ["plan"])]
+)
+def test_documents_show_what_describe_and_plan_print(
+    name: str, wanted_modes: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = "".join(fenced(name, "console"))
     shown = re.findall(
         r"^\$ python -m lingvo_gpipe\.trainer (.+)\n((?:[^$].*\n|\n)*)", session, flags=re.MULTILINE
     )
-    assert [command.split("--mode=")[1].split()[0] for command, _ in shown] == ["describe", "plan"]
+    assert [command.split("--mode=")[1].split()[0] for command, _ in shown] == wanted_modes
     for command, wanted in shown:
         assert trainer.run(shlex.split(command)) == 0
-        assert capsys.readouterr().out == wanted
+        # A line with nothing but … stands for some that are left out.
+        pattern = ".*\n".join(map(re.escape, re.split(r"^…\n", wanted, flags=re.MULTILINE)))
+        out = capsys.readouterr().out
+        assert re.fullmatch(pattern, out, flags=re.DOTALL), out
+
+
+def test_what_the_walkthrough_watches_is_written() -> None:
+    rows = re.findall(
+        r"^\| (`.+?`) \| ", read("docs/imagenet.md").split("## 5.", 1)[1], flags=re.MULTILINE
+    )
+    watched = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    assert len(watched) > 10
+    assert [name for name in watched if name not in texts_of_the_code()] == []
 
 
 @pytest.mark.slow

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, network
-from lingvo_gpipe.input import Batch, Indexed, Input, Program, Serving, as_written
+from lingvo_gpipe.input import Batch, Indexed, Input, as_written
 from lingvo_gpipe.network import value_ranges
+from lingvo_gpipe.serving import Program, Serving
 
 if TYPE_CHECKING:
     from lingvo_gpipe.task import Task

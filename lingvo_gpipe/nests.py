@@ -18,6 +18,9 @@ SpecNest: TypeAlias = Any
 NameNest: TypeAlias = Any
 """A name, or a list, tuple or dict of nests of names."""
 
+Batch: TypeAlias = "dict[str, tf.Tensor]"
+"""The fields of a mini-batch, by name."""
+
 
 def floating(nest: Nest | SpecNest) -> list[tf.Tensor]:
     """Return the floating leaves of a nest of tensors or specs, in order."""

@@ -27,7 +27,7 @@ ROWS = (
     ("execution", "cells on devices"),
     ("pipelining", "the layer that users build"),
     (
-        "task+input+registry+hooks+made",
+        "task+input+serving+registry+hooks+made",
         "network, data, training and hooks as one tree of Params; names of models",
     ),
     ("plan", "what a step will need"),

@@ -27,7 +27,8 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, tensorflow_import
 from lingvo_gpipe.console import output
-from lingvo_gpipe.input import Batches, Input, Program
+from lingvo_gpipe.input import Batches, Input
+from lingvo_gpipe.serving import Program
 from lingvo_gpipe.tasks.mt import batch_fields
 from lingvo_gpipe.tasks.mt.batch_planning import BatchPlanner
 from lingvo_gpipe.tasks.mt.decoding import search, serving

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import cast
 
 from lingvo_gpipe import hyperparams, registry, task
-from lingvo_gpipe.input import Input, Program
+from lingvo_gpipe.input import Input
+from lingvo_gpipe.serving import Program
 from lingvo_gpipe.tasks.mt.decoding.decode_params import Decode
 from lingvo_gpipe.tasks.mt.decoding.scores import Scoring
 from lingvo_gpipe.tasks.mt.input import Translation

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from lingvo_gpipe.input import Batch, InMemory, Serving
+from lingvo_gpipe.input import Batch, InMemory
+from lingvo_gpipe.serving import Serving
 from lingvo_gpipe.tasks.image.data import classes
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Literal
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, seeds
-from lingvo_gpipe.input import Batch, Indexed, Input, Repair, Serving, as_written, plain
+from lingvo_gpipe.input import Batch, Indexed, Input, Repair, as_written, plain
+from lingvo_gpipe.serving import Serving
 from lingvo_gpipe.tasks.image.data import broken, classes
 from lingvo_gpipe.tasks.image.data.preprocessing import Preprocessing
 

@@ -80,6 +80,11 @@ class Eval(hyperparams.Params):
         "Which value of `best` is the best; None: the lowest of losses and log_perplexity, "
         "else the highest.",
     )
+    examples: int = hyperparams.field(
+        16,
+        "Images shown in TensorBoard with their label and prediction, the most confident mistakes "
+        "first; 0: none.",
+    )
     patience: int | None = hyperparams.field(
         None, "Evaluations without a better `best` after which training ends; None: never."
     )
@@ -257,6 +262,7 @@ def check(params: Task.Params) -> None:
         "train.log_interval_steps": (train.log_interval_steps, 1),
         "eval.interval_steps": (evaluation.interval_steps, 1),
         "eval.patience": (evaluation.patience, 1),
+        "eval.examples": (evaluation.examples, 0),
     }
     for path, (value, smallest) in least.items():
         if value is not None and value < smallest:

@@ -26,6 +26,7 @@ from lingvo_gpipe.run import (
 )
 from lingvo_gpipe.run.checkpoints import keys
 from lingvo_gpipe.run.evaluation import Evaluation, batches, check_names, evaluate
+from lingvo_gpipe.run.views.examples import Examples
 from lingvo_gpipe.task import Task
 
 _POLL_S = 2.0
@@ -85,6 +86,7 @@ class CheckpointEvaluator:
             step=restored.step,
             metrics=self._params.eval.metrics,
             should_stop=should_stop,
+            examples=Examples(self.pipe, self._input, self._params.eval.examples),
         )
 
     def write(self, logdir: Path, evaluation: Evaluation) -> None:
@@ -170,7 +172,7 @@ def follow(
         wait: sleeps for some seconds.
 
     Returns:
-        All evaluations, without their vectors and matrices.
+        All evaluations, without their vectors, matrices and examples.
     """
     task.check(params)
     directory = str(logdir / log_directory.CHECKPOINTS)
@@ -193,7 +195,7 @@ def follow(
                 continue  # a newer one has taken its place meanwhile
             if evaluation is None:
                 break
-            evaluations.append(dataclasses.replace(evaluation, arrays={}))
+            evaluations.append(dataclasses.replace(evaluation, arrays={}, examples=()))
             report(evaluation.line())
             evaluator.write(logdir, evaluation)
             if best is not None:

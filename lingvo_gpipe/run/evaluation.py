@@ -14,6 +14,7 @@ from lingvo_gpipe import errors, pipelining, task
 from lingvo_gpipe.input import Batch, Reading
 from lingvo_gpipe.layers import heads
 from lingvo_gpipe.nests import Nest
+from lingvo_gpipe.run.views.examples import Example, Examples
 from lingvo_gpipe.run.worker_input import Source
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -30,6 +31,7 @@ class Evaluation:
         num_rows: rows of all mini-batches: examples, or the rows into which translation puts them.
         curves: `name/label` → number, of vectors whose elements have names.
         unread: number of examples that could not be read, by what was done (`left_out`).
+        examples: the examples that are shown, with their predictions.
     """
 
     step: int
@@ -38,6 +40,7 @@ class Evaluation:
     num_rows: int
     curves: dict[str, float] = dataclasses.field(default_factory=dict)
     unread: dict[str, int] = dataclasses.field(default_factory=dict)
+    examples: tuple[Example, ...] = ()
 
     def number(self, name: str) -> float:
         """Return the value of the number that `eval.best` names.
@@ -64,6 +67,7 @@ def evaluate(
     metrics: tuple[str, ...] = (),
     should_stop: Callable[[], bool] = lambda: False,
     watch: Callable[[Iterable[Batch]], Iterable[Batch]] = iter,
+    examples: Examples | None = None,
 ) -> Evaluation | None:
     """Evaluate a network on `batches`; every example has equal weight, for any batch sizes.
 
@@ -74,6 +78,7 @@ def evaluate(
         metrics: names of the metrics to return; empty: all.
         should_stop: called between mini-batches.
         watch: yields the same mini-batches, and watches the time from one to the next.
+        examples: chooses examples that are shown; None: none are.
 
     Returns:
         The evaluation; None if it was stopped.
@@ -89,7 +94,10 @@ def evaluate(
     for batch in watch(batches):
         if should_stop():
             return None
-        result = pipe.evaluate(batch, step=step_tensor)
+        shown = examples if examples is not None and examples.reads_outputs(batch) else None
+        result = pipe.evaluate(batch, step=step_tensor, outputs=shown is not None)
+        if shown is not None:
+            shown.add(batch, result.outputs)
         loss_weights = pipe.loss_weights(batch)
         for name, mean in result.losses.items():
             weight = np.float64(loss_weights[name])
@@ -104,7 +112,9 @@ def evaluate(
     dtypes = tf.nest.map_structure(lambda tensor: tensor.dtype, result.sums)
     sums = tf.nest.map_structure(tf.constant, sums, dtypes)
     unread = dict(batches.counts) if isinstance(batches, Reading) else {}
-    return _finished(pipe, means, sums, metrics, Evaluation(step, {}, {}, count, unread=unread))
+    chosen = () if examples is None else examples.chosen()
+    empty = Evaluation(step, {}, {}, count, unread=unread, examples=chosen)
+    return _finished(pipe, means, sums, metrics, empty)
 
 
 def _wide(tensor: tf.Tensor) -> Array:

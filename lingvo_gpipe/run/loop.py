@@ -49,6 +49,7 @@ from lingvo_gpipe.run import (
 from lingvo_gpipe.run.learner import Learner
 from lingvo_gpipe.run.profiles import recorder
 from lingvo_gpipe.run.run_state import RunState
+from lingvo_gpipe.run.views.examples import Examples
 from lingvo_gpipe.run.writers import StepReport, Writers
 from lingvo_gpipe.schedule import breakdown
 from lingvo_gpipe.task import Task
@@ -420,6 +421,7 @@ class _Training:
                     metrics=params.metrics,
                     should_stop=self._options.should_stop,
                     watch=lambda batches: self._watchdog.each(batches, name),
+                    examples=Examples(self._learner.pipe, self._input, params.examples),
                 )
             value = 0.0
             if evaluated is not None and params.best is not None:

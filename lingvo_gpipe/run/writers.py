@@ -16,6 +16,7 @@ from lingvo_gpipe.run import confusion, summaries
 from lingvo_gpipe.run.checkpoints import Written
 from lingvo_gpipe.run.evaluation import Evaluation
 from lingvo_gpipe.run.learner import Learner, UpdateResult
+from lingvo_gpipe.run.views import example_grid
 from lingvo_gpipe.schedule import drawing
 
 EVALUATIONS = "eval"
@@ -150,6 +151,8 @@ def write_evaluation(
         name.encode(errors="surrogateescape").decode(errors="replace") for name in classes
     )
     writer.scalars(evaluation.step, evaluation.values | evaluation.curves | evaluation.unread)
+    if evaluation.examples:
+        writer.png(evaluation.step, "examples", example_grid.draw(evaluation.examples, classes))
     for name, matrix in evaluation.arrays.items():
         if not name.endswith(heads.CONFUSION):
             continue

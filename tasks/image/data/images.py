@@ -27,6 +27,7 @@ _PARALLEL_CALLS = max(4, os.cpu_count() or 1)
 # Mini-batches that are read at the same time.
 _PARALLEL_BATCHES = 2
 _SAMPLES = 16
+_CENTRE = 4  # among several crops
 _CLASSES = "classes.txt"
 
 
@@ -294,6 +295,8 @@ class Images(Indexed):
     def pictures(self, batch: Batch) -> dict[str, tf.Tensor]:
         """Return the first images of a mini-batch; see `Input.pictures`."""
         image = batch["image"][:_SAMPLES]
+        if image.shape.rank == 5:
+            image = image[:, _CENTRE]
         if self.params.std:
             image *= tf.constant(self.params.std)
         if self.params.mean:

@@ -1,0 +1,206 @@
+"""Examples of an evaluation: the most confident mistakes, whatever the batches and cells are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorboard.backend.event_processing import event_accumulator
+
+from lingvo_gpipe import layers
+from lingvo_gpipe.input import Batch
+from lingvo_gpipe.pipelining import PipeliningLayer
+from lingvo_gpipe.run import eval_mode, evaluation, loop
+from lingvo_gpipe.run.views import example_grid
+from lingvo_gpipe.run.views.examples import Example, Examples, ranks
+from tests.tiny_task import Points, one_layer_task, tiny_task
+
+HELD_OUT = 13
+
+
+class DrawnPoints(Points):
+    """Points that are drawn as images: example i is filled with i."""
+
+    class Params(Points.Params):
+        """Params of DrawnPoints."""
+
+    def example_spec(self) -> dict[str, tf.TensorSpec]:
+        return {**super().example_spec(), "number": tf.TensorSpec([], tf.int32)}
+
+    def arrays(self) -> Mapping[str, Mapping[str, np.ndarray[Any, Any]]]:
+        return {
+            split: {**fields, "number": np.arange(len(fields["label"]), dtype=np.int32)}
+            for split, fields in super().arrays().items()
+        }
+
+    def pictures(self, batch: Batch) -> dict[str, tf.Tensor]:
+        shade = tf.cast(batch["number"][:, tf.newaxis, tf.newaxis, tf.newaxis], tf.uint8)
+        return {"samples": tf.tile(shade, [1, 2, 2, 1])}
+
+
+def evaluated(
+    params: Any, count: int, size: int = HELD_OUT, pipe: PipeliningLayer | None = None
+) -> evaluation.Evaluation:
+    source = DrawnPoints.Params(batch_size=size).instantiate()
+    if pipe is None:
+        pipe = built(params)
+    found = evaluation.evaluate(
+        pipe, source.evaluation("test"), step=1, examples=Examples(pipe, source, count)
+    )
+    assert found is not None
+    return found
+
+
+def untrained() -> Any:
+    """Return a task of one layer whose first weights classify 6 of 13 examples wrongly."""
+    params = one_layer_task()
+    params.model.seed = 0
+    return params
+
+
+def built(params: Any) -> PipeliningLayer:
+    pipe: PipeliningLayer = params.model.instantiate()
+    pipe.build(DrawnPoints.Params(batch_size=8).instantiate().element_spec())
+    return pipe
+
+
+def numbers(found: evaluation.Evaluation) -> list[int]:
+    return [int(example.picture[0, 0, 0]) for example in found.examples]
+
+
+@pytest.fixture(scope="module")
+def reference() -> tuple[list[int], dict[int, float]]:
+    """Return all examples in their order, and their confidences, from plain TensorFlow."""
+    pipe = built(untrained())
+    fields = DrawnPoints.Params(batch_size=8).instantiate().arrays()["test"]
+    values = {path: variable.numpy() for path, variable in pipe.by_path.items()}
+    logits = fields["point"] @ values["head/kernel"] + values["head/bias"]
+    shares = tf.nn.softmax(logits).numpy()
+    best, sure = shares.argmax(1), shares.max(1)
+    wrong = [i for i in range(HELD_OUT) if best[i] != fields["label"][i]]
+    right = [i for i in range(HELD_OUT) if i not in wrong]
+    assert len(wrong) > 2
+    assert len(right) > 2
+    order = [*sorted(wrong, key=lambda i: -sure[i]), *sorted(right, key=lambda i: sure[i])]
+    return order, dict(enumerate(sure.tolist()))
+
+
+@pytest.mark.parametrize(("count", "size"), [(4, 13), (4, 5), (4, 1), (12, 5), (16, 5)])
+def test_the_most_confident_mistakes_come_first_for_any_batches(
+    count: int, size: int, reference: tuple[list[int], dict[int, float]]
+) -> None:
+    order, sure = reference
+    found = evaluated(untrained(), count, size)
+    assert numbers(found) == order[:count]
+    for example, number in zip(found.examples, order, strict=False):
+        assert example.confidence == pytest.approx(sure[number], rel=1e-5)
+        assert example.picture.shape == (2, 2, 1)
+        assert example.picture.dtype == np.uint8
+
+
+def test_no_number_of_an_evaluation_depends_on_what_is_shown() -> None:
+    params = tiny_task()
+    params.model.set(num_replicas=2, num_micro_batches=4)
+    pipe = built(params)
+    shown, plain = evaluated(params, 5, 5, pipe), evaluated(params, 0, 5, pipe)
+    assert len(shown.examples) == 5
+    assert plain.examples == ()
+    assert shown.values == plain.values
+    params.model.set(num_replicas=1, num_partitions=1)
+    assert numbers(evaluated(params, 5, 13)) == numbers(shown)
+
+
+def test_examples_of_weight_0_are_not_shown() -> None:
+    params = one_layer_task()
+    params.model.layers[0].reads = ("point", "label", "number")
+    found = numbers(evaluated(params, HELD_OUT))
+    assert sorted(found) == list(range(1, HELD_OUT))
+
+
+def test_what_is_not_finite_is_not_shown() -> None:
+    pipe = built(one_layer_task())
+    pipe.by_path["head/bias"].assign([np.nan, 0.0, 0.0])
+    assert evaluated(None, 4, pipe=pipe).examples == ()
+    scores = ranks(np.array([0, 0]), np.array([1, 1]), np.array([np.inf, 0.5], np.float32))
+    assert scores.tolist() == [-np.inf, 0.5]
+
+
+@pytest.mark.parametrize("case", ["regression", "two outputs", "tokens", "undrawn"])
+def test_outputs_are_read_of_classifiers_of_drawn_examples_alone(case: str) -> None:
+    params, source = one_layer_task(), DrawnPoints.Params(batch_size=8).instantiate()
+    batch = next(iter(source.evaluation("test")))
+    head = params.model.layers[0]
+    dense = layers.Dense.Params(name="d", units=2, reads=("point",))
+    if case == "regression":
+        params.model.layers = [dense]
+    elif case == "two outputs":
+        params.model.layers = [dense.set(writes=("y",)), head]
+        params.model.outputs = ("x", "y")
+    elif case == "tokens":
+        reshape = layers.Reshape.Params(name="r", shape=(2, 2), reads=("point",))
+        params.model.layers = [reshape, head.set(reads=("x", "label"))]
+        batch["label"] = tf.zeros([8, 2], tf.int32)
+    else:
+        source = Points.Params(batch_size=8).instantiate()
+        batch = next(iter(source.evaluation("test")))
+    pipe: PipeliningLayer = params.model.instantiate()
+    pipe.build(batch)
+    assert not Examples(pipe, source, 4).reads_outputs(batch)
+
+
+def test_the_crops_of_an_example_are_averaged() -> None:
+    source = DrawnPoints.Params(batch_size=2).instantiate()
+    batch = {**next(iter(source.evaluation("test"))), "label": tf.constant([2, 1])}
+    pipe = built(one_layer_task())
+    examples = Examples(pipe, source, 2)
+    assert examples.reads_outputs(batch)
+    shares = [[0.9, 0.1, 0.0], [0.0, 0.2, 0.8], [0.1, 0.8, 0.1], [0.3, 0.6, 0.1]]
+    examples.add(batch, {"x": tf.math.log(tf.constant(shares))})
+    found = [(e.label, e.predicted, round(e.confidence, 5)) for e in examples.chosen()]
+    assert found == [(2, 0, 0.45), (1, 1, 0.7)]
+
+
+def test_a_run_and_an_evaluation_show_them(tmp_path: Path) -> None:
+    params = one_layer_task(max_steps=1)
+    params.input = DrawnPoints.Params(batch_size=8, eval_batch_size=5)
+    loop.run(params, tmp_path, evaluate=True)
+    eval_mode.run(params, tmp_path)
+    found = event_accumulator.EventAccumulator(str(tmp_path / "eval"), {"tensors": 0})
+    found.Reload()
+    assert len(found.Tensors("accuracy")) == 2
+    pictures = [tf.make_ndarray(event.tensor_proto) for event in found.Tensors("examples")]
+    assert len(pictures) == 2
+    assert pictures[0][2] == pictures[1][2]
+    assert pictures[0][2][:8] == b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.mark.parametrize(("count", "columns", "rows"), [(1, 1, 1), (4, 4, 1), (5, 4, 2)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_grid_has_four_columns(count: int, columns: int, rows: int, channels: int) -> None:
+    pixels = np.full((5, 9, channels), 128, np.uint8)
+    examples = [Example(n % 2, 1, 0.5, pixels) for n in range(count)]
+    drawn = tf.io.decode_png(example_grid.draw(examples, ["cat", "$x_{"]), 3).numpy()
+    one = tf.io.decode_png(example_grid.draw(examples[:1]), 3).shape
+    assert drawn.shape[1] / one[1] == pytest.approx(columns, rel=0.1)
+    assert drawn.shape[0] / one[0] == pytest.approx(rows, rel=0.1)
+    grey = (np.abs(drawn.astype(int) - 128) <= 1).all(-1).sum()
+    area = one[0] * one[1]
+    assert 0.2 * area < grey / count < 0.6 * area  # every picture is there, in its aspect
+
+
+def test_a_mistake_is_drawn_in_another_colour_than_a_right_prediction() -> None:
+    pixels = np.zeros((2, 2, 1), np.uint8)
+
+    def colours(label: int) -> set[tuple[int, ...]]:
+        drawn = tf.io.decode_png(example_grid.draw([Example(label, 1, 0.5, pixels)]), 3).numpy()
+        return set(map(tuple, drawn.reshape(-1, 3).tolist()))
+
+    red, green = (0xC6, 0x28, 0x28), (0x2E, 0x7D, 0x32)
+    assert red in colours(0)
+    assert red not in colours(1)
+    assert green in colours(1)
+    assert green not in colours(0)

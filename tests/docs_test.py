@@ -30,6 +30,7 @@ from lingvo_gpipe.repeat import program as repeat_program
 from lingvo_gpipe.schedule import simulate
 from lingvo_gpipe.tasks.mt import prepare
 from tests import architecture_test
+from tools import reference
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
@@ -168,6 +169,13 @@ def _defined(body: list[ast.stmt]) -> Iterator[str]:
             yield node.target.id
 
 
+# Names that are both modules and root fields of a task: the class of the field.
+FIELDS_BESIDE_MODULES = {
+    "input": "Params",
+    "decode": "Decode",
+    "model": "PipelineParams",
+    "score": "Scoring",
+}
 # Not checked here: packages, whose modules other tests check, and other projects.
 OUTSIDE = ("lingvo_gpipe", "tasks", "params", "image", "lm", "mt", "tf", "keras", "tfds")
 
@@ -178,8 +186,7 @@ def test_named_code_exists(name: str) -> None:
     for span in code(name):
         for one, other in re.findall(r"(?<![\w./@{-])(\w+)\.(\w+)\b(?!\.\w)", span):
             if one in owned and one not in OUTSIDE and other not in ENDINGS:
-                # Some names are both modules and root fields of a task.
-                fields = {"input": "Params", "decode": "Decode", "model": "PipelineParams"}.get(one)
+                fields = FIELDS_BESIDE_MODULES.get(one)
                 known = owned[one] | (owned[fields] if fields else set())
                 assert other in known, f"{name}: {span}"
             elif one[0].isupper():
@@ -357,6 +364,14 @@ def test_own_tape_gives_gradients_by_path(tmp_path: Path, run_block: Runs) -> No
     assert all(float(tf.reduce_max(tf.abs(mean))) > 0 for mean in pipe.state.values())
 
 
+def test_own_fields_tie_and_count(tmp_path: Path, run_block: Runs) -> None:
+    out, variables = run_block(own_files(tmp_path)["own_fields.py"])
+    assert "words/table" in out
+    assert "sequence_softmax/kernel" not in variables["result"].gradients
+    assert {"auxiliary_loss", "loss"} <= set(variables["result"].losses)
+    assert "top3_of_keras" in variables["result"].sums
+
+
 def test_own_layer_runs(tmp_path: Path, run_block: Runs) -> None:
     out, _ = run_block(own_files(tmp_path)["own_layer.py"])
     assert out.splitlines()[1] == "(8,)"
@@ -448,6 +463,30 @@ def test_what_the_walkthrough_watches_is_written() -> None:
     watched = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
     assert len(watched) > 10
     assert [name for name in watched if name not in texts_of_the_code()] == []
+
+
+def test_everything_public_is_on_a_page() -> None:
+    """By hand, or in the reference, which has what has a docstring, and all fields."""
+    modules = reference.modules(ROOT)
+    described = {name for module in modules for name in reference.documented_members(module.tree)}
+    described |= {module.name.rpartition(".")[2] for module in modules}
+    written = "".join(read(name) for name in NAMES if name != "CHANGELOG.md")
+    packages = [module for module in modules if module.is_package and module.name.count(".") < 2]
+    assert {"lingvo_gpipe", "lingvo_gpipe.layers"} <= {package.name for package in packages}
+    for package in packages:
+        for name in reference.exports(package):
+            assert name in described or re.search(rf"\b{name}\b", written), (package.name, name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["KerasMetric", "AuxiliaryLoss", "jit_compile", "tie", "network.inputs", "score.max_sentences"],
+)
+def test_what_the_reference_cannot_explain_is_written_by_hand(name: str) -> None:
+    spans = [span for page in NAMES if page != "CHANGELOG.md" for span in code(page)]
+    shown = [block for page in NAMES for block in fenced(page, "python")]
+    pattern = rf"(?<!\w){re.escape(name)}\b"
+    assert any(re.search(pattern, text) for text in [*spans, *shown])
 
 
 @pytest.mark.slow

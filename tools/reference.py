@@ -4,8 +4,9 @@
 is listed by hand: reference pages follow the tree of `lingvo_gpipe/`, its tasks and params
 included, and guides are the files of `docs/`. Names in backticks, such as `PipeliningLayer.build`
 or `layers.Dense`, become links where one public object with a docstring has that name; links to a
-module's source become links to its page. A warning fails the build, such as a broken link, or a
-documented argument that does not exist.
+module's source become links to its page. A page lists the fields of all Params classes
+(`tools.field_reference`). A warning fails the build, such as a broken link, or a documented
+argument that does not exist.
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ def _add_endings(meant: dict[str, set[str]], name: str, target: str, shortest: i
 def reference_page(module: Module, found: list[Module], targets: Mapping[str, str]) -> str:
     """Return the page of a module; that of a package lists what it exports and holds."""
     # What a module imports and exports is documented where it is defined.
-    members = json.dumps(_documented_members(module.tree) or False)
+    members = json.dumps(documented_members(module.tree) or False)
     text = f"::: {module.name}\n    options:\n      members: {members}\n"
     if not module.is_package:
         return text
@@ -184,7 +185,7 @@ def reference_page(module: Module, found: list[Module], targets: Mapping[str, st
     return text
 
 
-def _documented_members(tree: ast.Module) -> list[str]:
+def documented_members(tree: ast.Module) -> list[str]:
     """Return the public classes, functions and constants with docstrings, in order."""
     found = []
     for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
@@ -325,6 +326,7 @@ def build(root: Path) -> int:
     """Build the site; return the exit code of MkDocs."""
     pages, config = root / "build/docs/pages", root / "build/docs/mkdocs.yml"
     nav = stage(root, pages)
+    _add_fields(root, pages, nav)
     # JSON is YAML.
     settings = {
         "INHERIT": os.path.relpath(root / CONFIG, config.parent),
@@ -337,6 +339,17 @@ def build(root: Path) -> int:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # of ruff
     quiet = {"NO_MKDOCS_2_WARNING": "1", "PATH": path}
     return subprocess.run(command, cwd=root, env={**os.environ, **quiet}, check=False).returncode
+
+
+def _add_fields(root: Path, pages: Path, nav: Nav) -> None:
+    """Write the page of all fields, first below the reference."""
+    from tools import field_reference  # imports the package, whose pages need no import
+
+    text = field_reference.markdown(root, link_targets(modules(root)))
+    (pages / field_reference.PAGE).write_text(text, encoding="utf-8")
+    (below,) = (entry["Reference"] for entry in nav if "Reference" in entry)
+    if isinstance(below, list):
+        below.insert(1, {field_reference.TITLE: field_reference.PAGE})
 
 
 def main() -> int:

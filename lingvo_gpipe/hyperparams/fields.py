@@ -31,6 +31,7 @@ class _Required:
 
 
 REQUIRED: Any = _Required()
+"""The default of a field that must be set."""
 
 
 class Field:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import email
+import email.message
+import importlib.util
 import os
 import re
 import shutil
@@ -15,6 +18,7 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
@@ -102,7 +106,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the sources that are built: the build leaves its folders beside the sources."""
     copy = tmp_path_factory.mktemp("source")
     for path in ROOT.glob("*.*"):
-        if path.suffix in (".toml", ".md"):
+        if path.suffix in (".toml", ".md") or path.name == "setup.py":
             shutil.copy(path, copy)
     shutil.copy(ROOT / "LICENSE", copy)
     junk = shutil.ignore_patterns("__pycache__")
@@ -114,14 +118,63 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-def test_wheel_holds_every_module_and_nothing_else(source: Path, tmp_path: Path) -> None:
-    wheel = zipfile.ZipFile(build("wheel", source, tmp_path / "wheel"))
-    names = set(wheel.namelist())
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("wheel", source, tmp_path_factory.mktemp("built") / "wheel")
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: Path) -> email.message.Message:
+    archive = zipfile.ZipFile(wheel)
+    (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    return email.message_from_bytes(archive.read(name))
+
+
+def test_wheel_holds_every_module_and_nothing_else(source: Path, wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    names = set(archive.namelist())
     assert {name for name in names if name.endswith(".py")} == modules_of(source / "lingvo_gpipe")
     assert "lingvo_gpipe/params/__init__.py" in names
+    assert "lingvo_gpipe/py.typed" in names
     assert {name.split("/")[0].split("-")[0] for name in names} == {"lingvo_gpipe"}
     (entry_points,) = (name for name in names if name.endswith("entry_points.txt"))
-    assert "lingvo-gpipe = lingvo_gpipe.trainer:main" in wheel.read(entry_points).decode()
+    assert "lingvo-gpipe = lingvo_gpipe.trainer:main" in archive.read(entry_points).decode()
+
+
+def test_description_is_the_readme_with_absolute_links(metadata: email.message.Message) -> None:
+    readme = (ROOT / "README.md").read_text()
+    shown = metadata.get_payload(decode=True).decode()  # type: ignore[union-attr]
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    pattern = r"(!?\[[^\]]*\])\(([^)\s]+)\)"
+    links = dict(re.findall(pattern, shown))
+    assert len(links) > 10
+    assert re.sub(pattern, r"\1", shown).strip() == re.sub(pattern, r"\1", readme).strip()
+    home = pyproject()["project"]["urls"]["Repository"]
+    for text, target in re.findall(pattern, readme):
+        place = "raw" if text.startswith("!") else "blob"
+        file = f"README.md{target}" if target.startswith("#") else target
+        assert links[text] == f"{home}/{place}/HEAD/{file}"
+
+
+def test_metadata_names_addresses_and_versions(metadata: email.message.Message) -> None:
+    urls = dict(text.split(", ") for text in metadata.get_all("Project-URL", []))
+    assert urls == pyproject()["project"]["urls"]
+    assert {"Repository", "Documentation", "Changelog", "Issues"} <= urls.keys()
+    classifiers = set(metadata.get_all("Classifier", []))
+    assert "Typing :: Typed" in classifiers
+    # Refused beside an SPDX expression.
+    assert not any(name.startswith("License ::") for name in classifiers)
+    assert metadata["License-Expression"] == "Apache-2.0"
+    versions = {name.rpartition(" ")[2] for name in classifiers if ":: 3." in name}
+    allowed = SpecifierSet(metadata["Requires-Python"])
+    assert versions == {f"3.{minor}" for minor in range(30) if f"3.{minor}.1" in allowed}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("twine") is None, reason="twine is not installed")
+def test_twine_finds_nothing(wheel: Path) -> None:
+    command = [sys.executable, "-m", "twine", "check", "--strict", str(wheel)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
 
 
 def test_wheel_of_the_sdist_holds_the_same(source: Path, tmp_path: Path) -> None:

@@ -99,9 +99,11 @@ def with_slots(table: Table, by_cell: Sequence[str], *, fuse: bool) -> Table:
     """
     if "early" not in by_cell:
         return table
-    # Those have no R that are fused, or have one already.
+    # Those have no R that are kept or fused, or have one already.
     without = [
-        one.fused | one.early if policy == "early" else frozenset(range(table.num_micro_batches))
+        one.kept | one.fused | one.early
+        if policy == "early"
+        else frozenset(range(table.num_micro_batches))
         for one, policy in zip(reuse(table, by_cell, fuse=fuse), by_cell, strict=True)
     ]
     orders: list[list[Slot]] = [[] for _ in range(table.num_devices)]
@@ -121,19 +123,22 @@ def costs(reuses: Sequence[CellReuse], layers: Sequence[Work]) -> tuple[tuple[fl
 
 
 def reuse(table: Table, by_cell: Sequence[str], *, fuse: bool) -> tuple[CellReuse, ...]:
-    """Return how the backwards of each cell of a table get their forward.
+    r"""Return how the backwards of each cell of a table get their forward.
 
     Args:
         table: the schedule.
         by_cell: per cell, its policy.
         fuse: fuses the last cell's F and B where they meet, unless the cell's policy is `never` or
-            `recompute_grad`.
+            `recompute_grad`; where F and I meet, the forward is kept from one to the other.
 
     >>> reverse = Table.from_text("0F0,0F1,0B1,0B0")
     >>> reuse(reverse, ["full"], fuse=True)[0].recomputations
     0.5
     >>> reuse(reverse, ["except_last"], fuse=False)[0].kept
     frozenset({1})
+    >>> split = Table.from_text("0F0,,,0I0,0W0\n,1F0,1I0,1W0")
+    >>> [one.recomputations for one in reuse(split, ["full"] * 2, fuse=True)]
+    [1.0, 0.0]
     """
     forwards: list[list[int]] = [[] for _ in by_cell]
     for _, slot in table.order():
@@ -147,6 +152,8 @@ def reuse(table: Table, by_cell: Sequence[str], *, fuse: bool) -> tuple[CellReus
         is_fused = k == last and fuse and policy not in ("never", "recompute_grad")
         fused = table.fused() if is_fused else frozenset[int]()
         kept = frozenset(order[len(order) - num_kept.get(policy, 0) :]) - fused
+        if is_fused and last > 0:  # the I of a single cell is empty: W would wait with it
+            kept |= table.fused_with_input_gradient()
         reuses.append(
             CellReuse(
                 kept=kept,

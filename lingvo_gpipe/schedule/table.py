@@ -153,13 +153,25 @@ class Table:
         One program computes both and need not recompute: the backward waits for nothing else.
         Empty fields between the two do not count.
         """
+        return self._met("B")
+
+    def fused_with_input_gradient(self) -> frozenset[int]:
+        """Return the micro-batches whose I directly follows their own F in the last cell.
+
+        No other slot lies between the two, so what F keeps for I is there only for one micro-batch
+        at a time.
+        """
+        return self._met("I")
+
+    def _met(self, phase: Phase) -> frozenset[int]:
+        """Return the micro-batches whose slot of a phase directly follows F in the last cell."""
         last = self.num_cells - 1
         row = [slot for slot in self.devices[self.device_of(last)] if slot is not None]
         return frozenset(
             forward.micro_batch
             for forward, backward in itertools.pairwise(row)
             if forward == Slot(last, "F", forward.micro_batch)
-            and backward == Slot(last, "B", forward.micro_batch)
+            and backward == Slot(last, phase, forward.micro_batch)
         )
 
     def recomputed(self) -> tuple[frozenset[int], ...]:

@@ -280,9 +280,10 @@ def test_a_split_backward_is_planned(recompute: str) -> None:
         for span in split.timeline.spans
     }
     assert [cell.backward_s / layer for cell in whole.cells] == [6 - 2 * kept] * 2
-    # Cell 0 returns no gradient of inputs; in cell 1 half of the backward computes it.
+    # Cell 0 returns no gradient of inputs; in cell 1 half of the backward computes it, directly
+    # after the forward, which is not computed again.
     again = 0 if kept else 2
-    wanted = {(0, "I"): 0, (0, "W"): again + 4, (1, "I"): again + 2, (1, "W"): 2}
+    wanted = {(0, "I"): 0, (0, "W"): again + 4, (1, "I"): 2, (1, "W"): 2}
     assert {key: found[key] for key in wanted} == wanted
     for k, cell in enumerate(split.cells):
         assert cell.backward_s / layer == pytest.approx(wanted[k, "I"] + wanted[k, "W"])

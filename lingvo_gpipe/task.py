@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import re
-from typing import Literal, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Literal, Protocol, TypeVar
 
 from lingvo_gpipe import errors, hooks, hyperparams, optim, pipelining
 from lingvo_gpipe.hyperparams import text as params_texts
@@ -98,6 +99,13 @@ def highest_is_best(params: Eval) -> bool:
     return not (name == "loss" or name.startswith("loss/") or name.endswith("log_perplexity"))
 
 
+class Texts(Protocol):
+    """Makes the texts of an evaluation from the network's present weights."""
+
+    def __call__(self, should_stop: Callable[[], bool]) -> Mapping[str, str]:
+        """Return name in TensorBoard → Markdown; nothing once `should_stop` returns True."""
+
+
 class Task(hyperparams.Configurable):
     """What `lingvo_gpipe.run.loop.run` takes; a field's task may subclass it and add fields."""
 
@@ -120,6 +128,19 @@ class Task(hyperparams.Configurable):
             InputError: it knows no way.
         """
         return source.serving()
+
+    def texts(self, pipe: pipelining.PipeliningLayer, source: Input) -> Texts | None:
+        """Return what makes the texts that an evaluation shows, called after each; None: none.
+
+        Args:
+            pipe: the network, built.
+            source: the task's input.
+
+        Raises:
+            UserError: they cannot be made; evaluations go on without them.
+        """
+        del pipe, source
+        return None
 
 
 # What a resumed run may change: how the same numbers are computed, how long, and what is reported.

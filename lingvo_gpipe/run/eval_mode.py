@@ -27,6 +27,7 @@ from lingvo_gpipe.run import (
 from lingvo_gpipe.run.checkpoints import keys
 from lingvo_gpipe.run.evaluation import Evaluation, batches, check_names, evaluate
 from lingvo_gpipe.run.views.examples import Examples
+from lingvo_gpipe.run.views.texts import EvaluationTexts
 from lingvo_gpipe.task import Task
 
 _POLL_S = 2.0
@@ -58,6 +59,7 @@ class CheckpointEvaluator:
         self.pipe.build(self._input.element_spec(training=True))
         check_names(self.pipe, params.eval)
         self._source = worker_input.source_of(self._input, self.pipe.executor, report)
+        self._texts = EvaluationTexts(params, self.pipe, self._input, report)
         self._writers: dict[Path, summaries.Writer] = {}
         key_of = restoring.saved_keys(self.pipe.analysis.variables, params.train)
         variables = {key_of[path]: variable for path, variable in self.pipe.by_path.items()}
@@ -90,12 +92,16 @@ class CheckpointEvaluator:
         )
 
     def write(self, logdir: Path, evaluation: Evaluation) -> None:
-        """Write an evaluation into the folder of its run; see `folder_of`."""
+        """Write the evaluation of the present weights into the folder of its run; see `folder_of`.
+
+        Texts are added to it.
+        """
         folder = folder_of(logdir, self._params)
         if folder not in self._writers:
             self._writers[folder] = summaries.Writer(folder)
         classes = self._input.class_names
-        writers.write_evaluation(self._writers[folder], folder, evaluation, classes)
+        shown = self._texts.added(evaluation)
+        writers.write_evaluation(self._writers[folder], folder, shown, classes)
 
 
 def folder_of(logdir: Path, params: Task.Params) -> Path:

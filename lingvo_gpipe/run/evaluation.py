@@ -32,6 +32,8 @@ class Evaluation:
         curves: `name/label` → number, of vectors whose elements have names.
         unread: number of examples that could not be read, by what was done (`left_out`).
         examples: the examples that are shown, with their predictions.
+        texts: name in TensorBoard → Markdown.
+        texts_s: seconds that these took.
     """
 
     step: int
@@ -41,6 +43,8 @@ class Evaluation:
     curves: dict[str, float] = dataclasses.field(default_factory=dict)
     unread: dict[str, int] = dataclasses.field(default_factory=dict)
     examples: tuple[Example, ...] = ()
+    texts: dict[str, str] = dataclasses.field(default_factory=dict)
+    texts_s: float = 0.0
 
     def number(self, name: str) -> float:
         """Return the value of the number that `eval.best` names.

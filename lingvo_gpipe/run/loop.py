@@ -50,6 +50,7 @@ from lingvo_gpipe.run.learner import Learner
 from lingvo_gpipe.run.profiles import recorder
 from lingvo_gpipe.run.run_state import RunState
 from lingvo_gpipe.run.views.examples import Examples
+from lingvo_gpipe.run.views.texts import EvaluationTexts
 from lingvo_gpipe.run.writers import StepReport, Writers
 from lingvo_gpipe.schedule import breakdown
 from lingvo_gpipe.task import Task
@@ -221,6 +222,7 @@ class _Training:
         self._source = worker_input.source_of(source, executor, options.report)
         if options.evaluate:
             self._source.evaluation(params.eval.split)  # refused now, not after hours
+        self._texts = EvaluationTexts(params, self._learner.pipe, source, options.report)
         self.state = RunState(params, self._learner, logdir, threads, evaluates=options.evaluate)
         self._watchdog = watchdog.of_executor(
             self._learner.pipe.executor,
@@ -411,18 +413,22 @@ class _Training:
         params = self._params.eval
         most = 1 if self._options.dry_run else None
         batches = evaluation.batches(self._source, params, most)
-        name = f"a mini-batch of the evaluation at step {self.state.step}"
+        step = self.state.step
+        name = f"a mini-batch of the evaluation at step {step}"
         try:
             with self._learner.updater.averaged():
                 evaluated = evaluation.evaluate(
                     self._learner.pipe,
                     batches,
-                    step=self.state.step,
+                    step=step,
                     metrics=params.metrics,
                     should_stop=self._options.should_stop,
                     watch=lambda batches: self._watchdog.each(batches, name),
                     examples=Examples(self._learner.pipe, self._input, params.examples),
                 )
+                if evaluated is not None:
+                    with self._watchdog.watching(f"the texts of the evaluation at step {step}"):
+                        evaluated = self._texts.added(evaluated, self._options.should_stop)
             value = 0.0
             if evaluated is not None and params.best is not None:
                 value = evaluated.number(params.best)

@@ -42,6 +42,10 @@ class Writer:
         block = "\n".join(f"    {line}" for line in text.splitlines())
         self._write(step, lambda: tf.summary.text(name, block))
 
+    def markdown(self, step: int, name: str, text: str) -> None:
+        """Write a text in Markdown, such as a table."""
+        self._write(step, lambda: tf.summary.text(name, text))
+
     def png(self, step: int, name: str, picture: bytes) -> None:
         """Write a picture from the bytes of its PNG file."""
         self._write(step, lambda: tf.summary.image(name, tf.io.decode_png(picture)[tf.newaxis]))

@@ -151,6 +151,10 @@ def write_evaluation(
         name.encode(errors="surrogateescape").decode(errors="replace") for name in classes
     )
     writer.scalars(evaluation.step, evaluation.values | evaluation.curves | evaluation.unread)
+    for name, text in evaluation.texts.items():
+        writer.markdown(evaluation.step, name, text)
+    if evaluation.texts:
+        writer.scalars(evaluation.step, {"texts_s": evaluation.texts_s})
     if evaluation.examples:
         writer.png(evaluation.step, "examples", example_grid.draw(evaluation.examples, classes))
     for name, matrix in evaluation.arrays.items():

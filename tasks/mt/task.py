@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from lingvo_gpipe import hyperparams, registry, task
+from lingvo_gpipe import hyperparams, pipelining, registry, task
 from lingvo_gpipe.input import Input
 from lingvo_gpipe.serving import Program
 from lingvo_gpipe.tasks.mt.decoding.decode_params import Decode
@@ -28,6 +28,15 @@ class TranslationTask(task.Task):
     def serving(self, source: Input) -> Program:
         """Return a model that searches as this task decodes; see `Task.serving`."""
         return cast(Translation, source).serving(self.params.decode.search)
+
+    def texts(self, pipe: pipelining.PipeliningLayer, source: Input) -> task.Texts | None:
+        """Return translations of a few sentences of the split that is evaluated."""
+        from lingvo_gpipe.tasks.mt.decoding import shown
+
+        settings, split = self.params.decode, self.params.eval.split
+        if not settings.shown or split == self.params.input.get("train_split"):
+            return None  # the text of the training split is not kept
+        return shown.ShownTranslations(pipe, cast(Translation, source), settings, split)
 
 
 def _decode(job: registry.Job) -> None:

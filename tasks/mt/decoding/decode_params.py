@@ -27,6 +27,11 @@ class Decode(hyperparams.Params):
     )
     input: str | None = hyperparams.field(None, "File of lines; None: the standard input.")
     output: str | None = hyperparams.field(None, "File of translations; None: standard output.")
+    shown: int = hyperparams.field(
+        3,
+        "Sentences of each pair of languages that every evaluation translates and shows in "
+        "TensorBoard; 0: none.",
+    )
     read_ahead: int = hyperparams.field(
         8192, "Lines that are read, sorted by length and translated together."
     )
@@ -39,7 +44,7 @@ def check(params: Decode) -> None:
         ParamsError: names the first such setting.
     """
     search.check(params.search)
-    least = {"batch": 1, "groups": 1, "max_length": 3, "num_shapes": 1, "read_ahead": 1}
+    least = {"batch": 1, "groups": 1, "max_length": 3, "num_shapes": 1, "read_ahead": 1, "shown": 0}
     for name, smallest in least.items():
         value = params.get(name)
         if value is not None and value < smallest:

@@ -16,7 +16,7 @@ from lingvo_gpipe import errors, made, registry, task
 from lingvo_gpipe.console.progress import Count
 from lingvo_gpipe.run import log_directory, restoring, summaries
 from lingvo_gpipe.tasks.mt.decoding import score_files, score_plot, scores, translator
-from lingvo_gpipe.tasks.mt.text.vocabulary import END
+from lingvo_gpipe.tasks.mt.text.vocabulary import END, Vocabulary
 
 if TYPE_CHECKING:
     from lingvo_gpipe.tasks.mt.input import Translation
@@ -46,7 +46,7 @@ class PairSentences:
 
 
 def sentences_to_translate(
-    source: Translation, split: str, most: int | None = None
+    source: Translation, split: str, most: int | None = None, *, longest: int | None = None
 ) -> list[PairSentences]:
     """Return the sentences of a split that are translated, pair by pair.
 
@@ -54,6 +54,7 @@ def sentences_to_translate(
         source: the input.
         split: its name; not the training split, whose text is not kept.
         most: maximum number of sentences of a pair, evenly spaced; None: all.
+        longest: only those with at most this number of source tokens, with </s>; None: all.
 
     Raises:
         InputError: there is no such split, or it has no sentence of the input's pairs.
@@ -69,12 +70,17 @@ def sentences_to_translate(
         )
     records_split = records.split(split)
     examples = {span.pair: span.count for span in records.split(trained).spans}
-    chosen = []
+    chosen: list[PairSentences] = []
     for span in records_split.spans:
-        if span.pair not in source.pairs or not span.count:
+        if span.pair not in source.pairs:
             continue
-        count = span.count if most is None else min(most, span.count)
-        places = (np.arange(count) * span.count // count).tolist()
+        allowed = np.arange(span.count)
+        if longest is not None:
+            allowed = allowed[records_split.lengths[span.first :][: span.count, 0] < longest]
+        if not len(allowed):
+            continue
+        count = len(allowed) if most is None else min(most, len(allowed))
+        places = allowed[np.arange(count) * len(allowed) // count].tolist()
         texts = records.text(split, span.pair)
         sources, references = ([lines[place] for place in places] for lines in texts)
         ids = [[*records_split.example(span.first + place)[0].tolist(), END] for place in places]
@@ -116,7 +122,8 @@ def run(job: registry.Job) -> None:
             source.records.check_vocabulary(decoder.vocabulary.hash)
             for folder in restoring.folders(job.logdir, job.checkpoint):
                 log_directory.check_assets(folder, source.assets())
-            texts = list(_translated(decoder, chosen, bar, job.should_stop))
+            both = decoder.translate, decoder.vocabulary
+            texts = list(translations(*both, chosen, job.should_stop, bar.update))
     except translator.StoppedError:
         job.report("stopped: nothing is scored")
         return
@@ -140,23 +147,35 @@ def summary(report: scores.ScoreReport, step: int, split: str) -> Iterator[str]:
     yield from score_files.table(report, len(report.languages) <= _MAX_SHOWN).splitlines()
 
 
-def _translated(
-    decoder: translator.Decoder,
+def translations(
+    translate: Callable[[Sequence[Sequence[int]], Callable[[int], None]], list[list[int]]],
+    vocabulary: Vocabulary,
     chosen: Sequence[PairSentences],
-    bar: Count,
     should_stop: Callable[[], bool],
+    count: Callable[[int], object] = lambda _: None,
 ) -> Iterator[scores.PairTranslations]:
-    """Translate all pairs together, so that groups have sentences of similar length."""
+    """Translate all pairs together, so that groups have sentences of similar length.
+
+    Args:
+        translate: see `translator.Translator.translate`.
+        vocabulary: of the ids.
+        chosen: the sentences.
+        should_stop: called after every token.
+        count: called after every token with the number of sentences that it finished.
+
+    Raises:
+        StoppedError: `should_stop` returned True.
+    """
     ids = [sentence for part in chosen for sentence in part.ids]
 
-    def progress(count: int) -> None:
-        bar.update(count)
+    def progress(finished: int) -> None:
+        count(finished)
         if should_stop():
             raise translator.StoppedError
 
-    translations = decoder.vocabulary.decode(decoder.translate(ids, progress))
+    texts = vocabulary.decode(translate(ids, progress))
     # A file holds one line for each sentence, but byte pieces may form line separators.
-    lines = iter([" ".join(text.splitlines()) for text in translations])
+    lines = iter([" ".join(text.splitlines()) for text in texts])
     for part in chosen:
         hypotheses = [next(lines) for _ in part.ids]
         yield scores.PairTranslations(

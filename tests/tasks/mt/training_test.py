@@ -20,6 +20,7 @@ from tensorboard.backend.event_processing import event_accumulator
 from lingvo_gpipe import errors, optim, pipelining, registry, task
 from lingvo_gpipe.run import eval_mode, export, loop
 from lingvo_gpipe.run.reslicing import mode
+from lingvo_gpipe.run.views import markdown
 from lingvo_gpipe.tasks.mt import task as mt_task
 from lingvo_gpipe.tasks.mt.decoding import (
     decode,
@@ -64,7 +65,7 @@ def task_of(data: Path, **model: Any) -> Any:
             log_interval_steps=1,
             save_interval_steps=2,
         ),
-        decode=Decode(search=search.Search(beam=3, max_length=12)),
+        decode=Decode(search=search.Search(beam=3, max_length=12), shown=2),
     )
 
 
@@ -366,6 +367,7 @@ def test_a_run_of_both_directions_is_evaluated_decoded_scored_and_exported(tmp_p
     data = prepared(tmp_path, pairs=("de:en", "en:de"))
     params = task_of(data)
     params.train.max_steps = 1
+    params.decode.set(shown=0)
     params.decode.search.set(beam=1, max_length=4)
     params.score = scores.Scoring(resamples=20)
     folder = tmp_path / "run"
@@ -414,6 +416,12 @@ def test_lines_are_decoded_by_the_run_itself(ran: Run, tmp_path: Path) -> None:
         " ".join(text.splitlines()) for text in ran.words.decode(translator.translate(ids))
     )
     assert found.read_text().split("\n") == [first, "", third, ""]
+    (shown, *_) = score.sentences_to_translate(params.input.instantiate(), "test", most=2)
+    translated = ran.words.decode(translator.translate(shown.ids))
+    rows = zip(shown.sources, translated, shown.references, strict=True)
+    table = markdown.table(["source", "translation", "reference"], rows)
+    *_, text_shown = curves(ran.folder / "eval")["translations/de:en"]
+    assert np.asarray(text_shown).item().decode() == table
     assert reported[-1] == f"decode step=3 lines=3 empty=1 split=0 replaced=0 to {found}"
 
 

@@ -1,0 +1,91 @@
+"""Texts of evaluations: made when they are asked for, and never at the cost of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from tensorboard.backend.event_processing import event_accumulator
+
+from lingvo_gpipe import errors, hyperparams, task
+from lingvo_gpipe.run import eval_mode, loop
+from lingvo_gpipe.run.evaluation import Evaluation
+from lingvo_gpipe.run.views.texts import EvaluationTexts
+from tests.tiny_task import one_layer_task
+
+hyperparams.register_package(__name__)
+NOTHING: Any = None
+EMPTY = Evaluation(1, {}, {}, 1)
+
+
+class Summing(task.Task):
+    """A task whose evaluations show the sum of the squares of its weights."""
+
+    class Params(task.Task.Params):
+        """Params of Summing."""
+
+        fault: str = hyperparams.field("", "What fails.")
+
+    params: Params
+    made: int = 0
+
+    def texts(self, pipe: Any, source: Any) -> task.Texts:
+        del source
+        type(self).made += 1
+        if self.params.fault == "network":
+            raise errors.LayerError("this network writes nothing")
+
+        def texts(should_stop: Callable[[], bool]) -> Mapping[str, str]:
+            if self.params.fault == "memory":
+                raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
+            total = sum(float(tf.reduce_sum(w**2)) for w in pipe.weights.values())
+            return {} if should_stop() else {"sums": f"{total:.6f}"}
+
+        return texts
+
+
+def summing(**fields: Any) -> Any:
+    plain = one_layer_task(max_steps=2)
+    return Summing.Params(model=plain.model, input=plain.input, train=plain.train, **fields)
+
+
+def shown(folder: Path) -> list[str]:
+    found = event_accumulator.EventAccumulator(str(folder / "eval"), {"tensors": 0})
+    found.Reload()
+    assert len(found.Tensors("texts_s")) == len(found.Tensors("sums"))
+    return [tf.make_ndarray(event.tensor_proto).item().decode() for event in found.Tensors("sums")]
+
+
+def test_each_evaluation_shows_the_texts_of_its_weights(tmp_path: Path) -> None:
+    params = summing()
+    params.eval.interval_steps = 1
+    Summing.made = 0
+    loop.run(params, tmp_path, evaluate=True)
+    assert Summing.made == 1
+    first, second = shown(tmp_path)
+    assert first != second
+    eval_mode.run(params, tmp_path)
+    assert shown(tmp_path) == [first, second, second]
+
+
+@pytest.mark.parametrize(
+    ("fault", "line"),
+    [
+        ("network", "evaluations show no texts: this network writes nothing"),
+        ("memory", "evaluations show no more texts: OOM when allocating"),
+    ],
+)
+def test_texts_that_cannot_be_made_are_reported_once(fault: str, line: str) -> None:
+    lines: list[str] = []
+    texts = EvaluationTexts(summing(fault=fault), NOTHING, NOTHING, lines.append)
+    assert texts.added(EMPTY) == EMPTY
+    assert texts.added(EMPTY) == EMPTY
+    assert lines == [line]
+
+
+def test_a_task_without_texts_changes_no_evaluation() -> None:
+    texts = EvaluationTexts(one_layer_task(), NOTHING, NOTHING, pytest.fail)
+    assert texts.added(EMPTY) is EMPTY

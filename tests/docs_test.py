@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, modes, registry, schedule, trainer
+from lingvo_gpipe import errors, modes, pipelining, registry, schedule, trainer
 from lingvo_gpipe.cluster import members
 from lingvo_gpipe.params.image import digits
 from lingvo_gpipe.params.mt import multi30k
@@ -487,6 +487,32 @@ def test_what_the_reference_cannot_explain_is_written_by_hand(name: str) -> None
     shown = [block for page in NAMES for block in fenced(page, "python")]
     pattern = rf"(?<!\w){re.escape(name)}\b"
     assert any(re.search(pattern, text) for text in [*spans, *shown])
+
+
+def test_what_lingvo_becomes_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = own_files(tmp_path, "docs/from_lingvo.md")
+    assert set(files) == {  # the first and the third are Lingvo's
+        "lm_small_in_lingvo.py",
+        "mymodels/lm/small.py",
+        "gate_in_lingvo.py",
+        "gate.py",
+    }
+    (session,) = fenced("docs/from_lingvo.md", "console")
+    command, shown = session.splitlines()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert trainer.run(shlex.split(command)[4:]) == 0
+    wanted = re.escape(shown).replace("…", "")
+    assert re.search(wanted, capsys.readouterr().out)
+    for name in [name for name in sys.modules if name.split(".")[0] == "mymodels"]:
+        del sys.modules[name]
+    gate = runpy.run_path(str(files["gate.py"]))["Gate"].Params(name="gate")
+    pipe = pipelining.PipeliningLayer.Params(layers=[gate]).instantiate()
+    x = tf.ones([3, 2])
+    assert np.allclose(pipe(x), 0.5)
+    assert list(pipe.weights) == ["gate/gain"]
 
 
 @pytest.mark.slow

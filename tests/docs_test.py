@@ -505,7 +505,7 @@ def test_what_lingvo_becomes_trains(
     monkeypatch.syspath_prepend(tmp_path)
     assert trainer.run(shlex.split(command)[4:]) == 0
     wanted = re.escape(shown).replace("…", "")
-    assert re.search(wanted, capsys.readouterr().out)
+    assert re.search(wanted, capsys.readouterr().err)
     for name in [name for name in sys.modules if name.split(".")[0] == "mymodels"]:
         del sys.modules[name]
     gate = runpy.run_path(str(files["gate.py"]))["Gate"].Params(name="gate")

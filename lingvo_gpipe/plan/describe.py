@@ -80,20 +80,26 @@ def describe_network(params: network.PipelineParams, fields: Mapping[str, SpecNe
         Equal consecutive layers share a line, and their inner layers are shown once.
     """
     analysis = network.analyze(params, fields)
+    titles = ("", "", "output", "parameters", "forward", "backward")
+    columns = units.table([titles, *rows(analysis)], "lllrrr")
+    return "\n".join([*heading(analysis), "", *columns, "", *totals(analysis)])
+
+
+def totals(analysis: network.Analysis) -> Iterator[str]:
+    """Yield the lines of a description with numbers of parameters."""
     elements = counts(analysis)
-    lines = [*_head(analysis), "", *units.table(_rows(analysis), "lllrrr"), ""]
-    lines.append(f"parameters: {elements.parameters}")
+    yield f"parameters: {elements.parameters}"
     for name, number in (
         ("auxiliary parameters", elements.auxiliary),
         ("frozen parameters", elements.frozen),
         ("statistics", elements.statistics),
     ):
         if number:
-            lines.append(f"{name}: {number}")
-    return "\n".join(lines)
+            yield f"{name}: {number}"
 
 
-def _head(analysis: network.Analysis) -> Iterator[str]:
+def heading(analysis: network.Analysis) -> Iterator[str]:
+    """Yield the first lines of a description: fields, micro-batches, devices, schedule."""
     for name, spec in analysis.fields.items():
         yield f"input {name}: {shape_text(spec)}"
     num_replicas = analysis.params.num_replicas
@@ -126,8 +132,11 @@ def _schedule_text(params: network.PipelineParams) -> str:
     return "written by hand" if "," in text or "\n" in text else text
 
 
-def _rows(analysis: network.Analysis) -> Iterator[tuple[str, ...]]:
-    yield "", "", "output", "parameters", "forward", "backward"
+def rows(analysis: network.Analysis) -> Iterator[tuple[str, ...]]:
+    """Yield cells and layers: name, kind, output, parameters, FLOPs forward and backward.
+
+    A name is indented by its depth. A note about the layer before it is alone in its row.
+    """
     total_cost = sum(cell.cost for cell in analysis.cells)
     equalities = _Equality(analysis)
     shown: set[_Key] = set()

@@ -259,7 +259,7 @@ class _Training:
     def train(self) -> Result:
         """Do the updates that are left, and call the hooks."""
         classes = self._input.class_names
-        writers = Writers(self._logdir, self._learner, self._params.to_text(), classes)
+        writers = Writers(self._logdir, self._learner, self._params, classes)
         with contextlib.closing(writers), self._watchdog:
             try:
                 self._hooks.begin(self.state.step)

@@ -16,8 +16,9 @@ from lingvo_gpipe.run import confusion, summaries
 from lingvo_gpipe.run.checkpoints import Written
 from lingvo_gpipe.run.evaluation import Evaluation
 from lingvo_gpipe.run.learner import Learner, UpdateResult
-from lingvo_gpipe.run.views import example_grid
+from lingvo_gpipe.run.views import example_grid, model_table, planned_rate
 from lingvo_gpipe.schedule import drawing
+from lingvo_gpipe.task import Task
 
 EVALUATIONS = "eval"
 """Folder of a run, for its evaluations."""
@@ -72,13 +73,17 @@ class Writers:
         train: writes those of training.
     """
 
-    def __init__(self, logdir: Path, learner: Learner, text: str, classes: tuple[str, ...]) -> None:
-        """Start with the run's params, and a picture of its schedule by estimated times.
+    def __init__(
+        self, logdir: Path, learner: Learner, params: Task.Params, classes: tuple[str, ...]
+    ) -> None:
+        """Start with what is known of the run: params, model, schedule, learning rates.
+
+        The schedule is a picture by estimated times.
 
         Args:
             logdir: log directory of the run.
             learner: the network in training.
-            text: the run's params.
+            params: params of the run.
             classes: names of the classes; empty: unknown.
         """
         self.train = summaries.Writer(logdir / "train")
@@ -90,10 +95,15 @@ class Writers:
         planned = step_plan.make(pipe.params, pipe.analysis.fields).timeline
         self._planned_bubble = planned.bubble_share
         step = int(learner.step.numpy())
-        self.train.text(step, "params", text)
+        self.train.text(step, "params", params.to_text())
         stated = [pipe.params.costs, *(info.params.cost for info in pipe.analysis.layers)]
         unit = "FLOPs" if all(cost is None for cost in stated) else "of stated cost"
         self.train.png(step, "schedule", drawing.draw(planned, unit=unit))
+        self.train.markdown(step, "model", model_table.table(pipe.analysis))
+        if step == 0:
+            rates = planned_rate.points(learner.updater.optimizer, params.train.max_steps)
+            for planned_step, rate in rates.items():
+                self.train.scalars(planned_step, {"learning_rate_planned": rate})
 
     def curves(self, report: StepReport) -> dict[str, float]:
         """Return the points of an update's curves, by name."""

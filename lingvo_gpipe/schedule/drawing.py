@@ -18,8 +18,10 @@ _PHASES: dict[Phase, tuple[str, str]] = {
     "W": ("weight gradient", "#72A776"),
 }
 _WAITING = "#F1F1EE"
-_WIDTH = 12.0
-"""Inches of a picture, as all its lengths."""
+_WIDTH = 7.2
+"""Inches of a picture, as all its lengths; TensorBoard shows it some 4 inches wide."""
+_DPI = 200
+_TEXT = 10.5
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
@@ -68,10 +70,10 @@ def draw(timeline: simulate.Timeline, *, unit: str | None = None) -> bytes:
         unit: unit of its numbers, such as "FLOPs"; None: seconds.
     """
     table = timeline.table
-    height = 1.5 + 0.42 * min(table.num_devices, 40)
-    picture = figure.Figure(figsize=(_WIDTH, height), dpi=120)
+    height = 1.5 + 0.3 * min(table.num_devices, 40)
+    picture = figure.Figure(figsize=(_WIDTH, height), dpi=_DPI)
     # Constant margins: to find them, matplotlib would lay out every text once more.
-    left, right, bottom, top = 0.1 + 0.075 * len(_labels(table)[-1]), 0.15, 0.5, 0.42
+    left, right, bottom, top = 0.1 + 0.085 * len(_labels(table)[-1]), 0.15, 0.8, 0.4
     plot = picture.add_axes(
         (
             left / _WIDTH,
@@ -89,15 +91,16 @@ def draw(timeline: simulate.Timeline, *, unit: str | None = None) -> bytes:
     for span in timeline.spans:
         start, length = span.start_s / unit_s, (span.end_s - span.start_s) / unit_s
         boxes.setdefault((span.slot.phase, span.slot.cell), []).append((start, length))
-        if length >= whole / (95 if table.is_plain else 60):
+        number = _number(span.slot, table)
+        if whole and length / whole * (_WIDTH - left - right) >= 0.02 + len(number) * 0.085:
             plot.text(
                 start + length / 2,
                 span.device,
-                _number(span.slot, table),
+                number,
                 ha="center",
                 va="center_baseline",
                 color=_ink(_PHASES[span.slot.phase][1], shades[span.slot.cell]),
-                fontsize=8.5 if table.is_plain else 7.0,
+                fontsize=_TEXT,
             )
     for (phase, cell), places in boxes.items():
         plot.broken_barh(
@@ -108,7 +111,7 @@ def draw(timeline: simulate.Timeline, *, unit: str | None = None) -> bytes:
             linewidths=[min(0.8, 100 * length / whole) if whole else 0.0 for _, length in places],
         )
     axis = f"time ({name})" if unit is None else f"work ({name})"
-    _draw_legend_and_axes(plot, timeline, f"{whole:.3g} {name}", axis)
+    _draw_legend_and_axes(picture, plot, timeline, f"{whole:.3g} {name}", axis)
     plot.set_xlim(0, whole or 1.0)
     buffer = io.BytesIO()
     picture.savefig(buffer, format="png")
@@ -144,7 +147,11 @@ def chrome_trace(timeline: simulate.Timeline) -> str:
 
 
 def _draw_legend_and_axes(
-    plot: axes.Axes, timeline: simulate.Timeline, length: str, axis: str
+    picture: figure.Figure,
+    plot: axes.Axes,
+    timeline: simulate.Timeline,
+    length: str,
+    axis: str,
 ) -> None:
     """Draw title, axes and legend."""
     table = timeline.table
@@ -153,14 +160,14 @@ def _draw_legend_and_axes(
         f"{_count(table.num_micro_batches, 'micro-batch', 'es')}: "
         f"{length}, {timeline.bubble_share:.1%} bubble",
         loc="left",
-        fontsize=12,
-        pad=10,
+        fontsize=_TEXT + 1,
+        pad=8,
     )
     plot.set_ylim(table.num_devices - 0.5, -0.5)
     step = -(-table.num_devices // 40)
     plot.set_yticks(range(0, table.num_devices, step), _labels(table)[::step])
-    plot.set_xlabel(axis)
-    plot.tick_params(length=0)
+    plot.set_xlabel(axis, loc="left", fontsize=_TEXT)
+    plot.tick_params(length=0, labelsize=_TEXT)
     plot.spines[:].set_visible(False)
     present = {span.slot.phase for span in timeline.spans}
     handles = [
@@ -172,11 +179,15 @@ def _draw_legend_and_axes(
     plot.legend(
         handles=handles,
         loc="lower right",
-        bbox_to_anchor=(1.0, 1.0),
-        ncols=len(handles),
+        bbox_to_anchor=(1 - 0.1 / _WIDTH, 0.0),
+        bbox_transform=picture.transFigure,
+        ncols=min(len(handles), 3),
         frameon=False,
-        handlelength=1.2,
-        columnspacing=1.4,
+        fontsize=_TEXT,
+        handlelength=1.1,
+        columnspacing=1.2,
+        labelspacing=0.2,
+        borderaxespad=0.2,
     )
 
 

@@ -11,16 +11,18 @@ from matplotlib import figure
 from lingvo_gpipe.run.views.examples import Example
 
 _COLUMNS = 4
-_TILE = 1.55
-"""Inches of an example's edge; TensorBoard shows a picture some 5 inches wide."""
-_CAPTION = 0.5
+_TILE = 1.2
+"""Inches of an example's edge; TensorBoard shows a picture some 4 inches wide."""
+_CAPTION = 0.42
 _GAP = 0.12
-_LONGEST = 17
+_LONGEST = 12
 _RIGHT, _WRONG = "#2E7D32", "#C62828"
 
 
 def draw(examples: Sequence[Example], names: Sequence[str] = ()) -> bytes:
-    """Return the examples as PNG, row by row, each above its label and its prediction.
+    """Return the examples as PNG, row by row, each above its prediction and its label.
+
+    The confidence is in the corner of each.
 
     Args:
         examples: at least one, in their order.
@@ -30,7 +32,7 @@ def draw(examples: Sequence[Example], names: Sequence[str] = ()) -> bytes:
     rows = -(-len(examples) // columns)
     width = _GAP + columns * (_TILE + _GAP)
     height = _GAP + rows * (_TILE + _CAPTION + _GAP)
-    picture = figure.Figure(figsize=(width, height), dpi=110)
+    picture = figure.Figure(figsize=(width, height), dpi=150)
     plot = picture.add_axes((0, 0, 1, 1))  # one for all, in inches: axes take long to draw
     plot.set_axis_off()
     for place, example in enumerate(examples):
@@ -49,20 +51,28 @@ def draw(examples: Sequence[Example], names: Sequence[str] = ()) -> bytes:
             extent=_inside(left, bottom, shown.shape[0] / shown.shape[1]),
         )
         is_right = example.label == example.predicted
-        sure = f"{_percent(example.confidence)} {_called(example.predicted, names)}"
+        plot.text(
+            left + 0.05,
+            bottom + _TILE - 0.05,
+            _percent(example.confidence),
+            ha="left",
+            va="top",
+            fontsize=10.5,
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5},
+        )
         lines = (
-            (sure, _RIGHT if is_right else _WRONG, "bold"),
+            (_called(example.predicted, names), _RIGHT if is_right else _WRONG, "bold"),
             ("right" if is_right else f"is {_called(example.label, names)}", "#222222", "normal"),
         )
         for number, (line, colour, weight) in enumerate(lines):
             plot.text(
                 left + _TILE / 2,
-                bottom - 0.14 - 0.2 * number,
+                bottom - 0.12 - 0.19 * number,
                 line,
                 ha="center",
                 va="center",
                 color=colour,
-                fontsize=9.5,
+                fontsize=11.5,
                 fontweight=weight,
                 parse_math=False,
             )

@@ -23,11 +23,11 @@ def table(
     | a&#95;b | 3 |
     """
     rules = ["---:" if column in numbers else "---" for column in range(len(headings))]
-    lines = [[_plain(text) for text in row] for row in (headings, *rows)]
+    lines = [[plain(text) for text in row] for row in (headings, *rows)]
     lines.insert(1, rules)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Return a text on one line, without signs that Markdown reads."""
     return " ".join(text.split()).translate(_MARKS)

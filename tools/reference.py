@@ -2,11 +2,11 @@
 
 `python -m tools.reference` writes the pages to `build/docs` and the site to `build/site`. Nothing
 is listed by hand: reference pages follow the tree of `lingvo_gpipe/`, its tasks and params
-included, and guides are the files of `docs/`. Names in backticks, such as `PipeliningLayer.build`
-or `layers.Dense`, become links where one public object with a docstring has that name; links to a
-module's source become links to its page. A page lists the fields of all Params classes
-(`tools.field_reference`). A warning fails the build, such as a broken link, or a documented
-argument that does not exist.
+included, and guides are the files of `docs/`, notebooks too. Names in backticks, such as
+`PipeliningLayer.build` or `layers.Dense`, become links where one public object with a docstring has
+that name; links to a module's source become links to its page. A page lists the fields of all
+Params classes (`tools.field_reference`). A warning fails the build, such as a broken link, or a
+documented argument that does not exist.
 """
 
 from __future__ import annotations
@@ -243,11 +243,24 @@ def document_page(path: str, text: str, root: Path, targets: Mapping[str, str]) 
                 lambda match: f"]({_page_of_source(path, match[1], root)})",
                 line,
             )
+            line = re.sub(r"\]\(([^)#:\s]+)\.ipynb\)", r"](\1.md)", line)
             pieces = re.split(r"(\[[^\]]*\]\([^)]*\))", line)
             pieces[::2] = [linked(piece, targets) for piece in pieces[::2]]
             line = "".join(pieces)
         lines.append(line)
     return "\n".join(lines) + "\n"
+
+
+def notebook_page(text: str) -> str:
+    """Return a notebook as Markdown: its texts, its code and the outputs that it keeps."""
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        printed = "".join(line for out in cell.get("outputs", ()) for line in out["text"])
+        if printed:
+            parts.append(f"```text\n{printed.rstrip()}\n```")
+    return "\n\n".join(parts) + "\n"
 
 
 def _page_of_source(path: str, link: str, root: Path) -> str:
@@ -284,19 +297,31 @@ def stage(root: Path, pages: Path) -> Nav:
             page.write_text(document_page(name, text, root, targets), encoding="utf-8")
         else:
             shutil.copy(root / name, page)
+    for path in sorted((root / "docs").rglob("*.ipynb")):
+        name = path.relative_to(root).with_suffix(".md").as_posix()
+        page = pages / name
+        page.parent.mkdir(parents=True, exist_ok=True)
+        text = notebook_page(path.read_text(encoding="utf-8"))
+        page.write_text(document_page(name, text, root, targets), encoding="utf-8")
+        names.append(name)
     for module in found:
         page = pages / module.page
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(reference_page(module, found, targets), encoding="utf-8")
     documents = [name for name in names if name.endswith(".md")]
     guides = [name for name in documents if posixpath.dirname(name) == "docs"]
-    decisions = [name for name in documents if name.startswith("docs/") and name not in guides]
+    decisions = [name for name in documents if name.startswith("docs/decisions/")]
+    notebooks = [name for name in documents if name.startswith("docs/notebooks/")]
     measured = [name for name in documents if name.startswith("benchmarks/")]
+    guided = _entries(pages, guides)
+    if notebooks:
+        guided.append({"Notebooks": _entries(pages, notebooks)})
+    guided.append({"Decisions": _entries(pages, decisions)})
     return [
         {"Home": "README.md"},
-        {"Guides": [*_entries(root, guides), {"Decisions": _entries(root, decisions)}]},
+        {"Guides": guided},
         {"Reference": reference_nav(PACKAGE, found)},
-        {"Measurements": _entries(root, measured)},
+        {"Measurements": _entries(pages, measured)},
         {"Changelog": "CHANGELOG.md"},
     ]
 
@@ -314,10 +339,10 @@ def reference_nav(package: str, found: list[Module]) -> Nav:
     return nav
 
 
-def _entries(root: Path, names: list[str]) -> Nav:
+def _entries(pages: Path, names: list[str]) -> Nav:
     entries: Nav = []
     for name in names:
-        heading = re.search(r"^# (.+)$", (root / name).read_text(encoding="utf-8"), re.MULTILINE)
+        heading = re.search(r"^# (.+)$", (pages / name).read_text(encoding="utf-8"), re.MULTILINE)
         entries.append({heading[1].replace("`", "") if heading else name: name})
     return entries
 

@@ -14,6 +14,10 @@ FILES = {
     "CHANGELOG.md": "# Changelog\n",
     "LICENSE": "free",
     "docs/guide.md": "# Guide\n\n[a](../tasks/loop.py#L3), [b](../lingvo_gpipe/layers/dense.py)\n",
+    "docs/notebooks/a.ipynb": (
+        '{"cells": [{"cell_type": "markdown", "source": ["# First\\n", "See [b](b.ipynb)."]},'
+        ' {"cell_type": "code", "source": ["print(1)"], "outputs": [{"text": ["1\\n"]}]}]}'
+    ),
     "docs/site.css": "",
     "docs/decisions/0001-a.md": "# 0001: `a` or b\n",
     "benchmarks/README.md": "# Measured\n",
@@ -58,6 +62,7 @@ def test_every_public_module_has_a_page_and_a_place(root: Path) -> None:
         "CHANGELOG.md",
         "benchmarks/README.md",
         "docs/guide.md",
+        "docs/notebooks/a.md",
         "docs/decisions/0001-a.md",
         "reference/index.md",
         "reference/layers/index.md",
@@ -72,6 +77,7 @@ def test_every_public_module_has_a_page_and_a_place(root: Path) -> None:
         {
             "Guides": [
                 {"Guide": "docs/guide.md"},
+                {"Notebooks": [{"First": "docs/notebooks/a.md"}]},
                 {"Decisions": [{"0001: a or b": "docs/decisions/0001-a.md"}]},
             ]
         },
@@ -117,6 +123,14 @@ def test_documents_link_names_and_sources(root: Path) -> None:
     assert "See [`Dense`][lingvo_gpipe.layers.dense.Dense] and" in (pages / "README.md").read_text()
     guide = (pages / "docs/guide.md").read_text()
     assert "[a](../reference/tasks/loop.md), [b](../reference/layers/dense.md)" in guide
+
+
+def test_notebooks_become_pages_with_their_outputs(root: Path) -> None:
+    pages = root / "pages"
+    reference.stage(root, pages)
+    assert (pages / "docs/notebooks/a.md").read_text() == (
+        "# First\nSee [b](b.md).\n\n```python\nprint(1)\n```\n\n```text\n1\n```\n"
+    )
 
 
 def test_names_are_linked_where_one_object_is_meant(root: Path) -> None:

@@ -241,7 +241,8 @@ class Input(hyperparams.Configurable, abc.ABC):
             InputError: this input cannot be served.
         """
         raise errors.InputError(
-            f"a model on {type(self).__name__} cannot be exported: that input defines no serving"
+            f"a model on {type(self).__name__} cannot be exported: that input defines no serving. "
+            "Add the method `serving` to its class"
         )
 
     def pictures(self, batch: Batch) -> dict[str, tf.Tensor]:

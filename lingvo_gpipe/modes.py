@@ -137,7 +137,8 @@ def _params(job: registry.Job) -> None:
     lines = listing.lines(job.task, job.options.fields or "*")
     if not lines:
         raise errors.ParamsError(
-            f"no field of {job.model} matches {job.options.fields!r}. Leave --fields out to see all"
+            f"no field of {job.model} matches {job.options.fields!r}, a pattern of whole paths "
+            "such as '*batch_size'. Leave --fields out to see all"
         )
     job.report("\n".join(lines))
 

@@ -227,7 +227,11 @@ def test_models_of_the_project_and_of_the_user_are_listed(run: Run) -> None:
         ),
         (
             ["--model=lab.Tiny", "--mode=export", "--logdir=/nowhere"],
-            "InputError: a model on Points cannot be exported: that input defines no serving",
+            "InputError: a model on Points cannot be exported: that input defines no serving. Add ",
+        ),
+        (
+            ["--model=lab.Tiny", "--mode=params", "--fields=batch_size"],
+            "ParamsError: no field of lab.Tiny matches 'batch_size', a pattern of whole paths ",
         ),
     ],
 )

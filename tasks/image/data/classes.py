@@ -35,7 +35,7 @@ def complete(task_params: Task.Params, count: int, where: str, offset: int = 0) 
             way_out = (
                 "Set input.label_offset=1 where class 0 is the background, or make them equal"
                 if value == count + 1 and not offset
-                else f"Set it to {count}, or use other data"
+                else f"Try --params_override='model.{path}={count}', or use other data"
             )
             raise errors.InputError(
                 f"{where} has {count} classes{note}, but model.{path}={value}. {way_out}"

@@ -143,7 +143,7 @@ class ImageFolder(images.Images):
 
 def _is_empty(root: str) -> errors.InputError:
     return errors.InputError(
-        f"image folder {root} is empty: images lie in {root}/SPLIT/CLASS/, such as "
+        f"image folder {root} has no images in its folders SPLIT/CLASS/, such as "
         f"{os.path.join(root, 'train', 'cat', '1.png')}"
     )
 

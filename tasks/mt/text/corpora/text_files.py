@@ -154,7 +154,10 @@ class TranslateFolder(FileCorpus):
         root = os.path.expanduser(self.params.folder)
         if not os.path.isdir(root):
             what = "is not a folder" if os.path.exists(root) else "does not exist"
-            raise errors.InputError(f"corpus folder {root} {what}. Use another")
+            raise errors.InputError(
+                f"corpus folder {root} {what}. Put the text there, or name its folder: "
+                "--translate_folder of prepare, input.preparation.corpora[0].folder of a recipe"
+            )
         folders = [root, *_listed(root)[0]]
         splits: dict[str, list[AlignedFiles]] = {}
         for folder in folders:

@@ -246,7 +246,8 @@ def test_the_number_of_classes_is_taken_from_the_data(folder: pathlib.Path) -> N
         (
             5,
             0,
-            "has 3 classes, but model.layers[0].classes=5. Set it to 3, or use other data",
+            "has 3 classes, but model.layers[0].classes=5. "
+            "Try --params_override='model.layers[0].classes=3', or use other data",
         ),
         (4, 0, "has 3 classes, but model.layers[0].classes=4. Set input.label_offset=1 where "),
         (3, 1, "has 4 classes (input.label_offset=1 included), but model.layers[0].classes=3. "),

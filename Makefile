@@ -11,8 +11,8 @@ DOCS_STAMP := .venv/docs.stamp
 # Where a run of `make train` keeps its checkpoints and its TensorBoard files.
 LOGDIR ?= runs/digits
 MODEL ?= image.digits.ConvNet
-# Test processes: each imports TensorFlow once and keeps a core busy.
-JOBS ?= 2
+# Test processes: each imports TensorFlow once. One more than two cores, since some tests wait.
+JOBS ?= 3
 # More arguments for the program that a command runs: make test ARGS='-k dense'.
 ARGS ?=
 

@@ -119,8 +119,8 @@ def test_never_computes_nothing_again() -> None:
     assert found == {2: 12, 3: 4, 4: 8}
 
 
-@pytest.mark.parametrize("recompute", ["full", "never"])
-def test_a_split_backward_computes_nothing_twice(recompute: str) -> None:
+@pytest.mark.parametrize(("recompute", "fuse"), [("full", False), ("full", True), ("never", True)])
+def test_a_split_backward_computes_nothing_twice(recompute: str, fuse: bool) -> None:
     own = pipelines.pipe(
         pipelines.mlp(),
         num_partitions=2,
@@ -128,12 +128,13 @@ def test_a_split_backward_computes_nothing_twice(recompute: str) -> None:
         cuts=(2, 5),
         schedule="0F0,0F1,,0I0,0W0,0I1,0W1\n,1F0,1I0,1W0,1F1,1I1,1W1",
         recompute=recompute,
+        fuse=fuse,
     )
     pipelines.step_graph(own)
     programs = own.executor.programs[1]
     products = {name: pipelines.count(graph)["MatMul"] for name, graph in programs.graphs.items()}
-    # Four layers: I goes back by all inputs, W by all weights.
-    if recompute == "full":
+    # Four layers: I goes back by all inputs, W by all weights. I directly follows its forward.
+    if recompute == "full" and not fuse:
         assert products == {"F": 4, "I": 8, "W": 4}
     else:
         assert products == {"K": 4, "IK": 4, "W": 4}

@@ -397,6 +397,7 @@ def test_tensorboard_gets_scalars_text_and_the_schedule(tmp_path: Path) -> None:
         "checkpoint/waited_s",
         "checkpoint/written_s",
         "checkpoint/mib",
+        "model",
         "params",
         "schedule",
     }

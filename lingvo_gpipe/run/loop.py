@@ -50,6 +50,7 @@ from lingvo_gpipe.run.learner import Learner
 from lingvo_gpipe.run.profiles import recorder
 from lingvo_gpipe.run.run_state import RunState
 from lingvo_gpipe.run.views.examples import Examples
+from lingvo_gpipe.run.views.histograms import Histograms
 from lingvo_gpipe.run.views.texts import EvaluationTexts
 from lingvo_gpipe.run.writers import StepReport, Writers
 from lingvo_gpipe.schedule import breakdown
@@ -222,6 +223,7 @@ class _Training:
         self._source = worker_input.source_of(source, executor, options.report)
         if options.evaluate:
             self._source.evaluation(params.eval.split)  # refused now, not after hours
+        self._histograms = Histograms(self._learner.pipe)
         self._texts = EvaluationTexts(params, self._learner.pipe, source, options.report)
         self.state = RunState(params, self._learner, logdir, threads, evaluates=options.evaluate)
         self._watchdog = watchdog.of_executor(
@@ -339,6 +341,13 @@ class _Training:
                 with self._learner.pipe.executor.beside_input():
                     pictures = self._input.pictures(batches[0])
                 writers.pictures(first, pictures)
+            input_s = drawn - begun
+            every = train.histogram_interval_steps
+            if every and (state.step + 1) % every == 0:
+                with self._watchdog.watching(f"the histograms of step {state.step}"):
+                    counted = self._histograms(batches[0], self._learner.step.read_value())
+                writers.train.histograms(state.step + 1, counted)
+                drawn = time.perf_counter()
             traces = self._learner.num_traces
             step, scale = state.step, self._learner.updater.loss_scale
             begun_s = time.time()
@@ -352,7 +361,7 @@ class _Training:
                 evaluation.check_best(self._learner.pipe, str(self._params.eval.best), result.sums)
             step_s = time.perf_counter() - drawn
             if self._recorder is not None:
-                around = breakdown.Around(begun_s, time.time(), drawn - begun)
+                around = breakdown.Around(begun_s, time.time(), input_s)
                 self._recorder.record(step + 1, around, writers.train)
             if state.step > first + 1 and self._learner.num_traces > traces:
                 self._options.report(
@@ -362,7 +371,7 @@ class _Training:
                 result,
                 num_rows=sum(evaluation.num_rows(self._learner.pipe, b) for b in batches),
                 unread=dict(data.counts),
-                input_s=drawn - begun,
+                input_s=input_s,
                 step_s=step_s,
             )
 

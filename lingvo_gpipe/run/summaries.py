@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from absl import logging
+from tensorboard.plugins.histogram import metadata
 
 from lingvo_gpipe import errors
+from lingvo_gpipe.run.views.histograms import Histogram
 
 
 class Writer:
@@ -53,6 +55,17 @@ class Writer:
     def images(self, step: int, name: str, images: tf.Tensor) -> None:
         """Write images, uint8 [n, H, W, C], side by side."""
         self._write(step, lambda: tf.summary.image(name, images, max_outputs=len(images)))
+
+    def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
+        """Write histograms under their names."""
+        about = metadata.create_summary_metadata(display_name=None, description=None)
+
+        def write() -> None:
+            for name, one in values.items():
+                rows = np.stack([one.edges[:-1], one.edges[1:], one.counts], axis=1)
+                tf.summary.write(name, tf.constant(rows), metadata=about)
+
+        self._write(step, write)
 
     def flush(self) -> None:
         """Flush what was written to the disk."""

@@ -1,0 +1,84 @@
+"""Histograms of weights and gradients, counted on their devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorboard.backend.event_processing import event_accumulator
+
+from lingvo_gpipe import errors, task
+from lingvo_gpipe.run import loop
+from lingvo_gpipe.run.views import histograms
+from tests import saved
+from tests.tiny_task import one_layer_task, tiny_task
+
+
+def test_weights_and_gradients_are_those_of_the_update() -> None:
+    params = tiny_task()
+    source = params.input.instantiate()
+    batch = next(iter(source.batches(0)))
+    pipe = params.model.instantiate()
+    pipe.build(batch)
+    step = tf.constant(3, tf.int64)
+    found = histograms.Histograms(pipe)(batch, step)
+    gradients = pipe.value_and_gradients(batch, step=step).gradients
+    values = {f"gradients/{path}": gradient for path, gradient in gradients.items()}
+    values |= {f"weights/{path}": weight for path, weight in pipe.weights.items()}
+    assert found.keys() == values.keys()
+    for name, value in values.items():
+        flat = np.asarray(value).ravel()
+        wanted, _ = np.histogram(flat, found[name].edges)
+        assert found[name].counts.sum() == flat.size
+        assert found[name].edges[0] == pytest.approx(flat.min())
+        assert np.abs(found[name].counts - wanted).sum() <= 4, name  # rounding at the edges
+
+
+@pytest.mark.parametrize(
+    ("values", "counted"),
+    [
+        ([1.0, 2.0, 2.0], 3),
+        ([5.0] * 4, 4),
+        ([0.0], 1),
+        ([np.nan, 1.0, np.inf, -np.inf, 3.0], 2),
+        ([np.nan], 0),
+        ([-1e30, 1e30], 2),
+    ],
+)
+def test_every_finite_value_is_in_a_bucket(values: list[float], counted: int) -> None:
+    least, largest, counts = histograms._counted(tf.constant(values, tf.float64))
+    assert float(least) < float(largest)
+    assert int(tf.reduce_sum(counts)) == counted
+
+
+def test_a_run_writes_them_where_asked_for_and_is_the_same(tmp_path: Path) -> None:
+    ends = []
+    for every in (0, 2):
+        params: Any = one_layer_task(max_steps=4, histogram_interval_steps=every)
+        folder = tmp_path / str(every)
+        ends.append(saved.values(loop.run(params, folder).checkpoint))
+        found = event_accumulator.EventAccumulator(str(folder / "train"), {"tensors": 0})
+        found.Reload()
+        tags = {tag for tag in found.Tags()["tensors"] if tag.startswith(("weights/", "grad"))}
+        wanted = {
+            f"{kind}/head/{name}"
+            for kind in ("weights", "gradients")
+            for name in ("kernel", "bias")
+        }
+        assert tags - {"gradient_norm"} == (wanted if every else set())
+    steps = [event.step for event in found.Tensors("weights/head/kernel")]
+    assert steps == [2, 4]
+    rows = tf.make_ndarray(found.Tensors("weights/head/kernel")[0].tensor_proto)
+    assert rows.shape == (30, 3)
+    assert rows[:, 2].sum() == 12
+    assert ends[0].keys() == ends[1].keys()
+    for key, value in ends[0].items():
+        assert np.asarray(value).tobytes() == np.asarray(ends[1][key]).tobytes(), key
+
+
+def test_an_interval_below_0_is_refused() -> None:
+    with pytest.raises(errors.ParamsError, match=r"histogram_interval_steps=-1 is too small"):
+        task.check(one_layer_task(histogram_interval_steps=-1))

@@ -316,9 +316,10 @@ def _override_text(error: errors.ParamsError, assignment: str, task: Task.Params
         near = error.nearest
     elif isinstance(error, hyperparams.HoldsParamsError):
         near = error.instead
-    value = assignment.partition("=")[2].strip()
-    suggested = (task.suggestion(path, value) for path in near)
-    for override in filter(None, suggested):
+    path, _, value = (part.strip() for part in assignment.partition("="))
+    # A field of several values may lack only the brackets.
+    tried = [*((each, value) for each in near), (path, f"[{value}]"), (path, f"[{value!r}]")]
+    for override in filter(None, (task.suggestion(*each) for each in tried)):
         return f"{text}. Try --params_override={_quoted(override)}"
     if near:
         return text

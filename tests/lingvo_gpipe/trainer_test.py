@@ -266,6 +266,23 @@ def test_an_override_of_the_wrong_kind_comes_with_the_present_value(
     assert run(f"--params_override={offered}", "--mode=describe").code == 0
 
 
+@pytest.mark.parametrize(
+    ("assignment", "offered"),
+    [
+        ("train.hooks=hooks.CSVLog", "train.hooks=[hooks.CSVLog]"),
+        ("eval.metrics=accuracy", "eval.metrics=['accuracy']"),
+    ],
+)
+def test_one_value_in_place_of_several_comes_with_its_brackets(
+    run: Run, assignment: str, offered: str
+) -> None:
+    (line,) = run(f"--params_override={assignment}", "--mode=params").err
+    text, _, way_out = line.partition(". Try --params_override=")
+    assert f"'{assignment.partition('=')[0]}' must be tuple[" in text
+    assert shlex.split(way_out) == [offered]
+    assert run(f"--params_override={offered}", "--mode=params").code == 0
+
+
 RATE = "train.optimizer.learning_rate"
 RATE_CONFIG = f"{RATE}.config.initial_learning_rate"
 

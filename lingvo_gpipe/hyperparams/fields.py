@@ -192,14 +192,15 @@ def _inherited(cls: type[Node]) -> dict[str, Field]:
 
 
 def _redeclared(cls: type[Node], inherited: Field, value: Value, annotated: bool) -> Field:
-    """Return an inherited field with another default."""
-    if annotated or isinstance(value, Field | property):
+    """Return an inherited field with another default, and another help where it has one."""
+    if annotated or isinstance(value, property):
         raise ParamsError(
             f"{cls.__qualname__}: '{inherited.name}' is declared already in "
             f"{inherited.declared_in.class_name()}; for another default write {inherited.name} = "
-            "value, without annotation"
+            "value, without annotation, or field(value, help) for another help"
         )
-    field = Field(value, inherited.help)
+    field = value if isinstance(value, Field) else Field(value, inherited.help)
+    _check_help(cls, inherited.name, field)
     field.declared_in = inherited.declared_in
     field.name = inherited.name
     return field
@@ -209,13 +210,17 @@ def _declared(cls: type[Node], name: str, value: object, annotated: bool) -> Fie
     where = f"{cls.__qualname__}: '{name}'"
     if not isinstance(value, Field) or not annotated:
         raise ParamsError(f"{where} is not a field; write {name}: type = field(default, help)")
-    if not isinstance(value.help, str) or not value.help.strip():
-        raise ParamsError(f"{where} has no help; write a line about it")
+    _check_help(cls, name, value)
     if name.startswith("_") or any(hasattr(base, name) for base in cls.__mro__[1:]):
         raise ParamsError(f"{where} cannot be a field's name: Params use it themselves")
     value.name = name
     value.declared_in = cls
     return value
+
+
+def _check_help(cls: type[Node], name: str, field: Field) -> None:
+    if not isinstance(field.help, str) or not field.help.strip():
+        raise ParamsError(f"{cls.__qualname__}: '{name}' has no help; write a line about it")
 
 
 def parse_value(source: str, kind: Kind, root: type[Node], path: str) -> Value:

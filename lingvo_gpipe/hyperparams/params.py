@@ -42,7 +42,8 @@ class Params(kinds.Node, metaclass=_ParamsMeta):
     """Base of all trees of declared, typed fields.
 
     The constructor takes fields by keyword; a required one may be set later. A field's new default
-    in a subclass is a plain assignment (`units = 100`), without annotation.
+    in a subclass is a plain assignment (`units = 100`), without annotation; `units = field(100,
+    help)` replaces its help, too.
 
     Attributes:
         owner: the class that `instantiate` makes; None for a section of a tree.

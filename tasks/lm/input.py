@@ -29,6 +29,7 @@ class Tokens(InMemory):
     class Params(InMemory.Params):
         """Fields of Tokens."""
 
+        batch_size = hyperparams.required("Rows of `length` ids in a mini-batch of training.")
         data_dir: str = hyperparams.required("Folder with train.npy, test.npy and so on.")
         length: int = hyperparams.field(1024, "T: ids in a row.")
 

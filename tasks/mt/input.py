@@ -58,7 +58,13 @@ class Translation(Input):
     class Params(Input.Params):
         """Fields of Translation."""
 
-        batch_size = 4096
+        batch_size = hyperparams.field(
+            4096,
+            "Tokens in a mini-batch of training, in sources and in targets, padding included.",
+        )
+        eval_batch_size = hyperparams.field(
+            None, "Tokens in a mini-batch of evaluation; None: those of training."
+        )
         data_dir: str = hyperparams.required("Folder of records, as `prepare` makes them.")
         preparation: preparation.Preparation.Params | None = hyperparams.field(
             None, "How data_dir is made if it does not exist; None: it must exist."

@@ -108,9 +108,30 @@ def test_declaring_a_field_wrongly_is_refused() -> None:
         "themselves",
         twice: f"{where}twice.<locals>.P: 'a' is declared twice".removeprefix(where),
         inherited: f"inherited.<locals>.P: 'units' is declared already in {here('Dense')}; for "
-        "another default write units = value, without annotation",
+        "another default write units = value, without annotation, or field(value, help) for "
+        "another help",
     }.items():
         assert message(action) == where + expected
+
+
+def test_a_subclass_may_replace_default_and_help_of_a_field() -> None:
+    class P(Dense.Params):
+        units = field(3, "Output channels.")
+
+    class Same(P):
+        units = 4
+
+    found = P.fields()["units"]
+    assert (P().units, found.help, found.type) == (3, "Output channels.", int)
+    assert (Same().units, Same.fields()["units"].help) == (4, "Output channels.")
+    assert Dense.Params.fields()["units"].help != found.help
+    assert "must be int, got 'x'" in message(lambda: P().set_path("units", "x"))
+
+    def without_help() -> None:
+        class Q(P):
+            units = field(5)
+
+    assert message(without_help).endswith("Q: 'units' has no help; write a line about it")
 
 
 def test_two_bases_with_one_field_are_refused() -> None:

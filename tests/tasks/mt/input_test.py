@@ -275,6 +275,14 @@ def test_a_mini_batch_that_would_have_more_tokens_than_reported_is_refused(
     )
 
 
+def test_help_says_that_mini_batches_are_counted_in_tokens() -> None:
+    fields = Translation.Params.fields()
+    assert [fields[name].help.split()[0] for name in ("batch_size", "eval_batch_size")] == [
+        "Tokens",
+        "Tokens",
+    ]
+
+
 def test_records_are_prepared_where_params_say_how(tmp_path: Path) -> None:
     text = toy_text.write_folder(tmp_path / "text", {"de": 200})
     params = params_of(tmp_path / "out", preparation=toy_text.params(text))

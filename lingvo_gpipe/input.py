@@ -446,11 +446,13 @@ def check_split(where: str, split: str, splits: Collection[str]) -> None:
     """Refuse a split that does not exist.
 
     Raises:
-        InputError: names those that do.
+        InputError: names those that do, and the fields that choose one.
     """
     if split not in splits:
         raise errors.InputError(
-            f"{where} has no split {split!r}; there are {', '.join(sorted(splits)) or 'none'}"
+            f"{where} has no split {split!r}; there are {', '.join(sorted(splits)) or 'none'}. Add "
+            "it to the data, or name another by --params_override=eval.split=NAME, or "
+            "input.train_split=NAME for training"
         )
 
 

@@ -439,7 +439,9 @@ def test_a_dry_run_tries_what_the_mode_does(run: Run) -> None:
     arguments = ["--dry_run", "--params_override=eval.split=validation"]
     found = run("--mode=train", *arguments)
     assert found.out == ["dry run: input, an update and a checkpoint went well; nothing is kept"]
-    assert "has no split 'validation'" in run("--mode=train_eval", *arguments).err[0]
+    (line,) = run("--mode=train_eval", *arguments).err
+    assert "has no split 'validation'" in line
+    assert "name another by --params_override=eval.split=NAME" in line
 
 
 @pytest.mark.parametrize(

@@ -383,11 +383,14 @@ class Records:
         """Refuse a name that no split has.
 
         Raises:
-            InputError: names those that there are.
+            InputError: names those that there are, and the fields that choose one.
         """
         if name not in self.manifest["splits"]:
-            splits = ", ".join(self.splits)
-            raise errors.InputError(f"{self.folder} has no split {name!r}; there are {splits}")
+            raise errors.InputError(
+                f"{self.folder} has no split {name!r}; there are {', '.join(self.splits)}. Prepare "
+                f"it from files of its own, --aligned=LANG,LANG:{name}=FILE,FILE, or name another "
+                "by --params_override=eval.split=NAME, or score.split, or input.train_split"
+            )
 
     @functools.cache  # noqa: B019 (records live as long as their run)
     def split(self, name: str) -> Split:

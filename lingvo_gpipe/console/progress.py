@@ -11,12 +11,17 @@ from typing import Any, Self, TextIO, TypeVar
 
 import tqdm
 
+from lingvo_gpipe.console import units
+
 _Item = TypeVar("_Item")
 # A line says that work has begun before its user wonders.
 _FIRST_LINE_S = 1.5
 # Two rates that are shown within this time differ at most by this factor.
 _STEADY_S, _STEADY_FACTOR = 1.0, 3.0
-_WITHOUT_BAR = "{desc}: {percentage:3.0f}% {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
+# `done` and `pace` are texts of `_texts`.
+_BAR = "{desc}: {percentage:3.0f}%|{bar}|{done} [{elapsed}<{remaining}{pace}]"
+_WITHOUT_BAR = "{desc}: {percentage:3.0f}%{done} [{elapsed}<{remaining}{pace}]"
+_WITHOUT_TOTAL = "{desc}:{done} [{elapsed}{pace}]"
 
 
 class _Display:
@@ -139,7 +144,7 @@ class _Pace:
         self._first = self._first or self._last
 
     def rate(self) -> float:
-        """Return things per second; 0, which tqdm shows as ?, while only the first part is done."""
+        """Return things per second; 0, which is not shown, while only the first part is done."""
         if self._first is None or self._last is None or self._last[1] == self._first[1]:
             return 0.0
         now = self._clock()
@@ -153,6 +158,17 @@ class _Pace:
         return rate
 
 
+def _texts(count: int, total: int | None, unit: str, rate: float) -> dict[str, Any]:
+    """Return tqdm's fields for a count of things named `unit`, at `rate` things per second."""
+    done = units.things(count, unit) if total is None else f"{count:,}/{units.things(total, unit)}"
+    pace = f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+    return {
+        "rate": rate,
+        "done": f" {done}" if unit else "",
+        "pace": f", {pace} {unit}{'' if pace == '1' else 's'}/s" if unit and rate else "",
+    }
+
+
 class _Bar(tqdm.tqdm):
     """A bar that shows the rate of `pace`."""
 
@@ -160,9 +176,10 @@ class _Bar(tqdm.tqdm):
 
     @property
     def format_dict(self) -> dict[str, Any]:
-        """What is shown; tqdm's interface for other rates than its own."""
+        """What is shown; tqdm's interface for other texts than its own."""
         shown: dict[str, Any] = super().format_dict
-        return shown if self.pace is None else {**shown, "rate": self.pace.rate()}
+        rate = 0.0 if self.pace is None else self.pace.rate()
+        return {**shown, **_texts(self.n, self.total, self.unit, rate)}
 
 
 class Count(_Display):
@@ -192,15 +209,16 @@ class Count(_Display):
 
         Args:
             what: name of the work.
-            unit: name of the things that are counted.
+            unit: name of one of the things that are counted; empty: only the time is shown.
             total: how many there will be; None: not known.
             interval_s: seconds between two lines where there is no terminal.
             stream: where to write; None: the standard error.
             clock: seconds, rising.
             timer: seconds and a function, which it calls after them once it is started.
         """
+        bar_format = _WITHOUT_TOTAL if total is None else _BAR
         super().__init__(
-            interval_s, stream, clock, desc=what, unit=unit, total=total, unit_scale=True
+            interval_s, stream, clock, desc=what, unit=unit, total=total, bar_format=bar_format
         )
         self._what, self._unit, self._total = what, unit, total
         self._next_s = self._started_s + min(interval_s, _FIRST_LINE_S)
@@ -255,9 +273,7 @@ class Count(_Display):
                         self._total,
                         now - self._started_s,
                         prefix=self._what,
-                        unit=self._unit,
-                        unit_scale=True,
-                        rate=self._pace.rate(),
-                        bar_format=None if self._total is None else _WITHOUT_BAR,
+                        bar_format=_WITHOUT_TOTAL if self._total is None else _WITHOUT_BAR,
+                        **_texts(self._count, self._total, self._unit, self._pace.rate()),
                     )
                 )

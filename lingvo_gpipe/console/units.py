@@ -37,6 +37,15 @@ def count(number: float) -> str:
     return _scaled(number, 1000, _DECIMAL).rstrip()
 
 
+def things(number: int, name: str) -> str:
+    """Return a number of things whose plural has an s.
+
+    >>> things(1, "pair"), things(4000, "pair")
+    ('1 pair', '4,000 pairs')
+    """
+    return f"{number:,} {name}{'' if number == 1 else 's'}"
+
+
 def percent(share: float) -> str:
     """Return a share in [0, 1] as per cent.
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TypeAlias, TypeVar
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.console import command, output
+from lingvo_gpipe.console import command, output, units
 from lingvo_gpipe.console.flags import Flags
 from lingvo_gpipe.tasks.mt.text import preparation
 from lingvo_gpipe.tasks.mt.text.corpora import django_catalogues, text_files, tfds_corpus
@@ -172,7 +172,7 @@ def _run(argv: Sequence[str]) -> command.Exit:
         return done
     preparing = _preparation(values).instantiate()
     made = preparing.run(values.output, report=_report, num_threads=values.threads)
-    _report(f"{made.folder}: {len(made.pairs)} pairs of languages, complete")
+    _report(f"{made.folder}: {units.things(len(made.pairs), 'pair')} of languages, complete")
     return done
 
 

@@ -21,7 +21,7 @@ import sentencepiece
 from absl import logging
 
 from lingvo_gpipe import errors, hyperparams
-from lingvo_gpipe.console import progress
+from lingvo_gpipe.console import progress, units
 from lingvo_gpipe.tasks.mt.text import clean_text, output_folder, records
 from lingvo_gpipe.tasks.mt.text.clean_text import CleanText
 from lingvo_gpipe.tasks.mt.text.corpora.corpus import Corpus, languages_of
@@ -94,7 +94,7 @@ class Preparation(hyperparams.Configurable):
                 )
             return prepared
         self._check_text()  # before all text is read
-        report(f"preparing {len(self._selection.pairs)} pairs of languages")
+        report(f"preparing {units.things(len(self._selection.pairs), 'pair')} of languages")
         for line in self._selection.warnings():
             report(line)
         with output_folder.building(target) as partial:
@@ -186,7 +186,7 @@ class Preparation(hyperparams.Configurable):
             texts, faults = CorpusReader(self._selection, scratch, normalise, log, report).read()
         seen = _targets_seen_in_training(self._selection, texts)
         for split, number in seen.items():
-            report(f"{split}: {number} targets are in the training text too")
+            report(f"{split}: targets in the training text too: {number}")
         training = [text for text in texts if text.split == self.params.train_split]
         vocabulary = self.vocabulary_source.make(training, self.params.seed, report)
         vocabulary.save(folder / records.VOCABULARY)
@@ -253,7 +253,7 @@ class Preparation(hyperparams.Configurable):
                         sentences = bar.over(text.directed(languages[0]))
                         writer.add(pair, sentences, corpora=text.corpora, text=names)
                     entries[split] = writer.entry()
-                report(f"{split}: {entries[split]['examples']} examples tokenised")
+                report(f"{split}: {units.things(entries[split]['examples'], 'example')} tokenised")
         return entries
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self, TypedDict
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.console import progress
+from lingvo_gpipe.console import progress, units
 from lingvo_gpipe.tasks.mt.text import clean_text, records
 from lingvo_gpipe.tasks.mt.text.clean_text import CleanText
 from lingvo_gpipe.tasks.mt.text.corpora.corpus import Corpus, Languages
@@ -96,7 +96,8 @@ class CorpusReader:
         if not total:
             raise errors.InputError("no training pair is left: every one is faulty or left out")
         self.report(
-            f"read {total} training pairs of {len(self.selection.pairs)} pairs of languages"
+            f"read {units.things(total, 'training pair')} of "
+            f"{units.things(len(self.selection.pairs), 'pair')} of languages"
         )
         return kept, entries
 

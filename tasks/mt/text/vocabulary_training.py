@@ -107,7 +107,7 @@ def train(
     def show() -> None:
         read.wait()
         if not raised:
-            with progress.Count("training the vocabulary", "s") as clock:
+            with progress.Count("training the vocabulary", "") as clock:
                 while not done.wait(1.0):
                     clock.update()
 

@@ -103,8 +103,8 @@ def test_work_that_is_counted_gets_a_line_every_so_often() -> None:
             counted.update(1000)
     # The rate begins with the second part.
     assert log.getvalue().splitlines() == [
-        "reading:  25% 1.00k/4.00k [00:20<?, ?pair/s]",
-        "reading:  75% 3.00k/4.00k [01:00<00:20, 50.0pair/s]",
+        "reading:  25% 1,000/4,000 pairs [00:20<?]",
+        "reading:  75% 3,000/4,000 pairs [01:00<00:20, 50 pairs/s]",
     ]
 
 
@@ -115,10 +115,22 @@ def test_work_of_unknown_size_is_counted_too() -> None:
             assert item < 70
             clock.now_s += 1.0
     assert log.getvalue().splitlines() == [
-        "reading: 2.00pair [00:02, 1.00pair/s]",
-        "reading: 32.0pair [00:32, 1.00pair/s]",
-        "reading: 62.0pair [01:02, 1.00pair/s]",
+        "reading: 2 pairs [00:02, 1 pair/s]",
+        "reading: 32 pairs [00:32, 1 pair/s]",
+        "reading: 62 pairs [01:02, 1 pair/s]",
     ]
+
+
+def test_one_thing_is_singular_and_work_without_units_shows_its_time() -> None:
+    clock, log = Clock(), io.StringIO()
+    with progress.Count("waiting", "", stream=log, clock=clock, interval_s=0.0) as counted:
+        clock.now_s += 3.0
+        counted.update()
+    with progress.Count("reading", "line", 1, stream=log, clock=clock, interval_s=0.0) as counted:
+        clock.now_s += 3.0
+        counted.update()
+    assert log.getvalue().splitlines()[0] == "waiting: [00:03]"
+    assert log.getvalue().splitlines()[-1] == "reading: 100% 1/1 line [00:03<?]"
 
 
 def test_a_line_appears_within_two_seconds_although_nothing_is_done() -> None:
@@ -128,7 +140,7 @@ def test_a_line_appears_within_two_seconds_although_nothing_is_done() -> None:
         clock.now_s += timer.delay_s
         timer.call()
         assert timer.delay_s < 2.0
-        assert log.getvalue() == "reading:   0% 0.00/100 [00:01<?, ?pair/s]\n"
+        assert log.getvalue() == "reading:   0% 0/100 pairs [00:01<?]\n"
         timer.call()
         clock.now_s += 1.0
         counted.update(3)
@@ -168,7 +180,9 @@ def test_counted_work_is_a_bar_on_a_terminal_and_stops_for_no_full_disk() -> Non
     terminal = Terminal()
     with progress.Count("reading", "pair", 3, stream=terminal) as count:
         assert list(count.over("abc")) == ["a", "b", "c"]
-    assert "reading: 100%" in terminal.getvalue()
+    first, *_, last = re.split("[\r\n]+", terminal.getvalue().strip())
+    assert re.fullmatch(r"reading:   0%\| +\| 0/3 pairs \[00:00<\?\]", first)
+    assert re.match(r"reading: 100%\|#+\| 3/3 pairs \[00:00<00:00", last)
 
     class Full(io.StringIO):
         def write(self, _: str) -> int:

@@ -118,7 +118,7 @@ def test_test_targets_in_the_training_text_are_reported(tmp_path: Path) -> None:
     found = toy_text.params(folder).instantiate().run(tmp_path / "out", report=reported.append)
     seen = found.manifest["targets_seen_in_training"]["test"]
     assert seen >= 7
-    assert f"test: {seen} targets are in the training text too" in reported
+    assert f"test: targets in the training text too: {seen}" in reported
 
 
 class Terminal(io.StringIO):

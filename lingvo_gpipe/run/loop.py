@@ -156,6 +156,8 @@ def dry_run(
 ) -> None:
     """Try everything that could fail later: input, an update, an evaluation, a checkpoint.
 
+    An input that cannot be served is reported: training needs no `serving`, but export does.
+
     Args:
         params: params of the task.
         logdir: checked for use; nothing is left in it. None: not checked.
@@ -175,6 +177,10 @@ def dry_run(
         with contextlib.closing(_Training(short, source, Path(temporary), options)) as trial:
             trial.restore(start, None)
             trial.state.checkpoints.restore(trial.train().step)
+    try:
+        params.instantiate().serving(source)
+    except errors.InputError as error:
+        report(f"--mode=export will not be possible: {error}, now or after training")
     tried = ("input", "an update", *(("an evaluation",) if evaluate else ()))
     report(f"dry run: {', '.join(tried)} and a checkpoint went well; nothing is kept")
 

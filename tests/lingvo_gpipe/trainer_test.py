@@ -438,7 +438,11 @@ def test_a_signal_counts_if_the_mode_was_informed(run: Run, mode: str, code: int
 def test_a_dry_run_tries_what_the_mode_does(run: Run) -> None:
     arguments = ["--dry_run", "--params_override=eval.split=validation"]
     found = run("--mode=train", *arguments)
-    assert found.out == ["dry run: input, an update and a checkpoint went well; nothing is kept"]
+    assert found.out == [
+        "--mode=export will not be possible: a model on Points cannot be exported: that input "
+        "defines no serving. Add the method `serving` to its class, now or after training",
+        "dry run: input, an update and a checkpoint went well; nothing is kept",
+    ]
     (line,) = run("--mode=train_eval", *arguments).err
     assert "has no split 'validation'" in line
     assert "name another by --params_override=eval.split=NAME" in line

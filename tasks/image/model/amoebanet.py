@@ -55,7 +55,10 @@ class AmoebaNet(hyperparams.Params):
     label_smoothing: float = hyperparams.field(0.1, "Label smoothing of both losses.")
     momentum: float = hyperparams.field(0.9, "Momentum of the moving statistics of batch norms.")
     epsilon: float = hyperparams.field(1e-5, "Added to the variance in batch norms.")
-    top_k: int = hyperparams.field(5, "Adds the metric top{k} beside accuracy; 0: does not.")
+    top_k: int = hyperparams.field(
+        5,
+        "Adds the metric top{k} beside accuracy, where there are more than k classes; 0: does not.",
+    )
     confusion: bool = hyperparams.field(False, "Adds the confusion matrix in evaluation.")
 
 

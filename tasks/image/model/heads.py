@@ -146,7 +146,8 @@ def _averaged(logits: tf.Tensor, examples: tf.Tensor) -> tf.Tensor:
 class Classifier(layers.Composite, core_heads.Head):
     """x: [B, H, W, C], label: [B] → logits [B, classes]: ReLU, mean over [H, W], dropout, softmax.
 
-    See `CropSoftmax` for the loss, metrics and several crops of an image.
+    See `CropSoftmax` for the loss, metrics and several crops of an image. The metric top{k} is left
+    out where there are no more than k classes.
     """
 
     class Params(core_heads.LabelledParams, layers.Composite.Params):
@@ -155,8 +156,10 @@ class Classifier(layers.Composite, core_heads.Head):
 
         def parts(self) -> dict[str, layers.Layer.Params]:
             """See `Composite`."""
-            names = ("loss_name", "coefficient", "label_smoothing", "metric_prefix", "top_k")
-            shared = {name: self.get(name) for name in (*names, "confusion")}
+            names = ("loss_name", "coefficient", "label_smoothing", "metric_prefix", "confusion")
+            shared = {name: self.get(name) for name in names}
+            # Among k classes every label is one of the k best.
+            shared["top_k"] = self.top_k if (self.classes or 0) > self.top_k else 0
             parts: list[layers.Layer.Params] = [
                 operations.relu(),
                 layers.GlobalPool2D.Params(name="pool"),

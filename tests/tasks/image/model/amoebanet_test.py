@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, layers, network, pipelining
 from lingvo_gpipe.plan import describe
-from lingvo_gpipe.tasks.image.model import amoebanet, genotypes, operations
+from lingvo_gpipe.tasks.image.model import amoebanet, genotypes, heads, operations
 from tests.cases import layer_cases
 from tests.networks import amoeba_nets, amoeba_reference
 from tests.networks.amoeba_nets import amoeba_net
@@ -332,6 +332,16 @@ def test_crops_of_an_image_are_averaged_as_probabilities() -> None:
     assert float(found.loss) == pytest.approx(-np.mean(np.log(own)), rel=1e-4)
     assert float(found.sums["accuracy"]["weight"]) == 4
     assert float(found.sums["accuracy"]["total"]) == np.sum(mean.argmax(1) == label.numpy())
+
+
+@pytest.mark.parametrize(("classes", "has_top5"), [(3, False), (5, False), (6, True)])
+def test_top5_is_a_metric_where_a_label_may_be_missed(classes: int, has_top5: bool) -> None:
+    params = heads.Classifier.Params(
+        name="head", classes=classes, top_k=5, reads=("image", "label")
+    )
+    meta = params.fprop_meta(tf.TensorSpec([2, 3, 3, 4]), tf.TensorSpec([2], tf.int32))
+    assert [metric.name for metric in meta.metrics] == ["accuracy", *["top5"] * has_top5]
+    assert params.top_k == 5  # as runs have written it
 
 
 def test_the_auxiliary_head_is_only_in_training() -> None:

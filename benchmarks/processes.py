@@ -37,6 +37,20 @@ def rounds(module: str, configurations: Sequence[str], count: int) -> dict[str, 
     return found
 
 
+QUIET_CORES = 0.06
+"""A repetition during which other processes took more cores than this does not count."""
+
+
+def quiet(runs: Sequence[Any]) -> list[Any]:
+    """Return the runs that were not disturbed by other processes; all, if every run was."""
+    return [run for run in runs if run["other_load"] <= QUIET_CORES] or list(runs)
+
+
+def disturbed(runs: Sequence[Any]) -> int:
+    """Return how many runs other processes disturbed."""
+    return sum(run["other_load"] > QUIET_CORES for run in runs)
+
+
 def median(runs: Sequence[Any], key: str) -> float:
     """Return the median of one figure over runs."""
     return float(statistics.median(run[key] for run in runs))

@@ -1,20 +1,37 @@
 """Cells that only wait: how close does the executor come to its schedule's bound?
 
 A cell waits, forward and backward, without using a core, so that many devices fit on any machine.
-Half of the backward waits for the gradient of the cell's input (I), half for that of its weight
+Part of the backward waits for the gradient of the cell's input (I), part for that of its weight
 (W). Every wait measures itself; the step is compared with the simulation of the table on those
 measured times.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 Spent: TypeAlias = dict[tuple[str, str], list[float]]
 """Path of a layer and phase → seconds of each wait."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Waits:
+    """How long a cell waits for one micro-batch.
+
+    Attributes:
+        forward_s: seconds of its forward.
+        input_s: of the gradient of its input.
+        weight_s: of that of its weight.
+    """
+
+    forward_s: float
+    input_s: float
+    weight_s: float
 
 
 def measure(
@@ -35,6 +52,33 @@ def measure(
         num_replicas: R.
         cells_per_device: V.
     """
+    third_s = pair_ms / 3e3 / cells_per_device
+    return measure_cells(
+        [Waits(third_s, third_s, third_s)] * (num_partitions * cells_per_device),
+        schedule,
+        num_micro_batches,
+        num_replicas=num_replicas,
+        cells_per_device=cells_per_device,
+    )
+
+
+def measure_cells(
+    cells: Sequence[Waits],
+    schedule: str,
+    num_micro_batches: int,
+    *,
+    num_replicas: int = 1,
+    cells_per_device: int = 1,
+) -> dict[str, Any]:
+    """Return the same of cells that differ.
+
+    Args:
+        cells: how long each of them waits.
+        schedule: name of the schedule.
+        num_micro_batches: M.
+        num_replicas: R.
+        cells_per_device: V.
+    """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import ctypes
 
@@ -47,22 +91,26 @@ def measure(
     from lingvo_gpipe.execution import placement
     from lingvo_gpipe.schedule import simulate
 
+    num_cells = len(cells)
+    num_partitions = num_cells // cells_per_device
     num_devices = num_replicas * num_partitions
-    num_cells = num_partitions * cells_per_device
-    phase_s = pair_ms / 3e3 / cells_per_device
     spent: Spent = {}
-    wait_layer, sum_layer = _wait_layer(phase_s, spent), _sum_layer()
+    wait_layer, sum_layer = _wait_layer(spent), _sum_layer()
     placement.prepare_logical_cpus(num_devices)
     tf.config.threading.set_inter_op_parallelism_threads(2 * num_devices)
     tf.config.threading.set_intra_op_parallelism_threads(1)
     pipe = pipelining.PipeliningLayer.Params(
-        layers=[wait_layer.Params() for _ in range(num_cells)] + [sum_layer.Params()],
+        layers=[
+            *(wait_layer.Params(**dataclasses.asdict(cell)) for cell in cells),
+            sum_layer.Params(),
+        ],
         num_partitions=num_partitions,
         num_micro_batches=num_micro_batches,
         num_replicas=num_replicas,
         schedule=schedule,
         cells_per_device=cells_per_device,
         cuts=(1,) * (num_cells - 1) + (2,),
+        fuse=False,  # in one program, F and I would wait at the same time
     ).instantiate()
     batch = {"x": tf.random.stateless_normal([num_micro_batches, 2], [1, 2])}
     pipe.build(batch)
@@ -90,17 +138,18 @@ def measure(
     return {"s": step_s, "simulated_s": simulated, "share": simulated / step_s}
 
 
-def _wait_layer(phase_s: float, spent: Spent) -> Any:
+def _wait_layer(spent: Spent) -> Any:
     """Return a layer that waits in each phase, and notes how long."""
     import tensorflow as tf
 
+    from lingvo_gpipe import hyperparams
     from lingvo_gpipe.layers import base
     from lingvo_gpipe.nests import Nest, SpecNest
 
-    def wait(name: str, phase: str, x: tf.Tensor) -> tf.Tensor:
+    def wait(name: str, phase: str, seconds: float, x: tf.Tensor) -> tf.Tensor:
         def sleep(value: Any) -> Any:
             start = time.perf_counter()
-            time.sleep(phase_s)
+            time.sleep(seconds)
             spent.setdefault((name, phase), []).append(time.perf_counter() - start)
             return value
 
@@ -112,6 +161,10 @@ def _wait_layer(phase_s: float, spent: Spent) -> Any:
         """x → x, after a while."""
 
         class Params(base.Layer.Params):
+            forward_s: float = hyperparams.required("Seconds of the forward.")
+            input_s: float = hyperparams.required("Seconds of the gradient of the input.")
+            weight_s: float = hyperparams.required("Seconds of the gradient of the weight.")
+
             def _meta(self, *inputs: SpecNest) -> base.Meta:
                 scale = base.VariableSpec("scale", (), inputs[0].dtype, base.initializer("ones"))
                 return base.Meta(inputs[0], (scale,), 1, 2)
@@ -119,12 +172,15 @@ def _wait_layer(phase_s: float, spent: Spent) -> Any:
         params: Params
 
         def fprop(self, theta: Any, inputs: Any, ctx: base.Context) -> Nest:
+            params = self.params
+
             def waited(x: tf.Tensor, scale: tf.Tensor) -> Any:
                 def back(dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-                    of_input = wait(ctx.path, "I", dy)  # W waits after it
-                    return of_input * scale, tf.reduce_sum(wait(ctx.path, "W", of_input))
+                    of_input = wait(ctx.path, "I", params.input_s, dy)  # W waits after it
+                    of_weight = wait(ctx.path, "W", params.weight_s, of_input)
+                    return of_input * scale, tf.reduce_sum(of_weight)
 
-                return wait(ctx.path, "F", x * scale), back
+                return wait(ctx.path, "F", params.forward_s, x * scale), back
 
             waiting: Any = tf.custom_gradient(waited)
             return waiting(inputs, theta["scale"])

@@ -89,7 +89,7 @@ class Recorder:
         if step not in self.chosen:
             return
         self._recorded_any = True
-        recorded = self._recorded(around)
+        recorded = self.last(around)
         labels = self._labels(len(recorded.rows), len(recorded.timelines))
         first = _from_first_slot(recorded.timelines[0])
         folder = self._logdir / FOLDER
@@ -128,7 +128,12 @@ class Recorder:
                 f"none of these steps; its last one was {last_step}"
             )
 
-    def _recorded(self, around: breakdown.Around) -> Recorded:
+    def last(self, around: breakdown.Around) -> Recorded:
+        """Return the timelines and the parts of the step that has just ended.
+
+        Args:
+            around: when it was begun and ended, in seconds since 1970.
+        """
         analysis = self._learner.pipe.analysis
         spans = self._stamps.read()
         num_replicas = analysis.params.num_replicas

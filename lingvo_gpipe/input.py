@@ -90,7 +90,11 @@ class Batches(Reading):
             first: position of its first mini-batch; `explain` counts from there.
         """
         super().__init__()
-        self.dataset = dataset
+        options = tf.data.Options()
+        options.deterministic = True
+        # Nothing is left to it, and an iterator that ends may wait for its next round: up to 60 s.
+        options.autotune.enabled = False
+        self.dataset = dataset.with_options(options)
         self._explain = explain
         self._repair = repair
         self._first = first
@@ -347,9 +351,7 @@ class Indexed(Input):
             row = rows.skip(number).take(1)
             return next((self.explain(split, each["index"].numpy()) for each in row), None)
 
-        options = tf.data.Options()
-        options.deterministic = True
-        dataset = self.read(rows, split, size, seed).prefetch(_PREFETCH).with_options(options)
+        dataset = self.read(rows, split, size, seed).prefetch(_PREFETCH)
         return Batches(dataset, explain, self.repair(split, seed), first=first)
 
 

@@ -286,3 +286,12 @@ def test_reading_leaves_no_temporary_file_to_a_process_that_is_killed(
     next(iter(source.batches(1)))
     next(iter(source.evaluation("test")))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_iterator_ends_without_waiting_for_tensorflow_s_tuning() -> None:
+    """Where an iterator is tuned, its end may wait for the next round: up to a minute."""
+    source = make()
+    for batches in (source.batches(seed=1), source.evaluation("test")):
+        options = batches.dataset.options()
+        assert options.autotune.enabled is False
+        assert options.deterministic is True

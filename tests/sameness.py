@@ -131,10 +131,9 @@ GRIDS = (
         apart=((0, 1), (0, 5), (1, 2), (1, 3), (1, 4), (1, 5), (2, 4)),
         points=(
             ("translation", 5, 1, "gpipe", "losses inside", "full"),
-            ("packed_translation", 2, 1, "1f1b", "losses inside", "never"),
-            ("packed_translation", 5, 3, "gpipe", "own tape", "never"),
+            ("packed_translation", 5, 1, "1f1b", "losses inside", "never"),
+            ("packed_translation", 1, 3, "gpipe", "own tape", "never"),
             ("translation", 3, 3, "1f1b", "own tape", "full"),
-            ("packed_translation", 1, 1, "1f1b", "losses inside", "full"),
         ),
     ),
     # Replicas: batch norm with dropout, ties, skips, weights that are frozen.
@@ -181,12 +180,10 @@ GRIDS = (
             ("full", "never"),
             (1, 2),
         ),
-        apart=((0, 1), (0, 5), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6), (2, 4), (3, 6)),
+        apart=tuple(itertools.combinations(range(7), 2)),  # the grids above combine them
         points=(
-            ("sliced_translation", 3, 2, "gpipe", "losses inside", "full", 1),
-            ("sliced_translation", 1, 3, "1f1b", "own tape", "full", 2),
+            ("sliced_translation", 3, 3, "gpipe", "own tape", "full", 1),
             ("sliced_packed_translation", 2, 2, "1f1b", "losses inside", "never", 2),
-            ("sliced_packed_translation", 4, 3, "gpipe", "own tape", "never", 1),
         ),
     ),
     # Schedules of several cells per device, and those that split backwards.

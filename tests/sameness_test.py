@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 import re
 from typing import Any
 
@@ -59,7 +60,7 @@ def test_every_schedule_is_in_a_grid() -> None:
 def test_covering_set_holds_every_pair(each: sameness.Grid) -> None:
     fields = list(Case.__dataclass_fields__)[: len(each.axes)]
     cases = {tuple(getattr(case, f) for f in fields) for case in COVERING}
-    assert len(each.pairs()) > 20
+    assert len(each.pairs()) > 20 or len(each.apart) == math.comb(len(each.axes), 2)
     for i, values in enumerate(each.axes):
         assert {point[i] for point in cases} >= set(values)
     for i, a, j, b in each.pairs():
@@ -422,9 +423,9 @@ BREAKS: dict[str, tuple[Any, ...]] = {
     "seeds by replica": (_seeds_by_replica, "conv", 2, 3, "loss", 2),
     "stale weights in a replica": (_stale_weights_in_a_replica, "dense", 2, 3, "loss", 2),
     "sums of one replica": (_forgotten_sums, "conv", 2, 3, "loss", 2),
-    "a slice's log-sum-exp left out": (_forgotten_slice, "sliced", 3, 3, "loss"),
-    "the best id of the last slice": (_best_of_the_last_slice, "sliced", 3, 3, "hits"),
-    "ids not shifted to their slice": (_slice_without_a_shift, "sliced", 3, 3, "loss"),
+    "a slice's log-sum-exp left out": (_forgotten_slice, "sliced", 2, 3, "loss"),
+    "the best id of the last slice": (_best_of_the_last_slice, "sliced", 2, 3, "hits"),
+    "ids not shifted to their slice": (_slice_without_a_shift, "sliced", 2, 3, "loss"),
 }
 
 

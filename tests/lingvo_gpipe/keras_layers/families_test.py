@@ -144,9 +144,16 @@ HAND_BUILT: dict[str, tuple[Any, Any]] = {
     ),
     "siamese": (siamese, lambda: [whole_models.random(5, 4), whole_models.random(5, 4, seed=1)]),
 }
+SLOW = ("masked_lstm", "unet")
 
 
-@pytest.mark.parametrize("name", HAND_BUILT)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.sameness_grid) if name in SLOW else name
+        for name in HAND_BUILT
+    ],
+)
 def test_a_hand_built_model_has_the_gradients_of_keras(name: str) -> None:
     make, inputs = HAND_BUILT[name]
     model = make()

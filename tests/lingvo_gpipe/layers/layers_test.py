@@ -63,13 +63,18 @@ EVERY = (*CASES, *amoeba_layer_cases.CASES, *mt_layer_cases.CASES)
 every_case = pytest.mark.parametrize("case", EVERY, ids=str)
 
 
+# Layers of layers that have cases of their own; a trace takes a second or more.
+COMPOSITIONS = {"amoeba_cell", "decoder_layer", "sliced_softmax"}
+
+
 def _first_of_each_class() -> list[Any]:
-    """Return all cases; those of a class that an earlier case has are in the whole set only."""
+    """Return all cases; in the whole set only are compositions, and further ones of a class."""
     classes: set[type] = set()
     found = []
     for case in EVERY:
         kind = type(case.params())
-        marks = [pytest.mark.sameness_grid] if kind in classes else []
+        whole_only = kind in classes or case.name in COMPOSITIONS
+        marks = [pytest.mark.sameness_grid] if whole_only else []
         found.append(pytest.param(case, marks=marks, id=str(case)))
         classes.add(kind)
     return found

@@ -223,8 +223,10 @@ def test_rows_with_a_gradient_get_the_bits_of_the_whole_update(rule: str) -> Non
                 np.testing.assert_array_equal(value, plain[name])
 
 
-@pytest.mark.parametrize("shape", [(ROWS, UNITS), (9, 2, 3)], ids=str)
 @pytest.mark.parametrize("rule", list(RULES))
+@pytest.mark.parametrize(
+    "shape", [(ROWS, UNITS), pytest.param((9, 2, 3), marks=pytest.mark.sameness_grid)], ids=str
+)
 def test_a_table_all_of_whose_rows_have_a_gradient_is_updated_as_without(
     rule: str, shape: tuple[int, ...]
 ) -> None:

@@ -40,7 +40,7 @@ def images() -> tuple[Any, dict[str, tf.TensorSpec]]:
 
 
 def sequences() -> tuple[Any, dict[str, tf.TensorSpec]]:
-    own = [layers.TransformerLayer.Params(units=64, heads=4, hidden=256) for _ in range(4)]
+    own = [layers.TransformerLayer.Params(units=64, heads=4, hidden=256) for _ in range(2)]
     spec = floats(16, 64, 64)
     return pipe(*own, layers.MeanSquaredError.Params()), {"x": spec, "target": spec}
 
@@ -134,7 +134,7 @@ def test_a_cell_without_a_backward_holds_its_forward_alone() -> None:
 
 
 def test_more_threads_hold_more_at_once() -> None:
-    params, fields = CASES["sequences"]
+    params, fields = CASES["dense"]
     analysis = network.analyze(params, fields)
     (one,), (four,) = traced_cells.cell_bytes(analysis, 1), traced_cells.cell_bytes(analysis, 4)
     assert (one.residual, one.backward) != (four.residual, four.backward)

@@ -233,10 +233,10 @@ def test_files_to_be_downloaded_by_hand_are_reported(
     [
         ("imagenet2012", 1000, "validation"),
         ("cifar10", 10, "test"),
-        ("cifar100", 100, "test"),
-        ("cars196", 196, "test"),
+        pytest.param("cifar100", 100, "test", marks=pytest.mark.reliability_full),
+        pytest.param("cars196", 196, "test", marks=pytest.mark.reliability_full),
         ("oxford_iiit_pet", 37, "test"),
-        ("food101", 101, "validation"),
+        pytest.param("food101", 101, "validation", marks=pytest.mark.reliability_full),
     ],
 )
 def test_a_set_of_the_paper_is_trained_on_and_evaluated(

@@ -214,7 +214,14 @@ def test_describe_separates_the_auxiliary_head(model: Any, side: int, count: int
 
 
 @pytest.mark.parametrize("model", GFLOPS)
-@pytest.mark.parametrize(("place", "side"), [(0, 224), (1, 331), (2, 480)])
+@pytest.mark.parametrize(
+    ("place", "side"),
+    [
+        (0, 224),
+        pytest.param(1, 331, marks=pytest.mark.sameness_grid),
+        pytest.param(2, 480, marks=pytest.mark.sameness_grid),
+    ],
+)
 def test_flops_are_those_of_the_reference(model: Any, place: int, side: int) -> None:
     layers = analysed(*model, 1001, side=side).layers
     total = sum(info.meta.flops_forward for info in layers)

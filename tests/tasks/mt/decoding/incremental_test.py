@@ -27,9 +27,12 @@ from tests.tasks.mt.toy_model import (
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},
     {"tie": "all"},
-    {"tie": "softmax", "transparent": "shared"},
     {"transparent": "per_layer"},
     {"packed": True},
+)
+MIXED: tuple[dict[str, Any], ...] = (
+    {"tie": "softmax", "transparent": "shared"},
+    {"tie": "all", "transparent": "per_layer", "packed": True},
 )
 
 
@@ -47,9 +50,8 @@ def check(got: Any, wanted: Any, dtype: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "dtype"),
     [
-        *((settings, "float64") for settings in SETTINGS),
-        ({"tie": "softmax", "transparent": "shared"}, "mixed_bfloat16"),
-        ({"tie": "all", "transparent": "per_layer", "packed": True}, "mixed_bfloat16"),
+        *(pytest.param(each, "float64", marks=pytest.mark.sameness_grid) for each in SETTINGS),
+        *((each, dtype) for each in MIXED for dtype in ("float64", "mixed_bfloat16")),
     ],
     ids=str,
 )

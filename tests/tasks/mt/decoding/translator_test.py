@@ -79,8 +79,8 @@ def cut(
 @pytest.mark.parametrize(
     ("cuts", "beam", "settings"),
     [
-        ((9,), 1, {"tie": "all"}),
-        ((6, 3), 3, {"transparent": "shared"}),
+        pytest.param((9,), 1, {"tie": "all"}, marks=pytest.mark.sameness_grid),
+        pytest.param((6, 3), 3, {"transparent": "shared"}, marks=pytest.mark.sameness_grid),
         pytest.param((2, 4, 3), 3, {"tie": "all"}, marks=pytest.mark.sameness_grid),
         ((2, 3, 2, 2), 3, {"tie": "all", "shared": True}),
         ((2, 4, 2), 2, {"transparent": "per_layer", "packed": True}),

@@ -268,7 +268,11 @@ def test_loss_and_accuracy_are_counted_by_language() -> None:
 # --- padding and packing change nothing -----------------------------------------------------------
 
 SENTENCES = (((5, 7, 3), (2, 6)), ((4,), (2, 9, 5, 8)), ((9, 8, 4, 6), (2,)), ((3, 3), (2, 7, 7)))
-SETTINGS: tuple[dict[str, Any], ...] = ({}, {"transparent": "shared"}, {"transparent": "per_layer"})
+SETTINGS: tuple[Any, ...] = (
+    {},
+    pytest.param({"transparent": "shared"}, marks=pytest.mark.sameness_grid),
+    {"transparent": "per_layer"},
+)
 
 
 def network(**settings: Any) -> Any:

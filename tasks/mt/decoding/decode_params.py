@@ -30,7 +30,12 @@ class Decode(hyperparams.Params):
     shown: int = hyperparams.field(
         3,
         "Sentences of each pair of languages that every evaluation translates and shows in "
-        "TensorBoard; 0: none.",
+        "TensorBoard, always the same; 0: none.",
+    )
+    max_shown: int = hyperparams.field(
+        30,
+        "Maximum number of shown sentences of all pairs together. With more, each pair has equally "
+        "fewer; of more pairs than this, as many, evenly spaced, have one.",
     )
     read_ahead: int = hyperparams.field(
         8192, "Lines that are read, sorted by length and translated together."
@@ -44,7 +49,15 @@ def check(params: Decode) -> None:
         ParamsError: names the first such setting.
     """
     search.check(params.search)
-    least = {"batch": 1, "groups": 1, "max_length": 3, "num_shapes": 1, "read_ahead": 1, "shown": 0}
+    least = {
+        "batch": 1,
+        "groups": 1,
+        "max_length": 3,
+        "num_shapes": 1,
+        "read_ahead": 1,
+        "shown": 0,
+        "max_shown": 1,
+    }
     for name, smallest in least.items():
         value = params.get(name)
         if value is not None and value < smallest:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lingvo_gpipe.tasks.mt.input import Translation
     from lingvo_gpipe.tasks.mt.task import TranslationTask
 
+_Item = TypeVar("_Item")
 FOLDER = "score"
 _MAX_SHOWN = 20  # with more languages, only the files list them
 
@@ -46,7 +47,12 @@ class PairSentences:
 
 
 def sentences_to_translate(
-    source: Translation, split: str, most: int | None = None, *, longest: int | None = None
+    source: Translation,
+    split: str,
+    most: int | None = None,
+    *,
+    in_all: int | None = None,
+    longest: int | None = None,
 ) -> list[PairSentences]:
     """Return the sentences of a split that are translated, pair by pair.
 
@@ -54,6 +60,8 @@ def sentences_to_translate(
         source: the input.
         split: its name; not the training split, whose text is not kept.
         most: maximum number of sentences of a pair, evenly spaced; None: all.
+        in_all: maximum number of sentences of all pairs. They have equally many each, or some
+            pairs, evenly spaced, have one; None: no maximum.
         longest: only those with at most this number of source tokens, with </s>; None: all.
 
     Raises:
@@ -70,17 +78,21 @@ def sentences_to_translate(
         )
     records_split = records.split(split)
     examples = {span.pair: span.count for span in records.split(trained).spans}
-    chosen: list[PairSentences] = []
+    found = []
     for span in records_split.spans:
         if span.pair not in source.pairs:
             continue
         allowed = np.arange(span.count)
         if longest is not None:
             allowed = allowed[records_split.lengths[span.first :][: span.count, 0] < longest]
-        if not len(allowed):
-            continue
-        count = len(allowed) if most is None else min(most, len(allowed))
-        places = allowed[np.arange(count) * len(allowed) // count].tolist()
+        if len(allowed):
+            found.append((span, allowed))
+    if in_all is not None:
+        found = _spaced(found, in_all)
+        most = min(most or in_all, max(1, in_all // max(1, len(found))))
+    chosen: list[PairSentences] = []
+    for span, allowed in found:
+        places = _spaced(allowed.tolist(), most)
         texts = records.text(split, span.pair)
         sources, references = ([lines[place] for place in places] for lines in texts)
         ids = [[*records_split.example(span.first + place)[0].tolist(), END] for place in places]
@@ -93,6 +105,12 @@ def sentences_to_translate(
             "Use another score.split"
         )
     return chosen
+
+
+def _spaced(items: list[_Item], most: int | None) -> list[_Item]:
+    """Return at most `most` of the items, evenly spaced; None: all."""
+    count = len(items) if most is None else min(most, len(items))
+    return [items[number * len(items) // count] for number in range(count)]
 
 
 def run(job: registry.Job) -> None:

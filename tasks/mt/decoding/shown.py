@@ -34,7 +34,7 @@ class ShownTranslations:
         Args:
             pipe: the network.
             source: its input.
-            settings: how it decodes; `shown` is the number of sentences of each pair.
+            settings: how it decodes; `shown` and `max_shown` limit the number of sentences.
             split: where they are.
 
         Raises:
@@ -42,7 +42,11 @@ class ShownTranslations:
         """
         self._vocabulary = source.vocabulary
         self._chosen = score.sentences_to_translate(
-            source, split, settings.shown, longest=source.params.max_length
+            source,
+            split,
+            settings.shown,
+            in_all=settings.max_shown,
+            longest=source.params.max_length,
         )
         ids = [sentence for part in self._chosen for sentence in part.ids]
         self._translator = translator.Translator(

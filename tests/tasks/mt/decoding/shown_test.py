@@ -54,8 +54,8 @@ def repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(translator, "Translator", Repeater)
 
 
-def made(source: Translation, count: int) -> shown.ShownTranslations:
-    return shown.ShownTranslations(PIPE, source, Decode(shown=count), "test")
+def made(source: Translation, count: int, most: int = 999) -> shown.ShownTranslations:
+    return shown.ShownTranslations(PIPE, source, Decode(shown=count, max_shown=most), "test")
 
 
 @pytest.mark.parametrize("count", [1, 3, HELD_OUT, 99])
@@ -69,6 +69,19 @@ def test_as_many_sentences_of_each_pair_are_shown(source: Translation, count: in
         rows = [[sources[n], repeated[n], references[n]] for n in places]
         wanted = markdown.table(["source", "translation", "reference"], rows)
         assert tables[f"translations/{pair}"] == wanted
+
+
+@pytest.mark.parametrize(
+    ("most", "pairs", "each"), [(1, ["de"], 1), (3, ["de", "sw"], 1), (5, ["de", "sw"], 2)]
+)
+def test_more_than_all_pairs_may_show_are_left_out_evenly(
+    source: Translation, most: int, pairs: list[str], each: int
+) -> None:
+    tables = made(source, 3, most)(lambda: False)
+    assert list(tables) == [f"translations/{pair}:en" for pair in pairs]
+    assert len(Repeater.asked) == each * len(pairs)
+    same = made(source, each)(lambda: False)
+    assert tables == {name: same[name] for name in tables}
 
 
 def test_a_sentence_that_training_would_drop_is_not_shown(source: Translation) -> None:
@@ -97,6 +110,8 @@ def test_nothing_is_shown_without_sentences_or_text(
     assert params.instantiate().texts(PIPE, source) is None
 
 
-def test_a_number_below_0_is_refused() -> None:
+def test_a_number_that_is_too_small_is_refused() -> None:
+    with pytest.raises(errors.ParamsError, match=r"decode\.max_shown=0 is too small\. Use 1 or"):
+        decode_params.check(Decode(max_shown=0))
     with pytest.raises(errors.ParamsError, match=r"decode\.shown=-1 is too small\. Use 0 or more"):
         decode_params.check(Decode(shown=-1))

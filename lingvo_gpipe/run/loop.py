@@ -229,7 +229,8 @@ class _Training:
         self._source = worker_input.source_of(source, executor, options.report)
         if options.evaluate:
             self._source.evaluation(params.eval.split)  # refused now, not after hours
-        self._histograms = Histograms(self._learner.pipe)
+        updater = self._learner.updater
+        self._histograms = Histograms(self._learner.pipe, lambda: updater.loss_scale)
         self._texts = EvaluationTexts(params, self._learner.pipe, source, options.report)
         self.state = RunState(params, self._learner, logdir, threads, evaluates=options.evaluate)
         self._watchdog = watchdog.of_executor(

@@ -6,6 +6,7 @@ Only the counts, the least and the largest value reach this process.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,12 +36,23 @@ class Histogram:
 class Histograms:
     """Counts the weights of a network, and their gradients for a mini-batch.
 
-    It computes the gradients once more, apart from the update, which stays as it is.
+    It computes the gradients once more, apart from the update, which stays as it is. Where losses
+    are scaled, the scale is divided out again: without it, gradients in float16 would vanish.
     """
 
-    def __init__(self, pipe: pipelining.PipeliningLayer) -> None:
-        """Trace nothing yet."""
+    def __init__(
+        self,
+        pipe: pipelining.PipeliningLayer,
+        loss_scale: Callable[[], tf.Tensor | None] = lambda: None,
+    ) -> None:
+        """Trace nothing yet.
+
+        Args:
+            pipe: the network.
+            loss_scale: returns the present factor on its losses; None: there is no factor.
+        """
         self._pipe = pipe
+        self._loss_scale = loss_scale
         self._function = outer_function.OuterFunction(self._counts)
 
     def __call__(self, batch: Batch, step: tf.Tensor) -> dict[str, Histogram]:
@@ -57,13 +69,17 @@ class Histograms:
         return found
 
     def _counts(self, batch: Batch, step: tf.Tensor) -> dict[str, tuple[tf.Tensor, ...]]:
-        gradients = self._pipe.value_and_gradients(batch, step=step).gradients
+        scale = self._loss_scale()
+        gradients = self._pipe.value_and_gradients(batch, step=step, loss_scale=scale).gradients
         weights = packing.read(self._pipe.weights)
         counts = {}
         for path, weight in weights.items():
             with tf.device(self._pipe.executor.device_of(path)):
                 counts[f"weights/{path}"] = _counted(weight)
-                counts[f"gradients/{path}"] = _counted(gradients[path])
+                gradient = gradients[path]
+                if scale is not None:
+                    gradient /= tf.cast(scale, gradient.dtype)
+                counts[f"gradients/{path}"] = _counted(gradient)
         return counts
 
 

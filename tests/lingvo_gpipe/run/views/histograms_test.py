@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 
-from lingvo_gpipe import errors, task
+from lingvo_gpipe import errors, optim, task
 from lingvo_gpipe.run import loop
 from lingvo_gpipe.run.views import histograms
 from tests import saved
@@ -35,6 +35,25 @@ def test_weights_and_gradients_are_those_of_the_update() -> None:
         assert found[name].counts.sum() == flat.size
         assert found[name].edges[0] == pytest.approx(flat.min())
         assert np.abs(found[name].counts - wanted).sum() <= 4, name  # rounding at the edges
+
+
+def test_gradients_of_scaled_losses_are_shown_unscaled_and_do_not_vanish() -> None:
+    params = tiny_task()
+    params.model.dtype = "mixed_float16"
+    params.model.layers[-1].coefficient = 1e-8
+    batch = next(iter(params.input.instantiate().batches(0)))
+    pipe = params.model.instantiate()
+    pipe.build(batch)
+    step, scale = tf.constant(3, tf.int64), tf.Variable(2.0**20)
+    plain = pipe.value_and_gradients(batch, step=step).gradients["first/kernel"].numpy()
+    assert not plain.any()  # beyond float16
+    scaled = pipe.value_and_gradients(batch, step=step, loss_scale=scale).gradients["first/kernel"]
+    wanted = scaled.numpy() / 2.0**20
+    shown = histograms.Histograms(pipe, scale.read_value)
+    for factor in (1.0, 2.0):  # the scale changes during a run
+        scale.assign(factor * 2.0**20)
+        edges = shown(batch, step)["gradients/first/kernel"].edges
+        np.testing.assert_allclose([edges[0], edges[-1]], [wanted.min(), wanted.max()], rtol=1e-2)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +96,19 @@ def test_a_run_writes_them_where_asked_for_and_is_the_same(tmp_path: Path) -> No
     assert ends[0].keys() == ends[1].keys()
     for key, value in ends[0].items():
         assert np.asarray(value).tobytes() == np.asarray(ends[1][key]).tobytes(), key
+
+
+def test_a_run_counts_gradients_with_its_own_loss_scale(tmp_path: Path) -> None:
+    params: Any = one_layer_task(max_steps=1, histogram_interval_steps=1)
+    params.model.dtype = "mixed_float16"
+    params.model.layers[-1].coefficient = 1e-8
+    params.train.loss_scale = optim.LossScale.Params(initial=2.0**20)
+    loop.run(params, tmp_path)
+    found = event_accumulator.EventAccumulator(str(tmp_path / "train"), {"tensors": 0})
+    found.Reload()
+    (event,) = found.Tensors("gradients/head/kernel")
+    rows = tf.make_ndarray(event.tensor_proto)
+    assert 1e-10 < rows[-1, 1] - rows[0, 0] < 1e-7  # all 0 without the scale
 
 
 def test_an_interval_below_0_is_refused() -> None:

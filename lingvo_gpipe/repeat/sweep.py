@@ -156,8 +156,16 @@ def check(arguments: Sequence[str], wanted: Sequence[Setting]) -> None:
         try:
             task.check(trainer.task_of(values, recipe))
         except errors.ParamsError as error:
-            text = str(error).replace("--params_override=", "--sweep=")
-            raise errors.ParamsError(text) from error
+            raise errors.ParamsError(_of_axes(str(error), setting, wanted)) from error
+
+
+def _of_axes(text: str, setting: Setting, wanted: Sequence[Setting]) -> str:
+    """Return the message for an override of `setting`: the axis that it suggests has all values."""
+    for place, (path, value) in enumerate(zip(setting.paths, setting.values, strict=True)):
+        if f"'{path}'" in text and text.endswith(f"={value}"):
+            every = dict.fromkeys(each.values[place] for each in wanted)
+            text = f"{text.removesuffix(value)}{','.join(every)}"
+    return text.replace("--params_override=", "--sweep=")
 
 
 def _parts(text: str) -> Iterator[str]:

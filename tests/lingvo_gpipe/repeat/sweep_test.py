@@ -174,6 +174,14 @@ def test_a_refused_setting_begins_no_run(
     [
         (["train.accumulate=1,2", "train.optimizer.name=SGD,'Adam'"], None),
         (["train.optimizer.learning_rate=optim.InverseSquareRoot,optim.RateRange"], None),
+        (
+            ["train.accumulate=1e-3,1", "train.optimizer.learning_rate=1e-3,3e-3"],
+            "'train.accumulate' must be int, got 0.001 (float). Try --sweep=train.accumulate=1, as",
+        ),
+        (
+            ["train.accumulate=1,2", "train.optimizer.learning_rate=1e-3,3e-3"],
+            "Try --sweep=train.optimizer.learning_rate.config.initial_learning_rate=1e-3,3e-3",
+        ),
         (["train.acumulate=1"], "has no field 'train.acumulate'; nearest 'train.accumulate'"),
         (["train.accumulate=1,x"], "'train.accumulate' must be int, got x. Try --sweep="),
         (["train.accumulate=1,0"], "train.accumulate=0 is too small. Use 1 or more"),

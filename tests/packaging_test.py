@@ -141,25 +141,42 @@ def test_wheel_holds_every_module_and_nothing_else(source: Path, wheel: Path) ->
     assert "lingvo-gpipe = lingvo_gpipe.trainer:main" in archive.read(entry_points).decode()
 
 
-def test_description_is_the_readme_with_absolute_links(metadata: email.message.Message) -> None:
+LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+
+
+def test_description_is_the_readme_without_links_that_lead_nowhere(
+    metadata: email.message.Message,
+) -> None:
     readme = (ROOT / "README.md").read_text()
     shown = metadata.get_payload(decode=True).decode()  # type: ignore[union-attr]
     assert metadata["Description-Content-Type"] == "text/markdown"
-    pattern = r"(!?\[[^\]]*\])\(([^)\s]+)\)"
-    links = dict(re.findall(pattern, shown))
-    assert len(links) > 10
-    assert re.sub(pattern, r"\1", shown).strip() == re.sub(pattern, r"\1", readme).strip()
-    home = pyproject()["project"]["urls"]["Repository"]
-    for text, target in re.findall(pattern, readme):
-        place = "raw" if text.startswith("!") else "blob"
-        file = f"README.md{target}" if target.startswith("#") else target
-        assert links[text] == f"{home}/{place}/HEAD/{file}"
+    assert "urls" not in pyproject()["project"], "say here where links lead"
+    assert all("://" in target for _, _, target in LINK.findall(shown))
+    assert shown.strip() == LINK.sub(lambda link: "" if link[1] else link[2], readme).strip()
 
 
-def test_metadata_names_addresses_and_versions(metadata: email.message.Message) -> None:
-    urls = dict(text.split(", ") for text in metadata.get_all("Project-URL", []))
-    assert urls == pyproject()["project"]["urls"]
-    assert {"Repository", "Documentation", "Changelog", "Issues"} <= urls.keys()
+def test_links_of_a_published_description_lead_to_the_repository() -> None:
+    spec = importlib.util.spec_from_file_location("setup_of_the_wheel", ROOT / "setup.py")
+    assert spec is not None
+    assert spec.loader is not None
+    setup = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(setup)
+    readme = (ROOT / "README.md").read_text()
+    home = "https://example.org/home"
+    shown = setup.description(readme, home)
+    assert LINK.sub(r"\1\2", shown) == LINK.sub(r"\1\2", readme)
+    found, relative = LINK.findall(shown), LINK.findall(readme)
+    assert len(found) > 10
+    for (_, _, target), (picture, _, path) in zip(found, relative, strict=True):
+        file = f"README.md{path}" if path.startswith("#") else path
+        assert target == f"{home}/{'raw' if picture else 'blob'}/HEAD/{file}"
+
+
+def test_metadata_names_versions_and_license_and_no_address(
+    metadata: email.message.Message,
+) -> None:
+    assert metadata.get_all("Project-URL") is None
+    assert metadata["Home-page"] is None
     classifiers = set(metadata.get_all("Classifier", []))
     assert "Typing :: Typed" in classifiers
     # Refused beside an SPDX expression.

@@ -9,11 +9,19 @@ done. A second signal ends it at once.
 
 from __future__ import annotations
 
-import argparse
 import os
+import signal
+import sys
+
+# Ctrl-C while Python imports the rest ends a program, too, without a traceback.
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler and (
+    __name__ == "__main__" or os.path.basename(sys.argv[0]) == "lingvo-gpipe"
+):
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+import argparse
 import re
 import shlex
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -75,6 +83,8 @@ _WITHOUT_WORKERS = ("describe", "params", "plan", "export", "reslice")
 
 def main() -> None:
     """Run the command line's arguments and end the process."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # as before the imports
     if not sys.warnoptions:  # python -W asks for them
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", FutureWarning)

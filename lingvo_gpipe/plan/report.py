@@ -15,6 +15,7 @@ from lingvo_gpipe.schedule import drawing
 from lingvo_gpipe.task import Task
 
 _WIDTH = 100
+_MAX_LISTED_CUTS = 16
 
 
 def plan(
@@ -138,7 +139,16 @@ def _head(plan: step_plan.Plan) -> Iterator[str]:
         yield f"costs: measured on this machine; peak activations: traced programs{least}"
     else:
         yield "costs: FLOPs, or as stated; peak activations: estimate by formula (--profile traces)"
-    yield f"cuts: {analysis.cuts}" if len(analysis.cuts) <= 16 else f"cuts: {len(analysis.cuts)}"
+    yield f"cuts: {_cuts(analysis.cuts)}"
+
+
+def _cuts(cuts: Sequence[int]) -> str:
+    """Return the number of layers of each cell, or that of cells where there are many."""
+    if len(cuts) <= _MAX_LISTED_CUTS:
+        return str(tuple(cuts))
+    least, most = min(cuts), max(cuts)
+    layers = units.things(least, "layer") if least == most else f"{least} to {most} layers"
+    return f"{len(cuts)} cells of {layers}"
 
 
 def _policies(policies: Sequence[str]) -> Sequence[str]:

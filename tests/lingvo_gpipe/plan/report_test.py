@@ -75,6 +75,13 @@ def test_a_plan_of_several_cells_per_device_has_the_device_of_each() -> None:
     assert max(map(len, rows)) <= 100
 
 
+def test_the_cuts_of_many_cells_are_a_number_of_cells() -> None:
+    for depth, layers_of_a_cell in ((20, "1 to 2 layers"), (17, "1 layer")):
+        task = deep_task(depth)
+        task.model.set(num_partitions=6, schedule="interleaved", cells_per_device=3)
+        assert f"cuts: 18 cells of {layers_of_a_cell}" in report.plan(task).splitlines()
+
+
 def test_a_plan_of_many_large_cells_fits_a_terminal() -> None:
     task = deep_task(40, units=3000)
     task.model.set(num_partitions=8, num_micro_batches=32, dtype="mixed_bfloat16")

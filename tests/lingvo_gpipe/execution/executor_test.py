@@ -495,7 +495,9 @@ def test_strings_travel_between_cells_that_are_not_compiled() -> None:
     )
 
 
-@pytest.mark.parametrize("recompute", ["full", "never"])
+@pytest.mark.parametrize(
+    "recompute", [pytest.param("full", marks=pytest.mark.sameness_grid), "never"]
+)
 def test_a_compiled_loop_is_kept_and_its_backward_split(recompute: str) -> None:
     def gradients(**fields: Any) -> dict[str, tf.Tensor]:
         lstm = adapter.from_keras(keras.layers.LSTM(3, return_sequences=True)).set(name="lstm")

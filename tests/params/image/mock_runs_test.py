@@ -37,6 +37,14 @@ RUNS = [
     pytest.param(name, marks=() if name == FIRST else pytest.mark.reliability_full)
     for name in NAMES
 ]
+# `tfds_test` and `made_test` read each kind of set.
+READ = [
+    pytest.param(
+        name,
+        marks=() if "imagenet" in name or name == FIRST else pytest.mark.reliability_full,
+    )
+    for name in NAMES
+]
 
 
 def small(name: str) -> Any:
@@ -80,7 +88,7 @@ def read(text: str, split: str) -> tuple[tuple[int, ...], list[int]]:
     return tuple(trained["image"].shape), labels
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", READ)
 def test_a_recipe_reads_its_dataset(name: str, data_dir: Path) -> None:
     task = small(name)
     task.input.data_dir = str(data_dir)

@@ -172,6 +172,18 @@ GRIDS = (
     ),
     Grid(
         (
+            SMALL_SLICED,
+            (2, 3),
+            (3,),
+            ("gpipe", "1f1b"),
+            ("losses inside", "own tape"),
+            ("full", "never"),
+            (3,),
+        ),
+        apart=tuple(itertools.combinations(range(7), 2)),  # in the whole set alone
+    ),
+    Grid(
+        (
             SLICED_TRANSLATION,
             (1, 2, 3, 4),
             (2, 3),

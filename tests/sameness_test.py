@@ -53,6 +53,7 @@ def test_every_schedule_is_in_a_grid() -> None:
         "translation",
         "replicas",
         "sliced",
+        "sliced, three replicas",
         "sliced_translation",
         "cells",
     ),
@@ -145,15 +146,26 @@ def test_hand_written_table_with_split_backward(net: str, recompute: str) -> Non
     assert sameness.check(case) <= 1e-10
 
 
-@pytest.mark.parametrize("net", ["conv", "tied", "skip"])
-def test_accumulated_mini_batches_are_one(net: str) -> None:
+@pytest.mark.parametrize(
+    ("net", "replicas"),
+    [
+        ("conv", 1),
+        ("tied", 1),
+        ("skip", 1),
+        *(
+            pytest.param(net, 2, marks=pytest.mark.sameness_grid)
+            for net in ("conv", "tied", "skip", "frozen", "sliced", "sliced_unequal")
+        ),
+    ],
+)
+def test_accumulated_mini_batches_are_one(net: str, replicas: int) -> None:
     """2 mini-batches × 2 micro-batches ≡ 1 × 4: seeds, weights and all."""
     whole = {
         name: value if name == "gain" else value[:8]
-        for name, value in sameness_nets.NETS[net].fields().items()
+        for name, value in sameness.NETS[net].fields().items()
     }
     one = sameness.build(Case(net, 2, 4, "1f1b", "losses inside", "full"))
-    two = sameness.build(Case(net, 2, 2, "1f1b", "losses inside", "full"))
+    two = sameness.build(Case(net, 2, 2, "1f1b", "losses inside", "full", replicas))
     wanted = one.value_and_gradients(whole, step=3)
     halves = [
         {name: value if name == "gain" else value[part] for name, value in whole.items()}

@@ -226,7 +226,7 @@ shutil.copytree(disk, kept)
 
 
 @pytest.mark.reliability_full
-@pytest.mark.parametrize("size_kib", [80, 96, 104, 112])
+@pytest.mark.parametrize("size_kib", [104, 112, 128, 144])
 def test_a_disk_that_fills_up_keeps_its_whole_checkpoints(
     context: ForkServerContext, undisturbed: loop.Result, tmp_path: Path, size_kib: int
 ) -> None:

@@ -154,7 +154,9 @@ class Checkpoints:
             with contextlib.suppress(OSError):
                 files.sweep(self.directory)
             whole = files.newest(self.directory)
-            last = f"the last whole one is {whole}" if whole else "there is no older one"
+            last = f"{self.directory} has no older one"
+            if whole:
+                last = f"the last whole one is {whole}"
             free = files.free_space(self.directory)
             raise errors.CheckpointError(
                 f"{prefix}: checkpoint cannot be written ({reason(error)}); {last}. Free disk "

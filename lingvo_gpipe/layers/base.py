@@ -44,8 +44,8 @@ class VariableSpec:
         tie: path of a variable of the network that is used instead; None: it is not tied.
         compute: dtype in which the layer receives a weight; None until `fprop_meta` has filled in
             that of the layer's policy.
-        gradient_rows: the most rows of it whose gradient is not zero after one micro-batch; None:
-            all.
+        gradient_rows: the most rows of it whose gradient is not zero after one micro-batch, or a
+            slice's share of those of its table; None: all.
         all_rows: whether each of its rows has a gradient in every update, as of a softmax over
             them.
     """

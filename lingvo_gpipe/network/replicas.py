@@ -75,6 +75,9 @@ def sends_rows(spec: base.VariableSpec, num_micro_batches: int) -> bool:
 def sent_bytes(spec: base.VariableSpec, num_micro_batches: int) -> int:
     """Return the most bytes of a gradient that a replica sends to the owner.
 
+    Of slices of a table, the most bytes of all of them are their sum: a slice sends more than its
+    share where more ids are its own.
+
     Args:
         spec: of the weight.
         num_micro_batches: micro-batches of the replica.

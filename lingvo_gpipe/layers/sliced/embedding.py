@@ -44,7 +44,8 @@ class EmbeddingSlice(Layer):
                 policy.variable,
                 base.initializer(name, **arguments),
                 compute=policy.variable,
-                gradient_rows=math.prod(shape),
+                # Each id has its row in one slice, so the slices share out those of one table.
+                gradient_rows=-(-math.prod(shape) * self.rows // self.vocabulary),
             )
             output = tf.TensorSpec((*shape, self.units), policy.compute)
             mask = tf.TensorSpec(shape, tf.bool)

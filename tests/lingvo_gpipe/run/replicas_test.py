@@ -11,6 +11,8 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, layers, optim, pipelining
+from lingvo_gpipe.execution import executor
+from lingvo_gpipe.network import replicas
 from lingvo_gpipe.run import loop
 from tests import saved
 from tests.tiny_task import tiny_task
@@ -115,10 +117,16 @@ def test_too_few_devices_are_reported() -> None:
         )
 
 
-def table(num_replicas: int, vocabulary: int) -> pipelining.PipeliningLayer:
+def table(
+    num_replicas: int, vocabulary: int, slices: int | tuple[int, ...] = 1
+) -> pipelining.PipeliningLayer:
     params = pipelining.PipeliningLayer.Params(
         layers=[
-            layers.Embedding.Params(name="embedding", vocabulary=vocabulary, units=3),
+            layers.SlicedEmbedding.Params(
+                name="embedding", vocabulary=vocabulary, units=3, slices=slices
+            )
+            if slices != 1
+            else layers.Embedding.Params(name="embedding", vocabulary=vocabulary, units=3),
             layers.SequenceSoftmax.Params(name="head", vocabulary=5, reads=("x", "label")),
         ],
         num_micro_batches=4,
@@ -150,3 +158,35 @@ def test_the_gradient_of_a_table_is_sent_as_rows_where_these_are_fewer_bytes() -
         for path, value in gradients[0].items():
             np.testing.assert_allclose(gradients[1][path], value, rtol=1e-12, atol=1e-15)
         assert np.abs(gradients[0]["embedding/table"]).sum() > 0
+
+
+@pytest.mark.parametrize("slices", [1, 4, (6, 6, 12)])
+def test_slices_of_a_table_send_the_bytes_that_the_plan_counts(
+    monkeypatch: pytest.MonkeyPatch, slices: int | tuple[int, ...]
+) -> None:
+    """Of different ids, a row for each; of one, one row in the first slice."""
+    found = executor._nonzero_rows
+    counted: list[int] = []
+
+    def count(gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        numbers, values = found(gradient)
+        sizes = tf.size(numbers, tf.int64) * 8 + tf.size(values, tf.int64) * 8
+        with tf.control_dependencies([tf.numpy_function(counted.append, [sizes], [])]):
+            return numbers, tf.identity(values)
+
+    monkeypatch.setattr(executor, "_nonzero_rows", count)
+    pipe = table(2, 24, slices)
+    different = np.concatenate([np.arange(8) * 3, np.arange(8) * 3 + 1])
+    sent = []
+    for ids in (different, different % 3):
+        fields = {"x": tf.constant(ids.reshape(8, 2)), "label": tf.constant(ids.reshape(8, 2) % 5)}
+        counted.clear()
+        pipe.value_and_gradients(fields)
+        sent.append(sum(map(int, counted)))
+    variables = pipe.analysis.variables
+    planned = sum(
+        replicas.sent_bytes(spec, 2) for path, spec in variables.items() if "table" in path
+    )
+    # Of the replica that does not own a slice: 2 micro-batches of 2 rows with 2 ids.
+    assert sent[0] == planned == 8 * (3 * 8 + 8)
+    assert sent[1] == 3 * 8 + 8

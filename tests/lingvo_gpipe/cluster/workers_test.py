@@ -5,6 +5,7 @@ The mini-batches are read by the first worker; `hub_test` has those of the chief
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -72,7 +73,7 @@ def test_workers_have_the_bits_of_one_process_and_survive_a_kill(tmp_path: Path)
     # The chief calls hooks; a process that is started again continues what they wrote.
     log = ("train.hooks=[hooks.CSVLog]", "train.hooks[0].interval_steps=1")
     hooks = [f"--params_override={override}" for override in log]
-    run = start(tmp_path / "workers", *flags, *steps, *on_worker, *hooks)
+    run = start(tmp_path / "workers", *flags, *steps, *on_worker, *hooks, "--profile_steps=3:4")
     whole = tmp_path / "workers" / "checkpoints" / "ckpt-10.params.txt"
     end_s = time.monotonic() + LIMIT_S
     while not whole.exists():
@@ -99,6 +100,10 @@ def test_workers_have_the_bits_of_one_process_and_survive_a_kill(tmp_path: Path)
     assert expected.keys() == found.keys()
     different = [key for key, value in expected.items() if not np.array_equal(value, found[key])]
     assert different == []
+    trace = json.loads((tmp_path / "workers" / "timeline" / "step_3_replica_0.json").read_text())
+    slots = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert {event["tid"] for event in slots} == {0, 1}
+    assert all(event["dur"] > 0 for event in slots)
     rows = (tmp_path / "workers" / "train_metrics.csv").read_text().splitlines()[1:]
     assert [int(row.partition(",")[0]) for row in rows] == list(range(1, 31))
     assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]

@@ -26,11 +26,13 @@ def tags(folder: Path) -> set[tuple[str, int]]:
     return found
 
 
-@pytest.mark.parametrize("model", [{}, {"num_replicas": 2}])
-def test_chosen_steps_are_recorded_and_numbers_stay(tmp_path: Path, model: dict[str, int]) -> None:
+@pytest.mark.parametrize(("model", "accumulate"), [({}, 2), ({"num_replicas": 2}, 1)])
+def test_chosen_steps_are_recorded_and_numbers_stay(
+    tmp_path: Path, model: dict[str, int], accumulate: int
+) -> None:
     lines: list[str] = []
     for name, chosen in (("plain", range(0)), ("timed", range(2, 4))):
-        task = tiny_task(**{"max_steps": 4})
+        task = tiny_task(max_steps=4, accumulate=accumulate)
         task.model.set(**{"num_partitions": 2, "num_micro_batches": 4, **model})
         loop.run(task, tmp_path / name, report=lines.append, profile_steps=chosen)
     plain, timed = (

@@ -20,6 +20,7 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler and (
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import argparse
+import dataclasses
 import re
 import shlex
 import warnings
@@ -62,16 +63,8 @@ _FIELD_OF_FLAG = {
 # Modes that choose a schedule by --schedule=auto, or only print params.
 _CHOOSING = ("train", "train_eval", "plan", "params")
 # Flags that only some modes read.
-_OPTIONS = (
-    "follow",
-    "dry_run",
-    "fit",
-    "grow",
-    "profile",
-    "hosts",
-    "profile_steps",
-    "fields",
-    "text",
+_OPTIONS = tuple(
+    field.name for field in dataclasses.fields(registry.Options) if field.name != "num_partitions"
 )
 _DEFAULT_MODE = "train"
 _MADE = "made"

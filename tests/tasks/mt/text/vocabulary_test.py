@@ -230,13 +230,13 @@ def test_what_the_text_raises_is_not_blamed_on_the_text(kind: type[BaseException
 
 
 def test_a_clock_runs_while_sentencepiece_trains(monkeypatch: pytest.MonkeyPatch) -> None:
-    reported: list[str] = []
+    reported: list[tuple[str, str]] = []
     ticked = threading.Event()
     train = sentencepiece.SentencePieceTrainer.train
 
     class Clock(progress.Count):
         def __init__(self, what: str, unit: str) -> None:
-            reported.append(f"{what} in {unit}")
+            reported.append((what, unit))
             super().__init__(what, unit)
 
         def update(self, count: int = 1) -> None:
@@ -260,7 +260,7 @@ def test_a_clock_runs_while_sentencepiece_trains(monkeypatch: pytest.MonkeyPatch
         return False
 
     assert trained().hash == trained().hash
-    assert reported == ["training the vocabulary in s"] * 2
+    assert reported == [("training the vocabulary", "")] * 2  # the time alone is shown
     assert threads_end()
     # None where the text cannot be read.
     with pytest.raises(ZeroDivisionError):

@@ -110,7 +110,7 @@ def chief(addresses: Sequence[str], case: str, on_worker: bool) -> None:
 
 def _derived(planned: Any, input_host: int) -> dict[str, int]:
     """Return "FROM TO" → the bytes that a host sends to another one, by the plan."""
-    from lingvo_gpipe.plan import links
+    from lingvo_gpipe.network.traffic import links
 
     analysis, derived = planned.analysis, collections.Counter[str]()
     num_devices = analysis.table.num_devices

@@ -27,6 +27,7 @@ from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.context import Collected, Context
 from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.network import wiring
+from lingvo_gpipe.network.traffic import host_order
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -107,11 +108,18 @@ class PipeliningLayer(tensorflow_import.Module, hyperparams.Configurable):
         """
         if self._runner is not None:
             return
-        analysis = network.analyze(self.params, _specs(fields))
+        specs = _specs(fields)
+        analysis = network.analyze(self.params, specs)
         num_devices, num_replicas = analysis.table.num_devices, self.params.num_replicas
         where = placement.place(
             num_devices, self.params.placement, self.params.devices, num_replicas=num_replicas
         )
+        devices = where.devices
+        if self.params.devices is None:
+            order = host_order.of_network(
+                self.params, specs, analysis.cuts, placement.workers(devices)
+            )
+            devices = tuple(devices[place] for place in order.places)
         jit = self.params.jit_compile or where.compile_all
         if jit:
             received = sorted({v for cell in analysis.cells for v in cell.imports})
@@ -125,7 +133,7 @@ class PipeliningLayer(tensorflow_import.Module, hyperparams.Configurable):
                 for cell in analysis.cells
             ],
             devices=[
-                [where.devices[r * num_devices + cell.device_number] for cell in analysis.cells]
+                [devices[r * num_devices + cell.device_number] for cell in analysis.cells]
                 for r in range(num_replicas)
             ],
         )

@@ -1,4 +1,4 @@
-"""The device of each cell, chosen from a list of device names.
+"""The devices of the cells, chosen from a list of device names.
 
 The choice uses only names, so placements on accelerators can be tested without accelerators.
 Logical CPU devices are names, not cores: only the table's control edges make each of them run one
@@ -28,7 +28,8 @@ class Placement:
     """The devices of the cells.
 
     Attributes:
-        devices: device name for each row of the table.
+        devices: device names, as many as the rows of the table of all replicas; those that the user
+            names are in the order of replicas and rows.
         compile_all: whether every program must be compiled (TPU cores).
     """
 
@@ -44,10 +45,10 @@ def place(
     *,
     num_replicas: int = 1,
 ) -> Placement:
-    """Choose a device for each row of the table, and for each replica: one replica after the other.
+    """Choose as many devices as the rows of the table of all replicas need.
 
-    Where there are workers, their devices are used and no others, in the order of (worker, device):
-    neighbouring rows of a replica lie on one worker as far as its devices reach.
+    Where there are workers, their devices are used and no others, in the order of (worker, device).
+    Which row has which of them, `network.traffic.host_order` chooses.
 
     Args:
         num_devices: number of rows of the table.
@@ -95,6 +96,15 @@ def is_on_worker(name: str) -> bool:
     (True, False)
     """
     return _WORKER in name
+
+
+def workers(names: Sequence[str]) -> tuple[int, ...]:
+    """Return the number of each device's worker; 0 for those of a process without workers.
+
+    >>> workers(["/job:worker/replica:0/task:2/device:CPU:1", "/device:CPU:3"])
+    (2, 0)
+    """
+    return tuple(_task_and_number(name)[0] if is_on_worker(name) else 0 for name in names)
 
 
 def _task_and_number(name: str) -> tuple[int, int]:

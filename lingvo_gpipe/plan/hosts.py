@@ -9,13 +9,15 @@ from collections.abc import Iterator, Sequence
 
 from lingvo_gpipe import errors, network
 from lingvo_gpipe.console import units
-from lingvo_gpipe.plan.exchange import Exchange
-from lingvo_gpipe.plan.links import INPUT, Link
+from lingvo_gpipe.network.traffic import host_order
+from lingvo_gpipe.network.traffic.exchange import Exchange
+from lingvo_gpipe.network.traffic.host_order import HostOrder
+from lingvo_gpipe.network.traffic.links import INPUT, Link
 
 _SHAPE = re.compile(r"(\d+)(?:x(\d+))?")
 _SIZES = ("memory", "within", "between", "flops")
 _MAX_DEVICES = 2**20
-_MAX_ROWS = 16  # of hosts, and of links between hosts
+_MAX_ROWS = 16  # of hosts, of links between hosts, and of devices of a host
 _EXAMPLE = "--hosts=2x4,memory=16GiB,within=50GB,between=1.25GB"
 
 
@@ -40,9 +42,9 @@ class Hosts:
     flops: int | None = None
 
     def place(self, num_devices: int) -> tuple[int, ...]:
-        """Return the host of each device of a network: neighbours on one host, host after host.
+        """Return the host of each device, in the order of (host, device), as `execution.placement`.
 
-        This is the rule of `execution.placement`: devices in the order of (host, device).
+        Which device a cell has, `network.traffic.host_order` chooses.
 
         Raises:
             PlacementError: there are too few devices.
@@ -99,20 +101,43 @@ def parse(text: str) -> Hosts:
 
 
 def link_s(
-    hosts: Hosts, analysis: network.Analysis, links: Sequence[Link]
+    hosts: Hosts, order: HostOrder, analysis: network.Analysis, links: Sequence[Link]
 ) -> dict[tuple[int, int], float]:
-    """Return (from, to) → seconds of one micro-batch's tensors over each link between cells."""
-    host_of = hosts.place(analysis.table.num_devices)
+    """Return (from, to) → seconds of one micro-batch's tensors over each link between cells.
+
+    In the slowest replica. Replicas whose link leaves a host, or reaches it, share its connection.
+    """
     seconds = {}
     for link in links:
         if link.source == INPUT or link.source > link.target:
             continue
-        ends = (host_of[analysis.cells[cell].device_number] for cell in (link.source, link.target))
-        speed = hosts.bytes_per_s(*ends)
-        if speed is not None:
-            most = max(link.forward_bytes, link.backward_bytes)
-            seconds[link.source, link.target] = most / len(analysis.sizes) / speed
+        most = max(link.forward_bytes, link.backward_bytes) / len(analysis.sizes)
+        pairs = collections.Counter(_host_pairs(order, analysis, link))
+        leaving: collections.Counter[int] = collections.Counter()
+        reaching: collections.Counter[int] = collections.Counter()
+        for (source, target), count in pairs.items():
+            if source != target:
+                leaving[source] += count
+                reaching[target] += count
+        sharing = max([0, *leaving.values(), *reaching.values()])
+        times = []
+        if hosts.within is not None and any(source == target for source, target in pairs):
+            times.append(most / hosts.within)
+        if hosts.between is not None and sharing:
+            times.append(most * sharing / hosts.between)
+        if times:
+            seconds[link.source, link.target] = max(times)
     return seconds
+
+
+def _host_pairs(
+    order: HostOrder, analysis: network.Analysis, link: Link
+) -> Iterator[tuple[int, int]]:
+    """Yield the hosts of a link's two cells, for each replica."""
+    num_devices = analysis.table.num_devices
+    source, target = (analysis.cells[cell].device_number for cell in (link.source, link.target))
+    for first in range(0, len(order.hosts), num_devices):
+        yield order.hosts[first + source], order.hosts[first + target]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -128,22 +153,19 @@ class ExchangeTimes:
     gradients_s: tuple[float, ...]
 
 
-def exchange_times(hosts: Hosts, exchange: Exchange) -> ExchangeTimes:
+def exchange_times(hosts: Hosts, order: HostOrder, exchange: Exchange) -> ExchangeTimes:
     """Return how long the replicas' weights and gradients are on their way.
 
     All devices of a host share its connection to the others; links of unknown speed take no time.
     """
-    num_devices = exchange.num_devices
-    host_of = hosts.place(exchange.num_replicas * num_devices)
+    num_devices, host_of = exchange.num_devices, order.hosts
     found = []
-    for is_weight in (True, False):
+    for kind in (exchange.weights(), exchange.gradients()):
         # Bytes by device within its host, and by host from and to others.
         inside: collections.Counter[int] = collections.Counter()
         came: collections.Counter[int] = collections.Counter()
         went: collections.Counter[int] = collections.Counter()
-        for sent in exchange.sent():
-            if sent.is_weight != is_weight:
-                continue
+        for sent in kind:
             source, target = host_of[sent.source], host_of[sent.target]
             if source == target:
                 inside[sent.target] += sent.size
@@ -162,6 +184,7 @@ def exchange_times(hosts: Hosts, exchange: Exchange) -> ExchangeTimes:
 
 def lines(
     hosts: Hosts,
+    order: HostOrder,
     analysis: network.Analysis,
     links: Sequence[Link],
     device_bytes: Sequence[int],
@@ -171,25 +194,17 @@ def lines(
 
     Args:
         hosts: shape of the cluster.
+        order: where each device lies.
         analysis: of the network of one replica.
         links: what goes from cell to cell.
         device_bytes: bytes that each device of a replica needs.
         exchange: what replicas send each other.
     """
-    num_devices = len(device_bytes)
-    host_of = hosts.place(exchange.num_replicas * num_devices)
-    text = [*_hosts(hosts, host_of, device_bytes), ""]
-    text += _links(hosts, host_of, analysis, links, exchange.num_replicas)
+    host_of = order.hosts
+    text = [*_rule(hosts, order), *_hosts(hosts, host_of, device_bytes), ""]
+    text += _links(hosts, order, analysis, links)
     carried: collections.Counter[tuple[int, int]] = collections.Counter()
-    for link in links:
-        if link.source == INPUT:
-            continue
-        ends = [analysis.cells[cell].device_number for cell in (link.source, link.target)]
-        for first in range(0, len(host_of), num_devices):
-            source, target = (host_of[first + device] for device in ends)
-            carried[source, target] += link.forward_bytes
-            carried[target, source] += link.backward_bytes
-    for sent in exchange.sent():
+    for sent in host_order.sent_by_all(analysis, links, exchange):
         carried[host_of[sent.source], host_of[sent.target]] += sent.size
     between = {ends: size for ends, size in carried.items() if size and ends[0] != ends[1]}
     shown = sorted(sorted(between, key=lambda ends: -between[ends])[:_MAX_ROWS])
@@ -202,14 +217,33 @@ def lines(
     return text
 
 
+def _rule(hosts: Hosts, order: HostOrder) -> Iterator[str]:
+    """Yield the line that says in which order devices are given out, and why."""
+    if order.busiest is None:
+        return
+    orders = [
+        ("replica by replica", order.busiest.replica_by_replica),
+        ("cell by cell", order.busiest.cell_by_cell),
+    ]
+    if order.busiest.chooses_cell_by_cell:
+        orders.reverse()
+    if hosts.between is None:
+        verb, costs = "carry", [units.size(size) for _, size in orders]
+    else:
+        verb, costs = "take", [f"{size / hosts.between:.3g} s" for _, size in orders]
+    (chosen, _), (other, _) = orders
+    yield (
+        f"placed {chosen}: the busiest host's links {verb} {costs[0]} a step; {other} {costs[1]}"
+    )
+
+
 def _hosts(hosts: Hosts, host_of: Sequence[int], device_bytes: Sequence[int]) -> Iterator[str]:
     """Yield a line for each host, with its devices and their bytes."""
     used = sorted(set(host_of))
     for host in used[:_MAX_ROWS]:
         here = [number for number, other in enumerate(host_of) if other == host]
-        span = f"device {here[0]}" if len(here) == 1 else f"devices {here[0]} to {here[-1]}"
         needed = [device_bytes[number % len(device_bytes)] for number in here]
-        line = f"host {host}: {span}, {units.size(sum(needed))}"
+        line = f"host {host}: {_span(here)}, {units.size(sum(needed))}"
         if hosts.memory is not None and max(needed) > hosts.memory:
             line += (
                 f"; the heaviest needs {units.size(max(needed) - hosts.memory)} more than it has"
@@ -224,22 +258,32 @@ def _hosts(hosts: Hosts, host_of: Sequence[int], device_bytes: Sequence[int]) ->
         )
 
 
+def _span(numbers: Sequence[int]) -> str:
+    """Return the devices of a host as text.
+
+    >>> _span([3]), _span([4, 5, 6]), _span([0, 2])
+    ('device 3', 'devices 4 to 6', 'devices 0, 2')
+    """
+    if len(numbers) == 1:
+        return f"device {numbers[0]}"
+    if numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"devices {numbers[0]} to {numbers[-1]}"
+    return f"devices {', '.join(map(str, numbers[:_MAX_ROWS]))}" + ", …" * (
+        len(numbers) > _MAX_ROWS
+    )
+
+
 def _links(
-    hosts: Hosts,
-    host_of: Sequence[int],
-    analysis: network.Analysis,
-    links: Sequence[Link],
-    num_replicas: int,
+    hosts: Hosts, order: HostOrder, analysis: network.Analysis, links: Sequence[Link]
 ) -> list[str]:
     """Return a table of the links between the cells of the first replica."""
-    head = "link, per step" if num_replicas == 1 else "link of replica 0, per step"
+    is_alone = len(order.hosts) == analysis.table.num_devices
+    head = "link, per step" if is_alone else "link of replica 0, per step"
     rows = [[head, "forward", "back", "over", "seconds"]]
     for link in links:
         if link.source == INPUT:
             continue
-        source, target = (
-            host_of[analysis.cells[cell].device_number] for cell in (link.source, link.target)
-        )
+        source, target = next(_host_pairs(order, analysis, link))
         speed = hosts.bytes_per_s(source, target)
         size = link.forward_bytes + link.backward_bytes
         rows.append(

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from lingvo_gpipe import network
 from lingvo_gpipe.network.memory_formulas import CellBytes
-from lingvo_gpipe.plan.links import INPUT, Stream
+from lingvo_gpipe.network.traffic.links import INPUT, Stream
 from lingvo_gpipe.schedule import simulate
 from lingvo_gpipe.schedule.table import Slot
 

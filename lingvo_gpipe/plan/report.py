@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 
 from lingvo_gpipe import errors, schedule
 from lingvo_gpipe.console import units
+from lingvo_gpipe.network.traffic.links import INPUT
 from lingvo_gpipe.plan import auto, describe, hosts, largest, more_devices, slicing, step_plan
-from lingvo_gpipe.plan.links import INPUT
 from lingvo_gpipe.schedule import drawing
 from lingvo_gpipe.task import Task
 
@@ -99,9 +99,16 @@ def _device_memory(task: Task.Params) -> int | None:
 def render(plan: step_plan.Plan) -> str:
     """Return a plan as lines of at most 100 columns."""
     lines = [*_head(plan), "", *_partitions(plan), *_memory(plan), "", *_links(plan), ""]
-    if plan.cluster is not None:
+    if plan.cluster is not None and plan.order is not None:
         lines += [
-            *hosts.lines(plan.cluster, plan.analysis, plan.links, plan.device_bytes, plan.exchange),
+            *hosts.lines(
+                plan.cluster,
+                plan.order,
+                plan.analysis,
+                plan.links,
+                plan.device_bytes,
+                plan.exchange,
+            ),
             "",
         ]
     waiting = units.percent(plan.bubble_share)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
 from lingvo_gpipe import network
-from lingvo_gpipe.plan.links import INPUT, Stream
+from lingvo_gpipe.network.traffic.links import INPUT, Stream
 from lingvo_gpipe.plan.profiling import LayerTime
 from lingvo_gpipe.schedule import simulate
 

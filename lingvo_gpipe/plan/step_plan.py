@@ -12,16 +12,17 @@ from lingvo_gpipe import network, optim
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.nests import SpecNest
 from lingvo_gpipe.network import memory_formulas, replicas
+from lingvo_gpipe.network.traffic import host_order, links
+from lingvo_gpipe.network.traffic.exchange import Exchange
+from lingvo_gpipe.network.traffic.host_order import HostOrder
 from lingvo_gpipe.plan import (
     describe,
     hosts,
-    links,
     memory_timeline,
     profiling,
     slot_times,
     traced_cells,
 )
-from lingvo_gpipe.plan.exchange import Exchange
 from lingvo_gpipe.schedule import recompute, simulate
 from lingvo_gpipe.task import Task
 
@@ -87,6 +88,7 @@ class Plan:
             and slots: gradients, and activations and copies of weights or an update's new values.
         parameters: number of elements of the trained weights that inference uses.
         cluster: hosts of the devices; None: not known.
+        order: which of these devices each cell has; None: no hosts are known.
         profiled: whether times were measured and activations read from traced programs, except
             those marked by `CellPlan.is_estimate`.
         in_seconds: whether the unit of times is a second; else it is a FLOP.
@@ -110,6 +112,7 @@ class Plan:
     exchange: Exchange
     step_s: float
     cluster: hosts.Hosts | None = None
+    order: HostOrder | None = None
 
     @property
     def bubble_share(self) -> float:
@@ -214,11 +217,18 @@ def make(
     all_links = links.links(analysis, stream)
     owners = analysis.owners(num_replicas)
     exchange = Exchange(analysis, owners, num_replicas)
-    link_s, sending = None, None
+    order, link_s, sending = None, None, None
     in_seconds = is_measured or bool(cluster and cluster.flops)
-    if cluster and in_seconds:
-        link_s = hosts.link_s(cluster, analysis, all_links)
-        sending = hosts.exchange_times(cluster, exchange)
+    if cluster:
+        places = cluster.place(num_replicas * exchange.num_devices)
+        if params.devices is None:
+            sent = host_order.sent_by_all(analysis, all_links, exchange)
+            order = host_order.choose(places, exchange.num_devices, sent)
+        else:
+            order = host_order.replica_by_replica(places)
+        if in_seconds:
+            link_s = hosts.link_s(cluster, order, analysis, all_links)
+            sending = hosts.exchange_times(cluster, order, exchange)
     timeline = slot_times.timeline(analysis, stream, times, link_s)
     peaks = memory_timeline.peak_activations(analysis, stream, timeline, needs)
     if known is None:
@@ -279,6 +289,7 @@ def make(
         in_seconds=in_seconds,
         analysis=analysis,
         cluster=cluster,
+        order=order,
         num_replicas=num_replicas,
         exchange=exchange,
         step_s=_step_s(timeline, sending),

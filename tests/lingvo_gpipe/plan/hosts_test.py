@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from lingvo_gpipe import errors
+from lingvo_gpipe.network.traffic import host_order
 from lingvo_gpipe.plan import hosts, report, step_plan
 from tests import tiny_task
 
@@ -75,7 +76,7 @@ def test_links_take_their_time_in_a_measured_plan() -> None:
     task = tiny_task.tiny_task()
     slow = hosts.Hosts(2, between=100)
     free = step_plan.make_for(task, profile=True)
-    seconds = hosts.link_s(slow, free.analysis, free.links)
+    seconds = hosts.link_s(slow, host_order.replica_by_replica((0, 1)), free.analysis, free.links)
     (link,) = [link for link in free.links if link.source == 0]
     most = max(link.forward_bytes, link.backward_bytes)
     assert seconds == {(0, 1): most / 2 / 100}
@@ -85,3 +86,58 @@ def test_links_take_their_time_in_a_measured_plan() -> None:
     assert "at the speeds of --hosts" in report.render(planned)
     fast = dataclasses.replace(slow, between=None)
     assert "links taken as free" in report.render(dataclasses.replace(planned, cluster=fast))
+
+
+def test_a_plan_says_in_which_order_devices_are_given_out_and_why() -> None:
+    task = tiny_task.tiny_task()
+    task.model.set(num_replicas=2, num_micro_batches=4)
+
+    def text_of(shape: str) -> str:
+        return report.render(step_plan.make_for(task, cluster=hosts.parse(shape)))
+
+    assert "placed" not in text_of("1x4,within=1kB")
+    planned = step_plan.make_for(task, cluster=hosts.parse("2"))
+    assert planned.order is not None
+    busiest = planned.order.busiest
+    assert busiest is not None
+    by_replica, by_cell = busiest.replica_by_replica, busiest.cell_by_cell
+    assert by_cell < by_replica
+    text = text_of("2")
+    line = "placed cell by cell: the busiest host's links {} {} a step; replica by replica {}"
+    assert line.format("carry", f"{by_cell} B", f"{by_replica} B") in text.splitlines()
+    assert "host 1: devices 1, 3, " in text
+    # What goes between hosts, both ways, is what the rule has counted.
+    (there,) = [row for row in text.splitlines() if row.startswith("host 0 sends host 1")]
+    (back,) = [row for row in text.splitlines() if row.startswith("host 1 sends host 0")]
+    assert by_cell == max(int(row.split()[5]) for row in (there, back))
+    # With speeds, the seconds of as many bytes.
+    seconds = [f"{size / 1000:.3g} s" for size in (by_cell, by_replica)]
+    assert line.format("take", *seconds) in text_of("2,between=1kB").splitlines()
+    # Each device on a host of its own: all is sent in either order.
+    line = "placed replica by replica: the busiest host's links carry"
+    assert line in text_of("4")
+    task.model.devices = ("a", "b", "c", "d")
+    assert "placed" not in text_of("2")
+    task.model.set(devices=None, num_replicas=1)
+    assert "placed" not in text_of("2")
+
+
+def test_replicas_that_leave_one_host_share_its_connection() -> None:
+    task = tiny_task.tiny_task()
+    task.model.set(num_replicas=2, num_micro_batches=4)
+    cluster = hosts.parse("2,between=1kB,within=100kB")
+    planned = step_plan.make_for(task, cluster=cluster)
+    (link,) = [link for link in planned.links if link.source == 0]
+    most = max(link.forward_bytes, link.backward_bytes) / len(planned.analysis.sizes)
+    for places, seconds in (
+        ((0, 0, 1, 1), most / 100_000),
+        ((0, 1, 2, 3), most / 1000),
+        ((0, 1, 0, 1), 2 * most / 1000),
+        ((0, 1, 2, 1), 2 * most / 1000),  # they reach one host
+        ((0, 1, 0, 2), 2 * most / 1000),  # they leave one host
+        ((0, 1, 1, 1), most / 1000),  # the slower replica
+        ((0, 1, 1, 0), most / 1000),  # one leaves it, one reaches it
+    ):
+        order = host_order.replica_by_replica(places)
+        found = hosts.link_s(cluster, order, planned.analysis, planned.links)
+        assert found == {(0, 1): pytest.approx(seconds)}

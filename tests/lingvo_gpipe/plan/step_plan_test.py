@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, layers, network, optim, pipelining
 from lingvo_gpipe.console import units
+from lingvo_gpipe.network.traffic.links import INPUT, Link
 from lingvo_gpipe.plan import step_plan
-from lingvo_gpipe.plan.links import INPUT, Link
 from tests.networks import sameness_nets
 from tests.tiny_task import tiny_task
 

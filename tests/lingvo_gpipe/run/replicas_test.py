@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, layers, optim, pipelining
-from lingvo_gpipe.execution import executor
+from lingvo_gpipe.execution import executor, placement
 from lingvo_gpipe.network import replicas
 from lingvo_gpipe.run import loop
 from tests import saved
@@ -52,6 +53,40 @@ def test_a_run_goes_on_with_another_number_of_replicas(tmp_path: Path) -> None:
         params.train.max_steps = max_steps
         parts = loop.run(params, tmp_path / "parts")
     assert_close(whole.checkpoint, parts.checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("workers", "places"),
+    [((0, 0, 0, 0), "0123"), ((0, 0, 1, 1), "0213"), ((0, 1, 2, 3), "0123")],
+)
+def test_replicas_of_a_cell_share_a_worker_where_they_send_more(
+    monkeypatch: pytest.MonkeyPatch, workers: tuple[int, ...], places: str
+) -> None:
+    """Devices of this process, taken for those of workers."""
+    network = pipelining.PipeliningLayer.Params(
+        layers=[layers.Dense.Params(units=9), layers.Softmax.Params(classes=3)],
+        cuts=(1, 1),
+        num_partitions=2,
+        num_micro_batches=2,
+        num_replicas=2,
+        dtype="float64",
+    )
+    random = np.random.RandomState(0)
+    batch = {"x": random.normal(size=(2, 9)), "label": np.array([0, 2], np.int32)}
+    plain = network.copy().set(num_replicas=1, num_partitions=1, cuts=None).instantiate()
+    expected = plain.value_and_gradients(batch).gradients
+    monkeypatch.setattr(placement, "workers", lambda names: workers[: len(names)])
+    names = [f"/device:CPU:{place}" for place in places]
+    pipe = network.copy().instantiate()
+    found = pipe.value_and_gradients(batch).gradients
+    assert list(itertools.chain(*pipe.executor.devices)) == names
+    for path, value in expected.items():
+        np.testing.assert_allclose(found[path], value, rtol=1e-12, atol=1e-15)
+    # Devices that the user names are taken as they are.
+    named = tuple(f"/device:CPU:{k}" for k in (3, 1, 0, 2))
+    pipe = network.copy().set(devices=named).instantiate()
+    pipe.build(batch)
+    assert tuple(itertools.chain(*pipe.executor.devices)) == named
 
 
 def test_each_replica_holds_its_part_of_the_state() -> None:

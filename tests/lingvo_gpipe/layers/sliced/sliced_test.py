@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, layers, network, pipelining, precision
 from lingvo_gpipe.layers import base
-from lingvo_gpipe.plan import links
+from lingvo_gpipe.network.traffic import links
 from lingvo_gpipe.run import inference
 from tests.cases import layer_cases
 

@@ -10,7 +10,8 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, layers, network, pipelining
-from lingvo_gpipe.plan import describe, links, step_plan
+from lingvo_gpipe.network.traffic import links
+from lingvo_gpipe.plan import describe, step_plan
 from lingvo_gpipe.tasks.mt.model import transformer
 from tests.tasks.mt import toy_model
 from tests.tasks.mt.toy_model import transformer_layers

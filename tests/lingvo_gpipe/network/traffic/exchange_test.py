@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import collections
 from typing import Any
 
 import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import layers, network, pipelining
-from lingvo_gpipe.plan import exchange, hosts, step_plan
+from lingvo_gpipe.network.traffic import exchange, host_order
+from lingvo_gpipe.plan import hosts, step_plan
 
 FIELDS = {"x": tf.TensorSpec([8, 4]), "y": tf.TensorSpec([8, 4])}
 
@@ -32,19 +32,18 @@ def params(num_replicas: int, **changes: Any) -> network.PipelineParams:
 def test_a_replica_sends_its_share_of_weights_and_gradients(num_replicas: int) -> None:
     sent = step_plan.make(params(num_replicas), FIELDS).exchange
     size = 4 * 4 * (16 + 4)  # four layers in float32
-    by_kind: collections.Counter[bool] = collections.Counter()
     for one in sent.sent():
         assert one.source // 2 != one.target // 2
         assert one.source % 2 == one.target % 2
-        by_kind[one.is_weight] += one.size
-    assert by_kind[True] == by_kind[False] == (num_replicas - 1) * size
+    for kind in (sent.weights(), sent.gradients()):
+        assert sum(one.size for one in kind) == (num_replicas - 1) * size
     assert sent.sent_bytes == 2 * (num_replicas - 1) * size // num_replicas
 
 
 def test_weights_travel_in_the_compute_dtype_and_gradients_in_that_of_the_variables() -> None:
     sent = step_plan.make(params(2, dtype="mixed_bfloat16"), FIELDS).exchange
-    weights = sum(one.size for one in sent.sent() if one.is_weight)
-    assert 2 * weights == sum(one.size for one in sent.sent() if not one.is_weight)
+    weights = sum(one.size for one in sent.weights())
+    assert 2 * weights == sum(one.size for one in sent.gradients())
 
 
 def test_a_tied_weight_goes_to_both_cells_of_another_replica() -> None:
@@ -53,20 +52,23 @@ def test_a_tied_weight_goes_to_both_cells_of_another_replica() -> None:
     tied.layers[0].set(name="first")
     analysis = network.analyze(tied.copy().set(num_replicas=1), FIELDS)
     owners = dict.fromkeys(analysis.variables, 1)
-    sent = list(exchange.Exchange(analysis, owners, 2).sent())
+    sent = exchange.Exchange(analysis, owners, 2)
     # From device 2, that of the first cell of replica 1: kernel and biases, and the tied kernel.
-    found = {(one.source, one.target): one.size for one in sent if one.is_weight}
+    found = {(one.source, one.target): one.size for one in sent.weights()}
     assert found == {(2, 0): 2 * 80, (2, 1): 64, (3, 1): 80 + 16}
-    found = {(one.source, one.target): one.size for one in sent if not one.is_weight}
+    found = {(one.source, one.target): one.size for one in sent.gradients()}
     assert found == {(0, 2): 2 * 80, (1, 3): 80 + 16}
 
 
 def test_devices_of_a_host_share_its_connection() -> None:
     sent = step_plan.make(params(2), FIELDS).exchange
     # One host for each replica, and one for each device.
-    shared = hosts.exchange_times(hosts.parse("2x2,between=1kB"), sent)
-    apart = hosts.exchange_times(hosts.parse("4x1,between=1kB"), sent)
-    together = hosts.exchange_times(hosts.parse("1x4,between=1kB,within=1kB"), sent)
+    shared, apart, together = (
+        hosts.exchange_times(
+            hosts.parse(shape), host_order.replica_by_replica(hosts.parse(shape).place(4)), sent
+        )
+        for shape in ("2x2,between=1kB", "4x1,between=1kB", "1x4,between=1kB,within=1kB")
+    )
     assert shared.weights_s == pytest.approx([0.16, 0.16])
     assert apart.weights_s == apart.gradients_s == pytest.approx([0.08, 0.08])
     assert together.weights_s == pytest.approx([0.08, 0.08])
@@ -86,7 +88,8 @@ def test_with_the_speed_of_devices_a_plan_is_in_seconds() -> None:
     timed = step_plan.make(params(2), FIELDS, cluster=known)
     assert not flops.in_seconds
     assert timed.in_seconds
-    links = hosts.link_s(known, timed.analysis, timed.links)
+    assert timed.order is not None
+    links = hosts.link_s(known, timed.order, timed.analysis, timed.links)
     assert links[0, 1] == pytest.approx(2 * 4 * 4 / 100)
     # Two micro-batches of two examples go over the link and back, one after the other.
     shortest = flops.timeline.makespan_s / 2500

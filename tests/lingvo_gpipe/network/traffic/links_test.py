@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import tensorflow as tf
 
 from lingvo_gpipe import layers, network, pipelining
-from lingvo_gpipe.plan import links
+from lingvo_gpipe.network.traffic import links
 
 N, D = 512, 64
 
@@ -34,18 +33,18 @@ def test_cells_of_one_device_send_each_other_nothing_and_receive_once() -> None:
     analysis = skip_to_three()
     found = links.links(analysis, links.Stream(analysis))
     one = N * D * 4
-    assert [dataclasses.astuple(link) for link in found] == [
-        (links.INPUT, 0, one, 0, ("x",)),
-        (links.INPUT, 3, 3 * one, 0, ("target",)),
-        (0, 1, one, one, ("skip",)),
+    assert found == (
+        links.Link(links.INPUT, 0, one, 0, ("x",)),
+        links.Link(links.INPUT, 3, 3 * one, 0, ("target",)),
+        links.Link(0, 1, one, one, ("skip",)),
         # Its value is there; the gradient of each cell comes back by itself.
-        (0, 3, 0, one, ("skip",)),
-        (2, 3, one, one, ("y1",)),
-    ]
+        links.Link(0, 3, 0, one, ("skip",)),
+        links.Link(2, 3, one, one, ("y1",)),
+    )
 
 
 def test_a_value_that_is_there_and_needs_no_gradient_is_no_link() -> None:
     analysis = skip_to_three(frozen=("first/*",))
     found = links.links(analysis, links.Stream(analysis))
-    of_first = [dataclasses.astuple(link) for link in found if link.source == 0]
-    assert of_first == [(0, 1, N * D * 4, 0, ("skip",))]
+    of_first = [link for link in found if link.source == 0]
+    assert of_first == [links.Link(0, 1, N * D * 4, 0, ("skip",))]

@@ -8,6 +8,7 @@ gathered from, the rows that have one, if these are fewer bytes.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping
 
 from lingvo_gpipe import network
@@ -16,19 +17,17 @@ from lingvo_gpipe.network import replicas
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sent:
-    """What one device sends to a device of another replica in a step.
+    """What one device sends to another in a step.
 
     Attributes:
-        source: number of the device that sends it, among those of all replicas.
+        source: number of the device that sends it, among those of all replicas: K for each.
         target: number of the device that receives it.
         size: bytes.
-        is_weight: weights; False: gradients.
     """
 
     source: int
     target: int
     size: int
-    is_weight: bool
 
 
 class Exchange:
@@ -37,6 +36,7 @@ class Exchange:
     Attributes:
         num_replicas: R.
         num_devices: K.
+        owners: path → number of the replica that owns the variable.
     """
 
     def __init__(
@@ -46,9 +46,10 @@ class Exchange:
 
         Args:
             analysis: of the network of one replica.
-            owners: path → number of the replica that owns the variable.
+            owners: see the class.
             num_replicas: R.
         """
+        self.owners = owners
         self.num_replicas = num_replicas
         self.num_devices = analysis.table.num_devices
         # For each replica, bytes that it owns: of weights by the devices that send and read them,
@@ -78,13 +79,19 @@ class Exchange:
 
     def sent(self) -> Iterator[Sent]:
         """Yield what one device sends to a device of another replica."""
-        for owner in range(self.num_replicas):
-            here = owner * self.num_devices
-            for other in range(self.num_replicas):
-                if other == owner:
-                    continue
-                there = other * self.num_devices
-                for (home, reader), size in self._weights[owner].items():
-                    yield Sent(here + home, there + reader, size, is_weight=True)
-                for home, size in self._gradients[owner].items():
-                    yield Sent(there + home, here + home, size, is_weight=False)
+        yield from self.weights()
+        yield from self.gradients()
+
+    def weights(self) -> Iterator[Sent]:
+        """Yield the weights that an owner sends to a device of another replica."""
+        for owner, other in itertools.permutations(range(self.num_replicas), 2):
+            here, there = owner * self.num_devices, other * self.num_devices
+            for (home, reader), size in self._weights[owner].items():
+                yield Sent(here + home, there + reader, size)
+
+    def gradients(self) -> Iterator[Sent]:
+        """Yield the gradients that a device sends to the owner."""
+        for owner, other in itertools.permutations(range(self.num_replicas), 2):
+            here, there = owner * self.num_devices, other * self.num_devices
+            for home, size in self._gradients[owner].items():
+                yield Sent(there + home, here + home, size)

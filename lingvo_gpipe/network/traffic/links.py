@@ -22,6 +22,7 @@ class Link:
         forward_bytes: bytes of values, and of tied weights.
         backward_bytes: of gradients on their way back.
         names: names of values and of tied weights, in the order of the network.
+        tied: paths of the tied weights that `forward_bytes` counts.
     """
 
     source: int
@@ -29,6 +30,7 @@ class Link:
     forward_bytes: int
     backward_bytes: int
     names: tuple[str, ...]
+    tied: tuple[str, ...] = ()
 
 
 class Stream:
@@ -103,6 +105,7 @@ class _Sums:
         self._forward: dict[tuple[int, int], int] = defaultdict(int)
         self._backward: dict[tuple[int, int], int] = defaultdict(int)
         self._names: dict[tuple[int, int], list[str]] = defaultdict(list)
+        self._tied: dict[tuple[int, int], list[str]] = defaultdict(list)
         # (device, version or path) → the cell of the device that it is sent to.
         self._receivers: dict[tuple[int, int | str], int] = {}
 
@@ -133,10 +136,18 @@ class _Sums:
             self._names[ends].append(name)
             self._forward[ends] += value_bytes if is_first else 0
             self._backward[ends] += gradient_bytes
+        if is_first and isinstance(sent, str):
+            self._tied[ends].append(sent)
 
     def links(self) -> tuple[Link, ...]:
         """Return the links, by source and target."""
         return tuple(
-            Link(*ends, self._forward[ends], self._backward[ends], tuple(self._names[ends]))
+            Link(
+                *ends,
+                self._forward[ends],
+                self._backward[ends],
+                tuple(self._names[ends]),
+                tuple(self._tied[ends]),
+            )
             for ends in sorted(self._names)
         )

@@ -1,0 +1,173 @@
+"""In which order the devices of several hosts are given to the cells of all replicas.
+
+Devices are in the order of (host, device). They are given out in one of two orders: replica by
+replica, so that neighbouring cells share a host, and what replicas exchange goes between hosts; or
+cell by cell, so that the replicas of a cell share a host, and what cells send each other goes
+between hosts. The rule takes the order in which the busiest host sends or receives fewer bytes in
+a step; replica by replica where both are equal. Bytes within a host do not count: those links are
+the fast ones. A run knows no speeds, and the rule needs none, so a plan and its run choose alike.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from lingvo_gpipe.nests import SpecNest
+from lingvo_gpipe.network import replicas
+from lingvo_gpipe.network.analysis import Analysis, analyze
+from lingvo_gpipe.network.params import PipelineParams
+from lingvo_gpipe.network.traffic.exchange import Exchange, Sent
+from lingvo_gpipe.network.traffic.links import INPUT, Link, Stream, links
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BusiestHost:
+    """Bytes that the busiest host sends or receives in a step, over links between hosts.
+
+    Attributes:
+        replica_by_replica: where neighbouring cells of a replica share a host.
+        cell_by_cell: where the replicas of a cell do.
+    """
+
+    replica_by_replica: int
+    cell_by_cell: int
+
+    @property
+    def chooses_cell_by_cell(self) -> bool:
+        """Whether fewer bytes go between hosts where replicas of a cell share one."""
+        return self.cell_by_cell < self.replica_by_replica
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HostOrder:
+    """Where each device of a network lies; devices are numbered replica after replica, K for each.
+
+    Attributes:
+        places: for each device, its place among the devices of all hosts.
+        hosts: for each device, its host.
+        busiest: what the order was chosen by; None: there was no choice.
+    """
+
+    places: tuple[int, ...]
+    hosts: tuple[int, ...]
+    busiest: BusiestHost | None = None
+
+
+def replica_by_replica(hosts: Sequence[int]) -> HostOrder:
+    """Return the order of one host, of one replica, and of devices that the user names.
+
+    Args:
+        hosts: for each place, its host.
+    """
+    return HostOrder(tuple(range(len(hosts))), tuple(hosts))
+
+
+def choose(hosts: Sequence[int], num_devices: int, sent: Iterable[Sent]) -> HostOrder:
+    """Choose between the two orders.
+
+    Args:
+        hosts: for each place, its host.
+        num_devices: K.
+        sent: all that devices send each other in a step; not read where there is no choice.
+
+    >>> one, other = Sent(0, 2, 5), Sent(0, 1, 4)  # between two replicas, between two cells
+    >>> choose([0, 0, 1, 1], 2, [one, other]).hosts, choose([0, 0, 1, 1], 2, [other]).hosts
+    ((0, 1, 0, 1), (0, 0, 1, 1))
+    """
+    plain = replica_by_replica(hosts)
+    if not _has_choice(hosts, num_devices):
+        return plain
+    by_cell = _cell_by_cell(hosts, num_devices)
+    loads = _HostLoads(plain.hosts), _HostLoads(by_cell.hosts)
+    for one in sent:
+        for load in loads:
+            load.add(one)
+    busiest = BusiestHost(*(load.most for load in loads))
+    chosen = by_cell if busiest.chooses_cell_by_cell else plain
+    return dataclasses.replace(chosen, busiest=busiest)
+
+
+def of_network(
+    params: PipelineParams,
+    fields: Mapping[str, SpecNest],
+    cuts: tuple[int, ...],
+    hosts: Sequence[int],
+) -> HostOrder:
+    """Choose the order of a network's devices.
+
+    Args:
+        params: params of the network, with all replicas.
+        fields: the mini-batch's fields, name → nest of `tf.TensorSpec`.
+        cuts: number of layers of each cell.
+        hosts: for each place, its host.
+    """
+    num_devices = len(hosts) // params.num_replicas
+    if not _has_choice(hosts, num_devices):
+        return replica_by_replica(hosts)
+    one, fields = replicas.first_share(params, fields)
+    if not one.cells:
+        one.set(cuts=cuts)
+    analysis = analyze(one, fields)
+    exchange = Exchange(analysis, analysis.owners(params.num_replicas), params.num_replicas)
+    found = links(analysis, Stream(analysis))
+    return choose(hosts, num_devices, sent_by_all(analysis, found, exchange))
+
+
+def sent_by_all(
+    analysis: Analysis, between_cells: Iterable[Link], exchange: Exchange
+) -> Iterator[Sent]:
+    """Yield what devices send each other in a step, the fields of the mini-batch not counted.
+
+    Args:
+        analysis: of the network of one replica.
+        between_cells: what goes from cell to cell in one replica.
+        exchange: what replicas send each other.
+    """
+    num_devices = exchange.num_devices
+    for link in between_cells:
+        if link.source == INPUT:
+            continue
+        source, target = (analysis.cells[k].device_number for k in (link.source, link.target))
+        for replica in range(exchange.num_replicas):
+            first = replica * num_devices
+            # The owner of a tied weight sends it to the devices of other replicas itself.
+            others = (path for path in link.tied if exchange.owners[path] != replica)
+            from_owners = sum(analysis.variables[path].read_bytes for path in others)
+            yield Sent(first + source, first + target, link.forward_bytes - from_owners)
+            yield Sent(first + target, first + source, link.backward_bytes)
+    yield from exchange.sent()
+
+
+def _has_choice(hosts: Sequence[int], num_devices: int) -> bool:
+    return 1 < num_devices < len(hosts) and len(set(hosts)) > 1
+
+
+def _cell_by_cell(hosts: Sequence[int], num_devices: int) -> HostOrder:
+    num_replicas = len(hosts) // num_devices
+    places = tuple(
+        k * num_replicas + replica
+        for replica, k in itertools.product(range(num_replicas), range(num_devices))
+    )
+    return HostOrder(places, tuple(hosts[place] for place in places))
+
+
+class _HostLoads:
+    """Bytes that hosts send to others and receive from them."""
+
+    def __init__(self, hosts: Sequence[int]) -> None:
+        self._hosts = hosts
+        self._went: collections.Counter[int] = collections.Counter()
+        self._came: collections.Counter[int] = collections.Counter()
+
+    def add(self, sent: Sent) -> None:
+        source, target = self._hosts[sent.source], self._hosts[sent.target]
+        if source != target:
+            self._went[source] += sent.size
+            self._came[target] += sent.size
+
+    @property
+    def most(self) -> int:
+        return max([0, *self._went.values(), *self._came.values()])

@@ -231,7 +231,7 @@ class CellPrograms:
         variables = [*inputs.weights, *inputs.untrained]
         tensors = dict(zip(cell.weights + cell.untrained, variables, strict=True))
         info, layer = self._analysis.layers[number], self._layers[number]
-        theta, state = _nested(info, tensors)
+        theta, state = nested_variables(info, tensors)
         collected = Collected()
         ctx = Context(
             training=cell.mode.training,
@@ -436,7 +436,7 @@ def _shapes(imports: Mapping[int, Nest]) -> _Shapes:
     return tuple((tuple(t.shape), t.dtype) for t in tf.nest.flatten(imports))
 
 
-def _nested(
+def nested_variables(
     info: network.LayerInfo, tensors: dict[str, tf.Tensor]
 ) -> tuple[dict[str, Nest], dict[str, Nest]]:
     """Return a layer's theta and state, nested by child, from tensors by network path."""

@@ -151,7 +151,7 @@ def _flags() -> Flags:
         "K: number of devices, each with V cells.",
     )
     flags.number("cells_per_device", "V: cells on each device; what the schedule has if not given.")
-    flags.number("num_micro_batches", "M: micro-batches per mini-batch.")
+    flags.number("num_micro_batches", "M: micro-batches per mini-batch; auto may choose it.")
     flags.number("num_replicas", "R: replicas of the pipeline, each of K devices and a part of M.")
     flags.text("schedule", f"auto, {', '.join(SCHEDULES)}, a table as text, or @FILE.")
     flags.text(

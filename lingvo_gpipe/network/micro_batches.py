@@ -35,6 +35,34 @@ def sizes(
     return (small + 1,) * larger + (small,) * (count - larger)
 
 
+def counts(num_examples: int, num_partitions: int, num_replicas: int = 1) -> tuple[int, ...]:
+    """Return numbers M of micro-batches that are worth comparing, rising.
+
+    They are near 1, 2, 4 and 8 for each device of a pipeline, as far as there are examples. Where
+    such a number does not divide the mini-batch into equal parts, the next one that does is taken,
+    unless it is twice as large.
+
+    Args:
+        num_examples: N, of a mini-batch.
+        num_partitions: K.
+        num_replicas: R, each with a part of the micro-batches.
+
+    >>> counts(256, 8), counts(100, 8), counts(97, 8), counts(4, 8)
+    ((8, 16, 32, 64), (10, 20, 50, 100), (8, 16, 32, 97), (4,))
+    """
+    found = []
+    for multiple in (1, 2, 4, 8):
+        least = multiple * num_partitions * num_replicas
+        equal = (
+            count
+            for count in range(least, min(2 * least, num_examples + 1))
+            if num_examples % count == 0 and count % num_replicas == 0
+        )
+        if least <= num_examples:
+            found.append(next(equal, least))
+    return tuple(found) or (num_examples,)
+
+
 def batch_size(
     fields: Mapping[str, Nest | SpecNest], batch_dim: int, unbatched: Collection[str]
 ) -> int:

@@ -34,7 +34,11 @@ class PipelineParams(hyperparams.Configurable.Params):
         "V: cells on each device. None: those of the table's text, or 2 for interleaved, "
         "looped_bfs, zb_v and dualpipe_v, and 1 for other names.",
     )
-    num_micro_batches: int = hyperparams.field(1, "M: micro-batches per mini-batch.")
+    num_micro_batches: int = hyperparams.field(
+        1,
+        "M: micro-batches per mini-batch. With schedule=auto, 1 is not set: auto chooses M if no "
+        "layer depends on it.",
+    )
     num_replicas: int = hyperparams.field(
         1, "R: replicas of the pipeline, each of K devices and a part of the M micro-batches."
     )
@@ -49,7 +53,7 @@ class PipelineParams(hyperparams.Configurable.Params):
     schedule: str = hyperparams.field(
         "gpipe",
         "Name of a schedule (gpipe, 1f1b, interleaved, looped_bfs, zb_h1, zb_v, dualpipe_v, "
-        "optimal), or a table as text, or @file with one; auto: the trainer chooses.",
+        "optimal), or a table as text, or @file with one; auto: the trainer chooses, M too.",
     )
     recompute: str = hyperparams.field(
         "full",

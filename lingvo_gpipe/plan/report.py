@@ -54,9 +54,8 @@ def plan(
         limit_bytes = min(filter(None, limits), default=None)
         chosen: list[str] = []
         is_auto = task.model.schedule == schedule.AUTO
-        sliced = None
-        if limit_bytes is not None:
-            sliced = slicing.advice(auto.unscheduled(task) if is_auto else task, limit_bytes)
+        # What auto chooses fits, so that no layer is too large.
+        sliced = None if is_auto else _advice(task, limit_bytes)
         try:
             if is_auto:
                 choice = auto.choose(task, profile=profile, cluster=shape)
@@ -65,6 +64,8 @@ def plan(
                 chosen = [*choice.lines(), ""]
             planned = step_plan.make_for(task, profile=profile, cluster=shape)
         except errors.PartitionError as error:
+            if is_auto:
+                sliced = _advice(auto.smallest(task), limit_bytes)
             raise error if sliced is None else errors.PartitionError(str(sliced)) from error
         too_large = [] if sliced is None else [str(sliced), ""]
         text = "\n".join([*chosen, render(planned), "", *too_large, *more_devices.lines(task)])
@@ -89,6 +90,10 @@ def plan(
     if all(member.refusal for member in members):
         raise errors.ParamsError(f"--grow={grow}: {members[0].refusal}")
     return render_largest(grow, limit_bytes, members)
+
+
+def _advice(task: Task.Params, limit_bytes: int | None) -> slicing.Advice | None:
+    return None if limit_bytes is None else slicing.advice(task, limit_bytes)
 
 
 def _device_memory(task: Task.Params) -> int | None:

@@ -69,6 +69,21 @@ def test_sizes_add_up_and_larger_ones_come_first(examples: int, count: int) -> N
     assert sizes[-1] >= 1
 
 
+@pytest.mark.parametrize(
+    ("examples", "partitions", "replicas", "counts"),
+    [
+        (64, 4, 1, (4, 8, 16, 32)),
+        (60, 8, 1, (10, 20, 60)),  # equal micro-batches
+        (18, 1, 2, (2, 6, 8, 18)),  # 9 would not share out to replicas
+        (3, 2, 2, (3,)),
+    ],
+)
+def test_counts_worth_comparing(
+    examples: int, partitions: int, replicas: int, counts: tuple[int, ...]
+) -> None:
+    assert micro_batches.counts(examples, partitions, replicas) == counts
+
+
 def test_no_example_is_refused() -> None:
     with pytest.raises(
         errors.InputError, match=r"^a mini-batch has no examples\. Use at least one$"

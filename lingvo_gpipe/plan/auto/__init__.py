@@ -1,0 +1,11 @@
+"""`--schedule=auto`: schedule, cells per device and recompute policies with the shortest step.
+
+Every candidate is planned by the same simulator as any other model. Those that do not fit the
+memory of a device are out; of those whose steps are equally short, the one that needs least is
+taken. The number M of micro-batches is chosen, too, where it is not set and changes results by no
+more than rounding.
+"""
+
+from lingvo_gpipe.plan.auto.choice import Choice, choose, resolved, smallest
+
+__all__ = ["Choice", "choose", "resolved", "smallest"]

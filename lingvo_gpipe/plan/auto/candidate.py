@@ -1,0 +1,103 @@
+"""A way to run a network, among others."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from lingvo_gpipe.plan import step_plan
+from lingvo_gpipe.task import Task
+
+_EQUAL_SHARE = 0.005  # steps that differ by less are equally short
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Candidate:
+    """A way to run the network, and its plan.
+
+    Attributes:
+        schedule: name of the schedule.
+        cells_per_device: V.
+        recompute: recompute policy of every cell, or one for each.
+        num_micro_batches: M; None: that of the task.
+        plan: its plan; None: it cannot be planned.
+        refusal: why not.
+        refused_by_memory: whether it is that no cut fits a device.
+    """
+
+    schedule: str
+    cells_per_device: int
+    recompute: str
+    num_micro_batches: int | None = None
+    plan: step_plan.Plan | None = None
+    refusal: str = ""
+    refused_by_memory: bool = False
+
+    @property
+    def name(self) -> str:
+        """Return what was chosen: `zb_h1 V=2 M=16 never`."""
+        count = "" if self.num_micro_batches is None else f" M={self.num_micro_batches}"
+        return f"{self._cells}{count} {self.recompute}"
+
+    @property
+    def name_at_equal_count(self) -> str:
+        """The same without M."""
+        return f"{self._cells} {self.recompute}"
+
+    @property
+    def _cells(self) -> str:
+        V = self.cells_per_device
+        return f"{self.schedule} V={V}" if V > 1 else self.schedule
+
+    @property
+    def reason(self) -> str:
+        """Return why it cannot be planned; one reason for all that a cap on memory refuses."""
+        if self.refused_by_memory:
+            return "no cut fits"
+        return self.refusal.partition(". ")[0]
+
+    def set_in(self, params: Task.Params) -> None:
+        """Set its fields in the params of a task."""
+        params.model.set(
+            schedule=self.schedule,
+            cells_per_device=self.cells_per_device,
+            recompute=self.recompute,
+        )
+        if self.num_micro_batches is not None:
+            params.model.num_micro_batches = self.num_micro_batches
+
+    @property
+    def planned(self) -> step_plan.Plan:
+        """Its plan.
+
+        Raises:
+            ValueError: it has none.
+        """
+        if self.plan is None:
+            raise ValueError(f"{self.name} has no plan")
+        return self.plan
+
+    @property
+    def step_s(self) -> float:
+        """Time of its step; see `step_plan.Plan`."""
+        return self.planned.step_s
+
+    @property
+    def count(self) -> int:
+        """M, as far as it was chosen."""
+        return self.num_micro_batches or 1
+
+
+def ordered(fitting: Sequence[Candidate]) -> list[Candidate]:
+    """Return candidates by time; those that are equally short by memory."""
+    left, found = list(fitting), []
+    while left:
+        equal = near(left, _EQUAL_SHARE)
+        found += sorted(equal, key=lambda one: one.planned.heaviest_bytes)
+        left = left[len(equal) :]
+    return found
+
+
+def near(by_time: Sequence[Candidate], share: float) -> list[Candidate]:
+    """Return those whose steps are at most a share longer than that of the first."""
+    return [one for one in by_time if one.step_s <= (1 + share) * by_time[0].step_s]

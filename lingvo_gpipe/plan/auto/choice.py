@@ -1,0 +1,224 @@
+"""The choice of `--schedule=auto`, its table, and a run that keeps it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+
+from lingvo_gpipe import errors, schedule
+from lingvo_gpipe.console import units
+from lingvo_gpipe.plan import hosts
+from lingvo_gpipe.plan.auto.candidate import Candidate, near, ordered
+from lingvo_gpipe.plan.auto.counts import counts_of, is_open
+from lingvo_gpipe.plan.auto.search import Found, Search, unscheduled
+from lingvo_gpipe.task import Task
+
+_DEVICES = "model.num_partitions"
+_NUM_MICRO_BATCHES = "model.num_micro_batches"
+_CHOSEN = ("model.schedule", "model.cells_per_device", "model.recompute")
+_NEARLY_EQUAL_SHARE = 0.03  # by formula, which does not count what a call costs
+_PROBED = 2  # of the fastest candidates for one M, for which other M are tried
+_SHOWN = 5
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Choice:
+    """Candidates, from the best one on, all for the same M.
+
+    Attributes:
+        fitting: those that fit, in order.
+        too_large: those that need more memory than a device has, the smallest first.
+        refused: those that cannot be planned.
+        limit_bytes: memory of a device; None: not limited.
+        other_counts: the fastest that was found for each other M.
+        note: how M was chosen, or why it was not; empty: it is set.
+    """
+
+    fitting: tuple[Candidate, ...]
+    too_large: tuple[Candidate, ...]
+    refused: tuple[Candidate, ...]
+    limit_bytes: int | None
+    other_counts: tuple[Candidate, ...] = ()
+    note: str = ""
+
+    @property
+    def best(self) -> Candidate:
+        """The one that is taken."""
+        return self.fitting[0]
+
+    def lines(self) -> list[str]:
+        """Return a table of the best candidates, and why the others are not among them."""
+        best = self.best.planned
+        rows = [["auto", "step", "waiting", "heaviest device"]]
+        for candidate in (*self.fitting[:_SHOWN], *self.other_counts):
+            plan = candidate.planned
+            share = plan.step_s / best.step_s
+            rows.append(
+                [
+                    candidate.name,
+                    units.percent(share),
+                    units.percent(plan.bubble_share),
+                    units.size(plan.heaviest_bytes),
+                ]
+            )
+        lines = [*units.table(rows, "lrrr"), *filter(None, [self.note])]
+        slower = self.fitting[_SHOWN:]
+        if slower:
+            shares = [candidate.step_s / best.step_s for candidate in slower]
+            lines.append(
+                f"slower, or as fast with more memory: {len(slower)} others, of {min(shares):.0%} "
+                f"to {max(shares):.0%}"
+            )
+        if self.too_large and self.limit_bytes is not None:
+            least = self.too_large[0].planned.heaviest_bytes
+            names = ", ".join(one.name_at_equal_count for one in self.too_large)
+            lines.append(
+                f"more than {units.size(self.limit_bytes)} on a device, at least "
+                f"{units.size(least)}: {names}"
+            )
+        if self.limit_bytes is None:
+            lines.append("memory is not limited; model.device_memory limits it")
+        for reason, group in itertools.groupby(self.refused, lambda one: one.reason):
+            lines.append(f"{reason}: {', '.join(one.name_at_equal_count for one in group)}")
+        return lines
+
+
+def choose(
+    task: Task.Params,
+    *,
+    profile: bool = False,
+    cluster: hosts.Hosts | None = None,
+    goes_on: bool = False,
+) -> Choice:
+    """Plan the candidates of a task.
+
+    Without measured times, M is the smallest one with which the step is nearly as short as with any
+    other: more micro-batches always shorten a step whose time is counted in FLOPs, and only
+    measured times show what a call costs.
+
+    Args:
+        task: params of a task, complete. If it sets cells per device, or policies other than
+            `full`, only these are tried.
+        profile: measures the time of each layer on this machine, for each M; else FLOPs count.
+        cluster: see `step_plan.make`.
+        goes_on: whether a run goes on, whose M stays.
+
+    Raises:
+        UserError: no candidate can be planned, or none fits.
+    """
+    search = Search(task, profile=profile, cluster=cluster)
+    counts = counts_of(task, is_measured=profile, goes_on=goes_on)
+    searched: dict[int | None, Found] = {}
+    for count in counts.in_turn:
+        searched[count] = search.all(count)
+        if searched[count].fitting:
+            break
+    else:
+        raise _refusal(searched, search.limit_bytes)
+    probes = _probes(searched[count])
+    by_count = {each: search.fastest(probes, each) for each in counts.numbers if each != count}
+    fastest = [searched[count].fitting[0], *filter(None, by_count.values())]
+    fastest.sort(key=lambda one: one.step_s)
+    best = _with_best_count(fastest, is_measured=profile)
+    chosen = best.num_micro_batches
+    if chosen not in searched:
+        searched[chosen] = search.all(chosen)
+    found = searched[chosen]
+    return Choice(
+        tuple(ordered(search.with_mixed(found.fitting))),
+        found.too_large,
+        tuple(sorted(found.refused, key=lambda one: one.reason)),
+        search.limit_bytes,
+        tuple(sorted((one for one in fastest if one is not best), key=lambda one: one.count)),
+        counts.note or _note(fastest, chosen, counts.numbers, is_measured=profile),
+    )
+
+
+def resolved(
+    task: Task.Params, report: Callable[[str], None], *, kept: Mapping[str, str] | None = None
+) -> Task.Params:
+    """Return a task whose schedule is chosen, if it is to be.
+
+    Args:
+        task: params of a task, complete.
+        report: receives the table of the choice.
+        kept: path → value as text, of the run that goes on; its choice is kept if it is for as many
+            devices. Its M stays where the task does not set another one.
+    """
+    if task.model.schedule != schedule.AUTO:
+        return task
+    open_task = task.copy()
+    if kept is not None and _NUM_MICRO_BATCHES in kept and is_open(task.model):
+        open_task.override(f"{_NUM_MICRO_BATCHES}={kept[_NUM_MICRO_BATCHES]}")
+    result = open_task.copy()
+    same = kept is not None and kept.get(_DEVICES) == repr(task.model.num_partitions)
+    if kept is not None and same:
+        for path in _CHOSEN:
+            if path in kept:  # older runs have not all of them
+                result.override(f"{path}={kept[path]}")
+        if result.model.schedule != schedule.AUTO:
+            return result
+    choice = choose(open_task, goes_on=kept is not None)
+    choice.best.set_in(result)
+    report("\n".join(choice.lines()))
+    return result
+
+
+def smallest(task: Task.Params) -> Task.Params:
+    """Return a task with a schedule that can always be made, and the smallest micro-batches.
+
+    M is the largest one that `choose` would try.
+    """
+    return unscheduled(task, counts_of(task, is_measured=False, goes_on=False).numbers[-1])
+
+
+def _probes(found: Found) -> list[Candidate]:
+    """Return the candidates that are tried for other M.
+
+    They are the fastest ones, the fastest of each policy, and the one that needs least memory.
+    """
+    by_policy = {one.recompute: one for one in reversed(found.fitting)}
+    smallest = min(found.fitting, key=lambda one: one.planned.heaviest_bytes)
+    probes = [*found.fitting[:_PROBED], *by_policy.values(), smallest]
+    return list({one.name: one for one in probes}.values())
+
+
+def _with_best_count(by_time: Sequence[Candidate], *, is_measured: bool) -> Candidate:
+    """Return the candidate with the best M, from the fastest of each."""
+    if is_measured:
+        return ordered(by_time)[0]
+    return min(near(by_time, _NEARLY_EQUAL_SHARE), key=lambda one: one.count)
+
+
+def _note(
+    fastest: Sequence[Candidate],
+    chosen: int | None,
+    counts: Sequence[int | None],
+    *,
+    is_measured: bool,
+) -> str:
+    """Return how M was chosen; nothing if there is no other."""
+    if len(counts) == 1:
+        return ""
+    fitting = sorted(one.count for one in fastest)
+    left = [str(count) for count in counts if count not in fitting]
+    longest = f"at most {_NEARLY_EQUAL_SHARE:.0%} longer than the shortest"
+    rule = "the shortest step" if is_measured else f"the smallest M whose step is {longest}"
+    unfit = f"; of the fastest, none can run with {', '.join(left)}" if left else ""
+    return f"M={chosen} of {', '.join(map(str, fitting))}: {rule}{unfit}"
+
+
+def _refusal(
+    searched: Mapping[int | None, Found], limit_bytes: int | None
+) -> errors.PartitionError:
+    """Return the error of a task of which no candidate fits, from those for each M."""
+    too_large = [one for found in searched.values() for one in found.too_large]
+    if not too_large:
+        last = searched[max(searched, key=lambda count: count or 1)]
+        return errors.PartitionError(f"no schedule can be planned: {last.refused[0].refusal}")
+    smallest = min(too_large, key=lambda one: one.planned.heaviest_bytes)
+    return errors.PartitionError(
+        f"no schedule fits {units.size(limit_bytes or 0)} on a device: {smallest.name} needs "
+        f"{units.size(smallest.planned.heaviest_bytes)}. Raise num_partitions or num_micro_batches"
+    )

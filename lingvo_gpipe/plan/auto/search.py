@@ -1,0 +1,150 @@
+"""Planning candidates of a task within the memory of a device."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+from lingvo_gpipe import errors, schedule
+from lingvo_gpipe.console import units
+from lingvo_gpipe.plan import hosts, step_plan
+from lingvo_gpipe.plan.auto.candidate import Candidate
+from lingvo_gpipe.task import Task
+
+POLICIES = ("full", "early", "never")
+_MOST_CELLS = 3  # per device
+_MIXED = 4  # of how many of the fastest candidates some cells may keep their forwards
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Found:
+    """All candidates for one M; `fitting` by time, `too_large` by memory."""
+
+    fitting: tuple[Candidate, ...]
+    too_large: tuple[Candidate, ...]
+    refused: tuple[Candidate, ...]
+
+
+class Search:
+    """Plans candidates of a task within the memory of a device."""
+
+    def __init__(
+        self, task: Task.Params, *, profile: bool = False, cluster: hosts.Hosts | None = None
+    ) -> None:
+        self._task = task
+        self._profile = profile
+        self._cluster = cluster
+        self._known: dict[int | None, step_plan.Known] = {}
+        limits = [cluster.memory if cluster else None]
+        if task.model.device_memory is not None:
+            limits.append(units.parse_size(task.model.device_memory))
+        self.limit_bytes = min(filter(None, limits), default=None)
+
+    def known(self, count: int | None) -> step_plan.Known:
+        """Return what is known of all plans for an M; measured times are those of each M."""
+        key = count if self._profile else None
+        if key not in self._known:
+            task = unscheduled(self._task, count)
+            self._known[key] = step_plan.known_of(task, profile=self._profile)
+        return self._known[key]
+
+    def attempt(self, candidate: Candidate) -> Candidate:
+        """Return a candidate with its plan, or with the error that refused it."""
+        tried = self._task.copy()
+        candidate.set_in(tried)
+        known = self.known(candidate.num_micro_batches)
+        try:
+            plan = step_plan.make_for(tried, cluster=self._cluster, known=known)
+        except errors.UserError as error:
+            return dataclasses.replace(
+                candidate,
+                plan=None,
+                refusal=str(error).splitlines()[0],
+                refused_by_memory=isinstance(error, errors.CapacityError),
+            )
+        return dataclasses.replace(candidate, plan=plan)
+
+    def fits(self, candidate: Candidate) -> bool:
+        """Return whether a candidate has a plan within the memory."""
+        if candidate.plan is None:
+            return False
+        return self.limit_bytes is None or candidate.plan.heaviest_bytes <= self.limit_bytes
+
+    def all(self, count: int | None) -> Found:
+        """Plan every schedule that the task leaves open, for one M."""
+        wanted = self._task.model.cells_per_device
+        schedules = [each for each in _schedules() if wanted in (None, each[1])]
+        if not schedules:
+            raise errors.ScheduleError(
+                f"cells_per_device={wanted}, but --schedule=auto tries 1 to {_MOST_CELLS}. Name a "
+                "schedule, or leave --cells_per_device out"
+            )
+        recompute = self._task.model.recompute
+        policies = POLICIES if recompute == "full" else (recompute,)
+        candidates = [
+            self.attempt(Candidate(name, cells, policy, count))
+            for (name, cells), policy in itertools.product(schedules, policies)
+        ]
+        planned = [candidate for candidate in candidates if candidate.plan is not None]
+        too_large = itertools.filterfalse(self.fits, planned)
+        return Found(
+            fitting=tuple(sorted(filter(self.fits, planned), key=lambda one: one.step_s)),
+            too_large=tuple(sorted(too_large, key=lambda one: one.planned.heaviest_bytes)),
+            refused=tuple(c for c in candidates if c.plan is None),
+        )
+
+    def fastest(self, probes: Iterable[Candidate], count: int | None) -> Candidate | None:
+        """Return the fastest of some candidates with another M; None: none of them fits."""
+        others = (dataclasses.replace(one, num_micro_batches=count) for one in probes)
+        return min(
+            filter(self.fits, map(self.attempt, others)), key=lambda one: one.step_s, default=None
+        )
+
+    def with_mixed(self, fitting: Sequence[Candidate]) -> list[Candidate]:
+        """Return candidates, and those that are faster because some cells keep their forwards."""
+        if self.limit_bytes is None:
+            return list(fitting)
+        recomputing = [one for one in fitting if one.recompute != "never"][:_MIXED]
+        mixed = map(self._kept_where_it_fits, recomputing)
+        return sorted([*filter(None, mixed), *fitting], key=lambda one: one.step_s)
+
+    def _kept_where_it_fits(self, start: Candidate) -> Candidate | None:
+        """Return a candidate with `never` where memory is left; None: it is not faster.
+
+        Cells are tried one after the other, from the one that computes longest.
+        """
+        found = start
+        cells = start.planned.cells
+        policies = [start.recompute] * len(cells)
+        for k in sorted(range(len(cells)), key=lambda k: -cells[k].forward_s):
+            tried = [*policies[:k], "never", *policies[k + 1 :]]
+            candidate = self.attempt(dataclasses.replace(start, recompute=",".join(tried)))
+            if self.fits(candidate) and candidate.step_s <= found.step_s:
+                found, policies = candidate, tried
+        return found if found.step_s < start.step_s and len(set(policies)) > 1 else None
+
+
+def unscheduled(task: Task.Params, count: int | None = None) -> Task.Params:
+    """Return a task with a schedule that can always be made.
+
+    Args:
+        task: params of a task.
+        count: M; None: that of the task.
+    """
+    result = task.copy()
+    Candidate("gpipe", 1, "full", count).set_in(result)
+    return result
+
+
+def _schedules() -> Iterator[tuple[str, int]]:
+    """Yield every schedule with each number of cells per device that it may have."""
+    for name, named in schedule.SCHEDULES.items():
+        if name == "optimal":  # a search, for small tables
+            continue
+        for cells in range(named.cells_per_device, _MOST_CELLS + 1):
+            try:
+                schedule.make(name, 2, 2, cells)
+            except errors.ScheduleError:
+                continue  # it has no such tables
+            yield name, cells

@@ -1,0 +1,289 @@
+"""The schedule that `auto` takes is the fastest one that fits, and a run keeps it."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lingvo_gpipe import errors, layers, modes, schedule
+from lingvo_gpipe.hyperparams import text
+from lingvo_gpipe.network import micro_batches
+from lingvo_gpipe.plan import auto, describe, profiling, report, step_plan
+from lingvo_gpipe.plan.auto import search
+from lingvo_gpipe.run import checkpoints, loop
+from tests.tiny_task import tiny_task
+
+
+def deep(**model: Any) -> Any:
+    """Return a task whose network has eight layers."""
+
+    task = tiny_task(max_steps=2)
+    hidden = [
+        layers.Dense.Params(units=16, reads=("point",) if not n else ("x",), activation="relu")
+        for n in range(7)
+    ]
+    task.model.set(
+        layers=[*hidden, layers.Softmax.Params(name="head", classes=3)],
+        **{"num_partitions": 2, "num_micro_batches": 4, "schedule": "auto", **model},
+    )
+    task.input.batch_size = 16
+    return task
+
+
+def open_task(*inside: Any, **model: Any) -> Any:
+    """Return `deep` with layers before its last one and without a number of micro-batches."""
+    task = deep(**{"num_micro_batches": 1, **model})
+    task.model.layers = [*task.model.layers[:-1], *inside, task.model.layers[-1]]
+    return task
+
+
+def shortest_s(task: Any, count: int, limit: float = float("inf")) -> float:
+    """Return the time of the shortest step with M micro-batches that fits."""
+    tried = task.copy()
+    tried.model.set(num_micro_batches=count)
+    fitting = [plan for plan in brute_force(tried).values() if plan.heaviest_bytes <= limit]
+    return min((plan.step_s for plan in fitting), default=float("inf"))
+
+
+def brute_force(task: Any) -> dict[tuple[str, int, str], step_plan.Plan]:
+    """Return the plans of all schedules that can be made."""
+    found = {}
+    known = step_plan.known_of(search.unscheduled(task))
+    names = [name for name in schedule.SCHEDULES if name != "optimal"]
+    for name, cells, recompute in itertools.product(names, (1, 2, 3), search.POLICIES):
+        tried = task.copy()
+        tried.model.set(schedule=name, cells_per_device=cells, recompute=recompute)
+        try:
+            found[name, cells, recompute] = step_plan.make_for(tried, known=known)
+        except errors.UserError:
+            continue
+    return found
+
+
+def test_the_fastest_is_taken() -> None:
+    task = deep()
+    choice = auto.choose(task)
+    plans = brute_force(task)
+    assert len(choice.fitting) > 20
+    shortest_s = min(plan.step_s for plan in plans.values())
+    assert choice.best.plan is not None
+    assert choice.best.plan.step_s <= 1.005 * shortest_s
+    equal = [plan for plan in plans.values() if plan.step_s <= 1.005 * shortest_s]
+    assert choice.best.plan.heaviest_bytes == min(plan.heaviest_bytes for plan in equal)
+    steps = [one.plan.step_s for one in choice.fitting if one.plan is not None]
+    assert all(a <= 1.005 * b for a, b in itertools.pairwise(steps))
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6])
+def test_what_does_not_fit_is_not_taken(share: float) -> None:
+    needs = sorted(plan.heaviest_bytes for plan in brute_force(deep()).values())
+    limit = int(needs[0] + share * (needs[-1] - needs[0]))
+    choice = auto.choose(deep(device_memory=f"{limit}B"))
+    assert choice.best.plan is not None
+    assert all(one.plan is not None and one.plan.heaviest_bytes <= limit for one in choice.fitting)
+    capped = brute_force(deep(device_memory=f"{limit}B")).values()
+    shortest_s = min(plan.step_s for plan in capped if plan.heaviest_bytes <= limit)
+    assert choice.best.plan.step_s <= 1.005 * shortest_s
+    lines = "\n".join(choice.lines())
+    assert choice.best.name in lines
+    assert "no cut fits" in lines or "on a device, at least" in lines
+
+
+def test_cells_keep_their_forwards_where_memory_is_left() -> None:
+    plans = brute_force(deep(num_partitions=4))
+    full, never = (plans["1f1b", 1, one].heaviest_bytes for one in ("full", "never"))
+    choices = [
+        auto.choose(deep(num_partitions=4, device_memory=f"{limit}B"))
+        for limit in range(full, never, (never - full) // 4)
+    ]
+    mixed = [one for choice in choices for one in choice.fitting if "," in one.recompute]
+    assert mixed
+    for one in mixed:
+        assert "never" in one.recompute.split(",")
+        assert one.plan is not None
+        assert one.plan.step_s < plans[one.schedule, one.cells_per_device, "full"].step_s
+
+
+def test_what_is_set_is_kept() -> None:
+    choice = auto.choose(deep(cells_per_device=2, recompute="early"))
+    assert {one.cells_per_device for one in choice.fitting} == {2}
+    assert {one.recompute for one in choice.fitting} == {"early"}
+    assert len({one.schedule for one in choice.fitting}) > 3
+    with pytest.raises(errors.ScheduleError, match="cells_per_device=7, but --schedule=auto tries"):
+        auto.choose(deep(cells_per_device=7))
+
+
+def test_memory_that_nothing_fits_is_reported() -> None:
+    with pytest.raises(errors.PartitionError, match=r"^no schedule (fits|can be planned)"):
+        auto.choose(deep(device_memory="3KiB"))
+
+
+def test_a_run_keeps_its_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    task = open_task()
+    task.input.batch_size = 4
+    loop.run(task, tmp_path, report=lines.append)
+    (table,) = [line for line in lines if line.startswith("auto ")]
+    best = auto.choose(task).best
+    assert table.splitlines()[1].startswith(best.name)
+    kept = checkpoints.newest_text(str(tmp_path / "checkpoints"))
+    assert kept is not None
+    values = text.written_values(kept[1])
+    assert values["model.schedule"] == repr(best.schedule)
+    assert values["model.recompute"] == repr(best.recompute)
+    assert values["model.num_micro_batches"] == repr(best.num_micro_batches) != "1"
+    # It goes on with its choice, although another one would be made now.
+    monkeypatch.setattr(search, "POLICIES", ("full",))
+    assert auto.choose(task).best.name != best.name
+    task.train.max_steps = 3
+    lines.clear()
+    loop.run(task, tmp_path, report=lines.append)
+    assert not [line for line in lines if line.startswith("auto ")]
+    assert not [line for line in lines if line.strip().startswith("model.")]
+    resolved = modes.with_kept_choice(task, str(tmp_path))
+    assert resolved.model.schedule == best.schedule
+    assert resolved.model.num_micro_batches == best.num_micro_batches
+    assert f"in {best.num_micro_batches} micro-batches" in describe.describe(resolved)
+    set_here = task.copy()
+    set_here.model.set(num_micro_batches=5)
+    assert modes.with_kept_choice(set_here, str(tmp_path)).model.num_micro_batches == 5
+    # For another number of devices it is made again.
+    task.model.set(num_partitions=3)
+    again = auto.resolved(task, lines.append, kept={**values, "model.recompute": "'full,never'"})
+    assert lines[-1].startswith("auto ")
+    assert again.model.recompute == "full"
+    assert again.model.num_micro_batches == best.num_micro_batches
+    assert "M=" not in lines[-1]
+    began_with_one = {**values, "model.num_micro_batches": "1"}
+    again = auto.resolved(task, lines.append, kept=began_with_one)
+    assert again.model.num_micro_batches == 1
+    assert "\nM stays 1: the run began so. --num_micro_batches sets it\n" in lines[-1]
+
+
+def test_other_modes_need_a_run_that_has_chosen(tmp_path: Path) -> None:
+    for folder in (None, str(tmp_path)):
+        with pytest.raises(errors.ParamsError, match="auto is chosen by --mode=train"):
+            modes.with_kept_choice(deep(), folder)
+    with pytest.raises(errors.ScheduleError, match="'auto' is not chosen yet"):
+        schedule.make("auto", 2, 2)
+
+
+def test_a_named_schedule_stays() -> None:
+    task = tiny_task()
+    assert auto.resolved(task, lambda _: None) is task
+
+
+def test_the_smallest_m_is_taken_whose_step_is_nearly_the_shortest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(search, "POLICIES", ("full", "never"))
+    task = open_task()
+    choice = auto.choose(task)
+    steps_s = {count: shortest_s(task, count) for count in micro_batches.counts(16, 2)}
+    assert list(steps_s) == [2, 4, 8, 16]
+    near = [m for m, step_s in steps_s.items() if step_s <= 1.03 * min(steps_s.values())]
+    assert choice.best.num_micro_batches == near[0] not in (2, 16)
+    assert choice.best.plan is not None
+    assert choice.best.plan.step_s <= 1.005 * steps_s[near[0]]
+    assert {one.num_micro_batches for one in choice.fitting} == {near[0]}
+    others = {one.num_micro_batches: one for one in choice.other_counts}
+    assert sorted([near[0], *filter(None, others)]) == list(steps_s)
+    assert all(one.plan and one.plan.step_s == steps_s[m or 0] for m, one in others.items())
+    lines = choice.lines()
+    assert lines[1].startswith(choice.best.name)
+    assert f" M={near[0]} " in choice.best.name
+    assert f"M={near[0]} of 2, 4, 8, 16: the smallest M whose step is at most 3% longer" in "".join(
+        lines
+    )
+    chosen = task.copy()
+    choice.best.set_in(chosen)
+    assert f"model.num_micro_batches: {near[0]}\n" in chosen.to_text()
+    text = report.plan(task)
+    assert text.startswith(lines[0])
+    assert f", {near[0]} micro-batches of" in text
+
+
+def test_memory_requires_more_micro_batches() -> None:
+    task = open_task()
+    task.input.batch_size = 64
+    free = auto.choose(task).best
+    assert free.num_micro_batches != 16
+    tried = task.copy()
+    free.set_in(tried)
+    smallest = min(plan.heaviest_bytes for plan in brute_force(tried).values())
+    limit = smallest - 1
+    task.model.device_memory = f"{limit}B"
+    choice = auto.choose(task)
+    assert (choice.best.num_micro_batches or 0) > (free.num_micro_batches or 0)
+    assert choice.best.plan is not None
+    assert choice.best.plan.heaviest_bytes <= limit
+    (note,) = [line for line in choice.lines() if line.startswith("M=")]
+    assert f"none can run with 2, 4, {free.num_micro_batches}" in note
+
+
+def test_a_layer_that_fits_no_device_is_reported() -> None:
+    with pytest.raises(errors.PartitionError, match=r"^layer .* alone needs .* of a device of 3"):
+        report.plan(open_task(device_memory="3KiB"))
+
+
+def test_m_stays_where_results_depend_on_it() -> None:
+    choice = auto.choose(open_task(layers.Dropout.Params(name="drop", rate=0.2)))
+    assert {one.num_micro_batches for one in choice.fitting} == {None}
+    assert {len(one.plan.analysis.sizes) for one in choice.fitting if one.plan} == {1}
+    assert not choice.other_counts
+    assert [line for line in choice.lines() if "M" in line and "memory" not in line] == [
+        "M stays 1: drop draws random numbers for each micro-batch. --num_micro_batches sets it"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("model", "count", "note"),
+    [
+        ({"num_micro_batches": 4}, 4, ""),
+        ({"micro_batch_size": 8}, 2, ""),
+        ({"num_partitions": 1, "cells_per_device": 1}, 1, ""),
+        ({"costs": (1.0,) * 8}, 1, "M stays 1: costs are stated for micro-batches of one size"),
+    ],
+)
+def test_m_that_is_set_stays(model: dict[str, Any], count: int, note: str) -> None:
+    choice = auto.choose(open_task(recompute="full", **model))
+    assert {len(one.plan.analysis.sizes) for one in choice.fitting if one.plan} == {count}
+    assert choice.best.num_micro_batches is None
+    assert choice.note.startswith(note)
+    assert bool(choice.note) == bool(note)
+
+
+def test_replicas_and_few_examples() -> None:
+    task = open_task(num_replicas=2, cells_per_device=1)
+    choice = auto.choose(task)
+    assert (choice.best.num_micro_batches or 1) % 2 == 0
+    task.input.batch_size = 3
+    choice = auto.choose(task)
+    assert choice.best.num_micro_batches == 3
+    assert not choice.note
+
+
+@pytest.mark.parametrize(("call_s", "count"), [(6.0, 2), (0.5, 4)])
+def test_measured_times_count_what_a_call_costs(
+    monkeypatch: pytest.MonkeyPatch, call_s: float, count: int
+) -> None:
+    measured = []
+
+    def layer_times(params: Any, fields: Any) -> tuple[profiling.LayerTime, ...]:
+        size = max(micro_batches.sizes_of(params, fields))
+        measured.append(size)
+        forward_s = call_s + size
+        return (profiling.LayerTime(forward_s, 2 * forward_s, 3 * forward_s),) * 8
+
+    monkeypatch.setattr(profiling, "layer_times", layer_times)
+    task = open_task(cells_per_device=1)
+    choice = auto.choose(task, profile=True)
+    assert sorted(measured) == [1, 2, 4, 8]
+    assert choice.best.plan is not None
+    times_s = [one.plan.step_s for one in choice.other_counts if one.plan]
+    assert choice.best.plan.step_s < min(times_s)
+    assert choice.best.num_micro_batches == count  # although 2 is nearly as short as 4
+    assert choice.note == f"M={count} of 2, 4, 8, 16: the shortest step"

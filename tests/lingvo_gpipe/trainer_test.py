@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, registry, tensorflow_import, trainer
 from lingvo_gpipe.run import process
+from tests.tiny_task import tiny_task
 
 PACKAGE = "models_of_trainer_test"
 MODELS = """
@@ -233,6 +234,10 @@ def test_models_of_the_project_and_of_the_user_are_listed(run: Run) -> None:
             ["--model=lab.Tiny", "--mode=params", "--fields=batch_size"],
             "ParamsError: no field of lab.Tiny matches 'batch_size', a pattern of whole paths ",
         ),
+        (
+            ["--model=lab.Tiny", "--mode=params", "--fields=input.*", "--text"],
+            "ParamsError: --text prints all fields, --fields some. Leave one out",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_1(run: Run, arguments: list[str], text: str) -> None:
@@ -241,6 +246,13 @@ def test_a_mistake_is_one_line_and_exit_code_1(run: Run, arguments: list[str], t
     assert found.err[0].startswith(text)
     assert len(found.err) == 1
     assert found.out == []
+
+
+def test_params_as_text_are_those_of_the_model_with_its_flags(run: Run) -> None:
+    found = run("--mode=params", "--text", "--num_micro_batches=3")
+    task = tiny_task().set(name="lab.Tiny")
+    task.model.num_micro_batches = 3
+    assert "\n".join(found.out) == task.to_text().rstrip("\n")
 
 
 def test_an_override_that_does_not_exist_comes_with_one_that_does(run: Run) -> None:

@@ -71,6 +71,16 @@ TOKENS = tf.TensorSpec((4, 6, 8))
             "Dense: tie: no variable 'kernle'; nearest kernel",
         ),
         (
+            layers.PositionalEncoding.Params(reads=("x", "position")),
+            [TOKENS, FLAT],
+            "PositionalEncoding: position is float32 [4, 6], expected integers [4, 6]. Set its",
+        ),
+        (
+            layers.PositionalEncoding.Params(reads=("x", "position")),
+            [TOKENS, tf.TensorSpec((4, 5), tf.int32)],
+            "PositionalEncoding: position is int32 [4, 5], expected integers [4, 6]. Set its",
+        ),
+        (
             layers.Conv2D.Params(filters=3),
             [FLAT],
             "Conv2D: expected [B, H, W, C] with known dimensions, got shape (4, 6). Put a Reshape",

@@ -311,6 +311,24 @@ def test_slots_that_cannot_be_divided_are_refused(tmp_path: Path) -> None:
     assert text.startswith("embedding/table: slot 'r' of [11] numbers, of a weight of [11, 8], can")
 
 
+def test_a_checkpoint_whose_params_are_not_known_is_refused(tmp_path: Path) -> None:
+    run = trained(tmp_path / "run", in_slices(WHOLE), 0)
+    text = Path(f"{newest(run)}.params.txt")
+    kept = text.read_text().splitlines(keepends=True)
+    text.write_text(in_slices(WHOLE).model.to_text())  # older ones begin without a checksum
+    assert refused(tmp_path, in_slices(THREE), run) == (
+        f"the params of {newest(run)} are not those of a task"
+    )
+    text.write_text("".join(line for line in kept if line.startswith("class")) + "nonsense: 1\n")
+    found = refused(tmp_path, in_slices(THREE), run)
+    assert found.startswith(f"the params of {newest(run)} cannot be read: ")
+    assert found.endswith(". Name the package of its classes by --params_package")
+    prefix = newest(run)
+    text.unlink()
+    found = refused(tmp_path, in_slices(THREE), prefix)
+    assert found.startswith(f"{prefix} was saved without params, so its slices are not known. ")
+
+
 def test_a_torn_checkpoint_is_refused(tmp_path: Path) -> None:
     run = trained(tmp_path / "run", in_slices(WHOLE), 0)
     shard = Path(f"{newest(run)}.data-00000-of-00001")

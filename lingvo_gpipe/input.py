@@ -92,8 +92,7 @@ class Batches(Reading):
         super().__init__()
         options = tf.data.Options()
         options.deterministic = True
-        # Nothing is left to it, and an iterator that ends may wait for its next round: up to 60 s.
-        options.autotune.enabled = False
+        options.autotune.enabled = False  # an iterator's end may wait for it, up to a minute
         self.dataset = dataset.with_options(options)
         self._explain = explain
         self._repair = repair

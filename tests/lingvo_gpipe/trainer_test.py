@@ -1,155 +1,33 @@
-"""What a user sees: flags, one-line errors, the lines that a run prints."""
+"""What a user sees: flags, modes, the lines that a run prints."""
 
 from __future__ import annotations
 
-import contextlib
 import io
 import logging
 import os
 import re
-import shlex
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, registry, tensorflow_import, trainer
+from lingvo_gpipe import tensorflow_import
 from lingvo_gpipe.run import process
+from tests import trainer_calls
 from tests.tiny_task import tiny_task
-
-PACKAGE = "models_of_trainer_test"
-MODELS = """
-import keras
-from tests import tiny_task
-from lingvo_gpipe import registry
-
-class Tiny(tiny_task.Tiny):
-    pass
-
-class BeginsTensorFlow(Tiny):
-    def task(self):
-        keras.layers.Dense(2).build((None, 3))
-        return super().task()
-
-class Deeper(registry.Model):
-    depth = 2
-
-    def task(self):
-        task = tiny_task.tiny_task()
-        task.model.layers = [*task.model.layers[:1] * self.depth, *task.model.layers[1:]]
-        for number in range(1, self.depth):
-            task.model.layers[number].set(name=f"deep_{number}", reads=("x",))
-        return task
-"""
-MODES = """
-import os, signal
-from lingvo_gpipe import hyperparams, registry
-from models_of_trainer_test.lab import Deeper, Tiny
-from tests import tiny_task
-
-def show(job):
-    job.report(job.task.to_text())
-    job.report(f"data_dir={getattr(job.task.input, 'data_dir', None)}")
-    job.report(f"logdir={job.logdir} checkpoint={job.checkpoint}")
-
-def fail(job):
-    raise ZeroDivisionError("a bug")
-
-def end(job):
-    job.should_stop()
-    os.kill(os.getpid(), signal.SIGTERM)
-
-def leave(job):
-    end(job)
-    while not job.should_stop():
-        pass
-
-def watch(job):
-    job.report(f"follow={job.options.follow}")
-
-registry.add_mode("show", show)
-registry.add_mode("watch", watch, options=["follow"])
-registry.add_mode("end", end)
-registry.add_mode("leave", leave)
-registry.add_mode("fail", fail)
-
-class Moded(Tiny):
-    pass
-
-class Widths(tiny_task.Points):
-    asset_names = ("width",)
-    width = 5
-
-    class Params(tiny_task.Points.Params):
-        there: bool = hyperparams.field(False, "Whether.")
-
-    def is_there(self):
-        return self.params.there
-
-    def recall(self, assets):
-        self.width = int(assets["width"])
-
-    def complete(self, task_params):
-        task_params.model.layers[0].units = self.width
-
-class Wide(Deeper):
-    def task(self):
-        task = super().task()
-        task.input = Widths.Params(batch_size=8)
-        return task
-
-class Wrong(registry.Model):
-    def task(self):
-        return {}
-
-class Foldered(registry.Model):
-    def task(self):
-        from lingvo_gpipe.tasks.image import ImageFolder
-        task = Tiny().task()
-        task.input = ImageFolder.Params(batch_size=4, height=8, width=8)
-        return task
-"""
-
-Run = Callable[..., "Outcome"]
-
-
-class Outcome:
-    """Exit code and lines of a call of the trainer."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code = code
-        self.out = out.splitlines()
-        self.err = [line for line in err.splitlines() if not re.match(r"step \d+/\d+  ", line)]
+from tests.trainer_calls import PACKAGE, Run
 
 
 @pytest.fixture
 def run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Run]:
-    """Return the trainer with a user's package of models; `model` is below it."""
-    folder = tmp_path / "code" / PACKAGE
-    folder.mkdir(parents=True)
-    (folder / "__init__.py").write_text("")
-    (folder / "lab.py").write_text(MODELS)
-    (folder / "moded.py").write_text(MODES)
-    monkeypatch.syspath_prepend(folder.parent)
-    monkeypatch.setattr(registry, "_MODES", {})
-
-    def call(*arguments: str, model: str | None = "lab.Tiny") -> Outcome:
-        own = [f"--params_package={PACKAGE}"]
-        own += [] if model is None else [f"--model={model}"]
-        code = trainer.run([*own, *arguments])
-        captured = capsys.readouterr()
-        return Outcome(code, captured.out, captured.err)
-
-    yield call
-    for name in [name for name in sys.modules if name.split(".")[0] == PACKAGE]:
-        del sys.modules[name]
+    """Return the trainer with a user's package of models; see `trainer_calls`."""
+    with trainer_calls.trainer_with_package(tmp_path, monkeypatch, capsys) as call:
+        yield call
 
 
 def test_models_of_the_project_and_of_the_user_are_listed(run: Run) -> None:
@@ -160,170 +38,11 @@ def test_models_of_the_project_and_of_the_user_are_listed(run: Run) -> None:
     assert run("--list_models=image.digits.M*", model=None).out == ["image.digits.MLP"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["--list_models=x*"], "RegistryError: no model matches 'x*'. --list_models shows all"),
-        (["--model=lab.Tony"], "RegistryError: no model 'lab.Tony'; nearest 'lab.Tiny'"),
-        ([], "ParamsError: --model=NAME is missing. --list_models shows all names"),
-        (["--modle=x"], "ParamsError: unknown flag --modle; nearest --mode, --model"),
-        (["--max_steps=x"], "ParamsError: flag --max_steps: 'x' is not a whole number. --help"),
-        (["train"], "ParamsError: 'train' stands alone: every argument is a flag"),
-        (["--model=lab.Tiny"], "ParamsError: --mode=train needs --logdir=FOLDER"),
-        (["--model=lab.Tiny", "--mode=trian"], "RegistryError: no mode 'trian'; nearest 'train'"),
-        (["--model=lab.Tiny", "--follow"], "ParamsError: --follow goes with --mode=eval"),
-        (
-            ["--model=lab.Tiny", "--mode=eval", "--follow", "--checkpoint=c", "--logdir=l"],
-            "ParamsError: --follow evaluates each new checkpoint of --logdir, --checkpoint a",
-        ),
-        (
-            ["--model=lab.Tiny", "--dry_run", "--mode=eval"],
-            "ParamsError: --dry_run goes with --mode=train or train_eval",
-        ),
-        (
-            ["--model=lab.Tiny", "--fit=1GiB", "--mode=train"],
-            "ParamsError: --fit goes with --mode=plan",
-        ),
-        (
-            ["--model=lab.Tiny", "--mode=plan", "--cells_per_device=2"],
-            "ScheduleError: gpipe has one cell per device, but cells_per_device=2. Use 1",
-        ),
-        (
-            ["--model=lab.Tiny", "--mode=plan", "--schedule=interleaved", "--cells_per_device=9"],
-            "PartitionError: the schedule's table has 18 cells on num_partitions=2, but there are",
-        ),
-        (
-            ["--model=lab.Tiny", "--num_partitions=99"],
-            "PartitionError: --num_partitions=99, but lab.Tiny has 4 layers. Use 1 to 4; --mode=",
-        ),
-        (
-            ["--model=lab.Tiny", "--params_override=model.num_microbatches=4"],
-            "ParamsError: lab.Tiny has no field 'model.num_microbatches'; nearest "
-            "'model.num_micro_batches'",
-        ),
-        (
-            ["--model=lab.Tiny", "--params_override=num_microbatches=4"],
-            "ParamsError: lab.Tiny has no field 'num_microbatches'; nearest "
-            "'model.num_micro_batches'",
-        ),
-        (
-            ["--model=lab.Tiny", "--params_override=train.max_steps=many"],
-            "ParamsError: lab.Tiny: 'train.max_steps' must be int, got many",
-        ),
-        (
-            ["--model=lab.Tiny", "--params_override=train.max_steps"],
-            "ParamsError: 'train.max_steps' is not an override; write path=value",
-        ),
-        (
-            ["--model=lab.Tiny", "--data_dir=/data"],
-            "ParamsError: --data_dir=/data: lab.Tiny reads no folder (its input is ",
-        ),
-        (
-            ["--model=lab.Tiny", "--schedule=1f1", "--mode=describe"],
-            "ScheduleError: unknown schedule '1f1'; nearest '1f1b'",
-        ),
-        (
-            ["--model=lab.Tiny", "--mode=eval", "--checkpoint=/nowhere/ckpt-3"],
-            "CheckpointError: there is no checkpoint /nowhere/ckpt-3",
-        ),
-        (
-            ["--model=lab.Tiny", "--mode=export", "--logdir=/nowhere"],
-            "InputError: a model on Points cannot be exported: that input defines no serving. Add ",
-        ),
-        (
-            ["--model=lab.Tiny", "--mode=params", "--fields=batch_size"],
-            "ParamsError: no field of lab.Tiny matches 'batch_size', a pattern of whole paths ",
-        ),
-        (
-            ["--model=lab.Tiny", "--mode=params", "--fields=input.*", "--text"],
-            "ParamsError: --text prints all fields, --fields some. Leave one out",
-        ),
-    ],
-)
-def test_a_mistake_is_one_line_and_exit_code_1(run: Run, arguments: list[str], text: str) -> None:
-    found = run(*arguments, model=None)
-    assert found.code == 1
-    assert found.err[0].startswith(text)
-    assert len(found.err) == 1
-    assert found.out == []
-
-
 def test_params_as_text_are_those_of_the_model_with_its_flags(run: Run) -> None:
     found = run("--mode=params", "--text", "--num_micro_batches=3")
     task = tiny_task().set(name="lab.Tiny")
     task.model.num_micro_batches = 3
     assert "\n".join(found.out) == task.to_text().rstrip("\n")
-
-
-def test_an_override_that_does_not_exist_comes_with_one_that_does(run: Run) -> None:
-    found = run("--params_override=model.num_microbatches=4")
-    assert found.err[0].endswith(". Try --params_override=model.num_micro_batches=4")
-
-
-@pytest.mark.parametrize(
-    ("assignment", "present"),
-    [
-        ("train.max_steps=many", "train.max_steps=12"),
-        ("model.layers[2].rate=x y", "'model.layers[2].rate=0.25'"),
-        ("eval.best_is=smallest", "eval.best_is=None"),
-    ],
-)
-def test_an_override_of_the_wrong_kind_comes_with_the_present_value(
-    run: Run, assignment: str, present: str
-) -> None:
-    found = run(f"--params_override={assignment}", "--mode=describe")
-    assert len(found.err) == 1
-    assert found.err[0].endswith(f". Try --params_override={present}, as it is now")
-    (offered,) = shlex.split(present)
-    assert run(f"--params_override={offered}", "--mode=describe").code == 0
-
-
-@pytest.mark.parametrize(
-    ("assignment", "offered"),
-    [
-        ("train.hooks=hooks.CSVLog", "train.hooks=[hooks.CSVLog]"),
-        ("eval.metrics=accuracy", "eval.metrics=['accuracy']"),
-    ],
-)
-def test_one_value_in_place_of_several_comes_with_its_brackets(
-    run: Run, assignment: str, offered: str
-) -> None:
-    (line,) = run(f"--params_override={assignment}", "--mode=params").err
-    text, _, way_out = line.partition(". Try --params_override=")
-    assert f"'{assignment.partition('=')[0]}' must be tuple[" in text
-    assert shlex.split(way_out) == [offered]
-    assert run(f"--params_override={offered}", "--mode=params").code == 0
-
-
-RATE = "train.optimizer.learning_rate"
-RATE_CONFIG = f"{RATE}.config.initial_learning_rate"
-
-
-@pytest.mark.parametrize(
-    ("assignment", "end"),
-    [
-        (f"{RATE}=0.001", f"set '{RATE_CONFIG}'. Try --params_override={RATE_CONFIG}=0.001"),
-        (f"{RATE}=os.system", "which no plain value replaces; override its fields"),
-        ("train.optimizer=Adam", "set one of its fields: 'train.optimizer.name' (now 'Adam')"),
-        ("train.optimizer.cls=os.system", "nearest 'model.cells'"),
-        ("model.nam=os.system", "nearest 'name', 'model.layers[0].name', 'model.name'"),
-        ("model.layer=3", "'model.layers', 'model.layers[0]', 'train.optimizer.lazy'"),
-    ],
-)
-def test_an_override_is_suggested_if_it_works_and_names_no_foreign_code(
-    run: Run, assignment: str, end: str
-) -> None:
-    (line,) = run("--model=image.digits.MLP", f"--params_override={assignment}").err
-    assert line.startswith("ParamsError: image.digits.MLP")
-    assert line.endswith(end)
-    assert "=os.system" not in line
-
-
-def test_a_rate_of_other_fields_comes_with_their_present_values(run: Run) -> None:
-    (line,) = run("--model=lm.transformer.L3", f"--params_override={RATE}=0.001").err
-    assert line.endswith(
-        f"which no plain value replaces; set one of its fields: '{RATE}.factor' (now 0.3)"
-    )
 
 
 def test_deprecations_of_tensorflow_are_not_logged(run: Run) -> None:
@@ -350,42 +69,6 @@ def test_the_curves_are_shown_by_a_command_that_this_shell_has(
         monkeypatch.setenv("PATH", path)
         found = run(f"--logdir={folder}", "--max_steps=0")
         assert found.out[-1] == f"to see the curves: {program} --logdir '{folder}'"
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["--model=image.digits.MLP", "--mode=describe"]])
-def test_a_reader_that_leaves_is_not_a_fault(arguments: list[str]) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    program = [sys.executable, "-m", "lingvo_gpipe.trainer", *arguments]
-    found = subprocess.run(program, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
-    os.close(writer)
-    assert (found.returncode, found.stderr) == (128 + signal.SIGPIPE, "")
-
-
-def test_after_a_mistake_nothing_is_left_that_python_would_write_at_exit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail(_: object) -> int:
-        sys.stdout.write("more than the disk takes")
-        raise errors.InputError("the disk is full")
-
-    monkeypatch.setattr(trainer, "_run", fail)
-    full = open("/dev/full", "w", encoding="utf-8")  # noqa: SIM115 (closed below)
-    monkeypatch.setattr(sys, "stdout", full)
-    assert trainer.run([]) == 1
-    full.close()
-
-
-def test_a_recipe_without_a_task_is_named(run: Run) -> None:
-    found = run("--mode=describe", model="moded.Wrong")
-    assert found.err == [
-        "RegistryError: moded.Wrong: task() returns dict. Let it return task.Task.Params"
-    ]
-
-
-def test_a_bug_keeps_its_traceback(run: Run) -> None:
-    with pytest.raises(ZeroDivisionError, match="a bug"):
-        run("--mode=fail", model="moded.Moded")
 
 
 def test_flags_set_fields_and_overrides_have_the_last_word(run: Run) -> None:
@@ -598,73 +281,3 @@ def test_the_parameters_of_trained_models_are_known_before(run: Run) -> None:
     found = run("--mode=describe", model="image.digits.ConvNet")
     assert "parameters: 82282" in found.out
     assert "statistics: 384" in found.out
-
-
-# In separate processes.
-
-
-def command(tmp_path: Path, *arguments: str, model: str = "lab.Tiny") -> Any:
-    """Return the arguments of `subprocess` for the trainer with a user's package."""
-    folder = tmp_path / "code" / PACKAGE
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "__init__.py").write_text("")
-    (folder / "lab.py").write_text(MODELS)
-    path = os.pathsep.join([str(folder.parent), *(entry for entry in sys.path if entry)])
-    return {
-        "args": [
-            sys.executable,
-            "-m",
-            "lingvo_gpipe.trainer",
-            f"--params_package={PACKAGE}",
-            f"--model={model}",
-            *arguments,
-        ],
-        "env": {**os.environ, "PYTHONPATH": path},
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-        "text": True,
-    }
-
-
-def test_the_program_makes_its_devices_and_sigterm_saves_and_leaves(tmp_path: Path) -> None:
-    arguments = [f"--logdir={tmp_path / 'run'}", "--num_partitions=4"]
-    arguments += ["--max_steps=1000000", "--save_interval_steps=900000"]
-    program = command(tmp_path, *arguments, model="lab.BeginsTensorFlow")
-    with subprocess.Popen(**program) as process, contextlib.ExitStack() as stack:
-        stack.callback(process.kill)
-        assert process.stderr is not None
-        first = process.stderr.readline()
-        # Nothing of TensorFlow's own comes before it.
-        assert first.startswith("step 1/1000000  loss "), first
-        process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=120)
-    assert process.returncode == 128 + signal.SIGTERM
-    told = re.fullmatch(r"saved step=(\d+) in (\S+); the same command goes on from it", out.strip())
-    assert told, out
-    assert int(tf.train.load_variable(told[2], "step/.ATTRIBUTES/VARIABLE_VALUE")) == int(told[1])
-
-
-@pytest.mark.parametrize(
-    ("start", "code"),
-    [
-        ("import runpy; runpy.run_module('lingvo_gpipe.trainer', run_name='__main__')", "quiet"),
-        ("sys.argv[0] = '/bin/lingvo-gpipe'; import lingvo_gpipe.trainer", "quiet"),
-        ("import lingvo_gpipe.trainer", "KeyboardInterrupt"),  # another program imports it
-    ],
-)
-def test_an_interrupt_while_the_program_is_imported_shows_no_traceback(
-    start: str, code: str
-) -> None:
-    interrupting = (
-        "import os, signal, sys\n"
-        "class Finder:\n"
-        "    def find_spec(self, name, *_):\n"
-        "        if name == 'lingvo_gpipe.errors':\n"
-        "            os.kill(os.getpid(), signal.SIGINT)\n"
-        "sys.meta_path.insert(0, Finder())\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    )
-    command = [sys.executable, "-c", interrupting + start]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == -signal.SIGINT  # 130 in a shell
-    assert (ended.stderr.splitlines() or ["quiet"])[-1] == code

@@ -108,7 +108,12 @@ def mlflow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> A
         stub = StubMLflow()
         monkeypatch.setitem(sys.modules, "mlflow", stub)
         return stub
-    return pytest.importorskip("mlflow", minversion="3", exc_type=ImportError)
+    return pytest.importorskip(
+        "mlflow",
+        minversion="3",
+        reason="needs an extra, beside the stub that is always tested: pip install 'mlflow>=3,<4'",
+        exc_type=ImportError,
+    )
 
 
 @pytest.fixture
@@ -181,7 +186,10 @@ def test_wandb_receives_metrics_and_settings_of_a_resumed_run(
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("wandb") is None,
+    reason="needs an extra, beside the stub that is always tested: pip install 'wandb>=0.20,<1'",
+)
 def test_the_package_wandb_keeps_metrics_offline(tmp_path: Path) -> None:
     result = loop.run(hooked(hooks.WandbLog.Params(mode="offline")), tmp_path, evaluate=True)
     (path,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")

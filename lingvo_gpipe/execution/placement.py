@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, tensorflow_import
 from lingvo_gpipe.nests import SpecNest
+from lingvo_gpipe.network.traffic import host_order
 
 KINDS = ("auto", "cpu", "gpu", "tpu")
 SPARE_DEVICES = 64
@@ -82,11 +83,10 @@ def place(
     if kind == "auto":
         kind = next((k for k in ("tpu", "gpu") if groups[k]), "cpu")
     chosen = sorted(groups[kind], key=_task_and_number)
-    if workers and kind == "cpu":
-        chosen = _evenly(chosen, wanted)
     if len(chosen) < wanted:
         raise errors.PlacementError(_too_few(num_devices, num_replicas, kind, len(chosen)))
-    return Placement(tuple(chosen[:wanted]), compile_all=kind == "tpu")
+    devices = _shared_out(chosen, wanted, kind) if workers else chosen[:wanted]
+    return Placement(tuple(devices), compile_all=kind == "tpu")
 
 
 def is_on_worker(name: str) -> bool:
@@ -113,25 +113,23 @@ def _task_and_number(name: str) -> tuple[int, int]:
     return spec.task or 0, spec.device_index or 0
 
 
-def _evenly(names: Sequence[str], num_devices: int) -> list[str]:
-    """Return CPU devices of workers, as many of each worker, neighbours on one.
+def _shared_out(names: Sequence[str], num_devices: int, kind: str) -> list[str]:
+    """Return devices of workers in equal shares, neighbours on one.
 
-    CPU devices are names; a worker has as many as it is asked for.
+    A worker has as many CPU devices as it is asked for, but accelerators only as it has them.
 
     >>> worker = "/job:worker/task:{}/device:CPU:{}".format
-    >>> _evenly([worker(0, 0), worker(0, 1), worker(1, 0), worker(1, 1)], 3)[1:]
+    >>> _shared_out([worker(0, 0), worker(0, 1), worker(1, 0), worker(1, 1)], 3, "cpu")[1:]
     ['/job:worker/task:0/device:CPU:1', '/job:worker/task:1/device:CPU:0']
     """
     of_worker: dict[int, list[str]] = {}
     for name in names:
         of_worker.setdefault(_task_and_number(name)[0], []).append(name)
     queues = list(of_worker.values())
-    chosen = []
-    for k in range(num_devices):
-        queue = queues[k * len(queues) // num_devices]
-        if queue:
-            chosen.append(queue.pop(0))
-    return chosen
+    there: Sequence[int] = list(map(len, queues))
+    if kind != "cpu":
+        there = host_order.first_with_enough(num_devices, there)
+    return [queues[n].pop(0) for n in host_order.share_out(num_devices, there)]
 
 
 def refuse_strings(received: Mapping[str, SpecNest]) -> None:

@@ -42,7 +42,7 @@ class Hosts:
     flops: int | None = None
 
     def place(self, num_devices: int) -> tuple[int, ...]:
-        """Return the host of each device, in the order of (host, device), as `execution.placement`.
+        """Return the host of each device, in the order of (host, device), as a run does.
 
         Which device a cell has, `network.traffic.host_order` chooses.
 
@@ -50,14 +50,15 @@ class Hosts:
             PlacementError: there are too few devices.
         """
         if self.devices is None:
-            return tuple(k * self.count // num_devices for k in range(num_devices))
+            return host_order.share_out(num_devices, [num_devices] * self.count)
         there = self.count * self.devices
         if there < num_devices:
             raise errors.PlacementError(
                 f"{num_devices} devices are needed, but --hosts has {self.count} x {self.devices}"
                 f" = {there}. Lower num_partitions or num_replicas, or name more hosts"
             )
-        return tuple(k // self.devices for k in range(num_devices))
+        used = host_order.first_with_enough(num_devices, [self.devices] * self.count)
+        return host_order.share_out(num_devices, used)
 
     def bytes_per_s(self, source: int, target: int) -> int | None:
         """Return how fast the link from one host to another is; None: not known."""
@@ -201,7 +202,10 @@ def lines(
         exchange: what replicas send each other.
     """
     host_of = order.hosts
-    text = [*_rule(hosts, order), *_hosts(hosts, host_of, device_bytes), ""]
+    text = [*_rule(hosts, order), *_hosts(hosts, host_of, device_bytes)]
+    if hosts.devices is None:
+        text.append(f"for GPUs, add how many each host has: --hosts={hosts.count}x8")
+    text.append("")
     text += _links(hosts, order, analysis, links)
     carried: collections.Counter[tuple[int, int]] = collections.Counter()
     for sent in host_order.sent_by_all(analysis, links, exchange):

@@ -1,11 +1,12 @@
-"""In which order the devices of several hosts are given to the cells of all replicas.
+"""Which devices of several hosts a network gets, and in which order its cells get them.
 
-Devices are in the order of (host, device). They are given out in one of two orders: replica by
-replica, so that neighbouring cells share a host, and what replicas exchange goes between hosts; or
-cell by cell, so that the replicas of a cell share a host, and what cells send each other goes
-between hosts. The rule takes the order in which the busiest host sends or receives fewer bytes in
-a step; replica by replica where both are equal. Bytes within a host do not count: those links are
-the fast ones. A run knows no speeds, and the rule needs none, so a plan and its run choose alike.
+Hosts get equal shares (`share_out`). Their devices, in the order of (host, device), are given to
+the cells in one of two orders: replica by replica, so that neighbouring cells share a host, and
+what replicas exchange goes between hosts; or cell by cell, so that the replicas of a cell share a
+host, and what cells send each other goes between hosts. The rule takes the order in which the
+busiest host sends or receives fewer bytes in a step; replica by replica where both are equal.
+Bytes within a host do not count: those links are the fast ones. A run knows no speeds, and the
+rule needs none, so a plan and its run choose alike.
 """
 
 from __future__ import annotations
@@ -54,6 +55,42 @@ class HostOrder:
     places: tuple[int, ...]
     hosts: tuple[int, ...]
     busiest: BusiestHost | None = None
+
+
+def share_out(num_devices: int, there: Sequence[int]) -> tuple[int, ...]:
+    """Return the host of each device that a network gets, neighbours on one host.
+
+    All hosts get equal shares, but none more than it has.
+
+    Args:
+        num_devices: how many are needed, at most as many as there are.
+        there: number of each host's devices.
+
+    >>> share_out(3, [4, 4]), share_out(4, [1, 3])
+    ((0, 0, 1), (0, 1, 1, 1))
+    """
+    counts: dict[int, int] = {}  # of hosts of which all devices are needed
+    while True:
+        others = [host for host in range(len(there)) if host not in counts]
+        rest = num_devices - sum(counts.values())
+        shares = collections.Counter(others[k * len(others) // rest] for k in range(rest))
+        full = {host: there[host] for host in others if shares[host] > there[host]}
+        if not full:
+            shares.update(counts)
+            return tuple(host for host in range(len(there)) for _ in range(shares[host]))
+        counts.update(full)
+
+
+def first_with_enough(num_devices: int, there: Sequence[int]) -> Sequence[int]:
+    """Return the first of the hosts: as many as are needed. Accelerators are shared out so.
+
+    The others would only be reached by slower links.
+
+    >>> first_with_enough(6, [4, 4, 4])
+    [4, 4]
+    """
+    sums = itertools.accumulate(there)
+    return there[: next(n for n, devices in enumerate(sums, 1) if devices >= num_devices)]
 
 
 def replica_by_replica(hosts: Sequence[int]) -> HostOrder:

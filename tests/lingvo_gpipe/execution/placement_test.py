@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.execution import placement
+from lingvo_gpipe.plan import hosts
 
 CPUS = [f"/device:CPU:{n}" for n in range(3)]
 GPUS = [f"/device:GPU:{n}" for n in (1, 0, 2)]  # as TensorFlow may list them
@@ -133,6 +135,47 @@ def test_wrong_device_names_are_reported(names: list[str], text: str) -> None:
 def test_names_of_other_tasks_keep_them() -> None:
     remote = "/job:worker/replica:0/task:1/device:CPU:0"
     assert placement.short(remote) == remote
+
+
+def of_workers(kind: str, counts: Sequence[int]) -> list[str]:
+    """Return the devices of workers with these numbers of them, last ones first."""
+    name = "/job:worker/replica:0/task:{}/device:{}:{}".format
+    return [name(task, kind, n) for task, count in enumerate(counts) for n in range(count)][::-1]
+
+
+@pytest.mark.parametrize(
+    ("counts", "wanted", "shares"),
+    [
+        ((4, 4), 6, (0, 0, 0, 1, 1, 1)),
+        ((8, 8), 4, (0, 0, 0, 0)),
+        ((6, 6, 6), 8, (0, 0, 0, 0, 1, 1, 1, 1)),
+        ((1, 3), 4, (0, 1, 1, 1)),
+        ((1, 5, 1), 6, (0, 1, 1, 1, 1, 1)),
+        ((2, 0, 2), 3, (0, 0, 2)),
+    ],
+)
+def test_gpus_of_the_first_workers_that_have_enough_are_shared_out(
+    counts: tuple[int, ...], wanted: int, shares: tuple[int, ...]
+) -> None:
+    available = [*of_workers("CPU", [1] * len(counts)), *of_workers("GPU", counts), *GPUS]
+    found = placement.place(wanted, available=available).devices
+    assert placement.workers(found) == shares
+    assert len(set(found)) == wanted
+    with pytest.raises(errors.PlacementError, match="need 9 GPU devices, but there"):
+        placement.place(9, available=of_workers("GPU", (4, 4)))
+
+
+@pytest.mark.parametrize("there", [1, 2, 3, 8])
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 4])
+def test_a_run_uses_the_hosts_that_its_plan_shows(num_workers: int, there: int) -> None:
+    for wanted in range(1, num_workers * there + 1):
+        gpus = placement.place(wanted, available=of_workers("GPU", [there] * num_workers))
+        shape = f"{num_workers}x{there}"
+        assert placement.workers(gpus.devices) == hosts.parse(shape).place(wanted)
+        # Workers have as many CPU devices as the chief asks them for.
+        asked = -(-wanted // num_workers)
+        cpus = placement.place(wanted, available=of_workers("CPU", [asked] * num_workers))
+        assert placement.workers(cpus.devices) == hosts.parse(f"{num_workers}").place(wanted)
 
 
 def test_strings_are_refused_by_compiled_cells() -> None:

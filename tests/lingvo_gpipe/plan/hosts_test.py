@@ -44,7 +44,9 @@ def test_a_wrong_shape_is_refused_by_one_line(text: str, expected: str) -> None:
         ("2", 4, (0, 0, 1, 1)),
         ("2", 3, (0, 0, 1)),
         ("4", 2, (0, 2)),
-        ("2x4", 6, (0, 0, 0, 0, 1, 1)),
+        ("2x4", 6, (0, 0, 0, 1, 1, 1)),
+        ("3x4", 6, (0, 0, 0, 1, 1, 1)),
+        ("512x8", 8, (0,) * 8),
         ("2x1", 2, (0, 1)),
     ],
 )
@@ -69,7 +71,10 @@ def test_a_plan_shows_bytes_and_seconds_of_links_between_hosts() -> None:
     assert f"host 1 sends host 0 {link.backward_bytes} B a step" in text
     assert text.count("more than it has") == 2
     assert "within host 0" in report.plan(task, cluster="1x2")
-    assert "1 of 3 hosts have no cell" in report.plan(task, cluster="3")
+    unknown, known = (report.plan(task, cluster=shape) for shape in ("3", "3x1"))
+    assert "1 of 3 hosts have no cell" in unknown
+    assert "for GPUs, add how many each host has: --hosts=3x8" in unknown.splitlines()
+    assert "for GPUs" not in known
 
 
 def test_links_take_their_time_in_a_measured_plan() -> None:

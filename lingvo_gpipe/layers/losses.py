@@ -164,6 +164,23 @@ class Loss(heads.Head):
             losses = (LossSpec(self.loss_name, self.coefficient, weight),)
             return dataclasses.replace(meta, losses=losses)
 
+        def classifier(self, x: tf.TensorSpec, label: tf.TensorSpec) -> Classifier | None:
+            """Return how to read classes from predictions and labels; None: there is no one class.
+
+            Args:
+                x: spec of the predictions.
+                label: spec of the labels.
+            """
+            kind, wanted = _keras_loss(self).made, tuple(label.shape[1:])
+            width = math.prod(x.shape[1:])
+            if isinstance(kind, _BINARY) and width == 1 and wanted in ((), (1,)):
+                return Classifier(kind.from_logits, is_binary=True)
+            if isinstance(kind, _SPARSE) and x.shape.rank == 2 and wanted in ((), (1,)):
+                return Classifier(kind.from_logits, ignored=kind.ignore_class)
+            if isinstance(kind, _ONE_HOT) and x.shape.rank == 2 and wanted == (width,):
+                return Classifier(kind.from_logits, is_one_hot=True)
+            return None
+
         def _values_shape(self, x: tf.TensorSpec, label: tf.TensorSpec) -> tuple[int, ...]:
             """Return the shape of the values of the loss: [B, ...]."""
             made = _keras_loss(self)
@@ -222,6 +239,42 @@ class Loss(heads.Head):
         return x
 
 
+_BINARY = (keras.losses.BinaryCrossentropy, keras.losses.BinaryFocalCrossentropy)
+_ONE_HOT = (keras.losses.CategoricalCrossentropy, keras.losses.CategoricalFocalCrossentropy)
+_SPARSE = keras.losses.SparseCategoricalCrossentropy
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Classifier:
+    """How a loss reads classes from predictions and labels.
+
+    Attributes:
+        from_logits: predictions are logits, else probabilities.
+        is_binary: they are those of class 1 of two, [N] or [N, 1]; else of all classes, [N, C].
+        is_one_hot: labels are [B, C], with 1 at the class; else numbers of classes, [B] or [B, 1].
+        ignored: label that is left out; None: none is.
+    """
+
+    from_logits: bool
+    is_binary: bool = False
+    is_one_hot: bool = False
+    ignored: int | None = None
+
+    def probabilities(self, x: tf.Tensor) -> tf.Tensor:
+        """Return the probability of each class, [N, C], for predictions."""
+        if not self.is_binary:
+            return tf.nn.softmax(x) if self.from_logits else x
+        first = tf.reshape(tf.sigmoid(x) if self.from_logits else x, (-1,))
+        return tf.stack([1 - first, first], -1)
+
+    def classes(self, label: tf.Tensor) -> tf.Tensor:
+        """Return the numbers of the classes, [B] int64; -1 where the label is left out."""
+        if self.is_one_hot:
+            return tf.argmax(label, -1)
+        found = tf.cast(tf.reshape(label, (-1,)), tf.int64)
+        return found if self.ignored is None else tf.where(found == self.ignored, -1, found)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _KerasLoss:
     """A loss of Keras.
@@ -232,6 +285,7 @@ class _KerasLoss:
         reduction: of the values.
         ignored: label that is left out, `ignore_class` of sparse cross-entropy; None: none is.
         is_separate: whether its values are known to depend on one example each.
+        made: the object of Keras; None for a function.
     """
 
     name: str
@@ -239,6 +293,7 @@ class _KerasLoss:
     reduction: str | None
     ignored: int | None
     is_separate: bool
+    made: Any = None
 
 
 def _keras_loss(params: Loss.Params) -> _KerasLoss:
@@ -280,7 +335,7 @@ def _made(named: Any, config: str) -> _KerasLoss:
     ignored = getattr(made, "ignore_class", None)
     is_of_keras = vars(keras.losses).get(kind.__name__) is kind
     is_separate = is_of_keras and kind is not keras.losses.Circle
-    return _KerasLoss(kind.__name__, made.call, made.reduction, ignored, is_separate)
+    return _KerasLoss(kind.__name__, made.call, made.reduction, ignored, is_separate, made)
 
 
 def _kept_weight(

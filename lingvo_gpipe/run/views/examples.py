@@ -7,7 +7,7 @@ those examples that are among the ones to show so far: never more than a fixed n
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,9 @@ import tensorflow as tf
 
 from lingvo_gpipe import pipelining
 from lingvo_gpipe.input import Batch, Input
-from lingvo_gpipe.layers import base
+from lingvo_gpipe.layers import KerasMetric, Layer, Loss
 from lingvo_gpipe.nests import Nest
-from lingvo_gpipe.network import wiring
+from lingvo_gpipe.network import Analysis, wiring
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _PROBABILITIES = "probabilities"
@@ -81,11 +81,12 @@ class Examples:
         """
         if self._head is None:
             return
-        labels = batch[self._head.label].numpy()
+        labels = self._head.labels(batch)
         best, confidence = self._head.predict(outputs, len(labels))
         scores = ranks(labels, best, confidence)
+        scores[labels < 0] = -np.inf  # a class that the loss leaves out
         if self._head.weights is not None:  # an example of weight 0 only fills the mini-batch
-            scores[batch[self._head.weights].numpy() == 0] = -np.inf
+            scores[batch[self._head.weights].numpy().reshape(-1) == 0] = -np.inf
         least = self._kept[-1][0] if len(self._kept) == self._count else -np.inf
         order = np.argsort(-scores, kind="stable")[: self._count]
         rows = [int(row) for row in order if scores[row] > least]
@@ -136,25 +137,34 @@ def ranks(labels: Array, predicted: Array, confidence: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Head:
-    """The layer of a network that classifies whole examples.
+    """What classifies whole examples in a network.
 
     Attributes:
-        params: its Params.
-        output: name of its logits among the network's outputs.
+        output: name of the predictions among the network's outputs.
         label: field of the mini-batch with the classes.
         weights: field with the weights of the examples; None: all count.
+        probabilities: predictions → probability of each class, [N, C].
+        classes: that field → numbers of the classes, [B].
     """
 
-    params: base.Layer.Params
     output: str
     label: str
     weights: str | None
+    probabilities: Callable[[tf.Tensor], tf.Tensor]
+    classes: Callable[[tf.Tensor], tf.Tensor]
+
+    def labels(self, batch: Batch) -> Array:
+        """Return the class of each example of a mini-batch, [B]."""
+        field = batch[self.label]
+        with tf.device(field.device):
+            found = self.classes(field)
+        return np.asarray(found)
 
     def predict(self, outputs: Mapping[str, Nest], num_examples: int) -> tuple[Array, Array]:
         """Return the best class and its probability, [B] each; crops of an example are averaged."""
-        logits = outputs[self.output]
-        with tf.device(logits.device):  # only two numbers of an example leave it
-            shares = self.params.served(logits)[_PROBABILITIES]
+        predictions = outputs[self.output]
+        with tf.device(predictions.device):  # only two numbers of an example leave it
+            shares = self.probabilities(predictions)
             if shares.shape[0] != num_examples:
                 shares = tf.reshape(shares, [num_examples, -1, shares.shape[-1]])
                 shares = tf.reduce_mean(shares, 1)
@@ -163,25 +173,73 @@ class _Head:
 
 
 def _head(pipe: pipelining.PipeliningLayer) -> _Head | None:
-    """Return the layer that makes the only output, if it classifies examples by a field."""
+    """Return what classifies examples by a field, from the network's only output."""
     analysis = pipe.analysis
     if len(analysis.wiring.outputs) != 1:  # others may be large, or not of single examples
         return None
     ((output, version),) = analysis.wiring.outputs.items()
     producer, spec = analysis.wiring.versions[version].producer, analysis.specs[version]
-    if producer == wiring.FIELD or not isinstance(spec, tf.TensorSpec) or spec.shape.rank != 2:
+    if producer == wiring.FIELD or not isinstance(spec, tf.TensorSpec):
         return None
+    return _softmax_head(analysis, output, producer, spec) or _keras_head(analysis, output, version)
+
+
+def _softmax_head(
+    analysis: Analysis, output: str, producer: int, spec: tf.TensorSpec
+) -> _Head | None:
+    """Return the layer that makes the output, if it is served as probabilities."""
     params = analysis.layers[producer].params
-    label, weights = (*params.reads[1:3], None, None)[:2]
-    if label is None:
-        return None
+    label, weights = _compared(params)
     labels = analysis.fields.get(label)
     if (
-        len(params.writes) != 1
+        spec.shape.rank != 2
+        or len(params.writes) != 1
         or not isinstance(labels, tf.TensorSpec)
         or labels.shape.rank != 1
         or not labels.dtype.is_integer
         or _PROBABILITIES not in params.served(tf.zeros([1, spec.shape[-1]], spec.dtype))
     ):
         return None
-    return _Head(params, output, label, weights)
+
+    def probabilities(logits: tf.Tensor) -> tf.Tensor:
+        return params.served(logits)[_PROBABILITIES]
+
+    return _Head(output, label, weights, probabilities, tf.identity)
+
+
+def _compared(params: Layer.Params) -> tuple[str, str | None]:
+    """Return the fields with label and weights that a head reads; no label is ""."""
+    label, weights = (*params.reads[1:3], None, None)[:2]
+    return label or "", weights
+
+
+def _keras_head(analysis: Analysis, output: str, version: int) -> _Head | None:
+    """Return a loss of Keras that compares the output with classes.
+
+    Args:
+        analysis: of the network.
+        output: name of the output.
+        version: its version in the stream.
+    """
+    source: dict[int, int] = {}  # version that a layer passes on → the one that it read
+    losses: list[tuple[int, Loss.Params]] = []
+    for layer, reads, writes in zip(
+        analysis.layers, analysis.wiring.reads, analysis.wiring.writes, strict=True
+    ):
+        if isinstance(layer.params, Loss.Params | KerasMetric.Params):
+            source[writes[0]] = source.get(reads[0], reads[0])
+        if isinstance(layer.params, Loss.Params):
+            losses.append((source[writes[0]], layer.params))
+    for compared, params in losses:
+        label, weights = _compared(params)
+        labels, spec = analysis.fields.get(label), analysis.specs[compared]
+        if (
+            compared != source.get(version, version)
+            or not isinstance(labels, tf.TensorSpec)
+            or not isinstance(spec, tf.TensorSpec)
+        ):
+            continue
+        found = params.classifier(spec, labels)
+        if found is not None:
+            return _Head(output, label, weights, found.probabilities, found.classes)
+    return None

@@ -146,6 +146,35 @@ def test_the_reduction_is_that_of_keras(reduction: str, divisor: int) -> None:
     assert weight == divisor
 
 
+@pytest.mark.parametrize(
+    ("name", "config", "x", "label", "found"),
+    [
+        ("Sparse", {}, [[0.25, 0.5, 0.25]], [2], ([[0.25, 0.5, 0.25]], [2])),
+        ("Sparse", {"ignore_class": 2}, [[0.25, 0.5, 0.25]], [[2.0]], ([[0.25, 0.5, 0.25]], [-1])),
+        ("Sparse", {"from_logits": True}, [[0.0, 0.0]], [1], ([[0.5, 0.5]], [1])),
+        ("", {"from_logits": True}, [[0.0, 0.0]], [[0.1, 0.9]], ([[0.5, 0.5]], [1])),
+        ("", {}, [[0.25, 0.75]], [[1, 0]], ([[0.25, 0.75]], [0])),
+        ("Binary", {}, [[0.75]], [1], ([[0.25, 0.75]], [1])),
+        ("Binary", {"from_logits": True}, [0.0], [0], ([[0.5, 0.5]], [0])),
+        ("Binary", {}, [[0.25, 0.75]], [[1, 1]], None),
+        ("Sparse", {}, [[[0.25, 0.75]]], [[1]], None),
+        ("Poisson", {}, [[0.25, 0.75]], [[1, 0]], None),
+    ],
+)
+def test_classes_are_read_from_losses_that_compare_them(
+    name: str, config: dict[str, Any], x: Any, label: Any, found: Any
+) -> None:
+    kinds = {"Sparse": "SparseCategoricalCrossentropy", "Binary": "BinaryCrossentropy"}
+    params = layers.Loss.Params(loss=kinds.get(name, name or "CategoricalCrossentropy"))
+    params.config = config
+    x, label = tf.constant(x), tf.constant(label)
+    classifier = params.classifier(
+        *(tf.TensorSpec([None, *value.shape[1:]], value.dtype) for value in (x, label))
+    )
+    read = classifier and (classifier.probabilities(x).numpy(), classifier.classes(label).numpy())
+    assert (read and tuple(values.tolist() for values in read)) == found
+
+
 def test_live_losses_and_metrics_keep_their_arguments() -> None:
     made = keras_layers.from_keras_loss(keras.losses.Huber(delta=2.0), reads=("y", "t"))
     assert (made.loss, made.config["delta"], made.reads) == ("Huber", 2.0, ("y", "t"))

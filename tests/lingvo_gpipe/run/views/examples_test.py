@@ -29,12 +29,23 @@ class DrawnPoints(Points):
         """Params of DrawnPoints."""
 
     def example_spec(self) -> dict[str, tf.TensorSpec]:
-        return {**super().example_spec(), "number": tf.TensorSpec([], tf.int32)}
+        more = {
+            "number": tf.TensorSpec([], tf.int32),
+            "column": tf.TensorSpec([1]),
+            "one_hot": tf.TensorSpec([3]),
+        }
+        return {**super().example_spec(), **more}
 
     def arrays(self) -> Mapping[str, Mapping[str, np.ndarray[Any, Any]]]:
+        def more(labels: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
+            return {
+                "number": np.arange(len(labels), dtype=np.int32),
+                "column": labels[:, None].astype(np.float32),
+                "one_hot": np.eye(3, dtype=np.float32)[labels],
+            }
+
         return {
-            split: {**fields, "number": np.arange(len(fields["label"]), dtype=np.int32)}
-            for split, fields in super().arrays().items()
+            split: {**fields, **more(fields["label"])} for split, fields in super().arrays().items()
         }
 
     def pictures(self, batch: Batch) -> dict[str, tf.Tensor]:
@@ -59,6 +70,26 @@ def untrained() -> Any:
     """Return a task of one layer whose first weights classify 6 of 13 examples wrongly."""
     params = one_layer_task()
     params.model.seed = 0
+    return params
+
+
+def with_keras_loss(labels: str, order: str) -> Any:
+    """Return that network with a loss and a metric of Keras on its logits, in some order."""
+    params = untrained()
+    kind = "Categorical" if labels == "one_hot" else "SparseCategorical"
+    heads = {
+        "loss": layers.Loss.Params(loss=f"{kind}Crossentropy", config={"from_logits": True}),
+        "metric": layers.KerasMetric.Params(metric=f"{kind}Accuracy"),
+    }
+    logits = layers.Dense.Params(name="head", units=3, reads=("point",))
+    found = [
+        heads[name].set(name=name, reads=("x", labels)) for name in order.split() if name in heads
+    ]
+    if order.startswith("beside"):
+        for head in found:
+            head.set(reads=("logits", labels), writes=(f"after_{head.name}",))
+        logits.writes = params.model.outputs = ("logits",)
+    params.model.layers = [logits, *found]
     return params
 
 
@@ -102,6 +133,24 @@ def test_the_most_confident_mistakes_come_first_for_any_batches(
         assert example.picture.dtype == np.uint8
 
 
+@pytest.mark.parametrize(
+    ("labels", "order"),
+    [
+        ("label", "beside metric loss"),
+        ("column", "loss metric"),
+        ("one_hot", "metric loss"),
+    ],
+)
+def test_a_loss_of_keras_shows_the_same_examples(
+    labels: str, order: str, reference: tuple[list[int], dict[int, float]]
+) -> None:
+    expected, sure = reference
+    found = evaluated(with_keras_loss(labels, order), 4, 5)
+    assert numbers(found) == expected[:4]
+    for example, number in zip(found.examples, expected, strict=False):
+        assert example.confidence == pytest.approx(sure[number], rel=1e-5)
+
+
 def test_no_number_of_an_evaluation_depends_on_what_is_shown() -> None:
     params = tiny_task()
     params.model.set(num_replicas=2, num_micro_batches=4)
@@ -121,6 +170,12 @@ def test_examples_of_weight_0_are_not_shown() -> None:
     assert sorted(found) == list(range(1, HELD_OUT))
 
 
+def test_examples_of_a_class_that_a_loss_ignores_are_not_shown() -> None:
+    params = with_keras_loss("column", "loss")
+    params.model.layers[-1].config = {"from_logits": True, "ignore_class": 0}
+    assert {example.label for example in evaluated(params, HELD_OUT).examples} == {1, 2}
+
+
 def test_what_is_not_finite_is_not_shown() -> None:
     pipe = built(one_layer_task())
     pipe.by_path["head/bias"].assign([np.nan, 0.0, 0.0])
@@ -129,7 +184,9 @@ def test_what_is_not_finite_is_not_shown() -> None:
     assert scores.tolist() == [-np.inf, 0.5]
 
 
-@pytest.mark.parametrize("case", ["regression", "two outputs", "tokens", "undrawn"])
+@pytest.mark.parametrize(
+    "case", ["regression", "keras regression", "two outputs", "tokens", "undrawn"]
+)
 def test_outputs_are_read_of_classifiers_of_drawn_examples_alone(case: str) -> None:
     params, source = one_layer_task(), DrawnPoints.Params(batch_size=8).instantiate()
     batch = next(iter(source.evaluation("test")))
@@ -137,6 +194,9 @@ def test_outputs_are_read_of_classifiers_of_drawn_examples_alone(case: str) -> N
     dense = layers.Dense.Params(name="d", units=2, reads=("point",))
     if case == "regression":
         params.model.layers = [dense]
+    elif case == "keras regression":
+        loss = layers.Loss.Params(loss="mse", reads=("x", "one_hot"))
+        params.model.layers = [dense.set(units=3), loss]
     elif case == "two outputs":
         params.model.layers = [dense.set(writes=("y",)), head]
         params.model.outputs = ("x", "y")

@@ -41,7 +41,7 @@ def layer_costs(params: Any, fields: dict[str, Any]) -> tuple[list[float], list[
 
 def rows(flops: Sequence[float], seconds: Sequence[float]) -> list[str]:
     """Return the table's rows: for each K three cuts, and their heaviest cells' shares."""
-    from lingvo_gpipe.network import partition
+    from lingvo_gpipe.network.cutting import partition
 
     found = []
     for count, by_hand in BY_HAND.items():

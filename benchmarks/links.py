@@ -62,7 +62,7 @@ def worker(addresses: Sequence[str], index: int) -> None:
     import tensorflow as tf
 
     from lingvo_gpipe import hyperparams
-    from lingvo_gpipe.cluster import input_server, worker_function
+    from lingvo_gpipe.cluster.remote import input_server, worker_function
 
     hyperparams.register_package("benchmarks")
     registered = worker_function.register_first(input_server.InputServer())

@@ -9,7 +9,7 @@ Every name is imported when it is first used: `import lingvo_gpipe` loads no Ten
 
 from typing import TYPE_CHECKING
 
-from lingvo_gpipe import lazy
+from lingvo_gpipe.imports import lazy
 
 if TYPE_CHECKING:
     from lingvo_gpipe import errors as errors

@@ -22,7 +22,8 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from lingvo_gpipe import errors, tensorflow_import
+from lingvo_gpipe import errors
+from lingvo_gpipe.imports import tensorflow_import
 
 MAX_BYTES = 32 * 2**20
 """A pack of more would need much memory to be assigned, and save little time."""

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, network, packing, seeds, tensorflow_import
+from lingvo_gpipe import errors, hyperparams, network, packing, seeds
 from lingvo_gpipe.execution import (
     cell_programs,
     mini_batch,
@@ -23,6 +23,7 @@ from lingvo_gpipe.execution import (
     variables,
 )
 from lingvo_gpipe.execution.executor import Executor
+from lingvo_gpipe.imports import tensorflow_import
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.context import Collected, Context
 from lingvo_gpipe.nests import Nest, SpecNest

@@ -15,7 +15,7 @@ from typing import Literal, Protocol, TypeVar
 from lingvo_gpipe import errors, hooks, hyperparams, optim, pipelining
 from lingvo_gpipe.hyperparams import text as params_texts
 from lingvo_gpipe.input import Input
-from lingvo_gpipe.serving import Program, Serving
+from lingvo_gpipe.input.serving import Program, Serving
 
 
 class Start(hyperparams.Params):

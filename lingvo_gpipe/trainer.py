@@ -28,12 +28,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lingvo_gpipe import errors, hyperparams, modes, recipes, registry, tensorflow_import
+from lingvo_gpipe import errors, hyperparams, modes, recipes, registry
 from lingvo_gpipe.cluster import child, launch, local
 from lingvo_gpipe.cluster.chief_supervisor import LOST_EXIT_CODE
 from lingvo_gpipe.console import command, output
 from lingvo_gpipe.console.flags import Flags
 from lingvo_gpipe.console.signals import StopRequest
+from lingvo_gpipe.imports import tensorflow_import
 from lingvo_gpipe.schedule import AUTO, SCHEDULES
 
 if TYPE_CHECKING:
@@ -279,7 +280,7 @@ def _with_made_data(
     values: argparse.Namespace, recipe: registry.Model, task: Task.Params
 ) -> Task.Params:
     """Return a task with made-up examples in place of its data."""
-    from lingvo_gpipe import made
+    from lingvo_gpipe.input import made
 
     if values.data != _MADE:
         raise errors.ParamsError(

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 # Packages and modules directly in `lingvo_gpipe/`, row by row: each imports from the rows above it,
 # and freely inside itself. `+` joins modules that are one subject.
 ROWS = (
-    ("errors lazy nests regular_files tensorflow_import", "what every other module may need"),
+    ("errors imports nests regular_files", "what every other module may need"),
     (
         "console hyperparams precision seeds graphs schedule packing",
         "tools that know no layer",
@@ -27,7 +27,7 @@ ROWS = (
     ("execution", "cells on devices"),
     ("pipelining", "the layer that users build"),
     (
-        "task+input+serving+registry+hooks+made",
+        "task+input+registry+hooks",
         "network, data, training and hooks as one tree of Params; names of models",
     ),
     ("plan", "what a step will need"),
@@ -38,7 +38,7 @@ ROWS = (
 CLOSED_TO_MODELS = ("run.loop", "run.eval_mode", "run.export", "run.reslicing", "trainer", "repeat")
 WITHOUT_TENSORFLOW = (
     "schedule",
-    "network.partition",
+    "network.cutting.partition",
     "cluster.chief_supervisor",
     "cluster.child",
     "cluster.isolation",
@@ -51,7 +51,7 @@ WITHOUT_TENSORFLOW = (
     "cluster.worker_supervisor",
     "console",
     "errors",
-    "lazy",
+    "imports.lazy",
     "regular_files",
 )
 TENSORFLOW = ("tensorflow", "keras", "tensorflow_datasets")
@@ -160,7 +160,11 @@ def test_every_package_begins_with_what_belongs_there() -> None:
 @pytest.mark.parametrize(
     ("module", "source", "text"),
     [
-        ("network.partition", "import lingvo_gpipe.execution.executor", "does not lie above"),
+        (
+            "network.cutting.partition",
+            "import lingvo_gpipe.execution.executor",
+            "does not lie above",
+        ),
         ("execution.executor", "from lingvo_gpipe import pipelining", "does not lie above"),
         ("execution.executor", "from .. import pipelining", "does not lie above"),
         ("layers.dense", "from ..execution.cell_programs import Cell", "does not lie above"),
@@ -171,7 +175,7 @@ def test_every_package_begins_with_what_belongs_there() -> None:
         ("registry", "import lingvo_gpipe.params.image", "through the registry"),
         ("__init__", "import lingvo_gpipe.tasks.mt", "through the registry"),
         ("schedule.gpipe", "import tensorflow as tf", "without TensorFlow"),
-        ("network.partition", "from keras import layers", "without TensorFlow"),
+        ("network.cutting.partition", "from keras import layers", "without TensorFlow"),
         ("tasks.image.net", "import lingvo_gpipe.params.image", "registry alone"),
         ("tasks.image.net", "import lingvo_gpipe.run.loop", "closed to tasks"),
         ("params.image.digits", "from lingvo_gpipe import trainer", "closed to tasks"),
@@ -201,7 +205,10 @@ def test_a_second_copy_is_named(module: str, source: str) -> None:
         ("lingvo_gpipe.layers.dense", "from lingvo_gpipe.layers import base\nfrom . import pool"),
         ("lingvo_gpipe.hyperparams.params", "from lingvo_gpipe.hyperparams import text"),
         ("lingvo_gpipe.schedule.gpipe", "from lingvo_gpipe.schedule import table\nimport numpy"),
-        ("lingvo_gpipe.network.capacity", "import tensorflow\nfrom lingvo_gpipe import layers"),
+        (
+            "lingvo_gpipe.network.cutting.capacity",
+            "import tensorflow\nfrom lingvo_gpipe import layers",
+        ),
         ("lingvo_gpipe.repeat", "from lingvo_gpipe import trainer"),
         ("lingvo_gpipe.tasks.image.net", "from lingvo_gpipe import task, registry"),
         ("lingvo_gpipe.tasks.mt.decode", "from lingvo_gpipe.run import restoring"),
@@ -243,7 +250,7 @@ def test_models_load_under_one_name_only() -> None:
     loaded = modules_loaded_by(
         """
         import importlib, importlib.util, pkgutil
-        from lingvo_gpipe import tensorflow_import
+        from lingvo_gpipe.imports import tensorflow_import
         tensorflow_import.quietly()
         assert importlib.util.find_spec("sklearn") is not None, "it stays hidden"
         for folder in ("lingvo_gpipe.tasks", "lingvo_gpipe.params"):

@@ -21,7 +21,7 @@ from lingvo_gpipe.run import checkpoints, log_directory
 from lingvo_gpipe.run.checkpoints import files
 from lingvo_gpipe.tasks import lm
 from lingvo_gpipe.tasks.image import TFDS
-from lingvo_gpipe.tasks.mt.decoding import score_files
+from lingvo_gpipe.tasks.mt.decoding.scoring import score_files
 from lingvo_gpipe.tasks.mt.text import records, vocabulary
 from lingvo_gpipe.tasks.mt.text.corpora import django_catalogues, text_files
 from tests.tasks.mt import toy_text

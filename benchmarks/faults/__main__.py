@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks import machine, saved
 from benchmarks.faults import disturbed, soak
-from lingvo_gpipe import tensorflow_import
+from lingvo_gpipe.imports import tensorflow_import
 
 
 def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:

@@ -28,7 +28,7 @@ import numpy as np
 from benchmarks.translation import curves
 from lingvo_gpipe import errors
 from lingvo_gpipe.run import writers
-from lingvo_gpipe.tasks.mt.decoding import score_files, scores
+from lingvo_gpipe.tasks.mt.decoding.scoring import score_files, scores
 
 LOSS = "loss"
 RESAMPLES = 1_000

@@ -7,8 +7,9 @@ import os
 
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, tensorflow_import
+from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.cluster import chief_supervisor, child
+from lingvo_gpipe.imports import tensorflow_import
 
 
 def lost_errors() -> tuple[type[Exception], ...]:

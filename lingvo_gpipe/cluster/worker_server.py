@@ -11,9 +11,9 @@ import json
 import os
 import sys
 
-from lingvo_gpipe import tensorflow_import
 from lingvo_gpipe.cluster import child
 from lingvo_gpipe.cluster.worker_supervisor import SERVING
+from lingvo_gpipe.imports import tensorflow_import
 
 
 def main() -> int:
@@ -26,7 +26,7 @@ def main() -> int:
     tensorflow_import.quietly()
     import tensorflow as tf
 
-    from lingvo_gpipe.cluster import input_server, worker_function
+    from lingvo_gpipe.cluster.remote import input_server, worker_function
 
     settings = channel.read()
     if not settings:

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
-from lingvo_gpipe import errors, tensorflow_import
+from lingvo_gpipe import errors
+from lingvo_gpipe.imports import tensorflow_import
 from lingvo_gpipe.nests import SpecNest
 from lingvo_gpipe.network.traffic import host_order
 

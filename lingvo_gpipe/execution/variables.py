@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
-from lingvo_gpipe import packing, seeds, tensorflow_import
+from lingvo_gpipe import packing, seeds
 from lingvo_gpipe.execution import cell_calls
 from lingvo_gpipe.execution.executor import Executor
+from lingvo_gpipe.imports import tensorflow_import
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.nests import Nest
 

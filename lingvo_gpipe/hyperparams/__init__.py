@@ -6,8 +6,8 @@ TensorFlow.
 
 from lingvo_gpipe.hyperparams.configurable import Configurable
 from lingvo_gpipe.hyperparams.fields import REQUIRED, Field, field, required
-from lingvo_gpipe.hyperparams.names import register_package, registered_packages
 from lingvo_gpipe.hyperparams.params import Params, from_text
+from lingvo_gpipe.hyperparams.references.names import register_package, registered_packages
 from lingvo_gpipe.hyperparams.suggestions import HoldsParamsError
 from lingvo_gpipe.hyperparams.tree import UnknownFieldError
 

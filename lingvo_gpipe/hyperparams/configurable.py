@@ -6,8 +6,8 @@ import types
 from typing import Any
 
 from lingvo_gpipe.errors import ParamsError
-from lingvo_gpipe.hyperparams import names
 from lingvo_gpipe.hyperparams.params import Params
+from lingvo_gpipe.hyperparams.references import names
 
 _ParamsBase = Params  # inside Configurable, Params is the nested class
 

@@ -20,8 +20,8 @@ import unicodedata
 from typing import Any, TypeAlias
 
 from lingvo_gpipe.errors import ParamsError
-from lingvo_gpipe.hyperparams import names
 from lingvo_gpipe.hyperparams.messages import shown
+from lingvo_gpipe.hyperparams.references import names
 
 Value: TypeAlias = Any
 """What a field may hold."""

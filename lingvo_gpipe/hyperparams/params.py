@@ -23,12 +23,13 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self, dataclass_transform
 
 from lingvo_gpipe.errors import ParamsError
-from lingvo_gpipe.hyperparams import fields, names, parsing, suggestions, text, tree
+from lingvo_gpipe.hyperparams import fields, parsing, suggestions, text, tree
 from lingvo_gpipe.hyperparams import types as kinds
 from lingvo_gpipe.hyperparams.fields import REQUIRED, Field
 from lingvo_gpipe.hyperparams.literals import Value
 from lingvo_gpipe.hyperparams.messages import shown
 from lingvo_gpipe.hyperparams.paths import join_path
+from lingvo_gpipe.hyperparams.references import names
 
 
 class _ParamsMeta(type):

@@ -12,11 +12,12 @@ import re
 from collections.abc import Iterator
 
 from lingvo_gpipe.errors import ParamsError
-from lingvo_gpipe.hyperparams import names, types
+from lingvo_gpipe.hyperparams import types
 from lingvo_gpipe.hyperparams.fields import REQUIRED, parse_value
 from lingvo_gpipe.hyperparams.literals import Value
 from lingvo_gpipe.hyperparams.messages import shorten, shown
 from lingvo_gpipe.hyperparams.paths import MAX_STEPS, Step, join_path, parse_path
+from lingvo_gpipe.hyperparams.references import names
 from lingvo_gpipe.hyperparams.tree import UnknownFieldError, unknown_field
 from lingvo_gpipe.hyperparams.types import Kind, Node
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.errors import ParamsError
-from lingvo_gpipe.hyperparams import fields, names, tree, types
+from lingvo_gpipe.hyperparams import fields, tree, types
 from lingvo_gpipe.hyperparams.literals import Name, Value, parse_literal
 from lingvo_gpipe.hyperparams.messages import shown
 from lingvo_gpipe.hyperparams.paths import join_path
+from lingvo_gpipe.hyperparams.references import names
 from lingvo_gpipe.hyperparams.types import Node
 
 _SHOWN = 4

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from lingvo_gpipe.errors import ParamsError
-from lingvo_gpipe.hyperparams import old_names, types
+from lingvo_gpipe.hyperparams import types
 from lingvo_gpipe.hyperparams.literals import MAX_CHARS, format_value
 from lingvo_gpipe.hyperparams.messages import shorten
-from lingvo_gpipe.hyperparams.names import check_references
 from lingvo_gpipe.hyperparams.paths import MAX_STEPS, parse_path
+from lingvo_gpipe.hyperparams.references import old_names
+from lingvo_gpipe.hyperparams.references.names import check_references
 from lingvo_gpipe.hyperparams.tree import walk
 from lingvo_gpipe.hyperparams.types import Node
 

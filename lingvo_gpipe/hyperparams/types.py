@@ -18,10 +18,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, TypeAlias, Union
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.hyperparams import names, old_names
 from lingvo_gpipe.hyperparams.literals import MAX_DEPTH, Name, Value, parse_literal
 from lingvo_gpipe.hyperparams.messages import shown
 from lingvo_gpipe.hyperparams.paths import Step, join_path
+from lingvo_gpipe.hyperparams.references import names, old_names
 
 if TYPE_CHECKING:
     from lingvo_gpipe.hyperparams.fields import Field

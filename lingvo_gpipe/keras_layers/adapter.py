@@ -24,9 +24,10 @@ from lingvo_gpipe.keras_layers import function, trace, variables
 from lingvo_gpipe.keras_layers.config import class_name, policy_name, to_config
 from lingvo_gpipe.keras_layers.trace import READ
 from lingvo_gpipe.keras_layers.weights import keep
-from lingvo_gpipe.layers import heads, normalization
+from lingvo_gpipe.layers import normalization
 from lingvo_gpipe.layers.base import Layer, LossSpec, Meta, Theta
 from lingvo_gpipe.layers.context import Context
+from lingvo_gpipe.layers.objectives import heads
 from lingvo_gpipe.nests import Nest, SpecNest
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import keras
 
 from lingvo_gpipe import errors, precision
-from lingvo_gpipe.hyperparams import names
+from lingvo_gpipe.hyperparams.references import names
 from lingvo_gpipe.layers import keras_references
 
 _REFERENCE = keras_references.REFERENCE

@@ -16,10 +16,17 @@ from lingvo_gpipe.layers.composite import Composite, Parallel, Residual, Sequent
 from lingvo_gpipe.layers.context import Collected, Context
 from lingvo_gpipe.layers.dense import Dense
 from lingvo_gpipe.layers.elementwise import Activation, Dropout
-from lingvo_gpipe.layers.heads import SequenceSoftmax, Softmax
-from lingvo_gpipe.layers.losses import AuxiliaryLoss, Loss, MeanSquaredError
-from lingvo_gpipe.layers.metric import KerasMetric
 from lingvo_gpipe.layers.normalization import BatchNorm, GroupNorm, LayerNorm
+from lingvo_gpipe.layers.objectives.heads import (
+    Head,
+    LabelledParams,
+    LossParams,
+    SequenceSoftmax,
+    Softmax,
+    SoftmaxHead,
+)
+from lingvo_gpipe.layers.objectives.losses import AuxiliaryLoss, Loss, MeanSquaredError
+from lingvo_gpipe.layers.objectives.metric import KerasMetric
 from lingvo_gpipe.layers.reshaping import Add, Concat, Flatten, Identity, Rename, Reshape
 from lingvo_gpipe.layers.sequence import (
     Embedding,
@@ -69,12 +76,15 @@ __all__ = [
     "Flatten",
     "GlobalPool2D",
     "GroupNorm",
+    "Head",
     "Identity",
     "JoinedLogits",
     "KerasMetric",
+    "LabelledParams",
     "Layer",
     "LayerNorm",
     "Loss",
+    "LossParams",
     "LossSpec",
     "MaxPool2D",
     "MeanSquaredError",
@@ -94,6 +104,7 @@ __all__ = [
     "SlicedLoss",
     "SlicedSoftmax",
     "Softmax",
+    "SoftmaxHead",
     "SoftmaxSlice",
     "TransformerLayer",
     "VariableSpec",

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, TypeAlias
 import keras
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, precision, tensorflow_import
+from lingvo_gpipe import errors, hyperparams, precision
+from lingvo_gpipe.imports import tensorflow_import
 from lingvo_gpipe.layers import keras_references
 from lingvo_gpipe.layers.context import Collected as Collected
 from lingvo_gpipe.layers.context import Context as Context

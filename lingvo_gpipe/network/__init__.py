@@ -6,7 +6,7 @@ numbers.
 
 from typing import TYPE_CHECKING
 
-from lingvo_gpipe import lazy
+from lingvo_gpipe.imports import lazy
 
 if TYPE_CHECKING:
     from lingvo_gpipe.network.analysis import Analysis as Analysis
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lingvo_gpipe.network.params import uncut as uncut
     from lingvo_gpipe.network.wired_layers import LayerInfo as LayerInfo
 
-# Lazily: `network.partition` needs no TensorFlow, `network.analysis` does.
+# Lazily: `network.cutting.partition` needs no TensorFlow, `network.analysis` does.
 __getattr__, __dir__, __all__ = lazy.exports(
     __name__,
     {

@@ -14,16 +14,9 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, schedule
 from lingvo_gpipe.nests import Nest, SpecNest
-from lingvo_gpipe.network import (
-    cuts,
-    layer_costs,
-    partition,
-    replicas,
-    value_ranges,
-    wired_layers,
-    wiring,
-)
+from lingvo_gpipe.network import replicas, value_ranges, wired_layers, wiring
 from lingvo_gpipe.network.cell import Cell, Mode, Pass
+from lingvo_gpipe.network.cutting import cuts, layer_costs, partition
 from lingvo_gpipe.network.params import PipelineParams
 from lingvo_gpipe.schedule import recompute
 from lingvo_gpipe.schedule.forward_only import forward_table

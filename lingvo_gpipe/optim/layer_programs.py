@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tensorflow.types.experimental import PolymorphicFunction
 
 from lingvo_gpipe.optim import averages, rows
-from lingvo_gpipe.optim.rule import Rule, RuleInputs
+from lingvo_gpipe.optim.rules.rule import Rule, RuleInputs
 
 Norms: TypeAlias = "tuple[tf.Tensor, tf.Tensor]"
 """Squared norm of a gradient, weight decay included, and the loss of the weight decay."""

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.layers import base
-from lingvo_gpipe.optim.keras_rule import KerasRule
 from lingvo_gpipe.optim.learning_rates import LearningRate
-from lingvo_gpipe.optim.rule import Rule, SlotSpec
+from lingvo_gpipe.optim.rules.keras_rule import KerasRule
+from lingvo_gpipe.optim.rules.rule import Rule, SlotSpec
 
 
 class Optimizer(hyperparams.Configurable):

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from lingvo_gpipe.optim.rule import RuleInputs, SlotSpec
+from lingvo_gpipe.optim.rules.rule import RuleInputs, SlotSpec
 
 _Updated: TypeAlias = "tuple[tf.Tensor, dict[str, tf.Tensor]]"
 _Update: TypeAlias = "Callable[[RuleInputs], _Updated]"

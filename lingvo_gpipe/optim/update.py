@@ -27,7 +27,7 @@ from lingvo_gpipe.optim.layer_programs import (
 )
 from lingvo_gpipe.optim.loss_scale import LossScale
 from lingvo_gpipe.optim.optimizer import Optimizer
-from lingvo_gpipe.optim.rule import SlotSpec
+from lingvo_gpipe.optim.rules.rule import SlotSpec
 from lingvo_gpipe.optim.weight_decay import WeightDecay
 
 

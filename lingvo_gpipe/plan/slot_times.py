@@ -166,6 +166,8 @@ def timeline(
         input_gradient_s=lengths(cell.input_gradient_s for cell in cells),
         weight_gradient_s=lengths(cell.weight_gradient_s for cell in cells),
         recompute_s=lengths(cell.recompute_s for cell in cells),
-        link_s={ends: (link_s or {}).get(ends, 0.0) for ends in forward if ends[0] != INPUT},
-        no_gradient=forward - backward,
+        links=simulate.Links(
+            {ends: (link_s or {}).get(ends, 0.0) for ends in forward if ends[0] != INPUT},
+            no_gradient=forward - backward,
+        ),
     )

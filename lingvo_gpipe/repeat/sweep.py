@@ -13,7 +13,8 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 
-from lingvo_gpipe import errors, modes, recipes, registry, tensorflow_import, trainer
+from lingvo_gpipe import errors, modes, recipes, registry, trainer
+from lingvo_gpipe.imports import tensorflow_import
 
 _EXAMPLE = "--sweep=train.optimizer.learning_rate=1e-3,3e-3"
 _MAX_NAME_CHARS = 100

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from absl import logging
 
-from lingvo_gpipe import errors, made, pipelining, task
-from lingvo_gpipe.input import Input
+from lingvo_gpipe import errors, pipelining, task
+from lingvo_gpipe.input import Input, made
 from lingvo_gpipe.run import (
     checkpoints,
     log_directory,

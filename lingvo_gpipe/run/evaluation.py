@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, pipelining, task
 from lingvo_gpipe.input import Batch, Reading
-from lingvo_gpipe.layers import heads
+from lingvo_gpipe.layers.objectives import heads
 from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.run.views.examples import Example, Examples
 from lingvo_gpipe.run.worker_input import Source

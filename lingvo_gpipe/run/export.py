@@ -23,9 +23,9 @@ from tensorflow.types.experimental import ConcreteFunction
 
 from lingvo_gpipe import errors, network, task
 from lingvo_gpipe.input import Batch
+from lingvo_gpipe.input.serving import Function, Program, ServedNetwork, Serving
 from lingvo_gpipe.run import checkpoints, log_directory, restoring
 from lingvo_gpipe.run.inference import InferenceNetwork
-from lingvo_gpipe.serving import Function, Program, ServedNetwork, Serving
 from lingvo_gpipe.task import Task
 
 SIGNATURE = "serving_default"

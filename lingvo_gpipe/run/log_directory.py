@@ -10,9 +10,10 @@ from pathlib import Path
 
 from absl import logging
 
-from lingvo_gpipe import errors, made, regular_files, task
+from lingvo_gpipe import errors, regular_files, task
 from lingvo_gpipe.hyperparams import text
 from lingvo_gpipe.hyperparams.messages import shorten
+from lingvo_gpipe.input import made
 from lingvo_gpipe.run import checkpoints
 from lingvo_gpipe.run.reslicing import layout
 from lingvo_gpipe.task import Task

@@ -31,12 +31,12 @@ from pathlib import Path
 import tensorflow as tf
 from absl import logging
 
-from lingvo_gpipe import errors, made, task
+from lingvo_gpipe import errors, task
 from lingvo_gpipe.console import progress
 from lingvo_gpipe.execution.monitoring import watchdog
 from lingvo_gpipe.hooks.base import Ended
 from lingvo_gpipe.hooks.calls import HookCalls
-from lingvo_gpipe.input import Batch, Input
+from lingvo_gpipe.input import Batch, Input, made
 from lingvo_gpipe.plan import auto
 from lingvo_gpipe.run import (
     checkpoints,

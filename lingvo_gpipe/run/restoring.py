@@ -10,8 +10,8 @@ from pathlib import Path
 
 from absl import logging
 
-from lingvo_gpipe import errors, made, packing, task
-from lingvo_gpipe.input import Input
+from lingvo_gpipe import errors, packing, task
+from lingvo_gpipe.input import Input, made
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.run import checkpoints, log_directory
 from lingvo_gpipe.run.checkpoints import keys

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from lingvo_gpipe import errors, packing
-from lingvo_gpipe.cluster import worker_function
+from lingvo_gpipe.cluster.remote import worker_function
 from lingvo_gpipe.execution import placement
 from lingvo_gpipe.execution.executor import Executor
 from lingvo_gpipe.input import Batch, Input, Reading

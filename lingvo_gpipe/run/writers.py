@@ -10,13 +10,13 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from lingvo_gpipe.layers import heads
+from lingvo_gpipe.layers.objectives import heads
 from lingvo_gpipe.plan import step_plan
-from lingvo_gpipe.run import confusion, summaries
+from lingvo_gpipe.run import summaries
 from lingvo_gpipe.run.checkpoints import Written
 from lingvo_gpipe.run.evaluation import Evaluation
 from lingvo_gpipe.run.learner import Learner, UpdateResult
-from lingvo_gpipe.run.views import example_grid, model_table, planned_rate
+from lingvo_gpipe.run.views import confusion, example_grid, model_table, planned_rate
 from lingvo_gpipe.schedule import drawing
 from lingvo_gpipe.task import Task
 

@@ -10,12 +10,24 @@ import dataclasses
 import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import TypeAlias
 
 from lingvo_gpipe.errors import ScheduleError
 from lingvo_gpipe.schedule.table import Phase, Slot, Table
 
-Links: TypeAlias = Sequence[float] | Mapping[tuple[int, int], float]
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Links:
+    """Links between cells, which need not be a chain.
+
+    The later cell of a link waits for the earlier one's tensor, the earlier one for the gradient.
+
+    Attributes:
+        seconds: (from, to) with from < to → seconds of one tensor, and of its gradient back.
+        no_gradient: links over which no gradient comes back, such as those from a frozen cell.
+    """
+
+    seconds: Mapping[tuple[int, int], float]
+    no_gradient: Collection[tuple[int, int]] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,8 +99,7 @@ def simulate(
     input_gradient_s: Sequence[float] | None = None,
     weight_gradient_s: Sequence[float] | None = None,
     recompute_s: Sequence[float] | None = None,
-    link_s: Links | None = None,
-    no_gradient: Collection[tuple[int, int]] = (),
+    links: Links | Sequence[float] | None = None,
 ) -> Timeline:
     """Compute the start and end of every slot of `table`.
 
@@ -102,11 +113,8 @@ def simulate(
         input_gradient_s: [C] seconds of I slots; needed where the table has any.
         weight_gradient_s: [C] seconds of W slots; needed where the table has any.
         recompute_s: [C] seconds of R slots; needed where the table has any.
-        link_s: [C-1] seconds, one boundary tensor from cell k to k+1 or its gradient back; or
-            {(from, to): seconds} with from < to, for all links, which need not be a chain: the
-            later cell waits for the earlier one's tensor, the earlier one for the gradient.
-            None: a chain whose links are free.
-        no_gradient: links over which no gradient comes back, such as those from a frozen cell.
+        links: all links; or [C-1] seconds of a chain, one boundary tensor from cell k to k+1 or
+            its gradient back. None: a chain whose links are free.
 
     Returns:
         The timeline: every slot's span, the bubble share, the peak of live micro-batches.
@@ -132,7 +140,7 @@ def simulate(
             "W": ("weight_gradient_s", weight_gradient_s),
         },
     )
-    links = _links(table.num_cells, link_s, no_gradient)
+    neighbours = _neighbours(table.num_cells, links)
     last = table.num_cells - 1
     fused: dict[Slot, float] = {}
     if fused_s is not None:
@@ -145,7 +153,7 @@ def simulate(
     free_s = [0.0] * table.num_devices
     spans = []
     for device, slot in table.order():
-        start_s = max(free_s[device], links.ready_s(slot, ends))
+        start_s = max(free_s[device], neighbours.ready_s(slot, ends))
         length_s = fused.get(slot, seconds[slot.phase][slot.cell])
         ends[slot] = free_s[device] = start_s + length_s
         spans.append(Span(device, slot, start_s, ends[slot]))
@@ -195,32 +203,28 @@ def _lengths(
     return result
 
 
-def _links(
-    num_cells: int, link_s: Links | None, no_gradient: Collection[tuple[int, int]]
-) -> _Neighbours:
+def _neighbours(num_cells: int, links: Links | Sequence[float] | None) -> _Neighbours:
     """Return the cells that each cell reads from and sends to, with each link's seconds."""
-    if link_s is None:
-        link_s = [0.0] * (num_cells - 1)
-    if isinstance(link_s, Mapping):
-        named = dict(link_s)
-    else:
-        if len(link_s) != num_cells - 1:
+    if links is None:
+        links = [0.0] * (num_cells - 1)
+    if not isinstance(links, Links):
+        if len(links) != num_cells - 1:
             raise ScheduleError(
-                f"link_s has {len(link_s)} times for {num_cells} cells. Give {num_cells - 1}, one "
+                f"links has {len(links)} times for {num_cells} cells. Give {num_cells - 1}, one "
                 "between each cell and the next"
             )
-        named = {(cell, cell + 1): seconds for cell, seconds in enumerate(link_s)}
+        links = Links({(cell, cell + 1): seconds for cell, seconds in enumerate(links)})
     before: list[dict[int, float]] = [{} for _ in range(num_cells)]
     after: list[dict[int, float]] = [{} for _ in range(num_cells)]
-    for (source, target), seconds in named.items():
-        _check_time(f"link_s[{source, target}]", seconds)
+    for (source, target), seconds in links.seconds.items():
+        _check_time(f"links[{source, target}]", seconds)
         if not 0 <= source < target < num_cells:
             raise ScheduleError(
-                f"link_s names a link from cell {source} to cell {target}. Name links from an "
+                f"links names one from cell {source} to cell {target}. Name links from an "
                 f"earlier cell to a later one, among cells 0 to {num_cells - 1}"
             )
         before[target][source] = seconds
-        if (source, target) not in no_gradient:
+        if (source, target) not in links.no_gradient:
             after[source][target] = seconds
     return _Neighbours(before, after)
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from lingvo_gpipe import lazy
+from lingvo_gpipe.imports import lazy
 
 if TYPE_CHECKING:
     from lingvo_gpipe.tasks.lm.input import Tokens as Tokens

@@ -7,7 +7,8 @@ import zlib
 
 import numpy as np
 
-from lingvo_gpipe import hyperparams, made
+from lingvo_gpipe import hyperparams
+from lingvo_gpipe.input import made
 from lingvo_gpipe.task import Task
 from lingvo_gpipe.tasks.lm.input import Array, Tokens
 

@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from lingvo_gpipe import lazy
+from lingvo_gpipe.imports import lazy
 
 if TYPE_CHECKING:
     from lingvo_gpipe.tasks.mt.bilingual import Bilingual as Bilingual
     from lingvo_gpipe.tasks.mt.decoding.decode_params import Decode as Decode
-    from lingvo_gpipe.tasks.mt.decoding.scores import Scoring as Scoring
+    from lingvo_gpipe.tasks.mt.decoding.scoring.scores import Scoring as Scoring
     from lingvo_gpipe.tasks.mt.decoding.search import Search as Search
     from lingvo_gpipe.tasks.mt.input import Translation as Translation
     from lingvo_gpipe.tasks.mt.made import MadeTranslation as MadeTranslation
@@ -46,7 +46,7 @@ __getattr__, __dir__, __all__ = lazy.exports(
     __name__,
     {
         "bilingual": ["Bilingual"],
-        "decoding.scores": ["Scoring"],
+        "decoding.scoring.scores": ["Scoring"],
         "decoding.search": ["Search"],
         "decoding.decode_params": ["Decode"],
         "input": ["Translation"],

@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, tensorflow_import
+from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.console import output
+from lingvo_gpipe.imports import tensorflow_import
 from lingvo_gpipe.input import Batches, Input
-from lingvo_gpipe.serving import Program
+from lingvo_gpipe.input.serving import Program
 from lingvo_gpipe.tasks.mt import batch_fields
 from lingvo_gpipe.tasks.mt.batch_planning import BatchPlanner
 from lingvo_gpipe.tasks.mt.decoding import search, serving

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from sentencepiece import sentencepiece_model_pb2
 
-from lingvo_gpipe import errors, hyperparams, made
+from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe.input import made
 from lingvo_gpipe.task import Task
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.text import preparation, records, vocabulary_training

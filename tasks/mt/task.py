@@ -6,9 +6,9 @@ from typing import cast
 
 from lingvo_gpipe import hyperparams, pipelining, registry, task
 from lingvo_gpipe.input import Input
-from lingvo_gpipe.serving import Program
+from lingvo_gpipe.input.serving import Program
 from lingvo_gpipe.tasks.mt.decoding.decode_params import Decode
-from lingvo_gpipe.tasks.mt.decoding.scores import Scoring
+from lingvo_gpipe.tasks.mt.decoding.scoring.scores import Scoring
 from lingvo_gpipe.tasks.mt.input import Translation
 
 

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lingvo_gpipe import tensorflow_import
+from lingvo_gpipe.imports import tensorflow_import
 
 if __name__ == "__main__":
     tensorflow_import.quietly()  # without the imports of Keras that no chief needs

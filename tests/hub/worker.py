@@ -21,12 +21,13 @@ def end_with_parent() -> None:
 
 def main(addresses: str, index: str) -> None:
     """Serve the devices of a worker until the process is killed."""
-    from lingvo_gpipe import hyperparams, tensorflow_import
+    from lingvo_gpipe import hyperparams
+    from lingvo_gpipe.imports import tensorflow_import
 
     tensorflow_import.quietly()  # without the imports of Keras that no worker needs
     import tensorflow as tf
 
-    from lingvo_gpipe.cluster import input_server, worker_function
+    from lingvo_gpipe.cluster.remote import input_server, worker_function
 
     hyperparams.register_package("tests")
     registered = worker_function.register_first(input_server.InputServer())

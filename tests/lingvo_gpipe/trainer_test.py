@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import tensorflow_import
+from lingvo_gpipe.imports import tensorflow_import
 from lingvo_gpipe.run import process
 from tests import trainer_calls
 from tests.tiny_task import tiny_task

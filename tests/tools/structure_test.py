@@ -9,6 +9,10 @@ import pytest
 
 from tools import structure
 
+# Beyond `structure.MAX_PARAMETERS` and `MAX_CLASS_LINES`, which the table lists, nothing grows.
+MOST_PARAMETERS = 8
+MOST_CLASS_LINES = 360
+
 BLOCK = "".join(f"    y = g(y, {number})\n" for number in range(7))
 
 
@@ -98,3 +102,14 @@ def test_table_has_a_line_for_each_measure(root: Path) -> None:
     assert len(lines) == len(measured) + 2
     assert {line.count("|") for line in lines} == {4}
     assert "| words of the old dialect | 0 |  |" in lines
+
+
+def test_the_package_keeps_its_limits() -> None:
+    found = structure.modules(Path(__file__).parents[2], structure.PACKAGE)
+    assert len(found) > 300
+    folders = structure.modules_by_folder(found)
+    assert [each for each in folders if each.size > structure.MAX_MODULES] == []
+    assert structure.long_modules(found) == []
+    longest = structure.long_signatures(found)
+    assert [each for each in longest if each.size > MOST_PARAMETERS] == []
+    assert [each for each in structure.long_classes(found) if each.size > MOST_CLASS_LINES] == []

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.hyperparams import REQUIRED
-from lingvo_gpipe.layers import base, heads, sequence
+from lingvo_gpipe.layers import base, sequence
 from lingvo_gpipe.layers.base import Layer
+from lingvo_gpipe.layers.objectives import heads
 from lingvo_gpipe.layers.sliced import embedding, slices, softmax
 
 _FIELDS = ("slices", "feed_forward_slices")

@@ -21,9 +21,10 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, precision
-from lingvo_gpipe.layers import base, checks, dense, heads
+from lingvo_gpipe.layers import base, checks, dense
 from lingvo_gpipe.layers.base import Layer, Meta, Theta
 from lingvo_gpipe.layers.context import Context
+from lingvo_gpipe.layers.objectives import heads
 from lingvo_gpipe.layers.sliced import slices
 from lingvo_gpipe.nests import Nest, SpecNest
 

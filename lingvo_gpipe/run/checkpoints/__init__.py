@@ -5,7 +5,7 @@ What a run does with them (when it saves, what it starts from) belongs to `lingv
 
 from typing import TYPE_CHECKING
 
-from lingvo_gpipe import lazy
+from lingvo_gpipe.imports import lazy
 
 if TYPE_CHECKING:
     from lingvo_gpipe.run.checkpoints.best import Best as Best

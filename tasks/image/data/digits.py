@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe.input import Batch, InMemory
-from lingvo_gpipe.serving import Serving
+from lingvo_gpipe.input.serving import Serving
 from lingvo_gpipe.tasks.image.data import classes
 
 if TYPE_CHECKING:

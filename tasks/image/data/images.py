@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, seeds
 from lingvo_gpipe.input import Batch, Indexed, Input, Repair, as_written, plain
-from lingvo_gpipe.serving import Serving
+from lingvo_gpipe.input.serving import Serving
 from lingvo_gpipe.tasks.image.data import broken, classes
 from lingvo_gpipe.tasks.image.data.preprocessing import Preprocessing
 

@@ -7,7 +7,8 @@ import functools
 import numpy as np
 import tensorflow as tf
 
-from lingvo_gpipe import hyperparams, made
+from lingvo_gpipe import hyperparams
+from lingvo_gpipe.input import made
 from lingvo_gpipe.task import Task
 from lingvo_gpipe.tasks.image.data import images
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, regular_files, tensorflow_import
+from lingvo_gpipe import errors, hyperparams, regular_files
+from lingvo_gpipe.imports import tensorflow_import
 from lingvo_gpipe.input import check_split
 from lingvo_gpipe.tasks import tfds_preparing
 from lingvo_gpipe.tasks.image.data import images

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, layers
 from lingvo_gpipe.layers import base, checks, composite
-from lingvo_gpipe.layers import heads as core_heads
 from lingvo_gpipe.layers.base import Theta
+from lingvo_gpipe.layers.objectives import heads as core_heads
 from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.tasks.image.model import operations
 

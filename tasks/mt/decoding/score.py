@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
-from lingvo_gpipe import errors, made, registry, task
+from lingvo_gpipe import errors, registry, task
 from lingvo_gpipe.console.progress import Count
+from lingvo_gpipe.input import made
 from lingvo_gpipe.run import log_directory, restoring, summaries
-from lingvo_gpipe.tasks.mt.decoding import score_files, score_plot, scores, translator
+from lingvo_gpipe.tasks.mt.decoding import translator
+from lingvo_gpipe.tasks.mt.decoding.scoring import score_files, score_plot, scores
 from lingvo_gpipe.tasks.mt.text.vocabulary import END, Vocabulary
 
 if TYPE_CHECKING:

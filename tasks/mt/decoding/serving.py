@@ -11,7 +11,7 @@ from types import ModuleType
 
 import tensorflow as tf
 
-from lingvo_gpipe.serving import Function, Program, ServedNetwork
+from lingvo_gpipe.input.serving import Function, Program, ServedNetwork
 from lingvo_gpipe.tasks.mt.decoding import incremental, search
 from lingvo_gpipe.tasks.mt.text.vocabulary import END, PAD, UNKNOWN, Vocabulary
 

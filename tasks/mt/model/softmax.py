@@ -10,8 +10,9 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe import layers as core
-from lingvo_gpipe.layers import base, checks, heads
+from lingvo_gpipe.layers import base, checks
 from lingvo_gpipe.layers.base import Theta
+from lingvo_gpipe.layers.objectives import heads
 from lingvo_gpipe.layers.sliced import slices, softmax
 from lingvo_gpipe.nests import Nest, SpecNest
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from benchmarks.translation import compare, curves
-from lingvo_gpipe.tasks.mt.decoding import score_files, scores
-from tests.tasks.mt.decoding import scores_test
+from lingvo_gpipe.tasks.mt.decoding.scoring import score_files, scores
+from tests.tasks.mt.decoding.scoring import scores_test
 
 PAIRS = ("de:en", "sw:en", "ab:en")
 

@@ -22,7 +22,8 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 from lingvo_gpipe import errors, hyperparams
-from lingvo_gpipe.hyperparams import literals, names
+from lingvo_gpipe.hyperparams import literals
+from lingvo_gpipe.hyperparams.references import names
 from tests.lingvo_gpipe.hyperparams import cases
 from tests.lingvo_gpipe.hyperparams.cases import Color, Dense, Everything, Other, Stack, Wide
 
@@ -231,8 +232,8 @@ def test_no_name_leads_out_of_the_registered_packages(monkeypatch: pytest.Monkey
         "builtins.eval",
         "subprocess.run",
         "importlib.import_module",
-        "lingvo_gpipe.hyperparams.names.importlib.import_module",
-        "lingvo_gpipe.hyperparams.names.sys",
+        "lingvo_gpipe.hyperparams.references.names.importlib.import_module",
+        "lingvo_gpipe.hyperparams.references.names.sys",
         "hyperparams.names.importlib.import_module",
         "hyperparams.names.sys",
         "hyperparams.Params.set",

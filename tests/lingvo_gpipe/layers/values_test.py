@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, layers
-from lingvo_gpipe.layers.heads import weight_by
+from lingvo_gpipe.layers.objectives.heads import weight_by
 from tests.cases import layer_cases
 from tests.cases.layer_cases import IDS, IMAGE, MEMORY, SEQUENCE
 

@@ -17,11 +17,11 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, layers, optim, pipelining, task
 from lingvo_gpipe.input import Batches
+from lingvo_gpipe.input.serving import Serving
 from lingvo_gpipe.keras_layers.model import from_keras_model
 from lingvo_gpipe.layers import composite
 from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.run import checkpoints, eval_mode, export, inference, loop
-from lingvo_gpipe.serving import Serving
 from lingvo_gpipe.tasks.image import SklearnDigits
 from lingvo_gpipe.tasks.image.model import amoebanet, convnet
 from tests.networks import amoeba_nets

@@ -19,7 +19,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, task
-from lingvo_gpipe.cluster import input_server, worker_function
+from lingvo_gpipe.cluster.remote import input_server, worker_function
 from lingvo_gpipe.input import Batch, InMemory, Repair
 from lingvo_gpipe.run import loop
 from lingvo_gpipe.run.worker_input import WorkerInput

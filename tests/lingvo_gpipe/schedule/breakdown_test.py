@@ -40,7 +40,7 @@ def test_a_slow_cell_makes_the_others_wait() -> None:
 
 def test_links_are_transfer() -> None:
     table = schedule.make("gpipe", 2, 1)
-    timeline = simulate.simulate(table, [1.0] * 2, [2.0] * 2, link_s=[0.5])
+    timeline = simulate.simulate(table, [1.0] * 2, [2.0] * 2, links=[0.5])
     first, last = breakdown.of_step(timeline, breakdown.Around(0.0, timeline.makespan_s))
     # The gradient to the first cell; the tensor to the second one.
     assert (first["transfer"], last["transfer"]) == (0.5, 0.5)

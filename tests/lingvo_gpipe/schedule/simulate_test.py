@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lingvo_gpipe import errors, schedule
 from lingvo_gpipe.schedule import simulate
+from lingvo_gpipe.schedule.simulate import Links
 from lingvo_gpipe.schedule.table import Slot, Table
 
 SIZES = list(itertools.product(range(1, 9), range(1, 9)))
@@ -59,28 +60,28 @@ def test_unequal_cells_wait_for_their_neighbours() -> None:
 
 def test_links_delay_activations_and_gradients() -> None:
     table = schedule.make("gpipe", 3, 1)
-    found = ends(simulate.simulate(table, [1.0] * 3, [1.0] * 3, link_s=[10.0, 100.0]))
+    found = ends(simulate.simulate(table, [1.0] * 3, [1.0] * 3, links=[10.0, 100.0]))
     assert found == {"0F0": 1, "1F0": 12, "2F0": 113, "2B0": 114, "1B0": 215, "0B0": 226}
 
 
 def test_skip_links_delay_both_ends() -> None:
     table = schedule.make("1f1b", 3, 1)
-    links = {(0, 1): 0.0, (1, 2): 0.0, (0, 2): 50.0}
-    found = ends(simulate.simulate(table, [1.0] * 3, [1.0] * 3, link_s=links))
+    links = Links({(0, 1): 0.0, (1, 2): 0.0, (0, 2): 50.0})
+    found = ends(simulate.simulate(table, [1.0] * 3, [1.0] * 3, links=links))
     assert found == {"0F0": 1, "1F0": 2, "2F0": 52, "2B0": 53, "1B0": 54, "0B0": 104}
 
 
 def test_a_cell_waits_for_no_other_than_it_reads() -> None:
     table = schedule.make("1f1b", 3, 1)
-    found = ends(simulate.simulate(table, [1.0] * 3, [1.0] * 3, link_s={(0, 2): 0.0, (1, 2): 5.0}))
+    links = Links({(0, 2): 0.0, (1, 2): 5.0})
+    found = ends(simulate.simulate(table, [1.0] * 3, [1.0] * 3, links=links))
     assert found == {"0F0": 1, "1F0": 1, "2F0": 7, "2B0": 8, "1B0": 14, "0B0": 9}
 
 
 def test_a_cell_whose_exports_have_no_gradient_runs_ahead() -> None:
     table = schedule.make("1f1b", 2, 3)
-    timeline = simulate.simulate(
-        table, [1.0, 4.0], [0.0, 4.0], link_s={(0, 1): 0.0}, no_gradient=[(0, 1)]
-    )
+    links = Links({(0, 1): 0.0}, no_gradient=[(0, 1)])
+    timeline = simulate.simulate(table, [1.0, 4.0], [0.0, 4.0], links=links)
     found = ends(timeline)
     assert [found[f"0F{m}"] for m in range(3)] == [1, 2, 3]
     assert [found[f"1B{m}"] for m in range(3)] == [9, 17, 25]
@@ -90,9 +91,9 @@ def test_a_cell_whose_exports_have_no_gradient_runs_ahead() -> None:
 def test_links_as_list_and_as_dict_are_one(K: int, M: int, data: st.DataObject) -> None:
     links = data.draw(st.lists(st.floats(0, 9), min_size=K - 1, max_size=K - 1))
     table = schedule.make("1f1b", K, M)
-    named = {(cell, cell + 1): seconds for cell, seconds in enumerate(links)}
-    assert simulate.simulate(table, [1.0] * K, [2.0] * K, link_s=links) == simulate.simulate(
-        table, [1.0] * K, [2.0] * K, link_s=named
+    named = Links({(cell, cell + 1): seconds for cell, seconds in enumerate(links)})
+    assert simulate.simulate(table, [1.0] * K, [2.0] * K, links=links) == simulate.simulate(
+        table, [1.0] * K, [2.0] * K, links=named
     )
 
 
@@ -183,21 +184,21 @@ def test_no_time_at_all_has_no_bubble() -> None:
         ),
         ({"fused_s": math.inf}, "fused_s=inf is negative or not finite. Use seconds of 0 or more"),
         (
-            {"link_s": [1.0, 2.0]},
-            "link_s has 2 times for 2 cells. Give 1, one between each cell and the next",
+            {"links": [1.0, 2.0]},
+            "links has 2 times for 2 cells. Give 1, one between each cell and the next",
         ),
         (
-            {"link_s": [-1.0]},
-            "link_s[(0, 1)]=-1.0 is negative or not finite. Use seconds of 0 or more",
+            {"links": [-1.0]},
+            "links[(0, 1)]=-1.0 is negative or not finite. Use seconds of 0 or more",
         ),
         (
-            {"link_s": {(1, 0): 1.0}},
-            "link_s names a link from cell 1 to cell 0. Name links from an earlier cell to a "
+            {"links": Links({(1, 0): 1.0})},
+            "links names one from cell 1 to cell 0. Name links from an earlier cell to a "
             "later one, among cells 0 to 1",
         ),
         (
-            {"link_s": {(0, 2): 1.0}},
-            "link_s names a link from cell 0 to cell 2. Name links from an earlier cell to a "
+            {"links": Links({(0, 2): 1.0})},
+            "links names one from cell 0 to cell 2. Name links from an earlier cell to a "
             "later one, among cells 0 to 1",
         ),
     ],

@@ -22,14 +22,9 @@ from lingvo_gpipe.run import eval_mode, export, loop
 from lingvo_gpipe.run.reslicing import mode
 from lingvo_gpipe.run.views import markdown
 from lingvo_gpipe.tasks.mt import task as mt_task
-from lingvo_gpipe.tasks.mt.decoding import (
-    decode,
-    incremental,
-    score,
-    scores,
-    search,
-)
+from lingvo_gpipe.tasks.mt.decoding import decode, incremental, score, search
 from lingvo_gpipe.tasks.mt.decoding.decode_params import Decode
+from lingvo_gpipe.tasks.mt.decoding.scoring import scores
 from lingvo_gpipe.tasks.mt.decoding.translator import Decoder
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.text import records, vocabulary

@@ -16,7 +16,8 @@ from lingvo_gpipe import errors, optim, pipelining, registry
 from lingvo_gpipe.run import loop
 from lingvo_gpipe.task import Eval, Train, complete
 from lingvo_gpipe.tasks.mt import task
-from lingvo_gpipe.tasks.mt.decoding import score, score_files, scores, search, translator
+from lingvo_gpipe.tasks.mt.decoding import score, search, translator
+from lingvo_gpipe.tasks.mt.decoding.scoring import score_files, scores
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.text import vocabulary
 from tests.tasks.mt import toy_model, toy_text

@@ -1,0 +1,1 @@
+"""Layers that a network is trained for and measured by: heads, losses, metrics."""

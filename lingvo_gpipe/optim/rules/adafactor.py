@@ -1,0 +1,216 @@
+"""Adafactor: an optimizer whose state for a matrix is a row and a column."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe.optim.division import Array, Division, Shape
+from lingvo_gpipe.optim.rules.rule import Rule, RuleInputs, SlotSpec
+
+_FACTORS = ("row", "column")  # of a matrix, by the axis that each one has
+
+
+class Adafactor(Rule):
+    """Adafactor with the optimizer's learning rate ("relative step" off).
+
+    With t = updates done + 1 and β = 1 − t^−decay_exponent, the second moment v of g² + ε is a
+    moving average by β. Where the two largest dimensions of a weight are both `min_factored` or
+    more, only the means of v along each of the two are kept, and v is their product divided by the
+    mean of both. u = g / √v is scaled down where its root mean square is above `clip_threshold`.
+    Then w ← w − rate · u; with momentum, w ← w − m for m ← momentum · m + (1 − momentum) · rate ·
+    u.
+
+    Keras' Adafactor keeps a slot of full size beside row and column, and caps the rate.
+
+    Source: Shazeer and Stern 2018 (1804.04235), algorithms 4 and 5; the momentum as in their code
+    (tensor2tensor), of updates and not of gradients.
+
+    >>> rule = Adafactor.Params().instantiate()
+    >>> [slot.shape for slot in rule.slots("softmax/kernel", (64_000, 1024), tf.float32)]
+    [(64000,), (1024,)]
+    """
+
+    class Params(Rule.Params):
+        """Params of Adafactor."""
+
+        decay_exponent: float = hyperparams.field(0.8, "β = 1 − t^−decay_exponent.")
+        epsilon: float = hyperparams.field(1e-30, "ε₁, added to squared gradients.")
+        clip_threshold: float | None = hyperparams.field(
+            1.0, "Largest root mean square of an update, before the rate; None: no limit."
+        )
+        momentum: float = hyperparams.field(
+            0.0, "Share of the last update in the next; 0: no momentum."
+        )
+        min_factored: int = hyperparams.field(
+            128, "A weight is factored if its two largest dimensions are both at least this."
+        )
+
+    params: Params
+
+    def __init__(self, params: Adafactor.Params) -> None:
+        super().__init__(params)
+        wrong = {
+            "decay_exponent": params.decay_exponent <= 0.0 and "more than 0, such as 0.8",
+            "epsilon": params.epsilon <= 0.0 and "more than 0, such as 1e-30",
+            "clip_threshold": params.clip_threshold is not None
+            and params.clip_threshold <= 0.0
+            and "more than 0, such as 1.0, or None",
+            "momentum": not 0.0 <= params.momentum < 1.0 and "0 or more, and less than 1",
+            "min_factored": params.min_factored < 1 and "1 or more",
+        }
+        for name, way_out in wrong.items():
+            if way_out:
+                raise errors.OptimizerError(
+                    f"Adafactor: {name}={getattr(params, name)} is not possible. Use {way_out}"
+                )
+
+    def slots(self, path: str, shape: tuple[int, ...], dtype: tf.DType) -> tuple[SlotSpec, ...]:
+        """Return the slots of a weight: row and column, or the whole second moment."""
+        axes = self._factored_axes(shape)
+        if axes is None:
+            without: dict[str, int | None] = {"second_moment": None}
+        else:
+            row, column = axes
+            without = {"row": column, "column": row}
+        if self.params.momentum:
+            without["momentum"] = None
+        return tuple(
+            SlotSpec(path, name, _without(shape, axis), dtype, 0.0, has_rows=axis != 0)
+            for name, axis in without.items()
+        )
+
+    def update(self, inputs: RuleInputs) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """Compute the new weight and slots; see `Rule.update`."""
+        params = self.params
+        weight, gradient, slots = inputs.weight, inputs.gradient, inputs.slots
+        time = tf.cast(inputs.step, tf.float64) + 1.0
+        beta = tf.cast(1.0 - time**-params.decay_exponent, weight.dtype)
+        square = tf.square(gradient) + tf.constant(params.epsilon, weight.dtype)
+
+        def averaged(name: str, value: tf.Tensor) -> tf.Tensor:
+            return beta * slots[name] + (1.0 - beta) * value
+
+        axes = self._factored_axes(tuple(weight.shape))
+        if axes is None:
+            new = {"second_moment": averaged("second_moment", square)}
+            change = gradient * tf.math.rsqrt(new["second_moment"])
+        else:
+            row, column = axes
+            new = {
+                "row": averaged("row", tf.reduce_mean(square, column)),
+                "column": averaged("column", tf.reduce_mean(square, row)),
+            }
+            rows = tf.expand_dims(new["row"], column)
+            rows /= tf.reduce_mean(rows, row, keepdims=True)
+            columns = tf.expand_dims(new["column"], row)
+            # Two factors one after the other, since the product of two small numbers would be 0.
+            change = gradient * tf.math.rsqrt(rows) * tf.math.rsqrt(columns)
+        if params.clip_threshold is not None:
+            size = tf.sqrt(tf.reduce_mean(tf.square(change)))
+            change /= tf.maximum(size / params.clip_threshold, 1.0)
+        change *= tf.cast(inputs.rate, weight.dtype)
+        if params.momentum:
+            share = params.momentum
+            change = new["momentum"] = share * slots["momentum"] + (1.0 - share) * change
+        return weight - change, new
+
+    @property
+    def of_slices(self) -> str:
+        """See `Rule.of_slices`."""
+        return "Adafactor has factors of v, and a limit of the update, of each slice alone"
+
+    def redivided(
+        self, parts: Sequence[Mapping[str, Array]], division: Division
+    ) -> list[dict[str, Array]]:
+        """Return the slots of other slices of a weight; see `Rule.redivided`.
+
+        Row and column are means of v, so those of the whole weight follow from those of its slices,
+        up to rounding. The slices receive the means, over the slice, of the v that the whole
+        weight's row and column stand for: the next update would divide by the same v.
+
+        >>> rule = Adafactor.Params(min_factored=2).instantiate()
+        >>> whole = {"row": np.array([1.0, 3.0, 5.0, 7.0]), "column": np.array([2.0, 6.0])}
+        >>> for slots in rule.redivided([whole], Division.of([(4, 2)], [(2, 2), (2, 2)])):
+        ...     print(slots["row"], slots["column"])
+        [1. 3.] [1. 3.]
+        [5. 7.] [3. 9.]
+        """
+        whole_axes = self._factored_axes(division.shape)
+        if whole_axes is None:
+            return super().redivided(parts, division)
+        if len(division.shape) != 2:
+            raise errors.OptimizerError(
+                f"Adafactor: slots of a weight of {list(division.shape)} numbers cannot be joined "
+                "or divided, those of matrices can. Start from the weights alone (--mode=train "
+                "--checkpoint)"
+            )
+        factors = self._joined_factors(parts, division)
+        found = self._divided_factors(factors, division)
+        momentum = [part["momentum"] for part in parts if "momentum" in part]
+        if momentum:
+            for slots, value in zip(
+                found, division.divided(division.joined(momentum)), strict=True
+            ):
+                slots["momentum"] = value
+        return found
+
+    def _joined_factors(
+        self, parts: Sequence[Mapping[str, Array]], division: Division
+    ) -> dict[str, Array]:
+        """Return row and column of the whole matrix."""
+        factors = {}
+        for axis, name in enumerate(_FACTORS):
+            values = [
+                part[name] if name in part else part["second_moment"].mean(1 - axis)
+                for part in parts
+            ]
+            if axis == division.axis or len(values) == 1:
+                factors[name] = np.concatenate(values)
+            else:
+                mean = np.average(values, axis=0, weights=division.before)
+                factors[name] = mean.astype(values[0].dtype)
+        return factors
+
+    def _divided_factors(
+        self, factors: Mapping[str, Array], division: Division
+    ) -> list[dict[str, Array]]:
+        """Return the slots, without the momentum, of the slices that are wanted."""
+        along, across = _FACTORS[division.axis], _FACTORS[1 - division.axis]
+        if len(division.after) == 1:
+            return [dict(factors)]
+        lengths = Division((division.shape[division.axis],), 0, division.before, division.after)
+        mean = factors[along].mean(dtype=np.float64)
+        found = []
+        for shape, values in zip(
+            division.shapes_after, lengths.divided(factors[along]), strict=True
+        ):
+            share = values.mean(dtype=np.float64) / mean if mean else 1.0
+            slots = {along: values, across: (factors[across] * share).astype(values.dtype)}
+            if self._factored_axes(shape) is None:
+                slots = {"second_moment": _product(slots, shape)}
+            found.append(slots)
+        return found
+
+    def _factored_axes(self, shape: tuple[int, ...]) -> tuple[int, int] | None:
+        """Return the axes of the two largest dimensions in order; None: not factored."""
+        largest = sorted(range(len(shape)), key=lambda axis: shape[axis])[-2:]
+        if len(largest) < 2 or min(shape[axis] for axis in largest) < self.params.min_factored:
+            return None
+        return min(largest), max(largest)
+
+
+def _without(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
+    return shape if axis is None else shape[:axis] + shape[axis + 1 :]
+
+
+def _product(factors: Mapping[str, Array], shape: Shape) -> Array:
+    """Return the v whose means are row and column of a matrix."""
+    mean = factors["row"].mean(dtype=np.float64)
+    if not mean:
+        return np.zeros(shape, factors["row"].dtype)
+    product = np.outer(factors["row"].astype(np.float64), factors["column"]) / mean
+    return product.astype(factors["row"].dtype)

@@ -1,0 +1,256 @@
+"""The update rule of any Keras optimizer, by its name.
+
+Keras writes an update as assignments to variables. Here it runs in Keras' own stateless scope, on a
+template whose variables are in a graph that never runs, so that they use no memory. The values that
+would have been assigned come out as tensors, bit-equal to what `apply` leaves in the variables.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+import keras
+import tensorflow as tf
+
+from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe.optim import keras_objects
+from lingvo_gpipe.optim.rules.rule import Rule, RuleInputs, SlotSpec
+
+# Arguments of Keras optimizers that would see one weight where they mean all.
+_REFUSED_ARGUMENTS = {
+    "learning_rate": "set the optimizer's field learning_rate",
+    "global_clipnorm": "set the update's field clip_norm, which spans all layers",
+    "use_ema": "set the update's field average, which covers statistics too",
+    "ema_momentum": "set the update's field average",
+    "ema_overwrite_frequency": "averages are used for evaluation and never overwrite weights",
+    "loss_scale_factor": "set the update's field loss_scale",
+    "gradient_accumulation_steps": "set the field train.accumulate",
+    "name": "slots are named by their weight",
+}
+_WRAPPERS = {
+    "LossScaleOptimizer": "set the update's field loss_scale",
+    "MultiOptimizer": "set the field groups",
+}
+# Fills the weight of a template, so that a slot that begins as a copy of it is recognised.
+_UNLIKELY = -7.28125
+# Optimizers whose update of an element depends on other elements of the weight.
+_BY_WHOLE_WEIGHT = ("Lamb", "Muon")
+# Optimizers that compute each element by itself, in operations that IEEE 754 rounds exactly.
+# RMSprop and Adagrad divide by a root: TensorFlow's graph optimizer makes this a product with
+# `Rsqrt`, whose rounding depends on the position in the tensor.
+_ELEMENTWISE = ("SGD", "Adam", "AdamW", "Nadam")
+
+_Shape = tuple[int | None, ...]
+_TemplateKey: TypeAlias = "tuple[str, _Shape, tf.DType]"
+_BeginningKey: TypeAlias = "tuple[str, int, tf.DType]"
+
+
+class KerasRule(Rule):
+    """The update rule of a Keras optimizer."""
+
+    class Params(Rule.Params):
+        """Params of KerasRule."""
+
+        name: str = hyperparams.required("Class of keras.optimizers.")
+        config: dict[str, Any] = hyperparams.field(
+            {}, "Arguments of that class other than the learning rate."
+        )
+
+    params: Params
+
+    def __init__(self, params: KerasRule.Params) -> None:
+        super().__init__(params)
+        for argument in params.config:
+            if argument in _REFUSED_ARGUMENTS:
+                raise errors.OptimizerError(
+                    f"{params.name}: argument {argument!r} cannot be used here; "
+                    f"{_REFUSED_ARGUMENTS[argument]}"
+                )
+        if params.name in _WRAPPERS:
+            raise errors.OptimizerError(
+                f"{params.name} wraps other optimizers and cannot be used here; "
+                f"{_WRAPPERS[params.name]}"
+            )
+        self._templates: dict[_TemplateKey, _Template] = {}
+        self._beginnings: dict[_BeginningKey, dict[str, _Beginning]] = {}
+        with tf.Graph().as_default():
+            self._make()  # refuses a wrong name or argument now
+
+    @property
+    def is_elementwise(self) -> bool:
+        """See `Rule.is_elementwise`; a clipped norm is that of the whole gradient."""
+        return self.params.name in _ELEMENTWISE and self.params.config.get("clipnorm") is None
+
+    @property
+    def of_slices(self) -> str:
+        """See `Rule.of_slices`."""
+        if self.params.config.get("clipnorm") is not None:
+            return "clipnorm limits the gradient of each slice alone"
+        if self.params.name in _BY_WHOLE_WEIGHT:
+            return f"{self.params.name} updates each slice by the norm or the axes of it alone"
+        return ""
+
+    def slots(self, path: str, shape: tuple[int, ...], dtype: tf.DType) -> tuple[SlotSpec, ...]:
+        """Return the slots of the weight at `path`, by a template of the same shape."""
+        slots = self._template(path, shape, dtype).slots
+        if not slots:
+            return ()
+        begin = self._beginnings_of(path, len(shape), dtype)
+        return tuple(
+            SlotSpec(path, name, tuple(v.shape), tf.as_dtype(v.dtype), *begin[name])
+            for name, v in slots.items()
+        )
+
+    def update(self, inputs: RuleInputs) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """Compute the new weight and slots; see `Rule.update`."""
+        template = self._template(inputs.path, tuple(inputs.weight.shape), inputs.weight.dtype)
+        values = {id(template.slots[name]): value for name, value in inputs.slots.items()}
+        values[id(template.step)] = inputs.step
+        values[id(template.rate)] = tf.cast(inputs.rate, template.rate.dtype)
+        variables = template.optimizer.variables
+        (weight,), state = template.optimizer.stateless_apply(
+            [values[id(v)] for v in variables], [inputs.gradient], [inputs.weight]
+        )
+        new = {id(v): value for v, value in zip(variables, state, strict=True)}
+        return weight, {name: new[id(v)] for name, v in template.slots.items()}
+
+    def _make(self) -> keras.optimizers.Optimizer:
+        """Make the Keras optimizer, its variables in the caller's graph and device scope."""
+        return keras_objects.make(
+            keras.optimizers,
+            keras.optimizers.Optimizer,
+            self.params.name,
+            dict(self.params.config, learning_rate=0.0),
+            mixin=_functional(),
+        )
+
+    def _template(self, path: str, shape: _Shape, dtype: tf.DType) -> _Template:
+        key = (self._significant_path(path), shape, dtype)
+        if key not in self._templates:
+            # In a graph that never runs, variables of any size use no memory.
+            with tf.Graph().as_default(), _rate_in(dtype):
+                self._templates[key] = _Template(self._make(), *key)
+        return self._templates[key]
+
+    def _significant_path(self, path: str) -> str:
+        """Return the part of `path` that the rule may depend on: only Muon chooses by name."""
+        kind = getattr(keras.optimizers, self.params.name)
+        return path if issubclass(kind, keras.optimizers.Muon) else ""
+
+    def _beginnings_of(self, path: str, rank: int, dtype: tf.DType) -> dict[str, _Beginning]:
+        """Return what is known of each slot from real variables of shape [2, 3, …]."""
+        key = (self._significant_path(path), rank, dtype)
+        if key not in self._beginnings:
+            with tf.init_scope(), tf.device("CPU:0"):
+                template = _Template(self._make(), key[0], tuple(range(2, 2 + rank)), dtype)
+                self._beginnings[key] = {
+                    name: _Beginning(
+                        self._initial_value(name, slot, template.weight),
+                        tuple(slot.shape[:1]) == (2,),
+                    )
+                    for name, slot in template.slots.items()
+                }
+        return self._beginnings[key]
+
+    def _initial_value(
+        self, name: str, slot: keras.Variable, weight: keras.Variable
+    ) -> float | None:
+        values = slot.numpy()
+        first = values.flat[0]
+        if (values == first).all() and first != _UNLIKELY:
+            return float(first)
+        if values.shape == tuple(weight.shape) and (values == weight.numpy()).all():
+            return None
+        raise errors.OptimizerError(
+            f"{self.params.name}: its slot {name!r} begins neither with one value nor as a copy "
+            "of the weight; write it as a Rule"
+        )
+
+
+class _Beginning(NamedTuple):
+    """What a slot begins as, and whether it has the rows of its weight; see `SlotSpec`."""
+
+    initial: float | None
+    has_rows: bool
+
+
+@functools.cache
+def _functional() -> type:
+    """Return a class that comes between a Keras optimizer and its TensorFlow backend.
+
+    The backend's versions of these methods use the `tf.Variable` of a Keras variable and refuse
+    `stateless_apply`. Those of Keras' own base class work on values alone.
+    """
+    from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+    class Functional(keras.optimizers.Optimizer):
+        assign = BaseOptimizer.assign
+        assign_add = BaseOptimizer.assign_add
+        assign_sub = BaseOptimizer.assign_sub
+        stateless_apply = BaseOptimizer.stateless_apply
+        _apply_weight_decay = BaseOptimizer._apply_weight_decay
+        _backend_update_step = BaseOptimizer._backend_update_step
+        _var_key = BaseOptimizer._var_key
+
+    return Functional
+
+
+@contextlib.contextmanager
+def _rate_in(dtype: tf.DType) -> Iterator[None]:
+    """Let Keras keep the learning rate of an optimizer made here in float64, if `dtype` is that."""
+    before = keras.config.floatx()
+    keras.config.set_floatx("float64" if dtype == tf.float64 else before)
+    try:
+        yield
+    finally:
+        keras.config.set_floatx(before)
+
+
+class _Template:
+    """A Keras optimizer built for one weight of a shape and dtype.
+
+    Its number of rows may be unknown; then every slot has the weight's shape or is a scalar.
+    """
+
+    def __init__(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        name: str,
+        shape: _Shape,
+        dtype: tf.DType,
+    ) -> None:
+        known = tuple(1 if length is None else length for length in shape)
+        self.weight = keras.Variable(
+            initializer=keras.initializers.Constant(_UNLIKELY),
+            shape=known,
+            dtype=dtype.name,
+            name=name.replace("/", "_") or "weight",
+        )
+        optimizer.build([self.weight])
+        self.optimizer = optimizer
+        self.step = optimizer.iterations
+        self.rate = optimizer._learning_rate
+        self.slots = dict(self._named_slots())
+        # Keras makes no variable of an unknown number of rows, but computes with one.
+        for variable in (self.weight, *self.slots.values()):
+            if variable.shape == known:
+                variable._shape = shape
+
+    def _named_slots(self) -> Iterable[tuple[str, keras.Variable]]:
+        """Yield (slot name, Keras variable) in the order in which Keras made them.
+
+        A slot is named by the optimizer's attribute that holds it (`momentums`): the names of the
+        variables themselves repeat in Adafactor and are numbered by process in Nadam.
+        """
+        attributes = {}
+        for name, value in vars(self.optimizer).items():
+            if name in ("_variables", "_trainable_variables"):
+                continue
+            for held in value if isinstance(value, list) else [value]:
+                attributes[id(held)] = name.lstrip("_")
+        for variable in self.optimizer.variables:
+            if variable is not self.step and variable is not self.rate:
+                yield attributes[id(variable)], variable

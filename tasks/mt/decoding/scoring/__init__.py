@@ -1,0 +1,1 @@
+"""Scores of translations that are there already: BLEU and chrF, as tables, files and plots."""

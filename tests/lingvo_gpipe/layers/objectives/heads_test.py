@@ -1,0 +1,189 @@
+"""Softmax heads: cross-entropy, the confusion matrix, served outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import layers, pipelining
+from lingvo_gpipe.layers.objectives import heads
+from tests.cases import layer_cases
+
+CLASSES = 5
+
+
+def inference(params: Any, available: tuple[str, ...]) -> Any:
+    return params.inference(available)
+
+
+def served(params: Any, outputs: tf.Tensor) -> dict[str, Any]:
+    told: dict[str, Any] = params.served(outputs)
+    return told
+
+
+def matrix(head: Any, *, training: bool = False, **fields: Any) -> Any:
+    """Return the confusion matrix of a head in a pipeline of three cells."""
+    flat = [
+        layers.Identity.Params(name="one"),
+        layers.Dense.Params(name="two", units=6),
+        head,
+    ]
+    pipe = pipelining.PipeliningLayer.Params(
+        layers=flat, num_partitions=3, num_micro_batches=4
+    ).instantiate()
+    run = pipe.value_and_gradients if training else pipe.evaluate
+    result = run(fields)
+    assert "accuracy" in result.sums
+    logits = pipe.evaluate(fields, outputs=True).outputs["x"]
+    return result.sums.get("confusion"), logits
+
+
+def test_the_matrix_is_added_up_over_micro_batches() -> None:
+    rng = np.random.default_rng(0)
+    x = tf.constant(rng.normal(size=(42, 3)), tf.float32)
+    label = tf.constant(rng.integers(0, CLASSES, 42), tf.int32)
+    head = layers.Softmax.Params(name="head", classes=CLASSES, confusion=True)
+    found, logits = matrix(head, x=x, label=label)
+    wanted = tf.math.confusion_matrix(label, tf.argmax(logits, -1), CLASSES)
+    np.testing.assert_array_equal(found, wanted)
+    assert np.count_nonzero(wanted - np.diag(np.diag(wanted))) > 3
+
+
+def test_weights_count_and_padding_does_not() -> None:
+    rng = np.random.default_rng(1)
+    x = tf.constant(rng.normal(size=(8, 4, 3)), tf.float32)
+    label = rng.integers(0, CLASSES, (8, 4)).astype(np.int32)
+    weights = rng.choice([0.0, 1.0, 2.5], (8, 4)).astype(np.float32)
+    # Where the weight is 0 the label may be anything.
+    given = np.where(weights == 0, 99, label).astype(np.int32)
+    head = layers.SequenceSoftmax.Params(
+        name="head", vocabulary=CLASSES, confusion=True, reads=("x", "label", "weights")
+    )
+    found, logits = matrix(head, x=x, label=given, weights=weights)
+    wanted = np.zeros([CLASSES, CLASSES])
+    np.add.at(wanted, (label.ravel(), np.argmax(logits, -1).ravel()), weights.ravel())
+    np.testing.assert_allclose(found, wanted)
+
+
+def test_training_gives_no_matrix() -> None:
+    x, label = tf.ones([8, 3]), tf.zeros([8], tf.int32)
+    head = layers.Softmax.Params(name="head", classes=CLASSES, confusion=True)
+    found, _ = matrix(head, training=True, x=x, label=label)
+    assert found is None
+
+
+HEADS = [
+    layers.Softmax.Params(name="head", classes=CLASSES, top_k=2, confusion=True),
+    layers.SequenceSoftmax.Params(name="head", vocabulary=CLASSES, reads=("x", "label", "weights")),
+    layers.MeanSquaredError.Params(name="head"),
+]
+
+
+@pytest.mark.parametrize("head", HEADS, ids=lambda head: head.owner.__name__)
+def test_a_head_reads_no_label_in_inference_and_has_the_same_variables(head: Any) -> None:
+    own = inference(head, ("x",))
+    assert (tuple(own.reads), tuple(own.writes), own.name) == (("x",), ("x",), "head")
+    assert len(head.reads) > 1
+    meta = layer_cases.meta_of(own, tf.TensorSpec([2, 4, 3]))
+    assert (meta.losses, meta.metrics) == ((), ())
+    assert [v.path for v in meta.variables] == (["kernel", "bias"] if meta.variables else [])
+
+
+@pytest.mark.parametrize("head", HEADS, ids=lambda head: head.owner.__name__)
+def test_a_head_only_for_training_is_not_part_of_inference(head: Any) -> None:
+    own = head.copy()
+    own.training_only = True
+    assert inference(own, ("x", "label")) is None
+
+
+def test_layers_that_give_but_a_loss_or_metric_hand_their_input_on() -> None:
+    for params in (
+        layers.AuxiliaryLoss.Params(name="small"),
+        layers.KerasMetric.Params(name="auc", metric="AUC"),
+    ):
+        assert inference(params, ("x", "label")) is None
+        params.writes = ("y",)
+        own = inference(params, ("x", "label"))
+        assert own.owner is layers.Identity
+        assert (tuple(own.reads), tuple(own.writes), own.name) == (("x",), ("y",), params.name)
+
+
+def test_probabilities_are_served_of_logits() -> None:
+    logits = tf.constant([[1.0, 2.0, 4.0]])
+    head = layers.Softmax.Params(classes=3)
+    block = layers.Sequential.Params(layers=[layers.Flatten.Params(), head], reads=("x", "label"))
+    for params in (head, block):
+        (told,) = served(params, logits).items()
+        assert told[0] == "probabilities"
+        np.testing.assert_allclose(told[1], tf.nn.softmax(logits))
+    plain = layers.Dense.Params(units=3, writes=("y",))
+    assert list(served(plain, logits)) == ["y"]
+
+
+def test_composed_layers_give_up_what_their_children_do() -> None:
+    head = layers.Softmax.Params(classes=3)
+    block = layers.Sequential.Params(layers=[head, layers.Dropout.Params()], reads=("y", "label"))
+    own = inference(block, ("y",))
+    assert tuple(own.reads) == ("y",)
+    assert tuple(own.layers[0].reads) == ("x",)
+    # A child in the middle receives as many values as before, so it continues to read them.
+    two = layers.Rename.Params(reads=("x", "label"), writes=("x", "label"))
+    kept = layers.Sequential.Params(layers=[two, head], reads=("y", "label"))
+    assert tuple(inference(kept, ("y",)).reads) == ("y", "label")
+    nested = layers.Residual.Params(
+        body=[layers.Dense.Params(units=3)], shortcut=[layers.AuxiliaryLoss.Params()]
+    )
+    for outer in (nested, layers.Parallel.Params(branches=[nested, nested])):
+        own = inference(outer, ("x",))
+        spec = tf.TensorSpec([2, 3])
+        before, after = (layer_cases.meta_of(params, spec) for params in (outer, own))
+        assert [v.path for v in after.variables] == [v.path for v in before.variables]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_cross_entropy_of_rows_is_its_formula(smoothing: float) -> None:
+    rng = np.random.default_rng(2)
+    logits, label = 4.0 * rng.normal(size=(30, CLASSES)), rng.integers(0, CLASSES, 30)
+    smoothed, plain = heads.cross_entropy(tf.constant(logits), tf.constant(label), smoothing)
+    logs = logits - np.log(np.sum(np.exp(logits), -1, keepdims=True))
+    own = -logs[np.arange(30), label]
+    np.testing.assert_allclose(plain, own, rtol=1e-12)
+    wanted = (1.0 - smoothing) * own - smoothing * np.mean(logs, -1)
+    np.testing.assert_allclose(smoothed, wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_label_that_is_no_class_stops_the_program(smoothing: float) -> None:
+    label = tf.constant([0, CLASSES, 1], tf.int32)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=str(CLASSES)):
+        heads.cross_entropy(tf.zeros([3, CLASSES]), label, smoothing)
+
+
+@pytest.mark.parametrize(
+    ("head", "kernel"),
+    [
+        (layers.Softmax.Params(classes=3, use_bias=False), (4, 3)),
+        (layers.SequenceSoftmax.Params(vocabulary=3, use_bias=False), (3, 4)),
+    ],
+    ids=("classes", "tokens"),
+)
+def test_a_head_without_bias_or_labels(head: Any, kernel: tuple[int, int]) -> None:
+    """The logits are a matrix product, and there is no loss without a label."""
+    head.reads = ("x",)
+    pipe = pipelining.PipeliningLayer.Params(layers=[head]).instantiate()
+    x = tf.random.stateless_normal([2, 5, 4], [1, 2])
+    if kernel == (4, 3):
+        x = x[:, 0]
+    logits = pipe(x)
+    (weight,) = pipe.weights.values()
+    assert tuple(weight.shape) == kernel
+    np.testing.assert_allclose(
+        logits,
+        tf.linalg.matmul(x, weight, transpose_b=kernel == (3, 4)),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+    assert not pipe.analysis.losses

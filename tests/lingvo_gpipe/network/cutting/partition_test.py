@@ -1,0 +1,289 @@
+from __future__ import annotations
+
+import doctest
+import itertools
+import re
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from lingvo_gpipe import errors
+from lingvo_gpipe.network.cutting import partition
+
+
+def all_cuts(num_layers: int, num_partitions: int) -> list[tuple[int, ...]]:
+    """Every cut without an empty cell, in lexicographic order."""
+    borders = itertools.combinations(range(1, num_layers), num_partitions - 1)
+    return sorted(
+        tuple(b - a for a, b in itertools.pairwise([0, *inner, num_layers])) for inner in borders
+    )
+
+
+def brute_force(
+    costs: Sequence[float],
+    num_partitions: int,
+    *,
+    cell_costs: Mapping[int, Sequence[float]] | None = None,
+    reach: Callable[[int, int], int] | None = None,
+    speeds: Sequence[float] | None = None,
+    link_costs: Sequence[float] | None = None,
+) -> tuple[int, ...] | None:
+    """The best of all cuts by definition, or None if no cut fits."""
+    best: tuple[Fraction, Fraction, tuple[int, ...]] | None = None
+    for cuts in all_cuts(len(costs), num_partitions):
+        loads = []
+        fits = True
+        end = 0
+        for cell, count in enumerate(cuts):
+            start, end = end, end + count
+            parts = list((cell_costs or {}).get(cell, costs)[start:end])
+            if link_costs is not None:
+                parts += [link_costs[start - 1]] if start else []
+                parts += [link_costs[end - 1]] if cell < num_partitions - 1 else []
+            load = sum(map(Fraction, parts), Fraction(0))
+            loads.append(load / Fraction(speeds[cell] if speeds else 1))
+            if reach is not None:
+                fits = fits and end <= reach(cell, start)
+        candidate = (max(loads), sum((load * load for load in loads), Fraction(0)), cuts)
+        if fits and (best is None or candidate < best):
+            best = candidate
+    return None if best is None else best[2]
+
+
+small = st.integers(0, 4)
+large = st.floats(0, 1e18)
+any_cost = st.one_of(small, small, large, st.sampled_from([1e-30, 0.1, 0.2, 0.3, 1e18]))
+
+
+@st.composite
+def problems(draw: st.DrawFn, cost: st.SearchStrategy[float] = any_cost) -> tuple[list[float], int]:
+    costs = draw(st.lists(cost, min_size=1, max_size=9))
+    return costs, draw(st.integers(1, len(costs)))
+
+
+@hypothesis.settings(max_examples=400)
+@hypothesis.given(problems(), st.data())
+def test_partition_equals_brute_force_with_any_options(
+    problem: tuple[list[float], int], data: st.DataObject
+) -> None:
+    costs, num_partitions = problem
+
+    def some(values: st.SearchStrategy[float], count: int) -> st.SearchStrategy[list[float] | None]:
+        return st.none() | st.lists(values, min_size=count, max_size=count)
+
+    rows = st.lists(any_cost, min_size=len(costs), max_size=len(costs))
+    cell_costs = data.draw(st.dictionaries(st.integers(0, num_partitions - 1), rows))
+    link_costs = data.draw(some(any_cost, len(costs) - 1))
+    speeds = data.draw(some(st.sampled_from([0.5, 1.0, 1.1, 3.0]), num_partitions))
+    reaches = data.draw(
+        st.none()
+        | st.lists(
+            st.lists(st.integers(0, 9), min_size=len(costs), max_size=len(costs)),
+            min_size=num_partitions,
+            max_size=num_partitions,
+        )
+    )
+
+    def reach(cell: int, start: int) -> int:
+        assert reaches is not None
+        return min(len(costs), start + reaches[cell][start])
+
+    options: dict[str, Any] = {
+        "cell_costs": cell_costs,
+        "reach": None if reaches is None else reach,
+        "speeds": speeds,
+        "link_costs": link_costs,
+    }
+    expected = brute_force(costs, num_partitions, **options)
+    if expected is None:
+        with pytest.raises(partition.NoCutFitsError, match="memory"):
+            partition.partition(costs, num_partitions, **options)
+    else:
+        assert partition.partition(costs, num_partitions, **options) == expected
+
+
+def test_partition_equals_brute_force_on_every_chain_of_three_costs() -> None:
+    for num_layers in range(1, 7):
+        for costs in itertools.product([0, 1, 3], repeat=num_layers):
+            for num_partitions in range(1, num_layers + 1):
+                found = partition.partition(costs, num_partitions)
+                assert found == brute_force(costs, num_partitions), (costs, num_partitions)
+
+
+@hypothesis.given(problems(st.integers(0, 20)))
+def test_ties_have_least_variance_when_only_costs_count(problem: tuple[list[int], int]) -> None:
+    costs, num_partitions = problem
+
+    def loads(cuts: tuple[int, ...]) -> list[int]:
+        ends = list(itertools.accumulate(cuts))
+        return [sum(costs[end - count : end]) for end, count in zip(ends, cuts, strict=True)]
+
+    found = loads(partition.partition(costs, num_partitions))
+    rivals = [loads(cuts) for cuts in all_cuts(len(costs), num_partitions)]
+    lightest = min(max(rival) for rival in rivals)
+    least = min(statistics.pvariance(map(Fraction, r)) for r in rivals if max(r) == lightest)
+    assert (max(found), statistics.pvariance(map(Fraction, found))) == (lightest, least)
+
+
+@pytest.mark.parametrize("scale", [1e-18, 3.0, 2.0**60])
+def test_partition_is_the_same_at_any_scale(scale: float) -> None:
+    costs = [7, 1, 3, 3, 9, 2, 2, 8, 1, 1, 5, 4]
+    assert partition.partition([cost * scale for cost in costs], 4) == partition.partition(costs, 4)
+
+
+def test_partition_distinguishes_costs_that_floats_do_not_sum_exactly() -> None:
+    # In floats 1e16 + 1 == 1e16: the single 1 would seem to cost nothing in either cell.
+    assert partition.partition([1e16, 1, 1e16], 2) == (1, 2)
+    assert partition.partition([1e16, 1, 1e16 - 2], 2) == (1, 2)
+    assert partition.partition([1e16 - 2, 1, 1e16], 2) == (2, 1)
+
+
+def test_partition_of_2000_layers_on_128_devices_is_balanced() -> None:
+    costs = [1 + (layer * 7919) % 1000 for layer in range(2000)]
+    cuts = partition.partition(costs, 128)
+    assert sum(cuts) == 2000
+    assert partition.heaviest_share(costs, cuts) < 1.1 / 128
+
+
+def test_last_cell_gets_more_layers_when_it_is_fused() -> None:
+    assert partition.partition([4.0] * 15, 4) == (3, 4, 4, 4)
+    assert partition.partition([4.0] * 15, 4, cell_costs={3: [3.0] * 15}) == (3, 3, 4, 5)
+
+
+def test_a_cell_that_recomputes_nothing_gets_more_layers() -> None:
+    assert partition.partition([4.0] * 14, 4, cell_costs={1: [3.0] * 14}) == (3, 5, 3, 3)
+
+
+def test_faster_devices_get_more_layers() -> None:
+    assert partition.partition([1] * 8, 3, speeds=[1, 2, 1]) == (2, 4, 2)
+
+
+def test_links_move_the_cut_to_where_little_is_sent() -> None:
+    assert partition.partition([2, 2, 2, 2], 2) == (2, 2)
+    assert partition.partition([2, 2, 2, 2], 2, link_costs=[1, 9, 1]) == (1, 3)
+
+
+def test_what_cells_can_hold_moves_the_cut() -> None:
+    assert partition.partition([1, 1, 1, 1], 2) == (2, 2)
+    ends = {(0, 0): 3, (1, 1): 3, (1, 2): 3, (1, 3): 4}
+    assert partition.partition([1] * 4, 2, reach=lambda cell, start: ends[cell, start]) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "arguments", "text"),
+    [
+        (11, {"num_partitions": 99}, "num_partitions=99, but there are 11 layers. Use 1 to 11"),
+        (11, {"num_partitions": 0}, "num_partitions=0, but there are 11 layers. Use 1 to 11"),
+        (1, {"num_partitions": 2}, "num_partitions=2, but there is 1 layer. Use 1"),
+        (0, {"num_partitions": 1}, "there are no layers to cut. Give one or more"),
+        (
+            3,
+            {"num_partitions": 2, "cell_costs": {1: [1, 2]}},
+            "cell_costs[1] has 2 numbers. Give 3",
+        ),
+        (
+            3,
+            {"num_partitions": 2, "cell_costs": {2: [1, 2, 3]}},
+            "cell_costs has cell 2, but there are 2 cells, counted from 0",
+        ),
+        (
+            3,
+            {"num_partitions": 2, "reach": lambda _, start: start + 1},
+            "no cut of 3 layers into 2 cells fits the devices' memory. Use more partitions, or "
+            "larger devices",
+        ),
+        (
+            3,
+            {"num_partitions": 2, "link_costs": [1, -2]},
+            "link_costs[1]=-2 is negative or not finite. Use 0 or more",
+        ),
+        (
+            3,
+            {"num_partitions": 2, "speeds": [1, 0]},
+            "speeds[1]=0, but a speed must be more than 0",
+        ),
+    ],
+)
+def test_impossible_tasks_say_the_way_out(
+    num_layers: int, arguments: dict[str, object], text: str
+) -> None:
+    with pytest.raises(errors.PartitionError, match=f"^{re.escape(text)}$"):
+        partition.partition([1.0] * num_layers, **arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
+def test_costs_that_are_no_costs_are_refused(bad: float) -> None:
+    with pytest.raises(
+        errors.PartitionError, match=rf"^costs\[1\]={bad} is negative or not finite\. Use 0 or"
+    ):
+        partition.partition([1.0, bad], 1)
+
+
+def test_check_cuts_returns_cuts_that_fit() -> None:
+    assert partition.check_cuts([1, 2, 3], 6, 3) == (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("cuts", "text"),
+    [
+        (
+            [3, 3],
+            "cuts=[3, 3] has 2 cells, but num_partitions=3. Give each cell's number of layers, "
+            "or set num_partitions=2",
+        ),
+        (
+            [3, 0, 3],
+            "cuts=[3, 0, 3]: cell 1 has 0 layers. Give each cell a whole number from 1",
+        ),
+        (
+            [3, 1.5, 1.5],
+            "cuts=[3, 1.5, 1.5]: cell 1 has 1.5 layers. Give each cell a whole number from 1",
+        ),
+        ([1, 2, 1], "cuts=[1, 2, 1] sums to 4, but there are 6 layers. Change it by +2"),
+    ],
+)
+def test_check_cuts_refuses_cuts_that_do_not_fit(cuts: list[int], text: str) -> None:
+    with pytest.raises(errors.PartitionError, match=f"^{re.escape(text)}$"):
+        partition.check_cuts(cuts, 6, 3)
+
+
+@pytest.mark.parametrize(
+    ("cuts", "num_layers", "text"),
+    [
+        (
+            (2, 2),
+            4,
+            "cuts=[2, 2] has 2 cells, but the schedule's table has 4 cells on num_partitions=2. "
+            "Give each cell's number of layers, or set cells_per_device or a table of 2 cells",
+        ),
+        (
+            None,
+            3,
+            "the schedule's table has 4 cells on num_partitions=2, but there are 3 layers. Lower "
+            "num_partitions or cells_per_device, or give a table of at most 3 cells",
+        ),
+    ],
+)
+def test_a_table_of_several_cells_per_device_is_named_as_the_fix(
+    cuts: tuple[int, ...] | None, num_layers: int, text: str
+) -> None:
+    with pytest.raises(errors.PartitionError, match=f"^{re.escape(text)}$"):
+        partition.check_cells(cuts, num_layers, 4, 2)
+    partition.check_cells((1, 1, 1, 1), 4, 4, 2)
+    partition.check_cells(cuts, num_layers, 4, 4)
+
+
+def test_heaviest_share_is_that_of_the_heaviest_cell() -> None:
+    assert partition.heaviest_share([1, 2, 3, 2], (2, 2)) == 5 / 8
+    assert partition.heaviest_share([0, 0], (1, 1)) == 0.5
+
+
+def test_docstring_examples_run() -> None:
+    result = doctest.testmod(partition)
+    assert result.attempted > 0
+    assert result.failed == 0

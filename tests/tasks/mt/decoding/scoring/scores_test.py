@@ -303,7 +303,7 @@ def test_what_cannot_be_scored_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_tensorflow_is_not_needed() -> None:
     code = (
-        "import sys; from lingvo_gpipe.tasks.mt.decoding import scores; "
+        "import sys; from lingvo_gpipe.tasks.mt.decoding.scoring import scores; "
         "scores.sacrebleu(); sys.exit('tensorflow' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

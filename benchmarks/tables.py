@@ -92,7 +92,7 @@ def measure(configuration: str) -> dict[str, float]:
     plan = plan_of(family, 2, int(K), int(M))
     cells = waits(plan)
     found = waiting.measure_cells(
-        [waiting.Waits(forward, back / 2, back / 2) for forward, back in cells],
+        [waiting.CellWaits(forward, back / 2, back / 2) for forward, back in cells],
         plan.analysis.params.schedule,
         int(M),
     )

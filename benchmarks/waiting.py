@@ -2,8 +2,8 @@
 
 A cell waits, forward and backward, without using a core, so that many devices fit on any machine.
 Part of the backward waits for the gradient of the cell's input (I), part for that of its weight
-(W). Every wait measures itself; the step is compared with the simulation of the table on those
-measured times.
+(W). Every wait measures itself (`benchmarks.measured_wait`); the step is compared with the
+simulation of the table on those measured times.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-import time
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-Spent: TypeAlias = dict[tuple[str, str], list[float]]
-"""Path of a layer and phase → seconds of each wait."""
+if TYPE_CHECKING:
+    from benchmarks.measured_wait import Waits
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Waits:
+class CellWaits:
     """How long a cell waits for one micro-batch.
 
     Attributes:
@@ -54,7 +53,7 @@ def measure(
     """
     third_s = pair_ms / 3e3 / cells_per_device
     return measure_cells(
-        [Waits(third_s, third_s, third_s)] * (num_partitions * cells_per_device),
+        [CellWaits(third_s, third_s, third_s)] * (num_partitions * cells_per_device),
         schedule,
         num_micro_batches,
         num_replicas=num_replicas,
@@ -63,7 +62,7 @@ def measure(
 
 
 def measure_cells(
-    cells: Sequence[Waits],
+    cells: Sequence[CellWaits],
     schedule: str,
     num_micro_batches: int,
     *,
@@ -83,10 +82,10 @@ def measure_cells(
     import ctypes
 
     ctypes.CDLL(None).prctl(29, 1)  # PR_SET_TIMERSLACK: wake after 1 ns, not 50 µs
-    import numpy as np
     import tensorflow as tf
 
     from benchmarks import blocks
+    from benchmarks.measured_wait import Waits
     from lingvo_gpipe import pipelining
     from lingvo_gpipe.execution import placement
     from lingvo_gpipe.schedule import simulate
@@ -94,11 +93,11 @@ def measure_cells(
     num_cells = len(cells)
     num_partitions = num_cells // cells_per_device
     num_devices = num_replicas * num_partitions
-    spent: Spent = {}
-    wait_layer, sum_layer = _wait_layer(spent), _sum_layer()
     placement.prepare_logical_cpus(num_devices)
     tf.config.threading.set_inter_op_parallelism_threads(2 * num_devices)
     tf.config.threading.set_intra_op_parallelism_threads(1)
+    waits = Waits()
+    wait_layer, sum_layer = _wait_layer(waits), _sum_layer()
     pipe = pipelining.PipeliningLayer.Params(
         layers=[
             *(wait_layer.Params(**dataclasses.asdict(cell)) for cell in cells),
@@ -119,15 +118,15 @@ def measure_cells(
         float(pipe.value_and_gradients(batch).loss)
 
     step()
-    spent.clear()
+    waits.clear()
     step_s = blocks.seconds(step, 3)
     names = [info.name for info in pipe.analysis.layers[:num_cells]]
     table = pipe.analysis.table
-    mean = {key: float(np.mean(values)) for key, values in spent.items()}
+    waited = waits.waited()
     runs = 5  # two of `seconds` are not counted, but wait as well
-    if any(len(values) != num_micro_batches * runs for values in spent.values()):
+    if any(each.count != num_micro_batches * runs for each in waited.values()):
         sys.exit("a wait ran twice or never: the figures would mean nothing")
-    of_phase = {phase: [mean[name, phase] for name in names] for phase in "FIW"}
+    of_phase = {phase: [waited[name, phase].mean_s for name in names] for phase in "FIW"}
     simulated = simulate.simulate(
         table,
         of_phase["F"],
@@ -138,24 +137,13 @@ def measure_cells(
     return {"s": step_s, "simulated_s": simulated, "share": simulated / step_s}
 
 
-def _wait_layer(spent: Spent) -> Any:
-    """Return a layer that waits in each phase, and notes how long."""
+def _wait_layer(waits: Waits) -> Any:
+    """Return a layer that waits in each phase."""
     import tensorflow as tf
 
     from lingvo_gpipe import hyperparams
     from lingvo_gpipe.layers import base
     from lingvo_gpipe.nests import Nest, SpecNest
-
-    def wait(name: str, phase: str, seconds: float, x: tf.Tensor) -> tf.Tensor:
-        def sleep(value: Any) -> Any:
-            start = time.perf_counter()
-            time.sleep(seconds)
-            spent.setdefault((name, phase), []).append(time.perf_counter() - start)
-            return value
-
-        result = tf.numpy_function(sleep, [x], x.dtype, stateful=False)
-        result.set_shape(x.shape)
-        return result
 
     class Wait(base.Layer):
         """x → x, after a while."""
@@ -176,11 +164,11 @@ def _wait_layer(spent: Spent) -> Any:
 
             def waited(x: tf.Tensor, scale: tf.Tensor) -> Any:
                 def back(dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-                    of_input = wait(ctx.path, "I", params.input_s, dy)  # W waits after it
-                    of_weight = wait(ctx.path, "W", params.weight_s, of_input)
+                    of_input = waits.wait((ctx.path, "I"), params.input_s, dy)  # W waits after it
+                    of_weight = waits.wait((ctx.path, "W"), params.weight_s, of_input)
                     return of_input * scale, tf.reduce_sum(of_weight)
 
-                return wait(ctx.path, "F", params.forward_s, x * scale), back
+                return waits.wait((ctx.path, "F"), params.forward_s, x * scale), back
 
             waiting: Any = tf.custom_gradient(waited)
             return waiting(inputs, theta["scale"])

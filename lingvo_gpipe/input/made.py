@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from lingvo_gpipe.task import Task
 
 FILE = "made_data.txt"
-NOTICE = (
-    "the examples of this run are made up (--data=made): its numbers say nothing about the model"
-)
+NOTICE = "the examples of this run are made up (--data=made): "
 _TRAINING_BATCHES, _HELD_OUT_BATCHES = 16, 2
 _Task = TypeVar("_Task", bound="Task.Params")
 _Params = TypeVar("_Params", bound=Input.Params)
@@ -36,6 +34,8 @@ class Made(Input):
     """Comes before the input whose examples are made; a run's folder says that they are."""
 
     asset_names: tuple[str, ...] = (FILE,)
+    contents = "random numbers"
+    """What its examples are, as a line for the user says it."""
 
     class Params(Input.Params):
         """Params of Made."""
@@ -46,7 +46,12 @@ class Made(Input):
 
     def assets(self) -> dict[str, bytes]:
         """Return the notice, and what the input has."""
-        return {**super().assets(), FILE: f"{NOTICE}\n".encode()}
+        return {**super().assets(), FILE: f"{self.notice()}\n".encode()}
+
+    @classmethod
+    def notice(cls) -> str:
+        """Return what the user of a run must know of its data."""
+        return f"{NOTICE}{cls.contents}. Its numbers say nothing about the model"
 
 
 def task(params: _Task) -> _Task:
@@ -69,7 +74,7 @@ def is_made(params: Task.Params) -> bool:
 def notices(params: Task.Params) -> Iterator[str]:
     """Yield what the user of a run must know of its data: nothing where it is not made."""
     if is_made(params):
-        yield NOTICE
+        yield cast(type[Made], params.input.owner).notice()
 
 
 def like(kind: type[_Params], params: Input.Params, **fields: Any) -> _Params:

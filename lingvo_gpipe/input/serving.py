@@ -67,9 +67,9 @@ class Program:
     Attributes:
         fields: specs of the fields that inference has; the number of rows need not be known.
         functions: network → functions of the exported model.
-        notes: lines for the user, such as why a function is missing.
+        notes: returns lines for the user, such as why a function is missing.
     """
 
     fields: Mapping[str, SpecNest]
     functions: Callable[[ServedNetwork], Sequence[Function]]
-    notes: tuple[str, ...] = ()
+    notes: Callable[[], Sequence[str]] = tuple

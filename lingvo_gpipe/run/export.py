@@ -116,7 +116,7 @@ def run(
         _write(module, {SIGNATURE: traced, **more}, folders[-1], assets)
         for line in _lines(restored, folders[-1], traced, classes):
             report(line)
-    for note in program.notes:
+    for note in program.notes():
         report(f"    {note}")
     return folders[0]
 

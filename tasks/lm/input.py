@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, regular_files
 from lingvo_gpipe.input import InMemory, Input, check_split
+from lingvo_gpipe.input.serving import Serving
 
 if TYPE_CHECKING:
     from lingvo_gpipe.task import Task
@@ -84,6 +85,10 @@ class Tokens(InMemory):
             return {"target": target, "label": label, "weight": tf.ones_like(label, tf.float32)}
 
         return rows.map(fields)
+
+    def serving(self) -> Serving:
+        """Return how an exported model is called: ids [N, T] → what the network makes of them."""
+        return Serving({"target": tf.TensorSpec([None, self.params.length], tf.int32)}, dict)
 
     @functools.cached_property
     def _texts(self) -> dict[str, Array]:

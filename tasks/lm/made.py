@@ -18,6 +18,8 @@ _VOCABULARY = 1000
 class MadeTokens(made.Made, Tokens):
     """Ids each of which is one or two above the last, in a circle."""
 
+    contents = "ids, each one or two above the last"
+
     class Params(made.Made.Params, Tokens.Params):
         """Params of MadeTokens."""
 

@@ -39,6 +39,7 @@ class MadeTranslation(made.Made, Translation):
     """Sentences of made-up words: prepared in a second, in a folder that ends with the process."""
 
     asset_names = (*Translation.asset_names, made.FILE)
+    contents = "sentences of made-up words"
 
     class Params(made.Made.Params, Translation.Params):
         """Params of MadeTranslation."""

@@ -26,6 +26,7 @@ class MadeImages(made.Made, images.Images):
     """
 
     asset_names = (*images.Images.asset_names, made.FILE)
+    contents = "images of coloured squares"
 
     class Params(made.Made.Params, images.Images.Params):
         """Params of MadeImages."""

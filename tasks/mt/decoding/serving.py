@@ -31,17 +31,19 @@ def program(vocabulary: Vocabulary, settings: search.Search, target_tokens: bool
         settings: settings of the search.
         target_tokens: sources begin with <2xx>, so texts need target_language [B], such as `de`.
     """
-    text, note = _import_tensorflow_text()
     tokens = tf.TensorSpec([1, _LENGTH], tf.int32)
 
     def functions(network: ServedNetwork) -> list[Function]:
         translate = _Translate(network, settings, len(vocabulary.targets))
         served = [Function({"source": tf.TensorSpec([None, None], tf.int32)}, translate)]
+        text, _ = _import_tensorflow_text()
         if text is not None:
             served.append(_of_strings(Tokenizer(vocabulary, text), translate, target_tokens))
         return served
 
-    return Program({"source": tokens, "target": tokens}, functions, note)
+    return Program(
+        {"source": tokens, "target": tokens}, functions, lambda: _import_tensorflow_text()[1]
+    )
 
 
 class Tokenizer:

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, pipelining, task
+from lingvo_gpipe.run import inference
 from lingvo_gpipe.tasks.lm import transformer
 from lingvo_gpipe.tasks.lm.input import Tokens
 
@@ -40,6 +41,20 @@ def test_every_id_is_a_target_once_and_the_label_of_the_one_before(tmp_path: Pat
     assert own.num_examples("train") == 3  # two ids are left
     (tested,) = own.evaluation("test")
     np.testing.assert_array_equal(tested["label"], np.arange(1, 9).reshape(2, 4))
+
+
+def test_a_language_model_serves_the_probabilities_of_the_ids_that_follow() -> None:
+    serving = Tokens.Params(data_dir="", batch_size=2, length=4).instantiate().serving()
+    layers = transformer.language_model(1, units=4, heads=2, hidden=4, vocabulary=7)
+    model = pipelining.PipeliningLayer.Params(layers=layers)
+    served = inference.InferenceNetwork(model, serving.signature)
+    for number, variable in enumerate(served.by_path.values()):
+        variable.assign(tf.random.stateless_normal(variable.shape, (1, number)))
+    ids = tf.constant([[1, 2, 3, 4], [1, 2, 0, 0], [6, 2, 3, 4]])
+    shares = served(serving.fields({"target": ids}))["probabilities"]
+    np.testing.assert_allclose(tf.reduce_sum(shares, -1), np.ones((3, 4)), rtol=1e-6)
+    np.testing.assert_array_equal(shares[0, :2], shares[1, :2])  # what comes later does not count
+    assert float(tf.reduce_max(tf.abs(shares[0, 3] - shares[2, 3]))) > 1e-3
 
 
 @pytest.mark.parametrize(

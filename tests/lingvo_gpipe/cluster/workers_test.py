@@ -12,15 +12,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorboard.backend.event_processing import event_accumulator
 
 from tests import saved
 
 ROOT = str(Path(__file__).parents[3])
 LIMIT_S = 240.0
+HISTOGRAMS = "train.histogram_interval_steps"
 
 
 def start(folder: Path, *flags: str) -> subprocess.Popen[str]:
@@ -63,6 +66,17 @@ def children(pid: int) -> dict[int, list[str]]:
     return found
 
 
+def shown(folder: Path, *tags: str) -> dict[tuple[str, str, int], Any]:
+    """Return (folder, tag, step) → value in TensorBoard, of tags that begin so."""
+    found = {}
+    for part in sorted({path.parent for path in folder.rglob("events.*")}):
+        events = event_accumulator.EventAccumulator(str(part), {"tensors": 0}).Reload()
+        for tag in filter(lambda each: each.startswith(tags), events.Tags()["tensors"]):
+            for event in events.Tensors(tag):
+                found[part.name, tag, event.step] = tf.make_ndarray(event.tensor_proto)
+    return found
+
+
 @pytest.mark.slow
 def test_workers_have_the_bits_of_one_process_and_survive_a_kill(tmp_path: Path) -> None:
     flags = ("--model=image.digits.ConvNet", "--num_partitions=2", "--mode=train_eval")
@@ -72,7 +86,7 @@ def test_workers_have_the_bits_of_one_process_and_survive_a_kill(tmp_path: Path)
     on_worker = ("--workers=local:2", "--params_override=input.on_worker=True")
     # The chief calls hooks; a process that is started again continues what they wrote.
     log = ("train.hooks=[hooks.CSVLog]", "train.hooks[0].interval_steps=1")
-    hooks = [f"--params_override={override}" for override in log]
+    hooks = [f"--params_override={override}" for override in (*log, f"{HISTOGRAMS}=30")]
     run = start(tmp_path / "workers", *flags, *steps, *on_worker, *hooks, "--profile_steps=3:4")
     whole = tmp_path / "workers" / "checkpoints" / "ckpt-10.params.txt"
     end_s = time.monotonic() + LIMIT_S
@@ -106,4 +120,22 @@ def test_workers_have_the_bits_of_one_process_and_survive_a_kill(tmp_path: Path)
     assert all(event["dur"] > 0 for event in slots)
     rows = (tmp_path / "workers" / "train_metrics.csv").read_text().splitlines()[1:]
     assert [int(row.partition(",")[0]) for row in rows] == list(range(1, 31))
+    histograms = shown(tmp_path / "workers", "weights/", "gradients/")
+    sizes = {(tag, step): int(found[:, 2].sum()) for (_, tag, step), found in histograms.items()}
+    assert sizes["weights/head/bias", 30] == sizes["gradients/head/bias", 30] == 10
+    assert len(sizes) == 32  # weights and gradients of 16 variables
     assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]
+
+
+@pytest.mark.reliability_full
+def test_translations_and_histograms_over_workers_are_those_of_one_process(tmp_path: Path) -> None:
+    fields = ("input.max_length=32", "input.batch_size=512", "decode.shown=2", f"{HISTOGRAMS}=1")
+    flags = [f"--params_override={field}" for field in fields]
+    flags += ["--model=mt.django.Tiny", "--data=made", "--mode=train_eval", "--max_steps=2"]
+    finish(start(tmp_path / "alone", *flags))
+    finish(start(tmp_path / "workers", *flags, "--workers=local:2"))
+    tags = ("weights/", "gradients/", "translations/")
+    expected, found = (shown(tmp_path / name, *tags) for name in ("alone", "workers"))
+    assert {tag.partition("/")[0] + "/" for _, tag, _ in expected} == set(tags)
+    assert expected.keys() == found.keys()
+    assert [key for key, value in expected.items() if not np.array_equal(value, found[key])] == []

@@ -199,7 +199,8 @@ def _run(values: argparse.Namespace, note_step: Callable[[int], None] = lambda _
     from lingvo_gpipe.execution import placement
 
     name = values.mode or _DEFAULT_MODE
-    with placement.spare_devices():  # a recipe that builds a Keras model begins TensorFlow
+    # A recipe that builds a Keras model begins TensorFlow.
+    with placement.spare_devices(_num_devices(values)) as spare:
         values.model, recipe = recipes.find(
             models,
             model=values.model,
@@ -218,6 +219,11 @@ def _run(values: argparse.Namespace, note_step: Callable[[int], None] = lambda _
     _check_data(task, registry.splits_of(name, task))
     if name not in _WITHOUT_TENSORFLOW:
         tensorflow_import.quietly()
+    if spare.has_begun and name not in _WITHOUT_WORKERS:
+        from lingvo_gpipe.run import process
+
+        for line in process.thread_notes(task.model):
+            output.note(line)
     if name not in modes.MODES:
         from lingvo_gpipe.run import process
 
@@ -240,6 +246,14 @@ def _run(values: argparse.Namespace, note_step: Callable[[int], None] = lambda _
             )
         )
     return 0 if stop.seen is None else 128 + stop.seen
+
+
+def _num_devices(values: argparse.Namespace) -> int | None:
+    """Return the number of devices as far as flags show it; None: it is the recipe's."""
+    wanted: int | None = values.num_partitions
+    if wanted is None or wanted < 1:
+        return None
+    return wanted * max(1, values.num_replicas or 1)
 
 
 def _list_models(models: registry.Registry, pattern: str) -> None:

@@ -229,29 +229,48 @@ def prepare_logical_cpus(count: int) -> None:
             ) from error
 
 
+@dataclasses.dataclass(slots=True)
+class Spare:
+    """What `spare_devices` finds at its end.
+
+    Attributes:
+        has_begun: whether TensorFlow has begun inside, as far as its threads show it.
+    """
+
+    has_begun: bool = False
+
+
 @contextlib.contextmanager
-def spare_devices() -> Iterator[None]:
+def spare_devices(num_devices: int | None = None) -> Iterator[Spare]:
     """Let code begin TensorFlow before the number of devices is known, such as a recipe's.
 
     Whatever makes a variable begins TensorFlow, a Keras model for example, and then the number of
     devices and threads is fixed. Inside, there are `SPARE_DEVICES` logical CPU devices, which are
     names and cost nothing, and as many threads as cores. If TensorFlow has not begun at the end,
     everything is as before. Where its import is deferred, only code that uses it imports it.
+
+    Args:
+        num_devices: the probable number of devices, whose thread counts there are; None: unknown.
     """
     before: list[_Configuration] = []
+    spare = Spare()
 
     def prepare() -> None:
         before.append(_Configuration.now())
         cores = num_cores()
-        count = max(SPARE_DEVICES, before[0].num_devices)
-        _Configuration(count, max(2, cores), cores).set()
+        count = max(SPARE_DEVICES, before[0].num_devices, num_devices or 0)
+        threads = (max(2, cores), cores)
+        if num_devices is not None:
+            threads = thread_counts(num_devices, cores)
+        _Configuration(count, *threads).set()
 
     try:
         with tensorflow_import.loading_calls(prepare):
-            yield
+            yield spare
     finally:
         for each in before:
             each.set()
+            spare.has_begun = _Configuration.now() != each
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -289,8 +308,8 @@ def num_cores() -> int:
     return cores or os.cpu_count() or 1
 
 
-def prepare_threads(num_devices: int, cores: int) -> tuple[int, int]:
-    """Set TensorFlow's thread counts so that cells on logical CPUs share the cores fairly.
+def thread_counts(num_devices: int, cores: int) -> tuple[int, int]:
+    """Return the thread counts with which cells on logical CPUs share the cores fairly.
 
     If there are as many devices as cores, an operation uses one thread, because devices run at the
     same time. At least two threads run operations, so that a cell that waits for another never
@@ -298,9 +317,16 @@ def prepare_threads(num_devices: int, cores: int) -> tuple[int, int]:
 
     Returns:
         (inter-op, intra-op) thread counts; the sums of some kernels depend on them.
+
+    >>> thread_counts(num_devices=4, cores=16)
+    (4, 4)
     """
-    inter = max(2, min(num_devices, cores))
-    intra = max(1, cores // num_devices)
+    return max(2, min(num_devices, cores)), max(1, cores // num_devices)
+
+
+def prepare_threads(num_devices: int, cores: int) -> tuple[int, int]:
+    """Set TensorFlow's thread counts to those of `thread_counts`, and return them."""
+    inter, intra = thread_counts(num_devices, cores)
     tf.config.threading.set_inter_op_parallelism_threads(inter)
     tf.config.threading.set_intra_op_parallelism_threads(intra)
     return inter, intra

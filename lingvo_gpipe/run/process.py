@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 
 import tensorflow as tf
 
@@ -22,19 +23,16 @@ def prepare_devices(model: pipelining.PipeliningLayer.Params) -> tuple[int, int]
     Returns:
         Thread counts between and inside operations; the last bits of results depend on them.
     """
-    # Smaller numbers are refused with the network.
-    wanted = max(1, model.num_partitions) * max(1, model.num_replicas)
-    kind = model.placement
+    wanted = _num_devices(model)
     workers = connection.current()
     if workers is not None:
         with contextlib.suppress(RuntimeError):
             placement.prepare_threads(wanted, placement.num_cores())
         workers.connect(wanted)
         return _threads()
-    if kind == "tpu" and not tf.config.list_logical_devices("TPU"):
+    if model.placement == "tpu" and not tf.config.list_logical_devices("TPU"):
         placement.initialize_tpu()
-    accelerated = kind == "auto" and tf.config.list_physical_devices("GPU")
-    if kind in ("auto", "cpu") and model.devices is None and not accelerated:
+    if _on_logical_cpus(model):
         cpu = tf.config.list_physical_devices("CPU")[0]
         if len(tf.config.get_logical_device_configuration(cpu) or [cpu]) < wanted:
             placement.prepare_logical_cpus(wanted)
@@ -42,6 +40,34 @@ def prepare_devices(model: pipelining.PipeliningLayer.Params) -> tuple[int, int]
         with contextlib.suppress(RuntimeError):
             placement.prepare_threads(wanted, placement.num_cores())
     return _threads()
+
+
+def thread_notes(model: pipelining.PipeliningLayer.Params) -> Iterator[str]:
+    """Yield a line if a recipe has begun TensorFlow with other threads than its devices need."""
+    if connection.current() is not None or not _on_logical_cpus(model):
+        return
+    wanted, there = _num_devices(model), _threads()
+    fitting = placement.thread_counts(wanted, placement.num_cores())
+    if there != fitting:
+        flags = f"--num_partitions={model.num_partitions}"
+        if model.num_replicas > 1:
+            flags += f" --num_replicas={model.num_replicas}"
+        yield (
+            "the recipe began TensorFlow before the number of devices was known: thread counts "
+            f"(between, inside operations) are {there[0]}, {there[1]}, not {fitting[0]}, "
+            f"{fitting[1]}, with which {wanted} devices share the cores. The trainer sets these "
+            f"with {flags}"
+        )
+
+
+def _num_devices(model: pipelining.PipeliningLayer.Params) -> int:
+    # Smaller numbers are refused with the network.
+    return max(1, model.num_partitions) * max(1, model.num_replicas)
+
+
+def _on_logical_cpus(model: pipelining.PipeliningLayer.Params) -> bool:
+    accelerated = model.placement == "auto" and tf.config.list_physical_devices("GPU")
+    return model.placement in ("auto", "cpu") and model.devices is None and not accelerated
 
 
 def _threads() -> tuple[int, int]:

@@ -205,9 +205,11 @@ def test_devices_that_were_requested_before_stay(monkeypatch: pytest.MonkeyPatch
     assert list(map(len, asked)) == [3, 4]
 
 
-@pytest.mark.parametrize("begins", [False, True])
+@pytest.mark.parametrize(
+    ("begins", "num_devices"), [(False, None), (True, None), (False, 1000), (True, 1000)]
+)
 def test_devices_are_spare_while_their_number_is_unknown(
-    monkeypatch: pytest.MonkeyPatch, begins: bool
+    monkeypatch: pytest.MonkeyPatch, begins: bool, num_devices: int | None
 ) -> None:
     """As in a process in which TensorFlow is not initialised, or becomes so inside."""
     has_begun = False
@@ -227,12 +229,13 @@ def test_devices_are_spare_while_their_number_is_unknown(
         function = f"{name}_op_parallelism_threads"
         monkeypatch.setattr(threads, f"get_{function}", lambda name=name: now[name])
         monkeypatch.setattr(threads, f"set_{function}", lambda n, name=name: keep(name, n))
-    with placement.spare_devices():
-        assert len(now["devices"]) == placement.SPARE_DEVICES
-        assert (now["inter"] >= 2, now["intra"]) == (True, placement.num_cores())
+    inside = (num_devices or placement.SPARE_DEVICES, 1 if num_devices else placement.num_cores())
+    with placement.spare_devices(num_devices) as spare:
+        assert now["inter"] >= 2
+        assert (len(now["devices"]), now["intra"]) == inside
         has_begun = begins
-    there = (len(now["devices"]), now["intra"])
-    assert there == ((placement.SPARE_DEVICES, placement.num_cores()) if begins else (1, 0))
+    assert (len(now["devices"]), now["intra"]) == (inside if begins else (1, 0))
+    assert spare.has_begun == begins
 
 
 def test_logical_cpus_cannot_grow_once_tensorflow_has_begun() -> None:

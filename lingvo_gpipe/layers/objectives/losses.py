@@ -173,12 +173,19 @@ class Loss(heads.Head):
                 label: spec of the labels.
             """
             kind, wanted = _keras_loss(self).made, tuple(label.shape[1:])
-            width = math.prod(x.shape[1:])
-            if isinstance(kind, _BINARY) and width == 1 and wanted in ((), (1,)):
+            rank, width = x.shape.rank, math.prod(x.shape[1:])
+            names = keras.losses
+            binary = names.BinaryCrossentropy | names.BinaryFocalCrossentropy
+            one_hot = names.CategoricalCrossentropy | names.CategoricalFocalCrossentropy
+            if isinstance(kind, binary) and width == 1 and wanted in ((), (1,)):
                 return Classifier(kind.from_logits, is_binary=True)
-            if isinstance(kind, _SPARSE) and x.shape.rank == 2 and wanted in ((), (1,)):
+            if (
+                isinstance(kind, names.SparseCategoricalCrossentropy)
+                and rank == 2
+                and wanted in ((), (1,))
+            ):
                 return Classifier(kind.from_logits, ignored=kind.ignore_class)
-            if isinstance(kind, _ONE_HOT) and x.shape.rank == 2 and wanted == (width,):
+            if isinstance(kind, one_hot) and rank == 2 and wanted == (width,):
                 return Classifier(kind.from_logits, is_one_hot=True)
             return None
 
@@ -238,11 +245,6 @@ class Loss(heads.Head):
                 values *= tf.reshape(tf.cast(others[1], values.dtype), tf.shape(values))
             ctx.add_loss(self.params.loss_name, tf.reduce_sum(values))
         return x
-
-
-_BINARY = (keras.losses.BinaryCrossentropy, keras.losses.BinaryFocalCrossentropy)
-_ONE_HOT = (keras.losses.CategoricalCrossentropy, keras.losses.CategoricalFocalCrossentropy)
-_SPARSE = keras.losses.SparseCategoricalCrossentropy
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

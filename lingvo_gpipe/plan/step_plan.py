@@ -374,7 +374,9 @@ def _variables(
     weights = memory_formulas.weights(analysis, cell.layers, elsewhere)
     layers = [analysis.layers[n] for n in cell.layers]
     owned = [
-        path for path in slots if analysis.owner_cell(path) == cell.index and path not in elsewhere
+        path
+        for path in dict.fromkeys(path for layer in layers for path in layer.paths.values())
+        if path in slots and analysis.owner_cell(path) == cell.index and path not in elsewhere
     ]
     trained = [analysis.variables[p].size_bytes for p in owned if analysis.variables[p].is_trained]
     return _Variables(

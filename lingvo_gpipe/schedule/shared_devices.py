@@ -15,8 +15,11 @@ from typing import TypeAlias
 from lingvo_gpipe.schedule.table import Table
 
 Cuts: TypeAlias = tuple[int, ...]
+_SPENT = (math.inf,)
 _MAX_SLOTS = 1_000_000
 """Slots that are simulated for all cuts that are tried: about half a second."""
+_MAX_LOADS = 1_000_000
+"""Cells whose loads are added up for all cuts that are tried: about a second."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,23 +58,24 @@ def cut(table: Table, costs: CellCosts, start: Cuts) -> Cuts:
     """
     search = Search(table, costs)
     # From a cut of even devices, too: between the two are cuts that are worse than both.
-    starts = (start, _improved(start, search, search.loads))
+    starts = (start, _improved(start, search, search.few_loads))
     return min((_improved(each, search, search.rank) for each in starts), key=search.rank)
 
 
 def _improved(start: Cuts, search: Search, figure: Callable[[Cuts], tuple[float, ...]]) -> Cuts:
-    """Return the cut where moving borders does not make `figure` less."""
+    """Return the cut where moving borders does not make `figure` less, or was tried too often."""
     best, least = start, figure(start)
     while True:
-        less = (
-            (new, each)
-            for each in _neighbours(best)
-            if search.fits(each) and (new := figure(each)) < least
-        )
-        found = next(less, None)
-        if found is None:
+        for each in _neighbours(best):
+            if search.fits(each):
+                new = figure(each)
+                if new == _SPENT:
+                    return best
+                if new < least:
+                    least, best = new, each
+                    break
+        else:
             return best
-        least, best = found
 
 
 class Search:
@@ -89,14 +93,20 @@ class Search:
         self._whole = max(row[-1] for row in self._sums) or 1.0
         self._clock = _Clock(table)
         self._ranks: dict[Cuts, tuple[float, ...]] = {}
+        self._num_loads = 0
 
     def rank(self, cuts: Cuts) -> tuple[float, ...]:
-        """Return what must be small: the table's time, then `loads`."""
+        """Return what must be small: the table's time, then `loads`; `_SPENT` after many."""
         if cuts not in self._ranks:
             if self._clock.num_slots * len(self._ranks) > _MAX_SLOTS:
-                return (math.inf,)
+                return _SPENT
             self._ranks[cuts] = (self._rounded(self.time(cuts)), *self.loads(cuts))
         return self._ranks[cuts]
+
+    def few_loads(self, cuts: Cuts) -> tuple[float, ...]:
+        """Return `loads`; `_SPENT` after many."""
+        self._num_loads += len(cuts)
+        return self.loads(cuts) if self._num_loads <= _MAX_LOADS else _SPENT
 
     def loads(self, cuts: Cuts) -> tuple[float, ...]:
         """Return the heaviest device, the heaviest cell and how uneven cells are."""
@@ -135,15 +145,15 @@ class Search:
 
 def _neighbours(cuts: Cuts) -> Iterator[Cuts]:
     """Yield cuts with one border 1, 2, 4 … layers away, then with several in a row."""
+    steps = [sign * 2**power for power in range(max(cuts).bit_length()) for sign in (1, -1)]
     for together in range(1, len(cuts)):
         for first in range(len(cuts) - together):
-            for power in range(max(cuts).bit_length()):
-                for step in (2**power, -(2**power)):
-                    if cuts[first] + step >= 1 and cuts[first + together] - step >= 1:
-                        new = list(cuts)
-                        new[first] += step
-                        new[first + together] -= step
-                        yield tuple(new)
+            for step in steps:
+                if cuts[first] + step >= 1 and cuts[first + together] - step >= 1:
+                    new = list(cuts)
+                    new[first] += step
+                    new[first + together] -= step
+                    yield tuple(new)
 
 
 # Lengths of a slot in forwards, and in recomputations.

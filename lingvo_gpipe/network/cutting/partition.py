@@ -356,17 +356,18 @@ def _rows(
     """Return the cost of each layer in each cell, and of each link, as integers."""
     num_layers = len(costs)
     exact = [_numbers("costs", costs, num_layers)]
-    numbered = {id(costs): 0}
+    numbered = {tuple(costs): 0}
     row_of = [0] * num_partitions
     for cell, in_cell in cell_costs.items():
         if not 0 <= cell < num_partitions:
             raise PartitionError(
                 f"cell_costs has cell {cell}, but there are {num_partitions} cells, counted from 0"
             )
-        if id(in_cell) not in numbered:  # many cells share the same row
-            numbered[id(in_cell)] = len(exact)
+        row = tuple(in_cell)
+        if row not in numbered:  # many cells have the same row
+            numbered[row] = len(exact)
             exact.append(_numbers(f"cell_costs[{cell}]", in_cell, num_layers))
-        row_of[cell] = numbered[id(in_cell)]
+        row_of[cell] = numbered[row]
     links = [0.0] * (num_layers - 1) if link_costs is None else link_costs
     *rows, whole_links = _whole(*exact, _numbers("link_costs", links, num_layers - 1))
     return [rows[number] for number in row_of], whole_links

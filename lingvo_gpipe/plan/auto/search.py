@@ -15,6 +15,7 @@ from lingvo_gpipe.task import Task
 POLICIES = ("full", "early", "never")
 _MOST_CELLS = 3  # per device
 _MIXED = 4  # of how many of the fastest candidates some cells may keep their forwards
+_MOST_TRIED = 16  # ways to do so, of each: with up to 8 cells all that may fit
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -112,16 +113,23 @@ class Search:
     def _kept_where_it_fits(self, start: Candidate) -> Candidate | None:
         """Return a candidate with `never` where memory is left; None: it is not faster.
 
-        Cells are tried one after the other, from the one that computes longest.
+        Cells are tried from the one that computes longest on: all together, then by halves.
         """
         found = start
         cells = start.planned.cells
         policies = [start.recompute] * len(cells)
-        for k in sorted(range(len(cells)), key=lambda k: -cells[k].forward_s):
-            tried = [*policies[:k], "never", *policies[k + 1 :]]
+        groups = [sorted(range(len(cells)), key=lambda k: -cells[k].forward_s)]
+        for _ in range(_MOST_TRIED):
+            if not groups:
+                break
+            group = groups.pop(0)
+            tried = ["never" if k in group else policy for k, policy in enumerate(policies)]
             candidate = self.attempt(dataclasses.replace(start, recompute=",".join(tried)))
             if self.fits(candidate) and candidate.step_s <= found.step_s:
                 found, policies = candidate, tried
+            elif len(group) > 1:
+                half = (len(group) + 1) // 2
+                groups[:0] = [group[:half], group[half:]]
         return found if found.step_s < start.step_s and len(set(policies)) > 1 else None
 
 

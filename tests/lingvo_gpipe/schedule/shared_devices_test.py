@@ -3,6 +3,8 @@ from __future__ import annotations
 import dataclasses
 import doctest
 import itertools
+from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -133,3 +135,29 @@ def test_docstring_examples_run() -> None:
     result = doctest.testmod(shared_devices)
     assert result.attempted > 0
     assert result.failed == 0
+
+
+def test_many_cells_are_cut_after_a_bounded_number_of_tries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted: Counter[str] = Counter()
+
+    def count(name: str) -> None:
+        method = getattr(shared_devices.Search, name)
+
+        def counting(search: shared_devices.Search, cuts: Cuts) -> Any:
+            counted[name] += 1
+            return method(search, cuts)
+
+        monkeypatch.setattr(shared_devices.Search, name, counting)
+
+    count("loads")
+    count("time")
+    table = schedule.make("interleaved", 64, 8, 3)
+    costs = CellCosts([[1.0, 2.0, 3.0, 9.0] * 100] * 192, [1.0] * 192, [1.0] * 192)
+    start = (*[2] * 191, 18)
+    found = shared_devices.cut(table, costs, start)
+    search = shared_devices.Search(table, costs)
+    assert search.rank(found) < search.rank(start)
+    assert counted["loads"] < 2 * shared_devices._MAX_LOADS // 192
+    assert counted["time"] * len(table.order()) < 1.1 * shared_devices._MAX_SLOTS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from lingvo_gpipe.hyperparams import text
 from lingvo_gpipe.network import micro_batches
 from lingvo_gpipe.plan import auto, describe, profiling, report, step_plan
 from lingvo_gpipe.plan.auto import search
+from lingvo_gpipe.plan.auto.candidate import Candidate
+from lingvo_gpipe.plan.auto.search import Search
 from lingvo_gpipe.run import checkpoints, loop
 from tests.tiny_task import tiny_task
 
@@ -105,6 +108,30 @@ def test_cells_keep_their_forwards_where_memory_is_left() -> None:
         assert "never" in one.recompute.split(",")
         assert one.plan is not None
         assert one.plan.step_s < plans[one.schedule, one.cells_per_device, "full"].step_s
+
+
+def test_cells_are_tried_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = Candidate(
+        "1f1b", 1, "full", plan=step_plan.make_for(deep(num_partitions=4, schedule="1f1b"))
+    )
+    slow = {2}  # these cells need more memory than there is
+    tried: list[set[int]] = []
+
+    def attempt(_: Search, candidate: Candidate) -> Candidate:
+        kept = {k for k, each in enumerate(candidate.recompute.split(",")) if each == "never"}
+        tried.append(kept)
+        step_s = start.step_s * (1 - len(kept) / 100)
+        plan = dataclasses.replace(start.planned, step_s=step_s)
+        return dataclasses.replace(candidate, plan=None if kept & slow else plan)
+
+    monkeypatch.setattr(Search, "attempt", attempt)
+    found = Search(deep())._kept_where_it_fits(start)
+    assert found is not None
+    assert found.recompute == "never,never,full,never"
+    assert tried[0] == {0, 1, 2, 3}
+    assert len(tried) <= 5
+    slow |= {0, 1, 3}
+    assert Search(deep())._kept_where_it_fits(start) is None
 
 
 def test_what_is_set_is_kept() -> None:

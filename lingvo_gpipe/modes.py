@@ -134,11 +134,13 @@ def _params(job: registry.Job) -> None:
             raise errors.ParamsError("--text prints all fields, --fields some. Leave one out")
         job.report(job.task.to_text().rstrip("\n"))
         return
-    lines = listing.lines(job.task, job.options.fields or "*")
+    pattern = job.options.fields or "*"
+    lines = listing.lines(job.task, pattern)
     if not lines:
         raise errors.ParamsError(
-            f"no field of {job.model} matches {job.options.fields!r}, a pattern of whole paths "
-            "such as '*batch_size'. Leave --fields out to see all"
+            f"no field of {job.model} matches {pattern!r}, a pattern of whole paths. "
+            f"Try --fields={listing.near(job.task, pattern)!r}; without --fields, all "
+            "are listed"
         )
     job.report("\n".join(lines))
 

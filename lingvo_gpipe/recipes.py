@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from lingvo_gpipe.task import Task
 
 _MAX_FILE_BYTES = 2**26
+_SHOWN_RUNS = 3
 
 
 class Kept(registry.Model):
@@ -79,11 +80,35 @@ def find(
         place = Path(os.path.expanduser(checkpoint))
     found = None if place is None else _of_run(place, quiet=False)
     if found is None:
-        raise errors.ParamsError(
-            "--model=NAME is missing. --list_models shows all names; the --logdir of a run that "
-            "has a checkpoint names its own"
-        )
+        raise errors.ParamsError(_no_model(checkpoint if checkpoint and not trains else logdir))
     return found.name, Kept(found)
+
+
+def _no_model(folder: str | None) -> str:
+    """Return what to do where no flag names a model, nor a checkpoint in a folder."""
+    missing = "--model=NAME is missing"
+    if folder is None:
+        return (
+            f"{missing}. --list_models shows all names; the --logdir of a run that has a "
+            "checkpoint names its own"
+        )
+    place = Path(os.path.expanduser(folder))
+    if place.name in ("best", "checkpoints") and (place.parent / "checkpoints").is_dir():
+        run = place.parent
+        best = f" --checkpoint={folder}" if place.name == "best" else ""
+        return f"{missing}: {folder} is a part of a run. Use --logdir={run}{best}"
+    where = place if place.is_dir() else place.parent
+    runs = [path.parent.name for path in sorted(where.glob("*/checkpoints"))]
+    if place.is_dir():
+        text = f"{missing}, and {folder} has no checkpoint"
+        near = runs[:_SHOWN_RUNS]
+    else:
+        text = f"{missing}, and {folder} does not exist"
+        near = errors.nearest(place.name, runs)
+    if near:
+        flags = " or ".join(f"--logdir={where / name}" for name in near)
+        return f"{text}. Use {flags}; --list_models shows all names"
+    return f"{text}. --list_models shows all names"
 
 
 def _of_file(path: str) -> Task.Params:
@@ -131,9 +156,7 @@ def _of_text(text: str, source: str) -> Task.Params:
     try:
         params = hyperparams.from_text(body)
     except errors.ParamsError as error:
-        raise errors.ParamsError(
-            f"{source}: {error}. If a class is your own, name its package by --params_package"
-        ) from error
+        raise errors.ParamsError(f"{source}: {error}") from error
     if not isinstance(params, Task.Params):
         raise errors.ParamsError(
             f"{source} holds params of {params.class_name()}, not of a task. Give --model=NAME"

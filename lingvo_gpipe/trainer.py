@@ -216,7 +216,7 @@ def _run(values: argparse.Namespace, note_step: Callable[[int], None] = lambda _
     if task.model.schedule == AUTO and name not in _CHOOSING:
         task = modes.with_kept_choice(task, values.logdir)
     _check_partitions(values, task)
-    _check_data(task, registry.splits_of(name, task))
+    _check_data(task, registry.splits_of(name, task), of_run=_is_of_run(values, recipe))
     if name not in _WITHOUT_TENSORFLOW:
         tensorflow_import.quietly()
     if spare.has_begun and name not in _WITHOUT_WORKERS:
@@ -301,8 +301,7 @@ def _with_made_data(
             f"--data={values.data} is not possible: only --data={_MADE}, to rehearse a run. The "
             "folder of the data is --data_dir"
         )
-    of_run = isinstance(recipe, recipes.Kept) and values.params is None
-    if of_run and not made.is_made(task):
+    if _is_of_run(values, recipe) and not made.is_made(task):
         raise errors.ParamsError(
             f"--data={_MADE}, but {values.logdir or values.checkpoint} holds a run on data. Leave "
             "the flag out, or rehearse in another --logdir"
@@ -310,8 +309,19 @@ def _with_made_data(
     return made.task(task)
 
 
-def _check_data(task: Task.Params, splits: Sequence[str | None]) -> None:
-    """Refuse data that is missing."""
+def _is_of_run(values: argparse.Namespace, recipe: registry.Model) -> bool:
+    """Return whether a run in a folder has kept the params."""
+    return isinstance(recipe, recipes.Kept) and values.params is None
+
+
+def _check_data(task: Task.Params, splits: Sequence[str | None], *, of_run: bool) -> None:
+    """Refuse data that is missing.
+
+    Args:
+        task: params of the task.
+        splits: the parts of the data that are needed; see `registry.splits_of`.
+        of_run: a run has kept the params; its data is not replaced by a rehearsal's.
+    """
     if not splits:
         return
     source: Input = task.input.instantiate()
@@ -319,6 +329,8 @@ def _check_data(task: Task.Params, splits: Sequence[str | None]) -> None:
         for split in splits:
             source.check_there(split)
     except errors.InputError as error:
+        if of_run:
+            raise
         first, *rest = str(error).split("\n", 1)
         text = f"{first.rstrip('.')}. --data={_MADE} rehearses the run without it"
         raise errors.InputError("\n".join([text, *rest])) from error

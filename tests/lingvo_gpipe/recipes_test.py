@@ -71,7 +71,11 @@ def test_params_as_text_are_a_model(run: Path, tmp_path: Path) -> None:
     ("flags", "text"),
     [
         ({}, "--model=NAME is missing. --list_models shows all names; the --logdir of a run"),
-        ({"logdir": "{}/none"}, "--model=NAME is missing"),
+        ({"logdir": "{}/none"}, "--model=NAME is missing, and .*/none does not exist. --list_mod"),
+        ({"logdir": "{}/digit"}, "digit does not exist. Use --logdir=.*/digits; --list_models"),
+        ({"logdir": "{}"}, "has no checkpoint. Use --logdir=.*/digits or --logdir=.*/other; --li"),
+        ({"logdir": "{}/digits/best"}, "a part of a run. Use --logdir=.*/digits --checkpoint=.*t"),
+        ({"logdir": "{}/digits/checkpoints"}, "a part of a run. Use --logdir=.*/digits$"),
         ({"params": "{}/none"}, "cannot be read: No such file or directory"),
         ({"params": "{}", "model": "image.digits.MLP"}, "--params and --model both name a model"),
         ({"params": "{}/other.txt"}, "holds params of .*, not of a task"),
@@ -82,6 +86,8 @@ def test_params_as_text_are_a_model(run: Path, tmp_path: Path) -> None:
 def test_what_names_no_model_is_refused(flags: dict[str, str], text: str, tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text(tiny_task().model.to_text())
     (tmp_path / "torn.txt").write_text("import os\n")
+    for name in ("digits/checkpoints", "digits/best", "other/checkpoints"):
+        (tmp_path / name).mkdir(parents=True)
     with pytest.raises(errors.UserError, match=text):
         find(**{flag: value.format(tmp_path) for flag, value in flags.items()})
 
@@ -107,6 +113,24 @@ def test_every_field_is_listed_with_value_type_and_help() -> None:
     assert first == "train.max_steps = 12 (int)"
     assert "".join(rest).strip()
     assert listing.lines(tiny_task(), "train.nothing*") == []
+    (first, *_) = listing.lines(tiny_task(), "model.layers[*].units")
+    assert first == "model.layers[0].units = 8 (int)"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("batch_size", "*batch_size*"),
+        ("optimizer.*", "*optimizer*"),
+        ("train.optimiser.*", "train.optimizer.*"),
+        ("train.clipnorm", "train.clip_norm"),
+        ("qqq", "*batch_size"),
+    ],
+)
+def test_a_pattern_of_no_field_has_a_near_one_of_some(pattern: str, found: str) -> None:
+    assert listing.lines(tiny_task(), pattern) == []
+    assert listing.near(tiny_task(), pattern) == found
+    assert listing.lines(tiny_task(), found)
 
 
 def test_training_ends_with_the_best_checkpoint(tmp_path: Path) -> None:

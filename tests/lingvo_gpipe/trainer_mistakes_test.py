@@ -95,7 +95,7 @@ def run(
         ),
         (
             ["--model=lab.Tiny", "--mode=params", "--fields=batch_size"],
-            "ParamsError: no field of lab.Tiny matches 'batch_size', a pattern of whole paths ",
+            "ParamsError: no field of lab.Tiny matches 'batch_size', a pattern of whole paths. Try",
         ),
         (
             ["--model=lab.Tiny", "--mode=params", "--fields=input.*", "--text"],

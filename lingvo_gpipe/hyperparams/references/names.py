@@ -148,7 +148,7 @@ def resolve(name: str) -> Any:
         raise ParamsError(f"{shown(name)} is not a class or function of a registered package")
     raise ParamsError(
         f"{shown(name)} is not in a registered package ({', '.join(sorted(_packages))}); "
-        "register_package(name) adds one"
+        "--params_package=NAME of the trainer adds one, or register_package(name)"
     )
 
 

@@ -15,6 +15,7 @@ from lingvo_gpipe.input import check_split
 from lingvo_gpipe.tasks.image.data import images
 
 _MAX_FILE_BYTES = 2**28
+_SPLITS = ("train", "training", "val", "valid", "validation", "test")  # usual names
 _EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".gif")
 
 
@@ -142,10 +143,28 @@ class ImageFolder(images.Images):
 
 
 def _is_empty(root: str) -> errors.InputError:
-    return errors.InputError(
-        f"image folder {root} has no images in its folders SPLIT/CLASS/, such as "
-        f"{os.path.join(root, 'train', 'cat', '1.png')}"
-    )
+    there = f"image folder {root} has no images in its folders SPLIT/CLASS/"
+    above, name = os.path.split(os.path.abspath(root))
+    classes = [each for each in _folders(root) if _holds_images(os.path.join(root, each))]
+    if classes and name in _SPLITS:
+        return errors.InputError(f"{there}: it is a split itself. Use --data_dir={above}")
+    if classes:
+        return errors.InputError(
+            f"{there}: its folder {classes[0]!r} holds images itself. Move such folders into "
+            f"{os.path.join(root, 'train')}, and a part of the images of each into "
+            f"{os.path.join(root, 'test', classes[0])} and so on"
+        )
+    if _holds_images(root):
+        return errors.InputError(
+            f"{there}: it holds images itself. Give the folder that holds the splits, such as "
+            "train, which hold the classes, such as cat"
+        )
+    return errors.InputError(f"{there}, such as {os.path.join(root, 'train', 'cat', '1.png')}")
+
+
+def _holds_images(folder: str) -> bool:
+    with os.scandir(folder) as entries:
+        return any(entry.name.lower().endswith(_EXTENSIONS) for entry in entries)
 
 
 @contextlib.contextmanager

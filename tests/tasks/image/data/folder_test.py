@@ -6,6 +6,7 @@ import errno
 import itertools
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -86,6 +87,19 @@ def test_a_wrong_folder_is_named(folder: pathlib.Path, tmp_path: pathlib.Path) -
     refused("bare has no images in its folders SPLIT/CLASS/, such as ", tmp_path / "bare")
     (tmp_path / "bare" / "train").mkdir()
     refused("bare has no images in", tmp_path / "bare")
+    absolute = re.escape(str(folder.resolve()))
+    refused(
+        rf"train has no images in .*: it is a split itself. Use --data_dir={absolute}$",
+        folder / "train",
+    )
+    refused("holds images itself. Give the folder that holds the splits", folder / "train" / "cat")
+    (folder / "train").rename(tmp_path / "unsplit")
+    refused(
+        "unsplit has no images .*: its folder 'cat' holds images itself. Move such folders into "
+        ".*unsplit/train, and a part of the images of each into .*unsplit/test/cat and so on$",
+        tmp_path / "unsplit",
+    )
+    (tmp_path / "unsplit").rename(folder / "train")
     (folder / "train" / "emu").mkdir()
     (tmp_path / "bare" / "train").rmdir()
     folder_input(folder).check_there()  # a look at the classes' folders alone

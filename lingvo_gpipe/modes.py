@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lingvo_gpipe import errors, registry
+from lingvo_gpipe import errors, registry, schedule
 
 if TYPE_CHECKING:
     from lingvo_gpipe.task import Task
@@ -56,6 +56,11 @@ def _run_loop(job: registry.Job, mode: str, *, evaluate: bool) -> None:
     from lingvo_gpipe.run.profiles import steps
 
     chosen = steps.parse(job.options.profile_steps) if job.options.profile_steps else range(0)
+    if job.options.profile and job.task.model.schedule != schedule.AUTO:
+        raise errors.ParamsError(
+            f"--profile measures layers for a choice, which --mode={mode} makes only with "
+            "--schedule=auto. Add it, or leave --profile out; --profile_steps=A:B times steps"
+        )
     from lingvo_gpipe.run import loop
 
     if job.options.dry_run:
@@ -65,7 +70,12 @@ def _run_loop(job: registry.Job, mode: str, *, evaluate: bool) -> None:
                 "out, or --dry_run"
             )
         loop.dry_run(
-            job.task, job.logdir, evaluate=evaluate, start=job.checkpoint, report=job.report
+            job.task,
+            job.logdir,
+            evaluate=evaluate,
+            start=job.checkpoint,
+            report=job.report,
+            profile=job.options.profile,
         )
         return
     loop.run(
@@ -76,7 +86,7 @@ def _run_loop(job: registry.Job, mode: str, *, evaluate: bool) -> None:
         report=job.report,
         should_stop=job.should_stop,
         note_step=job.note_step,
-        profile_steps=chosen,
+        profiles=steps.Profiles(chosen, layers=job.options.profile),
     )
 
 
@@ -220,7 +230,7 @@ _MODES_OF_OPTION = {
     "dry_run": ("train", "train_eval"),
     "fit": ("plan",),
     "grow": ("plan",),
-    "profile": ("plan",),
+    "profile": ("plan", "train", "train_eval"),
     "hosts": ("plan",),
     "profile_steps": ("train", "train_eval"),
     "fields": ("params",),

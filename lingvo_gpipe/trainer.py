@@ -163,7 +163,7 @@ def _flags() -> Flags:
     flags.switch("text", "With --mode=params: prints them as text that --params reads.")
     flags.text("fit", "With --mode=plan: bytes of a device, such as 8GiB, to fill with --grow.")
     flags.text("grow", "With --fit: the field whose largest value is searched.")
-    flags.switch("profile", "With --mode=plan: runs the layers; plans by their measured times.")
+    flags.switch("profile", "Plans, or chooses by --schedule=auto, by measured times of layers.")
     flags.text("profile_steps", "Steps whose slots are timed, A:B; see TensorBoard and timeline/.")
     flags.text("hosts", "With --mode=plan: hosts x devices, and speeds: 2x4,between=1.25GB.")
     launch.add_flags(flags)

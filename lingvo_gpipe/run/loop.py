@@ -48,6 +48,7 @@ from lingvo_gpipe.run import (
 )
 from lingvo_gpipe.run.learner import Learner
 from lingvo_gpipe.run.profiles import recorder
+from lingvo_gpipe.run.profiles.steps import NO_PROFILES, Profiles
 from lingvo_gpipe.run.run_state import RunState
 from lingvo_gpipe.run.views.examples import Examples
 from lingvo_gpipe.run.views.histograms import Histograms
@@ -88,7 +89,7 @@ class _Options:
         report: as in `run`.
         should_stop: as in `run`.
         note_step: as in `run`.
-        profile_steps: as in `run`.
+        profiles: as in `run`.
         dry_run: whether an evaluation has one mini-batch, and hooks write nothing elsewhere.
     """
 
@@ -96,7 +97,7 @@ class _Options:
     report: Callable[[str], None]
     should_stop: Callable[[], bool] = lambda: False
     note_step: Callable[[int], None] = lambda _: None
-    profile_steps: range = range(0)
+    profiles: Profiles = NO_PROFILES
     dry_run: bool = False
 
 
@@ -109,7 +110,7 @@ def run(
     report: Callable[[str], None] = logging.info,
     should_stop: Callable[[], bool] = lambda: False,
     note_step: Callable[[int], None] = lambda _: None,
-    profile_steps: range = range(0),
+    profiles: Profiles = NO_PROFILES,
 ) -> Result:
     """Train a task, or continue its training.
 
@@ -122,7 +123,7 @@ def run(
         report: receives each line that a user should read.
         should_stop: called before each update; once it returns True, the run saves and returns.
         note_step: called with the number of each update, before it begins.
-        profile_steps: updates whose slots are timed, from 1 on; see `profiles.recorder`.
+        profiles: what is measured: layers before a schedule is chosen, slots of some updates.
 
     Raises:
         UserError: the params, the log directory, data or devices do not fit; a loss is not finite.
@@ -131,9 +132,10 @@ def run(
     folder = Path(logdir)
     with log_directory.locked(folder):
         log_directory.check_made(folder, is_made=made.is_made(params))
-        params = auto.resolved(params, report, kept=log_directory.kept_values(folder))
+        kept = log_directory.kept_values(folder)
+        params = auto.resolved(params, report, kept=kept, profile=profiles.layers)
         change = log_directory.check_params(folder, params, report)
-        options = _Options(evaluate, report, should_stop, note_step, profile_steps)
+        options = _Options(evaluate, report, should_stop, note_step, profiles)
         with contextlib.closing(_Training(params, source, folder, options)) as training:
             training.restore(start, change)
             log_directory.keep_assets(folder, source.assets())
@@ -153,6 +155,7 @@ def dry_run(
     evaluate: bool = True,
     start: str | None = None,
     report: Callable[[str], None] = logging.info,
+    profile: bool = False,
 ) -> None:
     """Try everything that could fail later: input, an update, an evaluation, a checkpoint.
 
@@ -164,10 +167,11 @@ def dry_run(
         evaluate: as in `run`.
         start: as in `run`.
         report: as in `run`.
+        profile: whether `--schedule=auto` chooses by measured times of the layers.
     """
     params, source = _prepare(params, report)
     kept = None if logdir is None else log_directory.kept_values(Path(logdir))
-    params = auto.resolved(params, report, kept=kept)
+    params = auto.resolved(params, report, kept=kept, profile=profile)
     if logdir is not None:
         log_directory.try_out(Path(logdir), params, source.assets())
     short = params.copy()
@@ -222,9 +226,9 @@ class _Training:
         evaluation.check_names(self._learner.pipe, params.eval)
         executor = self._learner.pipe.executor
         self._recorder: recorder.Recorder | None = None
-        if options.profile_steps:
+        if options.profiles.steps:
             self._recorder = recorder.Recorder(
-                options.profile_steps, self._learner, logdir, options.report
+                options.profiles.steps, self._learner, logdir, options.report
             )
         self._source = worker_input.source_of(source, executor, options.report)
         if options.evaluate:

@@ -108,7 +108,7 @@ def test_a_mode_of_a_task_reads_the_options_that_it_names_alone(run: Run) -> Non
     assert run("--mode=watch", "--follow", model="moded.Moded").out == ["follow=True"]
     for mode, flag, modes in (
         ("show", "dry_run", "train or train_eval"),
-        ("watch", "profile", "plan"),
+        ("watch", "profile", "plan, train or train_eval"),
         ("show", "follow", "watch or eval"),
     ):
         found = run(f"--mode={mode}", f"--{flag}", model="moded.Moded")

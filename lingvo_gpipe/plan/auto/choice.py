@@ -15,6 +15,7 @@ from lingvo_gpipe.plan.auto.search import Found, Search, unscheduled
 from lingvo_gpipe.task import Task
 
 _DEVICES = "model.num_partitions"
+_CUTS = "model.cuts"
 _NUM_MICRO_BATCHES = "model.num_micro_batches"
 _CHOSEN = ("model.schedule", "model.cells_per_device", "model.recompute")
 _NEARLY_EQUAL_SHARE = 0.03  # by formula, which does not count what a call costs
@@ -136,7 +137,11 @@ def choose(
 
 
 def resolved(
-    task: Task.Params, report: Callable[[str], None], *, kept: Mapping[str, str] | None = None
+    task: Task.Params,
+    report: Callable[[str], None],
+    *,
+    kept: Mapping[str, str] | None = None,
+    profile: bool = False,
 ) -> Task.Params:
     """Return a task whose schedule is chosen, if it is to be.
 
@@ -145,6 +150,7 @@ def resolved(
         report: receives the table of the choice.
         kept: path → value as text, of the run that goes on; its choice is kept if it is for as many
             devices. Its M stays where the task does not set another one.
+        profile: see `choose`; cells are then cut by measured times, too.
     """
     if task.model.schedule != schedule.AUTO:
         return task
@@ -158,9 +164,13 @@ def resolved(
             if path in kept:  # older runs have not all of them
                 result.override(f"{path}={kept[path]}")
         if result.model.schedule != schedule.AUTO:
+            if task.model.cuts is None and _CUTS in kept:
+                result.override(f"{_CUTS}={kept[_CUTS]}")
             return result
-    choice = choose(open_task, goes_on=kept is not None)
+    choice = choose(open_task, profile=profile, goes_on=kept is not None)
     choice.best.set_in(result)
+    if profile:  # on another day, times would be others
+        result.model.cuts = tuple(len(cell.layers) for cell in choice.best.planned.analysis.cells)
     report("\n".join(choice.lines()))
     return result
 

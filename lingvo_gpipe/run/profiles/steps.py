@@ -1,12 +1,29 @@
-"""Which steps `--profile_steps` names."""
+"""What a run measures of itself: which steps, and whether layers before it."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 from lingvo_gpipe import errors
 
 _STEPS = re.compile(r"([0-9]{1,12}):([0-9]{1,12})", re.ASCII)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Profiles:
+    """What a run measures.
+
+    Attributes:
+        steps: updates whose slots are timed, from 1 on; see `recorder`.
+        layers: whether `--schedule=auto` chooses by measured times of the layers.
+    """
+
+    steps: range = range(0)
+    layers: bool = False
+
+
+NO_PROFILES = Profiles()
 
 
 def parse(text: str) -> range:

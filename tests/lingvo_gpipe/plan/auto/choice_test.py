@@ -17,6 +17,7 @@ from lingvo_gpipe.plan.auto import search
 from lingvo_gpipe.plan.auto.candidate import Candidate
 from lingvo_gpipe.plan.auto.search import Search
 from lingvo_gpipe.run import checkpoints, loop
+from lingvo_gpipe.run.profiles.steps import Profiles
 from tests.tiny_task import tiny_task
 
 
@@ -188,6 +189,38 @@ def test_a_run_keeps_its_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     again = auto.resolved(task, lines.append, kept=began_with_one)
     assert again.model.num_micro_batches == 1
     assert "\nM stays 1: the run began so. --num_micro_batches sets it\n" in lines[-1]
+
+
+def test_a_run_keeps_a_choice_by_measured_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    task = deep(cells_per_device=1, recompute="early")
+    long, short = profiling.LayerTime(5.0, 10.0, 15.0), profiling.LayerTime(1.0, 2.0, 3.0)
+    calls = []
+
+    def measured(*_: object) -> tuple[profiling.LayerTime, ...]:
+        calls.append(1)
+        return (long, *[short] * 7)
+
+    monkeypatch.setattr(profiling, "layer_times", measured)
+    loop.run(task, tmp_path, report=lines.append, profiles=Profiles(layers=True))
+    assert [line for line in lines if line.startswith("auto ")]
+    num_calls = len(calls)
+    kept = checkpoints.newest_text(str(tmp_path / "checkpoints"))
+    assert kept is not None
+    cuts = text.written_values(kept[1])["model.cuts"]
+    assert cuts in ("(1, 7)", "(2, 6)")  # by FLOPs they are even
+    # It goes on without measuring again.
+    lines.clear()
+    task.train.max_steps = 3
+    loop.run(task, tmp_path, report=lines.append, profiles=Profiles(layers=True))
+    assert not [line for line in lines if line.startswith("auto ") or "model." in line]
+    assert len(calls) == num_calls
+    assert repr(modes.with_kept_choice(task, str(tmp_path)).model.cuts) == cuts
+    # Cuts that are set now are taken.
+    task.model.cuts = (4, 4)
+    assert modes.with_kept_choice(task, str(tmp_path)).model.cuts == (4, 4)
 
 
 def test_other_modes_need_a_run_that_has_chosen(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from lingvo_gpipe import errors
 from lingvo_gpipe.run import loop
 from lingvo_gpipe.run.profiles import steps
+from lingvo_gpipe.run.profiles.steps import Profiles
 from tests import saved
 from tests.tiny_task import tiny_task
 
@@ -34,7 +35,7 @@ def test_chosen_steps_are_recorded_and_numbers_stay(
     for name, chosen in (("plain", range(0)), ("timed", range(2, 4))):
         task = tiny_task(max_steps=4, accumulate=accumulate)
         task.model.set(**{"num_partitions": 2, "num_micro_batches": 4, **model})
-        loop.run(task, tmp_path / name, report=lines.append, profile_steps=chosen)
+        loop.run(task, tmp_path / name, report=lines.append, profiles=Profiles(chosen))
     plain, timed = (
         saved.values(tf.train.latest_checkpoint(str(tmp_path / name / "checkpoints")))
         for name in ("plain", "timed")
@@ -72,7 +73,7 @@ def test_replicas_without_micro_batches_are_not_in_the_timeline(tmp_path: Path) 
     task.model.set(num_partitions=1, num_micro_batches=3, num_replicas=3)
     task.input.batch_size = 40  # of 42 rows: the second mini-batch has 2
     lines: list[str] = []
-    loop.run(task, tmp_path, report=lines.append, profile_steps=range(1, 7))
+    loop.run(task, tmp_path, report=lines.append, profiles=Profiles(range(1, 7)))
     shown = [line for line in lines if "slots took" in line]
     assert len(shown) == 6
     assert {line.count("replica ") for line in shown} <= {2, 3}
@@ -80,7 +81,7 @@ def test_replicas_without_micro_batches_are_not_in_the_timeline(tmp_path: Path) 
 
 def test_steps_that_a_run_does_not_reach_are_reported(tmp_path: Path) -> None:
     lines: list[str] = []
-    loop.run(tiny_task(max_steps=2), tmp_path, report=lines.append, profile_steps=range(5, 7))
+    loop.run(tiny_task(max_steps=2), tmp_path, report=lines.append, profiles=Profiles(range(5, 7)))
     assert (
         "--profile_steps=5:7: this run has computed none of these steps; its last one was 2"
     ) in lines

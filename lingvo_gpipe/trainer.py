@@ -349,6 +349,7 @@ def _override_text(error: errors.ParamsError, assignment: str, task: Task.Params
     path, _, value = (part.strip() for part in assignment.partition("="))
     # A field of several values may lack only the brackets.
     tried = [*((each, value) for each in near), (path, f"[{value}]"), (path, f"[{value!r}]")]
+    tried += [(path, v) for name in hyperparams.classes_like(value) for v in (f"[{name}]", name)]
     for override in filter(None, (task.suggestion(*each) for each in tried)):
         return f"{text}. Try --params_override={_quoted(override)}"
     if near:

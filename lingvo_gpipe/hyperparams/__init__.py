@@ -8,7 +8,7 @@ from lingvo_gpipe.hyperparams.configurable import Configurable
 from lingvo_gpipe.hyperparams.fields import REQUIRED, Field, field, required
 from lingvo_gpipe.hyperparams.params import Params, from_text
 from lingvo_gpipe.hyperparams.references.names import register_package, registered_packages
-from lingvo_gpipe.hyperparams.suggestions import HoldsParamsError
+from lingvo_gpipe.hyperparams.suggestions import HoldsParamsError, classes_like
 from lingvo_gpipe.hyperparams.tree import UnknownFieldError
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "HoldsParamsError",
     "Params",
     "UnknownFieldError",
+    "classes_like",
     "field",
     "from_text",
     "register_package",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from lingvo_gpipe import errors
@@ -14,6 +15,8 @@ from lingvo_gpipe.hyperparams.references import names
 from lingvo_gpipe.hyperparams.types import Node
 
 _SHOWN = 4
+_PACKAGES = ("hooks", "optim")
+"""Whose classes overrides name."""
 
 
 class HoldsParamsError(ParamsError):
@@ -33,6 +36,19 @@ def assignment(root: Node, path: str, source: str) -> str | None:
     except ParamsError:
         return None
     return f"{path}={source}" if fits else None
+
+
+def classes_like(source: str) -> list[str]:
+    """Return the public classes that a wrong name in an override may mean, most alike first.
+
+    Args:
+        source: value of the override: a name, with its package or without, alone or in brackets.
+    """
+    name = source.strip("[]() ,'\"")
+    if not re.fullmatch(r"[\w.]+", name):
+        return []
+    places = (name,) if "." in name else tuple(f"{package}.{name}" for package in _PACKAGES)
+    return [each for place in places for each in names.nearest_public_names(place)]
 
 
 def holds_params(root: Node, path: str, value: Value, source: str) -> HoldsParamsError:

@@ -16,6 +16,7 @@ from lingvo_gpipe.repeat.runs import MODE, PROGRAM
 from lingvo_gpipe.repeat.summary import sweep_table
 
 _USAGE = "python -m lingvo_gpipe.repeat --seeds=1,2,3,4,5 -- --model=NAME --logdir=FOLDER"
+_OF_TRAINER = ("model=", "logdir=", "params=")
 Check = Callable[[Sequence[str], Sequence[sweep.Setting]], None]
 
 
@@ -87,6 +88,8 @@ def run(argv: Sequence[str], program: Sequence[str] = PROGRAM, check: Check = sw
 
 def _run(arguments: list[str], program: Sequence[str], check: Check) -> command.Exit:
     place = arguments.index("--") if "--" in arguments else None
+    if place is None and any(name.lstrip("-").startswith(_OF_TRAINER) for name in arguments):
+        raise errors.ParamsError(f"the trainer's flags come after --. Write {_USAGE}")
     values = _flags().read(arguments[:place])
     if values is None:
         return command.Exit()

@@ -151,6 +151,23 @@ def test_one_value_in_place_of_several_comes_with_its_brackets(
     assert run(f"--params_override={offered}", "--mode=params").code == 0
 
 
+@pytest.mark.parametrize(
+    ("assignment", "offered"),
+    [
+        ("train.hooks=[CSVLog]", "train.hooks=[hooks.CSVLog]"),
+        ("train.hooks=csvlog", "train.hooks=[hooks.CSVLog]"),
+        ("train.hooks=[hooks.CSVLogg]", "train.hooks=[hooks.CSVLog]"),
+        ("train.average=Averag", "train.average=optim.Average"),
+    ],
+)
+def test_a_wrong_name_of_a_class_comes_with_the_right_one(
+    run: Run, assignment: str, offered: str
+) -> None:
+    (line,) = run(f"--params_override={assignment}", "--mode=params").err
+    assert shlex.split(line.partition(". Try --params_override=")[2]) == [offered]
+    assert run(f"--params_override={offered}", "--mode=params").code == 0
+
+
 RATE = "train.optimizer.learning_rate"
 RATE_CONFIG = f"{RATE}.config.initial_learning_rate"
 

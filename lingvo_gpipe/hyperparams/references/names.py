@@ -140,7 +140,7 @@ def resolve(name: str) -> Any:
         found = _object_of(name)
     if found is not None:
         return found
-    if near := _nearest_public_names(name):
+    if near := nearest_public_names(name):
         raise ParamsError(
             f"{_PROJECT} has no class {shown(name)}; nearest {', '.join(map(repr, near))}"
         )
@@ -185,7 +185,7 @@ def _project() -> types.ModuleType:
     return sys.modules[_PROJECT]
 
 
-def _nearest_public_names(name: str) -> list[str]:
+def nearest_public_names(name: str) -> list[str]:
     """Return the public names that look most like `name`, if it begins as one of them does."""
     current = old_names.current(name[:_SEARCHED_CHARS])
     if "." not in current or current.partition(".")[0] not in _project_modules():

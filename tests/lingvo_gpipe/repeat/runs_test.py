@@ -241,6 +241,7 @@ def test_one_run_has_no_deviation() -> None:
     ("arguments", "text"),
     [
         (["--seeds=1"], "ParamsError: the trainer's flags are missing after --. Write python"),
+        (["--seeds=1", "--model=m"], "ParamsError: the trainer's flags come after --. Write pyth"),
         (
             ["--sedes=1", "--", "--model=m"],
             "ParamsError: unknown flag --sedes; nearest --seeds",

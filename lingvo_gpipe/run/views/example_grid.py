@@ -15,7 +15,8 @@ _TILE = 1.2
 """Inches of an example's edge; TensorBoard shows a picture some 4 inches wide."""
 _CAPTION = 0.42
 _GAP = 0.12
-_LONGEST = 12
+_LONGEST = 10
+"""Characters of a name beside which "is " fits below an example."""
 _RIGHT, _WRONG = "#2E7D32", "#C62828"
 
 

@@ -264,3 +264,12 @@ def test_a_mistake_is_drawn_in_another_colour_than_a_right_prediction() -> None:
     assert red not in colours(1)
     assert green in colours(1)
     assert green not in colours(0)
+
+
+def test_long_names_of_neighbours_do_not_meet() -> None:
+    examples = [Example(label, 1, 0.5, np.zeros((2, 2, 1), np.uint8)) for label in (0, 1, 0, 1)]
+    names = ["my brown_bear", "my african_elephant"]
+    drawn = tf.io.decode_png(example_grid.draw(examples, names), 3).numpy()
+    tile = drawn.shape[1] / 4
+    between = [round(tile * column) + 4 for column in (1, 2, 3)]  # the middle of each gap
+    assert (drawn[:, between] == 255).all()

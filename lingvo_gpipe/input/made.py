@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 FILE = "made_data.txt"
 NOTICE = "the examples of this run are made up (--data=made): "
+_TEXT = f"{NOTICE}its numbers say nothing about the model\n"
+"""What `FILE` holds; a run goes on only where it holds the same."""
 _TRAINING_BATCHES, _HELD_OUT_BATCHES = 16, 2
 _Task = TypeVar("_Task", bound="Task.Params")
 _Params = TypeVar("_Params", bound=Input.Params)
@@ -45,8 +47,8 @@ class Made(Input):
         del split
 
     def assets(self) -> dict[str, bytes]:
-        """Return the notice, and what the input has."""
-        return {**super().assets(), FILE: f"{self.notice()}\n".encode()}
+        """Return a notice, and what the input has."""
+        return {**super().assets(), FILE: _TEXT.encode()}
 
     @classmethod
     def notice(cls) -> str:

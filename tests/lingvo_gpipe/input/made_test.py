@@ -133,7 +133,8 @@ def test_a_family_is_trained_on_made_examples(family: Family, tmp_path: Path) ->
     assert lines.count(notice) == 2
     # As earlier commits wrote it: their runs go on.
     assert (tmp_path / "run" / made.FILE).read_text() == (
-        "the examples of this run are made up (--data=made): its numbers say nothing about the model\n"
+        "the examples of this run are made up (--data=made): "
+        "its numbers say nothing about the model\n"
     )
 
 

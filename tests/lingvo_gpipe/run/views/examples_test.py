@@ -270,6 +270,6 @@ def test_long_names_of_neighbours_do_not_meet() -> None:
     examples = [Example(label, 1, 0.5, np.zeros((2, 2, 1), np.uint8)) for label in (0, 1, 0, 1)]
     names = ["my brown_bear", "my african_elephant"]
     drawn = tf.io.decode_png(example_grid.draw(examples, names), 3).numpy()
-    tile = drawn.shape[1] / 4
-    between = [round(tile * column) + 4 for column in (1, 2, 3)]  # the middle of each gap
+    period = (drawn.shape[1] - 18) / 4  # of a tile and a gap of 18 pixels, which is on both edges
+    between = [round(9 + period * column) for column in (1, 2, 3)]
     assert (drawn[:, between] == 255).all()

@@ -115,6 +115,12 @@ def _of_file(path: str) -> Task.Params:
     try:
         text = regular_files.read_text(path, _MAX_FILE_BYTES)
     except OSError as error:
+        kept = sorted(Path(path, "checkpoints").glob("ckpt-*.params.txt"))
+        if kept:
+            raise errors.ParamsError(
+                f"--params={path} is the folder of a run. --logdir={path} alone takes its params; "
+                f"for a new run, use --params={kept[-1]}"
+            ) from error
         raise errors.ParamsError(
             f"--params={path} cannot be read: {error.strerror}. Name a file with the text that "
             "--mode=params --text prints, or ckpt-N.params.txt of a run's checkpoints"

@@ -77,6 +77,7 @@ def test_params_as_text_are_a_model(run: Path, tmp_path: Path) -> None:
         ({"logdir": "{}/digits/best"}, "a part of a run. Use --logdir=.*/digits --checkpoint=.*t"),
         ({"logdir": "{}/digits/checkpoints"}, "a part of a run. Use --logdir=.*/digits$"),
         ({"params": "{}/none"}, "cannot be read: No such file or directory"),
+        ({"params": "{}/digits"}, "is the folder of a run. --logdir=.*, use --params=.*ms.txt$"),
         ({"params": "{}", "model": "image.digits.MLP"}, "--params and --model both name a model"),
         ({"params": "{}/other.txt"}, "holds params of .*, not of a task"),
         ({"params": "{}/torn.txt"}, "torn.txt: line 1: "),
@@ -88,6 +89,7 @@ def test_what_names_no_model_is_refused(flags: dict[str, str], text: str, tmp_pa
     (tmp_path / "torn.txt").write_text("import os\n")
     for name in ("digits/checkpoints", "digits/best", "other/checkpoints"):
         (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "digits" / "checkpoints" / "ckpt-1.params.txt").touch()
     with pytest.raises(errors.UserError, match=text):
         find(**{flag: value.format(tmp_path) for flag, value in flags.items()})
 

@@ -69,8 +69,10 @@ class FieldRange:
     def _all_inside(self, fields: Mapping[str, tf.Tensor]) -> bool:
         """Return whether all values fit, found on the device of the field."""
         used = [name for name in (self.field, self.values.weights) if name is not None]
-        with tf.device(fields[self.field].device):
-            found = _all_inside_of()(self, {name: fields[name] for name in used})
+        specs = tuple((name, tf.TensorSpec.from_tensor(fields[name])) for name in used)
+        device = fields[self.field].device
+        with tf.device(device):
+            found = _all_inside_of(self, specs, device)({name: fields[name] for name in used})
         return bool(found)
 
 
@@ -124,14 +126,20 @@ def asserted(
 
 
 @functools.cache
-def _all_inside_of() -> Callable[[FieldRange, dict[str, tf.Tensor]], tf.Tensor]:
-    """Return a function of a range and fields: whether all their values are inside."""
+def _all_inside_of(
+    field_range: FieldRange, specs: tuple[tuple[str, tf.TensorSpec], ...], device: str
+) -> Callable[[dict[str, tf.Tensor]], tf.Tensor]:
+    """Return a function of fields: whether all their values are inside.
 
-    @tf.function(autograph=False, reduce_retracing=True)
-    def all_inside(field_range: FieldRange, fields: dict[str, tf.Tensor]) -> tf.Tensor:
+    It is traced here: TensorFlow would warn the user of a function that is traced once for each of
+    several ranges.
+    """
+
+    def all_inside(fields: dict[str, tf.Tensor]) -> tf.Tensor:
         return tf.reduce_all(field_range.inside(fields))
 
-    return all_inside
+    with tf.device(device):
+        return tf.function(all_inside, autograph=False).get_concrete_function(dict(specs))
 
 
 def _is_on_worker(value: Nest) -> bool:

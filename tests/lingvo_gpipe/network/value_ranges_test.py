@@ -79,6 +79,19 @@ def test_a_worker_looks_at_the_fields_that_it_holds(monkeypatch: pytest.MonkeyPa
     assert looked_at == [True] * 4
 
 
+def test_a_worker_looks_at_many_fields_without_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorFlow warns of a function that is traced at each of its first calls."""
+    monkeypatch.setattr(value_ranges, "_is_on_worker", lambda _: True)
+    warned = mock.Mock()
+    monkeypatch.setattr(tf.get_logger(), "warning", warned)
+    for size in range(10, 20):
+        one = FieldRange("label", "head", ValueRange(size, "classes"))
+        fields = {"label": tf.constant([0, size - 1])}
+        assert one.first_outside(fields) is None
+        assert one.first_outside({"label": fields["label"] + 1}) is not None
+    assert not warned.called
+
+
 @pytest.mark.parametrize(
     ("values", "weights", "fails"),
     [

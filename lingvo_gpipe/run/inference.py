@@ -90,7 +90,8 @@ def _needed(
         chain.append(layer)
     params = network.uncut(model)
     unbatched = tuple(name for name in model.unbatched if name in available)
-    params.set(layers=chain[::-1], outputs=(*outputs, *unread), unbatched=unbatched, frozen=())
+    params.set(layers=chain[::-1], outputs=(*outputs, *unread), unbatched=unbatched)
+    params.set(frozen=(), slices={})  # patterns that have selected already, of all layers
     return InferenceParams(params, outputs)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, layers, optim, pipelining, task
+from lingvo_gpipe import errors, hyperparams, layers, network, optim, pipelining, task
 from lingvo_gpipe.input import Batches
 from lingvo_gpipe.input.serving import Serving
 from lingvo_gpipe.keras_layers.model import from_keras_model
@@ -24,6 +24,7 @@ from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.run import checkpoints, eval_mode, export, inference, loop
 from lingvo_gpipe.tasks.image import SklearnDigits
 from lingvo_gpipe.tasks.image.model import amoebanet, convnet
+from tests import sliced_task
 from tests.networks import amoeba_nets
 from tests.tiny_task import tiny_task
 
@@ -473,6 +474,20 @@ def test_layers_out_of_training_keep_frozen_patterns_out_of_the_way() -> None:
         layers.Softmax.Params(name="head", classes=10),
     ]
     assert plain_names(flat, outputs=("x",), frozen=("aside/*",)) == ["flat", "head"]
+
+
+@pytest.mark.parametrize("slices", [sliced_task.THREE, {"*": 2}], ids=["by name", "all"])
+def test_a_network_in_slices_is_not_divided_again(slices: Any) -> None:
+    model = sliced_task.task_of(sliced_task.THREE).model
+    if slices != sliced_task.THREE:
+        model.set(layers=[p for p in model.layers if p.name in ("embedding", "softmax")])
+        model.slices = slices
+    served = inference.InferenceNetwork(model, {"target": tf.TensorSpec([None, 5], tf.int32)})
+    fields = sliced_task.Ids.Params(batch_size=4).instantiate().element_spec(training=True)
+    trained = network.analyze(model, fields).variables
+    assert {path: tuple(v.shape) for path, v in served.by_path.items()} == {
+        path: spec.shape for path, spec in trained.items()
+    }
 
 
 def test_fields_without_a_batch_dimension_that_only_training_has_are_not_a_fault() -> None:

@@ -210,7 +210,8 @@ class Translation(Input):
 
         The vocabulary's hash is stored in the params, or checked if it is there. So is the
         records' fingerprint, unless the run was recalled. A single pair is not counted separately,
-        because its numbers are the totals. A recalled run counts no language separately.
+        because its numbers are the totals. Of a recalled run, the languages are not known: they
+        stay as they are.
         """
         layers = task_params.model.layers
         if self.params.packing and not transformer.is_packed(layers):
@@ -219,11 +220,10 @@ class Translation(Input):
                 "them see each other. Set packed=True in its TranslationTransformer, or set "
                 "input.packing=False"
             )
-        pairs = self.pairs if self._restored is None else ()
         transformer.set_vocabulary(layers, len(self.vocabulary))
-        transformer.set_languages(layers, pairs if len(pairs) > 1 else ())
         task_params.set_path("input.vocabulary_hash", self.vocabulary.hash)
         if self._restored is None:
+            transformer.set_languages(layers, self.pairs if len(self.pairs) > 1 else ())
             task_params.set_path("input.records", self._fingerprint())
 
     def constants(self) -> dict[str, float]:

@@ -66,13 +66,13 @@ def run(
     with log_directory.locked(partial):
         try:
             _clear(partial)
+            log_directory.keep_assets(partial, source.assets())
             text = params.to_text()
             step = checkpoints.step_of(prefix)
             for name, each in _prefixes(prefix):
                 found = values.resliced(each, old, new)
                 folder = str(partial / name)
                 checkpoints.write_values(folder, checkpoints.step_of(each), found, text)
-            log_directory.keep_assets(partial, source.assets())
             partial.rename(target)
         except OSError as error:
             raise errors.CheckpointError(
@@ -159,8 +159,8 @@ def _params_of(prefix: str, params: Task.Params) -> Task.Params:
     if change.refused:
         shown = "; ".join([*change.refused[:_SHOWN_CHANGES], "…"][: len(change.refused)])
         raise errors.CheckpointError(
-            f"{prefix} differs in more than slices ({shown}). Give the model and the overrides of "
-            "its run, and change only slices"
+            f"{prefix} differs in more than slices ({shown}). Leave --model out, or give it with "
+            "the overrides of its run, and change only slices"
         )
     return old
 

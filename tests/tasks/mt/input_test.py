@@ -388,8 +388,21 @@ def test_a_run_that_continues_with_other_records_of_its_vocabulary_is_reported(
     found = task.change(old, completed(other).to_text())
     assert [line.partition(": ")[0] for line in found.lines] == ["input.data_dir", "input.records"]
     assert found.refused == ()
-    # Serving needs no records.
-    assert completed(folder, recalled=True).get("input.records") is None
+    # Serving needs no records, and does not know whose languages it counts.
+    served = completed(folder, recalled=True)
+    assert served.get("input.records") is None
+    assert served.model.layers[-1].languages == ()
+
+
+def test_a_run_without_its_records_keeps_the_languages_of_its_params(folder: Path) -> None:
+    """So that it can be divided into other slices where its data is not."""
+    params = completed(folder)
+    assert len(params.model.layers[-1].languages) > 1
+    text = params.to_text()
+    source = params.input.instantiate()
+    source.recall(source.assets())
+    source.complete(params)
+    assert params.to_text() == text
 
 
 # --- TFDS ---

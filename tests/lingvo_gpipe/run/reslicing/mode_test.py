@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from lingvo_gpipe import errors, modes, optim, registry
+from lingvo_gpipe.input import made
 from lingvo_gpipe.run import checkpoints, eval_mode, loop
 from lingvo_gpipe.run.reslicing import mode
 from tests.sliced_task import ASSETS, THREE, UNEQUAL, WHOLE, in_slices, task_of
@@ -172,6 +173,15 @@ def test_a_certain_checkpoint_is_read(tmp_path: Path, source: Path) -> None:
     np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
+def test_files_are_kept_before_a_checkpoint(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder with a checkpoint but without the notice of made-up data holds a run on data."""
+    monkeypatch.setattr(made, "FILE", next(iter(ASSETS)))
+    run = mode.run(in_slices(THREE), tmp_path / "new", str(source))
+    assert (run / made.FILE).is_file()
+
+
 def test_the_lines_name_each_variable_in_other_slices(tmp_path: Path, source: Path) -> None:
     lines: list[str] = []
     mode.run(in_slices(THREE), tmp_path / "new", str(source), report=lines.append)
@@ -268,8 +278,8 @@ def test_other_params_are_refused(tmp_path: Path, source: Path) -> None:
     params.model.slices = {"embedding": 2, "softmax": 2}
     params.train.clip_norm = 1.0  # may change
     assert refused(tmp_path, params, source) == (
-        f"{newest(source)} differs in more than slices (model.layers[2].hidden: 12 -> 13). Give "
-        "the model and the overrides of its run, and change only slices"
+        f"{newest(source)} differs in more than slices (model.layers[2].hidden: 12 -> 13). Leave "
+        "--model out, or give it with the overrides of its run, and change only slices"
     )
     other = in_slices(THREE)
     other.train.optimizer.name = "SGD"
@@ -404,17 +414,18 @@ def test_flags_that_are_missing_are_named(tmp_path: Path) -> None:
 
 KILLED = """
 import os, pathlib, signal, sys
-from lingvo_gpipe.run import log_directory
+from lingvo_gpipe.run import checkpoints
 from lingvo_gpipe.run.reslicing import mode
 from tests import sliced_task
 
-true = log_directory.keep_assets
+true = checkpoints.write_values
 
-def killed(*arguments):
-    true(*arguments)
-    os.kill(os.getpid(), signal.SIGKILL)
+def killed(folder, *arguments):
+    true(folder, *arguments)
+    if folder.endswith("/checkpoints"):  # the last of all that is written
+        os.kill(os.getpid(), signal.SIGKILL)
 
-log_directory.keep_assets = killed
+checkpoints.write_values = killed
 mode.run(sliced_task.in_slices(sliced_task.THREE), pathlib.Path(sys.argv[2]), sys.argv[1])
 """
 

@@ -1,28 +1,37 @@
 """Times of layers, measured on this machine.
 
 Every layer is run as a cell of its own, by the same programs as in training, on values with the
-micro-batch's shapes: skip connections and ties need no special case. Equal layers are run once.
+micro-batch's shapes: skip connections and ties need no special case. Equal layers are measured
+once.
+
+In a step all devices compute at the same time, and on CPUs they share cores and threads: a backward
+that runs alone also uses the threads of other devices. So a program runs on as many devices at once
+as in a step, or as there are cores; on each of them in a loop, because a call of a TensorFlow
+function from Python takes longer than many layers.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import tensorflow as tf
 
 from lingvo_gpipe import nests, network, seeds
-from lingvo_gpipe.execution import cell_calls, cell_programs
+from lingvo_gpipe.execution import cell_calls, cell_programs, outer_function, placement
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.nests import Nest, SpecNest
-from lingvo_gpipe.network import micro_batches, wiring
+from lingvo_gpipe.network import micro_batches, replicas, wiring
 from lingvo_gpipe.schedule import recompute
 
 Clock: TypeAlias = Callable[[], float]
-_Value = TypeVar("_Value")
+_Call: TypeAlias = Callable[[Nest, list[tf.Tensor]], tuple[Nest, list[tf.Tensor]]]
+_LEAST_S = 0.03  # of a measurement, so that the clock and the call of a function do not count
+_MOST_CALLS = 64
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,8 +82,8 @@ def balance_by_time(
         params: of the network; schedule and recompute policies decide how often a layer's forward
             is computed.
         fields: the mini-batch, name → nest of tensors or `tf.TensorSpec`.
-        runs: runs of each program, of which the median counts.
-        warm_up: runs before them.
+        runs: runs of each program, of which the median counts; each has some calls.
+        warm_up: runs of one call, before them.
         clock: returns seconds.
 
     Returns:
@@ -105,10 +114,12 @@ def layer_times(
         clock: as in `balance_by_time`.
     """
     specs = {name: tf.nest.map_structure(_spec, value) for name, value in fields.items()}
-    analysis = _layer_by_layer(params, specs)
+    devices = _devices(params)
+    # By micro-batches of the size that they have in training.
+    analysis = _layer_by_layer(*replicas.first_share(params, specs))
     cells = _cells(analysis)
     layers = [info.params.instantiate() for info in analysis.layers]
-    watch = _Stopwatch(clock, runs, warm_up)
+    watch = _Stopwatch(clock, runs, warm_up, devices)
     known: list[tuple[_Work, LayerTime]] = []
     times = []
     for cell in cells:
@@ -184,21 +195,78 @@ def _work(analysis: network.Analysis, cell: network.Cell) -> _Work:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Stopwatch:
+    """Measures how long a program takes while all devices run it.
+
+    Attributes:
+        clock: see `balance_by_time`.
+        runs: see `balance_by_time`.
+        warm_up: see `balance_by_time`.
+        devices: names of the devices that run it at the same time.
+    """
+
     clock: Clock
     runs: int
     warm_up: int
+    devices: Sequence[str]
 
-    def median_s(self, prepare: Callable[[], _Value], call: Callable[[_Value], object]) -> float:
-        """Return the median seconds of `call` with the result of `prepare`, which is not timed."""
-        seconds = []
-        for _ in range(self.warm_up + self.runs):
-            prepared = prepare()
+    def median_s(self, call: _Call, arguments: Nest, carried: Sequence[tf.Tensor] = ()) -> float:
+        """Return the median seconds of one call.
+
+        Args:
+            call: (arguments, carried) → (results, carried of the next call).
+            arguments: tensors that are the same for each call.
+            carried: those of the first call.
+        """
+
+        def loops(count: tf.Tensor, arguments: Nest, carried: list[tf.Tensor]) -> list[tf.Tensor]:
+            return [_loop(name, count, call, arguments, carried) for name in self.devices]
+
+        function = outer_function.OuterFunction(loops)
+
+        def seconds(count: int) -> float:
+            number = tf.constant(count)
             _wait()
             start_s = self.clock()
-            call(prepared)
+            function(number, arguments, list(carried))
             _wait()
-            seconds.append(self.clock() - start_s)
-        return statistics.median(seconds[self.warm_up :])
+            return (self.clock() - start_s) / count
+
+        count = 1
+        for _ in range(self.warm_up):
+            alone_s = max(seconds(1), _LEAST_S / _MOST_CALLS)
+            count = max(1, math.ceil(_LEAST_S / alone_s))
+        return statistics.median(seconds(count) for _ in range(self.runs))
+
+
+def _loop(
+    device: str, count: tf.Tensor, call: _Call, arguments: Nest, carried: list[tf.Tensor]
+) -> tf.Tensor:
+    """Call something `count` times on a device, each time after the last; return the count."""
+
+    def body(number: tf.Tensor, carried: list[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        results, following = call(arguments, carried)
+        with tf.control_dependencies([t.op for t in tf.nest.flatten((results, following))]):
+            return number + 1, [
+                tf.ensure_shape(new, old.shape) for new, old in zip(following, carried, strict=True)
+            ]
+
+    with tf.device(device):
+        number, _ = tf.while_loop(
+            lambda number, _: number < count,
+            body,
+            (tf.constant(0), carried),
+            parallel_iterations=1,
+        )
+    return number
+
+
+def _devices(params: network.PipelineParams) -> list[str]:
+    """Return the devices that compute at the same time in a step, of those that are here."""
+    accelerators = tf.config.list_logical_devices("GPU")
+    if accelerators and params.placement in ("auto", "gpu"):
+        return [accelerators[0].name]
+    count = min(params.num_partitions * params.num_replicas, placement.num_cores())
+    return [device.name for device in tf.config.list_logical_devices("CPU")[: max(1, count)]]
 
 
 class _Runner:
@@ -226,18 +294,25 @@ class _Runner:
     def time(self, watch: _Stopwatch) -> LayerTime:
         """Measure the layer."""
         programs, cell, inputs, upstream = self.programs, self.cell, self.inputs, self.upstream
-        forward_s = watch.median_s(lambda: inputs, lambda inputs: programs.forward(cell, inputs))
+
+        def forward(inputs: Nest, carried: list[tf.Tensor]) -> tuple[Nest, list[tf.Tensor]]:
+            return programs.forward(cell, inputs).as_nest(), carried
+
+        def backward(arguments: Nest, sums: list[tf.Tensor]) -> tuple[Nest, list[tf.Tensor]]:
+            inputs, upstream, *held = arguments
+            upstream = upstream._replace(accumulators=sums)
+            gradients = programs.backward(cell, inputs, upstream, held=held[0] if held else None)
+            return gradients.imports, list(gradients.weights)
+
+        forward_s = watch.median_s(forward, inputs)
         if not cell.has_backward:
             return LayerTime(forward_s, 0.0, 0.0)
+        rest, sums = upstream._replace(accumulators=()), upstream.accumulators
+        held = programs.keep(cell, inputs)[1]
         return LayerTime(
             forward_s=forward_s,
-            kept_backward_s=watch.median_s(
-                lambda: programs.keep(cell, inputs)[1],
-                lambda held: programs.backward(cell, inputs, upstream, held=held),
-            ),
-            backward_s=watch.median_s(
-                lambda: inputs, lambda inputs: programs.backward(cell, inputs, upstream)
-            ),
+            kept_backward_s=watch.median_s(backward, (inputs, rest, held), sums),
+            backward_s=watch.median_s(backward, (inputs, rest), sums),
         )
 
 

@@ -164,8 +164,7 @@ def known_of(task: Task.Params, *, profile: bool = False) -> Known:
     averages = task.train.average is not None
     return Known(
         slot_bytes(variables, task.train.optimizer, averages=averages),
-        # By micro-batches of the size that they have in training.
-        profiling.layer_times(*replicas.first_share(task.model, fields)) if profile else None,
+        profiling.layer_times(task.model, fields) if profile else None,
     )
 
 
@@ -199,7 +198,7 @@ def make(
     analysis = network.analyze(_with_cuts_of(params, *whole), fields)
     layer_times = None if known is None else known.layer_times
     if profile:
-        layer_times = profiling.layer_times(params, fields)
+        layer_times = profiling.layer_times(*whole)
     is_measured = layer_times is not None
     if layer_times is None:
         layer_times = slot_times.by_flops(analysis, (cluster and cluster.flops) or 1.0)

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import layers, network, pipelining
-from lingvo_gpipe.execution import cell_programs
+from lingvo_gpipe.execution import cell_programs, placement
 from lingvo_gpipe.plan import profiling
 
 
@@ -50,6 +50,35 @@ def test_the_median_of_the_runs_counts_and_none_of_the_warm_up() -> None:
     (told,) = profiling.layer_times(params, {"x": floats(4, 2)}, runs=3, warm_up=1, clock=clock)
     # A layer without trained weights has no backward.
     assert told == profiling.LayerTime(2.0, 0.0, 0.0)
+
+
+def test_short_calls_are_measured_many_at_a_time() -> None:
+    clock = FakeClock(100.0, 0.01, 0.06, 0.09)
+    params = pipe(layers.Dense.Params(units=3, trainable=False))
+    (time,) = profiling.layer_times(params, {"x": floats(4, 2)}, runs=2, warm_up=2, clock=clock)
+    # Of 0.01 s each, three calls take long enough.
+    assert time.forward_s == pytest.approx((0.06 + 0.09) / 2 / 3)
+
+
+@pytest.mark.parametrize(("fields", "count"), [({}, 1), ({"num_partitions": 3}, 2)])
+def test_layers_run_on_as_many_devices_at_once_as_cells_on_cores(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, int], count: int
+) -> None:
+    called: list[str] = []
+    forward = cell_programs.CellPrograms.forward
+
+    def noted(self: Any, *args: Any) -> Any:
+        outputs = forward(self, *args)
+        called.append(tf.nest.flatten(outputs.as_nest())[0].device)
+        return outputs
+
+    monkeypatch.setattr(cell_programs.CellPrograms, "forward", noted)
+    monkeypatch.setattr(placement, "num_cores", lambda: 2)
+    own = [layers.Dense.Params(units=3, trainable=False) for _ in range(3)]
+    params = pipe(*own, num_micro_batches=3, **fields)
+    batch = {"x": floats(3, 3)}
+    profiling.layer_times(params, batch, runs=1, warm_up=0, clock=FakeClock(1.0))
+    assert len(set(called)) == count
 
 
 def test_strings_are_read_like_any_field() -> None:

@@ -134,7 +134,8 @@ class Preparation(hyperparams.Configurable):
         if old != new and (lines := task.change(old, new).lines):
             raise errors.InputError(
                 f"{prepared.folder} was prepared with other params. Use a new folder, or the same "
-                "params:\n" + "\n".join(f"    {line}" for line in lines)
+                "params; a model reads it as it is with --params_override=input.preparation=None\n"
+                + "\n".join(f"    {line}" for line in lines)
             )
 
     @functools.cached_property

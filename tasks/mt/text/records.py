@@ -317,9 +317,12 @@ class Records:
             content = regular_files.read(self.folder / MANIFEST)
             self.manifest = json.loads(content.decode(errors="surrogateescape"))
         except OSError as error:
+            way = f"python -m lingvo_gpipe.tasks.mt.prepare --output={folder}"
+            if any(self.folder.glob("*.*.txt")):  # text as for tfds.TranslateFolder
+                way = f"{way}_records --translate_folder={folder}"
             raise errors.InputError(
                 f"{folder} holds no prepared text ({MANIFEST}: {error.strerror}). Make it with "
-                f"python -m lingvo_gpipe.tasks.mt.prepare --output={folder}"
+                f"{way}"
             ) from error
         except (ValueError, RecursionError) as error:
             raise errors.InputError(

@@ -290,7 +290,8 @@ def test_records_are_prepared_where_params_say_how(tmp_path: Path) -> None:
     again = taken(params.instantiate().batches(1), 2)
     np.testing.assert_array_equal(first[1]["source"], again[1]["source"])
     params.preparation.seed = 9
-    with pytest.raises(errors.InputError, match="was prepared with other params"):
+    match = r"was prepared with other params\. .*=input\.preparation=None\n    seed: 0 -> 9"
+    with pytest.raises(errors.InputError, match=match):
         params.instantiate().batches(1)
 
 

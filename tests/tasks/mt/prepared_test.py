@@ -52,7 +52,7 @@ def test_records_made_before_a_field_was_there_have_its_default(
     manifest.write_text(json.dumps(reported | {"params": "\n".join(kept)}))
     params.instantiate().run(tmp_path / "out")
     params.seed = 1
-    with pytest.raises(errors.InputError, match=r"the same params:\n    seed: 0 -> 1$"):
+    with pytest.raises(errors.InputError, match=r"preparation=None\n    seed: 0 -> 1$"):
         params.instantiate().run(tmp_path / "out")
 
 

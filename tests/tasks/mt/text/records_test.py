@@ -94,6 +94,10 @@ def test_torn_manifests_are_named(copy: Path, tmp_path: Path) -> None:
         records.Records(copy)
     with pytest.raises(errors.InputError, match=r"nothing holds no prepared text .*--output="):
         records.Records(tmp_path / "nothing")
+    (tmp_path / "en.train.txt").touch()
+    way = rf"--output={tmp_path}_records --translate_folder={tmp_path}$"
+    with pytest.raises(errors.InputError, match=way):
+        records.Records(tmp_path)
 
 
 def _without(value: Any, path: tuple[Any, ...], new: Any) -> Any:

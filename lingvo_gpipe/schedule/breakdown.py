@@ -148,15 +148,22 @@ def _idle_of_equal_cells(timeline: simulate.Timeline) -> list[float]:
     return [equal.makespan_s - busy_s for busy_s in equal.busy_s]
 
 
-def mean_seconds(timeline: simulate.Timeline) -> dict[Phase, list[float]]:
-    """Return the mean seconds of each phase in each cell; 0 where a cell has no such slot."""
+def mean_seconds(
+    timeline: simulate.Timeline, mean: Callable[[Sequence[float]], float] = statistics.fmean
+) -> dict[Phase, list[float]]:
+    """Return the mean seconds of each phase in each cell; 0 where a cell has no such slot.
+
+    Args:
+        timeline: when each slot ran.
+        mean: the arithmetic one, or another, such as `statistics.median`.
+    """
     found: dict[tuple[Phase, int], list[float]] = {}
     for span in timeline.spans:
         key = span.slot.phase, span.slot.cell
         found.setdefault(key, []).append(span.end_s - span.start_s)
     cells = range(timeline.table.num_cells)
     return {
-        phase: [statistics.fmean(found.get((phase, cell), [0.0])) for cell in cells]
+        phase: [mean(found.get((phase, cell), [0.0])) for cell in cells]
         for phase in ("F", "R", "B", "I", "W")
     }
 

@@ -15,7 +15,7 @@ from lingvo_gpipe.network import replicas
 from lingvo_gpipe.plan import slot_times
 from lingvo_gpipe.run import summaries
 from lingvo_gpipe.run.learner import Learner
-from lingvo_gpipe.run.profiles import picture
+from lingvo_gpipe.run.profiles import picture, prediction
 from lingvo_gpipe.schedule import breakdown, drawing, simulate
 from lingvo_gpipe.schedule.slot import Slot
 
@@ -99,10 +99,13 @@ class Recorder:
             path.write_text(drawing.chrome_trace(timeline), encoding="utf-8")
         rows = breakdown.table_of(recorded.rows, labels)
         lines = units.table(rows, "l" + "r" * (len(rows[0]) - 1))
+        compared = prediction.line(recorded.timelines[0], recorded.rows)
         writer.png(step, "timeline/measured", drawing.draw(first))
         writer.png(step, "timeline/simulated_from_means", drawing.draw(recorded.simulated))
         writer.png(step, "timeline/breakdown", picture.of_breakdown(recorded.rows, labels))
-        writer.text(step, "timeline/breakdown", "\n".join(lines))
+        text = "\n".join([*lines, compared])
+        (folder / f"step_{step}.txt").write_text(text + "\n", encoding="utf-8")
+        writer.text(step, "timeline/breakdown", text)
         writer.flush()
         share = recorded.simulated.makespan_s / first.makespan_s
         self._report(
@@ -115,6 +118,7 @@ class Recorder:
                 ]
             )
         )
+        self._report(f"step {step}: {compared}")
 
     def finish(self, last_step: int) -> None:
         """Report it if none of the chosen steps was computed.

@@ -45,11 +45,12 @@ def test_chosen_steps_are_recorded_and_numbers_stay(
         np.testing.assert_array_equal(timed[key], value)
 
     num_replicas = model.get("num_replicas", 1)
-    traces = sorted(path.name for path in (tmp_path / "timed" / "timeline").iterdir())
+    folder = tmp_path / "timed" / "timeline"
+    traces = sorted(path.name for path in folder.glob("*.json"))
     assert traces == [
         f"step_{step}_replica_{replica}.json" for step in (2, 3) for replica in range(num_replicas)
     ]
-    trace = json.loads((tmp_path / "timed" / "timeline" / traces[0]).read_text())
+    trace = json.loads((folder / traces[0]).read_text())
     slots = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert {event["tid"] for event in slots} == {0, 1}
     assert all(event["dur"] >= 0 for event in slots)
@@ -61,6 +62,10 @@ def test_chosen_steps_are_recorded_and_numbers_stay(
     assert profile.stat().st_size > 1000
     assert f"step 4: profile for TensorBoard's xprof in {profile.parents[1]}" in lines
     (line, _) = [text for text in lines if text.startswith("step ") and "slots took" in text]
+    compared = [text for text in lines if "that its table needs" in text]
+    assert [text[:16] for text in compared] == ["step 2: it took ", "step 3: it took "]
+    kept = (folder / "step_2.txt").read_text().splitlines()
+    assert kept == [*line.splitlines()[1:-1], compared[0].removeprefix("step 2: ")]
     _, *rows = [row.split("  ") for row in line.splitlines()[1:-1]]
     assert len(rows) == 2 * num_replicas
     for row in rows:

@@ -1,0 +1,113 @@
+"""How near is the step that `--mode=plan --profile` predicts to the step itself?
+
+`python -m benchmarks.prediction [--quick]`: the networks of `benchmarks.breakdown` (K=2 devices of
+one thread each, fill-drain and full recomputation; M=32, AmoebaNet-D M=8), each in a process of its
+own. The process measures the layers, predicts the step, and runs updates by Adam, in turn; the cuts
+are those of the network in training. A ratio is the predicted time of the slots, divided by the
+median of the updates before and after it, in which cutting the mini-batch and the update are. In
+interleaved rounds; those during which other processes took more than 0.06 cores do not count,
+unless all were like that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from typing import Any
+
+from benchmarks import breakdown
+
+ROUNDS, QUICK_ROUNDS = 3, 1
+TURNS, STEPS = 3, 5
+AIM = 0.1
+
+
+def measure(kind: str) -> dict[str, float]:
+    """Return median seconds of a step, predicted and measured, and their ratio."""
+    import tensorflow as tf
+
+    from benchmarks import blocks
+    from lingvo_gpipe.execution import placement
+    from lingvo_gpipe.plan import step_plan
+    from lingvo_gpipe.run import learner
+
+    placement.prepare_logical_cpus(blocks.K)
+    placement.prepare_threads(blocks.K, blocks.K)
+    task, batch = breakdown.task_of(kind)
+    specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, batch)
+    learned = learner.Learner(task, specs)
+    network = task.model.copy().set(cuts=learned.pipe.analysis.cuts)
+
+    def updates() -> float:
+        seconds = []
+        for _ in range(STEPS):
+            begun_s = time.perf_counter()
+            float(learned.update([batch]).loss)
+            seconds.append(time.perf_counter() - begun_s)
+        return statistics.median(seconds)
+
+    updates()  # traces and warms up
+    found = [updates()]
+    predicted, ratios = [], []
+    for _ in range(TURNS):
+        predicted.append(step_plan.make(network, specs, profile=True).step_s)
+        found.append(updates())
+        ratios.append(predicted[-1] / statistics.fmean(found[-2:]))
+    return {
+        "predicted_s": statistics.median(predicted),
+        "measured_s": statistics.median(found),
+        "ratio": statistics.median(ratios),
+    }
+
+
+def furthest(ratios: list[float]) -> float:
+    """Return the ratio that is furthest from 1, above or below it.
+
+    >>> furthest([1.05, 0.9, 1.1])
+    0.9
+    """
+    return max(ratios, key=lambda ratio: max(ratio, 1 / ratio))
+
+
+def main() -> None:
+    """Run every kind in processes of its own, and print a table."""
+    parser = argparse.ArgumentParser(description="Predicted steps beside measured ones.")
+    parser.add_argument("kind", nargs="?", choices=breakdown.KINDS, help=argparse.SUPPRESS)
+    parser.add_argument("--quick", action="store_true", help="one round")
+    options = parser.parse_args()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if options.kind:
+        print(json.dumps(measure(options.kind)))
+        return
+    from benchmarks import machine, processes
+    from lingvo_gpipe.console import units
+
+    count = QUICK_ROUNDS if options.quick else ROUNDS
+    print(machine.describe())
+    print(f"medians of {TURNS} predictions and of {TURNS + 1} times {STEPS} steps; rounds: {count}")
+    found: dict[str, list[Any]] = processes.rounds("benchmarks.prediction", breakdown.KINDS, count)
+    rows = [["", "predicted s", "measured s", "ratio", "spread", "other load", "disturbed"]]
+    ratios = []
+    for kind in breakdown.KINDS:
+        runs = processes.quiet(found[kind])
+        ratios.append(processes.median(runs, "ratio"))
+        rows.append(
+            [
+                kind,
+                f"{processes.median(runs, 'predicted_s'):.3f}",
+                f"{processes.median(runs, 'measured_s'):.3f}",
+                f"{ratios[-1]:.3f}",
+                processes.spread(runs, "ratio"),
+                f"{max(run['other_load'] for run in found[kind]):.2f}",
+                f"{processes.disturbed(found[kind])} of {count}",
+            ]
+        )
+    print("\n".join(units.table(rows, "lrrrrrr")))
+    print(f"prediction: {furthest(ratios):.2f} (aim within {AIM:.0%} of 1)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Whether a step took as long as its table says, and if it did not, where most of the rest went."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from lingvo_gpipe.schedule import breakdown, simulate
+
+NEAR = 0.1
+"""A step that differs from its prediction by a larger share than this is explained."""
+
+_CAUSES = {
+    "input": "waiting for the mini-batch",
+    "start": "what precedes the slots, such as cutting the mini-batch",
+    "update": "its update",
+    "transfer": "slots that began late: tensors on their way, or cores busy with something else",
+    "uneven": "slots that took longer than others of their kind, as where other processes compute",
+}
+
+
+def line(timeline: simulate.Timeline, rows: Sequence[Mapping[str, float]]) -> str:
+    """Return one line that compares a step with its table and the median times of its slots.
+
+    A median leaves out what disturbs a few slots. All else than the slots, such as the input, is
+    not predicted.
+
+    Args:
+        timeline: when each slot of the first replica ran.
+        rows: of each device, part → seconds; see `breakdown.of_step`.
+    """
+    medians = breakdown.mean_seconds(timeline, statistics.median)
+    predicted_s = breakdown.simulate_means(timeline.table, medians).makespan_s
+    measured_s = sum(rows[0].values())
+    ratio = measured_s / predicted_s
+    took = f"it took {1e3 * measured_s:.1f} ms"
+    needs = f"the {1e3 * predicted_s:.1f} ms that its table needs with the median time of each slot"
+    if abs(ratio - 1) <= NEAR:
+        return f"{took}, {ratio:.2f} of {needs}"
+    if ratio < 1:
+        return f"{took}, {1 - ratio:.0%} less than {needs}: most slots took less than their median"
+    lost = {name: max(row[name] for row in rows) for name in _CAUSES if name != "uneven"}
+    lost["uneven"] = _uneven_s(timeline, medians)
+    cause = max(lost, key=lambda name: lost[name])
+    return f"{took}, {ratio - 1:.0%} more than {needs}: {1e3 * lost[cause]:.1f} ms {_CAUSES[cause]}"
+
+
+def _uneven_s(timeline: simulate.Timeline, medians: Mapping[str, Sequence[float]]) -> float:
+    """Return how much longer slots took than their medians, on the device where that is most."""
+    late_s = [0.0] * timeline.table.num_devices
+    for span in timeline.spans:
+        usual_s = medians[span.slot.phase][span.slot.cell]
+        late_s[span.device] += span.end_s - span.start_s - usual_s
+    return max(late_s)

@@ -1,0 +1,64 @@
+"""A step is compared with its table, and what made it longer is named."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from lingvo_gpipe import schedule
+from lingvo_gpipe.run.profiles import prediction
+from lingvo_gpipe.schedule import breakdown, simulate
+
+STEP_S = 0.054
+"""Of 2 cells and 8 micro-batches: 9 slots of 2 ms, then 9 of 4 ms."""
+
+
+def timeline(longer: dict[int, float] | None = None) -> simulate.Timeline:
+    """Return a step; some micro-batches' backwards in cell 0 take longer."""
+    table = schedule.make("gpipe", 2, 8)
+    usual = simulate.simulate(table, [0.002] * 2, [0.004] * 2)
+    late_s, spans = 0.0, []
+    for span in sorted(usual.spans, key=lambda span: span.start_s):
+        start_s = span.start_s
+        if span.slot.phase == "B" and span.device == 0:
+            start_s += late_s
+            late_s += (longer or {}).get(span.slot.micro_batch, 0.0)
+            span = dataclasses.replace(span, start_s=start_s, end_s=span.end_s + late_s)
+        spans.append(span)
+    return simulate.Timeline(table, tuple(spans))
+
+
+def line(
+    ran: simulate.Timeline, *, start_s: float = 0.0, end_s: float = 0.0, input_s: float = 0.0
+) -> str:
+    around = breakdown.Around(-start_s, ran.makespan_s + end_s, input_s)
+    return prediction.line(ran, breakdown.of_step(ran, around))
+
+
+@pytest.mark.parametrize(("more_s", "ratio"), [(0.0, "1.00"), (0.0027, "1.05")])
+def test_a_step_that_is_near_its_table_has_a_ratio(more_s: float, ratio: str) -> None:
+    assert line(timeline(), end_s=more_s) == (
+        f"it took {1e3 * (STEP_S + more_s):.1f} ms, {ratio} of the 54.0 ms that its table needs "
+        "with the median time of each slot"
+    )
+
+
+@pytest.mark.parametrize(
+    ("parts", "cause"),
+    [
+        ({"input_s": 0.027, "end_s": 0.01}, "27.0 ms waiting for the mini-batch"),
+        ({"start_s": 0.027}, "27.0 ms what precedes the slots"),
+        ({"end_s": 0.027}, "27.0 ms its update"),
+    ],
+)
+def test_a_longer_step_names_what_took_most(parts: dict[str, float], cause: str) -> None:
+    found = line(timeline(), **parts)
+    assert "% more than the 54.0 ms" in found
+    assert cause in found
+
+
+def test_a_few_slow_slots_do_not_change_the_prediction() -> None:
+    found = line(timeline({3: 0.02, 5: 0.007}))
+    assert found.startswith("it took 81.0 ms, 50% more than the 54.0 ms")
+    assert "27.0 ms slots that took longer than others of their kind" in found

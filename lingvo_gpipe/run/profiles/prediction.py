@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from lingvo_gpipe.schedule import breakdown, simulate
+from lingvo_gpipe.schedule.slot import Phase
 
 NEAR = 0.1
 """A step that differs from its prediction by a larger share than this is explained."""
@@ -45,7 +46,7 @@ def line(timeline: simulate.Timeline, rows: Sequence[Mapping[str, float]]) -> st
     return f"{took}, {ratio - 1:.0%} more than {needs}: {1e3 * lost[cause]:.1f} ms {_CAUSES[cause]}"
 
 
-def _uneven_s(timeline: simulate.Timeline, medians: Mapping[str, Sequence[float]]) -> float:
+def _uneven_s(timeline: simulate.Timeline, medians: Mapping[Phase, Sequence[float]]) -> float:
     """Return how much longer slots took than their medians, on the device where that is most."""
     late_s = [0.0] * timeline.table.num_devices
     for span in timeline.spans:

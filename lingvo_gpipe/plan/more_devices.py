@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from lingvo_gpipe import errors
 from lingvo_gpipe.console import units
 from lingvo_gpipe.plan import largest, step_plan
 from lingvo_gpipe.task import Task
+
+_WIDTH = 100
 
 
 def lines(task: Task.Params) -> list[str]:
@@ -15,20 +19,21 @@ def lines(task: Task.Params) -> list[str]:
     """
     now = step_plan.make_for(task)
     replicas, partitions = task.model.num_replicas, task.model.num_partitions
-    rows = [["twice the devices", "step", "heaviest device"]]
-    rows.append(_row(now, task, 2 * replicas, partitions))
-    rows.append(_row(now, task, replicas, 2 * partitions))
-    return units.table(rows, "lrr")
+    rows, refusals = [["twice the devices", "step", "heaviest device"]], []
+    for r, k in ((2 * replicas, partitions), (replicas, 2 * partitions)):
+        try:
+            plan = _plan(task, r, k)
+        except errors.UserError as error:
+            rows.append([f"R={r}, K={k}", "-", "-"])
+            why = f"R={r}, K={k}: {str(error).splitlines()[0]}"
+            refusals += textwrap.wrap(why, _WIDTH, subsequent_indent="    ")
+            continue
+        share = plan.timeline.makespan_s / now.timeline.makespan_s
+        rows.append([f"R={r}, K={k}", units.percent(share), units.size(plan.heaviest_bytes)])
+    return [*units.table(rows, "lrr"), *refusals]
 
 
-def _row(now: step_plan.Plan, task: Task.Params, replicas: int, partitions: int) -> list[str]:
-    """Return the share of the present step's time, and the bytes of the heaviest device."""
-    name = f"R={replicas}, K={partitions}"
-    try:
-        changed = largest.with_partitions(task, partitions).copy()
-        changed.model.set(num_replicas=replicas, devices=None)
-        plan = step_plan.make_for(changed)
-    except errors.UserError:
-        return [name, "-", "too few micro-batches or layers"]
-    share = plan.timeline.makespan_s / now.timeline.makespan_s
-    return [name, units.percent(share), units.size(plan.heaviest_bytes)]
+def _plan(task: Task.Params, replicas: int, partitions: int) -> step_plan.Plan:
+    changed = largest.with_partitions(task, partitions).copy()
+    changed.model.set(num_replicas=replicas, devices=None)
+    return step_plan.make_for(changed)

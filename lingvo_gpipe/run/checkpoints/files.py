@@ -78,7 +78,8 @@ def at(path: str) -> str:
         if prefix := newest(path):
             return prefix
         below = sorted(name for name in os.listdir(path) if find(os.path.join(path, name)))
-        offer = f"; {' and '.join(below)} below it has" if below else ""
+        have = "has" if len(below) == 1 else "have"
+        offer = f"; {' and '.join(below)} below it {have}" if below else ""
         raise errors.CheckpointError(f"{path} has no whole checkpoint{offer}")
     prefix = path.removesuffix(".index").removesuffix(_PARAMS)
     if os.path.exists(prefix + _WRITING):

@@ -8,7 +8,7 @@ import pytest
 
 from lingvo_gpipe import errors, layers, optim
 from lingvo_gpipe.console import units
-from lingvo_gpipe.plan import largest, report, step_plan
+from lingvo_gpipe.plan import largest, more_devices, report, step_plan
 from tests import tiny_task
 
 
@@ -215,6 +215,16 @@ def test_devices_that_share_a_memory_hold_less() -> None:
     assert (together.value or 0) < (apart.value or 0)
     above = largest.with_partitions(grown_task((together.value or 0) + 1), 4)
     assert step_plan.make_for(above).together_bytes > limit
+
+
+def test_twice_the_devices_that_cannot_be_used_say_why() -> None:
+    task = tiny_task.tiny_task()
+    task.model.recompute = "full,never"
+    head, replicas, partitions, why, *_ = more_devices.lines(task)
+    assert head.split() == ["twice", "the", "devices", "step", "heaviest", "device"]
+    assert replicas.startswith("R=2, K=2 ")
+    assert partitions.split() == ["R=1,", "K=4", "-", "-"]
+    assert why.startswith("R=1, K=4: model.recompute='full,never' is for the cells of num_part")
 
 
 def test_more_memory_and_more_devices_never_fit_less() -> None:

@@ -28,6 +28,9 @@ def test_a_folder_above_the_checkpoints_names_those_below(tmp_path: Path) -> Non
     write(tmp_path / "best", 3)
     with pytest.raises(errors.CheckpointError, match="has no whole checkpoint; best below it has"):
         files.at(str(tmp_path))
+    write(tmp_path / "checkpoints", 3)
+    with pytest.raises(errors.CheckpointError, match=r"; best and checkpoints below it have$"):
+        files.at(str(tmp_path))
 
 
 def test_one_that_is_still_written_is_torn(tmp_path: Path) -> None:

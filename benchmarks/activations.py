@@ -143,7 +143,7 @@ def main() -> None:
     if len(sys.argv) == 2:
         print(json.dumps(measure(sys.argv[1])))
         return
-    from benchmarks import machine, processes
+    from benchmarks.support import machine, processes
 
     print(machine.describe())
     found = processes.rounds("benchmarks.activations", POINTS, ROUNDS)

@@ -1,7 +1,7 @@
 """How close does the executor come to its schedule's bound, when cells only wait?
 
-`python -m benchmarks.bound [--quick]`: K=8, M=32; see `benchmarks.waiting`. Schedules of several
-cells per device have two, each of which waits half as long.
+`python -m benchmarks.bound [--quick]`: K=8, M=32; see `benchmarks.support.waiting`. Schedules of
+several cells per device have two, each of which waits half as long.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAMES = tuple(name for name in schedule.SCHEDULES if name != "optimal")  # it is
 
 def measure(configuration: str) -> dict[str, float]:
     """Return the figures of `SCHEDULE,MS`."""
-    from benchmarks import waiting
+    from benchmarks.support import waiting
 
     name, pair_ms = configuration.split(",")
     cells = schedule.SCHEDULES[name].cells_per_device
@@ -33,7 +33,7 @@ def main() -> None:
     if len(sys.argv) == 2 and not quick:
         print(json.dumps(measure(sys.argv[1])))
         return
-    from benchmarks import machine, processes
+    from benchmarks.support import machine, processes
 
     count = QUICK_ROUNDS if quick else ROUNDS
     print(machine.describe())

@@ -2,11 +2,11 @@
 
 `python -m benchmarks.breakdown [--quick] [--pictures=FOLDER]`: updates by Adam, K=2 devices of one
 thread each, fill-drain, full recomputation: the MLP, Transformer and convolution cells of
-`benchmarks.blocks` (M=32), and AmoebaNet-D (3, 24) at 16² (M=8). The slots' times are recorded as
-`--profile_steps` does. Each kind runs in processes of its own, in interleaved rounds; those during
-which other processes took more than 0.06 cores do not count, unless all were like that. Tables show
-the median step of the median run; parts are those of `schedule.breakdown`, and a backward that
-recomputes is divided by FLOPs.
+`benchmarks.support.blocks` (M=32), and AmoebaNet-D (3, 24) at 16² (M=8). The slots' times are
+recorded as `--profile_steps` does. Each kind runs in processes of its own, in interleaved rounds;
+those during which other processes took more than 0.06 cores do not count, unless all were like
+that. Tables show the median step of the median run; parts are those of `schedule.breakdown`, and a
+backward that recomputes is divided by FLOPs.
 
 Parts are differences of clocks, so "rest", which is in none of them, is next to nothing unless
 slots of a device overlap. The last line is stricter: it adds `start` (cutting the mini-batch,
@@ -40,7 +40,7 @@ def task_of(kind: str) -> tuple[Any, dict[str, Any]]:
     """Return the task of a kind of network, and its mini-batch."""
     import tensorflow as tf
 
-    from benchmarks import blocks
+    from benchmarks.support import blocks
     from lingvo_gpipe import input as inputs
     from lingvo_gpipe import optim, pipelining, task
     from lingvo_gpipe.tasks.image.model import amoebanet
@@ -75,7 +75,7 @@ def measure(kind: str) -> dict[str, Any]:
     """Return the parts of each device's time in the median step, and what is not explained."""
     import tensorflow as tf
 
-    from benchmarks import blocks
+    from benchmarks.support import blocks
     from lingvo_gpipe.execution import placement
     from lingvo_gpipe.run import learner
     from lingvo_gpipe.run.profiles import recorder
@@ -125,7 +125,7 @@ def main() -> None:
     if options.kind:
         print(json.dumps(measure(options.kind)))
         return
-    from benchmarks import machine, processes
+    from benchmarks.support import machine, processes
     from lingvo_gpipe.console import units
     from lingvo_gpipe.run.profiles import picture
     from lingvo_gpipe.schedule import breakdown

@@ -25,7 +25,7 @@ def measure(size: tuple[int, ...], optimized: bool) -> dict[str, float]:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
 
-    from benchmarks import blocks
+    from benchmarks.support import blocks
     from lingvo_gpipe import layers, pipelining
     from lingvo_gpipe.execution import placement
 
@@ -70,7 +70,7 @@ def measure(size: tuple[int, ...], optimized: bool) -> dict[str, float]:
 
 def main() -> None:
     """Measure every size in processes of their own, and print a table."""
-    from benchmarks import machine, processes
+    from benchmarks.support import machine, processes
 
     quick = sys.argv[1:] == ["--quick"]
     if len(sys.argv) == 2 and not quick:

@@ -178,7 +178,7 @@ def main() -> None:
     for name in names:
         if name not in FAMILIES:
             sys.exit(f"{name!r} is not a family of models. Use {' or '.join(FAMILIES)}")
-    from benchmarks import machine, processes
+    from benchmarks.support import machine, processes
     from lingvo_gpipe.console import units
 
     print(machine.describe())

@@ -37,7 +37,7 @@ _SENT = re.compile(r"bytes_sent:(\d+)")
 
 def task_of(case: str) -> Any:
     """Return the task of a case, `name RxK`."""
-    from benchmarks import link_models
+    from benchmarks.support import link_models
 
     task = link_models.TASKS[case.split()[0]]()
     task.model.num_replicas, task.model.num_partitions = _shape(case)

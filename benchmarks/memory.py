@@ -87,7 +87,7 @@ def main() -> None:
     if len(sys.argv) == 2:
         print(json.dumps(measure(sys.argv[1])))
         return
-    from benchmarks import machine, processes
+    from benchmarks.support import machine, processes
 
     print(machine.describe())
     print(

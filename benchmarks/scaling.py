@@ -37,7 +37,7 @@ def built(num_replicas: int) -> dict[str, float]:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
 
-    from benchmarks import blocks
+    from benchmarks.support import blocks
     from lingvo_gpipe import layers, pipelining
     from lingvo_gpipe.execution import placement
 
@@ -83,7 +83,7 @@ def measure(configuration: str) -> dict[str, float]:
     what, replicas = configuration.split(",")
     if what == "built":
         return built(int(replicas))
-    from benchmarks import waiting
+    from benchmarks.support import waiting
 
     return waiting.measure(
         "1f1b", PAIR_MS, 8, PER_REPLICA * int(replicas), num_replicas=int(replicas)
@@ -131,7 +131,7 @@ def main() -> None:
     if len(sys.argv) == 2:
         print(json.dumps(measure(sys.argv[1])))
         return
-    from benchmarks import machine, processes
+    from benchmarks.support import machine, processes
 
     print(machine.describe())
     names = [f"{what},{replicas}" for what in ("waiting", "built") for replicas in REPLICAS]

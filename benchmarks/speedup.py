@@ -22,7 +22,7 @@ def measure(configuration: str) -> dict[str, Any]:
     kind, schedule, fuse, devices = configuration.split(",")
     import tensorflow as tf
 
-    from benchmarks import blocks
+    from benchmarks.support import blocks
     from lingvo_gpipe import pipelining
     from lingvo_gpipe.execution import placement
 
@@ -51,7 +51,7 @@ def main() -> None:
     if len(sys.argv) == 2:
         print(json.dumps(measure(sys.argv[1])))
         return
-    from benchmarks import blocks, machine, processes
+    from benchmarks.support import blocks, machine, processes
 
     print(machine.describe())
     bound = blocks.M * blocks.K / (blocks.M + blocks.K - 1)

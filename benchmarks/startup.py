@@ -65,7 +65,7 @@ def cpu_s(arguments: list[str], answer: str) -> float:
 
 def main() -> None:
     """Measure every command, and print a table."""
-    from benchmarks import machine
+    from benchmarks.support import machine
 
     count = QUICK_ROUNDS if "--quick" in sys.argv else ROUNDS
     print(machine.describe())

@@ -10,9 +10,9 @@
   the same for all of them; the paper adjusted its own to the memory. Cells are those of the
   library's cut by FLOPs. "simulated" is their table by FLOPs, on devices without other costs;
   "waiting cells" is a real step of the executor, whose cells wait in proportion to these FLOPs
-  (`benchmarks.waiting`). The unit is such that the step takes 0.8 s if all cells are equal, so that
-  the mean cell waits at least 20 ms for a micro-batch. "of simulated" divides the time of the
-  table, simulated from the waits as they were, by that of the step.
+  (`benchmarks.support.waiting`). The unit is such that the step takes 0.8 s if all cells are equal,
+  so that the mean cell waits at least 20 ms for a micro-batch. "of simulated" divides the time of
+  the table, simulated from the waits as they were, by that of the step.
 - Table 3: throughput for K = 2, 4, 8 and M = 32 in that of K = 2, simulated with links of some
   bandwidths between P100 (9.3 TFLOP/s in float32, the peak of the version for PCIe).
 
@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from lingvo_gpipe.console import units
 
 if TYPE_CHECKING:
-    from benchmarks import paper_tables
+    from benchmarks.support import paper_tables
     from lingvo_gpipe.plan import step_plan
     from lingvo_gpipe.task import Task
 
@@ -54,7 +54,7 @@ def plan_of(
     family: str, table: int, K: int, M: int, bandwidth: str | None = None
 ) -> step_plan.Plan:
     """Return the plan of a model of Table 2 or 3; with links, if their bandwidth is known."""
-    from benchmarks import paper_tables
+    from benchmarks.support import paper_tables
     from lingvo_gpipe.plan import describe, hosts, step_plan
 
     cluster = None
@@ -85,8 +85,8 @@ def waits(plan: step_plan.Plan) -> list[tuple[float, float]]:
 
 
 def measure(configuration: str) -> dict[str, float]:
-    """Return the figures of `family,K,M`: `benchmarks.waiting`'s, and how much faster than one."""
-    from benchmarks import waiting
+    """Return the figures of `family,K,M`: those of waiting cells, and how much faster than one."""
+    from benchmarks.support import waiting
 
     family, K, M = configuration.split(",")
     plan = plan_of(family, 2, int(K), int(M))
@@ -101,7 +101,7 @@ def measure(configuration: str) -> dict[str, float]:
 
 def table_1() -> dict[str, list[list[str]]]:
     """Return rows of text for each family, one per model; a head first."""
-    from benchmarks import paper_tables
+    from benchmarks.support import paper_tables
 
     tables = {}
     for name, family in paper_tables.FAMILIES.items():
@@ -125,7 +125,7 @@ def table_1() -> dict[str, list[list[str]]]:
 
 def _row_1(family: paper_tables.Family, column: paper_tables.Largest) -> list[str]:
     """Return the row of a model of Table 1."""
-    from benchmarks import paper_tables
+    from benchmarks.support import paper_tables
     from lingvo_gpipe.plan import largest, step_plan
 
     def resized(name: str, value: int) -> Task.Params:
@@ -167,7 +167,7 @@ def table_2(
         found: what the runs of each configuration printed.
         simulated: speed of each configuration's table.
     """
-    from benchmarks import paper_tables, processes
+    from benchmarks.support import paper_tables, processes
 
     tables: dict[str, list[list[str]]] = {}
     measured: Speeds = {}
@@ -196,7 +196,7 @@ def table_2(
 
 def table_3() -> dict[str, dict[str, tuple[float, ...]]]:
     """Return, for each family, what a line is about → throughput for each K in that of K = 2."""
-    from benchmarks import paper_tables
+    from benchmarks.support import paper_tables
 
     found = {}
     for name, family in paper_tables.FAMILIES.items():
@@ -216,7 +216,7 @@ def lines_of(rows: Sequence[Sequence[str]]) -> str:
 
 def configurations() -> Iterator[str]:
     """Yield what `measure` is called with."""
-    from benchmarks import paper_tables
+    from benchmarks.support import paper_tables
 
     for name, family in paper_tables.FAMILIES.items():
         for M in family.table_2:
@@ -246,7 +246,7 @@ def main() -> None:
     if options.configuration:
         print(json.dumps(measure(options.configuration)))
         return
-    from benchmarks import machine, paper_tables, processes, table_pictures
+    from benchmarks.support import machine, paper_tables, processes, table_pictures
 
     print(machine.describe())
     families = paper_tables.FAMILIES

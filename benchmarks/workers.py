@@ -31,7 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import saved
+from benchmarks.support import saved
 
 PACKAGE = "--params_package=benchmarks.worker_models"
 CASES = {
@@ -238,7 +238,7 @@ def speed(names: Sequence[str], rounds: int) -> dict[str, float]:
     Returns:
         name → processor seconds of a chief with workers, per update.
     """
-    from benchmarks import machine
+    from benchmarks.support import machine
 
     chiefs: dict[str, float] = {}
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests import custom_gradients
+from tests.support import custom_gradients
 
 NUM_LOGICAL_DEVICES = 9
 GROWTH_BYTES = 192 * 2**20

@@ -19,8 +19,8 @@ import tensorflow as tf
 
 from lingvo_gpipe import network, pipelining
 from lingvo_gpipe.execution import outer_function
-from tests import custom_gradients
 from tests.networks import amoeba_nets, mt_nets, sameness_nets, sliced_nets
+from tests.support import custom_gradients
 
 SEED, STEP = 11, 5
 TOLERANCE = 1e-10  # contract 1, float64

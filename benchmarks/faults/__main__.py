@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import machine, saved
 from benchmarks.faults import disturbed, soak
+from benchmarks.support import machine, saved
 from lingvo_gpipe.imports import tensorflow_import
 
 

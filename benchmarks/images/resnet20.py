@@ -134,7 +134,7 @@ def main() -> None:
     parser.add_argument("--out", help="TSV file beside what is printed")
     given = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    from benchmarks import machine
+    from benchmarks.support import machine
     from lingvo_gpipe import network
     from lingvo_gpipe.params.image import cifar10
     from lingvo_gpipe.plan import describe

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import paper_tables, table_pictures, tables
+from benchmarks import tables
+from benchmarks.support import paper_tables, table_pictures
 from lingvo_gpipe.plan import step_plan
 
 _LETTERS = {"M": 1e6, "B": 1e9}

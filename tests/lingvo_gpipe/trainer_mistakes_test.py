@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from lingvo_gpipe import errors, trainer
-from tests import trainer_calls
-from tests.trainer_calls import Run
+from tests.support import trainer_calls
+from tests.support.trainer_calls import Run
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tests import trainer_calls
-from tests.trainer_calls import PACKAGE
+from tests.support import trainer_calls
+from tests.support.trainer_calls import PACKAGE
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--model=image.digits.MLP", "--mode=describe"]])

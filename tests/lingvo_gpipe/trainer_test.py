@@ -16,9 +16,9 @@ import tensorflow as tf
 
 from lingvo_gpipe.imports import tensorflow_import
 from lingvo_gpipe.run import process
-from tests import trainer_calls
+from tests.support import trainer_calls
+from tests.support.trainer_calls import PACKAGE, Run
 from tests.tiny_task import tiny_task
-from tests.trainer_calls import PACKAGE, Run
 
 
 @pytest.fixture

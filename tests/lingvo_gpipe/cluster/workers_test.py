@@ -19,7 +19,7 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 
-from tests import saved
+from tests.support import saved
 
 ROOT = str(Path(__file__).parents[3])
 LIMIT_S = 240.0

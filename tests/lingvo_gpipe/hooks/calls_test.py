@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hooks, hyperparams
 from lingvo_gpipe.run import checkpoints, log_directory, loop
-from tests import saved
+from tests.support import saved
 from tests.tiny_task import one_layer_task, stop_after, tiny_task
 
 CALLS: list[tuple[str, int]] = []

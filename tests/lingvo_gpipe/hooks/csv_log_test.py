@@ -10,7 +10,7 @@ import pytest
 from lingvo_gpipe import errors, hooks
 from lingvo_gpipe.hooks.table import Table
 from lingvo_gpipe.run import loop
-from tests.saved import forget
+from tests.support.saved import forget
 from tests.tiny_task import one_layer_task, stop_after
 
 

@@ -15,7 +15,7 @@ from lingvo_gpipe.input import InMemory
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.optim import rows
 from lingvo_gpipe.run import learner, loop
-from tests import saved
+from tests.support import saved
 
 Array = np.ndarray[Any, Any]
 

@@ -22,7 +22,7 @@ from lingvo_gpipe.run import (
     process,
 )
 from lingvo_gpipe.run.checkpoints import files
-from tests import saved
+from tests.support import saved
 from tests.tiny_task import Points, one_layer_task, stop_after, tiny_task
 
 

@@ -15,7 +15,7 @@ from lingvo_gpipe import errors, layers, optim, pipelining
 from lingvo_gpipe.execution import executor, placement
 from lingvo_gpipe.network import replicas
 from lingvo_gpipe.run import loop
-from tests import saved
+from tests.support import saved
 from tests.tiny_task import tiny_task
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lingvo_gpipe import trainer
-from tests import saved
+from tests.support import saved
 
 PACKAGE = "models_of_sliced_training_test"
 MODEL = """

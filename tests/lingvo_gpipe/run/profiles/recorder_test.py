@@ -13,7 +13,7 @@ from lingvo_gpipe import errors
 from lingvo_gpipe.run import loop
 from lingvo_gpipe.run.profiles import steps
 from lingvo_gpipe.run.profiles.steps import Profiles
-from tests import saved
+from tests.support import saved
 from tests.tiny_task import tiny_task
 
 

@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing import event_accumulator
 from lingvo_gpipe import errors, optim, task
 from lingvo_gpipe.run import loop
 from lingvo_gpipe.run.views import histograms
-from tests import saved
+from tests.support import saved
 from tests.tiny_task import one_layer_task, tiny_task
 
 

@@ -80,8 +80,8 @@ def _library() -> Path:
     library = _SOURCE.parent / "__pycache__" / f"measured_wait-{digest}.so"
     if not library.exists():
         compiler = shutil.which("g++") or sys.exit(
-            "the waiting cells need g++, to compile benchmarks/measured_wait.cc. Install it, on "
-            "Debian with: apt install g++"
+            f"the waiting cells need g++, to compile {_SOURCE.name}. Install it, on Debian with: "
+            "apt install g++"
         )
         library.parent.mkdir(exist_ok=True)
         part = library.with_suffix(f".{os.getpid()}")

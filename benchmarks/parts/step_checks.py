@@ -1,9 +1,9 @@
 """What do the checks of a step cost: range of labels and ids, the watchdog's progress, times?
 
-`python -m benchmarks.step_checks [--quick]`: K=2, M=32, two devices of one thread each, the blocks
-of `benchmarks.speedup` with a softmax over 10 classes, each kind in a process of its own. Four
-pipelines of the same network take a step in turn: without checks, with the range check, with the
-watchdog, with the times of slots (`--profile_steps`). Differences are between steps of the same
+`python -m benchmarks.parts.step_checks [--quick]`: K=2, M=32, two devices of one thread each, the
+blocks of `benchmarks.speedup` with a softmax over 10 classes, each kind in a process of its own.
+Four pipelines of the same network take a step in turn: without checks, with the range check, with
+the watchdog, with the times of slots (`--profile_steps`). Differences are between steps of the same
 turn.
 """
 
@@ -25,7 +25,7 @@ def measure(kind: str, turns: int) -> dict[str, Any]:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
 
-    from benchmarks import blocks
+    from benchmarks.support import blocks
     from lingvo_gpipe import layers, pipelining
     from lingvo_gpipe.execution import placement
     from lingvo_gpipe.execution.monitoring import watchdog
@@ -78,14 +78,16 @@ def main() -> None:
         kind, count = arguments[0].split(",")
         print(json.dumps(measure(kind, int(count))))
         return
-    from benchmarks import blocks, machine, processes
+    from benchmarks.support import blocks, machine, processes
 
     turns = QUICK_TURNS if quick else TURNS
     print(machine.describe())
     print(
         f"K={blocks.K}, M={blocks.M}, 1F1B; {turns} turns; quartiles of the difference in brackets"
     )
-    found = processes.rounds("benchmarks.step_checks", [f"{k},{turns}" for k in blocks.KINDS], 1)
+    found = processes.rounds(
+        "benchmarks.parts.step_checks", [f"{k},{turns}" for k in blocks.KINDS], 1
+    )
     heads = " ".join(f"{head:<28}" for head in ("range check", "watchdog", "times"))
     print(f"{'cells':<12} {'step s':>7}  {heads} other load")
     worst = 0.0

@@ -1,9 +1,9 @@
 """What a backward costs whole, cut in two, and from a kept forward.
 
-`python -m benchmarks.phases`: one cell of each kind, one thread. Programs take turns; a figure is
-the median over rounds of the processor time of a program divided by that of the other one in the
-same round. F is a forward, B a backward that computes it again, I and W its halves; K is a forward
-that keeps what BK, the backward from it, reads.
+`python -m benchmarks.parts.phases`: one cell of each kind, one thread. Programs take turns; a
+figure is the median over rounds of the processor time of a program divided by that of the other one
+in the same round. F is a forward, B a backward that computes it again, I and W its halves; K is a
+forward that keeps what BK, the backward from it, reads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import blocks, machine
+from benchmarks.support import blocks, machine
 
 CALLS = 8  # of each program in a row, in one function
 AIM = 1.05

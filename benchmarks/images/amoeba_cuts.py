@@ -1,9 +1,9 @@
 """How well balanced are AmoebaNet-D(18, 256)'s cells: cut by FLOPs, by measured time, by hand?
 
-`python -m benchmarks.amoeba_cuts [SIZE [FILTERS]]`: profiles every layer once, one image of SIZE²
-pixels (224) a micro-batch, and prints a table in Markdown. A cell's cost is forward, recomputation
-and backward; the heaviest share of all, 1/K at best, bounds what K devices can gain. The cuts
-by hand are torchgpipe's, of a network of as many layers.
+`python -m benchmarks.images.amoeba_cuts [SIZE [FILTERS]]`: profiles every layer once, one image of
+SIZE² pixels (224) a micro-batch, and prints a table in Markdown. A cell's cost is forward,
+recomputation and backward; the heaviest share of all, 1/K at best, bounds what K devices can gain.
+The cuts by hand are torchgpipe's, of a network of as many layers.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
 
-    from benchmarks import machine
+    from benchmarks.support import machine
 
     size, filters = (*map(int, sys.argv[1:]), *(SIZE, FILTERS)[len(sys.argv) - 1 :])
     fields = {

@@ -1,8 +1,8 @@
 """How long does an update of a table take if only its touched rows change?
 
-`python -m benchmarks.lazy_rows`: one table of 200,000 x 512 in float32, on one device, of which
-4,096 rows have a gradient, or all. The updates are those of `optim.Updater` with the finite guard:
-all rows; touched rows by masks over the whole table; touched rows alone, which is what
+`python -m benchmarks.parts.lazy_rows`: one table of 200,000 x 512 in float32, on one device, of
+which 4,096 rows have a gradient, or all. The updates are those of `optim.Updater` with the finite
+guard: all rows; touched rows by masks over the whole table; touched rows alone, which is what
 `Optimizer.Params.lazy` does for rules that are elementwise. They take turns in one process.
 """
 
@@ -64,7 +64,7 @@ def main() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
 
-    from benchmarks import machine
+    from benchmarks.support import machine
 
     print(machine.describe())
     print(

@@ -1,9 +1,9 @@
 """How many images per second does the input produce, and what does each distortion cost?
 
-`python -m benchmarks.image_input [ROUNDS]`: JPEG files made here (smooth noise: 36 × 36 for 32²;
-375 × 500 for 224², ImageNet's average), read by `ImageFolder` in mini-batches of 64 (32²) and 32,
-after a warm-up, the policies in turn in each round; the median of the rounds, with the other load
-on the machine. A second table: one file in a hundred broken.
+`python -m benchmarks.images.image_input [ROUNDS]`: JPEG files made here (smooth noise: 36 × 36 for
+32²; 375 × 500 for 224², ImageNet's average), read by `ImageFolder` in mini-batches of 64 (32²) and
+32, after a warm-up, the policies in turn in each round; the median of the rounds, with the other
+load on the machine. A second table: one file in a hundred broken.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def per_second(batches: Iterator[Any], size: int, count: int) -> float:
 
 def table(side: int, policies: dict[str, dict[str, Any]], broken: int, rounds: int) -> None:
     """Measure and print."""
-    from benchmarks import machine
+    from benchmarks.support import machine
 
     height, width, batch, count = SIZES[side]
     with tempfile.TemporaryDirectory() as temporary:
@@ -98,7 +98,7 @@ def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     from absl import logging
 
-    from benchmarks import machine
+    from benchmarks.support import machine
 
     logging.set_verbosity(logging.ERROR)
     print(machine.describe())

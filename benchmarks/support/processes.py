@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks import machine
+from benchmarks.support import machine
 
 
 def rounds(module: str, configurations: Sequence[str], count: int) -> dict[str, list[Any]]:

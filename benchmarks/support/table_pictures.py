@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib import axes, figure
 
-from benchmarks import paper_tables
+from benchmarks.support import paper_tables
 
 _PAPER, _OURS = "#8D8D86", "#4C78A8"
 _COLOURS = ("#4C78A8", "#72A776", "#E08E45", "#8C6BB1")

@@ -2,7 +2,7 @@
 
 A cell waits, forward and backward, without using a core, so that many devices fit on any machine.
 Part of the backward waits for the gradient of the cell's input (I), part for that of its weight
-(W). Every wait measures itself (`benchmarks.measured_wait`); the step is compared with the
+(W). Every wait measures itself (`benchmarks.support.measured_wait`); the step is compared with the
 simulation of the table on those measured times.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from benchmarks.measured_wait import Waits
+    from benchmarks.support.measured_wait import Waits
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,8 +84,8 @@ def measure_cells(
     ctypes.CDLL(None).prctl(29, 1)  # PR_SET_TIMERSLACK: wake after 1 ns, not 50 µs
     import tensorflow as tf
 
-    from benchmarks import blocks
-    from benchmarks.measured_wait import Waits
+    from benchmarks.support import blocks
+    from benchmarks.support.measured_wait import Waits
     from lingvo_gpipe import pipelining
     from lingvo_gpipe.execution import placement
     from lingvo_gpipe.schedule import simulate

@@ -1,0 +1,1 @@
+"""Parts of a step: backwards whole and cut, checks, updates of tables."""

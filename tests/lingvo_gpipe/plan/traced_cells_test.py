@@ -6,7 +6,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from benchmarks import activations
+from benchmarks.plans import activations
 from lingvo_gpipe import layers, network, pipelining
 from lingvo_gpipe.execution import cell_calls, cell_programs
 from lingvo_gpipe.keras_layers import adapter

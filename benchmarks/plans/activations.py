@@ -1,14 +1,13 @@
 """How accurate is the plan's memory, compared with that of a real step?
 
-`python -m benchmarks.activations`: the most bytes that tensors request at once in a step (by the
-profiler's events), less those held before its mini-batch was made, beside those of
-`--mode=plan --profile`: activations, gradients and copies of weights. Further columns: what the CPU
-allocator holds, whose blocks are larger than requested, and what is resident. Each point is a
-process of its own. Logical CPU devices share one allocator, so that all of them are compared
-together: at K=2 the plan is an upper bound, since two devices need not be at their peaks at one
-moment.
+`python -m benchmarks.plans.activations`: the most bytes that tensors request at once in a step (by
+the profiler's events), less those held before its mini-batch was made, beside those of `--mode=plan
+--profile`: activations, gradients and copies of weights. Further columns: what the CPU allocator
+holds, whose blocks are larger than requested, and what is resident. Each point is a process of its
+own. Logical CPU devices share one allocator, so that all of them are compared together: at K=2 the
+plan is an upper bound, since two devices need not be at their peaks at one moment.
 
-`python -m benchmarks.activations gelu,never,1` measures one point.
+`python -m benchmarks.plans.activations gelu,never,1` measures one point.
 """
 
 from __future__ import annotations
@@ -146,7 +145,7 @@ def main() -> None:
     from benchmarks.support import machine, processes
 
     print(machine.describe())
-    found = processes.rounds("benchmarks.activations", POINTS, ROUNDS)
+    found = processes.rounds("benchmarks.plans.activations", POINTS, ROUNDS)
     print(
         f"{'':<26} {'planned MiB':>11} {'measured':>9} {'ratio':>6} {'allocator':>9} "
         f"{'resident':>8}  spread"

@@ -1,12 +1,12 @@
 """How near is the step that `--mode=plan --profile` predicts to the step itself?
 
-`python -m benchmarks.prediction [--quick]`: the networks of `benchmarks.breakdown` (K=2 devices of
-one thread each, fill-drain and full recomputation; M=32, AmoebaNet-D M=8), each in a process of its
-own. The process measures the layers, predicts the step, and runs updates by Adam, in turn; the cuts
-are those of the network in training. A ratio is the predicted time of the slots, divided by the
-median of the updates before and after it, in which cutting the mini-batch and the update are. In
-interleaved rounds; those during which other processes took more than 0.06 cores do not count,
-unless all were like that.
+`python -m benchmarks.plans.prediction [--quick]`: the networks of `benchmarks.breakdown` (K=2
+devices of one thread each, fill-drain and full recomputation; M=32, AmoebaNet-D M=8), each in a
+process of its own. The process measures the layers, predicts the step, and runs updates by Adam, in
+turn; the cuts are those of the network in training. A ratio is the predicted time of the slots,
+divided by the median of the updates before and after it, in which cutting the mini-batch and the
+update are. In interleaved rounds; those during which other processes took more than 0.06 cores do
+not count, unless all were like that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def measure(kind: str) -> dict[str, float]:
     """Return median seconds of a step, predicted and measured, and their ratio."""
     import tensorflow as tf
 
-    from benchmarks import blocks
+    from benchmarks.support import blocks
     from lingvo_gpipe.execution import placement
     from lingvo_gpipe.plan import step_plan
     from lingvo_gpipe.run import learner
@@ -82,13 +82,15 @@ def main() -> None:
     if options.kind:
         print(json.dumps(measure(options.kind)))
         return
-    from benchmarks import machine, processes
+    from benchmarks.support import machine, processes
     from lingvo_gpipe.console import units
 
     count = QUICK_ROUNDS if options.quick else ROUNDS
     print(machine.describe())
     print(f"medians of {TURNS} predictions and of {TURNS + 1} times {STEPS} steps; rounds: {count}")
-    found: dict[str, list[Any]] = processes.rounds("benchmarks.prediction", breakdown.KINDS, count)
+    found: dict[str, list[Any]] = processes.rounds(
+        "benchmarks.plans.prediction", breakdown.KINDS, count
+    )
     rows = [["", "predicted s", "measured s", "ratio", "spread", "other load", "disturbed"]]
     ratios = []
     for kind in breakdown.KINDS:

@@ -56,10 +56,10 @@ def _run_loop(job: registry.Job, mode: str, *, evaluate: bool) -> None:
     from lingvo_gpipe.run.profiles import steps
 
     chosen = steps.parse(job.options.profile_steps) if job.options.profile_steps else range(0)
-    if job.options.profile and job.task.model.schedule != schedule.AUTO:
+    if job.options.profile and not chosen and job.task.model.schedule != schedule.AUTO:
         raise errors.ParamsError(
-            f"--profile measures layers for a choice, which --mode={mode} makes only with "
-            "--schedule=auto. Add it, or leave --profile out; --profile_steps=A:B times steps"
+            f"--profile measures layers, which --mode={mode} needs only for --schedule=auto, or to "
+            "compare the steps of --profile_steps=A:B. Add one of them, or leave --profile out"
         )
     from lingvo_gpipe.run import loop
 

@@ -37,7 +37,7 @@ from lingvo_gpipe.execution.monitoring import watchdog
 from lingvo_gpipe.hooks.base import Ended
 from lingvo_gpipe.hooks.calls import HookCalls
 from lingvo_gpipe.input import Batch, Input, made
-from lingvo_gpipe.plan import auto
+from lingvo_gpipe.plan import auto, step_plan
 from lingvo_gpipe.run import (
     checkpoints,
     evaluation,
@@ -227,8 +227,9 @@ class _Training:
         executor = self._learner.pipe.executor
         self._recorder: recorder.Recorder | None = None
         if options.profiles.steps:
+            planned_s = self._planned_s() if options.profiles.layers else None
             self._recorder = recorder.Recorder(
-                options.profiles.steps, self._learner, logdir, options.report
+                options.profiles.steps, self._learner, logdir, options.report, planned_s
             )
         self._source = worker_input.source_of(source, executor, options.report)
         if options.evaluate:
@@ -243,6 +244,12 @@ class _Training:
             options.report,
             self._end if params.train.end_at_stall else None,
         )
+
+    def _planned_s(self) -> float:
+        """Return the seconds of a step in the cells of this run, by measured layers."""
+        planned = self._params.copy()
+        planned.model.cuts = tuple(len(cell.layers) for cell in self._learner.pipe.analysis.cells)
+        return step_plan.make_for(planned, known=step_plan.known_of(planned, profile=True)).step_s
 
     def _end(self) -> None:
         """End the process at once: an operation that does not return cannot be interrupted."""

@@ -33,6 +33,10 @@ def run(
         (["--max_steps=x"], "ParamsError: flag --max_steps: 'x' is not a whole number. --help"),
         (["train"], "ParamsError: 'train' stands alone: every argument is a flag"),
         (["--model=lab.Tiny"], "ParamsError: --mode=train needs --logdir=FOLDER"),
+        (
+            ["--model=lab.Tiny", "--logdir=/x", "--profile"],
+            "ParamsError: --profile measures layers, which --mode=train needs only for",
+        ),
         (["--model=lab.Tiny", "--mode=trian"], "RegistryError: no mode 'trian'; nearest 'train'"),
         (["--model=lab.Tiny", "--follow"], "ParamsError: --follow goes with --mode=eval"),
         (

@@ -46,6 +46,26 @@ def line(timeline: simulate.Timeline, rows: Sequence[Mapping[str, float]]) -> st
     return f"{took}, {ratio - 1:.0%} more than {needs}: {1e3 * lost[cause]:.1f} ms {_CAUSES[cause]}"
 
 
+def beside_plan(
+    timeline: simulate.Timeline, rows: Sequence[Mapping[str, float]], planned_s: float
+) -> str:
+    """Return one line that compares a step with a plan by measured layers.
+
+    Args:
+        timeline: as in `line`.
+        rows: as in `line`.
+        planned_s: seconds of the plan's step, which has no update and no input.
+    """
+    measured_s = sum(rows[0].values())
+    slots_s = timeline.makespan_s - min(span.start_s for span in timeline.spans)
+    ratio = measured_s / planned_s
+    planned = f"the {1e3 * planned_s:.1f} ms that --profile planned for its slots"
+    if abs(ratio - 1) <= NEAR:
+        return f"that is {ratio:.2f} of {planned}"
+    compared = f"{ratio - 1:.0%} more" if ratio > 1 else f"{1 - ratio:.0%} less"
+    return f"that is {compared} than {planned}, which took {1e3 * slots_s:.1f} ms"
+
+
 def _uneven_s(timeline: simulate.Timeline, medians: Mapping[Phase, Sequence[float]]) -> float:
     """Return how much longer slots took than their medians, on the device where that is most."""
     late_s = [0.0] * timeline.table.num_devices

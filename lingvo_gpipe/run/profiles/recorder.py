@@ -46,7 +46,12 @@ class Recorder:
     """
 
     def __init__(
-        self, chosen: range, learner: Learner, logdir: Path, report: Callable[[str], None]
+        self,
+        chosen: range,
+        learner: Learner,
+        logdir: Path,
+        report: Callable[[str], None],
+        planned_s: float | None = None,
     ) -> None:
         """Prepare; the learner has run nothing yet.
 
@@ -55,7 +60,9 @@ class Recorder:
             learner: the network in training.
             logdir: log directory of the run.
             report: prints a line for the user.
+            planned_s: seconds of a step by measured layers; None: they were not measured.
         """
+        self._planned_s = planned_s
         self.chosen = chosen
         self._learner = learner
         self._logdir = logdir
@@ -100,6 +107,9 @@ class Recorder:
         rows = breakdown.table_of(recorded.rows, labels)
         lines = units.table(rows, "l" + "r" * (len(rows[0]) - 1))
         compared = prediction.line(recorded.timelines[0], recorded.rows)
+        if self._planned_s is not None:
+            beside = prediction.beside_plan(recorded.timelines[0], recorded.rows, self._planned_s)
+            compared = f"{compared}; {beside}"
         writer.png(step, "timeline/measured", drawing.draw(first))
         writer.png(step, "timeline/simulated_from_means", drawing.draw(recorded.simulated))
         writer.png(step, "timeline/breakdown", picture.of_breakdown(recorded.rows, labels))

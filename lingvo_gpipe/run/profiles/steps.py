@@ -16,7 +16,8 @@ class Profiles:
 
     Attributes:
         steps: updates whose slots are timed, from 1 on; see `recorder`.
-        layers: whether `--schedule=auto` chooses by measured times of the layers.
+        layers: whether times of layers are measured, by which `--schedule=auto` chooses, and with
+            which `steps` are compared.
     """
 
     steps: range = range(0)

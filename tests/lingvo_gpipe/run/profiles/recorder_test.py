@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors
+from lingvo_gpipe import errors, network
+from lingvo_gpipe.plan import profiling
 from lingvo_gpipe.run import loop
 from lingvo_gpipe.run.profiles import steps
 from lingvo_gpipe.run.profiles.steps import Profiles
@@ -82,6 +83,25 @@ def test_replicas_without_micro_batches_are_not_in_the_timeline(tmp_path: Path) 
     shown = [line for line in lines if "slots took" in line]
     assert len(shown) == 6
     assert {line.count("replica ") for line in shown} <= {2, 3}
+
+
+def test_measured_layers_are_compared_with_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned: list[tuple[int, ...] | None] = []
+
+    def measured(params: network.PipelineParams, _: object) -> tuple[profiling.LayerTime, ...]:
+        planned.append(params.cuts)
+        return (profiling.LayerTime(0.1, 0.2, 0.3),) * len(network.layer_params(params))
+
+    monkeypatch.setattr(profiling, "layer_times", measured)
+    task, lines = tiny_task(max_steps=2), list[str]()
+    loop.run(task, tmp_path, report=lines.append, profiles=Profiles(range(2, 3), layers=True))
+    (line,) = [line for line in lines if line.startswith("step 2: it took ")]
+    assert " that --profile planned for its slots, which took " in line
+    assert len(planned) == 1
+    assert planned[0] is not None
+    assert len(planned[0]) == task.model.num_partitions
 
 
 def test_steps_that_a_run_does_not_reach_are_reported(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """How near is the step that `--mode=plan --profile` predicts to the step itself?
 
 `python -m benchmarks.plans.prediction [--quick]`: the networks of `benchmarks.breakdown` (K=2
-devices of one thread each, fill-drain and full recomputation; M=32, AmoebaNet-D M=8), each in a
-process of its own. The process measures the layers, predicts the step, and runs updates by Adam, in
-turn; the cuts are those of the network in training. A ratio is the predicted time of the slots,
-divided by the median of the updates before and after it, in which cutting the mini-batch and the
-update are. In interleaved rounds; those during which other processes took more than 0.06 cores do
-not count, unless all were like that.
+devices of one thread each, full recomputation; M=32, AmoebaNet-D M=8) by fill-drain, and by 1F1B,
+whose last cell runs forward and backward as one program; each in a process of its own. The process
+measures the layers, predicts the step, and runs updates by Adam, in turn; the cuts are those of the
+network in training. A ratio is the predicted time of the slots, divided by the median of the
+updates before and after it, in which cutting the mini-batch and the update are. In interleaved
+rounds; those during which other processes took more than 0.06 cores do not count, unless all were
+like that.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from benchmarks import breakdown
 ROUNDS, QUICK_ROUNDS = 3, 1
 TURNS, STEPS = 3, 5
 AIM = 0.1
+NAMES = tuple(f"{kind},{name}" for kind in breakdown.KINDS for name in ("gpipe", "1f1b"))
 
 
-def measure(kind: str) -> dict[str, float]:
-    """Return median seconds of a step, predicted and measured, and their ratio."""
+def measure(configuration: str) -> dict[str, float]:
+    """Return median seconds of a step of `KIND,SCHEDULE`: predicted, measured, and their ratio."""
     import tensorflow as tf
 
     from benchmarks.support import blocks
@@ -36,7 +38,9 @@ def measure(kind: str) -> dict[str, float]:
 
     placement.prepare_logical_cpus(blocks.K)
     placement.prepare_threads(blocks.K, blocks.K)
+    kind, schedule = configuration.split(",")
     task, batch = breakdown.task_of(kind)
+    task.model.schedule = schedule
     specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, batch)
     learned = learner.Learner(task, specs)
     network = task.model.copy().set(cuts=learned.pipe.analysis.cuts)
@@ -75,12 +79,12 @@ def furthest(ratios: list[float]) -> float:
 def main() -> None:
     """Run every kind in processes of its own, and print a table."""
     parser = argparse.ArgumentParser(description="Predicted steps beside measured ones.")
-    parser.add_argument("kind", nargs="?", choices=breakdown.KINDS, help=argparse.SUPPRESS)
+    parser.add_argument("configuration", nargs="?", choices=NAMES, help=argparse.SUPPRESS)
     parser.add_argument("--quick", action="store_true", help="one round")
     options = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    if options.kind:
-        print(json.dumps(measure(options.kind)))
+    if options.configuration:
+        print(json.dumps(measure(options.configuration)))
         return
     from benchmarks.support import machine, processes
     from lingvo_gpipe.console import units
@@ -88,23 +92,21 @@ def main() -> None:
     count = QUICK_ROUNDS if options.quick else ROUNDS
     print(machine.describe())
     print(f"medians of {TURNS} predictions and of {TURNS + 1} times {STEPS} steps; rounds: {count}")
-    found: dict[str, list[Any]] = processes.rounds(
-        "benchmarks.plans.prediction", breakdown.KINDS, count
-    )
+    found: dict[str, list[Any]] = processes.rounds("benchmarks.plans.prediction", NAMES, count)
     rows = [["", "predicted s", "measured s", "ratio", "spread", "other load", "disturbed"]]
     ratios = []
-    for kind in breakdown.KINDS:
-        runs = processes.quiet(found[kind])
+    for name in NAMES:
+        runs = processes.quiet(found[name])
         ratios.append(processes.median(runs, "ratio"))
         rows.append(
             [
-                kind,
+                name,
                 f"{processes.median(runs, 'predicted_s'):.3f}",
                 f"{processes.median(runs, 'measured_s'):.3f}",
                 f"{ratios[-1]:.3f}",
                 processes.spread(runs, "ratio"),
-                f"{max(run['other_load'] for run in found[kind]):.2f}",
-                f"{processes.disturbed(found[kind])} of {count}",
+                f"{max(run['other_load'] for run in found[name]):.2f}",
+                f"{processes.disturbed(found[name])} of {count}",
             ]
         )
     print("\n".join(units.table(rows, "lrrrrrr")))

@@ -6,8 +6,9 @@ once.
 
 In a step all devices compute at the same time, and on CPUs they share cores and threads: a backward
 that runs alone also uses the threads of other devices. So a program runs on as many devices at once
-as in a step, or as there are cores; on each of them in a loop, because a call of a TensorFlow
-function from Python takes longer than many layers.
+as in a step, or as there are cores; on each of them several times in one graph, because a call of a
+TensorFlow function from Python takes longer than many layers. A loop of TensorFlow's
+passes every weight on in each round, which doubled the times of layers with many small ones.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from lingvo_gpipe.schedule import recompute
 Clock: TypeAlias = Callable[[], float]
 _Call: TypeAlias = Callable[[Nest, list[tf.Tensor]], tuple[Nest, list[tf.Tensor]]]
 _LEAST_S = 0.03  # of a measurement, so that the clock and the call of a function do not count
-_MOST_CALLS = 64
+_FEWEST_CALLS, _MOST_CALLS = 5, 64
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,11 +43,19 @@ class LayerTime:
         forward_s: its forward.
         kept_backward_s: its backward from a kept forward.
         backward_s: its backward that recomputes the forward.
+        measured_fused_s: forward and backward as one program; None: not measured.
     """
 
     forward_s: float
     kept_backward_s: float
     backward_s: float
+    measured_fused_s: float | None = None
+
+    @property
+    def fused_s(self) -> float:
+        """Seconds of forward and backward as one program."""
+        fused_s = self.measured_fused_s
+        return self.forward_s + self.kept_backward_s if fused_s is None else fused_s
 
     @property
     def recomputed_s(self) -> float:
@@ -218,46 +227,47 @@ class _Stopwatch:
             carried: those of the first call.
         """
 
-        def loops(count: tf.Tensor, arguments: Nest, carried: list[tf.Tensor]) -> list[tf.Tensor]:
-            return [_loop(name, count, call, arguments, carried) for name in self.devices]
+        def calls(count: int) -> outer_function.OuterFunction:
+            def on_all(arguments: Nest, carried: list[tf.Tensor]) -> list[tf.Tensor]:
+                return [_calls(name, count, call, arguments, carried) for name in self.devices]
 
-        function = outer_function.OuterFunction(loops)
+            return outer_function.OuterFunction(on_all)
 
-        def seconds(count: int) -> float:
-            number = tf.constant(count)
+        def seconds(function: outer_function.OuterFunction) -> float:
             _wait()
             start_s = self.clock()
-            function(number, arguments, list(carried))
+            function(arguments, list(carried))
             _wait()
-            return (self.clock() - start_s) / count
+            return self.clock() - start_s
 
-        count = 1
+        def median(function: outer_function.OuterFunction) -> float:
+            return statistics.median(seconds(function) for _ in range(self.runs))
+
+        one, count = calls(1), 1
         for _ in range(self.warm_up):
-            alone_s = max(seconds(1), _LEAST_S / _MOST_CALLS)
-            count = max(1, math.ceil(_LEAST_S / alone_s))
-        return statistics.median(seconds(count) for _ in range(self.runs))
+            alone_s = max(seconds(one), _LEAST_S / _MOST_CALLS)
+            least = math.ceil(_LEAST_S / alone_s)
+            count = 1 if least == 1 else max(_FEWEST_CALLS, least)
+        if count == 1:
+            return median(one)
+        several = calls(count)
+        several(arguments, list(carried))
+        # What comes before and after the calls is as long with one of them as with several.
+        return max(0.0, median(several) - median(one)) / (count - 1)
 
 
-def _loop(
-    device: str, count: tf.Tensor, call: _Call, arguments: Nest, carried: list[tf.Tensor]
+def _calls(
+    device: str, count: int, call: _Call, arguments: Nest, carried: list[tf.Tensor]
 ) -> tf.Tensor:
-    """Call something `count` times on a device, each time after the last; return the count."""
-
-    def body(number: tf.Tensor, carried: list[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        results, following = call(arguments, carried)
-        with tf.control_dependencies([t.op for t in tf.nest.flatten((results, following))]):
-            return number + 1, [
-                tf.ensure_shape(new, old.shape) for new, old in zip(following, carried, strict=True)
-            ]
-
+    """Call something `count` times on a device, each time after the last; return a scalar."""
+    ended: list[tf.Operation] = []
     with tf.device(device):
-        number, _ = tf.while_loop(
-            lambda number, _: number < count,
-            body,
-            (tf.constant(0), carried),
-            parallel_iterations=1,
-        )
-    return number
+        for _ in range(count):
+            with tf.control_dependencies(ended):
+                results, carried = call(arguments, carried)
+            ended = [tensor.op for tensor in tf.nest.flatten((results, carried))]
+        with tf.control_dependencies(ended):
+            return tf.constant(count)
 
 
 def _devices(params: network.PipelineParams) -> list[str]:
@@ -304,6 +314,11 @@ class _Runner:
             gradients = programs.backward(cell, inputs, upstream, held=held[0] if held else None)
             return gradients.imports, list(gradients.weights)
 
+        def fused(arguments: Nest, sums: list[tf.Tensor]) -> tuple[Nest, list[tf.Tensor]]:
+            inputs, upstream = arguments
+            outputs, gradients = programs.fused(cell, inputs, upstream._replace(accumulators=sums))
+            return (outputs.as_nest(), gradients.imports), list(gradients.weights)
+
         forward_s = watch.median_s(forward, inputs)
         if not cell.has_backward:
             return LayerTime(forward_s, 0.0, 0.0)
@@ -313,6 +328,7 @@ class _Runner:
             forward_s=forward_s,
             kept_backward_s=watch.median_s(backward, (inputs, rest, held), sums),
             backward_s=watch.median_s(backward, (inputs, rest), sums),
+            measured_fused_s=watch.median_s(fused, (inputs, rest), sums),
         )
 
 

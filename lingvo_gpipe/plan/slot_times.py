@@ -97,7 +97,8 @@ def of_cell(
     return SlotTimes(
         forward_s=forward,
         backward_s=backward,
-        fused_s=forward + from_kept,
+        # A frozen layer has no backward.
+        fused_s=sum(layer.fused_s if layer.backward_s else layer.forward_s for layer in layers),
         input_gradient_s=inputs,
         weight_gradient_s=weights,
         recompute_s=again,

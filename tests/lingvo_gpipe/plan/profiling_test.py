@@ -35,13 +35,14 @@ class FakeClock:
 
 
 def test_a_layer_is_timed_by_forward_kept_and_recomputing_backward() -> None:
-    clock = FakeClock(1.0, 1.0, 1.0, 3.0, 3.0, 3.0, 5.0, 5.0, 5.0)
+    clock = FakeClock(*[1.0] * 3, *[3.0] * 3, *[5.0] * 3, *[4.0] * 3)
     params = pipe(layers.Dense.Params(units=3), layers.MeanSquaredError.Params())
     times = profiling.layer_times(
         params, {"x": floats(4, 2), "target": floats(4, 3)}, runs=2, warm_up=1, clock=clock
     )
-    assert times == (profiling.LayerTime(1.0, 3.0, 5.0),) * 2
-    assert (times[0].recomputed_s, times[0].again_s) == (6.0, 2.0)
+    assert times == (profiling.LayerTime(1.0, 3.0, 5.0, 4.0),) * 2
+    assert (times[0].recomputed_s, times[0].again_s, times[0].fused_s) == (6.0, 2.0, 4.0)
+    assert profiling.LayerTime(1.0, 3.0, 5.0).fused_s == 4.0
 
 
 def test_the_median_of_the_runs_counts_and_none_of_the_warm_up() -> None:
@@ -53,11 +54,11 @@ def test_the_median_of_the_runs_counts_and_none_of_the_warm_up() -> None:
 
 
 def test_short_calls_are_measured_many_at_a_time() -> None:
-    clock = FakeClock(100.0, 0.01, 0.06, 0.09)
+    clock = FakeClock(100.0, 0.01, 0.06, 0.09, 0.01, 0.03)
     params = pipe(layers.Dense.Params(units=3, trainable=False))
     (time,) = profiling.layer_times(params, {"x": floats(4, 2)}, runs=2, warm_up=2, clock=clock)
-    # Of 0.01 s each, three calls take long enough.
-    assert time.forward_s == pytest.approx((0.06 + 0.09) / 2 / 3)
+    # Of 0.01 s each, three calls take long enough; there are five, without the first.
+    assert time.forward_s == pytest.approx(((0.06 + 0.09) - (0.01 + 0.03)) / 2 / 4)
 
 
 @pytest.mark.parametrize(("fields", "count"), [({}, 1), ({"num_partitions": 3}, 2)])
@@ -117,9 +118,9 @@ def test_the_last_layer_of_a_network_without_a_loss_is_computed(
 
     monkeypatch.setattr(cell_programs.CellPrograms, "__init__", remember)
     own = [layers.Dense.Params(units=4) for _ in range(2)] + [layers.Dense.Params(units=3)]
-    clock = FakeClock(1.0, 3.0, 5.0)
+    clock = FakeClock(1.0, 3.0, 5.0, 4.0)
     times = profiling.layer_times(pipe(*own), {"x": floats(4, 4)}, runs=1, warm_up=0, clock=clock)
-    assert times == (profiling.LayerTime(1.0, 3.0, 5.0),) * 3
+    assert times == (profiling.LayerTime(1.0, 3.0, 5.0, 4.0),) * 3
     for each in programs:
         specs = tf.nest.flatten(each.graphs["F"].structured_outputs)
         assert [spec.shape[0] for spec in specs] == [4]
@@ -169,6 +170,6 @@ def test_recomputation_counts_as_often_as_the_mean_cell_does_it(
         **fields,
     )
     batch = {"x": tf.ones([4, 2]), "target": tf.ones([4, 3])}
-    clock = FakeClock(1.0, 3.0, 5.0)
+    clock = FakeClock(1.0, 3.0, 5.0, 4.0)
     costs = profiling.balance_by_time(params, batch, runs=1, warm_up=0, clock=clock)
     assert costs == (cost, cost)

@@ -7,8 +7,8 @@ once.
 In a step all devices compute at the same time, and on CPUs they share cores and threads: a backward
 that runs alone also uses the threads of other devices. So a program runs on as many devices at once
 as in a step, or as there are cores; on each of them several times in one graph, because a call of a
-TensorFlow function from Python takes longer than many layers. A loop of TensorFlow's
-passes every weight on in each round, which doubled the times of layers with many small ones.
+TensorFlow function from Python takes longer than many layers. The graph has no loop: one would pass
+every weight on in each round, which doubled the times of layers with many small weights.
 """
 
 from __future__ import annotations

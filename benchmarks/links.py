@@ -6,8 +6,8 @@ sends to each other one are read from the system's counters of every TCP connect
 over ten updates after the graphs are built. A link's bytes should be within 5 % of the derived
 ones; those of the chief below the fields of the mini-batch plus 3 KiB for each variable. With R
 replicas, each sends 2 (R - 1) / R of the weights' bytes on average; less where the gradient of a
-table is sent as rows. With `--on_worker`, the first worker reads the mini-batches, and no field
-counts for the chief.
+table is sent as rows. With `--on_worker`, the worker of each replica's first cell reads the
+examples of that replica, and no field counts for the chief, nor between replicas.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def chief(addresses: Sequence[str], case: str, on_worker: bool) -> None:
     sys.stdin.readline()
     for _ in range(STEPS):
         float(learner.update([next(batches)]).loss)
-    derived = _derived(planned, input_host=1 if on_worker else 0)
+    derived = _derived(planned, on_worker=on_worker)
     found = {"derived": derived, "variables": len(learner.variables)}
     found["exchanged"] = planned.exchange.sent_bytes
     found["weights"] = sum(spec.size_bytes for spec in planned.analysis.variables.values())
@@ -108,7 +108,7 @@ def chief(addresses: Sequence[str], case: str, on_worker: bool) -> None:
     sys.stdin.readline()
 
 
-def _derived(planned: Any, input_host: int) -> dict[str, int]:
+def _derived(planned: Any, on_worker: bool) -> dict[str, int]:
     """Return "FROM TO" → the bytes that a host sends to another one, by the plan."""
     from lingvo_gpipe.network.traffic import links
 
@@ -117,9 +117,12 @@ def _derived(planned: Any, input_host: int) -> dict[str, int]:
     for first in range(1, planned.num_replicas * num_devices, num_devices):
         for link in planned.links:
             target = first + analysis.cells[link.target].device_number
-            origin = input_host
-            if link.source != links.INPUT:
-                origin = first + analysis.cells[link.source].device_number
+            source = 0 if link.source == links.INPUT else link.source
+            origin = first + analysis.cells[source].device_number
+            if link.source == links.INPUT and not on_worker:
+                origin = 0  # the chief
+            if origin == target:
+                continue
             derived[f"{origin} {target}"] += link.forward_bytes
             derived[f"{target} {origin}"] += link.backward_bytes
     for sent in planned.exchange.sent():
@@ -242,9 +245,7 @@ def main() -> int:
     parser.add_argument("--addresses", help=argparse.SUPPRESS)
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--chief", help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--on_worker", action="store_true", help="the first worker reads the mini-batches"
-    )
+    parser.add_argument("--on_worker", action="store_true", help="workers read the mini-batches")
     parser.add_argument("cases", nargs="*", default=[*CASES, *REPLICAS])
     arguments = parser.parse_args()
     if arguments.worker is not None:

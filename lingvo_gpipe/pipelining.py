@@ -27,7 +27,7 @@ from lingvo_gpipe.imports import tensorflow_import
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.context import Collected, Context
 from lingvo_gpipe.nests import Nest, SpecNest
-from lingvo_gpipe.network import wiring
+from lingvo_gpipe.network import parts, wiring
 from lingvo_gpipe.network.traffic import host_order
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -184,18 +184,24 @@ class PipeliningLayer(tensorflow_import.Module, hyperparams.Configurable):
         return self._built.variables.where(lambda spec: spec.is_state)
 
     @_without_autograph
-    def loss_weights(self, batch: Mapping[str, Nest]) -> dict[str, tf.Tensor]:
+    def loss_weights(self, batch: parts.Batch) -> dict[str, tf.Tensor]:
         """Return each loss's weight (examples, real tokens) in a mini-batch; they add up."""
-        fields = self._fields(batch)
         master = self.params.policy.variable
-        losses = self.analysis.losses
+        weights: dict[str, list[tf.Tensor]] = {loss.name: [] for loss in self.analysis.losses}
+        for number, fields in enumerate(self._fields(batch)):
+            with self.executor.beside_input(number):
+                for loss in self.analysis.losses:
+                    weights[loss.name].append(tf.cast(loss.weight(fields), master))
         with self.executor.beside_input():
-            return {loss.name: tf.cast(loss.weight(fields), master) for loss in losses}
+            return {
+                name: added[0] if len(added) == 1 else tf.add_n(added)
+                for name, added in weights.items()
+            }
 
     @_without_autograph
     def value_and_gradients(
         self,
-        batch: Mapping[str, Nest],
+        batch: parts.Batch,
         *,
         step: int | tf.Tensor = 0,
         loss_weights: Mapping[str, tf.Tensor] | None = None,
@@ -208,7 +214,8 @@ class PipeliningLayer(tensorflow_import.Module, hyperparams.Configurable):
         Eagerly, or inside the caller's own tf.function, whose graph gets the calls.
 
         Args:
-            batch: name → nest of tensors [N, …], all fields of the mini-batch.
+            batch: name → nest of tensors [N, …], all fields of the mini-batch; or the examples of
+                each replica, as a tuple of such dictionaries.
             step: number of the update; randomness and schedules depend on it.
             loss_weights: loss name → its weight in the whole update, where that has several
                 mini-batches; None: `self.loss_weights(batch)`.
@@ -228,7 +235,7 @@ class PipeliningLayer(tensorflow_import.Module, hyperparams.Configurable):
 
     @_without_autograph
     def evaluate(
-        self, batch: Mapping[str, Nest], *, step: int | tf.Tensor = 0, outputs: bool = False
+        self, batch: parts.Batch, *, step: int | tf.Tensor = 0, outputs: bool = False
     ) -> Result:
         """Run a mini-batch of any size forward only, without training's randomness.
 
@@ -276,8 +283,8 @@ class PipeliningLayer(tensorflow_import.Module, hyperparams.Configurable):
         Returns:
             The network's outputs, as the field `outputs` of the Params says.
         """
-        fields = self._fields(self._by_field(inputs))  # builds the pipeline
-        fields = self._built.checked(fields)
+        (fields,) = self._fields(self._by_field(inputs))  # builds the pipeline
+        (fields,) = self._built.checked(fields)
         weights = {**variables.flatten(theta), **variables.flatten(ctx.state)}
         outputs, collected = self._built.under_tape(fields, weights, ctx)
         again = sorted(_names(ctx.collected) & _names(collected))
@@ -321,7 +328,7 @@ class PipeliningLayer(tensorflow_import.Module, hyperparams.Configurable):
             collected=Collected(),
         )
 
-    def first_nonfinite(self, batch: Mapping[str, Nest], *, step: int | tf.Tensor = 0) -> str:
+    def first_nonfinite(self, batch: parts.Batch, *, step: int | tf.Tensor = 0) -> str:
         """Run a mini-batch layer by layer and name where a value first stops being finite.
 
         Returns:
@@ -336,7 +343,7 @@ class PipeliningLayer(tensorflow_import.Module, hyperparams.Configurable):
         return nonfinite.first_gradient(self.analysis, gradients)
 
     def explain(
-        self, error: tf.errors.OpError, batch: Mapping[str, Nest], *, step: int | tf.Tensor = 0
+        self, error: tf.errors.OpError, batch: parts.Batch, *, step: int | tf.Tensor = 0
     ) -> errors.UserError:
         """Return the cause of an error of a step: its layer, micro-batch, and the field at fault.
 
@@ -350,9 +357,7 @@ class PipeliningLayer(tensorflow_import.Module, hyperparams.Configurable):
         """
         return self._built.explain(self._inputs(batch, step), error, training=True)
 
-    def _inputs(
-        self, batch: Mapping[str, Nest], step: int | tf.Tensor
-    ) -> mini_batch.MiniBatchInputs:
+    def _inputs(self, batch: parts.Batch, step: int | tf.Tensor) -> mini_batch.MiniBatchInputs:
         """Return the inputs of a mini-batch that is an update of its own."""
         return mini_batch.MiniBatchInputs(
             fields=self._fields(batch),
@@ -369,13 +374,18 @@ class PipeliningLayer(tensorflow_import.Module, hyperparams.Configurable):
         is_by_name = isinstance(inputs, dict) and inputs.keys() >= set(wiring.names(structure))
         return inputs if is_by_name else wiring.by_name(structure, inputs)
 
-    def _fields(self, batch: Mapping[str, Nest]) -> dict[str, Nest]:
-        """Return the mini-batch as tensors; the first one builds the pipeline.
+    def _fields(self, batch: parts.Batch) -> tuple[dict[str, Nest], ...]:
+        """Return the parts of a mini-batch as tensors; one that is whole builds the pipeline.
 
         Raises:
             InputError: a field is missing, or is not a tensor.
         """
-        self.build(batch)
+        if isinstance(batch, Mapping) and not isinstance(batch, parts.InParts):
+            self.build(batch)
+        return tuple(map(self._part, parts.of_batch(batch)))
+
+    def _part(self, batch: Mapping[str, Nest]) -> dict[str, Nest]:
+        """Return a part of a mini-batch, or the whole one, as tensors; see `_fields`."""
         fields = _leaf_by_leaf(batch, _tensor)
         missing = sorted(set(self.analysis.wiring.fields) - set(fields))
         if missing:
@@ -387,8 +397,8 @@ class PipeliningLayer(tensorflow_import.Module, hyperparams.Configurable):
 
     def _run(self, name: str, inputs: mini_batch.MiniBatchInputs) -> Result:
         """Run inside the caller's function, or in an outer function of these shapes."""
-        count = self._built.num_micro_batches(inputs.fields)
-        inputs = inputs._replace(fields=self._built.checked(inputs.fields))
+        count = self._built.num_micro_batches(*inputs.fields)
+        inputs = inputs._replace(fields=self._built.checked(*inputs.fields))
         try:
             result: mini_batch.MiniBatchResult = self._functions[name](inputs)
         except tf.errors.OpError as error:

@@ -91,8 +91,8 @@ class Executor:
         devices: for each replica, the name of each cell's device.
         progress: how far each device is in the pass that runs; None: it is not followed.
         stamps: when each slot of a pass of training runs; None: that is not noted.
-        input_device: device that holds the mini-batches; None: that of the process that calls.
-            Set it before a pass is traced.
+        input_devices: device that holds each part of the mini-batches; empty: that of the process
+            that calls. Set it before a pass is traced.
     """
 
     def __init__(
@@ -113,15 +113,15 @@ class Executor:
         self.devices = [list(of_replica) for of_replica in devices]
         self.progress: progress.Progress | None = None
         self.stamps: stamps.Stamps | None = None
-        self.input_device: str | None = None
+        self.input_devices: tuple[str, ...] = ()
 
     @contextlib.contextmanager
-    def beside_input(self) -> Iterator[None]:
-        """Place operations of the `with` block on the device that holds the mini-batches."""
-        if self.input_device is None:
+    def beside_input(self, part: int = 0) -> Iterator[None]:
+        """Place operations of the `with` block on the device that holds a part of the input."""
+        if not self.input_devices:
             yield
         else:
-            with tf.device(self.input_device):
+            with tf.device(self.input_devices[part]):
                 yield
 
     def follow_progress(self) -> progress.Progress:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -23,7 +23,8 @@ class MiniBatchInputs(NamedTuple):
     """Inputs for running a mini-batch; a nest, so that it can be an argument of a tf.function.
 
     Attributes:
-        fields: name → nest of tensors [N, …], all fields of the mini-batch.
+        fields: all fields of the mini-batch, name → nest of tensors [N, …]; one dictionary, or one
+            for the examples of each replica (see `network.parts`).
         step: int64 scalar, number of the update.
         loss_weights: loss name → its weight in the whole update.
         first_micro_batch: int32 scalar, number of the first micro-batch in the update.
@@ -31,7 +32,7 @@ class MiniBatchInputs(NamedTuple):
         loss_scale: scalar factor on the gradients; None: 1.
     """
 
-    fields: dict[str, Nest]
+    fields: tuple[dict[str, Nest], ...]
     step: tf.Tensor
     loss_weights: dict[str, tf.Tensor]
     first_micro_batch: tf.Tensor
@@ -66,9 +67,9 @@ class MiniBatchRunner:
         self._seen: set[int] = set()  # numbers of micro-batches
         self._warnings_left = 10  # the last mini-batch of every evaluation may be smaller
 
-    def num_micro_batches(self, fields: Mapping[str, Nest]) -> int:
+    def num_micro_batches(self, *parts: Mapping[str, Nest]) -> int:
         """Return M for a mini-batch; log if it is very large, or less than the Params set."""
-        sizes, wanted = self._sizes(fields), self._params.num_micro_batches
+        sizes, wanted = self._sizes(parts), self._params.num_micro_batches
         if len(sizes) not in self._seen:
             self._seen.add(len(sizes))
             text = build_limit.warning(self._analysis.table.num_cells, len(sizes))
@@ -85,20 +86,24 @@ class MiniBatchRunner:
             )
         return len(sizes)
 
-    def checked(self, fields: dict[str, Nest]) -> dict[str, Nest]:
-        """Return the fields of a mini-batch, with labels and ids in range (`check_values`).
+    def checked(self, *parts: dict[str, Nest]) -> tuple[dict[str, Nest], ...]:
+        """Return the parts of a mini-batch, with labels and ids in range (`check_values`).
 
         Raises:
             InputError: one is not. In the caller's function, the step fails when it runs: by these
                 fields where a cell is on an accelerator, and by TensorFlow's kernels on CPUs.
         """
         if not self._params.check_values:
-            return fields
+            return parts
         if not tf.inside_function():
-            self._analysis.check_values(fields)
+            self._analysis.check_values(*parts)
         elif not all(":CPU:" in name for names in self.executor.devices for name in names):
-            return self._analysis.asserted_values(fields, self.executor.input_device or "CPU:0")
-        return fields
+            devices = self.executor.input_devices or ("CPU:0",)
+            return tuple(
+                self._analysis.asserted_values(fields, device)
+                for fields, device in zip(parts, devices, strict=False)
+            )
+        return parts
 
     def train(self, inputs: MiniBatchInputs) -> MiniBatchResult:
         """Run the table of training: losses inside, gradients of all weights.
@@ -193,7 +198,7 @@ class MiniBatchRunner:
             training: whether it was a step of training, or an evaluation.
         """
         try:
-            self._analysis.check_values(inputs.fields)
+            self._analysis.check_values(*inputs.fields)
         except errors.InputError as at_fault:
             return at_fault
         num_micro_batches = len(self._sizes(inputs.fields))
@@ -219,7 +224,7 @@ class MiniBatchRunner:
         """
         num_micro_batches = self.num_micro_batches(fields)
         read = variables.in_read_dtypes(self.executor, weights)
-        cut = self._cut(fields)
+        cut = self._cut((fields,))
         micro_batch_seeds = [
             seeds.micro_batch_seed(ctx.root_seed, ctx.step, m) for m in range(num_micro_batches)
         ]
@@ -242,16 +247,36 @@ class MiniBatchRunner:
             step=inputs.step,
         )
 
-    def _sizes(self, fields: Mapping[str, Nest]) -> tuple[int, ...]:
-        return micro_batches.sizes_of(self._params, fields)
+    def _num_examples(self, fields: Mapping[str, Nest]) -> int:
+        params = self._params
+        return micro_batches.batch_size(fields, params.batch_dim, params.unbatched)
 
-    def _cut(self, fields: Mapping[str, Nest]) -> dict[int, list[Nest]]:
+    def _sizes(self, parts: Sequence[Mapping[str, Nest]]) -> tuple[int, ...]:
+        return micro_batches.sizes_of(self._params, *parts)
+
+    def _cut(self, parts: Sequence[Mapping[str, Nest]]) -> dict[int, list[Nest]]:
         """Return version of each field → its nest for each micro-batch."""
         params, versions = self._params, self._analysis.wiring.fields
-        with self.executor.beside_input():
-            read = read_fields(self._analysis, fields)
-            cut = micro_batches.split(read, self._sizes(fields), params.batch_dim, params.unbatched)
-        return {versions[name]: parts for name, parts in cut.items()}
+        sizes = self._sizes(parts)
+        shares = [range(len(sizes))]
+        if len(parts) > 1:
+            shares = [own for own in replicas.shares(len(sizes), params.num_replicas) if own]
+            found_sizes = [self._num_examples(fields) for fields in parts]
+            expected = [sum(sizes[own.start : own.stop]) for own in shares]
+            if found_sizes != expected:
+                raise errors.InputError(
+                    f"the parts of the mini-batch have {found_sizes} examples, but those of the "
+                    f"replicas' micro-batches are {expected}. Cut it by network.parts.Part"
+                )
+        found: dict[int, list[Nest]] = {v: [] for v in versions.values()}
+        for number, (fields, own) in enumerate(zip(parts, shares, strict=True)):
+            with self.executor.beside_input(number):
+                read = read_fields(self._analysis, fields)
+                part_sizes = sizes[own.start : own.stop]
+                cut = micro_batches.split(read, part_sizes, params.batch_dim, params.unbatched)
+            for name, values in cut.items():
+                found[versions[name]] += values
+        return found
 
     def _coefficients(self) -> dict[str, float]:
         return {loss.name: loss.coefficient for loss in self._analysis.losses}

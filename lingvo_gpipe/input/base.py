@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import hashlib
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -15,6 +15,7 @@ from lingvo_gpipe.input.serving import Program, Serving
 from lingvo_gpipe.nests import Batch
 
 if TYPE_CHECKING:
+    from lingvo_gpipe.input.part import InputPart
     from lingvo_gpipe.task import Task
 
 
@@ -35,7 +36,9 @@ class Input(hyperparams.Configurable, abc.ABC):
             None, "Examples in a mini-batch of evaluation; None: those of training."
         )
         on_worker: bool = hyperparams.field(
-            False, "The worker of the first cell reads the data, not the chief; it needs a copy."
+            False,
+            "The workers with the first cells read the data, each the examples of its replica, "
+            "not the chief; they need copies.",
         )
 
         def made(self, task_params: Task.Params) -> Input.Params:
@@ -69,6 +72,17 @@ class Input(hyperparams.Configurable, abc.ABC):
     @abc.abstractmethod
     def evaluation(self, split: str, batch_size: int | None = None) -> Batches:
         """Return mini-batches with every example of `split` once; the last may be smaller."""
+
+    def part(self, numbers: Mapping[str, Any]) -> InputPart:
+        """Return what reads a part of each mini-batch: here, whole ones are read and cut.
+
+        Args:
+            numbers: attributes of `network.parts.Part`.
+        """
+        from lingvo_gpipe.input import part
+        from lingvo_gpipe.network import parts
+
+        return part.InputPart(self, parts.Part(**numbers))
 
     @property
     def class_names(self) -> tuple[str, ...]:

@@ -15,7 +15,9 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.input.base import Input, check_split
-from lingvo_gpipe.input.reading import Batches, Repair, as_written
+from lingvo_gpipe.input.part import InputPart
+from lingvo_gpipe.input.reading import Batches, Reading, Repair, as_written
+from lingvo_gpipe.network.parts import Part
 
 # Rounds of the permutation's block cipher; with 8, even 3 examples are permuted uniformly.
 _SHUFFLE_ROUNDS = 8
@@ -47,7 +49,9 @@ class Indexed(Input):
     def read(
         self, rows: tf.data.Dataset, split: str, batch_size: int, seed: int | None
     ) -> tf.data.Dataset:
-        """Return mini-batches for `rows`.
+        """Return mini-batches for `rows`; each example depends on its own row alone.
+
+        So a host may read only some rows of each mini-batch (`part`).
 
         Args:
             rows: per mini-batch {"index": int64 [B], "epoch": int64 [B]}, which examples.
@@ -79,18 +83,26 @@ class Indexed(Input):
 
     def batches(self, seed: int, position: int = 0) -> Batches:
         """Return the endless mini-batches of training from number `position` on."""
+        return self.training(seed, position, range(self.params.batch_size))
+
+    def training(self, seed: int, position: int, places: range) -> Batches:
+        """Return the examples at `places` of each mini-batch of training; see `batches`."""
         split, size = self.params.train_split, self.params.batch_size
         count = self._counted(split)
         shuffle_seed = seed if self.params.shuffle else None
 
         @as_written
         def rows_of(number: tf.Tensor) -> dict[str, tf.Tensor]:
-            numbers = number * size + tf.range(size, dtype=tf.int64)
+            numbers = number * size + tf.range(places.start, places.stop, dtype=tf.int64)
             epoch = numbers // count
             return {"index": _permute(numbers % count, epoch, count, shuffle_seed), "epoch": epoch}
 
         rows = tf.data.Dataset.range(position, tf.int64.max).map(rows_of)
-        return self._batches(rows, split, size, seed, position)
+        return self._batches(rows, split, len(places), seed, position)
+
+    def part(self, numbers: Mapping[str, Any]) -> InputPart:
+        """Return what reads a part of each mini-batch; in training, only these examples."""
+        return _IndexedPart(self, Part(**numbers))
 
     def evaluation(self, split: str, batch_size: int | None = None) -> Batches:
         """Return mini-batches with every example of `split` once; the last may be smaller."""
@@ -120,6 +132,20 @@ class Indexed(Input):
 
         dataset = self.read(rows, split, size, seed).prefetch(_PREFETCH)
         return Batches(dataset, explain, self.repair(split, seed), first=first)
+
+
+class _IndexedPart(InputPart):
+    """The part of each mini-batch that one replica computes; in training, it reads no other."""
+
+    whole: Indexed
+
+    def batches(self, seed: int, position: int = 0) -> Reading:
+        """Return its part of the mini-batches of training; see `Input.batches`."""
+        specs = self.whole.example_spec().values()
+        places = self.part.examples(self.whole.params.batch_size)
+        if not all(spec.shape.is_fully_defined() for spec in specs):
+            return super().batches(seed, position)  # padded alike, where a batch is padded
+        return self.whole.training(seed, position, places)
 
 
 class InMemory(Indexed):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias, TypeVar, cast
 
 import tensorflow as tf
@@ -25,13 +25,16 @@ class Reading(abc.ABC):
     Attributes:
         counts: examples that could not be read so far, by what became of them (`replaced`,
             `left_out`); empty where the input allows none.
+        is_cut: whether it returns parts of mini-batches that are read whole; the counts are theirs.
     """
+
+    is_cut = False
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
 
     @abc.abstractmethod
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Mapping[str, tf.Tensor]]:
         """Begin to read."""
 
 

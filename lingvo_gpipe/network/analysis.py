@@ -123,13 +123,16 @@ class Analysis(wired_layers.WiredLayers):
             )
         return self._tables[key]
 
-    def check_values(self, fields: Mapping[str, Nest]) -> None:
+    def check_values(self, *parts: Mapping[str, Nest]) -> None:
         """Refuse labels and ids of a mini-batch that a layer does not take.
+
+        Args:
+            parts: consecutive parts of the mini-batch, each name → nest of tensors or arrays.
 
         Raises:
             InputError: naming field, row, value and layer.
         """
-        value_ranges.check(self._field_ranges, fields)
+        value_ranges.check(self._field_ranges, *parts)
 
     def asserted_values(self, fields: Mapping[str, Nest], device: str = "CPU:0") -> dict[str, Nest]:
         """Return tensors of a graph whose use fails if a label or id is out of range.

@@ -104,18 +104,18 @@ def batch_size(
     return next(iter(by_size))
 
 
-def sizes_of(params: PipelineParams, fields: Mapping[str, Nest | SpecNest]) -> tuple[int, ...]:
+def sizes_of(params: PipelineParams, *parts: Mapping[str, Nest | SpecNest]) -> tuple[int, ...]:
     """Return how many examples each micro-batch of a mini-batch holds.
 
     Args:
         params: params of the network.
-        fields: the mini-batch, name → nest of tensors or `tf.TensorSpec`.
+        parts: parts of the mini-batch, or the whole, name → nest of tensors or `tf.TensorSpec`.
 
     Raises:
         InputError: see `batch_size`.
         ScheduleError: their graph would take too long to build.
     """
-    num_examples = batch_size(fields, params.batch_dim, params.unbatched)
+    num_examples = sum(batch_size(part, params.batch_dim, params.unbatched) for part in parts)
     count = _count(num_examples, params.num_micro_batches, params.micro_batch_size)
     cells = num_cells(params.schedule, params.num_partitions, params.cells_per_device)
     build_limit.check(cells, count, params.max_build_s)  # before a list of as many

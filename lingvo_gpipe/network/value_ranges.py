@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -35,11 +35,25 @@ class FieldRange:
     layer: str
     values: ValueRange
 
-    def first_outside(self, fields: Mapping[str, Nest]) -> str | None:
-        """Return a message for the first value of a mini-batch that is outside; None: all fit."""
-        size, weights = self.values.size, self.values.weights
-        if _is_on_worker(fields[self.field]) and self._all_inside(fields):
+    def all_inside(self, fields: Mapping[str, Nest]) -> tf.Tensor | None:
+        """Return whether all values fit, found on the worker that has the field; None: none has."""
+        value = fields[self.field]
+        if not _is_on_worker(value):
             return None
+        used = [name for name in (self.field, self.values.weights) if name is not None]
+        specs = tuple((name, tf.TensorSpec.from_tensor(fields[name])) for name in used)
+        with tf.device(value.device):
+            found = _all_inside_of(self, specs, value.device)
+            return found({name: fields[name] for name in used})
+
+    def first_outside(self, fields: Mapping[str, Nest], first_row: int = 0) -> str | None:
+        """Return a message for the first value of a mini-batch that is outside; None: all fit.
+
+        Args:
+            fields: of the mini-batch, or of a part of it.
+            first_row: number of its first row in the mini-batch.
+        """
+        size, weights = self.values.size, self.values.weights
         found = np.asarray(fields[self.field])
         if not found.size or (found.min() >= 0 and found.max() < size):
             return None
@@ -53,9 +67,9 @@ class FieldRange:
         more = f" (and {len(places) - 1} more)" if len(places) > 1 else ""
         position = f", position {list(place[1:])}" if place[1:] else ""
         return (
-            f"field {self.field!r}, row {place[0]}{position}: {found[place]}{more}, but layer "
-            f"{self.layer} takes 0 to {size - 1} (its {self.values.setting}={size}). Correct the "
-            f"data, or set {self.values.setting}"
+            f"field {self.field!r}, row {first_row + place[0]}{position}: {found[place]}{more}, "
+            f"but layer {self.layer} takes 0 to {size - 1} (its {self.values.setting}={size}). "
+            f"Correct the data, or set {self.values.setting}"
         )
 
     def inside(self, fields: Mapping[str, Nest]) -> tf.Tensor:
@@ -66,30 +80,27 @@ class FieldRange:
             inside |= tf.broadcast_to(fields[weights] == 0, tf.shape(values))
         return inside
 
-    def _all_inside(self, fields: Mapping[str, tf.Tensor]) -> bool:
-        """Return whether all values fit, found on the device of the field."""
-        used = [name for name in (self.field, self.values.weights) if name is not None]
-        specs = tuple((name, tf.TensorSpec.from_tensor(fields[name])) for name in used)
-        device = fields[self.field].device
-        with tf.device(device):
-            found = _all_inside_of(self, specs, device)({name: fields[name] for name in used})
-        return bool(found)
 
-
-def check(ranges: Iterable[FieldRange], fields: Mapping[str, Nest]) -> None:
+def check(ranges: Sequence[FieldRange], *parts: Mapping[str, Nest]) -> None:
     """Refuse values of a mini-batch that no layer takes.
 
     Args:
         ranges: those of a network.
-        fields: name → nest of tensors or arrays, with values; not while a graph is traced.
+        parts: consecutive parts of the mini-batch, each name → nest of tensors or arrays, with
+            values; not while a graph is traced. Workers look at theirs at the same time.
 
     Raises:
         InputError: naming field, row, value and layer.
     """
-    for field_range in ranges:
-        message = field_range.first_outside(fields)
-        if message is not None:
-            raise errors.InputError(message)
+    looked = [[one.all_inside(fields) for one in ranges] for fields in parts]
+    first_rows = [0] * len(ranges)
+    for fields, of_part in zip(parts, looked, strict=True):
+        for number, (one, inside) in enumerate(zip(ranges, of_part, strict=True)):
+            if inside is None or not bool(inside):
+                message = one.first_outside(fields, first_rows[number])
+                if message is not None:
+                    raise errors.InputError(message)
+            first_rows[number] += len(fields[one.field])
 
 
 def asserted(

@@ -11,9 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe import errors, pipelining, task
-from lingvo_gpipe.input import Batch, Reading
+from lingvo_gpipe.input import Reading
 from lingvo_gpipe.layers.objectives import heads
 from lingvo_gpipe.nests import Nest
+from lingvo_gpipe.network import parts
 from lingvo_gpipe.run.views.examples import Example, Examples
 from lingvo_gpipe.run.worker_input import Source
 
@@ -65,12 +66,12 @@ class Evaluation:
 
 def evaluate(
     pipe: pipelining.PipeliningLayer,
-    batches: Iterable[Batch],
+    batches: Iterable[Mapping[str, Nest]],
     *,
     step: int,
     metrics: tuple[str, ...] = (),
     should_stop: Callable[[], bool] = lambda: False,
-    watch: Callable[[Iterable[Batch]], Iterable[Batch]] = iter,
+    watch: Callable[[Iterable[Mapping[str, Nest]]], Iterable[Mapping[str, Nest]]] = iter,
     examples: Examples | None = None,
 ) -> Evaluation | None:
     """Evaluate a network on `batches`; every example has equal weight, for any batch sizes.
@@ -126,11 +127,9 @@ def _wide(tensor: tf.Tensor) -> Array:
     return np.asarray(tensor).astype(np.float64 if tensor.dtype.is_floating else np.int64)
 
 
-def num_rows(pipe: pipelining.PipeliningLayer, batch: Batch) -> int:
+def num_rows(pipe: pipelining.PipeliningLayer, batch: Mapping[str, Nest]) -> int:
     """Return the number of rows of a mini-batch: its examples, unless packed or only filling it."""
-    params = pipe.params
-    name = next(name for name in batch if name not in params.unbatched)
-    return int(tf.nest.flatten(batch[name])[0].shape[params.batch_dim])
+    return parts.num_examples(batch, pipe.params.batch_dim, pipe.params.unbatched)
 
 
 def _finished(
@@ -201,7 +200,9 @@ def _not_a_number(name: str, numbers: Iterable[str]) -> errors.ParamsError:
     )
 
 
-def batches(source: Source, params: task.Eval, most: int | None = None) -> Iterable[Batch]:
+def batches(
+    source: Source, params: task.Eval, most: int | None = None
+) -> Iterable[Mapping[str, Nest]]:
     """Return the mini-batches of an evaluation.
 
     Args:

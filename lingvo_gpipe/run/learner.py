@@ -10,8 +10,8 @@ import tensorflow as tf
 from lingvo_gpipe import errors, optim, packing, pipelining
 from lingvo_gpipe.console import units
 from lingvo_gpipe.execution import outer_function
-from lingvo_gpipe.input import Batch
 from lingvo_gpipe.nests import Nest, SpecNest
+from lingvo_gpipe.network import parts
 from lingvo_gpipe.plan import step_plan
 from lingvo_gpipe.run.checkpoints import keys
 from lingvo_gpipe.task import Task
@@ -105,7 +105,7 @@ class Learner:
         programs = self.pipe.executor.num_traces + self.updater.num_traces
         return programs + sum(function.traces for function in functions)
 
-    def update(self, batches: Sequence[Batch]) -> UpdateResult:
+    def update(self, batches: Sequence[Mapping[str, Nest]]) -> UpdateResult:
         """Do one update.
 
         Args:
@@ -113,13 +113,15 @@ class Learner:
         """
         if self.pipe.params.check_values:
             for batch in batches:
-                self.pipe.analysis.check_values(batch)
+                self.pipe.analysis.check_values(*parts.of_batch(batch))
         try:
             return self._update(batches)
         except tf.errors.OpError as error:
             raise self._explained(error, batches) from error
 
-    def _explained(self, error: tf.errors.OpError, batches: Sequence[Batch]) -> errors.UserError:
+    def _explained(
+        self, error: tf.errors.OpError, batches: Sequence[Mapping[str, Nest]]
+    ) -> errors.UserError:
         """Return the cause of an error: that of the first mini-batch that fails again."""
         for batch in batches:
             found = self.pipe.explain(error, batch, step=self.step.read_value())
@@ -134,11 +136,11 @@ class Learner:
             )
         return found
 
-    def _expected(self, device: int, batch: Batch) -> str:
+    def _expected(self, device: int, batch: Mapping[str, Nest]) -> str:
         """Return what the plan expects on a device."""
         planned = step_plan.make(
             self.pipe.params,
-            tf.nest.map_structure(tf.TensorSpec.from_tensor, dict(batch)),
+            {name: tf.nest.map_structure(tf.TensorSpec.from_tensor, batch[name]) for name in batch},
             optimizer_params=self._params.optimizer,
             averages=self._params.average is not None,
             accumulate=self._params.accumulate,
@@ -146,18 +148,20 @@ class Learner:
         number = device % len(planned.device_bytes)  # that of the same cells in the first replica
         return f"{units.size(planned.device_bytes[number])} on device {device}"
 
-    def _update(self, batches: Sequence[Batch]) -> UpdateResult:
+    def _update(self, batches: Sequence[Mapping[str, Nest]]) -> UpdateResult:
         if len(batches) == 1:
-            result: UpdateResult = self._update_by_one(dict(batches[0]))
+            result: UpdateResult = self._update_by_one(parts.of_batch(batches[0]))
             return result
-        weights: dict[str, tf.Tensor] = self._loss_weights(dict(batches[0]))
+        weights: dict[str, tf.Tensor] = self._loss_weights(parts.of_batch(batches[0]))
         for batch in batches[1:]:
-            weights = self._add_weights(weights, self._loss_weights(dict(batch)))
+            weights = self._add_weights(weights, self._loss_weights(parts.of_batch(batch)))
         gradients = {path: self._zeros(path, v) for path, v in self.pipe.weights.items()}
         first = tf.constant(0)
         total: _Sums | None = None
         for batch in batches:
-            gradients, sums, first = self._accumulate(dict(batch), gradients, weights, first)
+            gradients, sums, first = self._accumulate(
+                parts.of_batch(batch), gradients, weights, first
+            )
             total = sums if total is None else self._add_sums(total, sums)
         result = self._apply(gradients, total, weights)
         return result
@@ -182,7 +186,7 @@ class Learner:
         with tf.device(self.pipe.executor.device_of(path)):
             return tf.zeros(variable.shape, variable.dtype)
 
-    def _update_by_one_batch(self, batch: Batch) -> UpdateResult:
+    def _update_by_one_batch(self, batch: parts.Batch) -> UpdateResult:
         weights = self.pipe.loss_weights(batch)
         result = self.pipe.value_and_gradients(
             batch,
@@ -192,12 +196,12 @@ class Learner:
         )
         return self._apply_gradients(result.gradients, _sums(result), weights)
 
-    def _loss_weights_of(self, batch: Batch) -> dict[str, tf.Tensor]:
+    def _loss_weights_of(self, batch: parts.Batch) -> dict[str, tf.Tensor]:
         return self.pipe.loss_weights(batch)
 
     def _accumulate_batch(
         self,
-        batch: Batch,
+        batch: parts.Batch,
         gradients: dict[str, tf.Tensor],
         weights: dict[str, tf.Tensor],
         first: tf.Tensor,

@@ -25,7 +25,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import tensorflow as tf
@@ -36,7 +36,8 @@ from lingvo_gpipe.console import progress
 from lingvo_gpipe.execution.monitoring import watchdog
 from lingvo_gpipe.hooks.base import Ended
 from lingvo_gpipe.hooks.calls import HookCalls
-from lingvo_gpipe.input import Batch, Input, made
+from lingvo_gpipe.input import Input, made
+from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.plan import auto, step_plan
 from lingvo_gpipe.run import (
     checkpoints,
@@ -357,7 +358,7 @@ class _Training:
             drawn = time.perf_counter()
             if state.step == first:
                 with self._learner.pipe.executor.beside_input():
-                    pictures = self._input.pictures(batches[0])
+                    pictures = self._input.pictures(dict(batches[0]))
                 writers.pictures(first, pictures)
             input_s = drawn - begun
             every = train.histogram_interval_steps
@@ -410,7 +411,7 @@ class _Training:
         params = self._params.train.loss_scale
         return scale is not None and params is not None and params.dynamic and float(scale) > 1.0
 
-    def _stop_at_nonfinite(self, batches: Sequence[Batch], step: int) -> None:
+    def _stop_at_nonfinite(self, batches: Sequence[Mapping[str, Nest]], step: int) -> None:
         places = (self._learner.pipe.first_nonfinite(batch, step=step) for batch in batches)
         place = next((place for place in places if place != "nowhere"), "the update itself")
         with contextlib.suppress(errors.CheckpointError):

@@ -1,14 +1,18 @@
-"""The input of a run, read by the worker of the first cell in place of the chief.
+"""The input of a run, read by the workers with the first cells in place of the chief.
 
-A mini-batch is made in the worker's process and stays there: the chief has references to its
-fields, and the step cuts them and sends them where they are read. Of each mini-batch the chief
-receives one short answer: how many examples could not be read, or why none can be.
+Each replica's worker reads the examples that the replica computes. They are made in the worker's
+process and stay there: the chief has references to their fields, and the step cuts them and sends
+them where they are read. Of each mini-batch the chief receives one short answer from each worker:
+how many examples could not be read, or why none can be. Where all first cells are on one worker, or
+a field has no examples (`model.unbatched`), one worker reads whole mini-batches.
 """
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -18,6 +22,8 @@ from lingvo_gpipe.cluster.remote import worker_function
 from lingvo_gpipe.execution import placement
 from lingvo_gpipe.execution.executor import Executor
 from lingvo_gpipe.input import Batch, Input, Reading
+from lingvo_gpipe.network import parts
+from lingvo_gpipe.network.parts import InParts, Part
 
 
 class Source(Protocol):
@@ -35,32 +41,47 @@ def source_of(own: Input, executor: Executor, report: Callable[[str], None]) -> 
 
     Args:
         own: the input of this process.
-        executor: runs the network; it learns on which device the mini-batches are.
+        executor: runs the network; it learns on which devices the mini-batches are.
         report: receives a line if there are no workers.
     """
     if not own.params.on_worker:
         return own
-    device = packing.host(executor.devices[0][0])
-    if not placement.is_on_worker(device):
+    devices = [packing.host(of_replica[0]) for of_replica in executor.devices]
+    if not placement.is_on_worker(devices[0]):
         report("input.on_worker does nothing in this run, which has no workers")
         return own
-    executor.input_device = device
-    return WorkerInput(own, device)
+    params = executor.analysis.params
+    if len(set(devices)) == 1 or params.unbatched:  # a field without examples has no parts
+        executor.input_devices = (devices[0],)
+        return WorkerInput(own, devices[0])
+    executor.input_devices = tuple(devices)
+    of_replicas = [parts.Part.of(params, replica) for replica in range(params.num_replicas)]
+    return WorkerInput(own, devices, parts=of_replicas)
 
 
 class WorkerInput:
-    """An input that a worker reads."""
+    """An input that workers read."""
 
-    def __init__(self, own: Input, device: str, token: str = worker_function.TOKEN) -> None:
+    def __init__(
+        self,
+        own: Input,
+        devices: str | Sequence[str],
+        token: str = worker_function.TOKEN,
+        *,
+        parts: Sequence[Part] = (),
+    ) -> None:
         """Read nothing yet.
 
         Args:
-            own: the input of this process; the worker makes another one of its params.
-            device: CPU of the worker.
-            token: name of the worker's function.
+            own: the input of this process; each worker makes another one of its params.
+            devices: CPU of the worker; with `parts`, of the worker of each.
+            token: name of the workers' function.
+            parts: which examples each worker reads; empty: one worker reads all.
         """
         self._own = own
-        self._worker = _Worker(device, token)
+        self._parts = tuple(parts)
+        names = [devices] if isinstance(devices, str) else devices
+        self._workers = [_Worker(device, token) for device in names]
 
     def batches(self, seed: int, position: int = 0) -> Reading:
         """Return the endless mini-batches of training from number `position` on.
@@ -80,9 +101,15 @@ class WorkerInput:
 
     def _reading(self, kind: str, asked: Mapping[str, Any]) -> Reading:
         own, split = self._own, asked["split"]
-        opened = {"do": "open", "kind": kind, "input": own.params.to_text(), **asked}
         spec = own.element_spec(training=split is None)
-        return _WorkerReading(self._worker, opened, spec, own.fingerprint(split))
+        request = {"kind": kind, "input": own.params.to_text(), **asked}
+        data = _Data({name: one.dtype for name, one in spec.items()}, own.fingerprint(split))
+        numbers: list[dict[str, Any] | None] = [dataclasses.asdict(part) for part in self._parts]
+        readers = [
+            _WorkerReader(worker, {**request, "part": part}, data)
+            for worker, part in zip(self._workers, numbers or [None], strict=True)
+        ]
+        return _WorkerReading(readers, self._parts)
 
 
 class _Worker:
@@ -97,23 +124,22 @@ class _Worker:
         with tf.device(self._device):
             return tf.constant(json.dumps(asked))
 
-    def ask(
-        self, request: tf.Tensor, dtypes: Mapping[str, tf.DType]
-    ) -> tuple[dict[str, Any], list[tf.Tensor]]:
-        """Return the answer to a request, and what comes with it, on the worker.
+    def ask(self, request: tf.Tensor, dtypes: Sequence[tf.DType] = ()) -> list[tf.Tensor]:
+        """Begin to ask; return the answer that the worker will have, and what comes with it."""
+        return worker_function.call(self._device, request, [tf.string, *dtypes], self._token)
+
+    def received(self, answer: tf.Tensor) -> dict[str, Any]:
+        """Wait for an answer.
 
         Raises:
             UserError: what the worker's input has raised.
             RuntimeError: anything else that it has raised, with its traceback.
             tf.errors.OpError: the worker is lost.
         """
-        answer, *tensors = worker_function.call(
-            self._device, request, [tf.string, *dtypes.values()], self._token
-        )
         found: dict[str, Any] = json.loads(answer.numpy())
         error = found.get("error")
         if error is None:
-            return found, tensors
+            return found
         raise _kind(error["kind"])(f"{self.name(found)}: {error['text']}")
 
     def name(self, answer: Mapping[str, Any]) -> str:
@@ -130,61 +156,151 @@ def _kind(name: str) -> type[Exception]:
     return RuntimeError
 
 
-class _WorkerReading(Reading):
-    """Mini-batches that a worker reads."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Data:
+    """What the data is like in this process.
 
-    def __init__(
-        self,
-        worker: _Worker,
-        opened: Mapping[str, Any],
-        spec: Mapping[str, tf.TensorSpec],
-        fingerprint: Mapping[str, str],
-    ) -> None:
+    Attributes:
+        dtypes: of each field of a mini-batch.
+        fingerprint: see `Input.fingerprint`.
+    """
+
+    dtypes: Mapping[str, tf.DType]
+    fingerprint: Mapping[str, str]
+
+
+class _WorkerReader:
+    """Mini-batches, or a part of each, that a worker reads.
+
+    Attributes:
+        counts: see `Reading`.
+        is_cut: see `Reading`.
+        name: how messages call the worker; empty until it has answered.
+    """
+
+    def __init__(self, worker: _Worker, request: Mapping[str, Any], data: _Data) -> None:
         """Let the worker begin.
 
         Args:
             worker: the worker.
-            opened: the request to begin.
-            spec: fields of a mini-batch.
-            fingerprint: that of this process's data.
+            request: what it is asked for.
+            data: the data of this process.
 
         Raises:
             UserError: the worker cannot read the data, or has other data.
         """
-        super().__init__()
+        self.counts: dict[str, int] = {}
+        self.is_cut = False
+        self.name = ""
         self._worker = worker
-        self._opened = opened
-        self._dtypes = {name: one.dtype for name, one in spec.items()}
-        self._fingerprint = fingerprint
-        self._reader: int | None = self._open()
+        self._request = request
+        self._data = data
+        self._opened: int | None = self._open()
 
-    def __iter__(self) -> Iterator[Batch]:
-        """Begin to read: where the worker has begun, if nobody has read there."""
-        reader, self._reader = self._reader, None
-        request = self._worker.request(
+    def begin(self) -> tf.Tensor:
+        """Begin to read, where the worker has begun if nobody has read there; see `ask`."""
+        reader, self._opened = self._opened, None
+        return self._worker.request(
             {
                 "do": "next",
-                "kind": self._opened["kind"],
+                "kind": self._request["kind"],
+                "part": self._request["part"],
                 "reader": self._open() if reader is None else reader,
-                "fields": {name: dtype.name for name, dtype in self._dtypes.items()},
+                "fields": {name: dtype.name for name, dtype in self._data.dtypes.items()},
             }
         )
-        while True:
-            answer, tensors = self._worker.ask(request, self._dtypes)
-            self.counts.update(answer["counts"])
-            if answer["end"]:
-                return
-            yield dict(zip(self._dtypes, tensors, strict=True))
+
+    def ask(self, begun: tf.Tensor) -> list[tf.Tensor]:
+        """Let the worker read the next mini-batch; see `begin` and `received`."""
+        return self._worker.ask(begun, list(self._data.dtypes.values()))
+
+    def received(self, asked: Sequence[tf.Tensor]) -> Batch | None:
+        """Wait for what was asked for; return it, or None after the last mini-batch."""
+        answer, *tensors = asked
+        found = self._worker.received(answer)
+        self.counts, self.is_cut = found["counts"], found["is_cut"]
+        self.name = self._worker.name(found)
+        return None if found["end"] else dict(zip(self._data.dtypes, tensors, strict=True))
 
     def _open(self) -> int:
         """Let the worker begin; return the number of its reader."""
-        answer, _ = self._worker.ask(self._worker.request(self._opened), {})
-        for name, own in self._fingerprint.items():
+        worker = self._worker
+        answer = worker.received(worker.ask(worker.request({"do": "open", **self._request}))[0])
+        for name, own in self._data.fingerprint.items():
             found = answer["fingerprint"].get(name, "unknown")
             if found != own:
                 raise errors.InputError(
-                    f"{self._worker.name(answer)}, has other data than the chief: {name} is "
+                    f"{worker.name(answer)}, has other data than the chief: {name} is "
                     f"{found}, here {own}. Copy the same data to both hosts, or set "
                     "input.on_worker=False"
                 )
         return int(answer["reader"])
+
+
+class _WorkerReading(Reading):
+    """Mini-batches that workers read, all at the same time."""
+
+    def __init__(self, readers: Sequence[_WorkerReader], parts: Sequence[Part]) -> None:
+        """Join what they read.
+
+        Args:
+            readers: one; or one for each part.
+            parts: which examples each reads; empty: one reads all.
+        """
+        super().__init__()
+        self._readers = tuple(readers)
+        self._parts = parts
+
+    def __iter__(self) -> Iterator[Mapping[str, tf.Tensor]]:
+        """Begin to read."""
+        begun = [(reader, reader.begin()) for reader in self._readers]
+        while True:
+            asked = [reader.ask(request) for reader, request in begun]
+            found = [r.received(tensors) for r, tensors in zip(self._readers, asked, strict=True)]
+            self.counts.update(self._counted())
+            batches = [batch for batch in found if batch is not None]
+            if not batches:
+                return
+            yield self._joined(batches)
+
+    def _counted(self) -> dict[str, int]:
+        """Return the counts of all readers.
+
+        Raises:
+            InputError: some that read whole mini-batches could not read other examples.
+        """
+        first = self._readers[0]
+        if first.is_cut:
+            if any(other.counts != first.counts for other in self._readers):
+                raise self._different([_shown(reader.counts) for reader in self._readers])
+            return first.counts
+        total: collections.Counter[str] = collections.Counter()
+        for reader in self._readers:
+            total.update(reader.counts)
+        return dict(total)
+
+    def _joined(self, batches: list[Batch]) -> Mapping[str, tf.Tensor]:
+        """Return a mini-batch of its parts.
+
+        Raises:
+            InputError: they do not fit each other.
+        """
+        if not self._parts:
+            return batches[0]
+        dim = self._parts[0].batch_dim
+        sizes = [parts.num_examples(batch, dim) for batch in batches]
+        if sizes != [len(part.examples(sum(sizes))) for part in self._parts]:
+            raise self._different([f"{size} examples" for size in sizes])
+        return InParts([b for b, size in zip(batches, sizes, strict=True) if size], dim)
+
+    def _different(self, found: Sequence[str]) -> errors.InputError:
+        names = [reader.name for reader in self._readers]
+        listed = "; ".join(f"{name}: {text}" for name, text in zip(names, found, strict=True))
+        return errors.InputError(
+            f"the workers do not read the same mini-batches ({listed}). Copy the same data to all "
+            "hosts, or set input.on_worker=False"
+        )
+
+
+def _shown(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} examples {name}" for name, count in counts.items()) or "all read"

@@ -248,9 +248,10 @@ def main(folder: str, addresses: str = "") -> None:
     made.update([batches[6]])  # changes the values while those before are written
     writer.close()
     found["traffic"] = traffic.by_name
-    traffic = Traffic(devices)
-    found["read"] = reading.run(devices, traffic.of)
-    found["traffic of reading"] = traffic.by_name
+    for name, num_replicas in (("read", 1), ("read in parts", 2)):
+        traffic = Traffic(devices)
+        found[name] = reading.run(devices, traffic.of, num_replicas)
+        found[f"traffic of {name}"] = traffic.by_name
     found["variables"] = len(made.variables)
     found["packs"] = len({packing.unit(v) for v in made.variables.values()})
     found["field bytes"] = field_bytes(batches[0])

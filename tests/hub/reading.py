@@ -1,4 +1,4 @@
-"""Training on mini-batches that are large beside the weights, read by the first worker."""
+"""Training on mini-batches that are large beside the weights, read by workers."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Wide(InMemory):
         }
 
 
-def params_of(devices: tuple[str, ...]) -> Any:
-    """Return a task on `Wide`, whose last cell reads the labels."""
+def params_of(devices: tuple[str, ...], num_replicas: int) -> Any:
+    """Return a task on `Wide`, whose last cell reads the labels; replicas have one cell each."""
     return task.Task.Params(
         model=pipelining.PipeliningLayer.Params(
             layers=[
@@ -55,9 +55,9 @@ def params_of(devices: tuple[str, ...]) -> Any:
                     name="head", vocabulary=3, reads=("x", "label", "real")
                 ),
             ],
-            num_partitions=2,
-            num_micro_batches=2,
-            cuts=(1, 1),
+            num_partitions=2 // num_replicas,
+            num_replicas=num_replicas,
+            num_micro_batches=1 + num_replicas,  # the first of two replicas has 3 of 4 examples
             devices=devices,
             seed=3,
         ),
@@ -68,17 +68,18 @@ def params_of(devices: tuple[str, ...]) -> Any:
     )
 
 
-def run(devices: tuple[str, ...], traffic: Traffic) -> dict[str, Any]:
-    """Train and evaluate on mini-batches that the first worker reads; then on one of the chief.
+def run(devices: tuple[str, ...], traffic: Traffic, num_replicas: int = 1) -> dict[str, Any]:
+    """Train and evaluate on mini-batches that workers read; then on one of the chief.
 
     Args:
         devices: one for each cell; if they are in this process, it reads itself.
         traffic: name → counts the bytes of a `with` block.
+        num_replicas: 1, and the first worker reads; or 2, and each reads its examples.
 
     Returns:
         Bits of losses and weights, and bytes of a mini-batch.
     """
-    params = params_of(devices)
+    params = params_of(devices, num_replicas)
     own = params.input.instantiate()
     made = learner.Learner(params, own.element_spec())
     source = worker_input.source_of(own, made.pipe.executor, lambda _: None)

@@ -6,11 +6,13 @@ mini-batch, where one was asked for.
     {"do": "open", "kind": "training", "input": "class: …", "seed": 1, "position": 20, …}
             → {"host": "node17", "reader": 1, "fingerprint": {"examples": "1347"}}
     {"do": "next", "kind": "training", "reader": 1, "fields": {"image": "float32"}}
-            → {"host": "node17", "end": false, "counts": {"replaced": 0}}, and the field
+            → {"host": "node17", "end": false, "counts": {"replaced": 0}, "is_cut": false}, and
+            the field
     whatever could not be done
             → {"host": "node17", "error": {"kind": "InputError", "text": "…"}}, and empty fields
 
-There is one reader of each kind: opening another one of that kind ends it.
+With "part", the reader returns the examples of one replica. There is one reader of each kind and
+replica: opening another one ends it.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import socket
+import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -32,19 +35,27 @@ class Reading(Protocol):
     """Mini-batches that are read one after the other; see `input.Reading`."""
 
     counts: dict[str, int]
+    is_cut: bool
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
         """Begin to read."""
 
 
-class Source(Protocol):
-    """What is read; see `input.Input`."""
+class Batches(Protocol):
+    """Mini-batches, or a part of each; see `input.Input`."""
 
     def batches(self, seed: int, position: int = 0) -> Reading:
         """Return the mini-batches of training."""
 
     def evaluation(self, split: str, batch_size: int | None = None) -> Reading:
         """Return the mini-batches of an evaluation."""
+
+
+class Source(Batches, Protocol):
+    """What is read; see `input.Input`."""
+
+    def part(self, numbers: Mapping[str, Any]) -> Batches:
+        """Return a part of each mini-batch."""
 
     def fingerprint(self, split: str | None = None) -> Mapping[str, str]:
         """Return what copies of the data have in common."""
@@ -66,13 +77,14 @@ class _Reader:
 
 
 class InputServer:
-    """Answers requests, one at a time, on whichever thread of TensorFlow they arrive."""
+    """Answers requests, one at a time, on whichever threads of TensorFlow they arrive."""
 
     def __init__(self) -> None:
         """Read nothing yet."""
-        self._readers: dict[str, _Reader] = {}
+        self._readers: dict[_Key, _Reader] = {}
         self._sources: dict[str, Source] = {}
         self._count = 0
+        self._lock = threading.Lock()
 
     def __call__(self, request: bytes) -> list[Any]:
         """Answer a request; raises nothing but what ends the process.
@@ -82,38 +94,44 @@ class InputServer:
             mini-batch, and after an error.
         """
         asked = json.loads(request)
+        with self._lock:
+            return self._answered(asked)
+
+    def _answered(self, asked: Mapping[str, Any]) -> list[Any]:
         answer: dict[str, Any] = {"host": socket.gethostname()}
         arrays: list[np.ndarray[Any, Any]] = []
         try:
             if asked["do"] == "open":
                 answer |= self._open(asked)
             else:
-                counts, arrays = self._next(asked)
-                answer |= {"end": not arrays, "counts": counts}
+                reading, arrays = self._next(asked)
+                counts = {"counts": dict(reading.counts), "is_cut": reading.is_cut}
+                answer |= {"end": not arrays, **counts}
         except Exception as error:  # noqa: BLE001 - it is the chief's to raise.
             answer["error"] = _described(error)
         if asked["do"] == "next" and not arrays:
-            self._readers.pop(asked["kind"], None)
+            self._readers.pop(_key(asked), None)
             dtypes = map(tf.dtypes.as_dtype, asked["fields"].values())
             arrays = [np.zeros([0], dtype.as_numpy_dtype) for dtype in dtypes]
         return [json.dumps(answer).encode(), *arrays]
 
     def _open(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Begin to read; return the reader's number, and the fingerprint of the data."""
-        self._readers.pop(asked["kind"], None)
+        self._readers.pop(_key(asked), None)
         source = self._source(asked["input"])
-        split = asked["split"]
+        split, part = asked["split"], asked["part"]
+        batches = source if part is None else source.part(part)
         if split is None:
-            reading = source.batches(asked["seed"], asked["position"])
+            reading = batches.batches(asked["seed"], asked["position"])
         else:
-            reading = source.evaluation(split)
+            reading = batches.evaluation(split)
         self._count += 1
-        self._readers[asked["kind"]] = _Reader(self._count, reading, iter(reading))
+        self._readers[_key(asked)] = _Reader(self._count, reading, iter(reading))
         return {"reader": self._count, "fingerprint": dict(source.fingerprint(split))}
 
-    def _next(self, asked: Mapping[str, Any]) -> tuple[dict[str, int], list[np.ndarray[Any, Any]]]:
-        """Return the counts of a reader and the fields of its next mini-batch; none at its end."""
-        reader = self._readers.get(asked["kind"])
+    def _next(self, asked: Mapping[str, Any]) -> tuple[Reading, list[np.ndarray[Any, Any]]]:
+        """Return what is read and the fields of its next mini-batch; none at its end."""
+        reader = self._readers.get(_key(asked))
         if reader is None or reader.number != asked["reader"]:
             raise errors.InputError(
                 f"the mini-batches of {asked['kind']} were begun again meanwhile. Read them in one "
@@ -121,7 +139,7 @@ class InputServer:
             )
         batch = next(reader.batches, None)
         arrays = [] if batch is None else _arrays(batch, asked["fields"])
-        return dict(reader.reading.counts), arrays
+        return reader.reading, arrays
 
     def _source(self, text: str) -> Source:
         """Return the input of a text; the last one is kept."""
@@ -130,6 +148,16 @@ class InputServer:
             source: Source = hyperparams.from_text(text).instantiate()
             self._sources[text] = source
         return self._sources[text]
+
+
+_Key: TypeAlias = "tuple[str, int]"
+"""Kind of a reader, and number of the replica whose examples it returns."""
+
+
+def _key(asked: Mapping[str, Any]) -> _Key:
+    """Return which reader a request is for."""
+    part = asked.get("part")
+    return asked["kind"], 0 if part is None else part["replica"]
 
 
 def _arrays(batch: Mapping[str, Any], fields: Mapping[str, str]) -> list[np.ndarray[Any, Any]]:

@@ -14,10 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe import pipelining
-from lingvo_gpipe.input import Batch, Input
+from lingvo_gpipe.input import Input
 from lingvo_gpipe.layers import KerasMetric, Layer, Loss
 from lingvo_gpipe.nests import Nest
-from lingvo_gpipe.network import Analysis, wiring
+from lingvo_gpipe.network import Analysis, parts, wiring
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _PROBABILITIES = "probabilities"
@@ -61,7 +61,7 @@ class Examples:
         self._is_drawn: bool | None = None
         self._kept: list[tuple[float, Example]] = []
 
-    def reads_outputs(self, batch: Batch) -> bool:
+    def reads_outputs(self, batch: Mapping[str, Nest]) -> bool:
         """Return whether it needs the network's outputs for a mini-batch.
 
         Not where the network does not classify examples, or its input draws none.
@@ -72,7 +72,7 @@ class Examples:
             self._is_drawn = self._pictures(batch, [0]) != []
         return self._is_drawn
 
-    def add(self, batch: Batch, outputs: Mapping[str, Nest]) -> None:
+    def add(self, batch: Mapping[str, Nest], outputs: Mapping[str, Nest]) -> None:
         """Look at a mini-batch, and keep those of its examples that are to be shown.
 
         Args:
@@ -100,22 +100,15 @@ class Examples:
         """Return the examples that are shown, in their order."""
         return tuple(example for _, example in self._kept)
 
-    def _pictures(self, batch: Batch, rows: Sequence[int]) -> list[Array]:
+    def _pictures(self, batch: Mapping[str, Nest], rows: Sequence[int]) -> list[Array]:
         """Return examples of a mini-batch as the input draws them; none if it draws none."""
         params = self._pipe.params
         pictures: list[Array] = []
         while len(pictures) < len(rows):
             left = rows[len(pictures) :]  # an input draws a few at once
-
-            def only(leaf: tf.Tensor, left: Sequence[int] = left) -> tf.Tensor:
-                return tf.gather(leaf, left, axis=params.batch_dim)
-
             with self._pipe.executor.beside_input():
-                part = {
-                    name: value if name in params.unbatched else tf.nest.map_structure(only, value)
-                    for name, value in batch.items()
-                }
-                drawn = next(iter(self._source.pictures(part).values()), None)
+                few = parts.take(batch, left, params.batch_dim, params.unbatched)
+                drawn = next(iter(self._source.pictures(few).values()), None)
             if drawn is None or not len(drawn):
                 break
             pictures += list(drawn.numpy())
@@ -153,7 +146,7 @@ class _Head:
     probabilities: Callable[[tf.Tensor], tf.Tensor]
     classes: Callable[[tf.Tensor], tf.Tensor]
 
-    def labels(self, batch: Batch) -> Array:
+    def labels(self, batch: Mapping[str, Nest]) -> Array:
         """Return the class of each example of a mini-batch, [B]."""
         field = batch[self.label]
         with tf.device(field.device):

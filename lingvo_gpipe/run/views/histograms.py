@@ -6,7 +6,7 @@ Only the counts, the least and the largest value reach this process.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from lingvo_gpipe import packing, pipelining
 from lingvo_gpipe.execution import outer_function
-from lingvo_gpipe.input import Batch
+from lingvo_gpipe.nests import Nest
+from lingvo_gpipe.network import parts
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _BUCKETS = 30
@@ -55,7 +56,7 @@ class Histograms:
         self._loss_scale = loss_scale
         self._function = outer_function.OuterFunction(self._counts)
 
-    def __call__(self, batch: Batch, step: tf.Tensor) -> dict[str, Histogram]:
+    def __call__(self, batch: Mapping[str, Nest], step: tf.Tensor) -> dict[str, Histogram]:
         """Return `weights/PATH` and `gradients/PATH` → histogram of the finite values.
 
         Args:
@@ -63,12 +64,12 @@ class Histograms:
             step: number of the update, on which its randomness depends.
         """
         found = {}
-        for name, (least, largest, counts) in self._function(dict(batch), step).items():
+        for name, (least, largest, counts) in self._function(parts.of_batch(batch), step).items():
             edges = np.linspace(float(least), float(largest), _BUCKETS + 1)
             found[name] = Histogram(edges, counts.numpy().astype(np.float64))
         return found
 
-    def _counts(self, batch: Batch, step: tf.Tensor) -> dict[str, tuple[tf.Tensor, ...]]:
+    def _counts(self, batch: parts.Batch, step: tf.Tensor) -> dict[str, tuple[tf.Tensor, ...]]:
         scale = self._loss_scale()
         gradients = self._pipe.value_and_gradients(batch, step=step, loss_scale=scale).gradients
         weights = packing.read(self._pipe.weights)

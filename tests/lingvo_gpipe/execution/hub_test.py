@@ -28,7 +28,7 @@ PER_VARIABLE = 3 * 2**10
 """Bytes that a step may send for each variable: its handle, and what its calls are made of."""
 FIRST = WEIGHT_BYTES / 8
 """Bytes of the graphs that a first call sends, and of eager operations."""
-STEP_OF_FEW_VARIABLES = 2**15
+STEP_OF_FEW_VARIABLES = 2**16
 """Bytes that a step of few variables, or an evaluation, may send besides the fields."""
 STEPS = ("update", "accumulated update", "evaluation with outputs", "gradients")
 
@@ -132,12 +132,15 @@ def test_no_weight_passes_the_chief(runs: tuple[Run, Run]) -> None:
 
 
 @pytest.mark.slow
-def test_no_mini_batch_passes_the_chief_if_the_worker_reads_it(runs: tuple[Run, Run]) -> None:
-    """A line for each mini-batch does, and what a step sends without fields."""
+@pytest.mark.parametrize("read", ["read", "read in parts"])
+def test_no_mini_batch_passes_the_chief_if_workers_read_it(
+    runs: tuple[Run, Run], read: str
+) -> None:
+    """A line of each worker for each mini-batch does, and what a step sends without fields."""
     found = runs[0].found
-    traffic = {name: max(passed) for name, passed in found["traffic of reading"].items()}
+    traffic = {name: max(passed) for name, passed in found[f"traffic of {read}"].items()}
     by_chief = traffic.pop("update by a mini-batch of the chief")
-    assert by_chief > found["read"]["bytes"] == 2**20  # such bytes are seen
+    assert by_chief > found[read]["bytes"] == 2**20  # such bytes are seen
     assert {name: passed for name, passed in traffic.items() if passed > FIRST} == {}
     assert len(traffic) == 7
     for name in ("update", "accumulated update", "evaluation"):
@@ -158,7 +161,8 @@ def test_workers_and_one_process_have_equal_bits(runs: tuple[Run, Run]) -> None:
     """Losses, and weights, statistics, slots and averages after updates, and restored."""
     in_cluster, alone = (dict(run.found) for run in runs)
     for found in (in_cluster, alone):
-        del found["traffic"], found["devices"], found["packs"], found["traffic of reading"]
+        for name in ("traffic", "devices", "packs", "traffic of read", "traffic of read in parts"):
+            del found[name]
     assert in_cluster == alone
     assert len(set(alone["losses"])) == 6
     assert len(alone["matched"]) == 10

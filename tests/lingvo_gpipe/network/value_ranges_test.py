@@ -40,6 +40,25 @@ def test_a_value_of_weight_zero_may_be_anything() -> None:
     assert WEIGHTED.first_outside(fields) is None
 
 
+def refusal(field_range: FieldRange, *parts: dict[str, Any]) -> str | None:
+    """Return why a mini-batch is refused, if it is."""
+    try:
+        value_ranges.check([field_range], *parts)
+    except errors.InputError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("is_on_worker", [False, True])
+def test_rows_of_parts_are_counted_through(
+    is_on_worker: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(value_ranges, "_is_on_worker", lambda _: is_on_worker)
+    first, second = ({"label": tf.constant(labels)} for labels in ([0, 1, 2], [3, 9]))
+    assert str(refusal(LABELS, first, second)).startswith("field 'label', row 4: 9, but layer")
+    assert refusal(LABELS, first, first) is None
+
+
 def test_only_fields_have_ranges() -> None:
     """A label that a layer computes is not looked at."""
     head = layers.Softmax.Params(name="head", classes=3)
@@ -72,7 +91,7 @@ def test_a_worker_looks_at_the_fields_that_it_holds(monkeypatch: pytest.MonkeyPa
     ):
         fields = {"label": tf.constant(label), "weight": tf.constant(weight)}
         fetched.reset_mock()
-        message = WEIGHTED.first_outside(fields)
+        message = refusal(WEIGHTED, fields)
         assert str(message).startswith(outside or "None")
         assert (message is None) == (outside is None)
         assert bool(fetched.call_count) == (outside is not None)
@@ -87,8 +106,8 @@ def test_a_worker_looks_at_many_fields_without_a_warning(monkeypatch: pytest.Mon
     for size in range(10, 20):
         one = FieldRange("label", "head", ValueRange(size, "classes"))
         fields = {"label": tf.constant([0, size - 1])}
-        assert one.first_outside(fields) is None
-        assert one.first_outside({"label": fields["label"] + 1}) is not None
+        assert refusal(one, fields) is None
+        assert refusal(one, {"label": fields["label"] + 1}) is not None
     assert not warned.called
 
 

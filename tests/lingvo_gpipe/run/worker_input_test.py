@@ -6,6 +6,7 @@ it in processes of its own.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -20,7 +21,8 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, task
 from lingvo_gpipe.cluster.remote import input_server, worker_function
-from lingvo_gpipe.input import Batch, InMemory, Repair
+from lingvo_gpipe.input import Batch, InMemory, Input, Repair
+from lingvo_gpipe.network.parts import InParts, Part
 from lingvo_gpipe.run import loop
 from lingvo_gpipe.run.worker_input import WorkerInput
 from tests.tiny_task import one_layer_task
@@ -119,7 +121,9 @@ def pair(folder: Path, token: str, **more: Any) -> tuple[Stored, WorkerInput]:
     return own, WorkerInput(own, DEVICE, token)
 
 
-def arrays(batches: Iterable[Batch], names: Iterable[str], count: int | None = None) -> list[Any]:
+def arrays(
+    batches: Iterable[Mapping[str, Any]], names: Iterable[str], count: int | None = None
+) -> list[Any]:
     """Return the fields of mini-batches as (dtype, shape, bytes), which differ if a bit does."""
     found = []
     for batch in itertools.islice(batches, count):
@@ -228,8 +232,9 @@ def test_other_data_on_the_worker_is_refused(
 def test_an_input_that_cannot_be_imported_is_named(tmp_path: Path, token: str) -> None:
     own, worker = pair(write(tmp_path), token)
     request = {"do": "open", "kind": "training", "input": "class: my_data.Mine\n"}
+    (reader,) = worker._workers
     with pytest.raises(errors.ParamsError) as caught:
-        worker._worker.ask(worker._worker.request(request), {})
+        reader.received(reader.ask(reader.request(request))[0])
     assert str(caught.value).startswith(f"{NAMED}")
     assert "'my_data.Mine' is not in a registered package" in str(caught.value)
     assert own.params.to_text().startswith(f"class: {__name__}.Stored\n")
@@ -269,3 +274,82 @@ def test_a_resumed_run_may_change_who_reads() -> None:
     after = before.copy()
     after.input.on_worker = True
     assert task.change(before.to_text(), after.to_text()).refused == ()
+
+
+class Ragged(Stored):
+    """Examples whose spec has no known size, so that a mini-batch may be padded to its longest."""
+
+    class Params(Stored.Params):
+        """Params of Ragged."""
+
+    def example_spec(self) -> dict[str, tf.TensorSpec]:
+        return {**super().example_spec(), "x": tf.TensorSpec([None])}
+
+
+def in_parts(own: Input, token: str, num_replicas: int, num_micro_batches: int) -> WorkerInput:
+    """Return an input that a worker reads for each replica."""
+    of_replicas = [
+        Part(replica, num_replicas, num_micro_batches, None, 0) for replica in range(num_replicas)
+    ]
+    return WorkerInput(own, [DEVICE] * num_replicas, token, parts=of_replicas)
+
+
+@pytest.mark.parametrize("kind", [Stored, Ragged])
+def test_parts_have_each_example_once(
+    tmp_path: Path, token: str, kind: type[Stored], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 7 micro-batches of 11 examples, replicas have 3, 2 and 2: 6, 3 and 2 examples."""
+    params = kind.Params(batch_size=11, eval_batch_size=9, data_dir=str(write(tmp_path, 20)))
+    own: Stored = params.instantiate()
+    names = list(own.example_spec())
+    read = in_parts(own, token, 3, 7)
+    theirs = read.batches(5, 2)
+    assert arrays(theirs, names, 3) == arrays(own.batches(5, 2), names, 3)
+    batch = next(iter(theirs))
+    assert isinstance(batch, InParts)
+    assert [len(part["x"]) for part in batch.parts] == [6, 3, 2]
+    assert theirs.counts == {"replaced": 3 if kind is Stored else 1}  # of one mini-batch
+    evaluated = read.evaluation("test")
+    assert arrays(evaluated, names) == arrays(own.evaluation("test"), names)
+    one_example: Stored = kind.Params(batch_size=4, data_dir=params.data_dir).instantiate()
+    read_by_four = in_parts(one_example, token, 3, 4).evaluation("test")
+    assert [isinstance(b, InParts) and len(b.parts) for b in read_by_four] == [
+        3,
+        1,
+    ]  # of the last mini-batch's one example, two replicas have none
+
+    plain = Part.examples
+    monkeypatch.setattr(Part, "examples", lambda self, size: plain(self, size)[:-1])
+    with pytest.raises(errors.InputError, match="do not read the same mini-batches"):
+        next(iter(read.batches(5)))
+
+
+def test_a_worker_reads_only_its_part(tmp_path: Path, token: str) -> None:
+    """Of examples 8, 9, 10 and 0, the second replica has the last two."""
+    own, _ = pair(write(tmp_path), token, unreadable=9, shuffle=False)
+    read = in_parts(own, token, 2, 2)
+    with pytest.raises(errors.InputError, match="mini-batch 2 cannot be read"):
+        next(iter(read.batches(1, 2)))
+    second = own.part(dataclasses.asdict(Part(1, 2, 2, None, 0))).batches(1, 2)
+    assert arrays(second, ["id"], 1) == [{"id": (tf.int32, (2,), [10, 0])}]
+
+
+def test_copies_in_which_other_examples_cannot_be_read_are_refused(
+    tmp_path: Path, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In evaluation, examples that are left out move those after them."""
+    own, _ = pair(write(tmp_path), token)
+    counted = iter([0, 1])
+
+    def left_out(batches: Iterator[Batch], counts: dict[str, int]) -> Iterator[Batch]:
+        counts["left_out"] = next(counted)
+        yield from batches
+
+    monkeypatch.setattr(Stored, "repair", lambda *_: left_out)
+    host = f"worker 0 ({socket.gethostname()}), which reads the input"
+    with pytest.raises(errors.InputError) as caught:
+        next(iter(in_parts(own, token, 2, 2).evaluation("test")))
+    assert str(caught.value) == (
+        f"the workers do not read the same mini-batches ({host}: 0 examples left_out; {host}: 1 "
+        "examples left_out). Copy the same data to all hosts, or set input.on_worker=False"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import pathlib
 import struct
@@ -13,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors
+from lingvo_gpipe.network.parts import Part
 from lingvo_gpipe.tasks.image.data import broken
 from tests.tasks.image import image_files
 from tests.tasks.image.image_files import drawn, folder_input, pixels
@@ -74,6 +76,36 @@ def test_mini_batches_with_broken_images_are_a_function_of_seed_and_position(
     np.testing.assert_equal(drawn(source.batches(7, 4), 5), whole[4:])
     # What is known to be broken by now changes nothing.
     np.testing.assert_equal(drawn(source.batches(7), 9), whole)
+
+
+@pytest.mark.parametrize("micro_batches", [2, 4])
+def test_parts_of_mini_batches_with_broken_images_are_those_of_the_whole(
+    folder: pathlib.Path, micro_batches: int
+) -> None:
+    """Each of two replicas has its own images replaced; an evaluation leaves the same ones out."""
+    spoil(folder, 1, 4, 5)
+    (folder / "test" / "cat" / "broken.png").write_bytes(b"garbage")
+    more = {"flip": True, "pad": 1, "batch_size": 5, "max_broken_share": 0.5}
+    whole = folder_input(folder, **more)
+    training = whole.batches(7, 2)
+    expected = drawn(training, 4)
+    evaluated = list(whole.evaluation("test", 2))
+    assert len(evaluated) > 1
+    found, counts = [], []
+    for replica in range(2):
+        own = Part(replica, 2, micro_batches, None, batch_dim=0)
+        part = folder_input(folder, **more).part(dataclasses.asdict(own))
+        batches = part.batches(7, 2)
+        found.append(drawn(batches, 4))
+        counts.append(batches.counts["replaced"])
+        left = part.evaluation("test", 2)
+        for one, other in zip(left, evaluated, strict=True):
+            for name, value in own.cut(other).items():
+                np.testing.assert_array_equal(one[name], value)
+        assert left.counts == {"left_out": 1}
+    joined = [{n: np.concatenate([a[n], b[n]]) for n in a} for a, b in zip(*found, strict=True)]
+    np.testing.assert_equal(joined, expected)
+    assert sum(counts) == training.counts["replaced"] > 0
 
 
 def test_images_in_the_other_places_are_those_of_the_whole_folder(folder: pathlib.Path) -> None:

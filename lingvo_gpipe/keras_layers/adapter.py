@@ -25,10 +25,12 @@ from lingvo_gpipe.keras_layers.config import class_name, policy_name, to_config
 from lingvo_gpipe.keras_layers.trace import READ
 from lingvo_gpipe.keras_layers.weights import keep
 from lingvo_gpipe.layers import normalization
-from lingvo_gpipe.layers.base import Layer, LossSpec, Meta, Theta
+from lingvo_gpipe.layers.base import Layer, LossSpec, Meta, Theta, ValueRange
 from lingvo_gpipe.layers.context import Context
 from lingvo_gpipe.layers.objectives import heads
 from lingvo_gpipe.nests import Nest, SpecNest
+
+_EMBEDDING = "keras.layers", "Embedding"
 
 
 class KerasLayer(Layer):
@@ -61,6 +63,14 @@ class KerasLayer(Layer):
         examples: str = hyperparams.field(
             "", "Field whose batch size counts the examples for its losses; empty: the first field."
         )
+
+        def value_ranges(self) -> dict[str, ValueRange]:
+            """Return the range of the ids of a Keras Embedding."""
+            is_table = (self.config.get("module"), class_name(self.config)) == _EMBEDDING
+            read = [arg[READ] for arg in self.args if isinstance(arg, dict) and READ in arg]
+            if not is_table or len(read) != 1:
+                return {}
+            return {read[0]: ValueRange(self.config["config"]["input_dim"], "input_dim")}
 
         def _meta(self, *inputs: SpecNest) -> Meta:
             traced = trace.trace(self, inputs)

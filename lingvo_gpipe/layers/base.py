@@ -140,13 +140,15 @@ class ValueRange(NamedTuple):
 
     Attributes:
         size: how many there are.
-        setting: field of the layer that sets `size`.
+        setting: field of the layer that sets `size`; empty: the shape of its x does.
         weights: name that it reads too; where that is 0, any integer is taken. None: nowhere.
+        ignored: an integer that it takes besides; None: no other.
     """
 
     size: int
     setting: str
     weights: str | None = None
+    ignored: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -161,6 +163,7 @@ class Meta:
         activation_bytes: what a backward call keeps of its forward, inputs not counted.
         losses: that it adds.
         metrics: that it adds.
+        value_ranges: name it reads → its integers, where shapes set them; see `Params`, too.
         name: below the layer around it; empty for a layer of the network.
         kind: how descriptions call it, where it is a part of another layer.
         children: Metas of the layers inside it, their variables named as it sees them.
@@ -173,6 +176,7 @@ class Meta:
     activation_bytes: int = 0
     losses: tuple[LossSpec, ...] = ()
     metrics: tuple[MetricSpec, ...] = ()
+    value_ranges: Mapping[str, ValueRange] = dataclasses.field(default_factory=dict)
     name: str = ""
     kind: str = ""
     children: tuple[Meta, ...] = ()

@@ -58,6 +58,8 @@ class FieldRange:
         if not found.size or (found.min() >= 0 and found.max() < size):
             return None
         outside = (found < 0) | (found >= size)
+        if self.values.ignored is not None:
+            outside &= found != self.values.ignored
         if weights is not None:
             outside &= np.broadcast_to(np.asarray(fields[weights]) != 0, found.shape)
         places = np.argwhere(outside)
@@ -66,16 +68,21 @@ class FieldRange:
         place = tuple(int(index) for index in places[0])
         more = f" (and {len(places) - 1} more)" if len(places) > 1 else ""
         position = f", position {list(place[1:])}" if place[1:] else ""
+        setting = self.values.setting
+        why, way_out = f"its {setting}={size}", f"set {setting}"
+        if not setting:
+            why, way_out = f"it reads predictions of {size} classes", "the model that predicts them"
         return (
             f"field {self.field!r}, row {first_row + place[0]}{position}: {found[place]}{more}, "
-            f"but layer {self.layer} takes 0 to {size - 1} (its {self.values.setting}={size}). "
-            f"Correct the data, or set {self.values.setting}"
+            f"but layer {self.layer} takes 0 to {size - 1} ({why}). Correct the data, or {way_out}"
         )
 
     def inside(self, fields: Mapping[str, Nest]) -> tf.Tensor:
         """Return, as an operation, which values of a mini-batch the layer takes; bool [N, …]."""
         values, weights = fields[self.field], self.values.weights
         inside = (values >= 0) & (values < tf.cast(self.values.size, values.dtype))
+        if self.values.ignored is not None:
+            inside |= values == tf.cast(self.values.ignored, values.dtype)
         if weights is not None:
             inside |= tf.broadcast_to(fields[weights] == 0, tf.shape(values))
         return inside
@@ -165,11 +172,12 @@ def of_fields(layers: Iterable[LayerInfo], routes: wiring.Wiring) -> tuple[Field
         routes: which layer reads which value.
     """
     fields = set(routes.fields.values())
-    ranges = []
+    found = []
     for layer in layers:
         versions = dict(zip(layer.params.reads, routes.reads[layer.index], strict=True))
-        for name, values in layer.params.value_ranges().items():
+        ranges = {**layer.params.value_ranges(), **layer.meta.value_ranges}
+        for name, values in ranges.items():
             needed = {versions[n] for n in (name, values.weights) if n is not None}
             if needed <= fields:
-                ranges.append(FieldRange(name, layer.name, values))
-    return tuple(ranges)
+                found.append(FieldRange(name, layer.name, values))
+    return tuple(found)

@@ -163,7 +163,8 @@ class Loss(heads.Head):
                     )
             weight = self._weight(values, weighted=len(inputs) == 3)
             losses = (LossSpec(self.loss_name, self.coefficient, weight),)
-            return dataclasses.replace(meta, losses=losses)
+            ranges = self._label_range(shape, label, inputs[1].dtype)
+            return dataclasses.replace(meta, losses=losses, value_ranges=ranges)
 
         def classifier(self, x: tf.TensorSpec, label: tf.TensorSpec) -> Classifier | None:
             """Return how to read classes from predictions and labels; None: there is no one class.
@@ -188,6 +189,22 @@ class Loss(heads.Head):
             if isinstance(kind, one_hot) and rank == 2 and wanted == (width,):
                 return Classifier(kind.from_logits, is_one_hot=True)
             return None
+
+        def _label_range(
+            self, x: tuple[int, ...], label: tuple[int, ...], dtype: tf.DType
+        ) -> dict[str, base.ValueRange]:
+            """Return the range of labels that are numbers of classes; empty: they are not."""
+            made, names = _keras_loss(self), keras.losses
+            sparse = names.SparseCategoricalCrossentropy | names.CategoricalGeneralizedCrossEntropy
+            binary = names.BinaryCrossentropy | names.BinaryFocalCrossentropy
+            classes: int | None = None
+            if isinstance(made.made, sparse) and label in (x[:-1], (*x[:-1], 1)):
+                classes = x[-1]
+            elif isinstance(made.made, binary) and dtype.is_integer:
+                classes = 2
+            if classes is None or not made.is_separate:  # a class of a user may read labels its way
+                return {}
+            return {self.reads[1]: base.ValueRange(classes, "", ignored=made.ignored)}
 
         def _values_shape(self, x: tf.TensorSpec, label: tf.TensorSpec) -> tuple[int, ...]:
             """Return the shape of the values of the loss: [B, ...]."""

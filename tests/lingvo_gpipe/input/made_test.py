@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, input, registry, trainer
+from lingvo_gpipe import errors, hyperparams, input, layers, registry, trainer
 from lingvo_gpipe import task as tasks
 from lingvo_gpipe.input import made
 from lingvo_gpipe.run import loop
@@ -154,6 +154,14 @@ def test_an_input_of_ones_own_has_random_examples_in_the_range_of_its_layers() -
     labels = [int(n) for part in source.evaluation("any") for n in part["label"]]
     assert len(labels) == 20
     assert set(labels) == {0, 1, 2}
+
+
+def test_labels_of_a_keras_loss_are_drawn_over_its_classes() -> None:
+    params = tiny()
+    dense = layers.Dense.Params(units=3, reads=("point",))
+    kind = "SparseCategoricalCrossentropy"
+    params.model.layers = [dense, layers.Loss.Params(loss=kind, config={"from_logits": True})]
+    assert made.task(params).input.ranges == {"label": 3}
 
 
 class Words(input.InMemory):

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from unittest import mock
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, layers, network, pipelining
+from lingvo_gpipe import errors, keras_layers, layers, network, pipelining
 from lingvo_gpipe.layers.base import ValueRange
 from lingvo_gpipe.network import value_ranges
 from lingvo_gpipe.network.value_ranges import FieldRange
 
 LABELS = FieldRange("label", "head", ValueRange(5, "classes"))
+IGNORING = FieldRange("label", "head", ValueRange(5, "classes", ignored=-1))
 WEIGHTED = FieldRange("label", "head", ValueRange(5, "classes", weights="weight"))
 
 
@@ -72,6 +75,63 @@ def test_only_fields_have_ranges() -> None:
         network.analyze(pipelining.PipeliningLayer.Params(layers=[head]), specs).check_values(wrong)
 
 
+def keras_classifier(**loss: Any) -> pipelining.PipeliningLayer.Params:
+    """Ids of 11 to 4 classes, and a loss on what the model predicts."""
+    ids = keras.Input([3], dtype="int32", name="ids")
+    rows = keras.layers.Flatten()(keras.layers.Embedding(11, 2)(ids))
+    model = keras_layers.from_keras_model(keras.Model(ids, keras.layers.Dense(4)(rows)))
+    head = layers.Loss.Params(name="loss", reads=(model.outputs, "label"), **loss)
+    return pipelining.PipeliningLayer.Params(layers=[*model.layers, head])
+
+
+@pytest.mark.parametrize(
+    ("loss", "label", "expected"),
+    [
+        ({}, [0, 3], None),
+        ({}, [3, 4], "row 1: 4, but layer loss takes 0 to 3 (it reads predictions of 4 classes)"),
+        ({}, [-1, 4], "row 0: -1 (and 1 more), but layer loss takes 0 to 3"),
+        ({}, [[3], [4]], "row 1, position [0]: 4, but layer loss takes 0 to 3"),
+        ({}, [3.0, 4.0], "row 1: 4.0, but layer loss takes 0 to 3"),
+        ({"config": {"ignore_class": -1}}, [-1, 3], None),
+        ({"config": {"ignore_class": -1}}, [-1, -2], "row 1: -2, but layer loss takes 0 to 3"),
+        ({"loss": "CategoricalGeneralizedCrossEntropy"}, [0, 4], "row 1: 4, but layer loss"),
+        ({"loss": "BinaryCrossentropy"}, np.full([2, 4], 2), "takes 0 to 1"),
+        ({"loss": "BinaryCrossentropy"}, np.full([2, 4], 1.2), None),
+        ({"loss": "mse"}, np.full([2, 4], 7), None),
+    ],
+)
+def test_a_loss_of_keras_takes_the_classes_of_its_predictions(
+    loss: Any, label: Any, expected: str | None
+) -> None:
+    params = keras_classifier(**{"loss": "SparseCategoricalCrossentropy", **loss})
+    fields = {"ids": np.zeros([2, 3], np.int32), "label": np.array(label)}
+    specs = {name: tf.TensorSpec(value.shape, value.dtype) for name, value in fields.items()}
+    analysis = network.analyze(params, specs)
+    if expected is None:
+        analysis.check_values(fields)
+        return
+    with pytest.raises(errors.InputError, match=re.escape(expected)) as caught:
+        analysis.check_values(fields)
+    assert str(caught.value).startswith("field 'label', row ")
+    assert str(caught.value).endswith("Correct the data, or the model that predicts them")
+
+
+class Shifted(keras.losses.SparseCategoricalCrossentropy):
+    """Its classes are counted from 1."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return super().call(y_true - 1, y_pred)
+
+
+def test_a_loss_of_ones_own_may_take_any_label() -> None:
+    specs = {"ids": tf.TensorSpec([2, 3], tf.int32), "label": tf.TensorSpec([2], tf.int32)}
+    wired = network.analyze(keras_classifier(loss=Shifted), specs)
+    ids = np.array([[0, 1, 2], [3, 4, 10]])
+    wired.check_values({"ids": ids, "label": np.array([1, 4])})
+    with pytest.raises(errors.InputError, match=r"'ids', row 1, position \[2\]: 11.*input_dim=11"):
+        wired.check_values({"ids": ids + ids // 10, "label": np.array([1, 4])})
+
+
 def test_a_worker_looks_at_the_fields_that_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same values are found, and only a mini-batch with one of them is fetched."""
     looked_at: list[bool] = []
@@ -112,22 +172,26 @@ def test_a_worker_looks_at_many_fields_without_a_warning(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("values", "weights", "fails"),
+    ("one", "values", "weights", "fails"),
     [
-        ([[0, 4], [1, 2]], [[1.0, 1.0], [1.0, 1.0]], False),
-        ([[0, 4], [5, 2]], [[1.0, 1.0], [1.0, 1.0]], True),
-        ([[0, -1], [4, 2]], [[1.0, 1.0], [1.0, 1.0]], True),
-        ([[0, 4], [5, 2]], [[1.0, 1.0], [0.0, 1.0]], False),
+        (WEIGHTED, [[0, 4], [1, 2]], [[1.0, 1.0], [1.0, 1.0]], False),
+        (WEIGHTED, [[0, 4], [5, 2]], [[1.0, 1.0], [1.0, 1.0]], True),
+        (WEIGHTED, [[0, -1], [4, 2]], [[1.0, 1.0], [1.0, 1.0]], True),
+        (WEIGHTED, [[0, 4], [5, 2]], [[1.0, 1.0], [0.0, 1.0]], False),
+        (IGNORING, [[0, -1], [4, 2]], [[1.0, 1.0], [1.0, 1.0]], False),
+        (IGNORING, [[0, -2], [4, 2]], [[1.0, 1.0], [1.0, 1.0]], True),
     ],
 )
-def test_the_same_values_fail_in_a_graph(values: Any, weights: Any, fails: bool) -> None:
+def test_the_same_values_fail_in_a_graph(
+    one: FieldRange, values: Any, weights: Any, fails: bool
+) -> None:
     fields = {"label": tf.constant(values), "weight": tf.constant(weights)}
 
     @tf.function(autograph=False)
     def use(fields: dict[str, tf.Tensor]) -> tf.Tensor:
-        return value_ranges.asserted([WEIGHTED], fields)["label"] + 1
+        return value_ranges.asserted([one], fields)["label"] + 1
 
-    assert (WEIGHTED.first_outside(fields) is not None) == fails
+    assert (one.first_outside(fields) is not None) == fails
     if not fails:
         assert use(fields).numpy().tolist() == (np.array(values) + 1).tolist()
         return

@@ -26,6 +26,23 @@ def register() -> None:
         )
 
 
+def find(name: str, task: Task.Params) -> registry.Mode:
+    """Return the function of a mode.
+
+    Raises:
+        RegistryError: the task has no such mode; the text names those that it has, and what is
+            nearest in meaning.
+    """
+    known = registry.modes_of(task)
+    if name in known or name not in _MEANT:
+        return registry.mode(name, task)
+    where = f": only {_OF_TASKS[name]} have it" if name in _OF_TASKS else ""
+    does = [f"--mode={mode} {_DOES[mode]}" for mode in _MEANT[name] if mode in known]
+    raise errors.RegistryError(
+        f"no mode {name!r} for {task.name}{where}. {'; '.join(does)}. Use one of {', '.join(known)}"
+    )
+
+
 def with_kept_choice(task: Task.Params, logdir: str | None) -> Task.Params:
     """Return a task with the schedule that its run has chosen by `--schedule=auto`.
 
@@ -217,6 +234,23 @@ MODES: dict[str, registry.Mode] = {
     "describe": _describe,
     "params": _params,
     "plan": _plan,
+}
+# Modes that only some tasks add, and the models that have them.
+_OF_TASKS = dict.fromkeys(("decode", "score"), "translation models (mt.*)")
+# What a user may ask for → the modes that serve best where they are there.
+_MEANT = {
+    **dict.fromkeys(("decode", "predict", "infer", "inference"), ("decode", "export", "eval")),
+    **dict.fromkeys(("score", "test", "validate", "evaluate", "validation"), ("score", "eval")),
+    "fit": ("train", "train_eval"),
+    "serve": ("export",),
+}
+_DOES = {
+    "decode": "writes what the model makes of a file",
+    "score": "compares it with references",
+    "export": "saves a program that predicts",
+    "eval": "measures on held-out examples, and shows some with predictions in TensorBoard",
+    "train": "trains",
+    "train_eval": "trains and evaluates",
 }
 # Which parts of the data the modes read; None is that of training.
 _SPLITS: dict[str, registry.Splits] = {

@@ -127,11 +127,12 @@ Splits: TypeAlias = "Callable[[Task.Params], Iterable[str | None]]"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Entry:
-    """A mode, which of the job's options it reads, and which parts of the data."""
+    """A mode, which of the job's options it reads, which parts of the data, and for which tasks."""
 
     function: Mode
     options: tuple[str, ...]
     splits: Splits
+    tasks: type[hyperparams.Params]
 
 
 _MODES: dict[str, _Entry] = {}
@@ -142,6 +143,7 @@ def add_mode(
     function: Mode,
     options: Iterable[str] = (),
     splits: Splits = lambda _: (),
+    tasks: type[hyperparams.Params] = hyperparams.Params,
 ) -> None:
     """Make `--mode=name` call `function`.
 
@@ -151,11 +153,13 @@ def add_mode(
         options: names of the `Options` that it reads; the trainer refuses the others.
         splits: task → parts of the data that it reads, None for that of training; the trainer
             looks whether they are there before it imports TensorFlow.
+        tasks: class of the task's Params that it takes; the other tasks do not have this mode.
 
     Raises:
         RegistryError: the name is taken by another function.
     """
-    known = _MODES.setdefault(name, _Entry(function, tuple(options), splits)).function
+    entry = _Entry(function, tuple(options), splits, tasks)
+    known = _MODES.setdefault(name, entry).function
     if known is not function:
         raise errors.RegistryError(
             f"mode {name!r} of {function.__module__} is already that of {known.__module__}; "
@@ -163,17 +167,23 @@ def add_mode(
         )
 
 
-def mode(name: str) -> Mode:
+def mode(name: str, task: Task.Params) -> Mode:
     """Return the function of `--mode=name`.
 
     Raises:
-        RegistryError: there is no such mode.
+        RegistryError: the task has no such mode.
     """
-    if name not in _MODES:
-        near = errors.nearest(name, _MODES)
+    names = modes_of(task)
+    if name not in names:
+        near = errors.nearest(name, names)
         hint = f"nearest {', '.join(map(repr, near))}; " if near else ""
-        raise errors.RegistryError(f"no mode {name!r}; {hint}use one of {', '.join(_MODES)}")
+        raise errors.RegistryError(f"no mode {name!r}; {hint}use one of {', '.join(names)}")
     return _MODES[name].function
+
+
+def modes_of(task: Task.Params) -> tuple[str, ...]:
+    """Return the names of the modes that a task has."""
+    return tuple(name for name, entry in _MODES.items() if isinstance(task, entry.tasks))
 
 
 def modes_that_read(option: str) -> tuple[str, ...]:

@@ -209,9 +209,8 @@ def _run(values: argparse.Namespace, note_step: Callable[[int], None] = lambda _
             checkpoint=values.checkpoint,
             trains=name.startswith("train"),
         )
-        # After the model, since its task may have registered the mode.
-        mode = registry.mode(name)
-        task = task_of(values, recipe)
+        task = task_of(values, recipe)  # which may register a mode
+        mode = modes.find(name, task)
     _check_options(values, name)
     if task.model.schedule == AUTO and name not in _CHOOSING:
         task = modes.with_kept_choice(task, values.logdir)

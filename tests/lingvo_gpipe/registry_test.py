@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from lingvo_gpipe import errors, registry
+from lingvo_gpipe.task import Task
 
 MODEL = """
 from lingvo_gpipe import registry
@@ -224,13 +225,28 @@ def test_modes_are_found_by_name_and_taken_once(monkeypatch: pytest.MonkeyPatch)
 
     registry.add_mode("export", export, ["follow"])
     registry.add_mode("export", export, ["follow"])
-    assert registry.mode("export") is export
+    task: Any = Task.Params()
+    assert registry.mode("export", task) is export
     assert registry.modes_that_read("follow") == ("export",)
     assert registry.modes_that_read("fit") == ()
     with pytest.raises(errors.RegistryError, match=r"mode 'export' of .* is already that of"):
         registry.add_mode("export", other)
     with pytest.raises(errors.RegistryError, match="no mode 'exprt'; nearest 'export'; use one of"):
-        registry.mode("exprt")
+        registry.mode("exprt", task)
+
+
+def test_a_mode_may_be_of_one_kind_of_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_MODES", {})
+
+    class Spoken(Task):
+        class Params(Task.Params):
+            """Those of speech."""
+
+    registry.add_mode("train", lambda _: None)
+    registry.add_mode("speak", lambda _: None, tasks=Spoken.Params)
+    assert registry.modes_of(Spoken.Params()) == ("train", "speak")
+    with pytest.raises(errors.RegistryError, match=r"no mode 'speak'; use one of train$"):
+        registry.mode("speak", Task.Params())
 
 
 class Family(registry.Model):

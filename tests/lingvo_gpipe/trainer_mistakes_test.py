@@ -38,6 +38,18 @@ def run(
             "ParamsError: --profile measures layers, which --mode=train needs only for",
         ),
         (["--model=lab.Tiny", "--mode=trian"], "RegistryError: no mode 'trian'; nearest 'train'"),
+        (
+            ["--model=lab.Tiny", "--mode=decode"],
+            "RegistryError: no mode 'decode' for lab.Tiny: only translation models (mt.*) have it. "
+            "--mode=export saves a program that predicts; --mode=eval measures on held-out "
+            "examples, and shows some with predictions in TensorBoard. Use one of train, eval, ",
+        ),
+        (
+            ["--model=lab.Tiny", "--mode=score"],
+            "RegistryError: no mode 'score' for lab.Tiny: only translation models (mt.*) have it. "
+            "--mode=eval measures on held-out examples",
+        ),
+        (["--model=lab.Tiny", "--mode=fit"], "RegistryError: no mode 'fit' for lab.Tiny. --mode=t"),
         (["--model=lab.Tiny", "--follow"], "ParamsError: --follow goes with --mode=eval"),
         (
             ["--model=lab.Tiny", "--mode=eval", "--follow", "--checkpoint=c", "--logdir=l"],

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 import sacrebleu
 
-from lingvo_gpipe import errors, optim, pipelining, registry
+from lingvo_gpipe import errors, modes, optim, pipelining, registry
 from lingvo_gpipe.run import loop
 from lingvo_gpipe.task import Eval, Train, complete
 from lingvo_gpipe.tasks.mt import task
@@ -91,11 +91,17 @@ def job(params: Any, logdir: Path | None, **fields: Any) -> tuple[registry.Job, 
     return made, lines
 
 
+def test_a_mode_by_another_name_leads_to_decode(folder: Path, tmp_path: Path) -> None:
+    made, _ = job(params(folder), tmp_path)
+    with pytest.raises(errors.RegistryError, match=r"'predict' for .*\. --mode=decode writes what"):
+        modes.find("predict", made.task)
+
+
 def test_a_run_is_translated_and_scored(
     folder: Path, tmp_path: Path, reversed_by: type[Reverser]
 ) -> None:
     made, lines = job(params(folder), tmp_path)
-    registry.mode("score")(made)
+    registry.mode("score", made.task)(made)
     source = made.task.input.instantiate()
     assert len(reversed_by.asked) == 3 * 20
     texts, step = score_files.read(tmp_path / "score", "test")

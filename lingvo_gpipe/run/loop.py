@@ -135,6 +135,7 @@ def run(
         log_directory.check_made(folder, is_made=made.is_made(params))
         kept = log_directory.kept_values(folder)
         params = auto.resolved(params, report, kept=kept, profile=profiles.layers)
+        process.check_memory(params, report, refuse=False)
         change = log_directory.check_params(folder, params, report)
         options = _Options(evaluate, report, should_stop, note_step, profiles)
         with contextlib.closing(_Training(params, source, folder, options)) as training:
@@ -173,6 +174,7 @@ def dry_run(
     params, source = _prepare(params, report)
     kept = None if logdir is None else log_directory.kept_values(Path(logdir))
     params = auto.resolved(params, report, kept=kept, profile=profile)
+    process.check_memory(params, report, refuse=True)
     if logdir is not None:
         log_directory.try_out(Path(logdir), params, source.assets())
     short = params.copy()

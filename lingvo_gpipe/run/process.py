@@ -1,15 +1,16 @@
-"""Devices and threads of a process that runs a network."""
+"""Devices, threads and memory of a process that runs a network."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from lingvo_gpipe import pipelining
+from lingvo_gpipe import pipelining, task
 from lingvo_gpipe.cluster import connection
 from lingvo_gpipe.execution import placement
+from lingvo_gpipe.plan import host_memory
 
 
 def prepare_devices(model: pipelining.PipeliningLayer.Params) -> tuple[int, int]:
@@ -40,6 +41,24 @@ def prepare_devices(model: pipelining.PipeliningLayer.Params) -> tuple[int, int]
         with contextlib.suppress(RuntimeError):
             placement.prepare_threads(wanted, placement.num_cores())
     return _threads()
+
+
+def check_memory(params: task.Task.Params, report: Callable[[str], None], *, refuse: bool) -> None:
+    """Report that a step may not fit into the memory of this machine.
+
+    Args:
+        params: of the task.
+        report: receives the line.
+        refuse: as in `host_memory.warning`.
+
+    Raises:
+        PlacementError: it cannot fit.
+    """
+    if connection.current() is not None or not _on_logical_cpus(params.model):
+        return
+    line = host_memory.warning(params, host_memory.of_this_machine(), refuse=refuse)
+    if line is not None:
+        report(line)
 
 
 def thread_notes(model: pipelining.PipeliningLayer.Params) -> Iterator[str]:

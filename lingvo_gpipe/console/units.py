@@ -38,12 +38,21 @@ def count(number: float) -> str:
 
 
 def things(number: int, name: str) -> str:
-    """Return a number of things whose plural has an s.
+    """Return a number of things.
 
     >>> things(1, "pair"), things(4000, "pair")
     ('1 pair', '4,000 pairs')
     """
-    return f"{number:,} {name}{'' if number == 1 else 's'}"
+    return f"{number:,} {name if number == 1 else plural(name)}"
+
+
+def plural(name: str) -> str:
+    """Return the plural of the name of a thing.
+
+    >>> plural("pair"), plural("mini-batch")
+    ('pairs', 'mini-batches')
+    """
+    return f"{name}es" if name.endswith("ch") else f"{name}s"
 
 
 def percent(share: float) -> str:

@@ -11,7 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe import errors, pipelining, task
-from lingvo_gpipe.input import Reading
+from lingvo_gpipe.console.progress import Count
+from lingvo_gpipe.input import Batches, Reading
 from lingvo_gpipe.layers.objectives import heads
 from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.network import parts
@@ -96,21 +97,22 @@ def evaluate(
     sums: dict[str, Nest] | None = None
     count = 0
     step_tensor = tf.constant(step, tf.int64)
-    for batch in watch(batches):
-        if should_stop():
-            return None
-        shown = examples if examples is not None and examples.reads_outputs(batch) else None
-        result = pipe.evaluate(batch, step=step_tensor, outputs=shown is not None)
-        if shown is not None:
-            shown.add(batch, result.outputs)
-        loss_weights = pipe.loss_weights(batch)
-        for name, mean in result.losses.items():
-            weight = np.float64(loss_weights[name])
-            weights[name] = weights.get(name, np.float64(0)) + weight
-            totals[name] = totals.get(name, np.float64(0)) + weight * np.float64(mean)
-        wide = tf.nest.map_structure(_wide, result.sums)
-        sums = wide if sums is None else tf.nest.map_structure(np.add, sums, wide)
-        count += num_rows(pipe, batch)
+    with Count("evaluating", "mini-batch", _number_of(batches), passing=True) as counted:
+        for batch in counted.over(watch(batches)):
+            if should_stop():
+                return None
+            shown = examples if examples is not None and examples.reads_outputs(batch) else None
+            result = pipe.evaluate(batch, step=step_tensor, outputs=shown is not None)
+            if shown is not None:
+                shown.add(batch, result.outputs)
+            loss_weights = pipe.loss_weights(batch)
+            for name, mean in result.losses.items():
+                weight = np.float64(loss_weights[name])
+                weights[name] = weights.get(name, np.float64(0)) + weight
+                totals[name] = totals.get(name, np.float64(0)) + weight * np.float64(mean)
+            wide = tf.nest.map_structure(_wide, result.sums)
+            sums = wide if sums is None else tf.nest.map_structure(np.add, sums, wide)
+            count += num_rows(pipe, batch)
     if count == 0:
         raise errors.InputError("there is no example to evaluate. Check eval.split")
     means = {n: float(totals[n] / weights[n]) if weights[n] else 0.0 for n in totals}
@@ -120,6 +122,12 @@ def evaluate(
     chosen = () if examples is None else examples.chosen()
     empty = Evaluation(step, {}, {}, count, unread=unread, examples=chosen)
     return _finished(pipe, means, sums, metrics, empty)
+
+
+def _number_of(batches: Iterable[object]) -> int | None:
+    """Return the number of mini-batches, where it is known before they are read."""
+    number = int(batches.dataset.cardinality()) if isinstance(batches, Batches) else -1
+    return number if number >= 0 else None
 
 
 def _wide(tensor: tf.Tensor) -> Array:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import itertools
+import os
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import tqdm
@@ -90,9 +91,40 @@ def test_a_terminal_gets_one_bar_that_begins_where_the_run_does() -> None:
     shown.close()
     text = terminal.getvalue()
     assert "\r" in text
-    assert "70/100" in text
+    assert "70/100 steps [" in text
     assert "loss=0.25" in text
     assert "\nstep" not in text
+
+
+def test_the_time_left_of_a_training_does_not_count_the_first_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, terminal = Clock(), Terminal()
+    monkeypatch.setattr(tqdm.std, "time", clock)
+    shown = progress.Progress(total=1000, start=0, stream=terminal, clock=clock)
+    for step in range(1, 1000):
+        clock.now_s += 60.0 if step == 1 else 0.5
+        shown.update(step, {"loss": 1.0})
+    shown.close()
+    lines = re.split("[\r\n]", terminal.getvalue())
+    known = [left for left in map(left_s, lines) if left is not None]
+    assert len(known) > 100
+    assert all(max(a, b) < 3 * max(1.0, min(a, b)) for a, b in itertools.pairwise(known))
+    assert "2 steps/s, loss=1]" in terminal.getvalue()
+
+
+def test_a_training_whose_first_step_takes_long_says_so_within_two_seconds() -> None:
+    clock, log, timer = Clock(), io.StringIO(), cast(Any, Timer)
+    shown = progress.Progress(total=9, start=4, stream=log, clock=clock, timer=timer)
+    (waiting,) = Timer.made
+    assert waiting.delay_s < 2.0
+    waiting.call()
+    assert log.getvalue() == "step 4/9  the next one builds its graphs first\n"
+    shown.update(5, {})
+    waiting.call()
+    shown.close()
+    assert waiting.is_cancelled
+    assert len(log.getvalue().splitlines()) == 2
 
 
 def test_work_that_is_counted_gets_a_line_every_so_often() -> None:
@@ -174,6 +206,34 @@ def test_the_time_left_does_not_jump_by_a_factor_of_ten(
     assert len(known) > 20
     assert all(max(a, b) < 10 * max(1.0, min(a, b)) for a, b in itertools.pairwise(known))
     assert max(known) > 100
+
+
+def test_passing_work_has_a_bar_only_while_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, terminal = Clock(), Terminal()
+    monkeypatch.setattr(tqdm.std, "time", clock)
+    for seconds in (0.1, 1.0):
+        assert terminal.getvalue() == ""
+        how: Any = {"stream": terminal, "clock": clock, "passing": True}
+        with progress.Count("evaluating", "mini-batch", 5, **how) as counted:
+            for _ in counted.over(range(5)):
+                clock.now_s += seconds
+    *bars, last, end = terminal.getvalue().strip("\r").split("\r")
+    assert "2/5 mini-batches [00:02<00:03, 1 mini-batch/s]" in bars[0]
+    assert "5/5 mini-batches" in last
+    assert end.strip() == ""
+
+
+def test_a_terminal_of_unknown_width_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(terminal, "fileno", lambda: 7)
+    for columns in (0, 80):
+        size = os.terminal_size((columns, 24))
+        monkeypatch.setattr(os, "get_terminal_size", lambda _, size=size: size)
+        shown = progress.Progress(total=3, start=0, stream=terminal, clock=Clock())
+        shown.update(1, {"loss": 2.0})
+        shown.close()
+        assert terminal.getvalue().startswith("step 1/3  loss 2  first step after")
+    assert "1/3 steps" in terminal.getvalue()
 
 
 def test_counted_work_is_a_bar_on_a_terminal_and_stops_for_no_full_disk() -> None:

@@ -12,11 +12,24 @@ _HEADINGS = ("layer", "kind", "output", "parameters", "FLOPs forward", "FLOPs ba
 
 
 def table(analysis: network.Analysis) -> str:
-    """Return what `--mode=describe` prints, as Markdown; dots mark inner layers."""
-    rows = [_cells(row) for row in describe.rows(analysis)]
+    """Return what `--mode=describe` prints, as Markdown; dots mark inner layers.
+
+    What it notes of single layers follows the table, whose columns it would make too narrow.
+    """
+    rows: list[list[str]] = []
+    notes: list[str] = []
+    for row in describe.rows(analysis):
+        if len(row) == 1 and rows:
+            notes.append(f"{rows[-1][0]}: {row[0].strip()}")
+        else:
+            rows.append(_cells(row))
     lines = [*describe.heading(analysis), *describe.totals(analysis)]
-    listed = "\n".join(f"- {markdown.plain(line)}" for line in lines)
-    return f"{listed}\n\n{markdown.table(_HEADINGS, rows, numbers=(3, 4, 5))}"
+    table = markdown.table(_HEADINGS, rows, numbers=(3, 4, 5))
+    return "\n\n".join(filter(None, (_listed(lines), table, _listed(notes))))
+
+
+def _listed(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {markdown.plain(line)}" for line in lines)
 
 
 def _cells(row: Sequence[str]) -> list[str]:

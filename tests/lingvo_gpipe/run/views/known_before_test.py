@@ -50,6 +50,9 @@ def test_a_table_has_the_rows_and_lines_of_the_description() -> None:
     assert {row.count("|") for row in rows} == {7}
     assert "parameters&#58; 83" in text
     assert "parameters: 83" in describe.describe(params)
+    params.model.layers[0].trainable = False
+    *_, note = model_table.table(network.analyze(params.model, fields)).splitlines()
+    assert note == "- first&#58; frozen"  # a row of the table would make other columns narrow
 
 
 def test_a_run_shows_them_once(tmp_path: Path) -> None:

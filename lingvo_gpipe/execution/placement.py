@@ -259,7 +259,7 @@ def spare_devices(num_devices: int | None = None) -> Iterator[Spare]:
         before.append(_Configuration.now())
         cores = num_cores()
         count = max(SPARE_DEVICES, before[0].num_devices, num_devices or 0)
-        threads = (max(2, cores), cores)
+        threads = spare_thread_counts(cores)
         if num_devices is not None:
             threads = thread_counts(num_devices, cores)
         _Configuration(count, *threads).set()
@@ -324,12 +324,26 @@ def thread_counts(num_devices: int, cores: int) -> tuple[int, int]:
     return max(2, min(num_devices, cores)), max(1, cores // num_devices)
 
 
+def spare_thread_counts(cores: int) -> tuple[int, int]:
+    """Return the (inter-op, intra-op) thread counts while the number of devices is unknown."""
+    return max(2, cores), cores
+
+
 def prepare_threads(num_devices: int, cores: int) -> tuple[int, int]:
     """Set TensorFlow's thread counts to those of `thread_counts`, and return them."""
-    inter, intra = thread_counts(num_devices, cores)
-    tf.config.threading.set_inter_op_parallelism_threads(inter)
-    tf.config.threading.set_intra_op_parallelism_threads(intra)
-    return inter, intra
+    counts = thread_counts(num_devices, cores)
+    set_threads(counts)
+    return counts
+
+
+def set_threads(counts: tuple[int, int]) -> None:
+    """Set TensorFlow's (inter-op, intra-op) thread counts.
+
+    Raises:
+        RuntimeError: it has begun with others.
+    """
+    tf.config.threading.set_inter_op_parallelism_threads(counts[0])
+    tf.config.threading.set_intra_op_parallelism_threads(counts[1])
 
 
 def initialize_tpu(address: str = "local") -> None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from lingvo_gpipe import errors, network, regular_files
 from lingvo_gpipe.console import units
 from lingvo_gpipe.layers import base
-from lingvo_gpipe.plan import describe, step_plan
+from lingvo_gpipe.nests import SpecNest
+from lingvo_gpipe.plan import step_plan
 from lingvo_gpipe.task import Task
 
 _SURELY_TOO_MUCH = 2.0
@@ -58,11 +59,14 @@ def of_this_machine(root: Path = Path("/")) -> HostMemory | None:
     return found
 
 
-def warning(task: Task.Params, memory: HostMemory | None, *, refuse: bool) -> str | None:
+def warning(
+    task: Task.Params, fields: Mapping[str, SpecNest], memory: HostMemory | None, *, refuse: bool
+) -> str | None:
     """Return a line for the user where a step may not fit; None: it fits.
 
     Args:
         task: params of the task.
+        fields: fields of its mini-batch, name → nest of `tf.TensorSpec`.
         memory: of the machine; None: unknown, and nothing is said.
         refuse: whether what is planned to need twice the memory is refused; what surely needs more
             always is.
@@ -72,11 +76,17 @@ def warning(task: Task.Params, memory: HostMemory | None, *, refuse: bool) -> st
     """
     if memory is None:
         return None
-    analysis = network.analyze(task.model, describe.fields_of(task))
+    analysis = network.analyze(task.model, fields)
     if _at_most(analysis) <= memory.available_bytes:
         return None
-    plan = step_plan.make_for(task)
     averages = task.train.average is not None
+    plan = step_plan.make(
+        task.model,
+        fields,
+        optimizer_params=task.train.optimizer,
+        averages=averages,
+        accumulate=task.train.accumulate,
+    )
     slots = step_plan.slot_bytes(analysis.variables, task.train.optimizer, averages=averages)
     kept = sum(slots.values()) + sum(spec.size_bytes for spec in analysis.variables.values())
     step = task.model.num_replicas * plan.together_bytes

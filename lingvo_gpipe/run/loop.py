@@ -129,13 +129,13 @@ def run(
     Raises:
         UserError: the params, the log directory, data or devices do not fit; a loss is not finite.
     """
-    params, source = _prepare(params, report)
     folder = Path(logdir)
+    params, source = _prepare(params, report, folder)
     with log_directory.locked(folder):
         log_directory.check_made(folder, is_made=made.is_made(params))
         kept = log_directory.kept_values(folder)
         params = auto.resolved(params, report, kept=kept, profile=profiles.layers)
-        process.check_memory(params, report, refuse=False)
+        process.check_memory(params, source, report, refuse=False)
         change = log_directory.check_params(folder, params, report)
         options = _Options(evaluate, report, should_stop, note_step, profiles)
         with contextlib.closing(_Training(params, source, folder, options)) as training:
@@ -171,10 +171,10 @@ def dry_run(
         report: as in `run`.
         profile: whether `--schedule=auto` chooses by measured times of the layers.
     """
-    params, source = _prepare(params, report)
+    params, source = _prepare(params, report, None)
     kept = None if logdir is None else log_directory.kept_values(Path(logdir))
     params = auto.resolved(params, report, kept=kept, profile=profile)
-    process.check_memory(params, report, refuse=True)
+    process.check_memory(params, source, report, refuse=True)
     if logdir is not None:
         log_directory.try_out(Path(logdir), params, source.assets())
     short = params.copy()
@@ -192,12 +192,14 @@ def dry_run(
     report(f"dry run: {', '.join(tried)} and a checkpoint went well; nothing is kept")
 
 
-def _prepare(params: Task.Params, report: Callable[[str], None]) -> tuple[Task.Params, Input]:
+def _prepare(
+    params: Task.Params, report: Callable[[str], None], folder: Path | None
+) -> tuple[Task.Params, Input]:
     """Check a task and complete it; return its params and its input."""
     task.check(params)
     for line in made.notices(params):
         report(line)
-    process.prepare_devices(params.model)  # before an input begins TensorFlow
+    process.prepare_devices(params.model, folder)  # before an input begins TensorFlow
     source: Input = params.input.instantiate()
     return task.complete(params, source), source
 
@@ -224,7 +226,7 @@ class _Training:
             lambda work: self._watchdog.watching(work),
             dry_run=options.dry_run,
         )
-        threads = process.prepare_devices(params.model)
+        threads = process.prepare_devices(params.model, logdir)
         self._learner = Learner(params, source.element_spec(training=True))
         evaluation.check_names(self._learner.pipe, params.eval)
         executor = self._learner.pipe.executor

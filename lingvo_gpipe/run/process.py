@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import tensorflow as tf
 
-from lingvo_gpipe import pipelining, task
+from lingvo_gpipe import errors, pipelining, task
 from lingvo_gpipe.cluster import connection
 from lingvo_gpipe.execution import placement
+from lingvo_gpipe.input import Input
 from lingvo_gpipe.plan import host_memory
+from lingvo_gpipe.run import checkpoints, log_directory
+from lingvo_gpipe.run.checkpoints import keys
 
 
-def prepare_devices(model: pipelining.PipeliningLayer.Params) -> tuple[int, int]:
+def prepare_devices(
+    model: pipelining.PipeliningLayer.Params, folder: Path | None = None
+) -> tuple[int, int]:
     """Make the devices that a network needs, before TensorFlow's first operation.
 
     Those of workers, where this process is a chief; otherwise logical CPU devices.
 
     Args:
         model: the network.
+        folder: of a run that goes on, perhaps: if its recipe began TensorFlow, and this process has
+            taken the params from the folder, the thread counts are those that it began with.
 
     Returns:
         Thread counts between and inside operations; the last bits of results depend on them.
@@ -39,15 +47,21 @@ def prepare_devices(model: pipelining.PipeliningLayer.Params) -> tuple[int, int]
             placement.prepare_logical_cpus(wanted)
         # Where TensorFlow is already running, its threads cannot be changed.
         with contextlib.suppress(RuntimeError):
-            placement.prepare_threads(wanted, placement.num_cores())
+            if folder is not None and _recipe_began_tensorflow(model, folder):
+                placement.set_threads(placement.spare_thread_counts(placement.num_cores()))
+            else:
+                placement.prepare_threads(wanted, placement.num_cores())
     return _threads()
 
 
-def check_memory(params: task.Task.Params, report: Callable[[str], None], *, refuse: bool) -> None:
+def check_memory(
+    params: task.Task.Params, source: Input, report: Callable[[str], None], *, refuse: bool
+) -> None:
     """Report that a step may not fit into the memory of this machine.
 
     Args:
         params: of the task.
+        source: its input.
         report: receives the line.
         refuse: as in `host_memory.warning`.
 
@@ -56,7 +70,8 @@ def check_memory(params: task.Task.Params, report: Callable[[str], None], *, ref
     """
     if connection.current() is not None or not _on_logical_cpus(params.model):
         return
-    line = host_memory.warning(params, host_memory.of_this_machine(), refuse=refuse)
+    fields, memory = source.element_spec(training=True), host_memory.of_this_machine()
+    line = host_memory.warning(params, fields, memory, refuse=refuse)
     if line is not None:
         report(line)
 
@@ -77,6 +92,20 @@ def thread_notes(model: pipelining.PipeliningLayer.Params) -> Iterator[str]:
             f"{fitting[1]}, with which {wanted} devices share the cores. The trainer sets these "
             f"with {flags}"
         )
+
+
+def _recipe_began_tensorflow(model: pipelining.PipeliningLayer.Params, folder: Path) -> bool:
+    """Return whether a run on as many devices has the thread counts of a recipe that does."""
+    values = log_directory.kept_values(folder) or {}
+    numbers = ("num_partitions", "num_replicas")
+    if any(values.get(f"model.{name}") != str(model.get(name)) for name in numbers):
+        return False
+    with contextlib.suppress(errors.CheckpointError):  # reported when it is restored
+        newest = checkpoints.newest(str(folder / log_directory.CHECKPOINTS))
+        if newest is not None:
+            threads = checkpoints.read_value(newest, keys.THREADS)
+            return tuple(threads) == placement.spare_thread_counts(placement.num_cores())
+    return False
 
 
 def _num_devices(model: pipelining.PipeliningLayer.Params) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.plan import host_memory, step_plan
+from lingvo_gpipe.plan import describe, host_memory, step_plan
 from lingvo_gpipe.plan.host_memory import HostMemory
 from lingvo_gpipe.run import loop, process
 from tests import tiny_task
@@ -71,7 +71,7 @@ def test_the_limit_of_a_control_group_counts(
 
 def test_a_system_that_does_not_say_is_asked_nothing(tmp_path: Path) -> None:
     assert host_memory.of_this_machine(tmp_path) is None
-    assert host_memory.warning(tiny_task.tiny_task(), None, refuse=True) is None
+    assert host_memory.warning(tiny_task.tiny_task(), {}, None, refuse=True) is None
 
 
 def test_what_does_not_fit_is_said_and_what_cannot_is_refused() -> None:
@@ -83,7 +83,8 @@ def test_what_does_not_fit_is_said_and_what_cannot_is_refused() -> None:
     assert 0 < kept < step / 2
 
     def said(total: int, available: int, *, refuse: bool = True) -> str | None:
-        return host_memory.warning(task, HostMemory(total, available), refuse=refuse)
+        fields, memory = describe.fields_of(task), HostMemory(total, available)
+        return host_memory.warning(task, fields, memory, refuse=refuse)
 
     assert said(step, step) is None
     assert said(100 * step, 100 * step) is None
@@ -115,5 +116,8 @@ def test_a_run_looks_before_it_makes_a_variable(
     assert sum("the system ends the run without a message" in line for line in lines) == 1
     task.model.devices = ("CPU:0",) * task.model.num_partitions
     lines.clear()
-    process.check_memory(task, lines.append, refuse=True)  # other devices may have other memory
+    source = task.input.instantiate()
+    process.check_memory(
+        task, source, lines.append, refuse=True
+    )  # other devices may have other memory
     assert lines == []

@@ -244,7 +244,7 @@ def test_changed_thread_counts_are_reported(
 ) -> None:
     params = one_layer_task(max_steps=1)
     loop.run(params, tmp_path)
-    monkeypatch.setattr(process, "prepare_devices", lambda _: (7, 5))
+    monkeypatch.setattr(process, "prepare_devices", lambda *_: (7, 5))
     params.train.max_steps = 2
     loop.run(params, tmp_path, report=lines.append)
     assert any("and are 7, 5: the last bits" in line for line in lines)

@@ -27,6 +27,8 @@ _PREFETCH = 2
 class Indexed(Input):
     """Base of inputs whose examples are found by number; subclasses define how they are read."""
 
+    training_fields = (*Input.training_fields, "shuffle")
+
     class Params(Input.Params):
         """Fields of Indexed."""
 

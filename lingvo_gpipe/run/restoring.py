@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 from absl import logging
 
@@ -116,7 +117,7 @@ def _warn_of_change(params: Task.Params, restored: checkpoints.Restored) -> None
 
     The weights may fit although the params differ, for example if the input scales differently or
     averages are not requested. Languages that are counted separately are ignored, because serving
-    does not need them.
+    does not need them, and so are fields on which training alone depends.
     """
     try:
         text = checkpoints.params_text(restored.path)
@@ -125,14 +126,13 @@ def _warn_of_change(params: Task.Params, restored: checkpoints.Restored) -> None
         return
     if text is None:
         return
-    lines = [
-        line
-        for line in task.change(text, params.to_text()).refused
-        if line.removeprefix("- ").removeprefix("+ ").startswith(_FIELDS_USED)
-        and not _FIELDS_COUNTED.search(
-            line.removeprefix("- ").removeprefix("+ ").partition(": ")[0]
-        )
-    ]
+    of_training = cast(type[Input], params.input.owner).training_fields
+    lines = []
+    for line in task.change(text, params.to_text()).refused:
+        path = line.removeprefix("- ").removeprefix("+ ").partition(": ")[0]
+        is_used = path.startswith(_FIELDS_USED) and not _FIELDS_COUNTED.search(path)
+        if is_used and path.removeprefix("input.") not in of_training:
+            lines.append(line)
     if lines:
         more = f" and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
         logging.warning(

@@ -93,7 +93,7 @@ def test_other_params_than_those_of_the_checkpoint_are_reported(
     loop.run(params, tmp_path)
     eval_mode.run(params, tmp_path)
     params.train.set(max_steps=99, log_interval_steps=7)
-    params.input.batch_size = 9
+    params.input.set(batch_size=9, shuffle=False)
     eval_mode.run(params, tmp_path)
     assert not caplog.text
     params.model.layers[1].epsilon = 0.5

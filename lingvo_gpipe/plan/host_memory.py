@@ -18,7 +18,7 @@ from lingvo_gpipe.plan import step_plan
 from lingvo_gpipe.task import Task
 
 _SURELY_TOO_MUCH = 2.0
-"""A step that is planned to need so many times the memory does not fit: plans are more exact."""
+"""A step that is planned to need this many times the memory does not fit: plans are more exact."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def warning(
 
 
 def _at_most(analysis: network.Analysis) -> int:
-    """Return a rough bound of what a step needs, as if nothing were freed while it lasts."""
+    """Return a rough bound of the bytes of a step, as if nothing were freed while it lasts."""
     variables = sum(spec.size_bytes for spec in analysis.variables.values())
     kept = sum(
         layer.meta.activation_bytes + 2 * base.spec_bytes(layer.meta.outputs)
@@ -156,7 +156,7 @@ class _Files:
     Attributes:
         limit: with the limit.
         used: with what its processes use, files in memory included.
-        freed: key in memory.stat of what the system frees when it needs memory.
+        freed: key in memory.stat of the bytes that the system frees when it needs memory.
     """
 
     limit: str

@@ -154,6 +154,15 @@ class Input(hyperparams.Configurable, abc.ABC):
         """
         del assets
 
+    def recall_params(self, task_params: Task.Params, of_run: Task.Params) -> None:
+        """Set the fields of a task that only the data determines, which is gone, as in a run.
+
+        Args:
+            task_params: params of the task, complete as far as what is kept determines them.
+            of_run: params with which the run was trained.
+        """
+        del task_params, of_run
+
     def serving(self) -> Serving | Program:
         """Return how an exported model is called.
 

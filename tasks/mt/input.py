@@ -257,6 +257,12 @@ class Translation(Input):
             target_tokens.startswith(b"True"),
         )
 
+    def recall_params(self, task_params: task.Task.Params, of_run: task.Task.Params) -> None:
+        """Set the languages that the run counts separately, and which records it has read."""
+        languages = transformer.languages(of_run.model.layers)
+        transformer.set_languages(task_params.model.layers, languages)
+        task_params.set_path("input.records", of_run.get("input.records"))
+
     def serving(self, settings: search.Search | None = None) -> Program:
         """Return how an exported model translates: see `serving.program`.
 

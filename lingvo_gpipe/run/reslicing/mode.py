@@ -51,10 +51,13 @@ def run(
     target = Path(os.path.abspath(logdir))
     prefix = _source(start)
     _check_target(target, prefix)
-    source = _input(params, prefix)
+    source, is_recalled = _input(params, prefix)
     params = task.complete(params, source)
     task.check(params)
-    old_params = _params_of(prefix, params)
+    old_params = _params_of(prefix)
+    if is_recalled:
+        source.recall_params(params, old_params)
+    _check_changes(prefix, old_params, params)
     old, new = (layout.of_task(each, source) for each in (old_params, params))
     divisions = values.divisions(old, new)
     _check_alike(old, new, divisions)
@@ -93,17 +96,17 @@ def _source(start: str) -> str:
     return checkpoints.at(inside if os.path.isdir(inside) else start)
 
 
-def _input(params: Task.Params, prefix: str) -> Input:
-    """Return the task's input: on the data, as in training, or on the stored files.
+def _input(params: Task.Params, prefix: str) -> tuple[Input, bool]:
+    """Return the task's input, and whether it is on the stored files: if the data is not there.
 
     Raises:
         UserError: the data is not that of the run, or a stored file cannot be used.
     """
     made: Input = params.input.instantiate()
     if not made.is_there():
-        return restoring.source(params, logdir=None, which=prefix)
+        return restoring.source(params, logdir=None, which=prefix), True
     log_directory.check_assets(Path(os.path.abspath(prefix)).parents[1], made.assets())
-    return made
+    return made, False
 
 
 def _check_target(target: Path, prefix: str) -> None:
@@ -129,12 +132,11 @@ def _check_target(target: Path, prefix: str) -> None:
         raise errors.CheckpointError(f"--logdir={target} is not empty. Give a new folder")
 
 
-def _params_of(prefix: str, params: Task.Params) -> Task.Params:
+def _params_of(prefix: str) -> Task.Params:
     """Return the params with which a checkpoint was written.
 
     Raises:
-        CheckpointError: it has none that can be read, or they differ from `params` in more than
-            slices.
+        CheckpointError: it has none that can be read.
     """
     text = checkpoints.params_text(prefix)
     if text is None:
@@ -151,6 +153,15 @@ def _params_of(prefix: str, params: Task.Params) -> Task.Params:
         ) from error
     if not isinstance(old, Task.Params):
         raise errors.CheckpointError(f"the params of {prefix} are not those of a task")
+    return old
+
+
+def _check_changes(prefix: str, old: Task.Params, params: Task.Params) -> None:
+    """Refuse params that differ from those of a checkpoint in more than slices.
+
+    Raises:
+        CheckpointError: they do.
+    """
     change = layout.other_changes(old, params)
     if change.models is not None:
         raise errors.CheckpointError(
@@ -162,7 +173,6 @@ def _params_of(prefix: str, params: Task.Params) -> Task.Params:
             f"{prefix} differs in more than slices ({shown}). Leave --model out, or give it with "
             "the overrides of its run, and change only slices"
         )
-    return old
 
 
 def _check_alike(old: layout.Layout, new: layout.Layout, changed: Collection[str]) -> None:

@@ -404,6 +404,10 @@ def test_a_run_without_its_records_keeps_the_languages_of_its_params(folder: Pat
     source.recall(source.assets())
     source.complete(params)
     assert params.to_text() == text
+    recipe = completed(folder, recalled=True)
+    assert recipe.to_text() != text
+    source.recall_params(recipe, params)
+    assert recipe.to_text() == text
 
 
 # --- TFDS ---

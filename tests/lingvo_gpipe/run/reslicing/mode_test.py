@@ -18,7 +18,7 @@ from lingvo_gpipe import errors, modes, optim, registry
 from lingvo_gpipe.input import made
 from lingvo_gpipe.run import checkpoints, eval_mode, loop
 from lingvo_gpipe.run.reslicing import mode
-from tests.sliced_task import ASSETS, THREE, UNEQUAL, WHOLE, in_slices, task_of
+from tests.sliced_task import ASSETS, THREE, UNEQUAL, WHOLE, Ids, in_slices, task_of
 
 
 def values(prefix: str) -> dict[str, Any]:
@@ -284,6 +284,21 @@ def test_other_params_are_refused(tmp_path: Path, source: Path) -> None:
     other = in_slices(THREE)
     other.train.optimizer.name = "SGD"
     assert "(train.optimizer.name: 'Adam' -> 'SGD')" in refused(tmp_path, other, source)
+
+
+def test_what_only_the_data_determines_is_that_of_the_run(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def recall(own: object, params: Any, of_run: Any) -> None:
+        del own
+        params.model.layers[2].hidden = of_run.model.layers[2].hidden
+
+    params = in_slices(THREE)
+    params.model.layers[2].hidden = 13
+    monkeypatch.setattr(Ids, "recall_params", recall)
+    mode.run(params, tmp_path / "new", str(source))
+    monkeypatch.setattr(Ids, "is_there", lambda _: True)
+    assert "differs in more than slices" in refused(tmp_path, params, source, tmp_path / "other")
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:

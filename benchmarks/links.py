@@ -69,7 +69,7 @@ def worker(addresses: Sequence[str], index: int) -> None:
     config = tf.compat.v1.ConfigProto(
         intra_op_parallelism_threads=1, inter_op_parallelism_threads=2
     )
-    tf.distribute.Server(_cluster(addresses), "worker", index, protocol="grpc", config=config)
+    tf.distribute.Server(cluster_of(addresses), "worker", index, protocol="grpc", config=config)
     print("serving", flush=True)
     while registered:
         time.sleep(60)
@@ -81,7 +81,7 @@ def chief(addresses: Sequence[str], case: str, on_worker: bool) -> None:
 
     tf.config.threading.set_inter_op_parallelism_threads(2)
     tf.config.experimental_connect_to_cluster(
-        _cluster(addresses), job_name="chief", task_index=0, protocol="grpc"
+        cluster_of(addresses), job_name="chief", task_index=0, protocol="grpc"
     )
     from lingvo_gpipe.plan import step_plan
     from lingvo_gpipe.run import worker_input
@@ -130,7 +130,8 @@ def _derived(planned: Any, on_worker: bool) -> dict[str, int]:
     return dict(derived)
 
 
-def _cluster(addresses: Sequence[str]) -> Any:
+def cluster_of(addresses: Sequence[str]) -> Any:
+    """Return the cluster of a chief and workers."""
     import tensorflow as tf
 
     return tf.train.ClusterSpec({"chief": [addresses[0]], "worker": list(addresses[1:])})

@@ -8,6 +8,9 @@
   as the number of calls does.
 - Bytes of weights and of optimizer state on the device that has most, K=2: with R replicas an R-th.
 
+`python -m benchmarks.scaling memory`: bytes that each of R x K worker processes holds at most,
+against the plan, for 24 dense layers of 2,048 units with Adam.
+
 `python -m benchmarks.scaling paper` runs nothing: the plan of R replicas of K=8, for R of 1 to 512,
 on hosts of eight devices with bandwidths of clusters that there are. A replica has as much to do
 for every R, so what a step takes longer than that of R=1 is for replicas.
@@ -25,6 +28,7 @@ from typing import Any
 ROUNDS = 3
 REPLICAS = (1, 2, 4)
 PER_REPLICA = 8
+SHAPES = ("1x1", "1x2", "2x1", "2x2")  # R x K of worker processes
 PAIR_MS = 20.0
 MODEL = "lm.transformer.L103"
 # A host of eight A100 with NVLink (half of 312 TFLOP/s) and eight links of 200 Gbit/s; or with one
@@ -78,9 +82,13 @@ def built(num_replicas: int) -> dict[str, float]:
     return found
 
 
-def measure(configuration: str) -> dict[str, float]:
-    """Return the figures of `what,R`."""
+def measure(configuration: str) -> dict[str, Any]:
+    """Return the figures of `what,R`, or of `held,RxK`."""
     what, replicas = configuration.split(",")
+    if what == "held":
+        from benchmarks.support import held_memory
+
+        return held_memory.measure(*map(int, replicas.split("x")))
     if what == "built":
         return built(int(replicas))
     from benchmarks.support import waiting
@@ -123,10 +131,30 @@ def paper() -> None:
             )
 
 
+def memory() -> None:
+    """Print what workers hold, and what their plan has for them."""
+    from benchmarks.support import machine, processes
+
+    print(machine.describe())
+    found = processes.rounds("benchmarks.scaling", [f"held,{shape}" for shape in SHAPES], 1)
+    print("MiB; of 24 dense layers of 2,048 units, Adam, 1f1b, 8 micro-batches of 64 a replica")
+    print(f"{'R x K':>6} {'worker':>7} {'planned':>8} {'received':>9} {'measured':>9}  measured by")
+    print(f"{'':>42}  {'planned':>8} {'and received':>13}")
+    for shape in SHAPES:
+        (run,) = found[f"held,{shape}"]
+        each = zip(run["planned"], run["received"], run["measured"], strict=True)
+        for worker, (planned, received, measured) in enumerate(each):
+            print(
+                f"{shape:>6} {worker:>7} {planned / 2**20:8.0f} {received / 2**20:9.0f} "
+                f"{measured / 2**20:9.0f}  {measured / planned:8.3f} "
+                f"{measured / (planned + received):13.3f}"
+            )
+
+
 def main() -> None:
     """Run every configuration in processes of their own and print tables."""
-    if sys.argv[1:] == ["paper"]:
-        paper()
+    if sys.argv[1:] in (["paper"], ["memory"]):
+        {"paper": paper, "memory": memory}[sys.argv[1]]()
         return
     if len(sys.argv) == 2:
         print(json.dumps(measure(sys.argv[1])))

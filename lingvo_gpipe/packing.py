@@ -174,7 +174,7 @@ class _Pack:
 def create(wanted: Mapping[_Key, Wanted]) -> dict[_Key, Variable]:
     """Create variables, those on workers as parts of packs; a pack of one is a variable."""
     made: dict[_Key, Variable] = {}
-    for keys in _groups(wanted):
+    for keys in packs(wanted):
         first = wanted[keys[0]]
         with tf.init_scope(), tf.device(first.device):
             values = [tf.convert_to_tensor(wanted[key].value(), first.dtype) for key in keys]
@@ -315,7 +315,7 @@ def _wait(devices: Iterable[str]) -> None:
                 tf.zeros([]).numpy()
 
 
-def _groups(wanted: Mapping[_Key, Wanted]) -> list[list[_Key]]:
+def packs(wanted: Mapping[_Key, Wanted]) -> list[list[_Key]]:
     """Return the keys of each pack, and of each variable that is not packed."""
     groups: list[list[_Key]] = []
     open_groups: dict[Hashable, tuple[list[_Key], int]] = {}  # with bytes so far

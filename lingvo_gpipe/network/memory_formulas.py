@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
+from typing import NoReturn
 
+from lingvo_gpipe import packing
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.network.cell import Cell
 from lingvo_gpipe.network.wired_layers import LayerInfo, WiredLayers
@@ -73,6 +75,48 @@ def update(
     owned = [path for path in layers.owned_weights(layer.index) if path not in elsewhere]
     sizes = [layers.variables[path].size_bytes for path in owned]
     return sum(sizes) + sum(slot_bytes[path] for path in owned) + max(sizes, default=0)
+
+
+def packed_update(
+    layers: WiredLayers,
+    indices: Collection[int],
+    slot_bytes: Mapping[str, int],
+    elsewhere: Collection[str] = (),
+) -> int:
+    """Return what the update of a device's layers needs where variables are packed: on workers.
+
+    A pack is assigned as a whole. Its new values and those of its slots are there twice: as the
+    layers return them, and as rows of the pack.
+
+    Args:
+        layers: layers of the network.
+        indices: indices of the layers in question.
+        slot_bytes: see `update`.
+        elsewhere: see `update`.
+    """
+    specs = {
+        path: layers.variables[path]
+        for n in indices
+        for path in layers.owned_weights(n)
+        if path not in elsewhere
+    }
+    wanted = {
+        path: packing.Wanted(spec.shape, spec.dtype, _ON_WORKER, kind="weights", value=_no_value)
+        for path, spec in specs.items()
+    }
+    needed = [max(update(layers, layers.layers[n], slot_bytes, elsewhere) for n in indices)]
+    for pack in packing.packs(wanted):
+        sizes = [specs[path].size_bytes for path in pack]
+        new = sum(sizes) + sum(slot_bytes[path] for path in pack)
+        needed.append((2 if len(pack) > 1 else 1) * new + max(sizes))
+    return max(needed)
+
+
+_ON_WORKER = "/job:worker/task:0/device:CPU:0"
+
+
+def _no_value() -> NoReturn:
+    raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

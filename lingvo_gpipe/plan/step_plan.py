@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
-from lingvo_gpipe import network, optim
+from lingvo_gpipe import network, optim, packing
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.nests import SpecNest
 from lingvo_gpipe.network import memory_formulas, replicas
@@ -44,7 +44,8 @@ class CellPlan:
         copy_bytes: of weights in the compute dtype and of tied ones from other cells.
         activation_bytes: the most that its device holds at once besides these, for all its cells.
         update_bytes: the most that its update holds, when copies and activations are freed: the
-            new values of one layer.
+            new values of one layer, or twice those of a pack of variables, if devices are those of
+            workers.
         live_micro_batches: the most micro-batches that its device keeps at once.
         is_estimate: whether some of the activations are by formula.
     """
@@ -234,6 +235,8 @@ def make(
         slots = slot_bytes(analysis.variables, optimizer_params, averages=averages)
     else:
         slots = dict(known.slots)
+    several_hosts = cluster is not None and cluster.count > 1
+    packed = several_hosts or any(packing.is_packed(name) for name in params.devices or ())
     elsewhere = [
         {path for path, owner in owners.items() if owner != replica}
         for replica in range(num_replicas)
@@ -249,6 +252,7 @@ def make(
                     num_replicas=num_replicas,
                     accumulate=accumulate,
                     updates=optimizer_params is not None,
+                    packed=packed,
                 )
                 for paths in elsewhere
             ),
@@ -358,6 +362,7 @@ def _variables(
     num_replicas: int,
     accumulate: int,
     updates: bool,
+    packed: bool,
 ) -> _Variables:
     """Return what a cell of a replica holds for its variables.
 
@@ -369,6 +374,7 @@ def _variables(
         num_replicas: R.
         accumulate: mini-batches of an update.
         updates: whether weights are updated.
+        packed: whether variables are packed, as they are on workers.
     """
     weights = memory_formulas.weights(analysis, cell.layers, elsewhere)
     layers = [analysis.layers[n] for n in cell.layers]
@@ -378,16 +384,17 @@ def _variables(
         if path in slots and analysis.owner_cell(path) == cell.index and path not in elsewhere
     ]
     trained = [analysis.variables[p].size_bytes for p in owned if analysis.variables[p].is_trained]
+    if packed:
+        update = memory_formulas.packed_update(analysis, cell.layers, slots, elsewhere)
+    else:  # a device updates layer after layer
+        update = max(memory_formulas.update(analysis, n, slots, elsewhere) for n in layers)
     return _Variables(
         variables=weights.variables,
         gradients=weights.gradients * (1 if accumulate == 1 else 2)
         + (num_replicas - 1) * sum(trained),  # what others send
         copies=weights.copies,
         slots=sum(slots[path] for path in owned),
-        # A device updates layer after layer.
-        update=max(memory_formulas.update(analysis, n, slots, elsewhere) for n in layers)
-        if updates
-        else 0,
+        update=update if updates else 0,
     )
 
 

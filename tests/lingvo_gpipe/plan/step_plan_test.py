@@ -8,7 +8,7 @@ import tensorflow as tf
 from lingvo_gpipe import errors, layers, network, optim, pipelining
 from lingvo_gpipe.console import units
 from lingvo_gpipe.network.traffic.links import INPUT, Link
-from lingvo_gpipe.plan import step_plan
+from lingvo_gpipe.plan import hosts, step_plan
 from tests.networks import sameness_nets
 from tests.tiny_task import tiny_task
 
@@ -243,6 +243,19 @@ def test_several_mini_batches_hold_old_and_new_sums() -> None:
     assert held > 0
     assert sum(cell.gradient_bytes for cell in several.cells) == 2 * held
     assert several.step_bytes == one.step_bytes + held
+
+
+def test_an_update_of_workers_or_several_hosts_counts_packs() -> None:
+    plain = regression(3, num_partitions=2)
+    workers = plain.copy().set(devices=("/job:worker/task:0/CPU:0", "/job:worker/task:1/CPU:0"))
+    fields = points(8)
+    one = step_plan.make(plain, fields, optimizer_params=ADAM)
+    for params, cluster in ((workers, None), (plain, hosts.parse("2x1"))):
+        packed = step_plan.make(params, fields, optimizer_params=ADAM, cluster=cluster)
+        for before, after in zip(one.cells, packed.cells, strict=True):
+            assert after.update_bytes > before.update_bytes
+    same = step_plan.make(plain, fields, optimizer_params=ADAM, cluster=hosts.parse("1x2"))
+    assert [c.update_bytes for c in same.cells] == [c.update_bytes for c in one.cells]
 
 
 def test_a_device_with_two_cells_holds_both() -> None:

@@ -146,9 +146,15 @@ def resolve(name: str) -> Any:
         )
     if _registered(name):
         raise ParamsError(f"{shown(name)} is not a class or function of a registered package")
+    root, dot, _ = name.partition(".")
+    way_out = "--params_package=NAME of the trainer adds one, or register_package(name)"
+    if dot and root.isidentifier():
+        way_out = (
+            f"if the package {shown(root)} is yours, add --params_package={root}, or call "
+            f"register_package({root!r})"
+        )
     raise ParamsError(
-        f"{shown(name)} is not in a registered package ({', '.join(sorted(_packages))}); "
-        "--params_package=NAME of the trainer adds one, or register_package(name)"
+        f"{shown(name)} is not in a registered package ({', '.join(sorted(_packages))}); {way_out}"
     )
 
 

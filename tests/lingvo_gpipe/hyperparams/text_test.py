@@ -87,6 +87,12 @@ def test_a_field_without_a_line_keeps_its_default() -> None:
     assert from_text(text) == Dense.Params(units=3)
 
 
+def test_a_class_of_a_package_that_is_not_registered_comes_with_the_flag() -> None:
+    text = message(lambda: from_text("class: mine.a.B"))
+    assert text.startswith("line 1: 'mine.a.B' is not in a registered package (")
+    assert "if the package 'mine' is yours, add --params_package=mine, or call" in text
+
+
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [

@@ -8,7 +8,7 @@ from lingvo_gpipe import network
 from lingvo_gpipe.plan import describe
 from lingvo_gpipe.run.views import markdown
 
-_HEADINGS = ("layer", "kind", "output", "parameters", "FLOPs forward", "FLOPs backward")
+_HEADINGS = ("layer", "kind", "output", "weights", "FLOPs forward", "FLOPs backward")
 
 
 def table(analysis: network.Analysis) -> str:

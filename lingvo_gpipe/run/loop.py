@@ -488,12 +488,12 @@ def _last_lines(params: Task.Params, logdir: Path, result: Result) -> Iterator[s
     for name, value in result.metrics.items():
         if not name.startswith("loss"):
             yield f"{params.eval.split} {name} {value:.4f}"
-    kept = checkpoints.newest(str(logdir / log_directory.BEST))
-    if result.best is not None and kept is not None:
-        step = checkpoints.step_of(kept)
-        yield f"best {params.eval.best} {result.best:.4f} at step {step}: {kept}"
     yield from made.notices(params)
     # The environment around this interpreter need not be active in the user's shell.
     found = shutil.which("tensorboard")
     program = ["tensorboard"] if found else [sys.executable, "-m", "tensorboard.main"]
     yield f"to see the curves: {shlex.join([*program, '--logdir', str(logdir)])}"
+    kept = checkpoints.newest(str(logdir / log_directory.BEST))
+    if result.best is not None and kept is not None:
+        step = checkpoints.step_of(kept)
+        yield f"best {params.eval.best} {result.best:.4f} at step {step}: {kept}"

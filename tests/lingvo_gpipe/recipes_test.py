@@ -140,7 +140,7 @@ def test_training_ends_with_the_best_checkpoint(tmp_path: Path) -> None:
     task = tiny_task(max_steps=8)
     task.eval.best = "accuracy"
     result = loop.run(task, tmp_path, evaluate=True, report=lines.append)
-    (line,) = [line for line in lines if line.startswith("best accuracy")]
+    *_, line = lines
     assert result.best is not None
     assert line.startswith(f"best accuracy {result.best:.4f} at step ")
     assert line.endswith(str(tmp_path / "best" / f"ckpt-{line.split()[5].removesuffix(':')}"))

@@ -82,6 +82,26 @@ def test_what_nothing_else_needs_moves_unless_more_would_be_read() -> None:
     assert len([t for t in cut.section([total], early).reads if t.op.type != "Placeholder"]) == 2
 
 
+def test_a_pooling_is_computed_where_its_gradient_is() -> None:
+    def compute(x: tf.Tensor, upstream: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            image = tf.reshape(tf.sin(x), [1, 2, 3, 1])
+            y = tf.nn.max_pool2d(image, 2, 1, "SAME")
+        return [tape.gradient(y, x, tf.reshape(upstream, [1, 2, 3, 1])), y]
+
+    arguments, (gradient, y) = traced(compute, 2)
+    cut = sections.Sections(gradient.graph)
+    early = cut.all() - cut.after(arguments[1:])
+    late = cut.section([gradient], early, early)
+    assert {"MaxPool", "MaxPoolGrad"} <= {
+        op.type for op in gradient.graph.get_operations() if op.name in late.operations
+    }
+    assert "MaxPool" not in {tensor.op.type for tensor in late.reads}
+    # Without its gradient, its result is held.
+    assert y.op.name not in cut.section([y], early, early).operations
+
+
 def test_a_loop_is_cut_from_its_gradient() -> None:
     def compute(x: tf.Tensor, upstream: tf.Tensor) -> list[tf.Tensor]:
         with tf.GradientTape() as tape:

@@ -8,16 +8,15 @@ forward that keeps what BK, the backward from it, reads.
 
 from __future__ import annotations
 
-import argparse
-import os
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.support import blocks, machine
+from benchmarks.support import blocks, machine, processes
 
 CALLS = 8  # of each program in a row, in one function
+ROUNDS, QUICK_ROUNDS = 25, 3
 AIM = 1.05
 
 
@@ -27,7 +26,7 @@ def programs(kind: str) -> dict[str, Callable[[], Any]]:
 
     from lingvo_gpipe import nests, network, pipelining
     from lingvo_gpipe.execution import cell_calls, cell_programs
-    from lingvo_gpipe.plan import profiling
+    from lingvo_gpipe.plan import cell_runner
 
     layers, batch = blocks.network(kind, 3)
     params = pipelining.PipeliningLayer.Params(
@@ -38,7 +37,7 @@ def programs(kind: str) -> dict[str, Callable[[], Any]]:
     cell = analysis.cells[1]
     made = [info.params.instantiate() for info in analysis.layers]
     cut = cell_programs.CellPrograms(cell.index, analysis, made, jit=False)
-    inputs = profiling._values(analysis, cell)
+    inputs = cell_runner.values(analysis, cell)
     upstream = cell_calls.BackwardInputs(
         exports={
             v: [
@@ -114,28 +113,26 @@ def measure(kind: str, rounds: int) -> dict[str, float]:
 
 def main() -> None:
     """Measure all kinds, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="3 rounds instead of 25")
-    rounds = 3 if parser.parse_args().quick else 25
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    options = processes.parser(__doc__, measures=False).parse_args()
+    rounds = QUICK_ROUNDS if options.quick else ROUNDS
     import tensorflow as tf
 
     tf.config.threading.set_inter_op_parallelism_threads(1)
     tf.config.threading.set_intra_op_parallelism_threads(1)
     print(machine.describe())
-    load = machine.Load()
-    worst = 0.0
+    runs: dict[str, list[dict[str, float]]] = {}
     print(f"{'cell':<12} {'F ms':>7} {'(I+W)/B':>9} {'(K+BK)/(F+B)':>13}")
     for kind in blocks.KINDS:
+        load = machine.Load()
         found = measure(kind, rounds)
-        worst = max(worst, found["(I+W)/B"])
+        runs[kind] = [{**found, "other_load": load.stop()}]
         print(
             f"{kind:<12} {found['F ms']:7.2f} {found['(I+W)/B']:9.3f} "
             f"{found['(K+BK)/(F+B)']:13.3f}",
             flush=True,
         )
-    print(f"other load {load.stop():.2f} cores, {rounds} rounds")
-    print(f"phases: (I+W)/B {worst:.3f} at most (aim {AIM})")
+    worst = max(found["(I+W)/B"] for (found,) in runs.values())
+    processes.conclude("phases", f"(I+W)/B {worst:.3f}", f"at most {AIM}", runs)
 
 
 if __name__ == "__main__":

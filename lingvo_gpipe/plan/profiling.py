@@ -1,38 +1,24 @@
 """Times of layers, measured on this machine.
 
-Every layer is run as a cell of its own, by the same programs as in training, on values with the
-micro-batch's shapes: skip connections and ties need no special case. Equal layers are measured
-once.
-
-In a step all devices compute at the same time, and on CPUs they share cores and threads: a backward
-that runs alone also uses the threads of other devices. So a program runs on as many devices at once
-as in a step, or as there are cores; on each of them several times in one graph, because a call of a
-TensorFlow function from Python takes longer than many layers. The graph has no loop: one would pass
-every weight on in each round, which doubled the times of layers with many small weights.
+Every layer is run as a cell of its own, by the same programs as in training. Equal layers are
+measured once.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Mapping
 
 import tensorflow as tf
 
-from lingvo_gpipe import nests, network, seeds
-from lingvo_gpipe.execution import cell_calls, cell_programs, outer_function, placement
+from lingvo_gpipe import network
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.network import micro_batches, replicas, wiring
+from lingvo_gpipe.plan.cell_runner import CellRunner, Clock, Stopwatch, devices_at_once
 from lingvo_gpipe.schedule import recompute
-
-Clock: TypeAlias = Callable[[], float]
-_Call: TypeAlias = Callable[[Nest, list[tf.Tensor]], tuple[Nest, list[tf.Tensor]]]
-_LEAST_S = 0.03  # of a measurement, so that the clock and the call of a function do not count
-_FEWEST_CALLS, _MOST_CALLS = 5, 64
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -123,19 +109,18 @@ def layer_times(
         clock: as in `balance_by_time`.
     """
     specs = {name: tf.nest.map_structure(_spec, value) for name, value in fields.items()}
-    devices = _devices(params)
     # By micro-batches of the size that they have in training.
     analysis = _layer_by_layer(*replicas.first_share(params, specs))
     cells = _cells(analysis)
     layers = [info.params.instantiate() for info in analysis.layers]
-    watch = _Stopwatch(clock, runs, warm_up, devices)
-    known: list[tuple[_Work, LayerTime]] = []
+    watch = Stopwatch(devices_at_once(params), runs, warm_up, clock)
+    known: list[tuple[LayerWork, LayerTime]] = []
     times = []
     for cell in cells:
-        work = _work(analysis, cell)
+        work = layer_work(analysis, cell.layers.start)
         time_s = next((time_s for other, time_s in known if other == work), None)
         if time_s is None:
-            time_s = _Runner(analysis, layers, cell).time(watch)
+            time_s = _measured(CellRunner(analysis, layers, cell), cell, watch)
             known.append((work, time_s))
         times.append(time_s)
     return tuple(times)
@@ -175,8 +160,20 @@ def _cells(analysis: network.Analysis) -> tuple[network.Cell, ...]:
     )
 
 
+def _measured(runner: CellRunner, cell: network.Cell, watch: Stopwatch) -> LayerTime:
+    forward_s = runner.forward_s(watch)
+    if not cell.has_backward:
+        return LayerTime(forward_s, 0.0, 0.0)
+    return LayerTime(
+        forward_s=forward_s,
+        kept_backward_s=runner.backward_s(watch, from_kept=True),
+        backward_s=runner.backward_s(watch, from_kept=False),
+        measured_fused_s=runner.fused_s(watch),
+    )
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Work:
+class LayerWork:
     """What two layers must share to take equal time.
 
     Attributes:
@@ -192,172 +189,18 @@ class _Work:
     num_trained: int
 
 
-def _work(analysis: network.Analysis, cell: network.Cell) -> _Work:
-    (number,) = cell.layers
-    return _Work(
+def layer_work(analysis: network.Analysis, number: int) -> LayerWork:
+    """Return what decides how long a layer takes.
+
+    Args:
+        analysis: analysis of the network.
+        number: index of the layer.
+    """
+    reads, writes = analysis.wiring.reads[number], analysis.wiring.writes[number]
+    differentiable = analysis.cells[0].mode.differentiable
+    return LayerWork(
         params=analysis.layers[number].params.copy().set(name="", reads=(), writes=(), tie={}),
-        inputs=[analysis.specs[v] for v in analysis.wiring.reads[number]],
-        has_gradient=[v in cell.mode.differentiable for v in (*cell.imports, *cell.exports)],
+        inputs=[analysis.specs[v] for v in reads],
+        has_gradient=[v in differentiable for v in (*reads, *writes)],
         num_trained=len(analysis.trainable(number)),
     )
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Stopwatch:
-    """Measures how long a program takes while all devices run it.
-
-    Attributes:
-        clock: see `balance_by_time`.
-        runs: see `balance_by_time`.
-        warm_up: see `balance_by_time`.
-        devices: names of the devices that run it at the same time.
-    """
-
-    clock: Clock
-    runs: int
-    warm_up: int
-    devices: Sequence[str]
-
-    def median_s(self, call: _Call, arguments: Nest, carried: Sequence[tf.Tensor] = ()) -> float:
-        """Return the median seconds of one call.
-
-        Args:
-            call: (arguments, carried) → (results, carried of the next call).
-            arguments: tensors that are the same for each call.
-            carried: those of the first call.
-        """
-
-        def calls(count: int) -> outer_function.OuterFunction:
-            def on_all(arguments: Nest, carried: list[tf.Tensor]) -> list[tf.Tensor]:
-                return [_calls(name, count, call, arguments, carried) for name in self.devices]
-
-            return outer_function.OuterFunction(on_all)
-
-        def seconds(function: outer_function.OuterFunction) -> float:
-            _wait()
-            start_s = self.clock()
-            function(arguments, list(carried))
-            _wait()
-            return self.clock() - start_s
-
-        def median(function: outer_function.OuterFunction) -> float:
-            return statistics.median(seconds(function) for _ in range(self.runs))
-
-        one, count = calls(1), 1
-        for _ in range(self.warm_up):
-            alone_s = max(seconds(one), _LEAST_S / _MOST_CALLS)
-            least = math.ceil(_LEAST_S / alone_s)
-            count = 1 if least == 1 else max(_FEWEST_CALLS, least)
-        if count == 1:
-            return median(one)
-        several = calls(count)
-        several(arguments, list(carried))
-        # What comes before and after the calls is as long with one of them as with several.
-        return max(0.0, median(several) - median(one)) / (count - 1)
-
-
-def _calls(
-    device: str, count: int, call: _Call, arguments: Nest, carried: list[tf.Tensor]
-) -> tf.Tensor:
-    """Call something `count` times on a device, each time after the last; return a scalar."""
-    ended: list[tf.Operation] = []
-    with tf.device(device):
-        for _ in range(count):
-            with tf.control_dependencies(ended):
-                results, carried = call(arguments, carried)
-            ended = [tensor.op for tensor in tf.nest.flatten((results, carried))]
-        with tf.control_dependencies(ended):
-            return tf.constant(count)
-
-
-def _devices(params: network.PipelineParams) -> list[str]:
-    """Return the devices that compute at the same time in a step, of those that are here."""
-    accelerators = tf.config.list_logical_devices("GPU")
-    if accelerators and params.placement in ("auto", "gpu"):
-        return [accelerators[0].name]
-    count = min(params.num_partitions * params.num_replicas, placement.num_cores())
-    return [device.name for device in tf.config.list_logical_devices("CPU")[: max(1, count)]]
-
-
-class _Runner:
-    """A layer as a cell of its own, and the values that its programs are called with."""
-
-    def __init__(
-        self, analysis: network.Analysis, layers: Sequence[base.Layer], cell: network.Cell
-    ) -> None:
-        self.cell = cell
-        (number,) = cell.layers
-        jit = analysis.params.jit_compile
-        self.programs = cell_programs.CellPrograms(number, analysis, layers, jit)
-        self.inputs = _values(analysis, self.cell)
-        master = analysis.layers[number].params.policy.variable
-        specs = (analysis.variables[path] for path in self.cell.weights)
-        self.upstream = cell_calls.BackwardInputs(
-            exports={
-                v: [tf.ones(spec.shape, spec.dtype) for spec in nests.floating(analysis.specs[v])]
-                for v in self.cell.exports_with_gradient
-            },
-            loss_factors=[tf.ones([], master) for _ in self.cell.losses],
-            accumulators=[tf.zeros(spec.shape, spec.dtype) for spec in specs],
-        )
-
-    def time(self, watch: _Stopwatch) -> LayerTime:
-        """Measure the layer."""
-        programs, cell, inputs, upstream = self.programs, self.cell, self.inputs, self.upstream
-
-        def forward(inputs: Nest, carried: list[tf.Tensor]) -> tuple[Nest, list[tf.Tensor]]:
-            return programs.forward(cell, inputs).as_nest(), carried
-
-        def backward(arguments: Nest, sums: list[tf.Tensor]) -> tuple[Nest, list[tf.Tensor]]:
-            inputs, upstream, *held = arguments
-            upstream = upstream._replace(accumulators=sums)
-            gradients = programs.backward(cell, inputs, upstream, held=held[0] if held else None)
-            return gradients.imports, list(gradients.weights)
-
-        def fused(arguments: Nest, sums: list[tf.Tensor]) -> tuple[Nest, list[tf.Tensor]]:
-            inputs, upstream = arguments
-            outputs, gradients = programs.fused(cell, inputs, upstream._replace(accumulators=sums))
-            return (outputs.as_nest(), gradients.imports), list(gradients.weights)
-
-        forward_s = watch.median_s(forward, inputs)
-        if not cell.has_backward:
-            return LayerTime(forward_s, 0.0, 0.0)
-        rest, sums = upstream._replace(accumulators=()), upstream.accumulators
-        held = programs.keep(cell, inputs)[1]
-        return LayerTime(
-            forward_s=forward_s,
-            kept_backward_s=watch.median_s(backward, (inputs, rest, held), sums),
-            backward_s=watch.median_s(backward, (inputs, rest), sums),
-            measured_fused_s=watch.median_s(fused, (inputs, rest), sums),
-        )
-
-
-def _values(analysis: network.Analysis, cell: network.Cell) -> cell_calls.CellInputs:
-    """Return values that a cell's programs can be called with: initial weights, random imports."""
-
-    def variable(path: str) -> tf.Tensor:
-        spec = analysis.variables[path]
-        value = spec.initializer(spec.shape, spec.dtype, seeds.variable_seed(0, path))
-        return cell_calls.in_read_dtype(spec, value)
-
-    return cell_calls.CellInputs(
-        weights=[variable(path) for path in cell.weights],
-        untrained=[variable(path) for path in cell.untrained],
-        imports={v: tf.nest.map_structure(_value, analysis.specs[v]) for v in cell.imports},
-        seed=seeds.base_seed(0),
-        step=tf.zeros([], tf.int64),
-    )
-
-
-def _value(spec: tf.TensorSpec) -> tf.Tensor:
-    """Return a value that any layer accepts: noise, ids of 0, masks of True."""
-    if spec.dtype.is_floating:
-        return tf.cast(tf.random.stateless_normal(spec.shape, seed=(0, 0)), spec.dtype)
-    if spec.dtype == tf.string:
-        return tf.fill(spec.shape, "")
-    return tf.cast(tf.fill(spec.shape, spec.dtype == tf.bool), spec.dtype)
-
-
-def _wait() -> None:
-    """Wait until every device is idle."""
-    tf.test.experimental.sync_devices()

@@ -6,6 +6,7 @@ Numbers only, for tests and TensorBoard; `report` makes the text.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection, Mapping, Sequence
 
 from lingvo_gpipe import network, optim, packing
@@ -16,6 +17,7 @@ from lingvo_gpipe.network.traffic import host_order, links
 from lingvo_gpipe.network.traffic.exchange import Exchange
 from lingvo_gpipe.network.traffic.host_order import HostOrder
 from lingvo_gpipe.plan import (
+    cell_times,
     describe,
     hosts,
     memory_timeline,
@@ -188,8 +190,9 @@ def make(
         optimizer_params: None: no slots, and no update.
         averages: whether moving averages of weights and statistics are kept.
         accumulate: mini-batches of an update.
-        profile: runs each layer, cuts by the measured times (unless `params` state the cuts), and
-            reads activations from traced programs. Otherwise nothing is run or traced.
+        profile: runs each layer, cuts by the measured times (unless `params` state the cuts),
+            measures the programs of the cells, and reads activations from traced programs.
+            Otherwise nothing is run or traced.
         cluster: hosts of the devices. If `profile`, or if they state how fast devices are, links
             take time.
         known: what other plans of the same layers have found; not with `profile`.
@@ -208,11 +211,14 @@ def make(
         costs = recompute.costs(reuses, [time.work for time in layer_times])
         params = _with_cuts_of(params, *whole, costs=costs)
         analysis = network.analyze(params, fields, costs=costs)
+    cells = None
     if profile:
         needs = traced_cells.cell_bytes(analysis)
+        cells = cell_times.measure(whole[0], analysis, needs)
     else:
         needs = [memory_formulas.cell_bytes(analysis, cell) for cell in analysis.cells]
-    times = [slot_times.of_cell(analysis, cell, layer_times) for cell in analysis.cells]
+    cells = cells or cell_times.by_layers(analysis, layer_times)
+    times = cells.busy
     stream = links.Stream(analysis)
     all_links = links.links(analysis, stream)
     owners = analysis.owners(num_replicas)
@@ -229,7 +235,8 @@ def make(
         if in_seconds:
             link_s = hosts.link_s(cluster, order, analysis, all_links)
             sending = hosts.exchange_times(cluster, order, exchange)
-    timeline = slot_times.timeline(analysis, stream, times, link_s)
+    simulated = functools.partial(slot_times.timeline, analysis, stream, link_s=link_s)
+    timeline = cells.timeline(simulated, num_replicas)
     peaks = memory_timeline.peak_activations(analysis, stream, timeline, needs)
     if known is None:
         slots = slot_bytes(analysis.variables, optimizer_params, averages=averages)

@@ -251,10 +251,10 @@ class _Training:
         )
 
     def _planned_s(self) -> float:
-        """Return the seconds of a step in the cells of this run, by measured layers."""
+        """Return the seconds of a step in the cells of this run, as measured."""
         planned = self._params.copy()
         planned.model.cuts = tuple(len(cell.layers) for cell in self._learner.pipe.analysis.cells)
-        return step_plan.make_for(planned, known=step_plan.known_of(planned, profile=True)).step_s
+        return step_plan.make_for(planned, profile=True).step_s
 
     def _end(self) -> None:
         """End the process at once: an operation that does not return cannot be interrupted."""

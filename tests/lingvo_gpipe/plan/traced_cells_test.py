@@ -11,7 +11,7 @@ from lingvo_gpipe import layers, network, pipelining
 from lingvo_gpipe.execution import cell_calls, cell_programs
 from lingvo_gpipe.keras_layers import adapter
 from lingvo_gpipe.network import memory_formulas
-from lingvo_gpipe.plan import profiling, step_plan, traced_cells
+from lingvo_gpipe.plan import cell_runner, step_plan, traced_cells
 
 
 def pipe(*own: Any, **fields: Any) -> Any:
@@ -65,7 +65,7 @@ def test_a_backward_holds_what_is_requested_from_the_allocator(name: str) -> Non
     made = [info.params.instantiate() for info in analysis.layers]
     programs = cell_programs.CellPrograms(0, analysis, made, jit=False)
     (cell,) = analysis.cells
-    given = profiling._values(analysis, cell)
+    given = cell_runner.values(analysis, cell)
     totals = [tf.zeros(analysis.variables[path].shape) for path in cell.weights]
 
     upstream = cell_calls.BackwardInputs({}, [tf.ones([])], totals)

@@ -1,0 +1,238 @@
+"""Runs the programs of a cell on this machine, and measures them.
+
+A program runs on values with the micro-batch's shapes, so that skip connections and ties need no
+special case. In a step all devices compute at the same time, and on CPUs they share cores and
+threads: a backward that runs alone also uses the threads of other devices. So a program runs on as
+many devices at once as in a step, or as there are cores; on each of them several times in one
+graph, because a call of a TensorFlow function from Python takes longer than many layers. The graph
+has no loop: one would pass every weight on in each round, which doubled the times of layers with
+many small weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import tensorflow as tf
+
+from lingvo_gpipe import nests, network, seeds
+from lingvo_gpipe.execution import cell_calls, cell_programs, outer_function, placement
+from lingvo_gpipe.execution.cut_backward import Held
+from lingvo_gpipe.layers import base
+from lingvo_gpipe.nests import Nest
+from lingvo_gpipe.schedule.slot import Phase
+
+Clock: TypeAlias = Callable[[], float]
+_Call: TypeAlias = Callable[[Nest, list[tf.Tensor]], tuple[Nest, list[tf.Tensor]]]
+_LEAST_S = 0.03  # of a measurement, so that the clock and the call of a function do not count
+_FEWEST_CALLS, _MOST_CALLS = 5, 64
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stopwatch:
+    """Measures how long a program takes while all devices run it.
+
+    Attributes:
+        devices: names of the devices that run it at the same time.
+        runs: runs of each program, of which the median counts; each has some calls.
+        warm_up: runs of one call, before them.
+        clock: returns seconds.
+    """
+
+    devices: Sequence[str]
+    runs: int = 5
+    warm_up: int = 2
+    clock: Clock = time.perf_counter
+
+    def median_s(self, call: _Call, arguments: Nest, carried: Sequence[tf.Tensor] = ()) -> float:
+        """Return the median seconds of one call.
+
+        Args:
+            call: (arguments, carried) → (results, carried of the next call).
+            arguments: tensors that are the same for each call.
+            carried: those of the first call.
+        """
+
+        def calls(count: int) -> outer_function.OuterFunction:
+            def on_all(arguments: Nest, carried: list[tf.Tensor]) -> list[tf.Tensor]:
+                return [_calls(name, count, call, arguments, carried) for name in self.devices]
+
+            return outer_function.OuterFunction(on_all)
+
+        def seconds(function: outer_function.OuterFunction) -> float:
+            _wait()
+            start_s = self.clock()
+            function(arguments, list(carried))
+            _wait()
+            return self.clock() - start_s
+
+        def median(function: outer_function.OuterFunction) -> float:
+            return statistics.median(seconds(function) for _ in range(self.runs))
+
+        one, count = calls(1), 1
+        for _ in range(self.warm_up):
+            alone_s = max(seconds(one), _LEAST_S / _MOST_CALLS)
+            least = math.ceil(_LEAST_S / alone_s)
+            count = 1 if least == 1 else max(_FEWEST_CALLS, least)
+        if count == 1:
+            return median(one)
+        several = calls(count)
+        several(arguments, list(carried))
+        # What comes before and after the calls is as long with one of them as with several.
+        return max(0.0, median(several) - median(one)) / (count - 1)
+
+
+def _calls(
+    device: str, count: int, call: _Call, arguments: Nest, carried: list[tf.Tensor]
+) -> tf.Tensor:
+    """Call something `count` times on a device, each time after the last; return a scalar."""
+    ended: list[tf.Operation] = []
+    with tf.device(device):
+        for _ in range(count):
+            with tf.control_dependencies(ended):
+                results, carried = call(arguments, carried)
+            ended = [tensor.op for tensor in tf.nest.flatten((results, carried))]
+        with tf.control_dependencies(ended):
+            return tf.constant(count)
+
+
+def devices_at_once(params: network.PipelineParams) -> list[str]:
+    """Return the devices that compute at the same time in a step, of those that are here."""
+    accelerators = tf.config.list_logical_devices("GPU")
+    if accelerators and params.placement in ("auto", "gpu"):
+        return [accelerators[0].name]
+    count = min(params.num_partitions * params.num_replicas, placement.num_cores())
+    return [device.name for device in tf.config.list_logical_devices("CPU")[: max(1, count)]]
+
+
+class CellRunner:
+    """A cell, and values that its programs are called with: initial weights, random imports."""
+
+    def __init__(
+        self, analysis: network.Analysis, layers: Sequence[base.Layer], cell: network.Cell
+    ) -> None:
+        """Make the values; nothing is traced yet.
+
+        Args:
+            analysis: analysis of the network.
+            layers: all layers of the network, instantiated.
+            cell: one of its cells.
+        """
+        self._cell = cell
+        self._programs = cell_programs.CellPrograms(
+            cell.index, analysis, layers, analysis.params.jit_compile
+        )
+        self._inputs = values(analysis, cell)
+        master = analysis.params.policy.variable
+        specs = (analysis.variables[path] for path in cell.weights)
+        self._sums = [tf.zeros(spec.shape, spec.dtype) for spec in specs]
+        self._upstream = cell_calls.BackwardInputs(
+            exports={
+                v: [tf.ones(spec.shape, spec.dtype) for spec in nests.floating(analysis.specs[v])]
+                for v in cell.exports_with_gradient
+            },
+            loss_factors=[tf.ones([], master) for _ in cell.losses],
+        )
+
+    def forward_s(self, watch: Stopwatch) -> float:
+        """Return the seconds of the forward."""
+
+        def forward(inputs: Nest, carried: list[tf.Tensor]) -> tuple[Nest, list[tf.Tensor]]:
+            return self._programs.forward(self._cell, inputs).as_nest(), carried
+
+        return watch.median_s(forward, self._inputs)
+
+    def kept_forward_s(self, watch: Stopwatch) -> float:
+        """Return the seconds of the forward that keeps what its backward reads."""
+
+        def keep(inputs: Nest, carried: list[tf.Tensor]) -> tuple[Nest, list[tf.Tensor]]:
+            outputs, held = self._programs.keep(self._cell, inputs)
+            return (outputs.as_nest(), held), carried
+
+        return watch.median_s(keep, self._inputs)
+
+    def recomputation_s(self, watch: Stopwatch) -> float:
+        """Return the seconds of the recomputation alone."""
+
+        def recompute(inputs: Nest, carried: list[tf.Tensor]) -> tuple[Nest, list[tf.Tensor]]:
+            return self._programs.recompute(self._cell, inputs), carried
+
+        return watch.median_s(recompute, self._inputs)
+
+    def backward_s(self, watch: Stopwatch, phase: Phase = "B", *, from_kept: bool) -> float:
+        """Return the seconds of a backward.
+
+        Args:
+            watch: measures it.
+            phase: B; I, or W after an I.
+            from_kept: whether the forward was kept, or is computed again.
+        """
+        held = self._programs.keep(self._cell, self._inputs)[1] if from_kept else None
+        if phase == "W":
+            held = self._backward(self._inputs, self._upstream, "I", held).left or held
+
+        def backward(arguments: Nest, sums: list[tf.Tensor]) -> tuple[Nest, list[tf.Tensor]]:
+            inputs, upstream, *held = arguments
+            upstream = upstream._replace(accumulators=sums)
+            gradients = self._backward(inputs, upstream, phase, held[0] if held else None)
+            return (gradients.imports, gradients.left), list(gradients.weights) or sums
+
+        arguments = (self._inputs, self._upstream, *([] if held is None else [held]))
+        return watch.median_s(backward, arguments, self._sums)
+
+    def fused_s(self, watch: Stopwatch) -> float:
+        """Return the seconds of forward and backward as one program."""
+
+        def fused(arguments: Nest, sums: list[tf.Tensor]) -> tuple[Nest, list[tf.Tensor]]:
+            inputs, upstream = arguments
+            outputs, gradients = self._programs.fused(
+                self._cell, inputs, upstream._replace(accumulators=sums)
+            )
+            return (outputs.as_nest(), gradients.imports), list(gradients.weights)
+
+        return watch.median_s(fused, (self._inputs, self._upstream), self._sums)
+
+    def _backward(
+        self,
+        inputs: cell_calls.CellInputs,
+        upstream: cell_calls.BackwardInputs,
+        phase: Phase,
+        held: Held | None,
+    ) -> cell_calls.CellGradients:
+        return self._programs.backward(self._cell, inputs, upstream, phase, held)
+
+
+def values(analysis: network.Analysis, cell: network.Cell) -> cell_calls.CellInputs:
+    """Return values that a cell's programs can be called with: initial weights, random imports."""
+
+    def variable(path: str) -> tf.Tensor:
+        spec = analysis.variables[path]
+        value = spec.initializer(spec.shape, spec.dtype, seeds.variable_seed(0, path))
+        return cell_calls.in_read_dtype(spec, value)
+
+    return cell_calls.CellInputs(
+        weights=[variable(path) for path in cell.weights],
+        untrained=[variable(path) for path in cell.untrained],
+        imports={v: tf.nest.map_structure(_value, analysis.specs[v]) for v in cell.imports},
+        seed=seeds.base_seed(0),
+        step=tf.zeros([], tf.int64),
+    )
+
+
+def _value(spec: tf.TensorSpec) -> tf.Tensor:
+    """Return a value that any layer accepts: noise, ids of 0, masks of True."""
+    if spec.dtype.is_floating:
+        return tf.cast(tf.random.stateless_normal(spec.shape, seed=(0, 0)), spec.dtype)
+    if spec.dtype == tf.string:
+        return tf.fill(spec.shape, "")
+    return tf.cast(tf.fill(spec.shape, spec.dtype == tf.bool), spec.dtype)
+
+
+def _wait() -> None:
+    """Wait until every device is idle."""
+    tf.test.experimental.sync_devices()

@@ -1,0 +1,140 @@
+"""Times of a cell's slots come from the programs that its slots run, and from who computes too."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, ClassVar
+
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import layers, network, schedule
+from lingvo_gpipe.execution import placement
+from lingvo_gpipe.network import memory_formulas
+from lingvo_gpipe.pipelining import PipeliningLayer
+from lingvo_gpipe.plan import cell_times, slot_times
+from lingvo_gpipe.schedule import simulate
+
+FIELDS = {name: tf.TensorSpec([8, 4]) for name in ("x", "target")}
+
+
+def params(num_layers: int = 3, **fields: Any) -> Any:
+    own = [layers.Dense.Params(units=4) for _ in range(num_layers)]
+    settings: dict[str, Any] = {"num_partitions": 2, "num_micro_batches": 4, **fields}
+    return PipeliningLayer.Params(layers=[*own, layers.MeanSquaredError.Params()], **settings)
+
+
+class FakeRunner:
+    """Programs of constant times: F 1, K 2, R 3, FB 4, B 10, I 20, W 30; 5 less from kept."""
+
+    made: ClassVar[list[int]] = []
+
+    def __init__(self, _: Any, __: Any, cell: network.Cell) -> None:
+        self.made.append(cell.index)
+
+    def forward_s(self, _: Any) -> float:
+        return 1.0
+
+    def kept_forward_s(self, _: Any) -> float:
+        return 2.0
+
+    def recomputation_s(self, _: Any) -> float:
+        return 3.0
+
+    def fused_s(self, _: Any) -> float:
+        return 4.0
+
+    def backward_s(self, _: Any, phase: str = "B", *, from_kept: bool) -> float:
+        return {"B": 10.0, "I": 20.0, "W": 30.0}[phase] - 5.0 * from_kept
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, given: Any) -> cell_times.StepTimes | None:
+    FakeRunner.made = []
+    monkeypatch.setattr(cell_times, "CellRunner", FakeRunner)
+    monkeypatch.setattr(placement, "num_cores", lambda: 2)
+    analysis = network.analyze(given, FIELDS)
+    needs = [memory_formulas.cell_bytes(analysis, cell) for cell in analysis.cells]
+    return cell_times.measure(given, analysis, needs)
+
+
+@pytest.mark.parametrize(
+    ("fields", "first", "last"),
+    [
+        # One forward of the last cell meets its backward.
+        ({}, (1, 10, 0, 0, 0, 0, 10), (1, 10, 4, 0, 0, 0, 10)),
+        ({"recompute": "never"}, (2, 5, 0, 0, 0, 0, 5), (2, 5, 0, 0, 0, 0, 5)),
+        # One forward of the four is kept.
+        (
+            {"recompute": "except_last", "fuse": False},
+            (1.25, 8.75, 0, 0, 0, 0, 8.75),
+            (1.25, 8.75, 0, 0, 0, 0, 8.75),
+        ),
+        ({"schedule": "1f1b"}, (1, 10, 0, 0, 0, 0, 10), (1, 3, 4, 0, 0, 0, 3)),
+        # The first cell returns no gradient: its backward is not split.
+        (
+            {"schedule": "zb_h1", "recompute": "never"},
+            (2, 5, 0, 0, 0, 0, 5),
+            (2, 0, 0, 15, 25, 0, 40),
+        ),
+        # One R has a slot of its own: the last cell is fused.
+        (
+            {"schedule": "1f1b", "recompute": "early"},
+            (1, 5, 0, 0, 0, 3, 8),
+            (1, 3, 4, 0, 0, 0, 3),
+        ),
+    ],
+)
+def test_slots_take_the_time_of_the_programs_that_they_run(
+    monkeypatch: pytest.MonkeyPatch,
+    fields: dict[str, Any],
+    first: tuple[float, ...],
+    last: tuple[float, ...],
+) -> None:
+    times = measured(monkeypatch, params(**fields))
+    assert times is not None
+    assert times.busy == [slot_times.SlotTimes(*first), slot_times.SlotTimes(*last)]
+    assert times.num_at_once == 2
+
+
+def test_equal_cells_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = measured(monkeypatch, params(num_layers=9, num_partitions=5, cuts=(2,) * 5))
+    assert times is not None
+    assert len(times.cells) == 5
+    assert FakeRunner.made == [0, 1, 4]  # the first one returns no gradient, the last has a loss
+
+
+def test_cells_that_may_not_fit_the_host_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sysconf", lambda _: 10)
+    assert measured(monkeypatch, params()) is None
+
+
+def test_a_device_is_faster_while_others_wait() -> None:
+    table = schedule.make("gpipe", 2, 2)
+    one, two = (slot_times.SlotTimes(*[s] * 7) for s in (2.0, 1.0))
+    times = cell_times.StepTimes((cell_times.CellTimes(one, two),) * 2, 2)
+
+    def simulated(cells: Any) -> simulate.Timeline:
+        return simulate.simulate(table, [c.forward_s for c in cells], [c.backward_s for c in cells])
+
+    # F F . . . B B and . F F B B . .: of four slots of a device, one half computes beside others.
+    assert simulated([one, one]).makespan_s == 12.0
+    busy = cell_times._busy_shares(simulated([one, one]), 1, 2)
+    assert busy == [0.5, 0.5]
+    length_s = times.timeline(simulated, 1).makespan_s
+    assert length_s == pytest.approx(6 * 4 / 3)
+    # Replicas use the other cores, and a device that was measured alone is as fast as it is.
+    assert times.timeline(simulated, 2).makespan_s == 12.0
+    alone = cell_times.StepTimes((cell_times.CellTimes(one, None),) * 2, 1)
+    assert alone.timeline(simulated, 1).makespan_s == 12.0
+
+
+def test_every_program_of_a_cell_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "num_cores", lambda: 1)
+    given = params(num_layers=2, num_partitions=1, schedule="0F0,0F1,0B1,0F2,0F3,0I3,0W3,0B2,0B0")
+    given.set(recompute="except_last", fuse=False)
+    analysis = network.analyze(given, FIELDS)
+    needs = [memory_formulas.cell_bytes(analysis, cell) for cell in analysis.cells]
+    times = cell_times.measure(given, analysis, needs)
+    assert times is not None
+    (cell,) = times.busy
+    assert min(cell.forward_s, cell.backward_s, cell.weight_gradient_s) > 0.0

@@ -7,8 +7,8 @@ several cells per device have two, each of which waits half as long.
 from __future__ import annotations
 
 import json
-import sys
 
+from benchmarks.support import machine, processes
 from lingvo_gpipe import schedule
 
 ROUNDS, QUICK_ROUNDS = 5, 1
@@ -29,29 +29,29 @@ def measure(configuration: str) -> dict[str, float]:
 
 def main() -> None:
     """Run every configuration in processes of their own and print a table."""
-    quick = sys.argv[1:] == ["--quick"]
-    if len(sys.argv) == 2 and not quick:
-        print(json.dumps(measure(sys.argv[1])))
+    options = processes.parser(__doc__).parse_args()
+    if options.configuration:
+        print(json.dumps(measure(options.configuration)))
         return
-    from benchmarks.support import machine, processes
-
-    count = QUICK_ROUNDS if quick else ROUNDS
+    count = QUICK_ROUNDS if options.quick else ROUNDS
     print(machine.describe())
     print(f"K={K}, M={M}; waiting cells, each wait measured, medians of {count} rounds")
     names = [f"{name},{pair}" for pair in PAIRS_MS for name in NAMES]
     found = processes.rounds("benchmarks.bound", names, count)
     print(f"{'pair ms':>8} {'schedule':<11} {'step s':>7} {'simulated s':>12} {'share':>6}  spread")
+    shares = {}
     for name in names:
-        chosen, pair = name.split(",")
-        runs = found[name]
-        load = max(run["other_load"] for run in runs)
+        pair, chosen = name.split(",")[::-1]
+        runs = processes.quiet(found[name])
+        shares[name] = processes.median(runs, "share")
         print(
             f"{pair:>8} {chosen:<11} {processes.median(runs, 's'):7.3f} "
-            f"{processes.median(runs, 'simulated_s'):12.3f} {processes.median(runs, 'share'):6.3f}"
-            f"  {processes.spread(runs, 'share')}; other load {load:.2f}"
+            f"{processes.median(runs, 'simulated_s'):12.3f} {shares[name]:6.3f}"
+            f"  {processes.spread(runs, 'share')}"
         )
-    shares = [processes.median(found[f"{name},{PAIRS_MS[0]}"], "share") for name in NAMES]
-    print(f"least share at {PAIRS_MS[0]:g} ms: {min(shares):.3f} (aim {AIM})")
+    least = min(shares[f"{name},{PAIRS_MS[0]}"] for name in NAMES)
+    aim = f"at least {AIM} of the simulated table at {PAIRS_MS[0]:g} ms"
+    processes.conclude("bound", f"{least:.3f}", aim, found)
 
 
 if __name__ == "__main__":

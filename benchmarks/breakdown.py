@@ -16,14 +16,14 @@ is how long a slot that could start did not: the runtime's delay, and waiting fo
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from benchmarks.support import machine, processes
 
 KINDS = ("mlp", "transformer", "convolution", "amoebanet")
 ROUNDS, QUICK_ROUNDS = 3, 1
@@ -114,18 +114,14 @@ def share(rows: Sequence[Mapping[str, float]], parts: Sequence[str]) -> float:
 
 def main() -> None:
     """Run every kind in processes of its own, print tables and draw them."""
-    parser = argparse.ArgumentParser(description="Where the time of a real step goes.")
-    parser.add_argument("kind", nargs="?", choices=KINDS, help=argparse.SUPPRESS)
-    parser.add_argument("--quick", action="store_true", help="one round")
+    parser = processes.parser(__doc__)
     parser.add_argument("--pictures", type=Path, help="folder for PNG files; made if needed")
     options = parser.parse_args()
     if options.pictures is not None and options.pictures.is_file():
         parser.error(f"--pictures={options.pictures} is a file. Name a folder")
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    if options.kind:
-        print(json.dumps(measure(options.kind)))
+    if options.configuration:
+        print(json.dumps(measure(options.configuration)))
         return
-    from benchmarks.support import machine, processes
     from lingvo_gpipe.console import units
     from lingvo_gpipe.run.profiles import picture
     from lingvo_gpipe.schedule import breakdown
@@ -147,19 +143,15 @@ def main() -> None:
         print(
             f"start and rest {processes.median(runs, 'rest'):.2%}, with transfer "
             f"{processes.median(runs, 'runtime'):.2%}; "
-            f"step {processes.spread(runs, 'step_s')} s; other load "
-            f"{max(run['other_load'] for run in found[kind]):.2f} cores; "
-            f"{processes.disturbed(found[kind])} of {count} rounds disturbed"
+            f"step {processes.spread(runs, 'step_s')} s"
         )
         if options.pictures is not None:
             options.pictures.mkdir(parents=True, exist_ok=True)
             path = options.pictures / f"breakdown_{kind}.png"
             path.write_bytes(picture.of_breakdown(devices, labels))
-    print(
-        f"\n{PAPER}\nstart and rest: {worst['rest']:.1%} of a step at most\n"
-        f"breakdown: start, transfer and rest {worst['runtime']:.1%} of a step at most "
-        f"(aim at most {AIM:.0%})"
-    )
+    print(f"\n{PAPER}\nstart and rest: {worst['rest']:.1%} of a step at most")
+    figure = f"start, transfer and rest {worst['runtime']:.1%} of a step"
+    processes.conclude("breakdown", figure, f"at most {AIM:.0%}", found)
 
 
 if __name__ == "__main__":

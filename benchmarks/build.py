@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from typing import Any
+
+from benchmarks.support import machine, processes
 
 SIZES = ((8, 4, 16), (32, 4, 16), (128, 4, 16), (128, 8, 32))
 """L, K, M."""
@@ -22,7 +23,6 @@ AIM_S = 7.0
 
 def measure(size: tuple[int, ...], optimized: bool) -> dict[str, float]:
     """Return seconds until the first step of a net of a size (L, K, M) is done, by part."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
 
     from benchmarks.support import blocks
@@ -70,14 +70,12 @@ def measure(size: tuple[int, ...], optimized: bool) -> dict[str, float]:
 
 def main() -> None:
     """Measure every size in processes of their own, and print a table."""
-    from benchmarks.support import machine, processes
-
-    quick = sys.argv[1:] == ["--quick"]
-    if len(sys.argv) == 2 and not quick:
-        *wanted, optimized = map(int, sys.argv[1].split(","))
+    options = processes.parser(__doc__).parse_args()
+    if options.configuration:
+        *wanted, optimized = map(int, options.configuration.split(","))
         print(json.dumps(measure(tuple(wanted), bool(optimized))))
         return
-    count = QUICK_ROUNDS if quick else ROUNDS
+    count = QUICK_ROUNDS if options.quick else ROUNDS
     print(machine.describe())
     print(
         f"L layers of [{WIDTH}, {WIDTH}] and a bias, Adam, clipping; medians of {count} "
@@ -91,16 +89,17 @@ def main() -> None:
     )
     for size in SIZES:
         name = ",".join(map(str, size))
-        runs, plain = found[f"{name},1"], processes.median(found[f"{name},0"], "total")
+        runs = processes.quiet(found[f"{name},1"])
+        plain = processes.median(processes.quiet(found[f"{name},0"]), "total")
         row = {part: processes.median(runs, part) for part in _PARTS}
-        load = max(run["other_load"] for run in runs)
         print(
             f"{size[0]:4d} {size[1]:2d} {size[2]:3d} {row['build']:7.2f} {row['trace']:7.2f} "
             f"{row['first']:7.2f} {row['total']:7.2f}   {plain:.2f}, so the optimizer's share is "
             f"{1 - plain / row['total']:.0%}; spread {processes.spread(runs, 'total')}; "
-            f"{row['nodes']:.0f} nodes; other load {load:.2f}"
+            f"{row['nodes']:.0f} nodes"
         )
-    print(f"L=128, K=8, M=32: {row['total']:.2f} s (aim {AIM_S:g})")
+    figure = f"{row['total']:.2f} s for L=128, K=8, M=32"
+    processes.conclude("build", figure, f"at most {AIM_S:g} s", found)
 
 
 _PARTS = ("build", "trace", "first", "total", "nodes")

@@ -1,6 +1,6 @@
 """What do more replicas of the pipeline cost, and what do they save?
 
-`python -m benchmarks.scaling`:
+`python -m benchmarks.scaling [--quick]`:
 
 - Cells that only wait, K=8, eight micro-batches for each of R replicas: the step against the
   simulated table, which is the same for every R.
@@ -21,11 +21,13 @@ from __future__ import annotations
 import collections
 import json
 import os
-import sys
 import time
 from typing import Any
 
-ROUNDS = 3
+from benchmarks.support import machine, processes
+
+ROUNDS, QUICK_ROUNDS = 3, 1
+AIM = 0.97
 REPLICAS = (1, 2, 4)
 PER_REPLICA = 8
 SHAPES = ("1x1", "1x2", "2x1", "2x2")  # R x K of worker processes
@@ -38,7 +40,6 @@ CLUSTERS = ("within=300GB,between=200GB,flops=156T", "within=300GB,between=12.5G
 
 def built(num_replicas: int) -> dict[str, float]:
     """Return seconds until the first step is done, and bytes of weights and state by device."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
 
     from benchmarks.support import blocks
@@ -133,8 +134,6 @@ def paper() -> None:
 
 def memory() -> None:
     """Print what workers hold, and what their plan has for them."""
-    from benchmarks.support import machine, processes
-
     print(machine.describe())
     found = processes.rounds("benchmarks.scaling", [f"held,{shape}" for shape in SHAPES], 1)
     print("MiB; of 24 dense layers of 2,048 units, Adam, 1f1b, 8 micro-batches of 64 a replica")
@@ -153,36 +152,39 @@ def memory() -> None:
 
 def main() -> None:
     """Run every configuration in processes of their own and print tables."""
-    if sys.argv[1:] in (["paper"], ["memory"]):
-        {"paper": paper, "memory": memory}[sys.argv[1]]()
+    options = processes.parser(__doc__).parse_args()
+    if options.configuration in ("paper", "memory"):
+        {"paper": paper, "memory": memory}[options.configuration]()
         return
-    if len(sys.argv) == 2:
-        print(json.dumps(measure(sys.argv[1])))
+    if options.configuration:
+        print(json.dumps(measure(options.configuration)))
         return
-    from benchmarks.support import machine, processes
-
+    count = QUICK_ROUNDS if options.quick else ROUNDS
     print(machine.describe())
     names = [f"{what},{replicas}" for what in ("waiting", "built") for replicas in REPLICAS]
-    found = processes.rounds("benchmarks.scaling", names, ROUNDS)
-    print(f"waiting cells, K=8, M={PER_REPLICA} R, medians of {ROUNDS} rounds")
+    found = processes.rounds("benchmarks.scaling", names, count)
+    print(f"waiting cells, K=8, M={PER_REPLICA} R, medians of {count} rounds")
     print(f"{'R':>2} {'step s':>7} {'simulated s':>12} {'share':>6}  spread")
+    shares = []
     for replicas in REPLICAS:
-        runs = found[f"waiting,{replicas}"]
-        load = max(run["other_load"] for run in runs)
+        runs = processes.quiet(found[f"waiting,{replicas}"])
+        shares.append(processes.median(runs, "share"))
         print(
             f"{replicas:>2} {processes.median(runs, 's'):7.3f} "
-            f"{processes.median(runs, 'simulated_s'):12.3f} {processes.median(runs, 'share'):6.3f}"
-            f"  {processes.spread(runs, 'share')}; other load {load:.2f}"
+            f"{processes.median(runs, 'simulated_s'):12.3f} {shares[-1]:6.3f}"
+            f"  {processes.spread(runs, 'share')}"
         )
     print(f"32 layers, K=2, M={PER_REPLICA} R")
     print(f"{'R':>2} {'first step s':>13} {'weights':>9} {'state':>9}  bytes on the fullest device")
     for replicas in REPLICAS:
-        runs = found[f"built,{replicas}"]
+        runs = processes.quiet(found[f"built,{replicas}"])
         print(
             f"{replicas:>2} {processes.median(runs, 'first_s'):13.2f} "
             f"{processes.median(runs, 'weights'):9,.0f} {processes.median(runs, 'state'):9,.0f}"
             f"  {processes.spread(runs, 'first_s')}"
         )
+    aim = f"at least {AIM} of the simulated table"
+    processes.conclude("scaling", f"{min(shares):.3f}", aim, found)
 
 
 if __name__ == "__main__":

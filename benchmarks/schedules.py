@@ -13,7 +13,6 @@ allows, or where `schedule.search` comes to an end. PyTorch's figures are those 
 
 from __future__ import annotations
 
-import argparse
 import collections
 import dataclasses
 import json
@@ -21,6 +20,7 @@ import platform
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from benchmarks.support import processes
 from lingvo_gpipe import schedule
 from lingvo_gpipe.errors import ScheduleError
 from lingvo_gpipe.schedule import search, simulate
@@ -156,8 +156,7 @@ class Comparison:
 
 def main() -> None:
     """Print the figures, and how they compare."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true", help="some K and M")
+    parser = processes.parser(__doc__, measures=False)
     parser.add_argument("--rows", action="store_true", help="a line for each table")
     options = parser.parse_args()
     print(f"Python {platform.python_version()}; equal cells, free links")
@@ -184,10 +183,9 @@ def main() -> None:
             f"fewer live, {counts['fewer together']} summed over devices)"
         )
     tables = sum(comparison.total(verdict) for verdict in ("better", "equal", "worse"))
-    print(
-        f"schedules: {comparison.total('worse')} of {tables} tables worse than PyTorch's, "
-        f"{comparison.total('better')} better (aim 0 worse)"
-    )
+    worse, better = comparison.total("worse"), comparison.total("better")
+    figure = f"{worse} of {tables} tables worse than PyTorch's, {better} better"
+    processes.conclude("schedules", figure, "0 worse")
 
 
 if __name__ == "__main__":

@@ -7,10 +7,11 @@ in interleaved rounds. Bytecode is cached: each command runs once before it coun
 from __future__ import annotations
 
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
+
+from benchmarks.support import machine, processes
 
 ROUNDS, QUICK_ROUNDS = 10, 2
 AIM_S = 1.0
@@ -48,8 +49,9 @@ COMMANDS = {
 }
 
 
-def cpu_s(arguments: list[str], answer: str) -> float:
+def cpu_s(arguments: list[str], answer: str) -> dict[str, float]:
     """Return the processor seconds of a call of the trainer, which must answer as expected."""
+    load = machine.Load()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [sys.executable, "-m", "lingvo_gpipe.trainer", *arguments],
@@ -60,29 +62,30 @@ def cpu_s(arguments: list[str], answer: str) -> float:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if answer not in done.stdout + done.stderr:
         sys.exit(f"{' '.join(arguments)} answered:\n{done.stdout}{done.stderr}")
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    taken_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"s": taken_s, "other_load": load.stop()}
 
 
 def main() -> None:
     """Measure every command, and print a table."""
-    from benchmarks.support import machine
-
-    count = QUICK_ROUNDS if "--quick" in sys.argv else ROUNDS
+    options = processes.parser(__doc__, measures=False).parse_args()
+    count = QUICK_ROUNDS if options.quick else ROUNDS
     print(machine.describe())
-    found: dict[str, list[float]] = {name: [] for name in COMMANDS}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in COMMANDS}
     with tempfile.TemporaryDirectory() as folder:
-        load = machine.Load()
         for turn in range(count + 1):
             for name, (flags, answer) in COMMANDS.items():
                 taken = cpu_s([flag.replace("FOLDER", folder) for flag in flags], answer)
                 if turn > 0:
                     found[name].append(taken)
-        other = load.stop()
-    print(f"{count} rounds; processor seconds: median, spread; other load {other:.2f} cores")
+    print(f"{count} rounds; processor seconds: median, spread")
+    worst = 0.0
     for name, runs in found.items():
-        print(f"{name:<14} {statistics.median(runs):5.2f}  {min(runs):.2f} to {max(runs):.2f}")
-    worst = max(statistics.median(runs) for runs in found.values())
-    print(f"startup: largest median {worst:.2f} s (aim {AIM_S:g} s)")
+        quiet = processes.quiet(runs)
+        median = processes.median(quiet, "s")
+        worst = max(worst, median)
+        print(f"{name:<14} {median:5.2f}  {processes.spread(quiet, 's')}")
+    processes.conclude("startup", f"largest median {worst:.2f} s", f"at most {AIM_S:g} s", found)
 
 
 if __name__ == "__main__":

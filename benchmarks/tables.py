@@ -25,12 +25,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from benchmarks.support import machine, processes
 from lingvo_gpipe.console import units
 
 if TYPE_CHECKING:
@@ -225,9 +225,7 @@ def configurations() -> Iterator[str]:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="The GPipe paper's tables, beside our figures.")
-    parser.add_argument("configuration", nargs="?", help=argparse.SUPPRESS)
-    parser.add_argument("--quick", action="store_true", help="one round of Table 2")
+    parser = processes.parser(__doc__)
     parser.add_argument("--pictures", type=Path, help="folder for PNG files; made if needed")
     parser.add_argument("--only", default="1,2,3", help="numbers of tables between commas")
     options = parser.parse_args()
@@ -242,11 +240,10 @@ def _options() -> argparse.Namespace:
 def main() -> None:
     """Print the tables, and draw them."""
     options = _options()
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if options.configuration:
         print(json.dumps(measure(options.configuration)))
         return
-    from benchmarks.support import machine, paper_tables, processes, table_pictures
+    from benchmarks.support import paper_tables, table_pictures
 
     print(machine.describe())
     families = paper_tables.FAMILIES
@@ -264,7 +261,7 @@ def main() -> None:
             rows += [[title, *(f"{x:.2f}" for x in speeds)] for title, speeds in found.items()]
             print(f"\n{families[name].table_3_name}\n{lines_of(rows)}")
         pictures["table_3.png"] = table_pictures.links(found_3)
-    last = "tables: no step was run (--only has no 2)"
+    found_2, figure = None, "no step was run (--only has no 2)"
     if "2" in options.only:
         count = QUICK_ROUNDS if options.quick else ROUNDS
         print(f"\nTable 2: throughput in that of K=2, M=1; rounds: {count}")
@@ -273,21 +270,16 @@ def main() -> None:
         for name, rows in tables.items():
             print(f"\n{families[name].table_2_name}\n{lines_of(rows)}")
         pictures["table_2.png"] = table_pictures.speeds(measured)
-        runs = [run for of_one in found_2.values() for run in of_one]
-        print(
-            f"\nother load {processes.spread(runs, 'other_load')} cores; "
-            f"{processes.disturbed(runs)} of {len(runs)} runs disturbed"
-        )
         least = min(
             processes.median(processes.quiet(of_one), "share") for of_one in found_2.values()
         )
-        last = f"tables: waiting cells, least share of the simulated speed {least:.3f} (aim {AIM})"
+        figure = f"waiting cells, least share of the simulated speed {least:.3f}"
     if options.pictures is not None:
         options.pictures.mkdir(parents=True, exist_ok=True)
         for path, content in pictures.items():
             (options.pictures / path).write_bytes(content)
         print(f"pictures: {', '.join(pictures)} in {options.pictures}")
-    print(last)
+    processes.conclude("tables", figure, f"at least {AIM}", found_2)
 
 
 if __name__ == "__main__":

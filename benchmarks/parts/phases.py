@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks import breakdown
 from benchmarks.support import blocks, machine, processes
 
 CALLS = 8  # of each program in a row, in one function
@@ -28,10 +29,14 @@ def programs(kind: str) -> dict[str, Callable[[], Any]]:
     from lingvo_gpipe.execution import cell_calls, cell_programs
     from lingvo_gpipe.plan import cell_runner
 
-    layers, batch = blocks.network(kind, 3)
-    params = pipelining.PipeliningLayer.Params(
-        layers=layers, num_partitions=3, num_micro_batches=blocks.M
-    )
+    if kind == "amoebanet":
+        task, batch = breakdown.task_of(kind)
+        params = task.model.set(num_partitions=3)
+    else:
+        layers, batch = blocks.network(kind, 3)
+        params = pipelining.PipeliningLayer.Params(
+            layers=layers, num_partitions=3, num_micro_batches=blocks.M
+        )
     specs = {name: tf.TensorSpec(value.shape, value.dtype) for name, value in batch.items()}
     analysis = network.analyze(params, specs)
     cell = analysis.cells[1]
@@ -122,7 +127,7 @@ def main() -> None:
     print(machine.describe())
     runs: dict[str, list[dict[str, float]]] = {}
     print(f"{'cell':<12} {'F ms':>7} {'(I+W)/B':>9} {'(K+BK)/(F+B)':>13}")
-    for kind in blocks.KINDS:
+    for kind in breakdown.KINDS:
         load = machine.Load()
         found = measure(kind, rounds)
         runs[kind] = [{**found, "other_load": load.stop()}]

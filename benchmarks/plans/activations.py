@@ -1,11 +1,12 @@
 """How accurate is the plan's memory, compared with that of a real step?
 
-`python -m benchmarks.plans.activations`: the most bytes that tensors request at once in a step (by
-the profiler's events), less those held before its mini-batch was made, beside those of `--mode=plan
---profile`: activations, gradients and copies of weights. Further columns: what the CPU allocator
-holds, whose blocks are larger than requested, and what is resident. Each point is a process of its
-own. Logical CPU devices share one allocator, so that all of them are compared together: at K=2 the
-plan is an upper bound, since two devices need not be at their peaks at one moment.
+`python -m benchmarks.plans.activations [--quick]`: the most bytes that tensors request at once in a
+step (by the profiler's events), less those held before its mini-batch was made, beside those of
+`--mode=plan --profile`: activations, gradients and copies of weights. Further columns: what the CPU
+allocator holds, whose blocks are larger than requested, and what is resident. Each point is a
+process of its own. Logical CPU devices share one allocator, so that all of them are compared
+together: at K=2 the plan is an upper bound, since two devices need not be at their peaks at one
+moment.
 
 `python -m benchmarks.plans.activations gelu,never,1` measures one point.
 """
@@ -16,12 +17,13 @@ import itertools
 import json
 import os
 import pathlib
-import sys
 import tempfile
 from collections.abc import Callable
 from typing import Any
 
-ROUNDS = 3
+from benchmarks.support import machine, processes
+
+ROUNDS, QUICK_ROUNDS = 3, 1
 M = 4
 MIB = 2**20
 KINDS = ("dense", "wide", "gelu", "convolution", "transformer")
@@ -139,25 +141,30 @@ def held_bytes(figure: str) -> int:
 
 def main() -> None:
     """Run every point in processes of their own and print a table."""
-    if len(sys.argv) == 2:
-        print(json.dumps(measure(sys.argv[1])))
+    options = processes.parser(__doc__).parse_args()
+    if options.configuration:
+        print(json.dumps(measure(options.configuration)))
         return
-    from benchmarks.support import machine, processes
-
+    count = QUICK_ROUNDS if options.quick else ROUNDS
     print(machine.describe())
-    found = processes.rounds("benchmarks.plans.activations", POINTS, ROUNDS)
+    found = processes.rounds("benchmarks.plans.activations", POINTS, count)
     print(
         f"{'':<26} {'planned MiB':>11} {'measured':>9} {'ratio':>6} {'allocator':>9} "
         f"{'resident':>8}  spread"
     )
+    alone = []
     for name in POINTS:
         runs = found[name]
         keys = "planned_mib", "mib", "allocator_mib", "resident_mib"
         planned, measured, allocator, resident = (processes.median(runs, key) for key in keys)
+        if name.endswith(",1"):
+            alone.append(planned / measured)
         print(
             f"{name:<26} {planned:11.0f} {measured:9.0f} {planned / measured:6.2f} "
             f"{allocator:9.0f} {resident:8.0f}  {processes.spread(runs, 'mib')}"
         )
+    figure = f"{min(alone):.2f} to {max(alone):.2f} of the measured bytes at K=1"
+    processes.conclude("activations", figure, "within 10% of 1")
 
 
 if __name__ == "__main__":

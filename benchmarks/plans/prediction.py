@@ -3,8 +3,8 @@
 `python -m benchmarks.plans.prediction [--quick]`: the networks of `benchmarks.breakdown` (K=2
 devices of one thread each, full recomputation; M=32, AmoebaNet-D M=8) by fill-drain, and by 1F1B,
 whose last cell runs forward and backward as one program; each in a process of its own. The process
-measures the layers, predicts the step, and runs updates by Adam, in turn; the cuts are those of the
-network in training. A ratio is the predicted time of the slots, divided by the median of the
+measures layers and cells, predicts the step, and runs updates by Adam, in turn; the cuts are those
+of the network in training. A ratio is the predicted time of the slots, divided by the median of the
 updates before and after it, in which cutting the mini-batch and the update are. In interleaved
 rounds; those during which other processes took more than 0.06 cores do not count, unless all were
 like that.
@@ -12,14 +12,13 @@ like that.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import statistics
 import time
 from typing import Any
 
 from benchmarks import breakdown
+from benchmarks.support import machine, processes
 
 ROUNDS, QUICK_ROUNDS = 3, 1
 TURNS, STEPS = 3, 5
@@ -78,22 +77,17 @@ def furthest(ratios: list[float]) -> float:
 
 def main() -> None:
     """Run every kind in processes of its own, and print a table."""
-    parser = argparse.ArgumentParser(description="Predicted steps beside measured ones.")
-    parser.add_argument("configuration", nargs="?", choices=NAMES, help=argparse.SUPPRESS)
-    parser.add_argument("--quick", action="store_true", help="one round")
-    options = parser.parse_args()
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    options = processes.parser(__doc__).parse_args()
     if options.configuration:
         print(json.dumps(measure(options.configuration)))
         return
-    from benchmarks.support import machine, processes
     from lingvo_gpipe.console import units
 
     count = QUICK_ROUNDS if options.quick else ROUNDS
     print(machine.describe())
     print(f"medians of {TURNS} predictions and of {TURNS + 1} times {STEPS} steps; rounds: {count}")
     found: dict[str, list[Any]] = processes.rounds("benchmarks.plans.prediction", NAMES, count)
-    rows = [["", "predicted s", "measured s", "ratio", "spread", "other load", "disturbed"]]
+    rows = [["", "predicted s", "measured s", "ratio", "spread"]]
     ratios = []
     for name in NAMES:
         runs = processes.quiet(found[name])
@@ -105,12 +99,10 @@ def main() -> None:
                 f"{processes.median(runs, 'measured_s'):.3f}",
                 f"{ratios[-1]:.3f}",
                 processes.spread(runs, "ratio"),
-                f"{max(run['other_load'] for run in found[name]):.2f}",
-                f"{processes.disturbed(found[name])} of {count}",
             ]
         )
-    print("\n".join(units.table(rows, "lrrrrrr")))
-    print(f"prediction: {furthest(ratios):.2f} (aim within {AIM:.0%} of 1)")
+    print("\n".join(units.table(rows, "lrrrr")))
+    processes.conclude("prediction", f"{furthest(ratios):.2f}", f"within {AIM:.0%} of 1", found)
 
 
 if __name__ == "__main__":

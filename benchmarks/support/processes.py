@@ -1,15 +1,62 @@
-"""Runs a benchmark's configurations, each in a process of its own, in interleaved rounds."""
+"""Runs a benchmark's configurations, each in a process of its own, in interleaved rounds.
+
+All benchmarks begin and end alike: `options` reads the command line, `conclude` prints how busy
+other processes were, how many runs do not count for that, and the figure beside its aim.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.support import machine
+
+
+def parser(description: str | None, *, measures: bool = True) -> argparse.ArgumentParser:
+    """Return a parser of the flags that every benchmark takes.
+
+    Args:
+        description: docstring of the benchmark.
+        measures: whether processes of the benchmark measure one configuration each.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    found = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    found.add_argument("--quick", action="store_true", help="fewer rounds, or fewer cases")
+    if measures:
+        found.add_argument("configuration", nargs="?", help=argparse.SUPPRESS)
+    return found
+
+
+def conclude(
+    name: str, figure: str, aim: str, found: Mapping[str, Sequence[Any]] | None = None
+) -> None:
+    """Print the last lines of a benchmark.
+
+    Args:
+        name: name of the figure.
+        figure: what was measured.
+        aim: what it should be.
+        found: configuration → its runs, as `rounds` returns them; None: the load makes no
+            difference, since nothing was measured.
+    """
+    if found is not None:
+        runs = [run for of_one in found.values() for run in of_one]
+        dropped = sum(len(of_one) - len(quiet(of_one)) for of_one in found.values())
+        kept = sum(map(disturbed, found.values())) - dropped
+        also = f"; {kept} more count, since no run of their kind was quiet" if kept else ""
+        print(
+            f"other load {spread(runs, 'other_load')} cores; dropped for more than {QUIET_CORES}: "
+            f"{dropped} of {len(runs)} runs{also}"
+        )
+    print(f"{name}: {figure} (aim {aim})")
 
 
 def rounds(module: str, configurations: Sequence[str], count: int) -> dict[str, list[Any]]:

@@ -152,6 +152,16 @@ def measure(
     size = max(_program_bytes(analysis, *pair) for pair in zip(analysis.cells, needs, strict=True))
     if len(devices) * size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2:
         return None
+    return on_devices(analysis, devices)
+
+
+def on_devices(analysis: network.Analysis, devices: Sequence[str]) -> StepTimes:
+    """Measure the programs of every cell on these devices at once; see `measure`.
+
+    Args:
+        analysis: analysis of the network of one replica.
+        devices: names of the devices.
+    """
     layers = [info.params.instantiate() for info in analysis.layers]
     known: list[tuple[tuple[object, ...], CellTimes]] = []
     found = []

@@ -105,7 +105,7 @@ def heading(analysis: network.Analysis) -> Iterator[str]:
     num_replicas = analysis.params.num_replicas
     replicas = f"R={num_replicas}, " if num_replicas > 1 else ""
     yield (
-        f"{sum(analysis.sizes)} examples in {len(analysis.sizes)} micro-batches of "
+        f"{sum(analysis.sizes)} examples in {units.things(len(analysis.sizes), 'micro-batch')} of "
         f"{sizes_text(analysis.sizes)}; {replicas}{devices_text(analysis.table)}, "
         f"schedule {_schedule_text(analysis.params)}, recompute {analysis.params.recompute}"
     )

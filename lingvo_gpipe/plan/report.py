@@ -142,8 +142,9 @@ def _head(plan: step_plan.Plan) -> Iterator[str]:
     replicas = f"R={plan.num_replicas} replicas of " if plan.num_replicas > 1 else ""
     yield (
         f"{units.count(plan.parameters)} parameters in {len(analysis.layers)} layers; "
-        f"{replicas}{describe.devices_text(analysis.table)}, {len(analysis.sizes)} micro-batches "
-        f"of {describe.sizes_text(analysis.sizes)}, recompute {','.join(policies)}"
+        f"{replicas}{describe.devices_text(analysis.table)}, "
+        f"{units.things(len(analysis.sizes), 'micro-batch')} of "
+        f"{describe.sizes_text(analysis.sizes)}, recompute {','.join(policies)}"
     )
     if plan.profiled:
         some = any(cell.is_estimate for cell in plan.cells)

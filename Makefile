@@ -7,6 +7,7 @@ SHELL := bash
 PYTHON_BIN := .venv/bin/python
 STAMP := .venv/setup.stamp
 DOCS_STAMP := .venv/docs.stamp
+BENCH_STAMP := .venv-bench/setup.stamp
 
 # Where a run of `make train` keeps its checkpoints and its TensorBoard files.
 LOGDIR ?= runs/digits
@@ -26,15 +27,22 @@ endif
 # costs each test process five seconds, and every program that a test starts compiles the library.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(PYTHON_BIN) -m pytest --numprocesses=$(JOBS) --dist=worksteal
 
-.PHONY: help setup train test coverage lint bazel sameness reliability docs clean
+.PHONY: help setup bench-setup train test coverage lint bazel sameness reliability docs clean
 
 help: ## List the commands.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Make .venv with the pinned packages and this checkout in it.
 
 $(STAMP): requirements.txt pyproject.toml tools/setup.sh
 	@tools/setup.sh
+	@touch $@
+
+bench-setup: $(BENCH_STAMP) ## Make .venv-bench with PyTorch, for benchmarks.rivals alone.
+
+$(BENCH_STAMP): requirements-bench.txt
+	@python3 -m venv --clear .venv-bench
+	@.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
 train: $(STAMP) ## Train a pipelined network on handwritten digits (LOGDIR=, MODEL=).
@@ -71,5 +79,5 @@ $(DOCS_STAMP): requirements-docs.txt $(STAMP)
 	@touch $@
 
 clean: ## Remove what was made here, except runs/.
-	@rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf .venv .venv-bench build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -28,16 +28,23 @@ POLICIES = ("full", "never", "recompute_grad", "auto")
 
 def task_of(kind: str, policy: str) -> tuple[Any, dict[str, Any]]:
     """Return the task of a kind of cells under a policy, and its mini-batch."""
-    import numpy as np
-    import tensorflow as tf
-
-    from lingvo_gpipe import input as inputs
     from lingvo_gpipe.plan import auto
 
     task, batch = breakdown.task_of(kind)
     if policy != "auto":
         task.model.recompute = policy
         return task, batch
+    set_input(task, batch)
+    task.model.schedule = "auto"
+    return auto.resolved(task, lambda _: None), batch
+
+
+def set_input(task: Any, batch: dict[str, Any]) -> None:
+    """Set a mini-batch as the input of a task; `auto` reads its shapes."""
+    import numpy as np
+    import tensorflow as tf
+
+    from lingvo_gpipe import input as inputs
 
     class Specs(inputs.InMemory):
         """The mini-batch's shapes."""
@@ -48,10 +55,7 @@ def task_of(kind: str, policy: str) -> tuple[Any, dict[str, Any]]:
         def example_spec(self) -> dict[str, tf.TensorSpec]:
             return {name: tf.TensorSpec(v.shape[1:], v.dtype) for name, v in batch.items()}
 
-    size = len(next(iter(batch.values())))
-    task.input = Specs.Params(batch_size=size)
-    task.model.schedule = "auto"
-    return auto.resolved(task, lambda _: None), batch
+    task.input = Specs.Params(batch_size=len(next(iter(batch.values()))))
 
 
 def measure_step(kind: str, policy: str, devices: str) -> dict[str, Any]:

@@ -80,8 +80,8 @@ def test_links_lead_somewhere(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_named_make_targets_exist(name: str) -> None:
-    targets = set(re.findall(r"^([a-z]+):", read("Makefile"), flags=re.MULTILINE))
-    for named in re.findall(r"(?:^    |`|\$ )make ([a-z]+)", read(name), flags=re.MULTILINE):
+    targets = set(re.findall(r"^([a-z-]+):", read("Makefile"), flags=re.MULTILINE))
+    for named in re.findall(r"(?:^    |`|\$ )make ([a-z-]+)", read(name), flags=re.MULTILINE):
         assert named in targets, f"{name}: make {named}"
 
 

@@ -59,7 +59,7 @@ def test_every_pin_lies_in_its_range(file: str) -> None:
         assert requirement.specifier.contains(pin.version), f"{pins[name]} is not {requirement}"
 
 
-@pytest.mark.parametrize("file", PINS)
+@pytest.mark.parametrize("file", [*PINS, "requirements-bench"])
 def test_pins_name_no_host_or_path(file: str) -> None:
     text = (ROOT / f"{file}.txt").read_text()
     assert not re.search(r"://|--|^[./]", text, flags=re.MULTILINE)
@@ -72,6 +72,13 @@ def test_the_site_is_built_with_the_versions_that_are_tested() -> None:
     assert {name: docs[name].specifier for name in both} == {
         name: tested[name].specifier for name in both
     }
+
+
+def test_the_environment_of_the_rivals_is_pinned_and_no_dependency() -> None:
+    rivals = requirements("requirements-bench.txt")
+    assert all([pin.operator for pin in wanted.specifier] == ["=="] for wanted in rivals.values())
+    assert "torch" in rivals
+    assert all("torch" not in declared(file) for file in PINS)
 
 
 def test_pinned_setuptools_can_build() -> None:

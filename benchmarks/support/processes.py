@@ -73,15 +73,19 @@ def rounds(module: str, configurations: Sequence[str], count: int) -> dict[str, 
     found: dict[str, list[Any]] = {name: [] for name in configurations}
     for _ in range(count):
         for name in configurations:
-            load = machine.Load()
-            done = subprocess.run(
-                [sys.executable, "-m", module, name], check=False, capture_output=True, text=True
-            )
-            if done.returncode:
-                sys.exit(f"{module} {name} failed:\n{done.stderr[-2000:]}")
-            result = json.loads(done.stdout.splitlines()[-1])
-            found[name].append({**result, "other_load": load.stop()})
+            found[name].append(run([module, name]))
     return found
+
+
+def run(arguments: Sequence[str], python: str = sys.executable) -> dict[str, Any]:
+    """Run `python -m ARGUMENTS` and return the JSON object that it prints, with `other_load`."""
+    load = machine.Load()
+    command = [python, "-m", *arguments]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
+    result = json.loads(done.stdout.splitlines()[-1])
+    return {**result, "other_load": load.stop()}
 
 
 QUIET_CORES = 0.06

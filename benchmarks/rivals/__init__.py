@@ -1,0 +1,1 @@
+"""Steps of PyTorch's pipelining and of plain Keras beside ours: equal blocks, weights, batch."""

@@ -12,8 +12,9 @@ The cap of a device lies half-way between what PyTorch's GPipe needs with checkp
 tensors of a step, receiving buffers included, and the weights. GPipe must checkpoint under it; 1F1B
 need not, since with K=2 it keeps two micro-batches. "Product" is the share of a step that its FLOPs
 would take at the rate of a 1,024² matrix product, measured beside the step on as many devices at
-once. "Resident" is the growth of all processes from before the model was made: TensorFlow's has the
-traced graphs in it, PyTorch's what its allocator keeps.
+once, in the milliseconds beside it: the libraries multiply at different rates. "Resident" is the
+growth of all processes from before the model was made: TensorFlow's has the traced graphs in it,
+PyTorch's what its allocator keeps; that of `auto` leaves out what its measurements left resident.
 
 For the MLP also K=1, M=1 against the plain step, 512 rows, one thread, turn by turn.
 """
@@ -95,7 +96,7 @@ def best(found: Mapping[str, list[Any]], cap: float, weights_mib: float) -> str:
 def print_kind(kind: str, found: Mapping[str, list[Any]], flops: float) -> None:
     """Print a row for each rival."""
     print(
-        f"\n{kind:<20} {'s':>7} {'product':>8} {'device MiB':>11} {'resident MiB':>13} "
+        f"\n{kind:<20} {'s':>7} {'product':>8} {'ms':>6} {'device MiB':>11} {'resident MiB':>13} "
         f"{'error':>8}  spread of s"
     )
     for name in (*TORCH, *OURS, _PLAIN):
@@ -108,7 +109,8 @@ def print_kind(kind: str, found: Mapping[str, list[Any]], flops: float) -> None:
         held = f"{processes.median(runs, 'device_mib'):.1f}" if name != _PLAIN else "-"
         print(
             f"{name:<20} {processes.median(runs, 's'):7.3f} "
-            f"{processes.median(shares, 'share'):8.2f} {held:>11} "
+            f"{processes.median(shares, 'share'):8.2f} "
+            f"{1e3 * processes.median(runs, 'product_s'):6.1f} {held:>11} "
             f"{processes.median(runs, 'resident_mib'):13.0f} {runs[0]['error']:8.0e}  "
             f"{processes.spread(runs, 's')}"
         )

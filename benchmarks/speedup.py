@@ -65,7 +65,8 @@ def measure_step(kind: str, policy: str, devices: str) -> dict[str, Any]:
     from benchmarks.support import blocks
     from lingvo_gpipe import network
     from lingvo_gpipe.network.traffic import links
-    from lingvo_gpipe.plan import cell_times, slot_times
+    from lingvo_gpipe.plan import slot_times
+    from lingvo_gpipe.plan.measured import cell_times
 
     task, batch = task_of(kind, policy)
     cpus = [device.name for device in tf.config.list_logical_devices("CPU")]

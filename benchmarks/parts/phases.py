@@ -27,7 +27,7 @@ def programs(kind: str) -> dict[str, Callable[[], Any]]:
 
     from lingvo_gpipe import nests, network, pipelining
     from lingvo_gpipe.execution import cell_calls, cell_programs
-    from lingvo_gpipe.plan import cell_runner
+    from lingvo_gpipe.plan.measured import cell_runner
 
     if kind == "amoebanet":
         task, batch = breakdown.task_of(kind)

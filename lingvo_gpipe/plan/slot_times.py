@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from lingvo_gpipe import network
 from lingvo_gpipe.network.traffic.links import INPUT, Stream
-from lingvo_gpipe.plan.profiling import LayerTime
+from lingvo_gpipe.plan.measured.profiling import LayerTime
 from lingvo_gpipe.schedule import simulate
 
 # Zero-length slots would hold no memory, so every slot lasts at least this share of the longest:

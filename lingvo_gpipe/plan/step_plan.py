@@ -16,15 +16,8 @@ from lingvo_gpipe.network import memory_formulas, replicas
 from lingvo_gpipe.network.traffic import host_order, links
 from lingvo_gpipe.network.traffic.exchange import Exchange
 from lingvo_gpipe.network.traffic.host_order import HostOrder
-from lingvo_gpipe.plan import (
-    cell_times,
-    describe,
-    hosts,
-    memory_timeline,
-    profiling,
-    slot_times,
-    traced_cells,
-)
+from lingvo_gpipe.plan import describe, hosts, memory_timeline, slot_times, traced_cells
+from lingvo_gpipe.plan.measured import cell_times, profiling
 from lingvo_gpipe.schedule import recompute, simulate
 from lingvo_gpipe.task import Task
 

@@ -11,7 +11,8 @@ from lingvo_gpipe import layers, network, pipelining
 from lingvo_gpipe.execution import cell_calls, cell_programs
 from lingvo_gpipe.keras_layers import adapter
 from lingvo_gpipe.network import memory_formulas
-from lingvo_gpipe.plan import cell_runner, step_plan, traced_cells
+from lingvo_gpipe.plan import step_plan, traced_cells
+from lingvo_gpipe.plan.measured import cell_runner
 
 
 def pipe(*own: Any, **fields: Any) -> Any:

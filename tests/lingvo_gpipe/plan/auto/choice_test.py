@@ -12,10 +12,11 @@ import pytest
 from lingvo_gpipe import errors, layers, modes, schedule
 from lingvo_gpipe.hyperparams import text
 from lingvo_gpipe.network import micro_batches
-from lingvo_gpipe.plan import auto, describe, profiling, report, step_plan
+from lingvo_gpipe.plan import auto, describe, report, step_plan
 from lingvo_gpipe.plan.auto import search
 from lingvo_gpipe.plan.auto.candidate import Candidate
 from lingvo_gpipe.plan.auto.search import Search
+from lingvo_gpipe.plan.measured import profiling
 from lingvo_gpipe.run import checkpoints, loop
 from lingvo_gpipe.run.profiles.steps import Profiles
 from tests.tiny_task import tiny_task

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, network
-from lingvo_gpipe.plan import profiling
+from lingvo_gpipe.plan.measured import profiling
 from lingvo_gpipe.run import loop
 from lingvo_gpipe.run.profiles import steps
 from lingvo_gpipe.run.profiles.steps import Profiles

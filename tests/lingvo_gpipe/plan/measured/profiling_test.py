@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import layers, network, pipelining
 from lingvo_gpipe.execution import cell_programs, placement
-from lingvo_gpipe.plan import profiling
+from lingvo_gpipe.plan.measured import profiling
 
 
 def pipe(*own: Any, **fields: Any) -> Any:

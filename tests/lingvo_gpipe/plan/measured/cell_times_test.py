@@ -12,7 +12,8 @@ from lingvo_gpipe import layers, network, schedule
 from lingvo_gpipe.execution import placement
 from lingvo_gpipe.network import memory_formulas
 from lingvo_gpipe.pipelining import PipeliningLayer
-from lingvo_gpipe.plan import cell_times, slot_times
+from lingvo_gpipe.plan import slot_times
+from lingvo_gpipe.plan.measured import cell_times
 from lingvo_gpipe.schedule import simulate
 
 FIELDS = {name: tf.TensorSpec([8, 4]) for name in ("x", "target")}

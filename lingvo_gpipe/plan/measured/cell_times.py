@@ -16,8 +16,9 @@ import numpy as np
 from lingvo_gpipe import network
 from lingvo_gpipe.network import memory_formulas
 from lingvo_gpipe.network.memory_formulas import CellBytes
-from lingvo_gpipe.plan import profiling, slot_times
-from lingvo_gpipe.plan.cell_runner import CellRunner, Stopwatch, devices_at_once
+from lingvo_gpipe.plan import slot_times
+from lingvo_gpipe.plan.measured import profiling
+from lingvo_gpipe.plan.measured.cell_runner import CellRunner, Stopwatch, devices_at_once
 from lingvo_gpipe.plan.slot_times import SlotTimes
 from lingvo_gpipe.schedule import simulate
 from lingvo_gpipe.schedule.slot import Phase

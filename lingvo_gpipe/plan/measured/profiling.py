@@ -17,7 +17,7 @@ from lingvo_gpipe import network
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.network import micro_batches, replicas, wiring
-from lingvo_gpipe.plan.cell_runner import CellRunner, Clock, Stopwatch, devices_at_once
+from lingvo_gpipe.plan.measured.cell_runner import CellRunner, Clock, Stopwatch, devices_at_once
 from lingvo_gpipe.schedule import recompute
 
 

@@ -4,16 +4,17 @@ An outer function consists of calls. The graph optimizer would visit the functio
 change nothing; with 128 layers, this is most of the time to the first step. The programs themselves
 are optimised where they are called. TensorFlow's option for this has no public interface.
 
-Results stay on the devices that made them. With automatic control dependencies, every result would
-be copied by an operation without a device, which TensorFlow places in the process that calls. So a
-function is traced without them unless it assigns variables that it reads; then it should return
-only scalars.
+Nothing is ordered by automatic control dependencies. They would copy every result by an operation
+without a device, which TensorFlow places in the process that calls; and that process would receive
+a message for every assignment. A function that assigns waits for its assignments once on each
+device, before its results are copied so: it should return only scalars.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Hashable, Iterator, Mapping
 
 import tensorflow as tf
@@ -55,12 +56,16 @@ class OuterFunction:
 
         Args:
             function: nests of tensors → nest of tensors.
-            assigns: whether it assigns variables that it reads. In any other function, nothing
-                orders an assignment except the data and control edges that the function makes.
+            assigns: whether its results wait for what it assigns. Only its own data and control
+                edges order assignments: a value that is assigned must depend on whatever has to
+                be read of the variable before.
         """
         self._function = function
-        attributes = {} if assigns else {"_disable_acd": True}
-        self._traced = tf.function(function, autograph=False, experimental_attributes=attributes)
+        self._traced = tf.function(
+            functools.partial(_after_effects, function) if assigns else function,
+            autograph=False,
+            experimental_attributes={"_disable_acd": True},
+        )
         self._concretes: dict[Hashable, tf.types.experimental.ConcreteFunction] = {}
 
     @property
@@ -81,6 +86,21 @@ class OuterFunction:
             self._concretes[key] = self._traced.get_concrete_function(*arguments)
         with unoptimized():
             return self._concretes[key](*arguments)
+
+
+def _after_effects(function: Callable[..., Nest], *arguments: Nest) -> Nest:
+    """Return what a function returns, once all operations with effects that it made have run."""
+    result = function(*arguments)
+    effects: dict[str, list[tf.Operation]] = {}
+    for operation in tf.compat.v1.get_default_graph().get_operations():
+        if operation.type != "ReadVariableOp" and operation.op_def.is_stateful:
+            effects.setdefault(operation.device, []).append(operation)
+    done = []
+    for device, operations in effects.items():
+        with tf.device(device), tf.control_dependencies(operations):
+            done.append(tf.no_op())
+    with tf.control_dependencies(done):
+        return tf.nest.map_structure(lambda t: None if t is None else tf.identity(t), result)
 
 
 def _structure(nest: Nest) -> Hashable:

@@ -187,14 +187,14 @@ class Learner:
             return tf.zeros(variable.shape, variable.dtype)
 
     def _update_by_one_batch(self, batch: parts.Batch) -> UpdateResult:
-        weights = self.pipe.loss_weights(batch)
+        weights, step = self.pipe.loss_weights(batch), self.step.read_value()
         result = self.pipe.value_and_gradients(
             batch,
-            step=self.step.read_value(),
+            step=step,
             loss_weights=weights,
             loss_scale=self.updater.loss_scale,
         )
-        return self._apply_gradients(result.gradients, _sums(result), weights)
+        return self._updated(result.gradients, _sums(result), weights, step)
 
     def _loss_weights_of(self, batch: parts.Batch) -> dict[str, tf.Tensor]:
         return self.pipe.loss_weights(batch)
@@ -228,16 +228,26 @@ class Learner:
     def _apply_gradients(
         self, gradients: dict[str, tf.Tensor], sums: _Sums, weights: dict[str, tf.Tensor]
     ) -> UpdateResult:
+        return self._updated(gradients, sums, weights, self.step.read_value())
+
+    def _updated(
+        self,
+        gradients: dict[str, tf.Tensor],
+        sums: _Sums,
+        weights: dict[str, tf.Tensor],
+        step: tf.Tensor,
+    ) -> UpdateResult:
+        """Assign what the update changes; `step` is the only value of the number that is read."""
         statistics = self.pipe.merge_moments(sums.moments)
         scalars = self.updater.apply(
             gradients,
             statistics,
-            step=self.step.read_value(),
+            step=step,
             loss_scale=self.updater.loss_scale,
         )
         # An update that changed nothing does not count.
         counts = scalars["finite"] if self._params.finite_guard else tf.constant(True)
-        self.step.assign_add(tf.cast(counts, tf.int64), read_value=False)
+        self.step.assign(step + tf.cast(counts, tf.int64), read_value=False)
         return UpdateResult(sums.loss, sums.losses, sums.sums, weights, scalars)
 
 

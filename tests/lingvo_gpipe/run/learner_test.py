@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import optim
@@ -38,3 +39,62 @@ def test_mini_batches_of_unequal_weights_are_one_of_both() -> None:
     assert one.keys() == several.keys()
     for key in one:
         np.testing.assert_allclose(several[key], one[key], rtol=1e-10, atol=1e-14, err_msg=key)
+
+
+def traced(params: Any, count: int = 1) -> list[tf.Graph]:
+    """Return the graphs of an update by mini-batches of the tiny task that assign variables."""
+    params.model.devices = ("/device:CPU:1", "/device:CPU:2")
+    batches = params.input.instantiate().batches(1)
+    fields = next(iter(batches))
+    learned = learner.Learner(params, fields)
+    learned.pipe.executor.follow_progress()
+    learned.update([fields] * count)
+    functions = learned._update_by_one, learned._apply
+    return [c.graph for function in functions for c in function._concretes.values()]
+
+
+@pytest.mark.parametrize(
+    ("train", "count"),
+    [
+        ({"finite_guard": False}, 1),
+        ({"clip_norm": 1.0, "average": optim.Average.Params(decay=0.9)}, 1),
+        ({"loss_scale": optim.LossScale.Params(initial=8.0)}, 1),
+        ({"loss_scale": optim.LossScale.Params(initial=8.0), "accumulate": 2}, 2),
+    ],
+)
+def test_a_variable_is_read_before_it_is_assigned(train: dict[str, Any], count: int) -> None:
+    """TensorFlow orders nothing there: every read that is used leads to the assignment."""
+    (graph,) = traced(tiny_task(**train), count)
+    operations = graph.get_operations()
+    used = {tensor.op for operation in operations for tensor in operation.inputs}
+    assigned = {op.inputs[0].ref(): op for op in operations if op.type == "AssignVariableOp"}
+    assert len(assigned) > 10
+    for read in operations:
+        if read.type == "ReadVariableOp" and read in used and read.inputs[0].ref() in assigned:
+            assert read in before(assigned[read.inputs[0].ref()]), read.name
+
+
+def before(operation: tf.Operation) -> set[tf.Operation]:
+    """Return all operations that must have run before one."""
+    found: set[tf.Operation] = set()
+    left = [operation]
+    while left:
+        one = left.pop()
+        new = {t.op for t in one.inputs}.union(one.control_inputs) - found
+        found |= new
+        left += new
+    return found
+
+
+def test_a_device_reports_its_assignments_once() -> None:
+    """Every control edge between processes is a message; there were over a hundred."""
+    (graph,) = traced(tiny_task(clip_norm=1.0))
+    messages = {
+        earlier
+        for operation in graph.get_operations()
+        if not operation.device and operation.type != "ReadVariableOp"  # that is at its variable
+        for earlier in operation.control_inputs
+        if earlier.device.endswith(("CPU:1", "CPU:2"))
+    }
+    assert sorted(one.device[-5:] for one in messages) == ["CPU:1", "CPU:2"]
+    assert {one.type for one in messages} == {"NoOp"}

@@ -40,12 +40,23 @@ CASES = {
     "AmoebaNet-D": (PACKAGE, "--model=cases.AmoebaNet"),
     "translation": (PACKAGE, "--model=cases.Translation"),
 }
+# Steps of a few tenths of a second, as long as those of `benchmarks.speedup`.
+LONG = {
+    "MLP": (PACKAGE, "--model=cases.MLP"),
+    "Transformer": (PACKAGE, "--model=cases.Transformer"),
+}
 STACKS = {f"{n} layers": (PACKAGE, f"--model=cases.Stack{n}") for n in (8, 32, 128)}
 SHAPES = ((1, 2), (1, 4), (2, 2), (4, 2))  # replicas, partitions
 STEPS = 50
-MEASURED = {"digits": 300, "ties": 100, "AmoebaNet-D": 100, "translation": 50} | dict.fromkeys(
-    STACKS, 500
-)
+MEASURED = {
+    "MLP": 100,
+    "Transformer": 30,
+    "digits": 300,
+    "ties": 100,
+    "AmoebaNet-D": 100,
+    "translation": 50,
+    **dict.fromkeys(STACKS, 500),
+}
 ROUNDS = 5
 SENTENCES = (
     "Diese Seite wurde nicht gefunden.",
@@ -252,9 +263,9 @@ def speed(names: Sequence[str], rounds: int) -> dict[str, float]:
                 for label, extra in (("one", []), ("workers", ["--workers=local:2"])):
                     folder = Path(temporary, f"{name}{label}{number}")
                     count = MEASURED[name]
-                    flags = [*(CASES | STACKS)[name], "--num_partitions=2"]
+                    flags = [*(CASES | LONG | STACKS)[name], "--num_partitions=2"]
                     flags += [f"--max_steps={2 * count}"]
-                    flags += [data] if name in ("ties", "translation") else []
+                    flags += [data] if name in ("ties", "translation", "Transformer") else []
                     flags += [f"--logdir={folder}", f"--save_interval_steps={count}", *extra]
                     marks = [
                         folder / "checkpoints" / f"ckpt-{n * count}.params.txt" for n in (1, 2)
@@ -287,9 +298,9 @@ def main() -> int:
     parser.add_argument("--bits", action="store_true", help="compare bits, not times")
     parser.add_argument("--variables", action="store_true", help="by number of variables")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("names", nargs="*", default=list(CASES))
+    parser.add_argument("names", nargs="*", choices=[*LONG, *CASES, []], default=[])
     arguments = parser.parse_args()
-    names = arguments.names or list(CASES)
+    names = arguments.names or list(CASES if arguments.bits else LONG | CASES)
     if arguments.bits:
         return min(1, bits(names))
     if arguments.variables:

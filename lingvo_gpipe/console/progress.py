@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import os
 import sys
@@ -94,7 +95,7 @@ def _has_width(stream: TextIO) -> bool:
     return True
 
 
-class _Display:
+class _Display(abc.ABC):
     """A bar on a terminal; on anything else (a file, a scheduler's log) lines at intervals."""
 
     def __init__(
@@ -143,9 +144,9 @@ class _Display:
         if self._timer is not None:
             self._timer.start()
 
+    @abc.abstractmethod
     def _show_waiting(self) -> None:
         """Write a line for work that has not come far; called from a thread of its own."""
-        raise NotImplementedError
 
     def _line_is_due(self, now: float, *, last: bool = False) -> bool:
         """Return whether a line is to be written now, and plan the next."""

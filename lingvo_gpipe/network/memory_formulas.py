@@ -8,8 +8,10 @@ functions instead.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection, Mapping
-from typing import NoReturn
+
+import tensorflow as tf
 
 from lingvo_gpipe import packing
 from lingvo_gpipe.layers import base
@@ -101,7 +103,13 @@ def packed_update(
         if path not in elsewhere
     }
     wanted = {
-        path: packing.Wanted(spec.shape, spec.dtype, _ON_WORKER, kind="weights", value=_no_value)
+        path: packing.Wanted(
+            spec.shape,
+            spec.dtype,
+            _ON_WORKER,
+            kind="weights",
+            value=functools.partial(tf.zeros, spec.shape, spec.dtype),  # never made
+        )
         for path, spec in specs.items()
     }
     needed = [max(update(layers, layers.layers[n], slot_bytes, elsewhere) for n in indices)]
@@ -113,10 +121,6 @@ def packed_update(
 
 
 _ON_WORKER = "/job:worker/task:0/device:CPU:0"
-
-
-def _no_value() -> NoReturn:
-    raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

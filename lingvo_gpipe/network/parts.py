@@ -155,8 +155,4 @@ def take(
 
 def num_examples(batch: Batch, batch_dim: int, unbatched: Collection[str] = ()) -> int:
     """Return the number of rows of a mini-batch."""
-    total = 0
-    for part in of_batch(batch):
-        name = next(name for name in part if name not in unbatched)
-        total += int(tf.nest.flatten(part[name])[0].shape[batch_dim])
-    return total
+    return sum(micro_batches.batch_size(part, batch_dim, unbatched) for part in of_batch(batch))

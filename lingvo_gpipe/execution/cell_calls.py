@@ -1,9 +1,9 @@
-"""Arguments and results of a cell's programs, as nests for `tf.nest`."""
+"""Arguments and results of a cell's programs, as nests for `tf.nest`; mini-batches cut for them."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -12,6 +12,7 @@ from lingvo_gpipe import precision
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.context import Collected
 from lingvo_gpipe.nests import Nest
+from lingvo_gpipe.network.cut_fields import CutFields
 
 
 class CellInputs(NamedTuple):
@@ -30,6 +31,43 @@ class CellInputs(NamedTuple):
     imports: dict[int, Nest]
     seed: tf.Tensor
     step: tf.Tensor
+
+
+class CutInputs:
+    """What the calls of a pass read of the mini-batch, cut on each device that reads it."""
+
+    def __init__(
+        self,
+        fields: CutFields,
+        seeds: Sequence[tf.Tensor],
+        readers: Iterable[tuple[str, Sequence[int]]],
+    ) -> None:
+        """Cut.
+
+        Args:
+            fields: fields of the micro-batches.
+            seeds: for each micro-batch, int32 [2]; they cross to a device as one tensor.
+            readers: device of each cell, and the versions that the cell imports.
+        """
+        self._fields: dict[str, dict[int, list[Nest]]] = {}
+        self._seeds: dict[str, list[tf.Tensor]] = {}
+        stacked = tf.stack(seeds)
+        for device, imports in readers:
+            with tf.device(device):
+                if device not in self._seeds:
+                    self._seeds[device] = tf.unstack(stacked)
+                here = self._fields.setdefault(device, {})
+                for version in imports:
+                    if version in fields and version not in here:
+                        here[version] = fields.of_version(version)
+
+    def fields(self, device: str, micro_batch: int) -> dict[int, Nest]:
+        """Return the fields of a micro-batch that are read on a device, by version."""
+        return {version: cut[micro_batch] for version, cut in self._fields[device].items()}
+
+    def seed(self, device: str, micro_batch: int) -> tf.Tensor:
+        """Return the seed of a micro-batch on a device, int32 [2]."""
+        return self._seeds[device][micro_batch]
 
 
 class BackwardInputs(NamedTuple):

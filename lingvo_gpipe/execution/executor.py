@@ -23,6 +23,7 @@ from lingvo_gpipe.execution.monitoring import progress, stamps
 from lingvo_gpipe.layers.context import Collected
 from lingvo_gpipe.nests import Nest, floating
 from lingvo_gpipe.network import replicas
+from lingvo_gpipe.network.cut_fields import CutFields
 from lingvo_gpipe.network.wiring import FIELD
 from lingvo_gpipe.optim import rows
 from lingvo_gpipe.schedule.slot import Slot
@@ -34,7 +35,7 @@ class PassInputs:
 
     Attributes:
         variables: path → every variable, read once on its device, in the dtype that layers read.
-        fields: version of each field → per micro-batch, its nest.
+        fields: fields of the micro-batches, cut where they are read.
         seeds: per micro-batch, int32 [2].
         step: int64 scalar.
         loss_factors: loss name → derivative of the update's loss by the loss's sum; training only.
@@ -42,7 +43,7 @@ class PassInputs:
     """
 
     variables: dict[str, tf.Tensor]
-    fields: dict[int, list[Nest]]
+    fields: CutFields
     seeds: list[tf.Tensor]
     step: tf.Tensor
     loss_factors: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
@@ -233,7 +234,7 @@ class PassRun:
         network_pass: table and cells.
         inputs: inputs of the pass.
         devices: name of each cell's device.
-        values: (version, micro-batch) → nest.
+        values: (version that a cell makes, micro-batch) → nest.
         value_gradients: (version, micro-batch) → for each cell that reads the version, the
             gradients of its floating leaves.
         collected: (cell, micro-batch) → what its forward collected.
@@ -256,17 +257,18 @@ class PassRun:
         self.executor = executor
         self.share = share
         self.network_pass = share.network_pass
-        self.inputs = inputs = share.inputs
+        self.inputs = share.inputs
         self.devices = executor.devices[share.replica]
-        self.values: dict[tuple[int, int], Nest] = {
-            (v, m): value for v, parts in inputs.fields.items() for m, value in enumerate(parts)
-        }
+        self.values: dict[tuple[int, int], Nest] = {}
         self.value_gradients: dict[tuple[int, int], list[list[tf.Tensor]]] = {}
         self.collected: dict[tuple[int, int], Collected] = {}
         self.held: dict[tuple[int, int], Held] = {}
         self.accumulators: list[list[tf.Tensor]] = []
         self.slot: Slot | None = None
         self.times: stamps.PassStamps | None = None
+        imports = (cell.imports for cell in self.network_pass.cells)
+        readers = zip(self.devices, imports, strict=True)
+        self._cut = cell_calls.CutInputs(self.inputs.fields, self.inputs.seeds, readers)
         self._last_call: dict[int, tf.Operation] = {}
         self._progress = following
         num_devices = self.network_pass.table.num_devices
@@ -352,12 +354,13 @@ class PassRun:
 
     def cell_inputs(self, k: int, m: int) -> cell_calls.CellInputs:
         """Return the arguments of all programs of cell k for micro-batch m."""
-        cell = self.network_pass.cells[k]
+        cell, device = self.network_pass.cells[k], self.devices[k]
+        fields = self._cut.fields(device, m)
         return cell_calls.CellInputs(
             weights=[self.inputs.variables[path] for path in cell.weights],
             untrained=[self.inputs.variables[path] for path in cell.untrained],
-            imports={v: self.values[v, m] for v in cell.imports},
-            seed=self.inputs.seeds[m],
+            imports={v: fields[v] if v in fields else self.values[v, m] for v in cell.imports},
+            seed=self._cut.seed(device, m),
             step=self.inputs.step,
         )
 
@@ -392,8 +395,9 @@ class PassRun:
             with tf.device(device):
                 added = [_sum(same) for same in leaves]
             total.update(tf.nest.pack_sequence_as(nests[0], added))
-        leaving = sorted(self.network_pass.mode.leaving)
-        outputs = {v: [self.values[v, m] for m in micro_batches] for v in leaving}
+        leaving, fields = sorted(self.network_pass.mode.leaving), self.inputs.fields
+        made = {v: [self.values[v, m] for m in micro_batches] for v in leaving if v not in fields}
+        outputs = {v: made[v] if v in made else fields.of_version(v) for v in leaving}
         return PassOutputs(total, outputs, {})
 
     def _added_gradients(self, version: int, micro_batch: int) -> list[tf.Tensor]:

@@ -16,6 +16,7 @@ from lingvo_gpipe.execution.executor import Executor, PassInputs, PassOutputs, P
 from lingvo_gpipe.layers.context import Collected, Context
 from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.network import micro_batches, replicas
+from lingvo_gpipe.network.cut_fields import CutFields
 from lingvo_gpipe.schedule import build_limit
 
 
@@ -152,25 +153,19 @@ class MiniBatchRunner:
             pass_of: number of micro-batches → the pass.
         """
         shares = []
-        of_replicas = replicas.shares(len(inputs.seeds), self._params.num_replicas)
-        for replica, numbers in enumerate(of_replicas):
-            if numbers:
-                part = slice(numbers.start, numbers.stop)
-                own = dataclasses.replace(
-                    inputs,
-                    fields={v: nests[part] for v, nests in inputs.fields.items()},
-                    seeds=inputs.seeds[part],
-                )
-                shares.append(
-                    Share(
-                        replica,
-                        first_micro_batch=numbers.start,
-                        num_micro_batches=len(inputs.seeds),
-                        network_pass=pass_of(len(numbers)),
-                        inputs=own,
-                    )
-                )
+        for replica, own in enumerate(self._computed(len(inputs.seeds))):
+            part = dataclasses.replace(
+                inputs,
+                fields=inputs.fields.piece(replica),
+                seeds=inputs.seeds[own.start : own.stop],
+            )
+            shares.append(Share(replica, own.start, len(inputs.seeds), pass_of(len(own)), part))
         return shares
+
+    def _computed(self, num_micro_batches: int) -> list[range]:
+        """Return the micro-batches of each replica that has any."""
+        shares = replicas.shares(num_micro_batches, self._params.num_replicas)
+        return [own for own in shares if own]
 
     def evaluate(self, inputs: MiniBatchInputs, *, outputs: bool) -> MiniBatchResult:
         """Run only forward slots, as in evaluation: no dropout, moving statistics.
@@ -254,29 +249,33 @@ class MiniBatchRunner:
     def _sizes(self, parts: Sequence[Mapping[str, Nest]]) -> tuple[int, ...]:
         return micro_batches.sizes_of(self._params, *parts)
 
-    def _cut(self, parts: Sequence[Mapping[str, Nest]]) -> dict[int, list[Nest]]:
-        """Return version of each field → its nest for each micro-batch."""
-        params, versions = self._params, self._analysis.wiring.fields
+    def _cut(self, parts: Sequence[Mapping[str, Nest]]) -> CutFields:
+        """Return the fields of the micro-batches, a piece for each replica that has any."""
+        analysis, batch_dim = self._analysis, self._params.batch_dim
         sizes = self._sizes(parts)
-        shares = [range(len(sizes))]
-        if len(parts) > 1:
-            shares = [own for own in replicas.shares(len(sizes), params.num_replicas) if own]
-            found_sizes = [self._num_examples(fields) for fields in parts]
-            expected = [sum(sizes[own.start : own.stop]) for own in shares]
-            if found_sizes != expected:
-                raise errors.InputError(
-                    f"the parts of the mini-batch have {found_sizes} examples, but those of the "
-                    f"replicas' micro-batches are {expected}. Cut it by network.parts.Part"
-                )
-        found: dict[int, list[Nest]] = {v: [] for v in versions.values()}
-        for number, (fields, own) in enumerate(zip(parts, shares, strict=True)):
+        of_replicas = [sizes[own.start : own.stop] for own in self._computed(len(sizes))]
+        expected = [sum(of_replica) for of_replica in of_replicas]
+        found_sizes = [self._num_examples(fields) for fields in parts]
+        if len(parts) > 1 and found_sizes != expected:
+            raise errors.InputError(
+                f"the parts of the mini-batch have {found_sizes} examples, but those of the "
+                f"replicas' micro-batches are {expected}. Cut it by network.parts.Part"
+            )
+        unbatched = {analysis.wiring.fields[name] for name in self._params.unbatched}
+        pieces: list[dict[int, Nest]] = []
+        for number, fields in enumerate(parts):
             with self.executor.beside_input(number):
-                read = read_fields(self._analysis, fields)
-                part_sizes = sizes[own.start : own.stop]
-                cut = micro_batches.split(read, part_sizes, params.batch_dim, params.unbatched)
-            for name, values in cut.items():
-                found[versions[name]] += values
-        return found
+                read = read_fields(analysis, fields)
+                if len(parts) > 1:
+                    pieces.append(read)
+                else:
+                    whole = CutFields([read], [expected], batch_dim, unbatched)
+                    of_fields = {v: whole.of_version(v) for v in read}
+                    pieces += [
+                        {v: cut[piece] for v, cut in of_fields.items()}
+                        for piece in range(len(expected))
+                    ]
+        return CutFields(pieces, of_replicas, batch_dim, unbatched)
 
     def _coefficients(self) -> dict[str, float]:
         return {loss.name: loss.coefficient for loss in self._analysis.losses}
@@ -325,10 +324,10 @@ class MiniBatchRunner:
         return merged
 
 
-def read_fields(analysis: network.Analysis, fields: Mapping[str, Nest]) -> dict[str, Nest]:
-    """Return every field that the network has, name → nest, in the dtypes of its specs."""
+def read_fields(analysis: network.Analysis, fields: Mapping[str, Nest]) -> dict[int, Nest]:
+    """Return every field that the network has, version → nest, in the dtypes of its specs."""
     return {
-        name: tf.nest.map_structure(
+        version: tf.nest.map_structure(
             lambda leaf, spec: precision.cast(leaf, spec.dtype),
             fields[name],
             analysis.specs[version],

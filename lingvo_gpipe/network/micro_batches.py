@@ -128,33 +128,21 @@ def _count(num_examples: int, num_micro_batches: int, micro_batch_size: int | No
     return -(-num_examples // micro_batch_size)
 
 
-def split(
-    fields: Mapping[str, Nest],
-    parts: Sequence[int],
-    batch_dim: int,
-    unbatched: Collection[str],
-) -> dict[str, list[Nest]]:
-    """Split every field into micro-batches.
+def split(value: Nest, sizes: Sequence[int], batch_dim: int) -> list[Nest]:
+    """Split a field into micro-batches.
 
     Args:
-        fields: name → nest of tensors, [N, …] with N = Σ parts.
-        parts: number of examples of each micro-batch.
+        value: nest of tensors, [N, …] with N = Σ sizes.
+        sizes: number of examples of each micro-batch.
         batch_dim: which dimension counts examples.
-        unbatched: fields that every micro-batch receives whole.
 
     Returns:
-        name → for each micro-batch, the nest of its slices.
+        For each micro-batch, the nest of its slices.
     """
-    cut: dict[str, list[Nest]] = {}
-    for name, value in fields.items():
-        if name in unbatched or len(parts) == 1:
-            cut[name] = [value] * len(parts)
-            continue
-        leaves = [tf.split(leaf, list(parts), axis=batch_dim) for leaf in tf.nest.flatten(value)]
-        cut[name] = [
-            tf.nest.pack_sequence_as(value, [leaf[m] for leaf in leaves]) for m in range(len(parts))
-        ]
-    return cut
+    if len(sizes) == 1:
+        return [value]
+    leaves = [tf.split(leaf, list(sizes), axis=batch_dim) for leaf in tf.nest.flatten(value)]
+    return [tf.nest.pack_sequence_as(value, same) for same in zip(*leaves, strict=True)]
 
 
 def merge(values: Sequence[Nest], batch_dim: int) -> Nest:

@@ -129,9 +129,8 @@ class InferenceNetwork:
     def __call__(self, fields: Mapping[str, Nest]) -> dict[str, tf.Tensor]:
         """Run the network in inference."""
         wiring, params = self.analysis.wiring, self._served.params
-        read = mini_batch.read_fields(self.analysis, fields)
         (cell,) = self.analysis.evaluation_pass(1, outputs=True).cells
-        imports = {version: read[name] for name, version in wiring.fields.items()}
+        imports = mini_batch.read_fields(self.analysis, fields)
         values, _ = self._programs.compute(
             cell,
             cell_calls.CellInputs(

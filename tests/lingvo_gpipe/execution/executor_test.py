@@ -283,12 +283,11 @@ def test_the_tables_order_is_the_only_one(schedule: str) -> None:
         by_device[op.device].append(op)
     assert len(by_device) == 3
     table = own.analysis.table
-    seeds = {name: m for m, name in enumerate(_seeds(graph))}
     for k, row in enumerate(table.devices):
         ops = by_device[f"/device:CPU:{k}"]
         wanted = [(slot.phase, slot.micro_batch) for slot in row if slot is not None]
         assert [
-            ("FB"[pipelines.called(op) == "backward"], _micro_batch(op, seeds)) for op in ops
+            ("FB"[pipelines.called(op) == "backward"], _micro_batch(op)) for op in ops
         ] == wanted
         assert not ops[0].control_inputs
         for before, op in itertools.pairwise(ops):
@@ -298,19 +297,34 @@ def test_the_tables_order_is_the_only_one(schedule: str) -> None:
             assert set(op.control_inputs) <= {before}
 
 
-def _seeds(graph: Any) -> list[str]:
-    """Return the names of the micro-batches' seeds, in the order in which they were made."""
-    own = {t.name for op in pipelines.calls(graph) for t in op.inputs if t.dtype == tf.int32}
-    return [
-        t.name
+def _micro_batch(op: tf.Operation) -> int:
+    """Return the micro-batch of a call: the place of its seed among those of its device."""
+    (seed,) = (t for t in op.inputs if t.op.type == "Unpack")
+    assert seed.op.device == op.device
+    return seed.value_index
+
+
+@pytest.mark.parametrize("micro_batches", [2, 4])
+def test_fields_and_seeds_cross_to_a_device_in_one_piece(micro_batches: int) -> None:
+    graph = pipelines.step_graph(pipelines.three(num_micro_batches=micro_batches))
+    cut = collections.Counter(
+        (op.type, op.device)
         for op in graph.get_operations()
-        for t in op.outputs
-        if t.name in own and t.shape == [2]
-    ]
-
-
-def _micro_batch(op: tf.Operation, seeds: dict[str, int]) -> int:
-    return next(seeds[t.name] for t in op.inputs if t.name in seeds)
+        if op.type in ("SplitV", "Split", "Unpack")
+    )
+    assert cut == {
+        ("SplitV", "/device:CPU:0"): 1,  # x
+        ("SplitV", "/device:CPU:2"): 1,  # target
+        **{("Unpack", f"/device:CPU:{k}"): 1 for k in range(3)},  # seeds
+    }
+    called = pipelines.calls(graph)
+    received = {
+        (op.device, t.name)
+        for op in called
+        for t in op.inputs
+        if t.op.device != op.device and t.op not in called
+    }
+    assert len(received) == 12 + 4  # weights; the step on each device and the factor of the loss
 
 
 def test_a_wholly_frozen_first_cell_has_empty_backward_slots() -> None:

@@ -142,7 +142,7 @@ def test_split_and_merge_are_a_round_trip_of_nests_and_strings() -> None:
         "image": tf.reshape(tf.range(70), [7, 10]),
         "parts": (tf.constant(list("abcdefg")), tf.range(7) > 3),
     }
-    pieces = micro_batches.split({"f": value}, (3, 2, 2), 0, ())["f"]
+    pieces = micro_batches.split(value, (3, 2, 2), 0)
     assert [piece["image"].shape[0] for piece in pieces] == [3, 2, 2]
     assert pieces[1]["parts"][0].numpy().tolist() == [b"d", b"e"]
     tf.nest.map_structure(
@@ -152,24 +152,17 @@ def test_split_and_merge_are_a_round_trip_of_nests_and_strings() -> None:
 
 def test_split_and_merge_keep_another_batch_dimension() -> None:
     value = tf.reshape(tf.range(24), [2, 4, 3])
-    pieces = micro_batches.split({"x": value}, (3, 1), 1, ())["x"]
+    pieces = micro_batches.split(value, (3, 1), 1)
     assert [tuple(piece.shape) for piece in pieces] == [(2, 3, 3), (2, 1, 3)]
     np.testing.assert_array_equal(pieces[1], value[:, 3:])
     np.testing.assert_array_equal(micro_batches.merge(pieces, 1), value)
 
 
-def test_unbatched_fields_are_handed_whole() -> None:
-    fields = {"x": tf.range(6), "table": tf.ones([5, 2])}
-    cut = micro_batches.split(fields, (2, 2, 2), 0, ("table",))
-    assert all(piece is fields["table"] for piece in cut["table"])
-    assert len(cut["table"]) == 3
-
-
 def test_one_micro_batch_is_the_mini_batch_itself() -> None:
-    fields = {"x": tf.range(6)}
-    cut = micro_batches.split(fields, (6,), 0, ())["x"]
-    assert cut == [fields["x"]]
-    assert micro_batches.merge(cut, 0) is fields["x"]
+    value = tf.range(6)
+    (cut,) = micro_batches.split(value, (6,), 0)
+    assert cut is value
+    assert micro_batches.merge([cut], 0) is value
 
 
 def test_merge_stacks_values_without_a_batch_dimension() -> None:

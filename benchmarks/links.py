@@ -59,6 +59,13 @@ def _num_workers(case: str) -> int:
 
 def worker(addresses: Sequence[str], index: int) -> None:
     """Serve until the process is killed."""
+    registered = serve(addresses, index)
+    while registered:
+        time.sleep(60)
+
+
+def serve(addresses: Sequence[str], index: int) -> object:
+    """Begin to serve as a worker, and print a line; return what must stay alive meanwhile."""
     import tensorflow as tf
 
     from lingvo_gpipe import hyperparams
@@ -71,8 +78,7 @@ def worker(addresses: Sequence[str], index: int) -> None:
     )
     tf.distribute.Server(cluster_of(addresses), "worker", index, protocol="grpc", config=config)
     print("serving", flush=True)
-    while registered:
-        time.sleep(60)
+    return registered
 
 
 def chief(addresses: Sequence[str], case: str, on_worker: bool) -> None:

@@ -8,8 +8,9 @@
   as the number of calls does.
 - Bytes of weights and of optimizer state on the device that has most, K=2: with R replicas an R-th.
 
-`python -m benchmarks.scaling memory`: bytes that each of R x K worker processes holds at most,
-against the plan, for 24 dense layers of 2,048 units with Adam.
+`python -m benchmarks.scaling memory`: bytes of the tensors that each of R x K worker processes has
+at most, against the plan, for 24 dense layers of 2,048 units with Adam. Beside them its resident
+memory, which also has what the allocator does not use.
 
 `python -m benchmarks.scaling paper` runs nothing: the plan of R replicas of K=8, for R of 1 to 512,
 on hosts of eight devices with bandwidths of clusters that there are. A replica has as much to do
@@ -31,6 +32,7 @@ AIM = 0.97
 REPLICAS = (1, 2, 4)
 PER_REPLICA = 8
 SHAPES = ("1x1", "1x2", "2x1", "2x2")  # R x K of worker processes
+WIDTH = 2048  # of their layers
 PAIR_MS = 20.0
 MODEL = "lm.transformer.L103"
 # A host of eight A100 with NVLink (half of 312 TFLOP/s) and eight links of 200 Gbit/s; or with one
@@ -84,12 +86,12 @@ def built(num_replicas: int) -> dict[str, float]:
 
 
 def measure(configuration: str) -> dict[str, Any]:
-    """Return the figures of `what,R`, or of `held,RxK`."""
-    what, replicas = configuration.split(",")
+    """Return the figures of `what,R`, or of `held,RxK` and units of the layers."""
+    what, replicas, *units = configuration.split(",")
     if what == "held":
         from benchmarks.support import held_memory
 
-        return held_memory.measure(*map(int, replicas.split("x")))
+        return held_memory.measure(*map(int, replicas.split("x")), *map(int, units))
     if what == "built":
         return built(int(replicas))
     from benchmarks.support import waiting
@@ -135,19 +137,26 @@ def paper() -> None:
 def memory() -> None:
     """Print what workers hold, and what their plan has for them."""
     print(machine.describe())
-    found = processes.rounds("benchmarks.scaling", [f"held,{shape}" for shape in SHAPES], 1)
+    names = [f"held,{shape},{WIDTH}" for shape in SHAPES]
+    found = processes.rounds("benchmarks.scaling", names, 1)
     print("MiB; of 24 dense layers of 2,048 units, Adam, 1f1b, 8 micro-batches of 64 a replica")
-    print(f"{'R x K':>6} {'worker':>7} {'planned':>8} {'received':>9} {'measured':>9}  measured by")
-    print(f"{'':>42}  {'planned':>8} {'and received':>13}")
-    for shape in SHAPES:
-        (run,) = found[f"held,{shape}"]
-        each = zip(run["planned"], run["received"], run["measured"], strict=True)
-        for worker, (planned, received, measured) in enumerate(each):
+    print(
+        f"{'R x K':>6} {'worker':>7} {'planned':>8} {'tensors':>8} {'/ planned':>10} "
+        f"{'resident':>9} {'/ planned':>10} {'received':>9}"
+    )
+    shares = []
+    figures = ("planned", "tensors", "resident", "received")
+    for shape, (run,) in zip(SHAPES, found.values(), strict=True):
+        each = zip(*(run[figure] for figure in figures), strict=True)
+        for worker, (planned, tensors, resident, received) in enumerate(each):
+            shares.append(tensors / planned)
             print(
-                f"{shape:>6} {worker:>7} {planned / 2**20:8.0f} {received / 2**20:9.0f} "
-                f"{measured / 2**20:9.0f}  {measured / planned:8.3f} "
-                f"{measured / (planned + received):13.3f}"
+                f"{shape:>6} {worker:>7} {planned / 2**20:8.0f} {tensors / 2**20:8.0f} "
+                f"{shares[-1]:10.3f} {resident / 2**20:9.0f} {resident / planned:10.3f} "
+                f"{received / 2**20:9.0f}"
             )
+    figure = f"tensors are {min(shares):.3f} to {max(shares):.3f} of the plan"
+    processes.conclude("scaling memory", figure, "0.9 to 1.1", found)
 
 
 def main() -> None:

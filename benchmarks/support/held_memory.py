@@ -1,14 +1,18 @@
-"""Bytes that each worker process holds at most in a step, beside those that its plan has for it.
+"""Bytes of the tensors that each worker process holds at most, beside those of its plan.
 
-Each of R x K devices is a process of its own. What counts is the peak of its resident memory
-(VmHWM) over what was resident after steps of a small network of the same layers, which load kernels
-and begin threads and connections. It includes what a plan does not count, since on accelerators it
-lies in the host's memory: the buffers in which gRPC receives what other replicas send.
+Each of R x K devices is a process of its own. TensorFlow's allocator counts the bytes of tensors
+that are allocated, and the most at once. Its resident memory is more: with oneDNN, that allocator
+is a pool of regions that are never returned and not always filled, and gRPC receives tensors in
+buffers of its own. So the peak of resident memory (VmHWM) is measured as well, over what was
+resident after steps of a small network of the same layers, which load kernels and begin threads and
+connections.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import os
 import socket
 import subprocess
 import sys
@@ -19,39 +23,76 @@ from typing import Any
 from benchmarks import links
 from benchmarks.support import link_models
 
-LAYERS, WIDTH, ROWS = 24, 2048, 512
+LAYERS, ROWS = 24, 512
 PER_REPLICA = 8
 STEPS = 3
 
 
-def measure(num_replicas: int, num_partitions: int) -> dict[str, list[int]]:
-    """Return bytes of each worker: planned, measured, and received from other replicas in a step.
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Worker:
+    """A worker process that answers a line on its input by what its allocator counted."""
+
+    process: subprocess.Popen[str]
+
+    def allocated(self) -> tuple[int, int]:
+        """Return bytes of tensors: now, and the most since the last call."""
+        if self.process.stdin is None or self.process.stdout is None:
+            raise ValueError("the worker has no pipes")
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        now, most = self.process.stdout.readline().split()
+        return int(now), int(most)
+
+    def resident(self, name: str) -> int:
+        """Return a figure of the process in bytes, as the kernel keeps it."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
+        for line in status.splitlines():
+            if line.startswith(name + ":"):
+                return int(line.split()[1]) * 1024
+        raise LookupError(name)
+
+    def forget_peak(self) -> None:
+        """Count the peak of resident memory from now on."""
+        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5", encoding="ascii")
+
+
+def measure(num_replicas: int, num_partitions: int, width: int) -> dict[str, list[int]]:
+    """Return bytes of each worker: planned, of tensors, resident, received from replicas in a step.
 
     Planned are those of its cell in the replica that needs most.
     """
     count = num_replicas * num_partitions
-    with _workers(count) as (addresses, processes):
+    with _workers(count) as (addresses, workers):
         import tensorflow as tf
 
         tf.config.threading.set_inter_op_parallelism_threads(2)
         tf.config.experimental_connect_to_cluster(
             links.cluster_of(addresses), job_name="chief", task_index=0, protocol="grpc"
         )
-        _train(num_replicas, num_partitions, width=16)
-        before = []
-        for process in processes:
-            Path(f"/proc/{process.pid}/clear_refs").write_text("5", encoding="ascii")
-            before.append(_status(process.pid, "VmRSS"))
-        planned = _train(num_replicas, num_partitions, width=WIDTH)
+        _train(num_replicas, num_partitions, 16)
+        resident = [worker.resident("VmRSS") for worker in workers]
+        allocated = [worker.allocated()[0] for worker in workers]
+        for worker in workers:
+            worker.forget_peak()
+        planned = _train(num_replicas, num_partitions, width)
+        tensors = [
+            worker.allocated()[1] - before
+            for worker, before in zip(workers, allocated, strict=True)
+        ]
         measured = [
-            _status(process.pid, "VmHWM") - resident
-            for process, resident in zip(processes, before, strict=True)
+            worker.resident("VmHWM") - before
+            for worker, before in zip(workers, resident, strict=True)
         ]
     received = [0] * count
     for sent in planned.exchange.sent():
         received[sent.target] += sent.size
     of_devices = list(planned.device_bytes) * num_replicas
-    return {"planned": of_devices, "received": received, "measured": measured}
+    return {
+        "planned": of_devices,
+        "tensors": tensors,
+        "resident": measured,
+        "received": received,
+    }
 
 
 def _train(num_replicas: int, num_partitions: int, width: int) -> Any:
@@ -94,8 +135,8 @@ def _train(num_replicas: int, num_partitions: int, width: int) -> Any:
 
 
 @contextlib.contextmanager
-def _workers(count: int) -> Iterator[tuple[Sequence[str], Sequence[subprocess.Popen[str]]]]:
-    """Start worker processes; yield the addresses of chief and workers, and the processes."""
+def _workers(count: int) -> Iterator[tuple[Sequence[str], Sequence[_Worker]]]:
+    """Start worker processes; yield the addresses of chief and workers, and the workers."""
     with contextlib.ExitStack() as stack:
         with contextlib.ExitStack() as taken:
             ports = [
@@ -103,27 +144,36 @@ def _workers(count: int) -> Iterator[tuple[Sequence[str], Sequence[subprocess.Po
                 for _ in range(count + 1)
             ]
         addresses = [f"127.0.0.1:{port}" for port in ports]
-        command = [sys.executable, "-m", "benchmarks.links", f"--addresses={','.join(addresses)}"]
-        processes = []
+        module = "benchmarks.support.held_memory"
+        workers = []
         for number in range(count):
             process = subprocess.Popen(
-                [*command, f"--worker={number}"],
+                [sys.executable, "-m", module, ",".join(addresses), str(number)],
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
+                env=os.environ | {"TF_ENABLE_ONEDNN_OPTS": "1"},  # its allocator counts
             )
             stack.callback(process.wait)
             stack.callback(process.kill)
-            processes.append(process)
-        for process in processes:
-            if next(iter(process.stdout or ()), "").strip() != "serving":
+            workers.append(_Worker(process))
+        for worker in workers:
+            if next(iter(worker.process.stdout or ()), "").strip() != "serving":
                 sys.exit("a worker does not serve")
-        yield addresses, processes
+        yield addresses, workers
 
 
-def _status(pid: int, name: str) -> int:
-    """Return a figure of a process in bytes, as the kernel keeps it."""
-    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
-        if line.startswith(name + ":"):
-            return int(line.split()[1]) * 1024
-    raise LookupError(name)
+def _serve(addresses: Sequence[str], index: int) -> None:
+    """Serve as a worker; answer each line by the bytes of tensors now, and at most since."""
+    import tensorflow as tf
+
+    registered = links.serve(addresses, index)
+    while registered and sys.stdin.readline():
+        info = tf.config.experimental.get_memory_info("CPU:0")
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        print(info["current"], info["peak"], flush=True)
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1].split(","), int(sys.argv[2]))

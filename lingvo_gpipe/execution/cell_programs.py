@@ -164,7 +164,7 @@ class CellPrograms:
             outputs, gradients = self._differentiated(cell, traced, traced_upstream)
             return outputs.as_nest(), gradients
 
-        kind = _Kind("FB", cell.mode)
+        kind = _Kind("FB", cell.mode, accumulates=bool(upstream.accumulators))
         outputs, gradients = self._program(kind, "fused", compute, arguments, inputs.imports)(
             arguments
         )

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
-from lingvo_gpipe import network
+from lingvo_gpipe import network, precision
 from lingvo_gpipe.execution import cell_calls, cell_programs
 from lingvo_gpipe.execution.cut_backward import Held
 from lingvo_gpipe.execution.monitoring import progress, stamps
@@ -203,7 +203,7 @@ class Executor:
                 if is_owner or not replicas.sends_rows(spec, num_micro_batches):
                     whole.append(parts[path])
                 else:
-                    parts_of_rows.append(_nonzero_rows(parts[path]))
+                    parts_of_rows.append(rows.of_touched(parts[path]))
             with tf.device(owner):
                 total = _sum(whole) if whole else tf.zeros(spec.shape, spec.dtype)
                 for numbers, values in parts_of_rows:
@@ -307,8 +307,15 @@ class PassRun:
                     call.backward()
 
     def start_accumulators(self) -> None:
-        """Make zeros on each cell's device; an earlier sum is continued only at its owner."""
-        analysis, given = self.executor.analysis, self.inputs.accumulators
+        """Make zeros on each cell's device; an earlier sum is continued only at its owner.
+
+        A single micro-batch that continues no sum needs none: its gradients are the sum.
+        """
+        given = self.inputs.accumulators
+        if given is None and self.network_pass.num_micro_batches == 1:
+            self.accumulators = [[] for _ in self.devices]
+            return
+        analysis = self.executor.analysis
         for cell, device in zip(self.network_pass.cells, self.devices, strict=True):
             sums = []
             for path in cell.weights:
@@ -375,14 +382,17 @@ class PassRun:
 
     def weight_gradients(self) -> dict[str, tf.Tensor]:
         """Return every weight's gradient; those of a tied one are summed in its owner's cell."""
-        parts: dict[str, list[tf.Tensor]] = {}
-        for cell, sums in zip(self.network_pass.cells, self.accumulators, strict=True):
-            for path, total in zip(cell.weights, sums, strict=True):
-                parts.setdefault(path, []).append(total)
+        analysis, cells = self.executor.analysis, self.network_pass.cells
+        parts: dict[str, list[tf.Tensor]] = {p: [] for cell in cells for p in cell.weights}
+        for cell, sums in zip(cells, self.accumulators, strict=True):
+            for path, total in zip(cell.weights, sums, strict=bool(sums)):
+                parts[path].append(total)
         gradients = {}
         for path, of_cells in parts.items():
-            with tf.device(self.devices[self.executor.analysis.owner_cell(path)]):
-                gradients[path] = _sum(of_cells)
+            spec = analysis.variables[path]
+            with tf.device(self.devices[analysis.owner_cell(path)]):
+                totals = [precision.cast(total, spec.dtype) for total in of_cells]
+                gradients[path] = _sum(totals or [tf.zeros(spec.shape, spec.dtype)])
         return gradients
 
     def outputs(self) -> PassOutputs:
@@ -481,16 +491,7 @@ class _SlotCall:
         self._note_result((gradients.imports, gradients.weights))
 
     def _note_result(self, nest: Nest) -> None:
-        flat = tf.nest.flatten(nest)
-        if flat:
-            self.result = flat[0]
-
-
-def _nonzero_rows(gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return numbers [N, 1] and values of the rows that are not all zero, on their device."""
-    with tf.device(gradient.device):
-        numbers = tf.where(rows.touched(gradient))
-        return numbers, tf.gather_nd(gradient, numbers)
+        self.result = next(iter(tf.nest.flatten(nest)), self.result)
 
 
 def _sum(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -75,3 +75,10 @@ def only_rows(update: _Update, inputs: RuleInputs, row_slots: Collection[str]) -
 def touched(gradient: tf.Tensor) -> tf.Tensor:
     """Return which rows have an element that is not zero, or not finite."""
     return tf.reduce_any(tf.not_equal(gradient, 0), axis=list(range(1, gradient.shape.rank)))
+
+
+def of_touched(gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return numbers [N, 1] and values of the `touched` rows, on their gradient's device."""
+    with tf.device(gradient.device):
+        numbers = tf.where(touched(gradient))
+        return numbers, tf.gather_nd(gradient, numbers)

@@ -245,6 +245,30 @@ def test_sums_of_an_owner_without_micro_batches_are_kept() -> None:
         np.testing.assert_allclose(gradient, first[path] + alone[path], rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("recompute", ["full", "never"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb_h1"])
+@pytest.mark.parametrize("policy", ["float64", "mixed_bfloat16"])
+def test_gradients_of_one_micro_batch_are_not_added_to_zeros(
+    schedule: str, recompute: str, policy: str
+) -> None:
+    """The bits are those of the sum with zeros, and dtypes those of the master copies."""
+    own = pipelines.three(schedule=schedule, recompute=recompute, dtype=policy, num_micro_batches=1)
+    shapes = [
+        tuple(op.outputs[0].shape)
+        for op in pipelines.step_graph(own).get_operations()
+        if op.type in ("Const", "Fill")
+    ]
+    assert not set(shapes) & {tuple(v.shape) for v in own.weights.values()}
+    dtypes = {path: variable.dtype for path, variable in own.weights.items()}
+    zeros = {path: tf.zeros(v.shape, v.dtype) for path, v in own.weights.items()}
+    fields = pipelines.batch()
+    alone = own.value_and_gradients(fields).gradients
+    added = own.value_and_gradients(fields, accumulators=zeros).gradients
+    assert {path: gradient.dtype for path, gradient in alone.items()} == dtypes
+    for path, gradient in alone.items():
+        np.testing.assert_array_equal(gradient, added[path])
+
+
 def test_gathered_rows_are_scattered_into_the_accumulator() -> None:
     own = pipelines.pipe(
         [
@@ -254,6 +278,7 @@ def test_gathered_rows_are_scattered_into_the_accumulator() -> None:
         ],
         num_partitions=2,
         cuts=(1, 2),
+        num_micro_batches=3,
     )
     fields = {
         "ids": tf.constant([[1, 2], [2, 2], [0, 49]]),

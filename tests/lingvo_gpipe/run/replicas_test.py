@@ -12,8 +12,9 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, layers, optim, pipelining
-from lingvo_gpipe.execution import executor, placement
+from lingvo_gpipe.execution import placement
 from lingvo_gpipe.network import replicas
+from lingvo_gpipe.optim import rows
 from lingvo_gpipe.run import loop
 from tests.support import saved
 from tests.tiny_task import tiny_task
@@ -200,7 +201,7 @@ def test_slices_of_a_table_send_the_bytes_that_the_plan_counts(
     monkeypatch: pytest.MonkeyPatch, slices: int | tuple[int, ...]
 ) -> None:
     """Of different ids, a row for each; of one, one row in the first slice."""
-    found = executor._nonzero_rows
+    found = rows.of_touched
     counted: list[int] = []
 
     def count(gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -209,7 +210,7 @@ def test_slices_of_a_table_send_the_bytes_that_the_plan_counts(
         with tf.control_dependencies([tf.numpy_function(counted.append, [sizes], [])]):
             return numbers, tf.identity(values)
 
-    monkeypatch.setattr(executor, "_nonzero_rows", count)
+    monkeypatch.setattr(rows, "of_touched", count)
     pipe = table(2, 24, slices)
     different = np.concatenate([np.arange(8) * 3, np.arange(8) * 3 + 1])
     sent = []

@@ -128,14 +128,17 @@ def reuse(table: Table, by_cell: Sequence[str], *, fuse: bool) -> tuple[CellReus
     Args:
         table: the schedule.
         by_cell: per cell, its policy.
-        fuse: fuses the last cell's F and B where they meet, unless the cell's policy is `never` or
-            `recompute_grad`; where F and I meet, the forward is kept from one to the other.
+        fuse: fuses the last cell's F and B where they meet, unless the cell's policy is
+            `recompute_grad`, or is `never` and some micro-batches do not meet: one pair of programs
+            then serves all. Where F and I meet, the forward is kept from one to the other.
 
     >>> reverse = Table.from_text("0F0,0F1,0B1,0B0")
     >>> reuse(reverse, ["full"], fuse=True)[0].recomputations
     0.5
     >>> reuse(reverse, ["except_last"], fuse=False)[0].kept
     frozenset({1})
+    >>> reuse(Table.from_text("0F0,0B0,0F1,0B1"), ["never"], fuse=True)[0].fused
+    frozenset({0, 1})
     >>> split = Table.from_text("0F0,,,0I0,0W0\n,1F0,1I0,1W0")
     >>> [one.recomputations for one in reuse(split, ["full"] * 2, fuse=True)]
     [1.0, 0.0]
@@ -149,8 +152,10 @@ def reuse(table: Table, by_cell: Sequence[str], *, fuse: bool) -> tuple[CellReus
     last, early = len(by_cell) - 1, table.recomputed()
     reuses = []
     for k, (order, policy) in enumerate(zip(forwards, by_cell, strict=True)):
-        is_fused = k == last and fuse and policy not in ("never", "recompute_grad")
+        is_fused = k == last and fuse and policy != "recompute_grad"
         fused = table.fused() if is_fused else frozenset[int]()
+        if policy == "never" and len(fused) < M:
+            fused = frozenset()
         kept = frozenset(order[len(order) - num_kept.get(policy, 0) :]) - fused
         if is_fused and last > 0:  # the I of a single cell is empty: W would wait with it
             kept |= table.fused_with_input_gradient()

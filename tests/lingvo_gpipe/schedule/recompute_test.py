@@ -12,10 +12,23 @@ SPLIT = table.Table.from_text("0F0,0F1,,0I0,0W0,0I1,0W1\n,1F0,1I0,1W0,1F1,1B1")
 
 def test_what_a_policy_keeps_is_never_computed_again() -> None:
     table = schedule.make("1f1b", 3, 4)
-    found = recompute.reuse(table, ("full", "except_last", "never"), fuse=True)
+    found = recompute.reuse(table, ("full", "except_last", "never"), fuse=False)
     assert [cell.kept for cell in found] == [frozenset(), frozenset({3}), frozenset(range(4))]
     assert not any(cell.fused for cell in found)
     assert [cell.recomputations for cell in found] == [1.0, 0.75, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "num_micro_batches", "fused"), [("1f1b", 4, 4), ("gpipe", 1, 1), ("gpipe", 4, 0)]
+)
+def test_a_last_cell_that_keeps_everything_is_fused_if_all_its_micro_batches_meet(
+    name: str, num_micro_batches: int, fused: int
+) -> None:
+    """Otherwise all are kept, by one pair of programs."""
+    table = schedule.make(name, 2, num_micro_batches)
+    last = recompute.reuse(table, ("never", "never"), fuse=True)[-1]
+    assert (len(last.fused), len(last.kept)) == (fused, num_micro_batches - fused)
+    assert last.recomputations == 0.0
 
 
 @pytest.mark.parametrize(("name", "fused"), [("gpipe", {3}), ("1f1b", {0, 1, 2, 3})])

@@ -8,12 +8,13 @@ layer under the caller's own `tf.GradientTape`.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, network, packing, seeds
+from lingvo_gpipe import errors, hyperparams, network, packing, schedule, seeds
 from lingvo_gpipe.execution import (
     cell_programs,
     mini_batch,
@@ -109,6 +110,12 @@ class PipeliningLayer(tensorflow_import.Module, hyperparams.Configurable):
         """
         if self._runner is not None:
             return
+        if self.params.jit_compile == schedule.AUTO:
+            raise errors.ParamsError(
+                "jit_compile='auto' is not chosen yet: plan.auto.resolved(task, print, "
+                "profile=True) chooses it, as the trainer does with --profile. Or set True, False, "
+                "or one of them for each cell"
+            )
         specs = _specs(fields)
         analysis = network.analyze(self.params, specs)
         num_devices, num_replicas = analysis.table.num_devices, self.params.num_replicas
@@ -121,17 +128,19 @@ class PipeliningLayer(tensorflow_import.Module, hyperparams.Configurable):
                 self.params, specs, analysis.cuts, placement.workers(devices)
             )
             devices = tuple(devices[place] for place in order.places)
-        jit = self.params.jit_compile or where.compile_all
-        if jit:
-            received = sorted({v for cell in analysis.cells for v in cell.imports})
-            placement.refuse_strings(
-                {analysis.wiring.versions[v].name: analysis.specs[v] for v in received}
-            )
+        compiled = [cell.compiled or where.compile_all for cell in analysis.cells]
+        imported = (cell.imports for cell, jit in zip(analysis.cells, compiled, strict=True) if jit)
+        placement.refuse_strings(
+            {
+                analysis.wiring.versions[v].name: analysis.specs[v]
+                for v in sorted(set(itertools.chain.from_iterable(imported)))
+            }
+        )
         executor = Executor(
             analysis,
             programs=[
                 cell_programs.CellPrograms(cell.index, analysis, self.layers, jit)
-                for cell in analysis.cells
+                for cell, jit in zip(analysis.cells, compiled, strict=True)
             ],
             devices=[
                 [devices[r * num_devices + cell.device_number] for cell in analysis.cells]

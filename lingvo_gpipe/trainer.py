@@ -35,7 +35,7 @@ from lingvo_gpipe.console import command, output
 from lingvo_gpipe.console.flags import Flags
 from lingvo_gpipe.console.signals import StopRequest
 from lingvo_gpipe.imports import tensorflow_import
-from lingvo_gpipe.schedule import AUTO, SCHEDULES
+from lingvo_gpipe.schedule import SCHEDULES
 
 if TYPE_CHECKING:
     from lingvo_gpipe.input import Input
@@ -61,7 +61,7 @@ _FIELD_OF_FLAG = {
     "schedule": "model.schedule",
     "recompute": "model.recompute",
 }
-# Modes that choose a schedule by --schedule=auto, or only print params.
+# Modes that choose what is auto, or only print params.
 _CHOOSING = ("train", "train_eval", "plan", "params")
 # Flags that only some modes read.
 _OPTIONS = tuple(
@@ -212,7 +212,7 @@ def _run(values: argparse.Namespace, note_step: Callable[[int], None] = lambda _
         task = task_of(values, recipe)  # which may register a mode
         mode = modes.find(name, task)
     _check_options(values, name)
-    if task.model.schedule == AUTO and name not in _CHOOSING:
+    if task.model.has_open_choices and name not in _CHOOSING:
         task = modes.with_kept_choice(task, values.logdir)
     _check_partitions(values, task)
     _check_data(task, registry.splits_of(name, task), of_run=_is_of_run(values, recipe))

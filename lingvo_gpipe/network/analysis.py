@@ -17,7 +17,7 @@ from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.network import replicas, value_ranges, wired_layers, wiring
 from lingvo_gpipe.network.cell import Cell, Mode, Pass
 from lingvo_gpipe.network.cutting import cuts, layer_costs, partition
-from lingvo_gpipe.network.params import PipelineParams
+from lingvo_gpipe.network.params import PipelineParams, compiled_cells
 from lingvo_gpipe.schedule import recompute
 from lingvo_gpipe.schedule.forward_only import forward_table
 from lingvo_gpipe.schedule.table import Table
@@ -273,6 +273,7 @@ def _cells(
     """Return the cells of training; `chosen` holds the number of layers in each."""
     differentiable = wiring.differentiable(layers.wiring, layers.is_trained)
     mode = Mode(training=True, differentiable=differentiable, leaving=frozenset())
+    compiled = compiled_cells(layers.params, settings.table.num_cells)
     cells = []
     for k, route in enumerate(wiring.route(layers.wiring, chosen)):
         inside = [layers.layers[n] for n in route.layers]
@@ -284,6 +285,7 @@ def _cells(
                 device_number=settings.table.device_of(k),
                 device_speed=settings.speeds[k],
                 recompute_policy=settings.policies[k],
+                compiled=compiled[k],
                 costs=settings.costs[k],
                 weights=tuple(p for p in paths if layers.variables[p].is_trained),
                 untrained=tuple(p for p in paths if not layers.variables[p].is_trained),

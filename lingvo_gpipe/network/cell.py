@@ -39,6 +39,7 @@ class Cell:
         device_number: number of its device, which is the row of the table.
         device_speed: relative speed of the device.
         recompute_policy: one of `schedule.recompute.POLICIES`.
+        compiled: whether XLA compiles its programs.
         costs: cost of each layer of the network if it is in this cell: seconds or FLOPs of
             forward, recomputation and backward of one micro-batch.
         weights: network paths of its trained weights, tied ones of other cells included.
@@ -55,6 +56,7 @@ class Cell:
     device_number: int
     device_speed: float
     recompute_policy: str
+    compiled: bool
     costs: tuple[float, ...]
     weights: tuple[str, ...]
     untrained: tuple[str, ...]

@@ -57,18 +57,22 @@ def plan(
         # What auto chooses fits, so that no layer is too large.
         sliced = None if is_auto else _advice(task, limit_bytes)
         try:
-            if is_auto:
-                choice = auto.choose(task, profile=profile, cluster=shape)
-                task = task.copy()
-                choice.best.set_in(task)
-                chosen = [*choice.lines(), ""]
+            task = auto.resolved(task, chosen.append, profile=profile, cluster=shape)
             planned = step_plan.make_for(task, profile=profile, cluster=shape)
         except errors.PartitionError as error:
             if is_auto:
                 sliced = _advice(auto.smallest(task), limit_bytes)
             raise error if sliced is None else errors.PartitionError(str(sliced)) from error
         too_large = [] if sliced is None else [str(sliced), ""]
-        text = "\n".join([*chosen, render(planned), "", *too_large, *more_devices.lines(task)])
+        text = "\n".join(
+            [
+                *(f"{text}\n" for text in chosen),
+                render(planned),
+                "",
+                *too_large,
+                *more_devices.lines(task),
+            ]
+        )
         if profile and task.model.cuts is None and not task.model.cells:
             text += (
                 "\nthese cuts are by measured time; for training, which cuts by FLOPs, set them: "

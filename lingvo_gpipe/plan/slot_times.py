@@ -37,6 +37,11 @@ class SlotTimes:
     recompute_s: float
     mean_backward_s: float
 
+    def shorter(self, other: SlotTimes) -> SlotTimes:
+        """Return the shorter of each two times."""
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return SlotTimes(*map(min, pairs))
+
     def on(self, speed: float) -> SlotTimes:
         """Return the times on a device `speed` times as fast."""
         return SlotTimes(*(seconds / speed for seconds in dataclasses.astuple(self)))

@@ -37,6 +37,14 @@ def run(
             ["--model=lab.Tiny", "--logdir=/x", "--profile"],
             "ParamsError: --profile measures layers, which --mode=train needs only for",
         ),
+        (
+            ["--model=lab.Tiny", "--logdir=/x", "--params_override=model.jit_compile=auto"],
+            "ParamsError: model.jit_compile=auto needs times that are measured. Add --profile",
+        ),
+        (
+            ["--model=lab.Tiny", "--logdir=/x", "--params_override=model.jit_compile=fast"],
+            "ParamsError: lab.Tiny: 'model.jit_compile' must be bool or 'auto' or ",
+        ),
         (["--model=lab.Tiny", "--mode=trian"], "RegistryError: no mode 'trian'; nearest 'train'"),
         (
             ["--model=lab.Tiny", "--mode=decode"],

@@ -9,14 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from lingvo_gpipe import errors, schedule
 from lingvo_gpipe.console import units
 from lingvo_gpipe.plan import hosts
+from lingvo_gpipe.plan.auto import compilation
 from lingvo_gpipe.plan.auto.candidate import Candidate, near, ordered
-from lingvo_gpipe.plan.auto.counts import counts_of, is_open
+from lingvo_gpipe.plan.auto.counts import counts_of, has_open_count
 from lingvo_gpipe.plan.auto.search import Found, Search, unscheduled
 from lingvo_gpipe.task import Task
 
 _DEVICES = "model.num_partitions"
 _CUTS = "model.cuts"
 _NUM_MICRO_BATCHES = "model.num_micro_batches"
+_JIT = "model.jit_compile"
 _CHOSEN = ("model.schedule", "model.cells_per_device", "model.recompute")
 _NEARLY_EQUAL_SHARE = 0.03  # by formula, which does not count what a call costs
 _PROBED = 2  # of the fastest candidates for one M, for which other M are tried
@@ -34,6 +36,8 @@ class Choice:
         limit_bytes: memory of a device; None: not limited.
         other_counts: the fastest that was found for each other M.
         note: how M was chosen, or why it was not; empty: it is set.
+        is_measured: whether by measured times, by which cells are then cut, too.
+        compiled: which cells of the best one XLA compiles; None: not to be chosen.
     """
 
     fitting: tuple[Candidate, ...]
@@ -42,11 +46,22 @@ class Choice:
     limit_bytes: int | None
     other_counts: tuple[Candidate, ...] = ()
     note: str = ""
+    is_measured: bool = False
+    compiled: compilation.Compilation | None = None
 
     @property
     def best(self) -> Candidate:
         """The one that is taken."""
         return self.fitting[0]
+
+    def set_in(self, params: Task.Params) -> None:
+        """Set what is chosen in the params of a task."""
+        self.best.set_in(params)
+        if self.is_measured:  # on another day, times would be others
+            cells = self.best.planned.analysis.cells
+            params.model.cuts = tuple(len(cell.layers) for cell in cells)
+        if self.compiled is not None:
+            self.compiled.set_in(params)
 
     def lines(self) -> list[str]:
         """Return a table of the best candidates, and why the others are not among them."""
@@ -82,6 +97,8 @@ class Choice:
             lines.append("memory is not limited; model.device_memory limits it")
         for reason, group in itertools.groupby(self.refused, lambda one: one.reason):
             lines.append(f"{reason}: {', '.join(one.name_at_equal_count for one in group)}")
+        if self.compiled is not None:
+            lines.append(self.compiled.line())
         return lines
 
 
@@ -108,6 +125,7 @@ def choose(
     Raises:
         UserError: no candidate can be planned, or none fits.
     """
+    compilation.check(task.model, profile=profile)
     search = Search(task, profile=profile, cluster=cluster)
     counts = counts_of(task, is_measured=profile, goes_on=goes_on)
     searched: dict[int | None, Found] = {}
@@ -126,14 +144,20 @@ def choose(
     if chosen not in searched:
         searched[chosen] = search.all(chosen)
     found = searched[chosen]
-    return Choice(
+    choice = Choice(
         tuple(ordered(search.with_mixed(found.fitting))),
         found.too_large,
         tuple(sorted(found.refused, key=lambda one: one.reason)),
         search.limit_bytes,
         tuple(sorted((one for one in fastest if one is not best), key=lambda one: one.count)),
         counts.note or _note(fastest, chosen, counts.numbers, is_measured=profile),
+        is_measured=profile,
     )
+    if not compilation.is_open(task.model):
+        return choice
+    tried = task.copy()
+    choice.set_in(tried)
+    return dataclasses.replace(choice, compiled=compilation.choose(tried))
 
 
 def resolved(
@@ -142,8 +166,9 @@ def resolved(
     *,
     kept: Mapping[str, str] | None = None,
     profile: bool = False,
+    cluster: hosts.Hosts | None = None,
 ) -> Task.Params:
-    """Return a task whose schedule is chosen, if it is to be.
+    """Return a task in which everything is chosen that is to be chosen.
 
     Args:
         task: params of a task, complete.
@@ -151,27 +176,50 @@ def resolved(
         kept: path → value as text, of the run that goes on; its choice is kept if it is for as many
             devices. Its M stays where the task does not set another one.
         profile: see `choose`; cells are then cut by measured times, too.
+        cluster: see `choose`.
+
+    Raises:
+        UserError: see `choose`.
     """
-    if task.model.schedule != schedule.AUTO:
+    if not task.model.has_open_choices:
         return task
     open_task = task.copy()
-    if kept is not None and _NUM_MICRO_BATCHES in kept and is_open(task.model):
+    chooses_schedule = task.model.schedule == schedule.AUTO
+    if chooses_schedule and kept and _NUM_MICRO_BATCHES in kept and has_open_count(task.model):
         open_task.override(f"{_NUM_MICRO_BATCHES}={kept[_NUM_MICRO_BATCHES]}")
-    result = open_task.copy()
-    same = kept is not None and kept.get(_DEVICES) == repr(task.model.num_partitions)
-    if kept is not None and same:
-        for path in _CHOSEN:
-            if path in kept:  # older runs have not all of them
-                result.override(f"{path}={kept[path]}")
-        if result.model.schedule != schedule.AUTO:
-            if task.model.cuts is None and _CUTS in kept:
-                result.override(f"{_CUTS}={kept[_CUTS]}")
+    if kept is not None and kept.get(_DEVICES) == repr(task.model.num_partitions):
+        result = _as_kept(open_task, kept)
+        if not result.model.has_open_choices:
             return result
-    choice = choose(open_task, profile=profile, goes_on=kept is not None)
-    choice.best.set_in(result)
-    if profile:  # on another day, times would be others
-        result.model.cuts = tuple(len(cell.layers) for cell in choice.best.planned.analysis.cells)
-    report("\n".join(choice.lines()))
+    result = open_task.copy()
+    if chooses_schedule:
+        choice = choose(open_task, profile=profile, cluster=cluster, goes_on=kept is not None)
+        choice.set_in(result)
+        report("\n".join(choice.lines()))
+    else:
+        compilation.check(open_task.model, profile=profile)
+        compiled = compilation.choose(open_task)
+        compiled.set_in(result)
+        report(compiled.line())
+    return result
+
+
+def _as_kept(task: Task.Params, kept: Mapping[str, str]) -> Task.Params:
+    """Return a task with what a run has chosen, as far as the task leaves it open.
+
+    Args:
+        task: params of the task.
+        kept: path → value as text, of the run; those of older runs have not all paths.
+    """
+    result = task.copy()
+    paths = _CHOSEN if task.model.schedule == schedule.AUTO else ()
+    if compilation.is_open(task.model):
+        paths = (*paths, _JIT)
+    for path in paths:
+        if path in kept:
+            result.override(f"{path}={kept[path]}")
+    if task.model.cuts is None and _CUTS in kept:
+        result.override(f"{_CUTS}={kept[_CUTS]}")
     return result
 
 

@@ -36,7 +36,7 @@ def counts_of(task: Task.Params, *, is_measured: bool, goes_on: bool) -> Counts:
     model, fields = task.model, describe.fields_of(task)
     num_examples = micro_batches.batch_size(fields, model.batch_dim, model.unbatched)
     num_devices = model.num_partitions * model.num_replicas
-    if not is_open(model) or min(num_devices, num_examples) == 1:
+    if not has_open_count(model) or min(num_devices, num_examples) == 1:
         return Counts()
     if goes_on:
         reason: str | None = "the run began so"
@@ -51,7 +51,7 @@ def counts_of(task: Task.Params, *, is_measured: bool, goes_on: bool) -> Counts:
     return Counts(numbers)
 
 
-def is_open(model: network.PipelineParams) -> bool:
+def has_open_count(model: network.PipelineParams) -> bool:
     """Return whether nobody has set how a mini-batch is divided."""
     return model.num_micro_batches == 1 and model.micro_batch_size is None
 

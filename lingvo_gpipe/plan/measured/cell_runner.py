@@ -124,9 +124,7 @@ class CellRunner:
             cell: one of its cells.
         """
         self._cell = cell
-        self._programs = cell_programs.CellPrograms(
-            cell.index, analysis, layers, analysis.params.jit_compile
-        )
+        self._programs = cell_programs.CellPrograms(cell.index, analysis, layers, cell.compiled)
         self._inputs = values(analysis, cell)
         master = analysis.params.policy.variable
         specs = (analysis.variables[path] for path in cell.weights)

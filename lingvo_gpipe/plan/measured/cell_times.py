@@ -10,8 +10,10 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
+import tensorflow as tf
 
 from lingvo_gpipe import network
 from lingvo_gpipe.network import memory_formulas
@@ -25,6 +27,8 @@ from lingvo_gpipe.schedule.slot import Phase
 
 _ROUNDS = 3  # until times and timeline fit each other
 
+_Times = TypeVar("_Times")
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CellTimes:
@@ -37,6 +41,11 @@ class CellTimes:
 
     busy: SlotTimes
     alone: SlotTimes | None
+
+    def shorter(self, other: CellTimes) -> CellTimes:
+        """Return the shorter of two times of each slot."""
+        alone = self.alone and other.alone and self.alone.shorter(other.alone)
+        return CellTimes(self.busy.shorter(other.busy), alone)
 
     def at(self, share: float) -> SlotTimes:
         """Return the times where all cores are used during a share of the slots' time.
@@ -72,6 +81,11 @@ class StepTimes:
     def busy(self) -> list[SlotTimes]:
         """Times of each cell while other devices compute."""
         return [cell.busy for cell in self.cells]
+
+    def with_cells(self, others: Sequence[CellTimes | None]) -> StepTimes:
+        """Return the same with other times of some cells; None: those that it has."""
+        pairs = zip(others, self.cells, strict=True)
+        return dataclasses.replace(self, cells=tuple(other or own for other, own in pairs))
 
     def timeline(
         self, simulated: Callable[[Sequence[SlotTimes]], simulate.Timeline], num_replicas: int
@@ -160,26 +174,59 @@ def on_devices(analysis: network.Analysis, devices: Sequence[str]) -> StepTimes:
     """Measure the programs of every cell on these devices at once; see `measure`.
 
     Args:
-        analysis: analysis of the network of one replica.
+        analysis: analysis of the network.
         devices: names of the devices.
     """
+    return StepTimes(tuple(_each(analysis, devices, _measured)), len(devices))
+
+
+def of_compiled(analysis: network.Analysis, devices: Sequence[str]) -> list[CellTimes | None]:
+    """Measure the programs of every cell, all of them compiled by XLA.
+
+    Args:
+        analysis: analysis of the network with `jit_compile`.
+        devices: see `on_devices`.
+
+    Returns:
+        Times of each cell; None: XLA cannot compile it.
+    """
+
+    def measured(runner: CellRunner, *settings: Any) -> CellTimes | None:
+        try:
+            return _measured(runner, *settings)
+        except tf.errors.OpError:  # an operation that XLA does not have, strings, dynamic shapes
+            return None
+
+    return _each(analysis, devices, measured)
+
+
+def _each(
+    analysis: network.Analysis,
+    devices: Sequence[str],
+    measured: Callable[[CellRunner, network.Analysis, network.Cell, Sequence[str]], _Times],
+) -> list[_Times]:
+    """Return what is measured of each cell, of equal ones once."""
     layers = [info.params.instantiate() for info in analysis.layers]
-    known: list[tuple[tuple[object, ...], CellTimes]] = []
+    known: list[tuple[tuple[object, ...], _Times]] = []
     found = []
     for cell in analysis.cells:
         work = _work(analysis, cell)
-        times = next((times for other, times in known if other == work), None)
-        if times is None:
+        equal = [times for other, times in known if other == work]
+        if not equal:
             runner = CellRunner(analysis, layers, cell)
-            times = CellTimes(
-                _slot_times(analysis, cell, runner, Stopwatch(devices)),
-                _slot_times(analysis, cell, runner, Stopwatch(devices[:1]))
-                if len(devices) > 1
-                else None,
-            )
-            known.append((work, times))
-        found.append(times)
-    return StepTimes(tuple(found), len(devices))
+            equal = [measured(runner, analysis, cell, devices)]
+            known.append((work, equal[0]))
+        found += equal
+    return found
+
+
+def _measured(
+    runner: CellRunner, analysis: network.Analysis, cell: network.Cell, devices: Sequence[str]
+) -> CellTimes:
+    busy = _slot_times(analysis, cell, runner, Stopwatch(devices))
+    if len(devices) == 1:
+        return CellTimes(busy, None)
+    return CellTimes(busy, _slot_times(analysis, cell, runner, Stopwatch(devices[:1])))
 
 
 def _program_bytes(analysis: network.Analysis, cell: network.Cell, needs: CellBytes) -> int:
@@ -196,6 +243,7 @@ def _work(analysis: network.Analysis, cell: network.Cell) -> tuple[object, ...]:
         [profiling.layer_work(analysis, n) for n in cell.layers],
         [v in cell.mode.differentiable for v in (*cell.imports, *cell.exports)],
         cell.recompute_policy,
+        cell.compiled,
         cell.device_speed,
         cell.kept,
         cell.fused,

@@ -10,7 +10,16 @@ from collections.abc import Iterator, Sequence
 from lingvo_gpipe import errors, schedule
 from lingvo_gpipe.console import units
 from lingvo_gpipe.network.traffic.links import INPUT
-from lingvo_gpipe.plan import auto, describe, hosts, largest, more_devices, slicing, step_plan
+from lingvo_gpipe.plan import (
+    auto,
+    describe,
+    hosts,
+    largest,
+    more_devices,
+    owner_balance,
+    slicing,
+    step_plan,
+)
 from lingvo_gpipe.schedule import drawing
 from lingvo_gpipe.task import Task
 
@@ -63,13 +72,13 @@ def plan(
             if is_auto:
                 sliced = _advice(auto.smallest(task), limit_bytes)
             raise error if sliced is None else errors.PartitionError(str(sliced)) from error
-        too_large = [] if sliced is None else [str(sliced), ""]
+        note = sliced or owner_balance.advice(task)
         text = "\n".join(
             [
                 *(f"{text}\n" for text in chosen),
                 render(planned),
                 "",
-                *too_large,
+                *([] if note is None else [f"{note}\n"]),
                 *more_devices.lines(task),
             ]
         )

@@ -112,11 +112,10 @@ def advice(task: Task.Params, limit_bytes: int) -> Advice | None:
     too_large = _too_large(task, limit_bytes)
     if not too_large:
         return None
-    groups = list(_groups(task, {need.name: need for need in too_large}))
+    groups = list(divided_alike(task, {need.name: need for need in too_large}))
     whole = [name for group in groups for name in group.whole]
     if whole:
         return Advice(limit_bytes, too_large, None, whole=tuple(whole))
-    numbers = [max(2, math.ceil(group.need_bytes / limit_bytes)) for group in groups]
     search = _Search(task, limit_bytes, groups)
     fitting = search.first([max(2, math.ceil(group.need_bytes / limit_bytes)) for group in groups])
     if fitting is None:
@@ -152,7 +151,7 @@ class _Search:
 
     task: Task.Params
     limit_bytes: int
-    groups: Sequence[_Group]
+    groups: Sequence[Group]
 
     def first(self, numbers: list[int]) -> tuple[list[int], int] | None:
         """Return numbers that fit, from `numbers` upwards, and the bytes of the heaviest device."""
@@ -271,7 +270,7 @@ def _heaviest(task: Task.Params, limit_bytes: int) -> int | None:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Group:
+class Group:
     """Params of layers that have the same number of slices.
 
     Attributes:
@@ -287,7 +286,7 @@ class _Group:
     whole: tuple[str, ...]
 
 
-def _groups(task: Task.Params, too_large: Mapping[str, LayerNeed]) -> Iterator[_Group]:
+def divided_alike(task: Task.Params, too_large: Mapping[str, LayerNeed]) -> Iterator[Group]:
     """Yield the layers that are divided alike: tied ones, and those that only a number names."""
     divided = {layer.name: (layer, parts) for layer, parts in network.divided(task.model)}
     need = {
@@ -303,7 +302,7 @@ def _groups(task: Task.Params, too_large: Mapping[str, LayerNeed]) -> Iterator[_
         together |= {each for each in need if _stem(each) == _stem(name) and each not in done}
         done |= together
         names = tuple(each for each in divided if each in together)
-        yield _Group(
+        yield Group(
             names,
             tuple(_patterns(names, list(divided))),
             max(need[each] for each in names if each in need),

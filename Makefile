@@ -38,7 +38,7 @@ $(STAMP): requirements.txt pyproject.toml tools/setup.sh
 	@tools/setup.sh
 	@touch $@
 
-bench-setup: $(BENCH_STAMP) ## Make .venv-bench with PyTorch, for benchmarks.rivals alone.
+bench-setup: $(BENCH_STAMP) ## Make .venv-bench with PyTorch, for benchmarks.rivals and .kernels.
 
 $(BENCH_STAMP): requirements-bench.txt
 	@python3 -m venv --clear .venv-bench

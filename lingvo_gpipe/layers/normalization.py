@@ -31,7 +31,7 @@ class NormParams(Layer.Params):
         )
 
     def norm_meta(self, x: tf.TensorSpec, variables: tuple[VariableSpec, ...]) -> Meta:
-        """Return the Meta of a norm of x; it keeps x less its mean in place of x itself."""
+        """Return the Meta of a norm of x; it keeps x centred or normalised in place of x itself."""
         kept = base.spec_bytes(tf.TensorSpec(x.shape, self.policy.variable))
         return Meta(tf.TensorSpec(x.shape, self.policy.compute), variables, activation_bytes=kept)
 
@@ -246,10 +246,43 @@ class LayerNorm(Layer):
         """See `Layer.fprop`."""
         del ctx
         x = precision.cast(inputs, self.policy.variable)
+        return precision.cast(_normalised_rows(x, theta, self.params.epsilon), self.policy.compute)
+
+
+def _normalised_rows(x: tf.Tensor, theta: Theta, epsilon: float) -> tf.Tensor:
+    """Return x [..., D] normalised over its last axis, times gamma plus beta.
+
+    Its gradient in closed form reads one tensor of x's shape besides dy: x normalised.
+
+    Args:
+        x: [..., D].
+        theta: gamma [D] and beta [D], or one of them, or none.
+        epsilon: added to the variance.
+
+    Source: Ba et al. 2016 (arXiv 1607.06450), section 3.
+    """
+    depth = x.shape[-1]
+
+    @tf.custom_gradient
+    def normalise(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> Any:
         centred = x - tf.reduce_mean(x, -1, keepdims=True)
         variance = tf.reduce_mean(tf.square(centred), -1, keepdims=True)
-        inverse = tf.math.rsqrt(variance + self.params.epsilon)
-        return _scaled(centred, inverse, theta, self.policy)
+        inverse = tf.math.rsqrt(variance + epsilon)
+        normal = centred * inverse
+
+        def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            scaled = dy * gamma
+            shift = tf.reduce_mean(scaled, -1, keepdims=True)
+            tilt = tf.reduce_mean(scaled * normal, -1, keepdims=True)
+            dx = (scaled - shift - normal * tilt) * inverse
+            return dx, _reduced(tf.reduce_sum, dy * normal), _reduced(tf.reduce_sum, dy)
+
+        return normal * gamma + beta, gradient
+
+    gamma = theta.get("gamma", tf.ones((depth,), x.dtype))
+    beta = theta.get("beta", tf.zeros((depth,), x.dtype))
+    y: tf.Tensor = normalise(x, precision.cast(gamma, x.dtype), precision.cast(beta, x.dtype))
+    return y
 
 
 class GroupNorm(Layer):

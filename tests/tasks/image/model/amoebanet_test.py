@@ -164,6 +164,53 @@ def test_a_broken_cell_is_found(break_it: Any, monkeypatch: pytest.MonkeyPatch) 
         assert_same(both.ours(drawn, training=True), both.keras(training=True))
 
 
+def _reduced(size: tuple[int, int]) -> tuple[list[tf.Tensor], list[tf.Tensor], set[str]]:
+    """Return what a reduction of random images computes, the same by a plain slice, and its types.
+
+    Each is (output, gradient of x) of the reduction before its batch norm.
+    """
+    params = operations.FactorizedReduction.Params(filters=4)
+    drawn = np.random.default_rng(0)
+    x = tf.constant(drawn.normal(size=(2, *size, 3)))
+    kernels = [tf.constant(drawn.normal(size=(1, 1, 3, 2))) for _ in range(2)]
+
+    def plain(x: tf.Tensor) -> tf.Tensor:
+        shifted = tf.pad(x, [[0, 0], [0, 1], [0, 1], [0, 0]])[:, 1:, 1:, :]
+        paths = zip((x, shifted), kernels, strict=True)
+        return tf.concat([tf.nn.conv2d(side, kernel, 2, "VALID") for side, kernel in paths], -1)
+
+    layer = params.set(dtype="float64").instantiate()
+
+    def ours(x: tf.Tensor) -> tf.Tensor:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(layers.BatchNorm, "fprop", lambda *arguments: arguments[2])
+            theta = {f"path_{n}": {"kernel": kernel} for n, kernel in enumerate(kernels, 1)}
+            return layer.fprop({**theta, "norm": {}}, x, layer_cases.context({}, training=True))
+
+    def both(function: Any) -> Any:
+        def run(x: tf.Tensor) -> list[tf.Tensor]:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = function(x)
+                total = tf.reduce_sum(tf.square(y))
+            return [y, tape.gradient(total, x)]
+
+        return tf.function(run, autograph=False)
+
+    own = both(ours).get_concrete_function(x)
+    return own(x), both(plain)(x), {op.type for op in own.graph.get_operations()}
+
+
+@pytest.mark.parametrize("size", [(6, 4), (7, 5), (6, 5), (5, 6)])
+def test_a_reduction_reads_the_pixels_right_below_without_a_slow_slice(
+    size: tuple[int, int],
+) -> None:
+    ours, plain, types = _reduced(size)
+    for found, expected in zip(ours, plain, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+    assert "StridedSliceGrad" not in types
+
+
 # --- the list of layers ---------------------------------------------------------------------------
 
 

@@ -73,6 +73,8 @@ FAULTS = (
     ),
     Fault(processes.WORKER, CUT, on_hosts=True),
     Fault(processes.WORKER, CUT_FOR_GOOD, on_hosts=True),
+    Fault(processes.WORKER, KILLED, on_hosts=True),
+    Fault(processes.WORKER, STOPPED, on_hosts=True),
     Fault(processes.WORKER_SUPERVISOR, KILLED, on_hosts=True),
     Fault(processes.CHIEF_SUPERVISOR, STOPPED, on_hosts=True),
     Fault(processes.CHIEF_SUPERVISOR, KILLED, on_hosts=True),

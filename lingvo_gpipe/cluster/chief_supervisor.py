@@ -147,6 +147,7 @@ class _Attempt:
         self._holds = [asyncio.ensure_future(worker.hold()) for worker in self._workers]
         watch = self._watch = asyncio.ensure_future(self._watch_chief())
         await asyncio.wait([watch, *self._holds], return_when=asyncio.FIRST_COMPLETED)
+        self._read_chief()  # its last step
         if watch.done() and watch.exception() is None:
             if watch.result() == 0:
                 return 0  # the run is done, whatever became of a worker meanwhile
@@ -190,13 +191,13 @@ class _Attempt:
         while self._chief.exit_code is None:
             self._pass_signals_on()
             self._read_chief()
-            if stopped.note(self._chief.state() == child.STOPPED) > lease.LOST_AFTER_S:
+            if stopped.note(self._chief.state() == child.STOPPED) >= lease.STOPPED_AFTER_S:
                 raise FaultError(f"the chief (process {self._chief.pid}) is stopped")
             if not has_begun and self._needs is not None and self._all_serve():
                 has_begun = True
                 await self._probe()
                 self._chief.write(GO)
-            await asyncio.sleep(_TICK_S)
+            await asyncio.sleep(lease.PING_S if has_begun else _TICK_S)
         self._read_chief()
         return self._chief.exit_code
 
@@ -293,7 +294,7 @@ class _Worker:
             began = time.monotonic()
             while True:
                 state = await self._ping()
-                if stopped.note(state == child.STOPPED) >= lease.LOST_AFTER_S - lease.PING_S:
+                if stopped.note(state == child.STOPPED) >= lease.STOPPED_AFTER_S:
                     raise FaultError(f"{self} is lost: its process is stopped")
                 if state not in (
                     child.STOPPED,

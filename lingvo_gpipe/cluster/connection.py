@@ -51,6 +51,7 @@ class Connection:
         if self._channel.read() != chief_supervisor.GO:
             os._exit(chief_supervisor.LOST_EXIT_CODE)  # without its supervisor nobody would end it
         os.environ["GRPC_FAIL_FAST"] = "true"  # the supervisor knows that they are there
+        _without_spinning()
         tf.config.experimental_connect_to_cluster(
             cluster, job_name="chief", task_index=0, protocol="grpc"
         )
@@ -59,6 +60,23 @@ class Connection:
     def note_step(self, step: int) -> None:
         """Note that an update begins."""
         self._channel.write(f"{chief_supervisor.STEP}{step}")
+
+
+def _without_spinning() -> None:
+    """Let threads that wait sleep at once, here and in the workers; nothing once TensorFlow began.
+
+    The settings of this process rule there, too. A thread that spins takes its worker's core from
+    the cells. TensorFlow's option for this has no public interface.
+    """
+    from tensorflow.core.protobuf import config_pb2
+    from tensorflow.python.eager import context as tf_context
+
+    context = tf_context.context()
+    config = config_pb2.ConfigProto()
+    if context._config is not None:
+        config.CopyFrom(context._config)
+    config.experimental.disable_thread_spinning = True
+    context._config = config
 
 
 _connection: Connection | None = None

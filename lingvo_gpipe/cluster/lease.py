@@ -39,6 +39,8 @@ from lingvo_gpipe.cluster import members
 PING_S = 0.25
 LOST_AFTER_S = 1.5
 """How long the chief's supervisor waits for an answer."""
+STOPPED_AFTER_S = LOST_AFTER_S - PING_S
+"""For how long a process, which is looked at every `PING_S`, is seen stopped until it is lost."""
 DROPPED_AFTER_S = 1.75
 """How long the worker's supervisor waits for the next line, before it is free for another chief.
 

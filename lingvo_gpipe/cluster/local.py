@@ -263,9 +263,9 @@ class PrivateSupervisor:
             for number in self._received[self._passed_on :]:
                 self._passed_on += 1
                 supervisor.signal(number)
-            if stopped.note(supervisor.state() == child.STOPPED) > lease.LOST_AFTER_S:
+            if stopped.note(supervisor.state() == child.STOPPED) >= lease.STOPPED_AFTER_S:
                 return f"(process {supervisor.pid}) is stopped"
-            time.sleep(_TICK_S)
+            time.sleep(lease.PING_S)
         return None if supervisor.exit_code >= 0 else f"was {child.ending(supervisor.exit_code)}"
 
 

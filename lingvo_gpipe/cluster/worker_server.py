@@ -42,6 +42,8 @@ def main() -> int:
         inter_op_parallelism_threads=max(2, min(devices, cores)),
         device_count={"CPU": devices},
     )
+    # A thread that waits for other workers would take its only core from the cells.
+    config.experimental.disable_thread_spinning = True
     config.gpu_options.allow_growth = True
     task = values["task"]
     registered = worker_function.register_first(input_server.InputServer())

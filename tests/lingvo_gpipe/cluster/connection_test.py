@@ -6,6 +6,7 @@ from unittest import mock
 
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context as tf_context
 
 from lingvo_gpipe.cluster import chief_supervisor, connection, members
 
@@ -21,8 +22,10 @@ def test_workers_without_a_cell_are_counted(
     connected = mock.Mock()
     monkeypatch.setattr(tf.config, "experimental_connect_to_cluster", connected)
     channel = mock.Mock(read=mock.Mock(return_value=chief_supervisor.GO))
+    monkeypatch.setattr(tf_context.context(), "_config", None)
     connection.Connection(channel).connect(num_devices)
     assert connected.called
+    assert tf_context.context().config.experimental.disable_thread_spinning  # sent to the workers
     line = (
         f"{idle} of 3 workers have no cell: raise num_partitions or num_replicas, or name fewer "
         "workers\n"

@@ -83,8 +83,11 @@ class Stopwatch:
             return median(one)
         several = calls(count)
         several(arguments, list(carried))
+        several_s, one_s = median(several), median(one)
+        if several_s <= one_s:  # a disturbed machine hides a program this short
+            return several_s / count
         # What comes before and after the calls is as long with one of them as with several.
-        return max(0.0, median(several) - median(one)) / (count - 1)
+        return (several_s - one_s) / (count - 1)
 
 
 def _calls(

@@ -50,7 +50,7 @@ class Stopwatch:
     clock: Clock = time.perf_counter
 
     def median_s(self, call: _Call, arguments: Nest, carried: Sequence[tf.Tensor] = ()) -> float:
-        """Return the median seconds of one call.
+        """Return the median seconds of one call; an upper bound where other load hides them.
 
         Args:
             call: (arguments, carried) → (results, carried of the next call).

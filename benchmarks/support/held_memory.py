@@ -86,7 +86,7 @@ def measure(num_replicas: int, num_partitions: int, width: int) -> dict[str, lis
     received = [0] * count
     for sent in planned.exchange.sent():
         received[sent.target] += sent.size
-    of_devices = list(planned.device_bytes) * num_replicas
+    of_devices = list(planned.device_bytes)
     return {
         "planned": of_devices,
         "tensors": tensors,

@@ -66,7 +66,12 @@ class Analysis(wired_layers.WiredLayers):
         def device_of(path: str) -> int:
             return self.cells[self.owner_cell(path)].device_number
 
-        return replicas.owners(self.variables, device_of, num_replicas)
+        most = len(replicas.shares(len(self.sizes), self.params.num_replicas)[0])
+        sizes = {
+            path: replicas.owned_bytes(spec, most, num_replicas, self.params.slots_per_weight)
+            for path, spec in self.variables.items()
+        }
+        return replicas.owners(sizes, device_of, num_replicas)
 
     def training_pass(self, num_micro_batches: int) -> Pass:
         """Return the pass of training with M micro-batches: losses and gradients of weights.

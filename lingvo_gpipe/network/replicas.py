@@ -88,13 +88,39 @@ def sent_bytes(spec: base.VariableSpec, num_micro_batches: int) -> int:
     return min(spec.size_bytes, rows * (spec.size_bytes // spec.shape[0] + _ROW_NUMBER_BYTES))
 
 
+def received_bytes(spec: base.VariableSpec, num_micro_batches: int, num_replicas: int) -> int:
+    """Return the most bytes of a weight's gradients that the owner receives from the others.
+
+    Args:
+        spec: of the weight.
+        num_micro_batches: micro-batches of the replica that has most.
+        num_replicas: R.
+    """
+    return (num_replicas - 1) * sent_bytes(spec, num_micro_batches) if spec.is_trained else 0
+
+
+def owned_bytes(
+    spec: base.VariableSpec, num_micro_batches: int, num_replicas: int, slots_per_weight: float
+) -> int:
+    """Return the bytes that a variable costs its owner: itself, its slots, gradients of others.
+
+    Args:
+        spec: of the variable.
+        num_micro_batches: micro-batches of the replica that has most.
+        num_replicas: R.
+        slots_per_weight: bytes of the slots of a trained weight, in units of its own.
+    """
+    slots = int(slots_per_weight * spec.size_bytes) if spec.is_trained else 0
+    return spec.size_bytes + slots + received_bytes(spec, num_micro_batches, num_replicas)
+
+
 def owners(
-    variables: Mapping[str, base.VariableSpec], device_of: Callable[[str], int], num_replicas: int
+    sizes: Mapping[str, int], device_of: Callable[[str], int], num_replicas: int
 ) -> dict[str, int]:
     """Return the replica that owns each variable, so that bytes are balanced on each device.
 
     Args:
-        variables: path → spec.
+        sizes: path → bytes that the variable costs its owner: see `owned_bytes`.
         device_of: number of the device, in its replica, of a variable's cell.
         num_replicas: R.
 
@@ -104,8 +130,8 @@ def owners(
     """
     filled: dict[int, list[int]] = {}
     chosen = {}
-    for path in sorted(variables, key=lambda p: (-variables[p].size_bytes, p)):
+    for path in sorted(sizes, key=lambda p: (-sizes[p], p)):
         loads = filled.setdefault(device_of(path), [0] * num_replicas)
         chosen[path] = loads.index(min(loads))
-        loads[chosen[path]] += variables[path].size_bytes
-    return {path: chosen[path] for path in variables}
+        loads[chosen[path]] += sizes[path]
+    return {path: chosen[path] for path in sizes}

@@ -157,25 +157,29 @@ class ExchangeTimes:
 def exchange_times(hosts: Hosts, order: HostOrder, exchange: Exchange) -> ExchangeTimes:
     """Return how long the replicas' weights and gradients are on their way.
 
-    All devices of a host share its connection to the others; links of unknown speed take no time.
+    Each device has a link within its host, and all devices of a host share its connection to the
+    others. A link carries both ways at once; those of unknown speed take no time.
     """
     num_devices, host_of = exchange.num_devices, order.hosts
     found = []
     for kind in (exchange.weights(), exchange.gradients()):
-        # Bytes by device within its host, and by host from and to others.
-        inside: collections.Counter[int] = collections.Counter()
+        # Bytes by device to and from others of its host, and by host to and from others.
+        took: collections.Counter[int] = collections.Counter()
+        gave: collections.Counter[int] = collections.Counter()
         came: collections.Counter[int] = collections.Counter()
         went: collections.Counter[int] = collections.Counter()
         for sent in kind:
             source, target = host_of[sent.source], host_of[sent.target]
             if source == target:
-                inside[sent.target] += sent.size
+                gave[sent.source] += sent.size
+                took[sent.target] += sent.size
             else:
                 went[source] += sent.size
                 came[target] += sent.size
         seconds = [0.0] * num_devices
         for number, host in enumerate(host_of):
-            within = inside[number] / hosts.within if hosts.within else 0.0
+            inside = max(took[number], gave[number])
+            within = inside / hosts.within if hosts.within else 0.0
             between = max(came[host], went[host]) / hosts.between if hosts.between else 0.0
             device = number % num_devices
             seconds[device] = max(seconds[device], within, between)
@@ -198,7 +202,7 @@ def lines(
         order: where each device lies.
         analysis: of the network of one replica.
         links: what goes from cell to cell.
-        device_bytes: bytes that each device of a replica needs.
+        device_bytes: bytes that each device of all replicas needs.
         exchange: what replicas send each other.
     """
     host_of = order.hosts
@@ -246,7 +250,7 @@ def _hosts(hosts: Hosts, host_of: Sequence[int], device_bytes: Sequence[int]) ->
     used = sorted(set(host_of))
     for host in used[:_MAX_ROWS]:
         here = [number for number, other in enumerate(host_of) if other == host]
-        needed = [device_bytes[number % len(device_bytes)] for number in here]
+        needed = [device_bytes[number] for number in here]
         line = f"host {host}: {_span(here)}, {units.size(sum(needed))}"
         if hosts.memory is not None and max(needed) > hosts.memory:
             line += (

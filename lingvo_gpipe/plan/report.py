@@ -5,10 +5,13 @@ Also that of a search for the largest member of a family of models that fits a m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import collections
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 
 from lingvo_gpipe import errors, schedule
 from lingvo_gpipe.console import units
+from lingvo_gpipe.network.traffic.exchange import Sent
 from lingvo_gpipe.network.traffic.links import INPUT
 from lingvo_gpipe.plan import (
     auto,
@@ -25,6 +28,7 @@ from lingvo_gpipe.task import Task
 
 _WIDTH = 100
 _MAX_LISTED_CUTS = 16
+_MAX_ROWS = 8  # of replicas and of their links; and of devices in a line
 
 
 def plan(
@@ -232,20 +236,18 @@ def _layers_text(names: Sequence[str]) -> str:
 
 
 def _memory(plan: step_plan.Plan) -> Iterator[str]:
-    devices = plan.device_bytes
-    if len(plan.cells) > len(devices):
-        sizes = ", ".join(map(units.size, devices[:8])) + ", …" * (len(devices) > 8)
-        yield f"devices with all their cells, activations counted once: {sizes}"
+    devices, num_devices = plan.device_bytes, plan.analysis.table.num_devices
+    if len(plan.cells) > num_devices and plan.num_replicas == 1:
+        yield f"devices with all their cells, activations counted once: {_sizes(devices)}"
     if len(plan.cells) > 1 and plan.num_replicas == 1:
         yield (
             f"all devices together, where they share one memory: at most "
             f"{units.size(plan.together_bytes)} at once"
         )
     if plan.num_replicas > 1:
-        yield (
-            f"in the replica that needs most; each sends {units.size(plan.exchange.sent_bytes)} of "
-            "weights and gradients a step, on average"
-        )
+        most = units.size(plan.heaviest_bytes)
+        yield f"cells: in the replica that needs most for one; the heaviest device needs {most}:"
+        yield from _replicas(devices, plan.num_replicas)
     limit = plan.analysis.params.device_memory
     if limit is not None:
         over = plan.heaviest_bytes - units.parse_size(limit)
@@ -256,6 +258,25 @@ def _memory(plan: step_plan.Plan) -> Iterator[str]:
                 "much, or use more partitions or micro-batches"
             )
         yield f"device_memory {limit}: {fits}"
+
+
+def _replicas(devices: Sequence[int], num_replicas: int) -> Iterator[str]:
+    """Yield the bytes of each replica's devices; replicas that need as much share a line."""
+    num_devices = len(devices) // num_replicas
+    sizes = [_sizes(devices[r * num_devices : (r + 1) * num_devices]) for r in range(num_replicas)]
+    groups = [(text, len(list(same))) for text, same in itertools.groupby(sizes)]
+    first = 0
+    for text, count in groups[:_MAX_ROWS]:
+        name = f"replica {first}" if count == 1 else f"replicas {first} to {first + count - 1}"
+        yield f"  {name}: {text}"
+        first += count
+    if first < num_replicas:
+        rest = devices[first * num_devices :]
+        yield f"  the others: {units.size(min(rest))} to {units.size(max(rest))} a device"
+
+
+def _sizes(devices: Sequence[int]) -> str:
+    return ", ".join(map(units.size, devices[:_MAX_ROWS])) + ", …" * (len(devices) > _MAX_ROWS)
 
 
 def _links(plan: step_plan.Plan) -> list[str]:
@@ -271,12 +292,49 @@ def _links(plan: step_plan.Plan) -> list[str]:
                 units.shortened(names, 60),
             ]
         )
-    return units.table(rows, "lrrl")
+    return [*units.table(rows, "lrrl"), *_exchanged(plan)]
+
+
+def _by_link(exchanged: Iterable[Sent]) -> collections.Counter[tuple[int, int]]:
+    """Return (from, to) → bytes."""
+    sizes: collections.Counter[tuple[int, int]] = collections.Counter()
+    for sent in exchanged:
+        sizes[sent.source, sent.target] += sent.size
+    return sizes
+
+
+def _exchanged(plan: step_plan.Plan) -> Iterator[str]:
+    """Yield what replicas send each other: a table, unless hosts list their links."""
+    if plan.num_replicas == 1:
+        return
+    mean = units.size(plan.exchange.sent_bytes)
+    yield ""
+    yield f"each replica sends {mean} of weights and gradients a step, on average"
+    if plan.cluster is not None:
+        return
+    weights, gradients = map(_by_link, (plan.exchange.weights(), plan.exchange.gradients()))
+    ends = sorted(weights | gradients, key=lambda ends: (-weights[ends] - gradients[ends], ends))
+    rows = [["link of replicas, per step", "weights", "gradients"]]
+    for source, target in sorted(ends[:_MAX_ROWS]):
+        link = source, target
+        rows.append(
+            [
+                f"device {source} → device {target}",
+                units.size(weights[link]),
+                units.size(gradients[link]),
+            ]
+        )
+    yield from units.table(rows, "lrr")
+    if len(ends) > _MAX_ROWS:
+        yield f"and {len(ends) - _MAX_ROWS} more, of no more"
 
 
 def render_largest(grow: str, limit_bytes: int, members: Sequence[largest.LargestMember]) -> str:
     """Return a table of the largest members, a row per number of partitions."""
-    lines = [f"largest {grow} whose every device stays within {units.size(limit_bytes)}", ""]
+    planned = [member.plan for member in members if member.plan is not None]
+    replicas = f", R={planned[0].num_replicas}" if planned and planned[0].num_replicas > 1 else ""
+    within = f"whose every device stays within {units.size(limit_bytes)}"
+    lines = [f"largest {grow} {within}{replicas}", ""]
     head = (
         "K",
         grow,
@@ -294,15 +352,15 @@ def render_largest(grow: str, limit_bytes: int, members: Sequence[largest.Larges
             answer = "none" if member.refusal else "none fits"
             rows.append((str(member.num_partitions), answer, "", "", "", "", least, ""))
             continue
-        cells = member.plan.cells
+        variables = member.plan.analysis.variables.values()
         rows.append(
             (
                 str(member.num_partitions),
                 f"{'' if member.is_largest else '≥ '}{member.value}",
                 units.count(member.plan.parameters),
                 str(len(member.plan.analysis.layers)),
-                units.size(sum(cell.parameter_bytes for cell in cells)),
-                units.size(max(cell.activation_bytes for cell in cells)),
+                units.size(sum(spec.size_bytes for spec in variables)),
+                units.size(max(cell.activation_bytes for cell in member.plan.cells)),
                 units.size(member.plan.heaviest_bytes),
                 units.percent(member.plan.bubble_share),
             )

@@ -27,7 +27,7 @@ class LayerNeed:
     Attributes:
         name: its name.
         weight_bytes: bytes of the variables of its heaviest owner.
-        gradient_bytes: of gradients, those that other replicas send included.
+        gradient_bytes: of gradients, those that other replicas send included, and earlier sums.
         slot_bytes: of optimizer slots and averages of that owner.
         step_bytes: the most that a step or an update holds besides, for one micro-batch.
     """
@@ -231,16 +231,25 @@ def _need(
 ) -> LayerNeed:
     count = task.model.num_replicas
     own = [path for path in dict.fromkeys(layer.paths.values()) if wired.owner[path] == layer.index]
-    owner = replicas.owners({path: wired.variables[path] for path in own}, lambda _: 0, count)
+    sizes = {
+        path: replicas.owned_bytes(
+            wired.variables[path], len(wired.sizes), count, task.model.slots_per_weight
+        )
+        for path in own
+    }
+    owner = replicas.owners(sizes, lambda _: 0, count)
     elsewhere = {path for path in own if owner[path] != replica}
     held = memory_formulas.weights(wired, (layer.index,), elsewhere)
     mine = [path for path in own if path not in elsewhere]
-    trained = [wired.variables[p].size_bytes for p in mine if wired.variables[p].is_trained]
+    specs = [wired.variables[path] for path in mine]
+    received = sum(replicas.received_bytes(spec, len(wired.sizes), count) for spec in specs)
+    several = task.train.accumulate > 1
+    earlier = sum(spec.size_bytes for spec in specs if spec.is_trained and several)
     activations = memory_formulas.activations(wired, layer)
     return LayerNeed(
         layer.name,
         held.variables,
-        held.gradients * (1 if task.train.accumulate == 1 else 2) + (count - 1) * sum(trained),
+        held.gradients + earlier + received,
         sum(slots[path] for path in mine),
         max(
             held.copies + activations.kept + activations.beside,

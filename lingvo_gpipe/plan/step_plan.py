@@ -33,8 +33,9 @@ class CellPlan:
             divided by the relative speed of its device.
         backward_s: the same of its backward, recomputation included.
         parameter_bytes: bytes of the variables that it owns, frozen ones and statistics included.
-        gradient_bytes: of the gradients of its weights, those tied to other cells included; twice,
-            old and new sums, if an update has several mini-batches.
+        gradient_bytes: of the gradients of its weights, those tied to other cells included; of
+            those that it owns also what other replicas send, and the sum of earlier mini-batches if
+            an update has several.
         slot_bytes: bytes of optimizer slots and of moving averages.
         copy_bytes: of weights in the compute dtype and of tied ones from other cells.
         activation_bytes: the most that its device holds at once besides these, for all its cells.
@@ -65,11 +66,24 @@ class CellPlan:
 
 
 def _device_bytes(cells: Sequence[CellPlan]) -> int:
-    """Return what the cells of one device need together."""
+    """Return what the cells of one device of a replica need together."""
     kept = sum(cell.parameter_bytes + cell.gradient_bytes + cell.slot_bytes for cell in cells)
     # Activations are the peak of the device: each of its cells has the same number.
     step = cells[0].activation_bytes + sum(cell.copy_bytes for cell in cells)
     return kept + max(step, *(cell.update_bytes for cell in cells))
+
+
+def _of_devices(
+    analysis: network.Analysis, of_replicas: Sequence[Sequence[CellPlan]]
+) -> tuple[int, ...]:
+    """Return what the devices of all replicas need, K for each, from the cells of each."""
+    needed: list[int] = []
+    for cells in of_replicas:
+        devices: list[list[CellPlan]] = [[] for _ in range(analysis.table.num_devices)]
+        for cell, needs in zip(analysis.cells, cells, strict=True):
+            devices[cell.device_number].append(needs)
+        needed += map(_device_bytes, devices)
+    return tuple(needed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +91,8 @@ class Plan:
     """What a training step of a network needs.
 
     Attributes:
-        cells: per cell, what it needs.
+        cells: per cell, what it needs in the replica that needs most for it.
+        device_bytes: bytes that each device needs, all its cells together: K for each replica.
         links: what goes from cell to cell.
         timeline: the simulated step.
         step_bytes: the most that a step holds at once on all devices together, besides variables
@@ -89,14 +104,14 @@ class Plan:
             those marked by `CellPlan.is_estimate`.
         in_seconds: whether the unit of times is a second; else it is a FLOP.
         analysis: of the network of one replica.
-        num_replicas: R; all else is that of one replica, and of variables that of the one that has
-            most of them.
+        num_replicas: R; all but `device_bytes` and `exchange` is of one replica.
         exchange: what replicas send each other.
         step_s: time of a step with what replicas send each other, at most, without the update; in
             the unit of `timeline`.
     """
 
     cells: tuple[CellPlan, ...]
+    device_bytes: tuple[int, ...]
     links: tuple[links.Link, ...]
     timeline: simulate.Timeline
     step_bytes: int
@@ -114,14 +129,6 @@ class Plan:
     def bubble_share(self) -> float:
         """Share of all devices' time in which they wait."""
         return self.timeline.bubble_share
-
-    @property
-    def device_bytes(self) -> tuple[int, ...]:
-        """Bytes that each device needs, all its cells together."""
-        devices: list[list[CellPlan]] = [[] for _ in range(self.analysis.table.num_devices)]
-        for cell, needs in zip(self.analysis.cells, self.cells, strict=True):
-            devices[cell.device_number].append(needs)
-        return tuple(map(_device_bytes, devices))
 
     @property
     def heaviest_bytes(self) -> int:
@@ -237,56 +244,55 @@ def make(
         slots = dict(known.slots)
     several_hosts = cluster is not None and cluster.count > 1
     packed = several_hosts or any(packing.is_packed(name) for name in params.devices or ())
-    elsewhere = [
-        {path for path, owner in owners.items() if owner != replica}
+    variables = [
+        [
+            _variables(
+                analysis,
+                cell,
+                slots,
+                elsewhere={path for path, owner in owners.items() if owner != replica},
+                num_replicas=num_replicas,
+                accumulate=accumulate,
+                updates=optimizer_params is not None,
+                packed=packed,
+            )
+            for cell in analysis.cells
+        ]
         for replica in range(num_replicas)
     ]
-    variables = [
-        max(
-            (
-                _variables(
-                    analysis,
-                    cell,
-                    slots,
-                    elsewhere=paths,
-                    num_replicas=num_replicas,
-                    accumulate=accumulate,
-                    updates=optimizer_params is not None,
-                    packed=packed,
-                )
-                for paths in elsewhere
-            ),
-            key=lambda held: held.kept,
-        )
-        for cell in analysis.cells
-    ]
+    worst = [max(of_cell, key=lambda held: held.kept) for of_cell in zip(*variables, strict=True)]
     at_once = [0] * analysis.table.num_devices  # of an update
-    for cell, held in zip(analysis.cells, variables, strict=True):
+    for cell, held in zip(analysis.cells, worst, strict=True):
         at_once[cell.device_number] = max(at_once[cell.device_number], held.update)
-    step = max(peaks.together + sum(held.copies for held in variables), sum(at_once))
+    step = max(peaks.together + sum(held.copies for held in worst), sum(at_once))
     estimated = {cell.device_number for cell in analysis.cells if needs[cell.index].is_estimate}
     total_cost = sum(cell.cost for cell in analysis.cells)
+
+    def cell_plan(cell: network.Cell, held: _Variables) -> CellPlan:
+        return CellPlan(
+            layers=tuple(analysis.layers[n].name for n in cell.layers),
+            cost_share=cell.cost / (total_cost or 1.0),
+            forward_s=times[cell.index].forward_s,
+            backward_s=times[cell.index].mean_backward_s,
+            parameter_bytes=held.variables,
+            gradient_bytes=held.gradients,
+            slot_bytes=held.slots,
+            copy_bytes=held.copies,
+            activation_bytes=peaks.devices[cell.device_number],
+            update_bytes=held.update,
+            live_micro_batches=timeline.peak_live[cell.device_number],
+            is_estimate=cell.device_number in estimated,
+        )
+
     return Plan(
-        cells=tuple(
-            CellPlan(
-                layers=tuple(analysis.layers[n].name for n in cell.layers),
-                cost_share=cell.cost / (total_cost or 1.0),
-                forward_s=times[cell.index].forward_s,
-                backward_s=times[cell.index].mean_backward_s,
-                parameter_bytes=held.variables,
-                gradient_bytes=held.gradients,
-                slot_bytes=held.slots,
-                copy_bytes=held.copies,
-                activation_bytes=peaks.devices[cell.device_number],
-                update_bytes=held.update,
-                live_micro_batches=timeline.peak_live[cell.device_number],
-                is_estimate=cell.device_number in estimated,
-            )
-            for cell, held in zip(analysis.cells, variables, strict=True)
+        cells=tuple(map(cell_plan, analysis.cells, worst)),
+        device_bytes=_of_devices(
+            analysis,
+            [list(map(cell_plan, analysis.cells, of_replica)) for of_replica in variables],
         ),
         links=all_links,
         timeline=timeline,
-        step_bytes=sum(held.gradients for held in variables) + step,
+        step_bytes=sum(held.gradients for held in worst) + step,
         parameters=describe.counts(analysis).parameters,
         profiled=profile,
         in_seconds=in_seconds,
@@ -383,15 +389,18 @@ def _variables(
         for path in dict.fromkeys(path for layer in layers for path in layer.paths.values())
         if path in slots and analysis.owner_cell(path) == cell.index and path not in elsewhere
     ]
-    trained = [analysis.variables[p].size_bytes for p in owned if analysis.variables[p].is_trained]
+    specs = [analysis.variables[path] for path in owned]
+    received = sum(
+        replicas.received_bytes(spec, len(analysis.sizes), num_replicas) for spec in specs
+    )
+    earlier = sum(spec.size_bytes for spec in specs if spec.is_trained) if accumulate > 1 else 0
     if packed:
         update = memory_formulas.packed_update(analysis, cell.layers, slots, elsewhere)
     else:  # a device updates layer after layer
         update = max(memory_formulas.update(analysis, n, slots, elsewhere) for n in layers)
     return _Variables(
         variables=weights.variables,
-        gradients=weights.gradients * (1 if accumulate == 1 else 2)
-        + (num_replicas - 1) * sum(trained),  # what others send
+        gradients=weights.gradients + earlier + received,
         copies=weights.copies,
         slots=sum(slots[path] for path in owned),
         update=update if updates else 0,

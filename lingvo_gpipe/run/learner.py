@@ -145,8 +145,7 @@ class Learner:
             averages=self._params.average is not None,
             accumulate=self._params.accumulate,
         )
-        number = device % len(planned.device_bytes)  # that of the same cells in the first replica
-        return f"{units.size(planned.device_bytes[number])} on device {device}"
+        return f"{units.size(planned.device_bytes[device])} on device {device}"
 
     def _update(self, batches: Sequence[Mapping[str, Nest]]) -> UpdateResult:
         if len(batches) == 1:

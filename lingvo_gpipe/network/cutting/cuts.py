@@ -6,7 +6,7 @@ import dataclasses
 
 from lingvo_gpipe.console import units
 from lingvo_gpipe.layers import base
-from lingvo_gpipe.network import memory_formulas, wiring
+from lingvo_gpipe.network import memory_formulas, replicas, wiring
 from lingvo_gpipe.network.cutting import capacity, layer_costs, partition
 from lingvo_gpipe.network.params import stated_cuts
 from lingvo_gpipe.network.wired_layers import LayerInfo, WiredLayers
@@ -100,6 +100,7 @@ def _layer_bytes(layers: WiredLayers, layer: LayerInfo) -> capacity.LayerBytes:
         layer: one of them.
     """
     per_weight, count = layers.params.slots_per_weight, layers.params.num_replicas
+    most_micro_batches = len(replicas.shares(len(layers.sizes), count)[0])
     slots = {
         path: int(per_weight * layers.variables[path].size_bytes)
         for path in layers.owned_weights(layer.index)
@@ -112,8 +113,7 @@ def _layer_bytes(layers: WiredLayers, layer: LayerInfo) -> capacity.LayerBytes:
         spec = layers.variables[path]
         if layers.owner[path] != layer.index:
             continue
-        received = (count - 1) * spec.size_bytes if spec.is_trained else 0
-        at_owner = spec.size_bytes + slots.get(path, 0) + received
+        at_owner = replicas.owned_bytes(spec, most_micro_batches, count, per_weight)
         elsewhere = spec.read_bytes if spec.read_dtype == spec.dtype else 0  # else in `copies`
         mean = (at_owner + (count - 1) * elsewhere) // count
         fixed += mean

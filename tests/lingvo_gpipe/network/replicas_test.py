@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -38,21 +39,30 @@ def variable(elements: int, dtype: tf.DType = tf.float32) -> base.VariableSpec:
 def test_no_owner_has_more_than_the_mean_and_one_variable(
     sizes: list[int], num_replicas: int, num_devices: int
 ) -> None:
-    specs = {f"{n}/w": variable(size) for n, size in enumerate(sizes)}
+    costs = {f"{n}/w": size for n, size in enumerate(sizes)}
 
     def device_of(path: str) -> int:
         return int(path.partition("/")[0]) % num_devices
 
-    owners = replicas.owners(specs, device_of, num_replicas)
-    assert list(owners) == list(specs)
+    owners = replicas.owners(costs, device_of, num_replicas)
+    assert list(owners) == list(costs)
     for device in range(num_devices):
-        paths = [path for path in specs if device_of(path) == device]
-        mean = sum(specs[path].size_bytes for path in paths) / num_replicas
-        largest = max((specs[path].size_bytes for path in paths), default=0)
+        here = {path: size for path, size in costs.items() if device_of(path) == device}
+        mean = sum(here.values()) / num_replicas
         for replica in range(num_replicas):
-            owned = sum(specs[path].size_bytes for path in paths if owners[path] == replica)
-            assert owned <= mean + largest
-    assert owners == replicas.owners(dict(reversed(specs.items())), device_of, num_replicas)
+            owned = sum(size for path, size in here.items() if owners[path] == replica)
+            assert owned <= mean + max(here.values(), default=0)
+    assert owners == replicas.owners(dict(reversed(costs.items())), device_of, num_replicas)
+
+
+def test_an_owner_holds_slots_and_what_others_send() -> None:
+    weight = dataclasses.replace(variable(100), gradient_rows=None)
+    frozen = dataclasses.replace(weight, trainable=False)
+    table = dataclasses.replace(weight, shape=(100, 1), gradient_rows=5)
+    assert replicas.owned_bytes(weight, 2, 3, 2.0) == 400 + 800 + 2 * 400
+    assert replicas.owned_bytes(frozen, 2, 3, 2.0) == 400
+    # Rows of 4 bytes, and 8 for the number of each.
+    assert replicas.owned_bytes(table, 2, 3, 2.0) == 400 + 800 + 2 * (2 * 5 * 12)
 
 
 def network(**fields: object) -> pipelining.PipeliningLayer.Params:

@@ -227,6 +227,52 @@ def test_twice_the_devices_that_cannot_be_used_say_why() -> None:
     assert why.startswith("R=1, K=4: model.recompute='full,never' is for the cells of num_part")
 
 
+def replicated(num_replicas: int) -> Any:
+    """Return a task of equal layers that divide alike over replicas, or partitions."""
+    task = deep_task(7, units=64)
+    task.model.set(num_partitions=2, num_micro_batches=8, num_replicas=num_replicas)
+    return task
+
+
+def test_a_plan_of_replicas_has_the_bytes_of_every_device_and_of_every_link() -> None:
+    given = step_plan.make_for(replicated(2))
+    rows = report.plan(replicated(2)).splitlines()
+    texts = [", ".join(map(units.size, given.device_bytes[2 * r : 2 * r + 2])) for r in range(2)]
+    assert texts[0] != texts[1]
+    assert [row for row in rows if row.startswith("  replica")] == [
+        f"  replica {r}: {text}" for r, text in enumerate(texts)
+    ]
+    assert sum(row.endswith(f"needs {units.size(given.heaviest_bytes)}:") for row in rows) == 1
+    weights, gradients = (
+        {(one.source, one.target): one.size for one in kind}
+        for kind in (given.exchange.weights(), given.exchange.gradients())
+    )
+    assert set(weights) == {(0, 2), (1, 3), (2, 0), (3, 1)}
+    for (source, target), size in weights.items():
+        (row,) = [row for row in rows if row.startswith(f"device {source} → device {target} ")]
+        assert row.endswith(units.size(gradients[source, target]))
+        assert units.size(size) in row
+    assert max(map(len, rows)) <= 100
+    many = report.plan(replicated(8)).splitlines()
+    links = {(one.source, one.target) for one in step_plan.make_for(replicated(8)).exchange.sent()}
+    assert f"and {len(links) - 8} more, of no more" in many
+    assert any(re.match("  replicas [0-9] to [0-9]: ", row) for row in many)
+
+
+def test_the_largest_with_replicas_counts_the_weights_of_all_owners() -> None:
+    two = replicated(2)
+    two.train.optimizer = by_formula()
+    text = report.plan(two, fit="8MiB", grow="model.layers[3].units", partitions=2)
+    assert text.startswith(
+        "largest model.layers[3].units whose every device stays within 8.00 MiB, R=2"
+    )
+    row = text.splitlines()[3].split("  ")
+    value = int(next(cell for cell in row[1:] if cell.strip()).strip())
+    two.model.layers[3].units = value
+    variables = step_plan.make_for(two).analysis.variables.values()
+    assert units.size(sum(spec.size_bytes for spec in variables)) in [cell.strip() for cell in row]
+
+
 def test_more_memory_and_more_devices_never_fit_less() -> None:
     family = largest.Family(grown_task(1), "depth", rebuild)
     by_memory = [family.largest(1, limit).value or 0 for limit in (2**12, 2**13, 2**14)]

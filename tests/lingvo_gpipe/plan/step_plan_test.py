@@ -522,3 +522,56 @@ def test_a_plan_has_the_cut_of_all_replicas() -> None:
         found = step_plan.make(params, fields, optimizer_params=ADAM)
         assert found.analysis.cuts == network.analyze(params, fields).cuts == cuts
         assert found.heaviest_bytes <= units.parse_size(memory)
+
+
+def test_every_device_of_every_replica_has_its_bytes() -> None:
+    """Weights that do not divide evenly: the replicas need different amounts."""
+    params = pipe(
+        *(layers.Dense.Params(units=units, use_bias=False) for units in (256, 64, 256, 256)),
+        layers.MeanSquaredError.Params(),
+        num_partitions=2,
+        cuts=(2, 3),
+        num_micro_batches=4,
+        num_replicas=2,
+    )
+    fields = {"x": floats(8, 256), "target": floats(8, 256)}
+    found = step_plan.make(params, fields, optimizer_params=ADAM)
+    assert len(found.device_bytes) == 4
+    assert found.heaviest_bytes == max(found.device_bytes)
+    owned = [[0, 0], [0, 0]]
+    for path, owner in found.exchange.owners.items():
+        owned[owner][found.analysis.owner_cell(path)] += found.analysis.variables[path].size_bytes
+    # Beside activations and the step's gradients: a weight, two slots, the gradient of the other
+    # replica; or the copy of a weight that the other one owns.
+    for replica in range(2):
+        for k, cell in enumerate(found.cells):
+            elsewhere = owned[1 - replica][k]
+            gradients = owned[replica][k] + elsewhere
+            kept = 4 * owned[replica][k] + gradients
+            beside = found.device_bytes[2 * replica + k] - kept
+            assert beside >= cell.activation_bytes + elsewhere
+            assert beside <= max(
+                cell.activation_bytes + elsewhere, 3 * owned[replica][k] + 256 * 256 * 4
+            )
+
+
+def test_the_gradient_of_a_table_is_counted_by_the_rows_that_are_sent() -> None:
+    """An owner of 4,096 rows receives those of 3 micro-batches with 4 ids each."""
+    params = pipe(
+        layers.Embedding.Params(vocabulary=4096, units=8),
+        layers.Dense.Params(units=8, use_bias=False),
+        layers.MeanSquaredError.Params(),
+        num_micro_batches=6,
+        num_replicas=2,
+    )
+    fields = {"x": tf.TensorSpec([12, 2], tf.int32), "target": floats(12, 2, 8)}
+    found = step_plan.make(params, fields, optimizer_params=ADAM)
+    table, kernel = 4096 * 8 * 4, 8 * 8 * 4
+    rows = 3 * 2 * 2 * (8 * 4 + 8)
+    (cell,) = found.cells  # of the table's owner; the other replica owns the kernel
+    assert cell.gradient_bytes == table + kernel + rows
+    received = [one.size for one in found.exchange.gradients()]
+    assert sorted(received) == sorted([rows, kernel])
+    # The sum of earlier mini-batches is at the owner alone.
+    several = step_plan.make(params, fields, optimizer_params=ADAM, accumulate=2)
+    assert several.cells[0].gradient_bytes == cell.gradient_bytes + table

@@ -74,6 +74,16 @@ def test_devices_of_a_host_share_its_connection() -> None:
     assert together.weights_s == pytest.approx([0.08, 0.08])
 
 
+def test_an_owner_that_sends_to_several_devices_of_its_host_sends_one_after_another() -> None:
+    one_layer = params(3, cuts=None, num_partitions=1, num_micro_batches=3)
+    one_layer.layers = one_layer.layers[3:]
+    sent = step_plan.make(one_layer, FIELDS).exchange
+    shape = hosts.parse("1x3,within=1kB")
+    times = hosts.exchange_times(shape, host_order.replica_by_replica(shape.place(3)), sent)
+    # One replica owns the kernel of 64 bytes, another one the bias of 16.
+    assert times.weights_s == times.gradients_s == pytest.approx([2 * 0.064])
+
+
 def test_a_measured_step_ends_when_gradients_have_arrived() -> None:
     free = step_plan.make(params(2), FIELDS, profile=True)
     slow = step_plan.make(params(2), FIELDS, profile=True, cluster=hosts.parse("4x1,between=100B"))

@@ -83,7 +83,7 @@ def plan(
                 render(planned),
                 "",
                 *([] if note is None else [f"{note}\n"]),
-                *more_devices.lines(task),
+                *more_devices.lines(task, shape, limit_bytes),
             ]
         )
         if profile and task.model.cuts is None and not task.model.cells:

@@ -8,7 +8,7 @@ import pytest
 
 from lingvo_gpipe import errors, layers, optim
 from lingvo_gpipe.console import units
-from lingvo_gpipe.plan import largest, more_devices, report, step_plan
+from lingvo_gpipe.plan import hosts, largest, more_devices, report, step_plan
 from tests import tiny_task
 
 
@@ -257,6 +257,33 @@ def test_a_plan_of_replicas_has_the_bytes_of_every_device_and_of_every_link() ->
     links = {(one.source, one.target) for one in step_plan.make_for(replicated(8)).exchange.sent()}
     assert f"and {len(links) - 8} more, of no more" in many
     assert any(re.match("  replicas [0-9] to [0-9]: ", row) for row in many)
+
+
+def test_the_better_use_of_more_devices_depends_on_links_and_memory() -> None:
+    task = replicated(1)
+    assert more_devices.lines(task)[-1].startswith("R=2, K=2 is the better use: its step is ")
+    assert more_devices.lines(task)[-1].endswith("(links taken as free)")
+    # A replica sends all weights, a link between cells 64 numbers an example.
+    slow = hosts.parse("2x1,between=1MB,flops=1G")
+    *_, line = more_devices.lines(task, slow)
+    assert line.startswith("R=1, K=4 is the better use: its step is ")
+    assert line.endswith("(links at the speeds of --hosts)")
+    plans = [
+        step_plan.make_for(
+            largest.with_partitions(task, k), cluster=dataclasses.replace(slow, count=k)
+        )
+        for k in (2, 4)
+    ]
+    share = plans[1].step_s / plans[0].step_s
+    table = [row.split("  ") for row in more_devices.lines(task, slow)]
+    assert [units.percent(share) in [cell.strip() for cell in row] for row in table[1:3]] == [
+        False,
+        True,
+    ]
+    most = step_plan.make_for(replicated(2)).heaviest_bytes
+    refused, *rest = more_devices.lines(task, None, most - 1)[3:]
+    assert refused == f"R=2, K=2: {units.size(1)} more than a device has"
+    assert not rest
 
 
 def test_the_largest_with_replicas_counts_the_weights_of_all_owners() -> None:

@@ -45,6 +45,14 @@ def run(
             ["--model=lab.Tiny", "--logdir=/x", "--params_override=model.jit_compile=fast"],
             "ParamsError: lab.Tiny: 'model.jit_compile' must be bool or 'auto' or ",
         ),
+        (
+            ["--model=lab.Tiny", "--logdir=/x", "--num_replicas=3", "--num_micro_batches=2"],
+            "PartitionError: num_replicas=3, but a mini-batch has 2 micro-batches in all, so that ",
+        ),
+        (
+            ["--model=lab.Tiny", "--mode=plan", "--params_override=model.slices={'head': 2}"],
+            "LayerError: head (Softmax): it cannot be divided into slices. Embeddings, ",
+        ),
         (["--model=lab.Tiny", "--mode=trian"], "RegistryError: no mode 'trian'; nearest 'train'"),
         (
             ["--model=lab.Tiny", "--mode=decode"],

@@ -34,6 +34,20 @@ def test_auto_takes_tpu_cores_then_gpus_then_cpus(
     assert found == placement.Placement(chosen, compile_all=compiled)
 
 
+@pytest.mark.parametrize(("kind", "there"), [("gpu", 4), ("tpu", 4), ("cpu", 4)])
+def test_replicas_have_devices_of_their_own(kind: str, there: int) -> None:
+    """K = 2 devices for each of R = 2 replicas, one replica after the other."""
+    available = [f"/device:{k}:{n}" for k in ("CPU", "GPU", "TPU") for n in range(there)]
+    found = placement.place(2, kind, available=available, num_replicas=2)
+    assert found.devices == tuple(f"/device:{kind.upper()}:{n}" for n in range(4))
+    named = [f"/device:{kind.upper()}:{n}" for n in (3, 1, 2, 0)]
+    assert placement.place(2, names=named, available=available, num_replicas=2).devices == tuple(
+        named
+    )
+    with pytest.raises(errors.PlacementError, match="3 replicas of 2 partitions need 6"):
+        placement.place(2, kind, available=available, num_replicas=3)
+
+
 @pytest.mark.parametrize("kind", ["cpu", "gpu", "tpu"])
 def test_a_requested_kind_is_used(kind: str) -> None:
     found = placement.place(3, kind, available=CPUS + GPUS + TPUS)

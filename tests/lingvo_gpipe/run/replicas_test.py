@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,23 @@ from lingvo_gpipe import errors, layers, optim, pipelining
 from lingvo_gpipe.execution import placement
 from lingvo_gpipe.network import replicas
 from lingvo_gpipe.optim import rows
-from lingvo_gpipe.run import loop
+from lingvo_gpipe.run import checkpoints, loop
 from tests.support import saved
-from tests.tiny_task import tiny_task
+from tests.tiny_task import Points, tiny_task
+
+
+class OneBroken(Points):
+    """Points in order; the last one of the first mini-batch of eight is not a number."""
+
+    class Params(Points.Params):
+        """Params of OneBroken."""
+
+        shuffle = False
+
+    def arrays(self) -> Mapping[str, Mapping[str, np.ndarray[Any, Any]]]:
+        found = super().arrays()
+        found["train"]["point"][7] = np.nan
+        return found
 
 
 def task(num_replicas: int, **train: Any) -> Any:
@@ -45,6 +60,21 @@ def test_replicas_change_a_result_by_rounding_only(tmp_path: Path, accumulate: i
     three = loop.run(task(3, accumulate=accumulate), tmp_path / "3", evaluate=True)
     assert_close(one.checkpoint, three.checkpoint)
     assert three.metrics == pytest.approx(one.metrics, rel=1e-9)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 3])
+def test_a_gradient_of_one_replica_that_is_not_finite_stops_the_update_of_all(
+    tmp_path: Path, num_replicas: int
+) -> None:
+    """Only the last replica computes the broken example; half the scale is tried then."""
+    params = task(num_replicas, loss_scale=optim.LossScale.Params(initial=2.0))
+    params.input = OneBroken.Params(batch_size=8)
+    params.train.max_steps = 2
+    result = loop.run(params, tmp_path)
+    assert checkpoints.read_value(result.checkpoint, "loss_scale/skipped") == 1
+    assert checkpoints.read_value(result.checkpoint, "loss_scale/scale") == 1.0
+    for name, value in saved.values(result.checkpoint).items():
+        assert np.isfinite(value).all() or name.startswith("best"), name
 
 
 def test_a_run_goes_on_with_another_number_of_replicas(tmp_path: Path) -> None:

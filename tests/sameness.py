@@ -1,5 +1,7 @@
 """Contract 1: for every K, M, R, schedule, policy and code path, the plain network's gradients.
 
+An update has one mini-batch, or several whose gradients accumulate.
+
 `compare` runs one network through the pipeline and through its reference (plain TensorFlow, none of
 our pipeline code) and compares the loss, every gradient by name, every statistic and the hits.
 """
@@ -28,7 +30,12 @@ TOLERANCE = 1e-10  # contract 1, float64
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One point of the grid."""
+    """One point of the grid.
+
+    Attributes:
+        accumulate: mini-batches of the update, each of `num_micro_batches`. The reference has the
+            micro-batches of all of them.
+    """
 
     net: str
     num_partitions: int
@@ -37,12 +44,18 @@ class Case:
     code_path: str
     recompute: str
     num_replicas: int = 1
+    accumulate: int = 1
+
+    def __post_init__(self) -> None:
+        if self.accumulate > 1 and self.code_path != "losses inside":
+            raise ValueError("under the caller's tape, each call numbers its micro-batches from 0")
 
     def __str__(self) -> str:
         replicas = f"-R{self.num_replicas}" if self.num_replicas > 1 else ""
+        accumulated = f"-A{self.accumulate}" if self.accumulate > 1 else ""
         return (
             f"{self.net}-K{self.num_partitions}-M{self.num_micro_batches}-{self.schedule}-"
-            f"{self.code_path}-{self.recompute}{replicas}"
+            f"{self.code_path}-{self.recompute}{replicas}{accumulated}"
         )
 
 
@@ -281,23 +294,42 @@ def analyze(case: Case) -> network.Analysis:
 @custom_gradients.forgotten()
 def pipelined(case: Case, **changes: Any) -> Answer:
     """Run a case through the pipeline, by its code path."""
-    fields = NETS[case.net].fields()
     pipe = build(case, **changes)
     if case.code_path == "losses inside":
-        result = pipe.value_and_gradients(fields, step=STEP)
-        loss, gradients, moments = result.loss, result.gradients, result.moments
-        sums = result.sums
+        loss, gradients, moments, sums = _accumulated(pipe, mini_batches(case))
     else:
         # The caller's function is not always the subject; TensorFlow optimizes one of translation
         # for seconds. It optimizes the programs in it all the same.
         small = case.net in sameness_nets.NETS
         with contextlib.nullcontext() if small else outer_function.unoptimized():
-            loss, gradients, moments, sums = _own_tape(pipe, fields)
+            loss, gradients, moments, sums = _own_tape(pipe, NETS[case.net].fields())
     return Answer(
         float(loss),
         {path: value.numpy() for path, value in gradients.items()},
         {path: value.numpy() for path, value in pipe.merge_moments(moments).items()},
         float(sums["accuracy"]["total"]) if "accuracy" in sums else None,
+    )
+
+
+def _accumulated(pipe: Any, batches: list[dict[str, Any]]) -> Any:
+    """Run the mini-batches of one update, each of which adds to the gradients before it."""
+    of_batches = [pipe.loss_weights(batch) for batch in batches]
+    weights = {name: tf.add_n([own[name] for own in of_batches]) for name in of_batches[0]}
+    results: list[pipelining.Result] = []
+    for batch in batches:
+        result = pipe.value_and_gradients(
+            batch,
+            step=STEP,
+            loss_weights=weights,
+            first_micro_batch=sum(before.num_micro_batches for before in results),
+            accumulators=results[-1].gradients if results else None,
+        )
+        results.append(result)
+    return (
+        tf.add_n([result.loss for result in results]),
+        results[-1].gradients,
+        functools.reduce(pipe.add_moments, [result.moments for result in results]),
+        tf.nest.map_structure(lambda *same: tf.add_n(same), *(result.sums for result in results)),
     )
 
 
@@ -329,6 +361,39 @@ def parts(count: int, num_micro_batches: int) -> Iterator[slice]:
         yield slice(int(chunk[0]), int(chunk[-1]) + 1)
 
 
+def _unbatched(net: sameness_nets.Net) -> tuple[str, ...]:
+    """Return the names of the fields that every micro-batch reads whole."""
+    names: tuple[str, ...] = net.options.get("unbatched", ())
+    return names
+
+
+def _num_examples(net: sameness_nets.Net, fields: dict[str, Any]) -> int:
+    return next(
+        len(tf.nest.flatten(fields[name])[0]) for name in fields if name not in _unbatched(net)
+    )
+
+
+def _examples(net: sameness_nets.Net, fields: dict[str, Any], part: slice) -> dict[str, Any]:
+    """Return the fields of some examples of a mini-batch."""
+    return {
+        name: value
+        if name in _unbatched(net)
+        else tf.nest.map_structure(lambda leaf: leaf[part], value)
+        for name, value in fields.items()
+    }
+
+
+def mini_batches(case: Case) -> list[dict[str, Any]]:
+    """Return the mini-batches of a case's update, each of consecutive micro-batches."""
+    net, each = NETS[case.net], case.num_micro_batches
+    fields = net.fields()
+    of_update = list(parts(_num_examples(net, fields), each * case.accumulate))
+    return [
+        _examples(net, fields, slice(own[0].start, own[-1].stop))
+        for own in (of_update[first : first + each] for first in range(0, len(of_update), each))
+    ]
+
+
 @functools.cache
 def _first_weights(name: str) -> dict[str, tf.Tensor]:
     built = build(Case(name, 1, 1, "gpipe", "", "full")).by_path
@@ -344,18 +409,13 @@ def reference(name: str, num_micro_batches: int) -> Answer:
     trained = {
         path: w for path, w in weights.items() if path not in net.frozen and "/moving_" not in path
     }
-    whole = net.options.get("unbatched", ())
     losses: list[tf.Tensor] = []
     inputs: dict[str, list[tf.Tensor]] = {}
     hits: list[float] = []
     with tf.GradientTape() as tape:
         tape.watch(list(trained.values()))
-        count = next(len(tf.nest.flatten(fields[key])[0]) for key in fields if key not in whole)
-        for m, part in enumerate(parts(count, num_micro_batches)):
-            cut = {
-                key: value if key in whole else tf.nest.map_structure(lambda t: t[part], value)  # noqa: B023
-                for key, value in fields.items()
-            }
+        for m, part in enumerate(parts(_num_examples(net, fields), num_micro_batches)):
+            cut = _examples(net, fields, part)
             sums = net.reference(weights, cut, functools.partial(_draw, m))
             losses += [
                 coefficient * sums.losses[loss] / weight
@@ -422,4 +482,5 @@ def compare(got: Answer, wanted: Answer, tolerance: float = TOLERANCE) -> float:
 
 def check(case: Case, **changes: Any) -> float:
     """Compare one case with its reference; see `compare`."""
-    return compare(pipelined(case, **changes), reference(case.net, case.num_micro_batches))
+    num_micro_batches = case.num_micro_batches * case.accumulate
+    return compare(pipelined(case, **changes), reference(case.net, num_micro_batches))

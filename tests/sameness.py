@@ -80,11 +80,23 @@ class Grid:
         axes: values of each field of `Case`.
         apart: pairs of axes whose values need not all be combined in the covering set.
         points: the covering set. Empty: a set is searched, and may be larger.
+        thinned: n, where the whole set has one in n of all points: those whose places on the axes
+            add up to a multiple of n.
     """
 
     axes: tuple[tuple[Any, ...], ...]
     apart: tuple[tuple[int, int], ...] = ()
     points: tuple[tuple[Any, ...], ...] = ()
+    thinned: int = 1
+
+    def whole(self) -> list[tuple[Any, ...]]:
+        """Return the whole set."""
+        places = itertools.product(*(range(len(axis)) for axis in self.axes))
+        return [
+            tuple(axis[place] for axis, place in zip(self.axes, chosen, strict=True))
+            for chosen in places
+            if sum(chosen) % self.thinned == 0
+        ]
 
     def pairs(self) -> set[tuple[int, Any, int, Any]]:
         """Return every two values of different axes that must be combined."""
@@ -97,6 +109,7 @@ class Grid:
 
 
 SMALL_SLICED = (sliced_nets.SLICED.name, sliced_nets.UNEQUALLY.name)
+OTHER_SCHEDULES = ("interleaved", "looped_bfs", "zb_h1", "zb_v", "dualpipe_v")
 SLICED_TRANSLATION = (sliced_nets.SHARED.name, sliced_nets.PACKED.name)
 
 # Where programs take seconds to trace, networks and K are apart from other axes: the small networks
@@ -217,18 +230,96 @@ GRIDS = (
             ("conv", "tied", "skip"),
             (2, 3),
             (1, 3),
-            ("interleaved", "looped_bfs", "zb_h1", "zb_v", "dualpipe_v"),
+            OTHER_SCHEDULES,
             ("losses inside", "own tape"),
             ("full", "except_last", "never"),
         ),
         apart=((0, 5), (2, 5), (4, 5), (0, 4), (2, 4)),
+    ),
+    # The same over replicas, in slices and by several mini-batches per update, with every policy.
+    # The whole set has each combination of any four values. The covering set leaves out the pairs
+    # of 1f1b that the grids above cover.
+    Grid(
+        (
+            ("conv", "tied", "skip", *SMALL_SLICED),
+            (2, 3),
+            (4,),
+            (*OTHER_SCHEDULES, "1f1b"),
+            ("losses inside",),
+            ("full", "except_last", "never", "early", "recompute_grad"),
+            (1, 2, 3),
+            (1, 2),
+        ),
+        thinned=3,
+        points=(
+            ("tied", 3, 4, "interleaved", "losses inside", "full", 1, 2),
+            ("sliced", 2, 4, "interleaved", "losses inside", "except_last", 3, 1),
+            ("conv", 3, 4, "interleaved", "losses inside", "never", 3, 2),
+            ("sliced_unequal", 3, 4, "interleaved", "losses inside", "early", 1, 2),
+            ("skip", 3, 4, "interleaved", "losses inside", "recompute_grad", 2, 2),
+            ("conv", 3, 4, "looped_bfs", "losses inside", "full", 2, 1),
+            ("sliced_unequal", 2, 4, "looped_bfs", "losses inside", "except_last", 3, 2),
+            ("skip", 2, 4, "looped_bfs", "losses inside", "never", 2, 1),
+            ("tied", 3, 4, "looped_bfs", "losses inside", "early", 3, 2),
+            ("sliced", 2, 4, "looped_bfs", "losses inside", "recompute_grad", 1, 2),
+            ("skip", 2, 4, "zb_h1", "losses inside", "full", 3, 1),
+            ("tied", 3, 4, "zb_h1", "losses inside", "except_last", 1, 2),
+            ("sliced", 3, 4, "zb_h1", "losses inside", "never", 1, 2),
+            ("conv", 2, 4, "zb_h1", "losses inside", "early", 2, 1),
+            ("sliced_unequal", 2, 4, "zb_h1", "losses inside", "recompute_grad", 3, 1),
+            ("sliced", 3, 4, "zb_v", "losses inside", "full", 3, 1),
+            ("conv", 2, 4, "zb_v", "losses inside", "except_last", 2, 2),
+            ("sliced_unequal", 2, 4, "zb_v", "losses inside", "never", 1, 1),
+            ("skip", 3, 4, "zb_v", "losses inside", "early", 3, 2),
+            ("tied", 2, 4, "zb_v", "losses inside", "recompute_grad", 2, 1),
+            ("sliced_unequal", 2, 4, "dualpipe_v", "losses inside", "full", 2, 1),
+            ("skip", 2, 4, "dualpipe_v", "losses inside", "except_last", 3, 1),
+            ("tied", 3, 4, "dualpipe_v", "losses inside", "never", 1, 2),
+            ("sliced", 3, 4, "dualpipe_v", "losses inside", "early", 2, 1),
+            ("conv", 2, 4, "dualpipe_v", "losses inside", "recompute_grad", 1, 2),
+            ("tied", 2, 4, "1f1b", "losses inside", "early", 3, 2),
+            ("skip", 3, 4, "1f1b", "losses inside", "recompute_grad", 1, 1),
+        ),
+    ),
+    # The second mini-batch has two examples: one of three replicas computes nothing, but owns
+    # weights whose gradients continue.
+    Grid(
+        (
+            ("conv", "tied", "skip", "frozen", *SMALL_SLICED),
+            (2,),
+            (8,),
+            ("1f1b",),
+            ("losses inside",),
+            ("full",),
+            (3,),
+            (2,),
+        ),
+        apart=tuple(itertools.combinations(range(8), 2)),
+        points=(("tied", 2, 8, "1f1b", "losses inside", "full", 3, 2),),
+    ),
+    # A caller's tape over replicas: policies decide what a forward keeps for it.
+    Grid(
+        (
+            ("conv", "sliced_unequal"),
+            (3,),
+            (4,),
+            (*OTHER_SCHEDULES, "1f1b"),
+            ("own tape",),
+            ("early", "recompute_grad"),
+            (2,),
+        ),
+        apart=tuple(itertools.combinations(range(7), 2)),
+        points=(
+            ("conv", 3, 4, "zb_v", "own tape", "early", 2),
+            ("conv", 3, 4, "looped_bfs", "own tape", "recompute_grad", 2),
+        ),
     ),
 )
 
 
 def grid() -> list[Case]:
     """Return every point of every grid."""
-    return [Case(*point) for each in GRIDS for point in itertools.product(*each.axes)]
+    return [Case(*point) for each in GRIDS for point in each.whole()]
 
 
 def covering(each: Grid) -> list[Case]:

@@ -56,6 +56,9 @@ def test_every_schedule_is_in_a_grid() -> None:
         "sliced, three replicas",
         "sliced_translation",
         "cells",
+        "accumulated",
+        "a replica without micro-batches",
+        "own tape over replicas",
     ),
 )
 def test_covering_set_holds_every_pair(each: sameness.Grid) -> None:
@@ -66,6 +69,15 @@ def test_covering_set_holds_every_pair(each: sameness.Grid) -> None:
         assert {point[i] for point in cases} >= set(values)
     for i, a, j, b in each.pairs():
         assert any(point[i] == a and point[j] == b for point in cases), (a, b)
+
+
+def test_a_thinned_grid_holds_every_four_values() -> None:
+    (thinned,) = (each for each in sameness.GRIDS if each.thinned > 1)
+    whole = thinned.whole()
+    assert set(thinned.points) <= set(whole)
+    for four in itertools.combinations(range(len(thinned.axes)), 4):
+        found = {tuple(point[i] for i in four) for point in whole}
+        assert found == set(itertools.product(*(thinned.axes[i] for i in four)))
 
 
 def test_an_update_accumulates_only_with_the_losses_inside() -> None:
@@ -148,23 +160,6 @@ def test_by_micro_batch_size() -> None:
 def test_hand_written_table_with_split_backward(net: str, recompute: str) -> None:
     table = "0F0,0F1,,0I0,0W0,0I1,0W1\n,1F0,1I0,1F1,1I1,1W1,1W0"
     case = Case(net, 2, 2, table, "losses inside", recompute)
-    assert sameness.check(case) <= 1e-10
-
-
-@pytest.mark.parametrize(
-    ("net", "replicas"),
-    [
-        ("conv", 1),
-        ("tied", 1),
-        ("skip", 1),
-        *(
-            pytest.param(net, 2, marks=pytest.mark.sameness_grid)
-            for net in ("conv", "tied", "skip", "frozen", "sliced", "sliced_unequal")
-        ),
-    ],
-)
-def test_accumulated_mini_batches_are_one(net: str, replicas: int) -> None:
-    case = Case(net, 2, 2, "1f1b", "losses inside", "full", replicas, accumulate=2)
     assert sameness.check(case) <= 1e-10
 
 

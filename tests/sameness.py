@@ -1,5 +1,7 @@
 """Contract 1: for every K, M, R, schedule, policy and code path, the plain network's gradients.
 
+An update has one mini-batch, or several whose gradients accumulate.
+
 `compare` runs one network through the pipeline and through its reference (plain TensorFlow, none of
 our pipeline code) and compares the loss, every gradient by name, every statistic and the hits.
 """
@@ -28,7 +30,12 @@ TOLERANCE = 1e-10  # contract 1, float64
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One point of the grid."""
+    """One point of the grid.
+
+    Attributes:
+        accumulate: mini-batches of the update, each of `num_micro_batches`. The reference has the
+            micro-batches of all of them.
+    """
 
     net: str
     num_partitions: int
@@ -37,12 +44,18 @@ class Case:
     code_path: str
     recompute: str
     num_replicas: int = 1
+    accumulate: int = 1
+
+    def __post_init__(self) -> None:
+        if self.accumulate > 1 and self.code_path != "losses inside":
+            raise ValueError("under the caller's tape, each call numbers its micro-batches from 0")
 
     def __str__(self) -> str:
         replicas = f"-R{self.num_replicas}" if self.num_replicas > 1 else ""
+        accumulated = f"-A{self.accumulate}" if self.accumulate > 1 else ""
         return (
             f"{self.net}-K{self.num_partitions}-M{self.num_micro_batches}-{self.schedule}-"
-            f"{self.code_path}-{self.recompute}{replicas}"
+            f"{self.code_path}-{self.recompute}{replicas}{accumulated}"
         )
 
 
@@ -67,11 +80,23 @@ class Grid:
         axes: values of each field of `Case`.
         apart: pairs of axes whose values need not all be combined in the covering set.
         points: the covering set. Empty: a set is searched, and may be larger.
+        thinned: n, where the whole set has one in n of all points: those whose places on the axes
+            add up to a multiple of n.
     """
 
     axes: tuple[tuple[Any, ...], ...]
     apart: tuple[tuple[int, int], ...] = ()
     points: tuple[tuple[Any, ...], ...] = ()
+    thinned: int = 1
+
+    def whole(self) -> list[tuple[Any, ...]]:
+        """Return the whole set."""
+        places = itertools.product(*(range(len(axis)) for axis in self.axes))
+        return [
+            tuple(axis[place] for axis, place in zip(self.axes, chosen, strict=True))
+            for chosen in places
+            if sum(chosen) % self.thinned == 0
+        ]
 
     def pairs(self) -> set[tuple[int, Any, int, Any]]:
         """Return every two values of different axes that must be combined."""
@@ -84,6 +109,7 @@ class Grid:
 
 
 SMALL_SLICED = (sliced_nets.SLICED.name, sliced_nets.UNEQUALLY.name)
+OTHER_SCHEDULES = ("interleaved", "looped_bfs", "zb_h1", "zb_v", "dualpipe_v")
 SLICED_TRANSLATION = (sliced_nets.SHARED.name, sliced_nets.PACKED.name)
 
 # Where programs take seconds to trace, networks and K are apart from other axes: the small networks
@@ -204,18 +230,96 @@ GRIDS = (
             ("conv", "tied", "skip"),
             (2, 3),
             (1, 3),
-            ("interleaved", "looped_bfs", "zb_h1", "zb_v", "dualpipe_v"),
+            OTHER_SCHEDULES,
             ("losses inside", "own tape"),
             ("full", "except_last", "never"),
         ),
         apart=((0, 5), (2, 5), (4, 5), (0, 4), (2, 4)),
+    ),
+    # The same over replicas, in slices and by several mini-batches per update, with every policy.
+    # The whole set has each combination of any four values. The covering set leaves out the pairs
+    # of 1f1b that the grids above cover.
+    Grid(
+        (
+            ("conv", "tied", "skip", *SMALL_SLICED),
+            (2, 3),
+            (4,),
+            (*OTHER_SCHEDULES, "1f1b"),
+            ("losses inside",),
+            ("full", "except_last", "never", "early", "recompute_grad"),
+            (1, 2, 3),
+            (1, 2),
+        ),
+        thinned=3,
+        points=(
+            ("tied", 3, 4, "interleaved", "losses inside", "full", 1, 2),
+            ("sliced", 2, 4, "interleaved", "losses inside", "except_last", 3, 1),
+            ("conv", 3, 4, "interleaved", "losses inside", "never", 3, 2),
+            ("sliced_unequal", 3, 4, "interleaved", "losses inside", "early", 1, 2),
+            ("skip", 3, 4, "interleaved", "losses inside", "recompute_grad", 2, 2),
+            ("conv", 3, 4, "looped_bfs", "losses inside", "full", 2, 1),
+            ("sliced_unequal", 2, 4, "looped_bfs", "losses inside", "except_last", 3, 2),
+            ("skip", 2, 4, "looped_bfs", "losses inside", "never", 2, 1),
+            ("tied", 3, 4, "looped_bfs", "losses inside", "early", 3, 2),
+            ("sliced", 2, 4, "looped_bfs", "losses inside", "recompute_grad", 1, 2),
+            ("skip", 2, 4, "zb_h1", "losses inside", "full", 3, 1),
+            ("tied", 3, 4, "zb_h1", "losses inside", "except_last", 1, 2),
+            ("sliced", 3, 4, "zb_h1", "losses inside", "never", 1, 2),
+            ("conv", 2, 4, "zb_h1", "losses inside", "early", 2, 1),
+            ("sliced_unequal", 2, 4, "zb_h1", "losses inside", "recompute_grad", 3, 1),
+            ("sliced", 3, 4, "zb_v", "losses inside", "full", 3, 1),
+            ("conv", 2, 4, "zb_v", "losses inside", "except_last", 2, 2),
+            ("sliced_unequal", 2, 4, "zb_v", "losses inside", "never", 1, 1),
+            ("skip", 3, 4, "zb_v", "losses inside", "early", 3, 2),
+            ("tied", 2, 4, "zb_v", "losses inside", "recompute_grad", 2, 1),
+            ("sliced_unequal", 2, 4, "dualpipe_v", "losses inside", "full", 2, 1),
+            ("skip", 2, 4, "dualpipe_v", "losses inside", "except_last", 3, 1),
+            ("tied", 3, 4, "dualpipe_v", "losses inside", "never", 1, 2),
+            ("sliced", 3, 4, "dualpipe_v", "losses inside", "early", 2, 1),
+            ("conv", 2, 4, "dualpipe_v", "losses inside", "recompute_grad", 1, 2),
+            ("tied", 2, 4, "1f1b", "losses inside", "early", 3, 2),
+            ("skip", 3, 4, "1f1b", "losses inside", "recompute_grad", 1, 1),
+        ),
+    ),
+    # The second mini-batch has two examples: one of three replicas computes nothing, but owns
+    # weights whose gradients continue.
+    Grid(
+        (
+            ("conv", "tied", "skip", "frozen", *SMALL_SLICED),
+            (2,),
+            (8,),
+            ("1f1b",),
+            ("losses inside",),
+            ("full",),
+            (3,),
+            (2,),
+        ),
+        apart=tuple(itertools.combinations(range(8), 2)),
+        points=(("tied", 2, 8, "1f1b", "losses inside", "full", 3, 2),),
+    ),
+    # A caller's tape over replicas: policies decide what a forward keeps for it.
+    Grid(
+        (
+            ("conv", "sliced_unequal"),
+            (3,),
+            (4,),
+            (*OTHER_SCHEDULES, "1f1b"),
+            ("own tape",),
+            ("early", "recompute_grad"),
+            (2,),
+        ),
+        apart=tuple(itertools.combinations(range(7), 2)),
+        points=(
+            ("conv", 3, 4, "zb_v", "own tape", "early", 2),
+            ("conv", 3, 4, "looped_bfs", "own tape", "recompute_grad", 2),
+        ),
     ),
 )
 
 
 def grid() -> list[Case]:
     """Return every point of every grid."""
-    return [Case(*point) for each in GRIDS for point in itertools.product(*each.axes)]
+    return [Case(*point) for each in GRIDS for point in each.whole()]
 
 
 def covering(each: Grid) -> list[Case]:
@@ -281,23 +385,42 @@ def analyze(case: Case) -> network.Analysis:
 @custom_gradients.forgotten()
 def pipelined(case: Case, **changes: Any) -> Answer:
     """Run a case through the pipeline, by its code path."""
-    fields = NETS[case.net].fields()
     pipe = build(case, **changes)
     if case.code_path == "losses inside":
-        result = pipe.value_and_gradients(fields, step=STEP)
-        loss, gradients, moments = result.loss, result.gradients, result.moments
-        sums = result.sums
+        loss, gradients, moments, sums = _accumulated(pipe, mini_batches(case))
     else:
         # The caller's function is not always the subject; TensorFlow optimizes one of translation
         # for seconds. It optimizes the programs in it all the same.
         small = case.net in sameness_nets.NETS
         with contextlib.nullcontext() if small else outer_function.unoptimized():
-            loss, gradients, moments, sums = _own_tape(pipe, fields)
+            loss, gradients, moments, sums = _own_tape(pipe, NETS[case.net].fields())
     return Answer(
         float(loss),
         {path: value.numpy() for path, value in gradients.items()},
         {path: value.numpy() for path, value in pipe.merge_moments(moments).items()},
         float(sums["accuracy"]["total"]) if "accuracy" in sums else None,
+    )
+
+
+def _accumulated(pipe: Any, batches: list[dict[str, Any]]) -> Any:
+    """Run the mini-batches of one update, each of which adds to the gradients before it."""
+    of_batches = [pipe.loss_weights(batch) for batch in batches]
+    weights = {name: tf.add_n([own[name] for own in of_batches]) for name in of_batches[0]}
+    results: list[pipelining.Result] = []
+    for batch in batches:
+        result = pipe.value_and_gradients(
+            batch,
+            step=STEP,
+            loss_weights=weights,
+            first_micro_batch=sum(before.num_micro_batches for before in results),
+            accumulators=results[-1].gradients if results else None,
+        )
+        results.append(result)
+    return (
+        tf.add_n([result.loss for result in results]),
+        results[-1].gradients,
+        functools.reduce(pipe.add_moments, [result.moments for result in results]),
+        tf.nest.map_structure(lambda *same: tf.add_n(same), *(result.sums for result in results)),
     )
 
 
@@ -329,6 +452,39 @@ def parts(count: int, num_micro_batches: int) -> Iterator[slice]:
         yield slice(int(chunk[0]), int(chunk[-1]) + 1)
 
 
+def _unbatched(net: sameness_nets.Net) -> tuple[str, ...]:
+    """Return the names of the fields that every micro-batch reads whole."""
+    names: tuple[str, ...] = net.options.get("unbatched", ())
+    return names
+
+
+def _num_examples(net: sameness_nets.Net, fields: dict[str, Any]) -> int:
+    return next(
+        len(tf.nest.flatten(fields[name])[0]) for name in fields if name not in _unbatched(net)
+    )
+
+
+def _examples(net: sameness_nets.Net, fields: dict[str, Any], part: slice) -> dict[str, Any]:
+    """Return the fields of some examples of a mini-batch."""
+    return {
+        name: value
+        if name in _unbatched(net)
+        else tf.nest.map_structure(lambda leaf: leaf[part], value)
+        for name, value in fields.items()
+    }
+
+
+def mini_batches(case: Case) -> list[dict[str, Any]]:
+    """Return the mini-batches of a case's update, each of consecutive micro-batches."""
+    net, each = NETS[case.net], case.num_micro_batches
+    fields = net.fields()
+    of_update = list(parts(_num_examples(net, fields), each * case.accumulate))
+    return [
+        _examples(net, fields, slice(own[0].start, own[-1].stop))
+        for own in (of_update[first : first + each] for first in range(0, len(of_update), each))
+    ]
+
+
 @functools.cache
 def _first_weights(name: str) -> dict[str, tf.Tensor]:
     built = build(Case(name, 1, 1, "gpipe", "", "full")).by_path
@@ -344,18 +500,13 @@ def reference(name: str, num_micro_batches: int) -> Answer:
     trained = {
         path: w for path, w in weights.items() if path not in net.frozen and "/moving_" not in path
     }
-    whole = net.options.get("unbatched", ())
     losses: list[tf.Tensor] = []
     inputs: dict[str, list[tf.Tensor]] = {}
     hits: list[float] = []
     with tf.GradientTape() as tape:
         tape.watch(list(trained.values()))
-        count = next(len(tf.nest.flatten(fields[key])[0]) for key in fields if key not in whole)
-        for m, part in enumerate(parts(count, num_micro_batches)):
-            cut = {
-                key: value if key in whole else tf.nest.map_structure(lambda t: t[part], value)  # noqa: B023
-                for key, value in fields.items()
-            }
+        for m, part in enumerate(parts(_num_examples(net, fields), num_micro_batches)):
+            cut = _examples(net, fields, part)
             sums = net.reference(weights, cut, functools.partial(_draw, m))
             losses += [
                 coefficient * sums.losses[loss] / weight
@@ -422,4 +573,5 @@ def compare(got: Answer, wanted: Answer, tolerance: float = TOLERANCE) -> float:
 
 def check(case: Case, **changes: Any) -> float:
     """Compare one case with its reference; see `compare`."""
-    return compare(pipelined(case, **changes), reference(case.net, case.num_micro_batches))
+    num_micro_batches = case.num_micro_batches * case.accumulate
+    return compare(pipelined(case, **changes), reference(case.net, num_micro_batches))

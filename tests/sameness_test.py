@@ -56,6 +56,9 @@ def test_every_schedule_is_in_a_grid() -> None:
         "sliced, three replicas",
         "sliced_translation",
         "cells",
+        "accumulated",
+        "a replica without micro-batches",
+        "own tape over replicas",
     ),
 )
 def test_covering_set_holds_every_pair(each: sameness.Grid) -> None:
@@ -66,6 +69,20 @@ def test_covering_set_holds_every_pair(each: sameness.Grid) -> None:
         assert {point[i] for point in cases} >= set(values)
     for i, a, j, b in each.pairs():
         assert any(point[i] == a and point[j] == b for point in cases), (a, b)
+
+
+def test_a_thinned_grid_holds_every_four_values() -> None:
+    (thinned,) = (each for each in sameness.GRIDS if each.thinned > 1)
+    whole = thinned.whole()
+    assert set(thinned.points) <= set(whole)
+    for four in itertools.combinations(range(len(thinned.axes)), 4):
+        found = {tuple(point[i] for i in four) for point in whole}
+        assert found == set(itertools.product(*(thinned.axes[i] for i in four)))
+
+
+def test_an_update_accumulates_only_with_the_losses_inside() -> None:
+    with pytest.raises(ValueError, match="numbers its micro-batches from 0"):
+        Case("dense", 2, 3, "gpipe", "own tape", "full", accumulate=2)
 
 
 @pytest.mark.parametrize("net", mt_nets.NETS)
@@ -144,53 +161,6 @@ def test_hand_written_table_with_split_backward(net: str, recompute: str) -> Non
     table = "0F0,0F1,,0I0,0W0,0I1,0W1\n,1F0,1I0,1F1,1I1,1W1,1W0"
     case = Case(net, 2, 2, table, "losses inside", recompute)
     assert sameness.check(case) <= 1e-10
-
-
-@pytest.mark.parametrize(
-    ("net", "replicas"),
-    [
-        ("conv", 1),
-        ("tied", 1),
-        ("skip", 1),
-        *(
-            pytest.param(net, 2, marks=pytest.mark.sameness_grid)
-            for net in ("conv", "tied", "skip", "frozen", "sliced", "sliced_unequal")
-        ),
-    ],
-)
-def test_accumulated_mini_batches_are_one(net: str, replicas: int) -> None:
-    """2 mini-batches × 2 micro-batches ≡ 1 × 4: seeds, weights and all."""
-    whole = {
-        name: value if name == "gain" else value[:8]
-        for name, value in sameness.NETS[net].fields().items()
-    }
-    one = sameness.build(Case(net, 2, 4, "1f1b", "losses inside", "full"))
-    two = sameness.build(Case(net, 2, 2, "1f1b", "losses inside", "full", replicas))
-    wanted = one.value_and_gradients(whole, step=3)
-    halves = [
-        {name: value if name == "gain" else value[part] for name, value in whole.items()}
-        for part in (slice(0, 4), slice(4, 8))
-    ]
-    weights = [two.loss_weights(half) for half in halves]
-    total = {name: weights[0][name] + weights[1][name] for name in weights[0]}
-    first = two.value_and_gradients(halves[0], step=3, loss_weights=total)
-    second = two.value_and_gradients(
-        halves[1], step=3, loss_weights=total, first_micro_batch=2, accumulators=first.gradients
-    )
-    moments = tf.nest.map_structure(lambda a, b: a + b, first.moments, second.moments)
-    got, plain = (
-        sameness.Answer(
-            float(loss),
-            {path: g.numpy() for path, g in gradients.items()},
-            {path: v.numpy() for path, v in pipe.merge_moments(added).items()},
-            None,
-        )
-        for loss, gradients, pipe, added in (
-            (first.loss + second.loss, second.gradients, two, moments),
-            (wanted.loss, wanted.gradients, one, wanted.moments),
-        )
-    )
-    assert sameness.compare(got, plain) <= 1e-10
 
 
 def test_float32_is_close() -> None:
@@ -393,6 +363,52 @@ def _slice_without_a_shift(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(slices, "inside", lambda ids, first, size: true(ids, 0 * first, size))
 
 
+def _drop_earlier_mini_batches(patch: pytest.MonkeyPatch) -> None:
+    true = mini_batch.MiniBatchRunner.train
+    patch.setattr(
+        mini_batch.MiniBatchRunner,
+        "train",
+        lambda self, inputs: true(self, inputs._replace(accumulators=None)),
+    )
+
+
+def _earlier_sum_in_every_replica(patch: pytest.MonkeyPatch) -> None:
+    true = executor.PassRun.start_accumulators
+
+    def start(self: Any) -> None:
+        true(self)
+        given = self.inputs.accumulators
+        for cell, sums in zip(self.network_pass.cells, self.accumulators, strict=True):
+            sums[:] = sums if given is None else [given[path] for path in cell.weights]
+
+    patch.setattr(executor.PassRun, "start_accumulators", start)
+
+
+def _drop_sums_of_an_idle_replica(patch: pytest.MonkeyPatch) -> None:
+    """A replica without micro-batches forgets the earlier sums of the weights that it owns."""
+    true = executor.Executor._at_owners
+
+    def at_owners(self: Any, of_replicas: Any, shares: Any) -> Any:
+        inputs = dataclasses.replace(shares[0].inputs, accumulators=None)
+        return true(self, of_replicas, [dataclasses.replace(s, inputs=inputs) for s in shares])
+
+    patch.setattr(executor.Executor, "_at_owners", at_owners)
+
+
+def _seeds_by_mini_batch(patch: pytest.MonkeyPatch) -> None:
+    """Every mini-batch draws as if it were the first one of its update."""
+    true = mini_batch.MiniBatchRunner.pass_inputs
+    patch.setattr(
+        mini_batch.MiniBatchRunner,
+        "pass_inputs",
+        lambda self, inputs: true(self, inputs._replace(first_micro_batch=tf.constant(0))),
+    )
+
+
+def _moments_of_the_last_mini_batch(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(pipelining.PipeliningLayer, "add_moments", lambda self, one, other: other)  # noqa: ARG005
+
+
 def _drop_weight_gradient(patch: pytest.MonkeyPatch) -> None:
     true = executor._SlotCall.backward
 
@@ -438,6 +454,11 @@ BREAKS: dict[str, tuple[Any, ...]] = {
     "a slice's log-sum-exp left out": (_forgotten_slice, "sliced", 2, 3, "loss"),
     "the best id of the last slice": (_best_of_the_last_slice, "sliced", 2, 3, "hits"),
     "ids not shifted to their slice": (_slice_without_a_shift, "sliced", 2, 3, "loss"),
+    "earlier mini-batches left out": (_drop_earlier_mini_batches, "conv", 2, 3, "gradient", 1, 2),
+    "an earlier sum twice": (_earlier_sum_in_every_replica, "conv", 2, 3, "gradient", 2, 2),
+    "sums of an idle replica": (_drop_sums_of_an_idle_replica, "conv", 2, 8, "gradient", 3, 2),
+    "seeds by mini-batch": (_seeds_by_mini_batch, "conv", 2, 3, "loss", 1, 2),
+    "moments of one mini-batch": (_moments_of_the_last_mini_batch, "conv", 2, 3, "statistic", 1, 2),
 }
 
 
@@ -449,9 +470,9 @@ def check_unbroken(case: Case, cuts: tuple[int, ...] | None) -> None:
 
 @pytest.mark.parametrize("name", BREAKS)
 def test_broken_on_purpose_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    break_it, net, partitions, micro_batches, found, *replicas = BREAKS[name]
-    case = Case(net, partitions, micro_batches, "gpipe", "losses inside", "full", *replicas)
-    wanted = sameness.reference(net, micro_batches)
+    break_it, net, partitions, micro_batches, found, *others = BREAKS[name]
+    case = Case(net, partitions, micro_batches, "gpipe", "losses inside", "full", *others)
+    wanted = sameness.reference(net, micro_batches * case.accumulate)
     cuts = (1, 1, 1, 3) if net == "dense" and partitions == 4 else None
     check_unbroken(case, cuts)
     break_it(monkeypatch)

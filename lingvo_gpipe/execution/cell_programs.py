@@ -67,6 +67,23 @@ class _Program:
         return tf.nest.pack_sequence_as(self.outputs, list(flat))
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _RawGradients:
+    """The forward of a cell and its gradients, in the graph that is being traced.
+
+    Attributes:
+        outputs: outputs of the forward.
+        weights: gradient of each weight.
+        imports: gradients of the imports' floating leaves.
+        again: flat outputs of the forward, if `tf.recompute_grad` computed it again.
+    """
+
+    outputs: CellOutputs
+    weights: list[RawGradient]
+    imports: list[RawGradient]
+    again: list[tf.Tensor]
+
+
 class CellPrograms:
     """The programs of one cell, traced at their first call.
 
@@ -255,17 +272,24 @@ class CellPrograms:
         exports = {v: self._export(v, values[v]) for v in cell.exports}
         return CellOutputs(exports, collected)
 
-    def _exported_again(self, cell: network.Cell, inputs: CellInputs) -> CellOutputs:
-        """Compute the forward so that `tf.recompute_grad` computes it again for its gradient."""
-        results: list[Nest] = []
+    def _exported_again(
+        self, cell: network.Cell, inputs: CellInputs, runs: list[Nest]
+    ) -> CellOutputs:
+        """Compute the forward so that `tf.recompute_grad` computes it again for its gradient.
+
+        Args:
+            cell: the cell in this pass.
+            inputs: inputs of the micro-batch.
+            runs: receives the outputs of the first run, and those of the second once there is one.
+        """
 
         def forward(*flat: tf.Tensor) -> list[tf.Tensor]:
             packed = tf.nest.pack_sequence_as(inputs, list(flat))
-            results[:] = [self._exported(cell, packed).as_nest()]
-            return [tf.identity(tensor) for tensor in tf.nest.flatten(results[0])]
+            runs.append(self._exported(cell, packed).as_nest())
+            return [tf.identity(tensor) for tensor in tf.nest.flatten(runs[-1])]
 
         flat = base.recompute_grad(forward)(*tf.nest.flatten(inputs))
-        return CellOutputs.of_nest(tf.nest.pack_sequence_as(results[0], list(flat)))
+        return CellOutputs.of_nest(tf.nest.pack_sequence_as(runs[0], list(flat)))
 
     def _export(self, version: int, value: Nest) -> Nest:
         """Return a value as the cell sends it.
@@ -283,15 +307,12 @@ class CellPrograms:
         self, cell: network.Cell, inputs: CellInputs, upstream: BackwardInputs
     ) -> tuple[CellOutputs, _FlatGradients]:
         """Compute the forward and all gradients."""
-        again = cell.recompute_policy == "recompute_grad"
-        outputs, weights, imports = self._raw_gradients(
-            cell, inputs, lambda _: upstream, self._exported_again if again else self._exported
-        )
+        found = self._raw_gradients(cell, inputs, lambda _: upstream)
         totals = upstream.accumulators
-        added = list(map(cut_backward.added, totals, weights))
-        return outputs, (
-            added + list(map(tf.convert_to_tensor, weights[len(totals) :])),
-            list(map(tf.convert_to_tensor, imports)),
+        added = list(map(cut_backward.added, totals, found.weights))
+        return found.outputs, (
+            added + list(map(tf.convert_to_tensor, found.weights[len(totals) :])),
+            list(map(tf.convert_to_tensor, found.imports)),
         )
 
     def _raw_gradients(
@@ -299,20 +320,22 @@ class CellPrograms:
         cell: network.Cell,
         inputs: CellInputs,
         upstream_of: Callable[[CellOutputs], BackwardInputs],
-        exported: Callable[[network.Cell, CellInputs], CellOutputs],
-    ) -> tuple[CellOutputs, list[RawGradient], list[RawGradient]]:
-        """Compute the forward; and gradients of weights, and of imports' floating leaves.
+    ) -> _RawGradients:
+        """Compute the forward and all gradients.
 
         Args:
             cell: the cell in this pass.
             inputs: inputs of the micro-batch.
             upstream_of: returns what comes from upstream, for these outputs.
-            exported: computes the forward.
         """
         sources = gradient_sources(cell, inputs)
+        runs: list[Nest] = []
         with tf.GradientTape() as tape:
             tape.watch(sources)
-            outputs = exported(cell, inputs)
+            if cell.recompute_policy == "recompute_grad":
+                outputs = self._exported_again(cell, inputs, runs)
+            else:
+                outputs = self._exported(cell, inputs)
             upstream = upstream_of(outputs)
             targets = [t for v in cell.exports_with_gradient for t in floating(outputs.exports[v])]
             scaled = [
@@ -324,7 +347,7 @@ class CellPrograms:
         starts += [tf.ones([], targets[-1].dtype)] if scaled else []
         raw = tape.gradient(targets, sources, starts, unconnected_gradients="zero")
         count = len(cell.weights)
-        return outputs, raw[:count], raw[count:]
+        return _RawGradients(outputs, raw[:count], raw[count:], tf.nest.flatten(runs[1:]))
 
     def _cut(self, cell: network.Cell, inputs: CellInputs) -> tuple[CutBackward, Nest]:
         """Return the cut programs for these shapes, and the structure of the forward's outputs."""
@@ -349,17 +372,16 @@ class CellPrograms:
                 return upstream[0]
 
             packed = tf.nest.pack_sequence_as(inputs, list(flat))
-            outputs, weights, imports = self._raw_gradients(
-                cell, packed, remembered, self._exported
-            )
-            nest = outputs.as_nest()
+            found = self._raw_gradients(cell, packed, remembered)
+            nest = found.outputs.as_nest()
             traced[:] = [
                 cut_backward.Trace(
                     inputs=flat,
                     upstream=tf.nest.flatten(upstream[0]),
                     outputs=tf.nest.flatten(nest),
-                    weights=weights,
-                    imports=imports,
+                    weights=found.weights,
+                    imports=found.imports,
+                    again=found.again,
                 ),
                 tf.nest.map_structure(lambda _: 0, nest),
             ]

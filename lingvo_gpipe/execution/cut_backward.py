@@ -46,6 +46,8 @@ class Trace:
         outputs: flat outputs of the forward.
         weights: gradient of each weight.
         imports: gradients of the imports' floating leaves.
+        again: flat outputs of the forward where the backward computes it again by itself, as
+            `tf.recompute_grad` does. I computes what W needs of it.
     """
 
     inputs: Sequence[tf.Tensor]
@@ -53,6 +55,7 @@ class Trace:
     outputs: Sequence[tf.Tensor]
     weights: Sequence[RawGradient]
     imports: Sequence[RawGradient]
+    again: Sequence[tf.Tensor] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -102,7 +105,7 @@ class CutBackward:
         self._backward = cut.section((*weights, *imports), forward, forward, movable)
         self._forward = forward - self._backward.operations
         self._residuals = self._computed(self._backward)
-        of_imports = held & cut.section(imports, self._forward).operations
+        of_imports = held & cut.section((*imports, *trace.again), self._forward).operations
         self._of_weights = cut.section(weights, self._forward | of_imports, of_imports)
         self._left = self._computed(self._of_weights)
         self._programs: dict[tuple[str, bool], _Program] = {}

@@ -2,6 +2,9 @@
 
 A section reads tensors of the sections before it. What is cheap to compute again, such as a view of
 a tensor or its shape, is not read but is in both sections.
+
+Custom gradients pass all their results through one IdentityN. Sections have none: what reads one of
+its outputs reads the input instead, so that one result can be computed without the others.
 """
 
 from __future__ import annotations
@@ -71,6 +74,7 @@ class Sections:
         self._definition = graph.as_graph_def()
         self._nodes = {node.name: node for node in self._definition.node}
         self._gradients = [op for op in self._operations if op.type in _BESIDE_GRADIENT]
+        self._sources = {op.name: list(map(_passed, op.inputs)) for op in self._operations}
 
     def all(self) -> frozenset[str]:
         """Return the names of all operations, arguments excepted."""
@@ -97,7 +101,7 @@ class Sections:
         while growing:
             before = len(found)
             for op in self._operations:
-                if any(tensor.op.name in found for tensor in op.inputs):
+                if any(tensor.op.name in found for tensor in self._sources[op.name]):
                     found.add(op.name)
             growing = len(found) > before
         return frozenset(found - start)
@@ -131,8 +135,9 @@ class Sections:
                     reads[tensor.name] = tensor
                 else:
                     needed.add(tensor.op.name)
-                    stack += tensor.op.inputs
+                    stack += self._sources[tensor.op.name]
 
+        fetches = tuple(map(_passed, fetches))
         add(fetches)
         while True:
             beside = self._beside_gradients(needed)
@@ -147,15 +152,15 @@ class Sections:
             ]
             # The last one first: its input may be cheap as well.
             candidates.sort(key=self._place, reverse=True)
-            op = next((t.op for t in candidates if _reads_no_more(t, reads)), None)
+            op = next((t.op for t in candidates if self._reads_no_more(t, reads)), None)
             if op is None:
                 break
             for output in op.outputs:
                 reads.pop(output.name, None)
             needed.add(op.name)
-            add(op.inputs)
+            add(self._sources[op.name])
         ordered = sorted(reads.values(), key=self._place)
-        return Section(frozenset(needed), tuple(ordered), tuple(fetches))
+        return Section(frozenset(needed), tuple(ordered), fetches)
 
     def compute(self, section: Section, values: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:
         """Add the operations of a section to the function that is being traced.
@@ -175,9 +180,10 @@ class Sections:
                 node = definition.node.add()
                 node.CopyFrom(self._nodes[op.name])
                 node.attr.pop("_class", None)  # names operations that may be in another section
-                inputs = [name for name in node.input if _is_inside(name, section.operations)]
+                before = [name for name in node.input if name[:1] == "^"]
                 del node.input[:]
-                node.input.extend(inputs)
+                node.input.extend(t.name.removesuffix(":0") for t in self._sources[op.name])
+                node.input.extend(name for name in before if name[1:] in section.operations)
         inputs_of = {name for node in definition.node for name in node.input}
         mapped = [t.name for t in section.reads if t.name.removesuffix(":0") in inputs_of]
         computed = [op for op in self._operations if op.name in section.operations]
@@ -197,31 +203,32 @@ class Sections:
     def _beside_gradients(self, operations: Collection[str]) -> frozenset[str]:
         """Return the names of tensors that are to be computed where their gradients are."""
         return frozenset(
-            op.inputs[_BESIDE_GRADIENT[op.type]].name
+            self._sources[op.name][_BESIDE_GRADIENT[op.type]].name
             for op in self._gradients
             if op.name in operations
         )
+
+    def _reads_no_more(self, tensor: tf.Tensor, reads: Collection[str]) -> bool:
+        """Return whether the inputs of a tensor's operation are at most as large as the tensor.
+
+        Those that are read anyway do not count, arguments and constants neither.
+        """
+        new = [
+            source
+            for source in self._sources[tensor.op.name]
+            if source.name not in reads and source.op.type not in ("Const", "Placeholder")
+        ]
+        return sum(map(_size, new)) <= _size(tensor)
 
     def _place(self, tensor: tf.Tensor) -> tuple[int, int]:
         return self._order[tensor.op.name], tensor.value_index
 
 
-def _is_inside(name: str, operations: Collection[str]) -> bool:
-    """Return whether an input of a node stays: data always, an order only within the section."""
-    return not name.startswith("^") or name[1:] in operations
-
-
-def _reads_no_more(tensor: tf.Tensor, reads: Collection[str]) -> bool:
-    """Return whether the inputs of a tensor's operation are at most as large as the tensor.
-
-    Those that are read anyway do not count, arguments and constants neither.
-    """
-    new = [
-        source
-        for source in tensor.op.inputs
-        if source.name not in reads and source.op.type not in ("Const", "Placeholder")
-    ]
-    return sum(map(_size, new)) <= _size(tensor)
+def _passed(tensor: tf.Tensor) -> tf.Tensor:
+    """Return the tensor that an IdentityN passes; others are themselves."""
+    while tensor.op.type == "IdentityN":
+        tensor = tensor.op.inputs[tensor.value_index]
+    return tensor
 
 
 def _is_shape(tensor: tf.Tensor) -> bool:

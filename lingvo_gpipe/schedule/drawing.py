@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Mapping
 
 from matplotlib import axes, figure, patches
 
@@ -118,31 +119,46 @@ def draw(timeline: simulate.Timeline, *, unit: str | None = None) -> bytes:
     return buffer.getvalue()
 
 
-def chrome_trace(timeline: simulate.Timeline) -> str:
-    """Return the timeline as JSON for chrome://tracing and ui.perfetto.dev, a row per device."""
-    events: list[dict[str, object]] = [
-        {
-            "name": "thread_name",
-            "ph": "M",
-            "pid": 0,
-            "tid": device,
-            "args": {"name": label},
-        }
-        for device, label in enumerate(_labels(timeline.table))
-    ]
-    events += [
-        {
-            "name": str(span.slot),
-            "cat": _PHASES[span.slot.phase][0],
-            "ph": "X",
-            "pid": 0,
-            "tid": span.device,
-            "ts": span.start_s * 1e6,
-            "dur": (span.end_s - span.start_s) * 1e6,
-            "args": {"cell": span.slot.cell, "micro_batch": span.slot.micro_batch},
-        }
-        for span in timeline.spans
-    ]
+def chrome_trace(timelines: Mapping[str, simulate.Timeline]) -> str:
+    """Return timelines as JSON for chrome://tracing and ui.perfetto.dev.
+
+    Args:
+        timelines: name → timeline. Each is a process with a row per device, in this order.
+    """
+    events: list[dict[str, object]] = []
+    for number, (name, timeline) in enumerate(timelines.items()):
+        events += [
+            {"name": "process_name", "ph": "M", "pid": number, "args": {"name": name}},
+            {
+                "name": "process_sort_index",
+                "ph": "M",
+                "pid": number,
+                "args": {"sort_index": number},
+            },
+        ]
+        events += [
+            {
+                "name": "thread_name",
+                "ph": "M",
+                "pid": number,
+                "tid": device,
+                "args": {"name": label},
+            }
+            for device, label in enumerate(_labels(timeline.table))
+        ]
+        events += [
+            {
+                "name": str(span.slot),
+                "cat": _PHASES[span.slot.phase][0],
+                "ph": "X",
+                "pid": number,
+                "tid": span.device,
+                "ts": span.start_s * 1e6,
+                "dur": (span.end_s - span.start_s) * 1e6,
+                "args": {"cell": span.slot.cell, "micro_batch": span.slot.micro_batch},
+            }
+            for span in timeline.spans
+        ]
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
 
 

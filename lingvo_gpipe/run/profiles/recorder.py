@@ -103,7 +103,8 @@ class Recorder:
         folder.mkdir(parents=True, exist_ok=True)
         for number, timeline in enumerate(recorded.timelines):
             path = folder / f"step_{step}_replica_{number}.json"
-            path.write_text(drawing.chrome_trace(timeline), encoding="utf-8")
+            both = {"measured": timeline, "simulated": _simulated_beside(timeline)}
+            path.write_text(drawing.chrome_trace(both), encoding="utf-8")
         rows = breakdown.table_of(recorded.rows, labels)
         lines = units.table(rows, "l" + "r" * (len(rows[0]) - 1))
         compared = prediction.line(recorded.timelines[0], recorded.rows)
@@ -218,9 +219,25 @@ class Recorder:
 
 def _from_first_slot(timeline: simulate.Timeline) -> simulate.Timeline:
     """Return a timeline that begins with its first slot."""
-    first_s = min(span.start_s for span in timeline.spans)
+    return _later(timeline, -min(span.start_s for span in timeline.spans))
+
+
+def _simulated_beside(measured: simulate.Timeline) -> simulate.Timeline:
+    """Return what the table needs with the mean times of its slots, from the first slot's start.
+
+    Slots that computed nothing are not in it, as they are not in the measured one.
+    """
+    simulated = breakdown.simulate_means(measured.table, breakdown.mean_seconds(measured))
+    ran = {span.slot for span in measured.spans}
+    spans = tuple(span for span in simulated.spans if span.slot in ran)
+    first_s = min(span.start_s for span in measured.spans)
+    return _later(simulate.Timeline(measured.table, spans), first_s)
+
+
+def _later(timeline: simulate.Timeline, seconds: float) -> simulate.Timeline:
+    """Return a timeline in which every slot is `seconds` later."""
     shifted = [
-        dataclasses.replace(span, start_s=span.start_s - first_s, end_s=span.end_s - first_s)
+        dataclasses.replace(span, start_s=span.start_s + seconds, end_s=span.end_s + seconds)
         for span in timeline.spans
     ]
     return simulate.Timeline(timeline.table, tuple(shifted))

@@ -137,18 +137,34 @@ def test_numbers_are_reported_in_their_unit(
     assert drawing.draw(found, unit=unit) != drawing.draw(found, unit="eggs")
 
 
-def test_trace_has_every_slot_in_microseconds() -> None:
-    found = simulate.simulate(schedule.make("gpipe", 2, 1), [1.0, 2.0], [2.0, 5.0])
-    events = json.loads(drawing.chrome_trace(found))["traceEvents"]
-    names = [event["args"]["name"] for event in events if event["ph"] == "M"]
-    assert names == ["cell 0", "cell 1"]
-    spans = {e["name"]: (e["tid"], e["ts"], e["dur"], e["cat"]) for e in events if e["ph"] == "X"}
-    assert spans == {
+def test_trace_has_every_slot_of_each_timeline_in_microseconds() -> None:
+    table = schedule.make("gpipe", 2, 1)
+    found = simulate.simulate(table, [1.0, 2.0], [2.0, 5.0])
+    other = simulate.simulate(table, [1.0, 1.0], [1.0, 1.0])
+    events = json.loads(drawing.chrome_trace({"first": found, "second": other}))["traceEvents"]
+    names = {
+        kind: [(e["pid"], e["args"]["name"]) for e in events if e["name"] == kind]
+        for kind in ("process_name", "thread_name")
+    }
+    assert names["process_name"] == [(0, "first"), (1, "second")]
+    assert names["thread_name"] == [(p, f"cell {k}") for p in (0, 1) for k in (0, 1)]
+    order = [e["args"]["sort_index"] for e in events if e["name"] == "process_sort_index"]
+    assert order == [0, 1]
+    spans = [
+        {
+            e["name"]: (e["tid"], e["ts"], e["dur"], e["cat"])
+            for e in events
+            if e["ph"] == "X" and e["pid"] == process
+        }
+        for process in (0, 1)
+    ]
+    assert spans[0] == {
         "0F0": (0, 0.0, 1e6, "forward"),
         "1F0": (1, 1e6, 2e6, "forward"),
         "1B0": (1, 3e6, 5e6, "backward"),
         "0B0": (0, 8e6, 2e6, "backward"),
     }
+    assert spans[1]["0B0"] == (0, 3e6, 1e6, "backward")
 
 
 def test_docstring_examples_run() -> None:

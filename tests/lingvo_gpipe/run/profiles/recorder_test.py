@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +28,27 @@ def tags(folder: Path) -> set[tuple[str, int]]:
             event = tf.compat.v1.Event.FromString(record)
             found |= {(value.tag, event.step) for value in event.summary.value}
     return found
+
+
+def check_both_timelines(events: list[dict[str, Any]]) -> None:
+    """The measured timeline and the simulated one have the same slots and begin together."""
+    processes = {e["args"]["name"]: e["pid"] for e in events if e["name"] == "process_name"}
+    assert list(processes) == ["measured", "simulated"]
+    measured, simulated = (
+        {e["name"]: e for e in events if e["ph"] == "X" and e["pid"] == process}
+        for process in processes.values()
+    )
+    assert {name: e["tid"] for name, e in measured.items()} == {
+        name: e["tid"] for name, e in simulated.items()
+    }
+    first, other = (min(e["ts"] for e in each.values()) for each in (measured, simulated))
+    assert other == pytest.approx(first)
+    for cell in ("0F", "0B"):
+        mean, *others = [
+            statistics.fmean(e["dur"] for name, e in each.items() if name.startswith(cell))
+            for each in (measured, simulated)
+        ]
+        assert others == [pytest.approx(mean)]
 
 
 @pytest.mark.parametrize(("model", "accumulate"), [({}, 2), ({"num_replicas": 2}, 1)])
@@ -55,6 +78,7 @@ def test_chosen_steps_are_recorded_and_numbers_stay(
     slots = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert {event["tid"] for event in slots} == {0, 1}
     assert all(event["dur"] >= 0 for event in slots)
+    check_both_timelines(trace["traceEvents"])
     written = tags(tmp_path / "timed" / "train")
     names = ("measured", "simulated_from_means", "breakdown")
     assert {(f"timeline/{name}", step) for name in names for step in (2, 3)} <= written

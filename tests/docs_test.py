@@ -263,6 +263,12 @@ def test_texts_of_schedules_are_their_tables() -> None:
         assert "\n".join(rows) == schedule.make(name, 2, 3).to_text(), name
 
 
+def test_each_schedule_has_its_picture() -> None:
+    for section in read("docs/schedules.md").split("\n## `")[1:]:
+        name = section.split("`", 1)[0]
+        assert f"\n![{name}](figures/schedule_{name}.png)\n" in section, name
+
+
 def test_figures_of_schedules_are_simulated() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\d) \| (.*) \|$", read("docs/schedules.md"), flags=re.M)
     assert {name for name, _, _ in rows} == set(schedule.SCHEDULES) - {"optimal"}
@@ -288,6 +294,7 @@ def test_figures_are_those_that_are_drawn() -> None:
     others = {path.name for path in folder.glob("*.png")} - {f"{name}.png" for name in drawn}
     shown = "".join(map(read, NAMES))
     assert [name for name in others if f"figures/{name})" not in shown] == []  # screenshots
+    assert {f"schedule_{name}" for name in schedule.SCHEDULES} <= set(drawn)
     assert set(drawn) <= {path.stem for path in folder.glob("*.png")}
     assert f"{drawn['1f1b'].bubble_share:.6f}" == f"{3 / 11:.6f}"  # cells are equal: (K-1)/(M+K-1)
 

@@ -8,7 +8,6 @@ from lingvo_gpipe import schedule
 from lingvo_gpipe.schedule import drawing, simulate
 
 FOLDER = Path(__file__).parent
-SHOWN = ("gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zb_v", "dualpipe_v")
 
 
 def timelines() -> dict[str, simulate.Timeline]:
@@ -21,7 +20,7 @@ def timelines() -> dict[str, simulate.Timeline]:
     """
     equal_s, fused_s = [1e-3] * 4, 3e-3
     cut_s = [1e-3] * 3 + [4e-3 / 3]
-    pages = {f"schedule_{name}": equal_cells(name) for name in SHOWN}
+    pages = {f"schedule_{name}": equal_cells(name) for name in schedule.SCHEDULES}
     return pages | {
         "gpipe": simulate.simulate(
             schedule.make("gpipe", 4, 8), equal_s, [3e-3] * 4, fused_s=fused_s

@@ -6,8 +6,9 @@ no difference. Slots last F=1, I=1, W=1 and B=2, and where cells recompute I=2 a
 is equal, so a device of V cells has as much to do as a device of one.
 
 The best table has the same cells on the same devices, B or I and W as the schedule has, and at most
-as many live micro-batches on a device. It is known where the schedule is as short as a bound
-allows, or where `schedule.search` comes to an end. PyTorch's figures are those that
+as many live micro-batches on a device. The shortest of all has the same cells on the same devices,
+but I and W and any number of live micro-batches. They are known where a schedule is as short as a
+bound allows, or where `schedule.search` comes to an end. PyTorch's figures are those that
 `tools/pytorch_schedules.py` wrote.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import json
 import platform
 from collections.abc import Iterator, Sequence
@@ -47,6 +49,7 @@ class Row:
         recomputed: ticks where cells recompute.
         live: per device, the most live micro-batches of its cells.
         best: ticks of the best table; None: not known.
+        shortest: ticks of the shortest table of all; None: not known.
     """
 
     name: str
@@ -58,6 +61,12 @@ class Row:
     recomputed: int
     live: tuple[int, ...]
     best: int | None
+    shortest: int | None
+
+    @property
+    def times_shortest(self) -> float | None:
+        """Its ticks, divided by those of the shortest table of all; None: not known."""
+        return None if self.shortest is None else self.ticks / self.shortest
 
     @property
     def share(self) -> float:
@@ -67,20 +76,45 @@ class Row:
     def line(self) -> str:
         """Return it as a line of a table."""
         best = "?" if self.best is None else str(self.ticks - self.best)
+        times = "?" if self.times_shortest is None else f"{self.times_shortest:.3f}"
         return (
             f"{self.name:<12}{self.K:>3}{self.M:>4}{self.V:>3}{self.ticks:>7}{self.bubble:>8.1%}"
-            f"{self.recomputed:>12}{max(self.live):>6}{self.share:>7.1f}{best:>12}"
+            f"{self.recomputed:>12}{max(self.live):>6}{self.share:>7.1f}{best:>12}{times:>10}"
         )
 
 
 HEAD = f"{'schedule':<12}{'K':>3}{'M':>4}{'V':>3}{'ticks':>7}{'bubble':>8}{'recomputing':>12}"
-HEAD += f"{'live':>6}{'/V':>7}{'above best':>12}"
+HEAD += f"{'live':>6}{'/V':>7}{'above best':>12}{'shortest':>10}"
 
 
 def simulated(table: Table, lengths: Sequence[float]) -> simulate.Timeline:
     """Return the timeline of equal cells."""
     f, b, i, w = ([length] * table.num_cells for length in lengths)
     return simulate.simulate(table, f, b, input_gradient_s=i, weight_gradient_s=w)
+
+
+@functools.cache
+def shortest(devices: tuple[int, ...], M: int) -> int | None:
+    """Return the ticks of the shortest table of F, I and W; None: the search did not end.
+
+    Args:
+        devices: per cell, its device.
+        M: micro-batches.
+    """
+    K = 1 + max(devices)
+    ticks = []
+    for name in ("zb_h1", "zb_v", "dualpipe_v"):
+        try:
+            table = schedule.make(name, K, M, len(devices) // K)
+        except ScheduleError:  # it has no such V
+            continue
+        if _devices(table) == devices:
+            ticks.append(int(simulated(table, KEPT).makespan_s))
+    return search.least_ticks(search.Problem(devices, M, split=True), min(ticks), MAX_STATES)
+
+
+def _devices(table: Table) -> tuple[int, ...]:
+    return tuple(map(table.device_of, range(table.num_cells)))
 
 
 def row(name: str, K: int, M: int, V: int) -> Row:
@@ -93,11 +127,12 @@ def row(name: str, K: int, M: int, V: int) -> Row:
     timeline = simulated(table, KEPT)
     ticks, live = int(timeline.makespan_s), timeline.peak_live
     split = any(table.split()) or name == "optimal"
-    devices = tuple(table.device_of(cell) for cell in range(table.num_cells))
+    devices = _devices(table)
     problem = search.Problem(devices, M, split, max(live))
     best = search.least_ticks(problem, ticks, MAX_STATES)
     recomputed = int(simulated(table, RECOMPUTED).makespan_s)
-    return Row(name, K, M, V, ticks, timeline.bubble_share, recomputed, live, best)
+    bubble, least = timeline.bubble_share, shortest(devices, M)
+    return Row(name, K, M, V, ticks, bubble, recomputed, live, best, least)
 
 
 def rows(*, quick: bool) -> Iterator[Row]:
@@ -154,6 +189,17 @@ class Comparison:
         return sum(counts[verdict] for counts in self.counts.values())
 
 
+def beside_shortest(found: Sequence[Row]) -> str:
+    """Return how long tables are, in those of the shortest table of all."""
+    times = [each.times_shortest for each in found if each.times_shortest is not None]
+    longer = [one for one in times if one > 1]
+    text = f"{len(times) - len(longer)} as short"
+    if longer:
+        text += f", {len(longer)} longer: {min(longer):.3f} to {max(longer):.3f} times"
+    unknown = len(found) - len(times)
+    return text + (f", {unknown} not known" if unknown else "")
+
+
 def main() -> None:
     """Print the figures, and how they compare."""
     parser = processes.parser(__doc__, measures=False)
@@ -162,10 +208,12 @@ def main() -> None:
     print(f"Python {platform.python_version()}; equal cells, free links")
     print(HEAD)
     comparison, distances = Comparison(), collections.Counter[tuple[str, int, str]]()
+    by_name: dict[tuple[str, int], list[Row]] = {}
     for each in rows(quick=options.quick):
         if options.rows or (each.K, each.M) in SHOWN:
             print(each.line(), flush=options.rows)
         comparison.add(each)
+        by_name.setdefault((each.name, each.V), []).append(each)
         above = "not known" if each.best is None else str(each.ticks - each.best)
         distances[each.name, each.V, above] += 1
     print("\nticks above the best table: number of tables")
@@ -175,6 +223,9 @@ def main() -> None:
     known = sum(number for (_, _, above), number in distances.items() if above != "not known")
     shortest = sum(number for (_, _, above), number in distances.items() if above == "0")
     print(f"longer than the best table: {known - shortest} of {known}, where that is known")
+    print("\nbeside the shortest table of I and W, with any number of live micro-batches")
+    for (name, V), found_rows in by_name.items():
+        print(f"{name:<12} V={V}: {beside_shortest(found_rows)}")
     print("\nagainst PyTorch's tables of the same name")
     for name, counts in comparison.counts.items():
         print(

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from benchmarks import schedules as schedule_tables
 from lingvo_gpipe import errors, modes, pipelining, registry, schedule, trainer
 from lingvo_gpipe.cluster import members
 from lingvo_gpipe.params.image import digits
@@ -285,6 +286,7 @@ def test_figures_of_schedules_are_simulated() -> None:
                 computed = (2 + back) * M * int(V)
                 found.append(f"{timeline.makespan_s / computed:.3f}")
             found.append(f"{max(timeline.peak_live) / int(V):.1f}")
+            found.append(f"{schedule_tables.row(name, K, M, int(V)).times_shortest:.3f}")
         assert figures == " | ".join(found), (name, V)
 
 

@@ -1,13 +1,13 @@
 """How near is the step that `--mode=plan --profile` predicts to the step itself?
 
 `python -m benchmarks.plans.prediction [--quick]`: the networks of `benchmarks.breakdown` (K=2
-devices of one thread each, full recomputation; M=32, AmoebaNet-D M=8) by fill-drain, and by 1F1B,
-whose last cell runs forward and backward as one program; each in a process of its own. The process
-measures layers and cells, predicts the step, and runs updates by Adam, in turn; the cuts are those
-of the network in training. A ratio is the predicted time of the slots, divided by the median of the
-updates before and after it, in which cutting the mini-batch and the update are. In interleaved
-rounds; those during which other processes took more than 0.06 cores do not count, unless all were
-like that.
+devices of one thread each; M=32, AmoebaNet-D M=8) by fill-drain; by 1F1B, whose last cell runs
+forward and backward as one program; and by ZB-H1, whose backwards are split. The first two
+recompute, the last one keeps everything. Each is in a process of its own, which measures layers and
+cells, predicts the step, and runs updates by Adam, in turn; the cuts are those of the network in
+training. A ratio is the predicted time of the slots, divided by the median of the updates before
+and after it, in which cutting the mini-batch and the update are. In interleaved rounds; those
+during which other processes took more than 0.06 cores do not count, unless all were like that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from benchmarks.support import machine, processes
 ROUNDS, QUICK_ROUNDS = 3, 1
 TURNS, STEPS = 3, 5
 AIM = 0.1
-NAMES = tuple(f"{kind},{name}" for kind in breakdown.KINDS for name in ("gpipe", "1f1b"))
+# schedule → recompute policy
+SCHEDULES = {"gpipe": "full", "1f1b": "full", "zb_h1": "never"}
+NAMES = tuple(f"{kind},{name}" for kind in breakdown.KINDS for name in SCHEDULES)
 
 
 def measure(configuration: str) -> dict[str, float]:
@@ -39,7 +41,7 @@ def measure(configuration: str) -> dict[str, float]:
     placement.prepare_threads(blocks.K, blocks.K)
     kind, schedule = configuration.split(",")
     task, batch = breakdown.task_of(kind)
-    task.model.schedule = schedule
+    task.model.set(schedule=schedule, recompute=SCHEDULES[schedule])
     specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, batch)
     learned = learner.Learner(task, specs)
     network = task.model.copy().set(cuts=learned.pipe.analysis.cuts)

@@ -1,6 +1,6 @@
 """Runs a benchmark's configurations, each in a process of its own, in interleaved rounds.
 
-All benchmarks begin and end alike: `options` reads the command line, `conclude` prints how busy
+All benchmarks begin and end alike: `parser` reads the command line, `conclude` prints how busy
 other processes were, how many runs do not count for that, and the figure beside its aim.
 """
 

@@ -21,6 +21,9 @@ ALIKE = [
     "tables",
     "plans/activations",
     "plans/prediction",
+    "kernels/__main__",
+    "rivals/__main__",
+    "parts/compiled_cells",
     "parts/phases",
 ]
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.cluster import child, lease, members, temporary, worker_supervisor
+from lingvo_gpipe.cluster import child, lease, members, ports, temporary, worker_supervisor
 from lingvo_gpipe.cluster.restarts import Restarts
 
 LOST_EXIT_CODE = 75
@@ -61,6 +61,7 @@ class Options:
         folder: folder that all hosts must share; None: none.
         start_timeout_s: how long to wait for workers.
         max_restarts: how often a run may be started again.
+        port_timeout_s: how long to wait for the chief's port, if it is in use.
         keep_workers: starts the supervisors of this machine's workers that have ended; may raise
             `ClusterError`. Does nothing on clusters.
     """
@@ -73,6 +74,7 @@ class Options:
     folder: Path | None = None
     start_timeout_s: float = 300.0
     max_restarts: int = MAX_RESTARTS
+    port_timeout_s: float = ports.TIMEOUT_S
     keep_workers: Callable[[], None] = lambda: None
 
 
@@ -80,13 +82,16 @@ async def run(options: Options) -> int:
     """Run the chief to its end, however often it must be started; return its exit code.
 
     Raises:
-        ClusterError: a worker does not come, cannot be one of this run, or the run is given up.
+        ClusterError: the chief's port is in use, a worker does not come or cannot be one of this
+            run, or the run is given up.
     """
     restarts = Restarts(options.max_restarts)
     signals: list[int] = []
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.append, number)
+    # TensorFlow would say so only once all workers serve, and without the port.
+    await ports.check(options.cluster, members.Member(members.CHIEF), options.port_timeout_s)
     while True:
         options.keep_workers()
         attempt = _Attempt(options, signals)

@@ -17,19 +17,17 @@ import secrets
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.cluster import child, lease, members
+from lingvo_gpipe.cluster import child, lease, members, ports
 
 SERVER = (sys.executable, "-m", "lingvo_gpipe.cluster.worker_server")
 SERVING = "serving"
 STARTING = "starting"
 _MAX_EARLY_ENDS = 3
-_LOOPBACK = ("localhost", "127.", "::1")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,7 +50,7 @@ class Options:
     token: str
     report: Callable[[str], None]
     command: tuple[str, ...] = SERVER
-    port_timeout_s: float = 5.0
+    port_timeout_s: float = ports.TIMEOUT_S
     cores: tuple[int, ...] | None = None
 
 
@@ -91,6 +89,7 @@ class _Supervisor:
 
     def __init__(self, options: Options) -> None:
         self._options = options
+        self._member = members.Member(members.WORKER, options.index)
         self._identity = lease.identity(options.cluster, options.index)
         self._server: _Server | None = None
         self._early_ends = 0
@@ -118,7 +117,7 @@ class _Supervisor:
 
     @property
     def _name(self) -> str:
-        return f"worker {self._options.index}"
+        return str(self._member)
 
     async def _next_lease(self) -> lease.Connection:
         """Listen until a chief with the right token has connected."""
@@ -139,7 +138,9 @@ class _Supervisor:
                 self._note_refusal(connection.peer, error)
                 await connection.finish()
 
-        listener = await self._listen(connected)
+        listener = await ports.listen(
+            self._options.cluster, self._member, connected, self._options.port_timeout_s
+        )
         address = self._options.cluster.workers[self._options.index]
         self._options.report(f"{self._name} waits for its chief at {address}")
         try:
@@ -149,28 +150,6 @@ class _Supervisor:
         finally:
             listener.close()
         return granted.result()
-
-    async def _listen(
-        self, connected: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]
-    ) -> asyncio.Server:
-        address = self._options.cluster.workers[self._options.index]
-        host, port = members.host_and_port(address)
-        where = host if host.startswith(_LOOPBACK) else None
-        began = time.monotonic()
-        while True:
-            try:
-                return await asyncio.start_server(
-                    connected, where, port, limit=lease.MAX_LINE_BYTES, reuse_address=True
-                )
-            except OSError as error:
-                # The worker process of a supervisor that was killed may need a moment to end.
-                if time.monotonic() - began < self._options.port_timeout_s:
-                    await asyncio.sleep(lease.PING_S)
-                    continue
-                raise errors.ClusterError(
-                    f"{self._name} cannot listen at port {port}: {error.strerror or error}. End "
-                    "the program that uses it, or name another port in the cluster"
-                ) from error
 
     async def _hold(self, connection: lease.Connection) -> int | None:
         """Answer the chief's supervisor; return the run's exit code once it has ended."""

@@ -102,6 +102,7 @@ def supervisor_of_chief(folder: Path, cluster: members.Cluster, steps: str) -> i
         folder=folder / "shared",
         start_timeout_s=float(os.environ.get("START_TIMEOUT_S", "20")),
         max_restarts=int(os.environ.get("MAX_RESTARTS", "9")),
+        port_timeout_s=float(os.environ.get("PORT_TIMEOUT_S", "0")),
         keep_workers=workers.keep if "KEEP" in os.environ else lambda: None,
     )
     try:

@@ -91,7 +91,7 @@ def test_tf_config_and_local_workers_exclude_each_other(
 
 def test_the_secret_is_in_no_command_line_and_tensorflow_is_not_needed(folder: Path) -> None:
     cluster = folder / "one.json"
-    cluster.write_text(json.dumps({"chief": ["127.0.0.1:9"], "worker": ["127.0.0.1:1"]}))
+    cluster.write_text(json.dumps({"chief": ["127.0.0.1:9999"], "worker": ["127.0.0.1:1"]}))
     (folder / "token").write_text("a very secret word é")
     flags = [f"--cluster={cluster}", f"--token_file={folder / 'token'}", "--start_timeout_s=0"]
     program = (

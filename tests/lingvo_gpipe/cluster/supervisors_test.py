@@ -346,6 +346,21 @@ def test_a_port_in_use_is_named(run: Run) -> None:
     assert line.startswith(f"ClusterError: worker 0 cannot listen at port {port}: ")
 
 
+def test_the_chief_s_port_in_use_is_named_before_a_lease_is_taken(run: Run) -> None:
+    port = int(run.addresses[0].rpartition(":")[2])
+    run.start_worker(0)
+    run.start_worker(1)
+    with socket.create_server(("127.0.0.1", port)):
+        run.start_chief()
+        assert run.code("supervisor") == 1
+    (line,) = run.lines()
+    assert line.startswith(f"ClusterError: the chief cannot listen at port {port}: ")
+    assert line.endswith("End the program that uses it, or name another port in the cluster")
+    assert not any("serves the chief" in line for line in run.lines("supervisor0"))
+    run.start_chief(PORT_TIMEOUT_S="20")  # the workers are free for it
+    assert run.codes() == {"supervisor": 0, "supervisor0": 0, "supervisor1": 0}
+
+
 def test_another_program_at_the_address_is_named(run: Run) -> None:
     port = int(run.addresses[2].rpartition(":")[2])
     run.start_worker(0)

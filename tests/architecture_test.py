@@ -48,6 +48,7 @@ WITHOUT_TENSORFLOW = (
     "cluster.members",
     "cluster.ports",
     "cluster.restarts",
+    "cluster.sharing",
     "cluster.temporary",
     "cluster.worker_supervisor",
     "console",

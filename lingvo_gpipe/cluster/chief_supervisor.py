@@ -12,16 +12,13 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-import re
-import secrets
 import signal
-import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.cluster import child, lease, members, ports, temporary, worker_supervisor
+from lingvo_gpipe.cluster import child, lease, members, ports, sharing, temporary, worker_supervisor
 from lingvo_gpipe.cluster.restarts import Restarts
 
 LOST_EXIT_CODE = 75
@@ -38,8 +35,7 @@ _TICK_S = 0.05
 _RETRY_S = 0.5
 _FIRST_NOTE_S = 5.0
 _SLOW_S = 0.5
-_PROBE = re.compile(r"shared-[0-9a-f]{16}(\.[0-9a-f]{8})?")
-_PROBE_S = 30.0
+_LOOK_S = 30.0
 # After a chief that failed: how long a loss that explains it may take to be noticed.
 _EXPLAINED_WITHIN_S = 2 * lease.PING_S
 
@@ -59,6 +55,7 @@ class Options:
         environment: environment variables of the chief.
         report: receives lines for the user.
         folder: folder that all hosts must share; None: none.
+        checkpoint: checkpoint that all hosts must see, or a folder of them; None: none.
         start_timeout_s: how long to wait for workers.
         max_restarts: how often a run may be started again.
         port_timeout_s: how long to wait for the chief's port, if it is in use.
@@ -72,6 +69,7 @@ class Options:
     environment: Mapping[str, str]
     report: Callable[[str], None]
     folder: Path | None = None
+    checkpoint: Path | None = None
     start_timeout_s: float = 300.0
     max_restarts: int = MAX_RESTARTS
     port_timeout_s: float = ports.TIMEOUT_S
@@ -200,7 +198,7 @@ class _Attempt:
                 raise FaultError(f"the chief (process {self._chief.pid}) is stopped")
             if not has_begun and self._needs is not None and self._all_serve():
                 has_begun = True
-                await self._probe()
+                await self._look()
                 self._chief.write(GO)
             await asyncio.sleep(lease.PING_S if has_begun else _TICK_S)
         self._read_chief()
@@ -223,38 +221,34 @@ class _Attempt:
     def _all_serve(self) -> bool:
         return all(worker.serves for worker in self._workers)
 
-    async def _probe(self) -> None:
-        """Check that every host shares the folder of the run.
+    async def _look(self) -> None:
+        """Check that every host sees the run's folder, and the checkpoint to start from.
 
         Raises:
             ClusterError: one does not.
         """
-        folder = self._options.folder
-        if folder is None:
-            return
-        name = f"shared-{secrets.token_hex(8)}"
-        path = folder / name
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for old in folder.iterdir():
-                if _PROBE.fullmatch(old.name):  # of a supervisor that was killed
-                    old.unlink(missing_ok=True)
-            path.write_text(socket.gethostname(), encoding="utf-8")
-        except OSError as error:
-            raise errors.ClusterError(
-                f"--logdir={folder} cannot be written: {error.strerror}. Name a folder that all "
-                "hosts share"
-            ) from error
-        try:
-            faults = await asyncio.gather(*(w.probe(folder, name) for w in self._workers))
-        finally:
-            with contextlib.suppress(OSError):
-                path.unlink()
+        folder, checkpoint = self._options.folder, self._options.checkpoint
+        if folder is not None:
+            try:
+                with sharing.marked(folder) as question:
+                    await self._all_see(question, f"--logdir={folder}", "Name a folder")
+            except OSError as error:
+                raise errors.ClusterError(
+                    f"--logdir={folder} cannot be written: {error.strerror}. Name a folder that "
+                    "all hosts share"
+                ) from error
+        if checkpoint is not None:
+            of_checkpoint = sharing.of_checkpoint(checkpoint)
+            if of_checkpoint is not None:
+                where = f"--checkpoint={checkpoint}"
+                await self._all_see(of_checkpoint, where, "Name one in a folder")
+
+    async def _all_see(self, question: sharing.Question, where: str, way_out: str) -> None:
+        faults = await asyncio.gather(*(worker.look(question) for worker in self._workers))
         for worker, fault in zip(self._workers, faults, strict=True):
             if fault is not None:
                 raise errors.ClusterError(
-                    f"--logdir={folder}: {worker} {fault}. Name a folder that all hosts share, by "
-                    "the same path"
+                    f"{where}: {worker} {fault}. {way_out} that all hosts share, by the same path"
                 )
 
 
@@ -273,7 +267,7 @@ class _Worker:
         self._index = index
         self._identity: lease.Identity | None = None
         self._connection: lease.Connection | None = None
-        # A line and its answer belong together: pings, and the probe between them.
+        # A line and its answer belong together: pings, and looks between them.
         self._asking = asyncio.Lock()
         self._is_slow = False
 
@@ -314,18 +308,18 @@ class _Worker:
         except (lease.LostError, lease.RefusedError) as error:
             raise FaultError(f"{self} is lost: {error}") from error
 
-    async def probe(self, folder: Path, name: str) -> str | None:
-        """Return what is wrong with a folder on the worker's host; None: nothing.
+    async def look(self, question: sharing.Question) -> str | None:
+        """Return what is wrong with a file on the worker's host; None: nothing.
 
         Raises:
             FaultError: the worker is lost.
         """
-        line = {"do": "probe", "folder": str(folder), "name": name}
+        line = {"do": "look", **question.to_line()}
         began = time.monotonic()
         try:
             while not (answer := await self._ask(line)).get("done"):
-                if time.monotonic() - began > _PROBE_S:
-                    return f"has not seen it within {_PROBE_S:.0f} s: its file system is stuck"
+                if time.monotonic() - began > _LOOK_S:
+                    return f"has not seen it within {_LOOK_S:.0f} s: its file system is stuck"
                 await asyncio.sleep(_TICK_S)
         except (lease.LostError, lease.RefusedError) as error:
             raise FaultError(f"{self} is lost: {error}") from error

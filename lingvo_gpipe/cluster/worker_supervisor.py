@@ -13,16 +13,13 @@ import contextlib
 import dataclasses
 import json
 import os
-import secrets
 import signal
 import sys
-import threading
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.cluster import child, lease, members, ports
+from lingvo_gpipe.cluster import child, lease, members, ports, sharing
 
 SERVER = (sys.executable, "-m", "lingvo_gpipe.cluster.worker_server")
 SERVING = "serving"
@@ -94,7 +91,7 @@ class _Supervisor:
         self._server: _Server | None = None
         self._early_ends = 0
         self._refused: set[str] = set()
-        self._probe: Probe | None = None
+        self._look: sharing.Look | None = None
 
     async def serve(self) -> int:
         """Grant leases, one after the other, until a chief says that the run has ended."""
@@ -163,17 +160,17 @@ class _Supervisor:
             if asked == "serve":
                 self._keep_server().serve(self._options, line)
                 answer = {"state": STARTING}
-            elif asked == "probe":
-                answer = self._answer_probe(str(line.get("folder")), str(line.get("name")))
+            elif asked == "look":
+                answer = self._answer_look(sharing.Question.of_line(line))
             else:
                 answer = {"state": self._server.state() if self._server else STARTING}
             await connection.send(answer)
 
-    def _answer_probe(self, folder: str, name: str) -> Mapping[str, object]:
-        """Return whether a probe is done, and what it has found; the first call begins it."""
-        if self._probe is None or self._probe.name != name:
-            self._probe = Probe(folder, name)
-        return {"done": self._probe.done.is_set(), "fault": self._probe.fault}
+    def _answer_look(self, question: sharing.Question) -> Mapping[str, object]:
+        """Return whether a look is done, and what it has found; the first call begins it."""
+        if self._look is None or self._look.question != question:
+            self._look = sharing.Look(question)
+        return {"done": self._look.done.is_set(), "fault": self._look.fault}
 
     def _keep_server(self) -> _Server:
         """Start a worker process, unless one runs."""
@@ -244,50 +241,3 @@ class _Server:
     def end(self) -> None:
         """End it."""
         self._child.end()
-
-
-class Probe:
-    """A probe in a thread of its own: a network's file system may not answer for a long time.
-
-    Attributes:
-        name: name of the file.
-        done: whether it has ended.
-        fault: what it has found; see `probe`.
-    """
-
-    def __init__(self, folder: str, name: str) -> None:
-        self.name = name
-        self.done = threading.Event()
-        self.fault: str | None = None
-        threading.Thread(target=self._run, args=(folder,), daemon=True).start()
-
-    def _run(self, folder: str) -> None:
-        try:
-            self.fault = probe(folder, self.name)
-        except (OSError, ValueError) as error:
-            self.fault = f"cannot use it: {error}"
-        self.done.set()
-
-
-def probe(folder: str, name: str) -> str | None:
-    """Answer whether this host shares a folder with the chief.
-
-    Args:
-        folder: the folder, in which the chief has made the file `name`.
-        name: the file's name; the answer is written beside it.
-
-    Returns:
-        What is wrong; None: the file is there, and one can be written beside it.
-    """
-    if os.path.basename(name) != name:
-        return f"{name!r} is not the name of a file"
-    path = Path(folder, name)
-    if not path.is_file():
-        return "does not see what the chief has written there"
-    answer = path.with_name(f"{name}.{secrets.token_hex(4)}")
-    try:
-        answer.write_text("written", encoding="utf-8")
-        answer.unlink()
-    except OSError as error:
-        return f"cannot write there: {error.strerror}"
-    return None

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from lingvo_gpipe.cluster import chief_supervisor, lease, members, restarts, worker_supervisor
+from lingvo_gpipe.cluster import chief_supervisor, lease, members, restarts, sharing
 from tests.lingvo_gpipe.cluster import fakes
 
 ROOT = str(Path(__file__).parents[3])
@@ -64,13 +64,16 @@ class Run:
         self.addresses = free_addresses(num_workers + 1)
         self._started: dict[str, subprocess.Popen[str]] = {}
 
-    def start(self, name: str, *words: str, **environment: str) -> subprocess.Popen[str]:
+    def start(
+        self, name: str, *words: str, cwd: Path | None = None, **environment: str
+    ) -> subprocess.Popen[str]:
         errors_file = open(self.folder / f"{name}.err", "a")  # noqa: SIM115 (the process has it)
         with errors_file:
             process = subprocess.Popen(
                 [sys.executable, fakes.__file__, *words],
                 stderr=errors_file,
                 text=True,
+                cwd=cwd,
                 env={
                     **os.environ,
                     "PYTHONPATH": ROOT,
@@ -82,15 +85,21 @@ class Run:
         return process
 
     def start_worker(
-        self, index: int, addresses: list[str] | None = None, **environment: str
+        self,
+        index: int,
+        addresses: list[str] | None = None,
+        cwd: Path | None = None,
+        **environment: str,
     ) -> subprocess.Popen[str]:
         cluster = json.dumps(addresses or self.addresses)
         words = ("supervisor-of-worker", str(self.folder), cluster, str(index))
-        return self.start(f"supervisor{index}", *words, **environment)
+        return self.start(f"supervisor{index}", *words, cwd=cwd, **environment)
 
-    def start_chief(self, steps: str = str(STEPS), **environment: str) -> subprocess.Popen[str]:
+    def start_chief(
+        self, steps: str = str(STEPS), cwd: Path | None = None, **environment: str
+    ) -> subprocess.Popen[str]:
         words = ("supervisor-of-chief", str(self.folder), json.dumps(self.addresses), steps)
-        return self.start("supervisor", *words, **environment)
+        return self.start("supervisor", *words, cwd=cwd, **environment)
 
     def start_all(self, steps: int = STEPS) -> None:
         for index in range(len(self.addresses) - 1):
@@ -315,7 +324,7 @@ def test_a_wrong_member_is_refused_by_one_line(run: Run, name: str) -> None:
     change, index, environment, expected = WRONG[name]
     run.start_worker(0)
     words = ("supervisor-of-worker", str(run.folder), json.dumps(change(run.addresses)), str(index))
-    run.start("wrong", *words, **environment)
+    run.start("wrong", *words, cwd=None, **environment)
     run.start_chief()
     assert run.code("supervisor") == 1
     (line,) = run.lines()
@@ -535,19 +544,79 @@ def test_a_strange_proof_is_refused(proof: object) -> None:
     assert lease._is_same(str(expected), expected)
 
 
+# Flag → content of the files on the chief's host and on that of worker 1; None: it has the same
+# ones. Then the line's end; None: the run is done.
+UNSEEN: dict[str, tuple[str, str | None, str | None]] = {
+    "LOGDIR": (
+        "",
+        "",
+        "does not see what the chief sees there. Name a folder that all hosts share, by the same "
+        "path",
+    ),
+    "CHECKPOINT": (
+        "five",
+        "",
+        "does not see what the chief sees there. Name one in a folder that all hosts share, by the "
+        "same path",
+    ),
+    "CHECKPOINT of another run": ("five", "of another", "has another one there. Name one in a .*"),
+    "CHECKPOINT copied": ("five", "five", None),
+    "CHECKPOINT shared": ("five", None, None),
+    "CHECKPOINT that the chief does not see": ("", None, None),  # the chief says it itself
+}
+
+
+@pytest.mark.parametrize("case", UNSEEN)
+def test_files_that_a_host_does_not_see_are_named(run: Run, case: str) -> None:
+    mine, other, expected = UNSEEN[case]
+    flag = case.partition(" ")[0]
+    hosts = [run.folder / "host0", run.folder / "host1"]
+    for host, content in zip(hosts, (mine, other), strict=True):
+        (host / "files").mkdir(parents=True)
+        if content:
+            for name in ("ckpt-5.index", "ckpt-5.params.txt", "ckpt-40.writing"):
+                (host / "files" / name).write_text(content)
+    before = sorted(run.folder.rglob("files/*"))
+    run.start_worker(0, cwd=hosts[0])
+    run.start_worker(1, cwd=hosts[0 if other is None else 1])
+    run.start_chief(cwd=hosts[0], **{flag: "files"})
+    code = run.code("supervisor")
+    assert sorted(run.folder.rglob("files/*")) == before
+    if expected is None:
+        assert code == 0
+        return
+    assert code == 1
+    (line,) = run.lines()
+    where = rf"--{flag.lower()}=files: worker 1 \(\S+, process \d+\)"
+    assert re.fullmatch(rf"ClusterError: {where} {expected}", line), line
+    assert not (run.folder / "went").exists()
+
+
 def test_a_folder_that_a_host_does_not_share_is_named(tmp_path: Path) -> None:
+    def ask(folder: object, name: str, digest: str | None = None) -> str | None:
+        return sharing.look(sharing.Question(str(folder), name, digest))
+
     (tmp_path / "seen").write_text("")
-    assert worker_supervisor.probe(str(tmp_path), "seen") is None
+    assert ask(tmp_path, "seen") is None
     assert [path.name for path in tmp_path.iterdir()] == ["seen"]
-    assert worker_supervisor.probe(str(tmp_path), "other") == (
-        "does not see what the chief has written there"
-    )
-    assert worker_supervisor.probe("/proc/self", "status") == (
-        "cannot write there: No such file or directory"
-    )
-    assert (
-        worker_supervisor.probe(str(tmp_path), "../seen") == "'../seen' is not the name of a file"
-    )
-    probe = worker_supervisor.Probe(str(tmp_path), "other")
-    assert probe.done.wait(LIMIT_S)
-    assert probe.fault == "does not see what the chief has written there"
+    assert ask(tmp_path, "other") == "does not see what the chief sees there"
+    assert ask("/proc/self", "status") == "cannot write there: No such file or directory"
+    assert ask(tmp_path, "../seen") == "'../seen' is not the name of a file"
+    look = sharing.Look(sharing.Question(str(tmp_path), "other"))
+    assert look.done.wait(LIMIT_S)
+    assert look.fault == "does not see what the chief sees there"
+
+
+def test_the_checkpoint_that_is_looked_for_is_the_newest_whole_one(tmp_path: Path) -> None:
+    assert sharing.of_checkpoint(tmp_path) is None
+    for name in ("ckpt-9", "ckpt-10"):
+        (tmp_path / f"{name}.index").write_text(name)
+        (tmp_path / f"{name}.params.txt").write_text("")
+    (tmp_path / "ckpt-11.index").write_text("is being written")
+    found = sharing.of_checkpoint(tmp_path)
+    assert found is not None
+    assert found.name == "ckpt-10.index"
+    for name in ("ckpt-10", "ckpt-10.index", "ckpt-10.params.txt"):
+        assert sharing.of_checkpoint(tmp_path / name) == found
+    assert sharing.look(found) is None
+    assert sharing.of_checkpoint(tmp_path / "ckpt-12") is None

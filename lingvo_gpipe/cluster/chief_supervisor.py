@@ -27,6 +27,8 @@ NEEDS = "needs "
 """Begins the chief's line with what it needs of each worker, as JSON."""
 STEP = "step "
 """Begins the chief's line with the number of the update that it begins."""
+CONNECTED = "connected"
+"""The chief's line once TensorFlow has connected to the workers."""
 GO = "go"
 """The supervisor's line once the workers serve."""
 MAX_RESTARTS = 100
@@ -56,7 +58,7 @@ class Options:
         report: receives lines for the user.
         folder: folder that all hosts must share; None: none.
         checkpoint: checkpoint that all hosts must see, or a folder of them; None: none.
-        start_timeout_s: how long to wait for workers.
+        start_timeout_s: how long to wait for workers, and then for the connection to them.
         max_restarts: how often a run may be started again.
         port_timeout_s: how long to wait for the chief's port, if it is in use.
         keep_workers: starts the supervisors of this machine's workers that have ended; may raise
@@ -128,6 +130,7 @@ class _Attempt:
         self._options = options
         self._signals = signals
         self._passed_on = 0
+        self._is_connected = False
         self._needs: Mapping[str, object] | None = None
         self._holds: list[asyncio.Task[None]] = []
         self._watch: asyncio.Task[int] | None = None
@@ -187,10 +190,10 @@ class _Attempt:
         """Return the chief's exit code once it has ended.
 
         Raises:
-            FaultError: it is stopped.
+            FaultError: it is stopped, or does not connect to the workers.
         """
         stopped = child.StoppedFor()
-        has_begun = False
+        has_begun, began = False, 0.0
         while self._chief.exit_code is None:
             self._pass_signals_on()
             self._read_chief()
@@ -200,13 +203,21 @@ class _Attempt:
                 has_begun = True
                 await self._look()
                 self._chief.write(GO)
+                began = time.monotonic()
+            timeout_s = self._options.start_timeout_s
+            if has_begun and not self._is_connected and time.monotonic() - began > timeout_s:
+                raise FaultError(
+                    f"the chief has not connected to the workers within {timeout_s:.0f} s"
+                )
             await asyncio.sleep(lease.PING_S if has_begun else _TICK_S)
         self._read_chief()
         return self._chief.exit_code
 
     def _read_chief(self) -> None:
         for line in self._chief.read():
-            if line.startswith(STEP):
+            if line == CONNECTED:
+                self._is_connected = True
+            elif line.startswith(STEP):
                 self.step = int(line.removeprefix(STEP))
             elif line.startswith(NEEDS):
                 needs = self._needs = json.loads(line.removeprefix(NEEDS))

@@ -71,6 +71,7 @@ class Connection:
             raise errors.ClusterError(
                 ports.in_use(chief, port, "another program has it")
             ) from error
+        self._channel.write(chief_supervisor.CONNECTED)
 
     def note_step(self, step: int) -> None:
         """Note that an update begins."""

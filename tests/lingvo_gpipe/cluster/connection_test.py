@@ -35,8 +35,10 @@ def supervisor_s_channel() -> mock.Mock:
 def test_workers_without_a_cell_are_counted(
     num_devices: int, idle: int, connected: mock.Mock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    connection.Connection(supervisor_s_channel()).connect(num_devices)
+    channel = supervisor_s_channel()
+    connection.Connection(channel).connect(num_devices)
     assert connected.called
+    assert channel.write.call_args_list[-1] == mock.call(chief_supervisor.CONNECTED)
     assert tf_context.context().config.experimental.disable_thread_spinning  # sent to the workers
     line = (
         f"{idle} of 3 workers have no cell: raise num_partitions or num_replicas, or name fewer "
@@ -46,6 +48,8 @@ def test_workers_without_a_cell_are_counted(
 
 
 def test_a_chief_s_port_that_another_program_took_is_named(connected: mock.Mock) -> None:
+    channel = supervisor_s_channel()
     connected.side_effect = tf.errors.UnknownError(None, None, "Could not start gRPC server")
     with pytest.raises(errors.ClusterError, match="the chief cannot listen at port 1: another pro"):
-        connection.Connection(supervisor_s_channel()).connect(3)
+        connection.Connection(channel).connect(3)
+    assert mock.call(chief_supervisor.CONNECTED) not in channel.write.call_args_list

@@ -62,6 +62,9 @@ def chief(folder: Path, steps: str) -> int:
     if channel.read() != chief_supervisor.GO:
         return chief_supervisor.LOST_EXIT_CODE
     (folder / "went").write_text(os.environ[members.VARIABLE])
+    if steps == "hangs":
+        time.sleep(60.0)
+    channel.write(chief_supervisor.CONNECTED)
     if steps.startswith("exit"):
         return int(steps.removeprefix("exit"))
     done = folder / "step"

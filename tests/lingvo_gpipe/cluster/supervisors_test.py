@@ -274,6 +274,16 @@ def test_a_fault_that_repeats_at_the_same_step_ends_the_run(run: Run) -> None:
     )
 
 
+def test_a_chief_that_does_not_connect_is_not_waited_for(run: Run) -> None:
+    run.start_worker(0)
+    run.start_worker(1)
+    run.start_chief("hangs", START_TIMEOUT_S="1", MAX_RESTARTS="1")
+    assert run.codes() == {"supervisor": 1, "supervisor0": 1, "supervisor1": 1}
+    what = "the chief has not connected to the workers within 1 s, before its first step"
+    assert f"{what}: restart 1 of 1" in run.lines()
+    assert run.lines()[-1].startswith(f"ClusterError: {what}, and --max_restarts=1 allows no")
+
+
 def test_restarts_are_counted_and_waited_for() -> None:
     policy = restarts.Restarts(3)
     assert policy.wait_s("a", 7) == 0.0

@@ -46,6 +46,7 @@ WITHOUT_TENSORFLOW = (
     "cluster.lease",
     "cluster.local",
     "cluster.members",
+    "cluster.peers",
     "cluster.ports",
     "cluster.restarts",
     "cluster.sharing",

@@ -202,6 +202,8 @@ class _Attempt:
             if not has_begun and self._needs is not None and self._all_serve():
                 has_begun = True
                 await self._look()
+                for worker in self._workers:
+                    worker.is_used = True
                 self._chief.write(GO)
                 began = time.monotonic()
             timeout_s = self._options.start_timeout_s
@@ -268,12 +270,14 @@ class _Worker:
 
     Attributes:
         needs: what it must serve; None: not known yet.
-        serves: whether it does.
+        serves: whether it does, and reaches the other workers.
+        is_used: whether the chief has begun to use it.
     """
 
     def __init__(self, options: Options, index: int) -> None:
         self.needs: Mapping[str, object] | None = None
         self.serves = False
+        self.is_used = False
         self._options = options
         self._index = index
         self._identity: lease.Identity | None = None
@@ -291,8 +295,9 @@ class _Worker:
         """Take the lease, let the worker serve, and watch it; never returns.
 
         Raises:
-            FaultError: the worker is lost.
-            ClusterError: it does not come, or cannot be a worker of this run.
+            FaultError: the worker is lost, or cannot reach another one any more.
+            ClusterError: it does not come, cannot be a worker of this run, or never reaches
+                another one.
         """
         self._connection = await self._take()
         try:
@@ -301,9 +306,11 @@ class _Worker:
                 await asyncio.sleep(lease.PING_S)
             await self._ask({"do": "serve", **self.needs})
             stopped = child.StoppedFor()
-            began = time.monotonic()
+            began, wait = time.monotonic(), None
+            timeout_s = self._options.start_timeout_s
             while True:
-                state = await self._ping()
+                answer = await self._ping()
+                state = str(answer.get("state"))
                 if stopped.note(state == child.STOPPED) >= lease.STOPPED_AFTER_S:
                     raise FaultError(f"{self} is lost: its process is stopped")
                 if state not in (
@@ -312,12 +319,31 @@ class _Worker:
                     worker_supervisor.SERVING,
                 ):
                     raise FaultError(f"{self} is lost: {state}")
-                self.serves = self.serves or state == worker_supervisor.SERVING
-                if not self.serves and time.monotonic() - began > self._options.start_timeout_s:
+                unreachable = answer.get("unreachable")
+                if not self.is_used:
+                    self.serves = state == worker_supervisor.SERVING and unreachable == {}
+                if unreachable:
+                    wait = wait or _Wait(self._options)
+                    self._note_unreachable(unreachable, wait)
+                elif not self.serves and time.monotonic() - began > timeout_s:
                     raise FaultError(f"{self} does not begin to serve")
                 await asyncio.sleep(lease.PING_S)
         except (lease.LostError, lease.RefusedError) as error:
             raise FaultError(f"{self} is lost: {error}") from error
+
+    def _note_unreachable(self, unreachable: object, wait: _Wait) -> None:
+        """Wait for a route from this worker to others; once they are used, it is a loss."""
+        reasons = dict(unreachable) if isinstance(unreachable, Mapping) else {}
+        for number, reason in reasons.items():
+            other = f"worker {number} ({self._options.cluster.workers[int(number)]})"
+            if self.is_used:
+                raise FaultError(f"{self} cannot reach {other}: {reason}")
+            waited_s = wait.note(f"{self} to reach {other}", str(reason))
+            if waited_s > self._options.start_timeout_s:
+                raise errors.ClusterError(
+                    f"{self} cannot reach {other} after {waited_s:.0f} s (--start_timeout_s): "
+                    f"{reason}. Let each worker reach the ports of the others"
+                )
 
     async def look(self, question: sharing.Question) -> str | None:
         """Return what is wrong with a file on the worker's host; None: nothing.
@@ -350,8 +376,7 @@ class _Worker:
 
     async def _take(self) -> lease.Connection:
         """Take the lease, waiting for the worker where it is not there yet."""
-        began, since = time.monotonic(), time.strftime("%H:%M:%S")
-        note_after_s = _FIRST_NOTE_S
+        wait = _Wait(self._options)
         while True:
             try:
                 connection, self._identity = await lease.take(
@@ -359,29 +384,43 @@ class _Worker:
                 )
                 return connection
             except (lease.LostError, lease.RefusedError) as error:
-                waited_s = time.monotonic() - began
+                waited_s = wait.note(str(self), str(error))
                 if waited_s > self._options.start_timeout_s:
                     raise errors.ClusterError(
                         f"{self} is missing after {waited_s:.0f} s (--start_timeout_s): {error}. "
                         "Start it there with --job=worker, and let the chief reach that port"
                     ) from error
-                if waited_s > note_after_s:
-                    note_after_s *= 2
-                    self._options.report(f"waiting for {self} since {since}: {error}")
             await asyncio.sleep(_RETRY_S)
             self._options.keep_workers()
 
-    async def _ping(self) -> str:
+    async def _ping(self) -> dict[str, object]:
         asked = time.monotonic()
         answer = await self._ask({"do": "ping"})
         took_s = time.monotonic() - asked
         if took_s > _SLOW_S and not self._is_slow:
             self._is_slow = True
             self._options.report(f"{self} is slow: it has answered after {took_s:.1f} s")
-        return str(answer.get("state"))
+        return answer
 
     async def _ask(self, line: Mapping[str, object]) -> dict[str, object]:
         async with self._asking:
             if self._connection is None:
                 raise lease.LostError("its lease has ended")
             return await self._connection.ask(line, lease.LOST_AFTER_S)
+
+
+class _Wait:
+    """Something that is waited for, which is reported less and less often."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._began, self._since = time.monotonic(), time.strftime("%H:%M:%S")
+        self._note_after_s = _FIRST_NOTE_S
+
+    def note(self, what: str, why: str) -> float:
+        """Note that it is still waited for, and why; return for how many seconds it has been."""
+        waited_s = time.monotonic() - self._began
+        if self._note_after_s < waited_s <= self._options.start_timeout_s:
+            self._note_after_s *= 2
+            self._options.report(f"waiting for {what} since {self._since}: {why}")
+        return waited_s

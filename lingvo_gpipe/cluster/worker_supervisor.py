@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.cluster import child, lease, members, ports, sharing
+from lingvo_gpipe.cluster import child, lease, members, peers, ports, sharing
 
 SERVER = (sys.executable, "-m", "lingvo_gpipe.cluster.worker_server")
 SERVING = "serving"
@@ -151,20 +151,28 @@ class _Supervisor:
     async def _hold(self, connection: lease.Connection) -> int | None:
         """Answer the chief's supervisor; return the run's exit code once it has ended."""
         self._options.report(f"{self._name} serves the chief at {connection.peer}")
-        while True:
-            line = await connection.receive(lease.DROPPED_AFTER_S)
-            asked = line.get("do")
-            if asked == "end":
-                return int(line.get("code", 0))
-            answer: Mapping[str, object]
-            if asked == "serve":
-                self._keep_server().serve(self._options, line)
-                answer = {"state": STARTING}
-            elif asked == "look":
-                answer = self._answer_look(sharing.Question.of_line(line))
-            else:
-                answer = {"state": self._server.state() if self._server else STARTING}
-            await connection.send(answer)
+        others = peers.Peers(self._options.cluster, self._options.index)
+        watch: asyncio.Task[None] | None = None
+        try:
+            while True:
+                line = await connection.receive(lease.DROPPED_AFTER_S)
+                asked = line.get("do")
+                if asked == "end":
+                    return int(line.get("code", 0))
+                answer: Mapping[str, object]
+                if asked == "serve":
+                    self._keep_server().serve(self._options, line)
+                    watch = watch or asyncio.ensure_future(others.watch())
+                    answer = {"state": STARTING}
+                elif asked == "look":
+                    answer = self._answer_look(sharing.Question.of_line(line))
+                else:
+                    state = self._server.state() if self._server else STARTING
+                    answer = {"state": state, "unreachable": others.unreachable}
+                await connection.send(answer)
+        finally:
+            if watch is not None:
+                watch.cancel()
 
     def _answer_look(self, question: sharing.Question) -> Mapping[str, object]:
         """Return whether a look is done, and what it has found; the first call begins it."""

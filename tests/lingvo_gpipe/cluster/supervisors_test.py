@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from lingvo_gpipe.cluster import chief_supervisor, lease, members, restarts, sharing
+from lingvo_gpipe.cluster import chief_supervisor, lease, members, peers, restarts, sharing
 from tests.lingvo_gpipe.cluster import fakes
 
 ROOT = str(Path(__file__).parents[3])
@@ -52,6 +52,30 @@ def in_use(address: str) -> Iterator[None]:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", int(address.rpartition(":")[2])))
         yield
+
+
+@contextlib.contextmanager
+def black_hole(address: str) -> Iterator[None]:
+    """Let no connection to an address arrive, and refuse none: its queue is full."""
+    host, _, port = address.rpartition(":")
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.socket())
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        wait_for(lambda: is_bound(server, host, int(port)), "the port")
+        server.listen(0)
+        for _ in range(3):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex((host, int(port)))
+        time.sleep(0.05)
+        yield
+
+
+def is_bound(server: socket.socket, host: str, port: int) -> bool:
+    with contextlib.suppress(OSError):
+        server.bind((host, port))
+        return True
+    return False
 
 
 class Run:
@@ -284,6 +308,76 @@ def test_a_chief_that_does_not_connect_is_not_waited_for(run: Run) -> None:
     assert run.lines()[-1].startswith(f"ClusterError: {what}, and --max_restarts=1 allows no")
 
 
+@pytest.fixture
+def apart(run: Run) -> Run:
+    """A run whose worker 1 has an address of its own."""
+    run.addresses[2] = run.addresses[2].replace("127.0.0.1", "127.0.0.2")
+    return run
+
+
+CUT = r"worker 0 \(\S+, process \d+\) cannot reach worker 1 \(127\.0\.0\.2:\d+\)"
+
+
+def test_a_cut_between_two_workers_is_named_in_time_and_the_run_starts_again(apart: Run) -> None:
+    apart.start_worker(0)
+    apart.start_worker(1, PORT_TIMEOUT_S="20")
+    apart.start_chief(str(STEPS_OF_STOPS))
+    wait_for(lambda: apart.step >= 5, "step 5")
+    with black_hole(apart.addresses[2]):
+        began_s = time.monotonic()
+        wait_for(lambda: says(apart, "restart 1"), "the restart")
+        assert time.monotonic() - began_s < DETECTED_S
+    (line,) = apart.lines()
+    assert re.fullmatch(rf"{CUT}: no answer, at step \d+: restart 1 of 9", line), line
+    assert apart.codes() == {"supervisor": 0, "supervisor0": 0, "supervisor1": 0}
+    assert apart.step == STEPS_OF_STOPS
+
+
+@pytest.mark.parametrize("heals", [True, False])
+def test_workers_that_do_not_reach_each_other_yet_are_waited_for(apart: Run, heals: bool) -> None:
+    apart.start_worker(0)
+    apart.start_worker(1, PORT_TIMEOUT_S="20")
+    apart.start_chief(GATED="1", START_TIMEOUT_S="20" if heals else "6")
+    for index in range(2):
+        name = f"supervisor{index}"
+        wait_for(functools.partial(says, apart, "serves the chief", name), "the leases")
+    with black_hole(apart.addresses[2]):
+        (apart.folder / "gate").touch()
+        wait_for(lambda: says(apart, "waiting for worker 0"), "the line")
+        if not heals:
+            assert apart.code("supervisor") == 1
+    assert re.fullmatch(
+        rf"waiting for {CUT.replace('cannot', 'to')} since \d\d:\d\d:\d\d: no answer",
+        apart.lines()[0],
+    )
+    if heals:
+        assert apart.codes() == {"supervisor": 0, "supervisor0": 0, "supervisor1": 0}
+        assert len(apart.lines()) == 1
+    else:
+        assert re.match(
+            rf"ClusterError: {CUT} after 6 s \(--start_timeout_s\): no answer\. Let each worker",
+            apart.lines()[-1],
+        )
+        assert not (apart.folder / "went").exists()
+
+
+def test_hosts_that_cannot_be_reached_are_found() -> None:
+    async def found(cluster: members.Cluster) -> dict[int, str] | None:
+        others = peers.Peers(cluster, 0)
+        watch = asyncio.ensure_future(others.watch())
+        while others.unreachable is None:
+            await asyncio.sleep(0.01)
+        watch.cancel()
+        return others.unreachable
+
+    refuses, hole = (f"127.0.0.{2 + i}:{free_addresses(1)[0][10:]}" for i in range(2))
+    workers = ("127.0.0.1:1", "127.0.0.1:2", refuses, hole, "there-is-no.invalid:3")
+    with black_hole(hole):
+        unreachable = asyncio.run(found(members.Cluster("127.0.0.1:9", workers)))
+    assert unreachable == {3: "no answer", 4: "there is no host 'there-is-no.invalid'"}
+    assert peers.Peers(members.Cluster("a:1", ("b:1", "b:2")), 1).unreachable == {}
+
+
 def test_restarts_are_counted_and_waited_for() -> None:
     policy = restarts.Restarts(3)
     assert policy.wait_s("a", 7) == 0.0
@@ -480,8 +574,8 @@ def has_gone_on(run: Run, step: int) -> bool:
     return run.step >= step + 3
 
 
-def says(run: Run, what: str) -> bool:
-    return any(what in line for line in run.lines())
+def says(run: Run, what: str, name: str = "supervisor") -> bool:
+    return any(what in line for line in run.lines(name))
 
 
 def stat(pid: int) -> list[str]:

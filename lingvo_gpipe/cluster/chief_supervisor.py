@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import json
 import signal
+import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -166,10 +167,14 @@ class _Attempt:
                 hold.result()  # raises
         code = await watch
         if code < 0 and not self._signals:
-            raise FaultError(f"the chief was {child.ending(code)}")
+            raise FaultError(f"{self._name} was {child.ending(code)}")
         if code == LOST_EXIT_CODE:
-            raise FaultError("the chief could not go on")
+            raise FaultError(f"{self._name} could not go on")
         return code if code >= 0 else 128 - code
+
+    @property
+    def _name(self) -> str:
+        return f"the chief ({socket.gethostname()}, process {self._chief.pid})"
 
     async def end(self, code: int | None) -> None:
         """End the chief and the leases.
@@ -198,7 +203,7 @@ class _Attempt:
             self._pass_signals_on()
             self._read_chief()
             if stopped.note(self._chief.state() == child.STOPPED) >= lease.STOPPED_AFTER_S:
-                raise FaultError(f"the chief (process {self._chief.pid}) is stopped")
+                raise FaultError(f"{self._name} is stopped")
             if not has_begun and self._needs is not None and self._all_serve():
                 has_begun = True
                 await self._look()
@@ -209,7 +214,7 @@ class _Attempt:
             timeout_s = self._options.start_timeout_s
             if has_begun and not self._is_connected and time.monotonic() - began > timeout_s:
                 raise FaultError(
-                    f"the chief has not connected to the workers within {timeout_s:.0f} s"
+                    f"{self._name} has not connected to the workers within {timeout_s:.0f} s"
                 )
             await asyncio.sleep(lease.PING_S if has_begun else _TICK_S)
         self._read_chief()
@@ -281,6 +286,7 @@ class _Worker:
         self._options = options
         self._index = index
         self._identity: lease.Identity | None = None
+        self._pid: int | None = None  # of the worker itself; `_identity` is its supervisor's
         self._connection: lease.Connection | None = None
         # A line and its answer belong together: pings, and looks between them.
         self._asking = asyncio.Lock()
@@ -288,7 +294,8 @@ class _Worker:
 
     def __str__(self) -> str:
         if self._identity is not None:
-            return str(self._identity)
+            process = "" if self._pid is None else f", process {self._pid}"
+            return f"worker {self._index} ({self._identity.host}{process})"
         return f"worker {self._index} ({self._options.cluster.workers[self._index]})"
 
     async def hold(self) -> None:
@@ -329,7 +336,7 @@ class _Worker:
                     raise FaultError(f"{self} does not begin to serve")
                 await asyncio.sleep(lease.PING_S)
         except (lease.LostError, lease.RefusedError) as error:
-            raise FaultError(f"{self} is lost: {error}") from error
+            raise FaultError(f"the supervisor of {self._identity} is lost: {error}") from error
 
     def _note_unreachable(self, unreachable: object, wait: _Wait) -> None:
         """Wait for a route from this worker to others; once they are used, it is a loss."""
@@ -359,7 +366,7 @@ class _Worker:
                     return f"has not seen it within {_LOOK_S:.0f} s: its file system is stuck"
                 await asyncio.sleep(_TICK_S)
         except (lease.LostError, lease.RefusedError) as error:
-            raise FaultError(f"{self} is lost: {error}") from error
+            raise FaultError(f"the supervisor of {self._identity} is lost: {error}") from error
         fault = answer.get("fault")
         return None if fault is None else str(fault)
 
@@ -399,7 +406,11 @@ class _Worker:
         took_s = time.monotonic() - asked
         if took_s > _SLOW_S and not self._is_slow:
             self._is_slow = True
-            self._options.report(f"{self} is slow: it has answered after {took_s:.1f} s")
+            self._options.report(
+                f"the supervisor of {self._identity} is slow: it has answered after {took_s:.1f} s"
+            )
+        if isinstance(pid := answer.get("pid"), int):
+            self._pid = pid
         return answer
 
     async def _ask(self, line: Mapping[str, object]) -> dict[str, object]:

@@ -10,7 +10,7 @@ TensorFlow itself would wait forever.
     chief  → worker  {"nonce": …, "proof": …}
     worker → chief   {"proof": …, "host": …, "pid": …, "index": …, "workers": …, "versions": …}
     chief  → worker  {"do": "serve", "devices": 2}        → {"state": "serving"}
-    chief  → worker  {"do": "ping"}                       → {"state": "running"}
+    chief  → worker  {"do": "ping"}                       → {"state": "serving", "pid": …, …}
     chief  → worker  {"do": "end", "code": 0}
 
 A line is one JSON object of at most `MAX_LINE_BYTES`.
@@ -69,7 +69,7 @@ class Identity:
 
     Attributes:
         host: name of its host.
-        pid: number of its process.
+        pid: number of its own process, not of the worker's.
         index: number of its worker.
         workers: addresses of all workers, as it was started with.
         versions: package → version that it runs.

@@ -167,8 +167,10 @@ class _Supervisor:
                 elif asked == "look":
                     answer = self._answer_look(sharing.Question.of_line(line))
                 else:
-                    state = self._server.state() if self._server else STARTING
-                    answer = {"state": state, "unreachable": others.unreachable}
+                    state, pid = STARTING, None
+                    if self._server is not None:
+                        state, pid = self._server.state(), self._server.pid
+                    answer = {"state": state, "pid": pid, "unreachable": others.unreachable}
                 await connection.send(answer)
         finally:
             if watch is not None:
@@ -210,6 +212,7 @@ class _Server:
     """A worker process.
 
     Attributes:
+        pid: number of the process.
         has_ended: whether it has ended.
     """
 
@@ -217,6 +220,11 @@ class _Server:
         settings = child.Settings(dict(os.environ), cores, channel=True)
         self._child = child.Child(command, settings)
         self._said = STARTING
+
+    @property
+    def pid(self) -> int:
+        """Number of the process."""
+        return self._child.pid
 
     @property
     def has_ended(self) -> bool:

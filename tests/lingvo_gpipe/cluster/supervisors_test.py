@@ -196,13 +196,22 @@ def test_a_user_s_mistake_ends_all_with_its_code(run: Run) -> None:
     assert not any("restart" in line for line in run.lines())
 
 
-# Process, signal, the line of the chief's supervisor.
+# Process, signal, the line of the chief's supervisor; PROCESS is the host and that process.
 FAULTS = {
-    "worker killed": ("worker1", signal.SIGKILL, r"worker 1 \(.*\) is lost: killed by SIGKILL"),
-    "worker stopped": ("worker0", signal.SIGSTOP, r"worker 0 \(.*\) is lost: its process is stop"),
-    "chief killed": ("chief", signal.SIGKILL, "the chief was killed by SIGKILL"),
-    "chief stopped": ("chief", signal.SIGSTOP, r"the chief \(process \d+\) is stopped"),
+    "worker killed": ("worker1", signal.SIGKILL, "worker 1 PROCESS is lost: killed by SIGKILL"),
+    "worker stopped": (
+        "worker0",
+        signal.SIGSTOP,
+        "worker 0 PROCESS is lost: its process is stopped",
+    ),
+    "chief killed": ("chief", signal.SIGKILL, "the chief PROCESS was killed by SIGKILL"),
+    "chief stopped": ("chief", signal.SIGSTOP, "the chief PROCESS is stopped"),
 }
+
+
+def named(pid: int) -> str:
+    """Return a pattern of how a line names a process of this host."""
+    return rf"\({re.escape(socket.gethostname())}, process {pid}\)"
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -218,7 +227,8 @@ def test_what_is_lost_is_named_in_time_and_everything_starts_again(run: Run, nam
     wait_for(lambda: any("restart 1" in line for line in run.lines()), "the restart")
     assert time.monotonic() - began_s < DETECTED_S
     (line,) = [line for line in run.lines() if "restart 1" in line]
-    found = re.fullmatch(rf"{expected}.*, at step (\d+): restart 1 of 9", line)
+    expected = expected.replace("PROCESS", named(before[lost]))
+    found = re.fullmatch(rf"{expected}, at step (\d+): restart 1 of 9", line)
     assert found, line
     assert int(found[1]) >= step - 1
     assert run.codes() == {"supervisor": 0, "supervisor0": 0, "supervisor1": 0}
@@ -230,11 +240,13 @@ def test_what_is_lost_is_named_in_time_and_everything_starts_again(run: Run, nam
 def test_a_worker_s_supervisor_that_is_killed_takes_its_worker_along(run: Run) -> None:
     run.start_all()
     wait_for(lambda: run.step >= 5, "step 5")
-    worker = run.pid("worker1")
-    os.kill(run.pid("supervisor1"), signal.SIGKILL)
+    worker, supervisor = run.pid("worker1"), run.pid("supervisor1")
+    os.kill(supervisor, signal.SIGKILL)
     began_s = time.monotonic()
     wait_for(lambda: any("restart 1" in line for line in run.lines()), "the restart")
     assert time.monotonic() - began_s < DETECTED_S
+    expected = f"the supervisor of worker 1 {named(supervisor)} is lost: its connection"
+    assert re.match(expected, run.lines()[0])
     wait_for(lambda: is_gone(worker), "the worker's end", 2.0)
     run.code("supervisor1")
     run.start_worker(1)  # as an orchestrator does
@@ -250,7 +262,11 @@ def test_a_worker_s_supervisor_that_is_stopped_is_waited_for(run: Run) -> None:
     wait_for(lambda: any("restart 1" in line for line in run.lines()), "the restart")
     assert time.monotonic() - began_s < DETECTED_S
     (line,) = [line for line in run.lines() if "restart 1" in line]
-    assert "its host is there, but its process has not answered for 1.5 s: it is stopped" in line
+    assert re.match(
+        f"the supervisor of worker 0 {named(run.pid('supervisor0'))} is lost: its host is there, "
+        r"but its process has not answered for 1\.5 s: it is stopped, at step",
+        line,
+    )
     os.kill(run.pid("supervisor0"), signal.SIGCONT)
     assert run.codes() == {"supervisor": 0, "supervisor0": 0, "supervisor1": 0}
     assert run.step == STEPS_OF_STOPS
@@ -293,8 +309,10 @@ def test_a_fault_that_repeats_at_the_same_step_ends_the_run(run: Run) -> None:
     run.start_chief(f"exit{chief_supervisor.LOST_EXIT_CODE}")
     assert run.codes() == {"supervisor": 1, "supervisor0": 1, "supervisor1": 1}
     assert sum("restart" in line and " of 9" in line for line in run.lines()) == 2
-    assert run.lines()[-1].startswith(
-        "ClusterError: the chief could not go on, before its first step, the 3rd time in a row"
+    assert re.match(
+        f"ClusterError: the chief {named(run.pid('chief'))} could not go on, before its first "
+        "step, the 3rd time in a row",
+        run.lines()[-1],
     )
 
 
@@ -303,9 +321,10 @@ def test_a_chief_that_does_not_connect_is_not_waited_for(run: Run) -> None:
     run.start_worker(1)
     run.start_chief("hangs", START_TIMEOUT_S="1", MAX_RESTARTS="1")
     assert run.codes() == {"supervisor": 1, "supervisor0": 1, "supervisor1": 1}
-    what = "the chief has not connected to the workers within 1 s, before its first step"
-    assert f"{what}: restart 1 of 1" in run.lines()
-    assert run.lines()[-1].startswith(f"ClusterError: {what}, and --max_restarts=1 allows no")
+    what = r"the chief \(\S+, process \d+\) has not connected to the workers within 1 s"
+    first, last = run.lines()
+    assert re.fullmatch(f"{what}, before its first step: restart 1 of 1", first)
+    assert re.match(f"ClusterError: {what}, before its first step, and --max_restarts=1", last)
 
 
 @pytest.fixture

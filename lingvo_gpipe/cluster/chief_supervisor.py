@@ -36,7 +36,6 @@ MAX_RESTARTS = 100
 """How often a run may be started again, where nothing else is asked for."""
 _TICK_S = 0.05
 _RETRY_S = 0.5
-_FIRST_NOTE_S = 5.0
 _SLOW_S = 0.5
 _LOOK_S = 30.0
 # After a chief that failed: how long a loss that explains it may take to be noticed.
@@ -60,6 +59,7 @@ class Options:
         folder: folder that all hosts must share; None: none.
         checkpoint: checkpoint that all hosts must see, or a folder of them; None: none.
         start_timeout_s: how long to wait for workers, and then for the connection to them.
+        first_note_s: after how long it is first reported what is waited for.
         max_restarts: how often a run may be started again.
         port_timeout_s: how long to wait for the chief's port, if it is in use.
         keep_workers: starts the supervisors of this machine's workers that have ended; may raise
@@ -74,6 +74,7 @@ class Options:
     folder: Path | None = None
     checkpoint: Path | None = None
     start_timeout_s: float = 300.0
+    first_note_s: float = 1.5
     max_restarts: int = MAX_RESTARTS
     port_timeout_s: float = ports.TIMEOUT_S
     keep_workers: Callable[[], None] = lambda: None
@@ -426,7 +427,7 @@ class _Wait:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._began, self._since = time.monotonic(), time.strftime("%H:%M:%S")
-        self._note_after_s = _FIRST_NOTE_S
+        self._note_after_s = options.first_note_s
 
     def note(self, what: str, why: str) -> float:
         """Note that it is still waited for, and why; return for how many seconds it has been."""

@@ -39,6 +39,7 @@ CORES = "LINGVO_GPIPE_CORES"
 _PRIVATE = "private"
 _OPEN = "open"
 _FIRST_PORT = 2222
+_FIRST_NOTE_S = 5.0  # the supervisors that are waited for begin only now
 _TICK_S = 0.05
 _END_S = 1.0
 _TRAINER = (sys.executable, "-m", "lingvo_gpipe.trainer")
@@ -102,7 +103,9 @@ def run(
     cluster, token = members.Cluster(chief, tuple(workers)), secrets.token_hex(16)
     os.environ[TOKEN] = token
     local = LocalWorkers(cluster)
-    made = dataclasses.replace(options(cluster, token), keep_workers=local.keep)
+    made = dataclasses.replace(
+        options(cluster, token), keep_workers=local.keep, first_note_s=_FIRST_NOTE_S
+    )
     try:
         return asyncio.run(chief_supervisor.run(made))
     finally:

@@ -406,17 +406,46 @@ def test_restarts_are_counted_and_waited_for() -> None:
         policy.wait_s("a", 9)
 
 
-def test_a_worker_that_is_missing_is_named_and_given_up(run: Run) -> None:
+@contextlib.contextmanager
+def stopped_supervisor(run: Run) -> Iterator[None]:
+    run.start_worker(1)
+    wait_for(lambda: says(run, "waits for its chief", "supervisor1"), "the supervisor")
+    os.kill(run.pid("supervisor1"), signal.SIGSTOP)
+    yield
+    os.kill(run.pid("supervisor1"), signal.SIGKILL)
+
+
+# Why worker 1 is not there → what happens at its address, the end of the line.
+MISSING: dict[str, tuple[Callable[[Run], contextlib.AbstractContextManager[None]], str]] = {
+    "not started": (lambda _: contextlib.nullcontext(), "its connection failed: .*"),
+    "unreachable": (lambda run: black_hole(run.addresses[2]), "its host does not answer"),
+    "stopped": (
+        stopped_supervisor,
+        r"its host is there, but its process has not answered for 1\.5 s: it is stopped",
+    ),
+}
+
+
+@pytest.mark.parametrize("why", MISSING)
+def test_a_worker_that_is_missing_is_named_in_time_and_given_up(run: Run, why: str) -> None:
+    at_its_address, expected = MISSING[why]
     run.start_worker(0)
-    run.start_chief(START_TIMEOUT_S="6")
-    assert run.codes() == {"supervisor": 1, "supervisor0": 1}
+    wait_for(lambda: says(run, "waits for its chief", "supervisor0"), "the supervisor")
+    with at_its_address(run):
+        run.start_chief(START_TIMEOUT_S="2.5")
+        wait_for((run.folder / "supervisor.pid").exists, "the chief's supervisor")
+        began_s = time.monotonic()
+        wait_for(run.lines, "the line")
+        assert time.monotonic() - began_s < DETECTED_S
+        assert run.code("supervisor") == 1
     waiting, error = run.lines()
-    address = run.addresses[2]
+    address = re.escape(run.addresses[2])
     assert re.fullmatch(
-        rf"waiting for worker 1 \({address}\) since \d\d:\d\d:\d\d: its connection failed.*",
-        waiting,
+        rf"waiting for worker 1 \({address}\) since \d\d:\d\d:\d\d: {expected}", waiting
     )
-    assert error.startswith(f"ClusterError: worker 1 ({address}) is missing after 6 s")
+    missing = r"is missing after \d s \(--start_timeout_s\)"
+    assert re.match(rf"ClusterError: worker 1 \({address}\) {missing}: {expected}", error)
+    assert run.code("supervisor0") == 1
 
 
 # What is wrong with worker 1 → (its addresses, its index, its environment), the chief's line.

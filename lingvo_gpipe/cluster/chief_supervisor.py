@@ -116,8 +116,11 @@ async def run(options: Options) -> int:
             raise
         await attempt.end(None)
         at = "before its first step" if attempt.step is None else f"at step {attempt.step}"
-        options.report(f"{fault}, {at}: restart {restarts.count} of {options.max_restarts}")
-        await asyncio.sleep(wait_s)
+        wait = f", in {wait_s:.0f} s" if wait_s else ""
+        options.report(f"{fault}, {at}: restart {restarts.count} of {options.max_restarts}{wait}")
+        until = time.monotonic() + wait_s
+        while not signals and time.monotonic() < until:
+            await asyncio.sleep(_TICK_S)
 
 
 class _Attempt:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from lingvo_gpipe.cluster import chief_supervisor, lease, members, peers, restarts, sharing
+from lingvo_gpipe.cluster import chief_supervisor, lease, members, peers, sharing
 from tests.lingvo_gpipe.cluster import fakes
 
 ROOT = str(Path(__file__).parents[3])
@@ -397,15 +397,6 @@ def test_hosts_that_cannot_be_reached_are_found() -> None:
     assert peers.Peers(members.Cluster("a:1", ("b:1", "b:2")), 1).unreachable == {}
 
 
-def test_restarts_are_counted_and_waited_for() -> None:
-    policy = restarts.Restarts(3)
-    assert policy.wait_s("a", 7) == 0.0
-    assert policy.wait_s("a", 7) == 1.0
-    assert policy.wait_s("a", 8) == 0.0
-    with pytest.raises(Exception, match="--max_restarts=3 allows no further restart"):
-        policy.wait_s("a", 9)
-
-
 @contextlib.contextmanager
 def stopped_supervisor(run: Run) -> Iterator[None]:
     run.start_worker(1)
@@ -578,6 +569,20 @@ def test_a_port_that_becomes_free_is_waited_for(run: Run) -> None:
         run.start_chief()
         wait_for((run.folder / "worker1.pid").exists, "worker 1")
     assert run.codes() == {"supervisor": 0, "supervisor0": 0, "supervisor1": 0}
+
+
+def test_a_signal_ends_the_wait_for_the_next_start(run: Run) -> None:
+    run.start_all(10**6)
+    for restart in range(1, 6):
+        step = run.step
+        wait_for(functools.partial(has_gone_on, run, step), "a step")
+        os.kill(run.pid("worker1"), signal.SIGKILL)
+        wait_for(functools.partial(says, run, f"restart {restart} "), f"restart {restart}")
+    assert run.lines()[-1].endswith(": restart 5 of 9, in 8 s")
+    os.kill(run.pid("supervisor"), signal.SIGTERM)
+    began_s = time.monotonic()
+    assert run.codes() == {"supervisor": 143, "supervisor0": 143, "supervisor1": 143}
+    assert time.monotonic() - began_s < 6.0
 
 
 def test_no_restart_is_allowed(run: Run) -> None:

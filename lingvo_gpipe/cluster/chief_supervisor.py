@@ -32,6 +32,8 @@ CONNECTED = "connected"
 """The chief's line once TensorFlow has connected to the workers."""
 GO = "go"
 """The supervisor's line once the workers serve."""
+GPUS = "CUDA_VISIBLE_DEVICES"
+"""The environment variable of the GPUs that a process uses."""
 MAX_RESTARTS = 100
 """How often a run may be started again, where nothing else is asked for."""
 _TICK_S = 0.05
@@ -141,7 +143,8 @@ class _Attempt:
         self._watch: asyncio.Task[int] | None = None
         self._workers = [_Worker(options, i) for i in range(len(options.cluster.workers))]
         config = options.cluster.to_config(members.Member(members.CHIEF))
-        environment = {**options.environment, members.VARIABLE: config}
+        # The chief has no cell: on a GPU of its host it would only take a worker's memory.
+        environment = {**options.environment, members.VARIABLE: config, GPUS: ""}
         self._temporary: temporary.Folder | None = None
         with contextlib.suppress(OSError):  # without one, the chief has that of its supervisor
             self._temporary = temporary.Folder()

@@ -37,6 +37,10 @@ def note_pid(folder: Path, name: str) -> None:
     partial.replace(folder / f"{name}.pid")
 
 
+def note_gpus(folder: Path, name: str) -> None:
+    (folder / f"{name}.gpus").write_text(os.environ.get(chief_supervisor.GPUS, "all"))
+
+
 def command(*words: object) -> tuple[str, ...]:
     return (sys.executable, __file__, *map(str, words))
 
@@ -45,6 +49,7 @@ def worker(folder: Path, index: str) -> int:
     channel = child.channel()
     assert channel is not None
     note_pid(folder, f"worker{index}")
+    note_gpus(folder, f"worker{index}")
     settings = json.loads(channel.read())
     assert settings["devices"] == 3
     assert settings["task"] == {"type": "worker", "index": int(index)}
@@ -64,6 +69,7 @@ def chief(folder: Path, steps: str) -> int:
     if channel.read() != chief_supervisor.GO:
         return chief_supervisor.LOST_EXIT_CODE
     (folder / "went").write_text(os.environ[members.VARIABLE])
+    note_gpus(folder, "chief")
     if steps == "hangs":
         time.sleep(60.0)
     channel.write(chief_supervisor.CONNECTED)

@@ -538,6 +538,20 @@ def test_versions_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
         lease._check_identity(worker, cluster, 0)
 
 
+@pytest.mark.parametrize(
+    ("given", "of_workers"),
+    [("0,1,5", ["0", "1,5"]), ("4", ["4", "4"]), ("", ["", ""]), ("-1", ["-1", "-1"])],
+)
+def test_workers_on_this_machine_share_its_gpus_and_the_chief_has_none(
+    run: Run, given: str, of_workers: list[str]
+) -> None:
+    run.start_chief(KEEP="1", CUDA_VISIBLE_DEVICES=given)
+    assert run.codes() == {"supervisor": 0}
+    found = [(run.folder / f"worker{index}.gpus").read_text() for index in range(2)]
+    assert found == of_workers
+    assert (run.folder / "chief.gpus").read_text() == ""
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_supervisor_on_this_machine_is_replaced_before_its_lease_is_taken(
     run: Run, number: int

@@ -59,7 +59,9 @@ class Train(optim.Updater.Params):
         "reported with the state of every device; 0: never.",
     )
     end_at_stall: bool = hyperparams.field(
-        False, "Ends the run at a stall, with exit code 75; its checkpoints stay."
+        False,
+        "Ends the run at a stall, with exit code 75; its checkpoints stay. Over workers, a stall "
+        "always ends the chief, to be started again.",
     )
     start: Start = hyperparams.field(Start(), "What is taken from another run's checkpoint.")
     hooks: tuple[hooks.Hook.Params, ...] = hyperparams.field(

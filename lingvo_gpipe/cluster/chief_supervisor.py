@@ -12,8 +12,6 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-import re
-import secrets
 import signal
 import socket
 import time
@@ -21,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.cluster import child, lease, members, temporary, worker_supervisor
+from lingvo_gpipe.cluster import child, lease, members, ports, sharing, temporary, worker_supervisor
 from lingvo_gpipe.cluster.restarts import Restarts
 
 LOST_EXIT_CODE = 75
@@ -30,16 +28,18 @@ NEEDS = "needs "
 """Begins the chief's line with what it needs of each worker, as JSON."""
 STEP = "step "
 """Begins the chief's line with the number of the update that it begins."""
+CONNECTED = "connected"
+"""The chief's line once TensorFlow has connected to the workers."""
 GO = "go"
 """The supervisor's line once the workers serve."""
+GPUS = "CUDA_VISIBLE_DEVICES"
+"""The environment variable of the GPUs that a process uses."""
 MAX_RESTARTS = 100
 """How often a run may be started again, where nothing else is asked for."""
 _TICK_S = 0.05
 _RETRY_S = 0.5
-_FIRST_NOTE_S = 5.0
 _SLOW_S = 0.5
-_PROBE = re.compile(r"shared-[0-9a-f]{16}(\.[0-9a-f]{8})?")
-_PROBE_S = 30.0
+_LOOK_S = 30.0
 # After a chief that failed: how long a loss that explains it may take to be noticed.
 _EXPLAINED_WITHIN_S = 2 * lease.PING_S
 
@@ -59,8 +59,11 @@ class Options:
         environment: environment variables of the chief.
         report: receives lines for the user.
         folder: folder that all hosts must share; None: none.
-        start_timeout_s: how long to wait for workers.
+        checkpoint: checkpoint that all hosts must see, or a folder of them; None: none.
+        start_timeout_s: how long to wait for workers, and then for the connection to them.
+        first_note_s: after how long it is first reported what is waited for.
         max_restarts: how often a run may be started again.
+        port_timeout_s: how long to wait for the chief's port, if it is in use.
         keep_workers: starts the supervisors of this machine's workers that have ended; may raise
             `ClusterError`. Does nothing on clusters.
     """
@@ -71,8 +74,11 @@ class Options:
     environment: Mapping[str, str]
     report: Callable[[str], None]
     folder: Path | None = None
+    checkpoint: Path | None = None
     start_timeout_s: float = 300.0
+    first_note_s: float = 1.5
     max_restarts: int = MAX_RESTARTS
+    port_timeout_s: float = ports.TIMEOUT_S
     keep_workers: Callable[[], None] = lambda: None
 
 
@@ -80,13 +86,16 @@ async def run(options: Options) -> int:
     """Run the chief to its end, however often it must be started; return its exit code.
 
     Raises:
-        ClusterError: a worker does not come, cannot be one of this run, or the run is given up.
+        ClusterError: the chief's port is in use, a worker does not come or cannot be one of this
+            run, or the run is given up.
     """
     restarts = Restarts(options.max_restarts)
     signals: list[int] = []
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.append, number)
+    # TensorFlow would say so only once all workers serve, and without the port.
+    await ports.check(options.cluster, members.Member(members.CHIEF), options.port_timeout_s)
     while True:
         options.keep_workers()
         attempt = _Attempt(options, signals)
@@ -109,8 +118,11 @@ async def run(options: Options) -> int:
             raise
         await attempt.end(None)
         at = "before its first step" if attempt.step is None else f"at step {attempt.step}"
-        options.report(f"{fault}, {at}: restart {restarts.count} of {options.max_restarts}")
-        await asyncio.sleep(wait_s)
+        wait = f", in {wait_s:.0f} s" if wait_s else ""
+        options.report(f"{fault}, {at}: restart {restarts.count} of {options.max_restarts}{wait}")
+        until = time.monotonic() + wait_s
+        while not signals and time.monotonic() < until:
+            await asyncio.sleep(_TICK_S)
 
 
 class _Attempt:
@@ -125,12 +137,14 @@ class _Attempt:
         self._options = options
         self._signals = signals
         self._passed_on = 0
+        self._is_connected = False
         self._needs: Mapping[str, object] | None = None
         self._holds: list[asyncio.Task[None]] = []
         self._watch: asyncio.Task[int] | None = None
         self._workers = [_Worker(options, i) for i in range(len(options.cluster.workers))]
         config = options.cluster.to_config(members.Member(members.CHIEF))
-        environment = {**options.environment, members.VARIABLE: config}
+        # The chief has no cell: on a GPU of its host it would only take a worker's memory.
+        environment = {**options.environment, members.VARIABLE: config, GPUS: ""}
         self._temporary: temporary.Folder | None = None
         with contextlib.suppress(OSError):  # without one, the chief has that of its supervisor
             self._temporary = temporary.Folder()
@@ -160,10 +174,14 @@ class _Attempt:
                 hold.result()  # raises
         code = await watch
         if code < 0 and not self._signals:
-            raise FaultError(f"the chief was {child.ending(code)}")
+            raise FaultError(f"{self._name} was {child.ending(code)}")
         if code == LOST_EXIT_CODE:
-            raise FaultError("the chief could not go on")
+            raise FaultError(f"{self._name} could not go on")
         return code if code >= 0 else 128 - code
+
+    @property
+    def _name(self) -> str:
+        return f"the chief ({socket.gethostname()}, process {self._chief.pid})"
 
     async def end(self, code: int | None) -> None:
         """End the chief and the leases.
@@ -184,26 +202,36 @@ class _Attempt:
         """Return the chief's exit code once it has ended.
 
         Raises:
-            FaultError: it is stopped.
+            FaultError: it is stopped, or does not connect to the workers.
         """
         stopped = child.StoppedFor()
-        has_begun = False
+        has_begun, began = False, 0.0
         while self._chief.exit_code is None:
             self._pass_signals_on()
             self._read_chief()
             if stopped.note(self._chief.state() == child.STOPPED) >= lease.STOPPED_AFTER_S:
-                raise FaultError(f"the chief (process {self._chief.pid}) is stopped")
+                raise FaultError(f"{self._name} is stopped")
             if not has_begun and self._needs is not None and self._all_serve():
                 has_begun = True
-                await self._probe()
+                await self._look()
+                for worker in self._workers:
+                    worker.is_used = True
                 self._chief.write(GO)
+                began = time.monotonic()
+            timeout_s = self._options.start_timeout_s
+            if has_begun and not self._is_connected and time.monotonic() - began > timeout_s:
+                raise FaultError(
+                    f"{self._name} has not connected to the workers within {timeout_s:.0f} s"
+                )
             await asyncio.sleep(lease.PING_S if has_begun else _TICK_S)
         self._read_chief()
         return self._chief.exit_code
 
     def _read_chief(self) -> None:
         for line in self._chief.read():
-            if line.startswith(STEP):
+            if line == CONNECTED:
+                self._is_connected = True
+            elif line.startswith(STEP):
                 self.step = int(line.removeprefix(STEP))
             elif line.startswith(NEEDS):
                 needs = self._needs = json.loads(line.removeprefix(NEEDS))
@@ -218,38 +246,34 @@ class _Attempt:
     def _all_serve(self) -> bool:
         return all(worker.serves for worker in self._workers)
 
-    async def _probe(self) -> None:
-        """Check that every host shares the folder of the run.
+    async def _look(self) -> None:
+        """Check that every host sees the run's folder, and the checkpoint to start from.
 
         Raises:
             ClusterError: one does not.
         """
-        folder = self._options.folder
-        if folder is None:
-            return
-        name = f"shared-{secrets.token_hex(8)}"
-        path = folder / name
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for old in folder.iterdir():
-                if _PROBE.fullmatch(old.name):  # of a supervisor that was killed
-                    old.unlink(missing_ok=True)
-            path.write_text(socket.gethostname(), encoding="utf-8")
-        except OSError as error:
-            raise errors.ClusterError(
-                f"--logdir={folder} cannot be written: {error.strerror}. Name a folder that all "
-                "hosts share"
-            ) from error
-        try:
-            faults = await asyncio.gather(*(w.probe(folder, name) for w in self._workers))
-        finally:
-            with contextlib.suppress(OSError):
-                path.unlink()
+        folder, checkpoint = self._options.folder, self._options.checkpoint
+        if folder is not None:
+            try:
+                with sharing.marked(folder) as question:
+                    await self._all_see(question, f"--logdir={folder}", "Name a folder")
+            except OSError as error:
+                raise errors.ClusterError(
+                    f"--logdir={folder} cannot be written: {error.strerror}. Name a folder that "
+                    "all hosts share"
+                ) from error
+        if checkpoint is not None:
+            of_checkpoint = sharing.of_checkpoint(checkpoint)
+            if of_checkpoint is not None:
+                where = f"--checkpoint={checkpoint}"
+                await self._all_see(of_checkpoint, where, "Name one in a folder")
+
+    async def _all_see(self, question: sharing.Question, where: str, way_out: str) -> None:
+        faults = await asyncio.gather(*(worker.look(question) for worker in self._workers))
         for worker, fault in zip(self._workers, faults, strict=True):
             if fault is not None:
                 raise errors.ClusterError(
-                    f"--logdir={folder}: {worker} {fault}. Name a folder that all hosts share, by "
-                    "the same path"
+                    f"{where}: {worker} {fault}. {way_out} that all hosts share, by the same path"
                 )
 
 
@@ -258,31 +282,36 @@ class _Worker:
 
     Attributes:
         needs: what it must serve; None: not known yet.
-        serves: whether it does.
+        serves: whether it does, and reaches the other workers.
+        is_used: whether the chief has begun to use it.
     """
 
     def __init__(self, options: Options, index: int) -> None:
         self.needs: Mapping[str, object] | None = None
         self.serves = False
+        self.is_used = False
         self._options = options
         self._index = index
         self._identity: lease.Identity | None = None
+        self._pid: int | None = None  # of the worker itself; `_identity` is its supervisor's
         self._connection: lease.Connection | None = None
-        # A line and its answer belong together: pings, and the probe between them.
+        # A line and its answer belong together: pings, and looks between them.
         self._asking = asyncio.Lock()
         self._is_slow = False
 
     def __str__(self) -> str:
         if self._identity is not None:
-            return str(self._identity)
+            process = "" if self._pid is None else f", process {self._pid}"
+            return f"worker {self._index} ({self._identity.host}{process})"
         return f"worker {self._index} ({self._options.cluster.workers[self._index]})"
 
     async def hold(self) -> None:
         """Take the lease, let the worker serve, and watch it; never returns.
 
         Raises:
-            FaultError: the worker is lost.
-            ClusterError: it does not come, or cannot be a worker of this run.
+            FaultError: the worker is lost, or cannot reach another one any more.
+            ClusterError: it does not come, cannot be a worker of this run, or never reaches
+                another one.
         """
         self._connection = await self._take()
         try:
@@ -291,9 +320,11 @@ class _Worker:
                 await asyncio.sleep(lease.PING_S)
             await self._ask({"do": "serve", **self.needs})
             stopped = child.StoppedFor()
-            began = time.monotonic()
+            began, wait = time.monotonic(), None
+            timeout_s = self._options.start_timeout_s
             while True:
-                state = await self._ping()
+                answer = await self._ping()
+                state = str(answer.get("state"))
                 if stopped.note(state == child.STOPPED) >= lease.STOPPED_AFTER_S:
                     raise FaultError(f"{self} is lost: its process is stopped")
                 if state not in (
@@ -302,28 +333,47 @@ class _Worker:
                     worker_supervisor.SERVING,
                 ):
                     raise FaultError(f"{self} is lost: {state}")
-                self.serves = self.serves or state == worker_supervisor.SERVING
-                if not self.serves and time.monotonic() - began > self._options.start_timeout_s:
+                unreachable = answer.get("unreachable")
+                if not self.is_used:
+                    self.serves = state == worker_supervisor.SERVING and unreachable == {}
+                if unreachable:
+                    wait = wait or _Wait(self._options)
+                    self._note_unreachable(unreachable, wait)
+                elif not self.serves and time.monotonic() - began > timeout_s:
                     raise FaultError(f"{self} does not begin to serve")
                 await asyncio.sleep(lease.PING_S)
         except (lease.LostError, lease.RefusedError) as error:
-            raise FaultError(f"{self} is lost: {error}") from error
+            raise FaultError(f"the supervisor of {self._identity} is lost: {error}") from error
 
-    async def probe(self, folder: Path, name: str) -> str | None:
-        """Return what is wrong with a folder on the worker's host; None: nothing.
+    def _note_unreachable(self, unreachable: object, wait: _Wait) -> None:
+        """Wait for a route from this worker to others; once they are used, it is a loss."""
+        reasons = dict(unreachable) if isinstance(unreachable, Mapping) else {}
+        for number, reason in reasons.items():
+            other = f"worker {number} ({self._options.cluster.workers[int(number)]})"
+            if self.is_used:
+                raise FaultError(f"{self} cannot reach {other}: {reason}")
+            waited_s = wait.note(f"{self} to reach {other}", str(reason))
+            if waited_s > self._options.start_timeout_s:
+                raise errors.ClusterError(
+                    f"{self} cannot reach {other} after {waited_s:.0f} s (--start_timeout_s): "
+                    f"{reason}. Let each worker reach the ports of the others"
+                )
+
+    async def look(self, question: sharing.Question) -> str | None:
+        """Return what is wrong with a file on the worker's host; None: nothing.
 
         Raises:
             FaultError: the worker is lost.
         """
-        line = {"do": "probe", "folder": str(folder), "name": name}
+        line = {"do": "look", **question.to_line()}
         began = time.monotonic()
         try:
             while not (answer := await self._ask(line)).get("done"):
-                if time.monotonic() - began > _PROBE_S:
-                    return f"has not seen it within {_PROBE_S:.0f} s: its file system is stuck"
+                if time.monotonic() - began > _LOOK_S:
+                    return f"has not seen it within {_LOOK_S:.0f} s: its file system is stuck"
                 await asyncio.sleep(_TICK_S)
         except (lease.LostError, lease.RefusedError) as error:
-            raise FaultError(f"{self} is lost: {error}") from error
+            raise FaultError(f"the supervisor of {self._identity} is lost: {error}") from error
         fault = answer.get("fault")
         return None if fault is None else str(fault)
 
@@ -340,8 +390,7 @@ class _Worker:
 
     async def _take(self) -> lease.Connection:
         """Take the lease, waiting for the worker where it is not there yet."""
-        began, since = time.monotonic(), time.strftime("%H:%M:%S")
-        note_after_s = _FIRST_NOTE_S
+        wait = _Wait(self._options)
         while True:
             try:
                 connection, self._identity = await lease.take(
@@ -349,29 +398,47 @@ class _Worker:
                 )
                 return connection
             except (lease.LostError, lease.RefusedError) as error:
-                waited_s = time.monotonic() - began
+                waited_s = wait.note(str(self), str(error))
                 if waited_s > self._options.start_timeout_s:
                     raise errors.ClusterError(
                         f"{self} is missing after {waited_s:.0f} s (--start_timeout_s): {error}. "
                         "Start it there with --job=worker, and let the chief reach that port"
                     ) from error
-                if waited_s > note_after_s:
-                    note_after_s *= 2
-                    self._options.report(f"waiting for {self} since {since}: {error}")
             await asyncio.sleep(_RETRY_S)
             self._options.keep_workers()
 
-    async def _ping(self) -> str:
+    async def _ping(self) -> dict[str, object]:
         asked = time.monotonic()
         answer = await self._ask({"do": "ping"})
         took_s = time.monotonic() - asked
         if took_s > _SLOW_S and not self._is_slow:
             self._is_slow = True
-            self._options.report(f"{self} is slow: it has answered after {took_s:.1f} s")
-        return str(answer.get("state"))
+            self._options.report(
+                f"the supervisor of {self._identity} is slow: it has answered after {took_s:.1f} s"
+            )
+        if isinstance(pid := answer.get("pid"), int):
+            self._pid = pid
+        return answer
 
     async def _ask(self, line: Mapping[str, object]) -> dict[str, object]:
         async with self._asking:
             if self._connection is None:
                 raise lease.LostError("its lease has ended")
             return await self._connection.ask(line, lease.LOST_AFTER_S)
+
+
+class _Wait:
+    """Something that is waited for, which is reported less and less often."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._began, self._since = time.monotonic(), time.strftime("%H:%M:%S")
+        self._note_after_s = options.first_note_s
+
+    def note(self, what: str, why: str) -> float:
+        """Note that it is still waited for, and why; return for how many seconds it has been."""
+        waited_s = time.monotonic() - self._began
+        if self._note_after_s < waited_s <= self._options.start_timeout_s:
+            self._note_after_s *= 2
+            self._options.report(f"waiting for {what} since {self._since}: {why}")
+        return waited_s

@@ -8,9 +8,11 @@ import os
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams
-from lingvo_gpipe.cluster import chief_supervisor, child
+from lingvo_gpipe.cluster import chief_supervisor, child, members, ports
 from lingvo_gpipe.console import output
 from lingvo_gpipe.imports import tensorflow_import
+
+_SERVER_FAULT = "Could not start gRPC server"
 
 
 def lost_errors() -> tuple[type[Exception], ...]:
@@ -32,6 +34,9 @@ class Connection:
 
         Args:
             num_devices: number of devices that the network needs; CPUs are shared out evenly.
+
+        Raises:
+            ClusterError: another program has the chief's port.
         """
         if self._is_connected:
             return
@@ -52,10 +57,21 @@ class Connection:
             os._exit(chief_supervisor.LOST_EXIT_CODE)  # without its supervisor nobody would end it
         os.environ["GRPC_FAIL_FAST"] = "true"  # the supervisor knows that they are there
         _without_spinning()
-        tf.config.experimental_connect_to_cluster(
-            cluster, job_name="chief", task_index=0, protocol="grpc"
-        )
-        tf.config.list_logical_devices()
+        try:
+            tf.config.experimental_connect_to_cluster(
+                cluster, job_name="chief", task_index=0, protocol="grpc"
+            )
+            tf.config.list_logical_devices()
+        except tf.errors.UnknownError as error:
+            if _SERVER_FAULT not in str(error):
+                raise
+            # The port was free when the supervisor looked.
+            chief = members.Member(members.CHIEF)
+            _, port = members.host_and_port(cluster.task_address(members.CHIEF, 0))
+            raise errors.ClusterError(
+                ports.in_use(chief, port, "another program has it")
+            ) from error
+        self._channel.write(chief_supervisor.CONNECTED)
 
     def note_step(self, step: int) -> None:
         """Note that an update begins."""

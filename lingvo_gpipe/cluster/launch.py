@@ -124,9 +124,14 @@ def _chief_options(
         (sys.executable, "-m", "lingvo_gpipe.trainer", *arguments),
         dict(os.environ),
         report,
-        folder=None if values.logdir is None else Path(os.path.expanduser(values.logdir)),
+        folder=_path(values.logdir),
+        checkpoint=_path(values.checkpoint),
         **_given(values, "start_timeout_s", "max_restarts"),
     )
+
+
+def _path(flag: str | None) -> Path | None:
+    return None if flag is None else Path(os.path.expanduser(flag))
 
 
 def _given(values: argparse.Namespace, *flags: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ TensorFlow itself would wait forever.
     chief  → worker  {"nonce": …, "proof": …}
     worker → chief   {"proof": …, "host": …, "pid": …, "index": …, "workers": …, "versions": …}
     chief  → worker  {"do": "serve", "devices": 2}        → {"state": "serving"}
-    chief  → worker  {"do": "ping"}                       → {"state": "running"}
+    chief  → worker  {"do": "ping"}                       → {"state": "serving", "pid": …, …}
     chief  → worker  {"do": "end", "code": 0}
 
 A line is one JSON object of at most `MAX_LINE_BYTES`.
@@ -69,7 +69,7 @@ class Identity:
 
     Attributes:
         host: name of its host.
-        pid: number of its process.
+        pid: number of its own process, not of the worker's.
         index: number of its worker.
         workers: addresses of all workers, as it was started with.
         versions: package → version that it runs.
@@ -228,12 +228,12 @@ async def take(cluster: members.Cluster, index: int, token: str) -> tuple[Connec
     address = cluster.workers[index]
     connection = await _connect(address)
     try:
-        hello = await connection.receive(_HANDSHAKE_S)
+        hello = await connection.receive(LOST_AFTER_S)
         if hello.get("lease") != _VERSION or not isinstance(hello.get("nonce"), str):
             raise RefusedError(_NOT_A_LEASE)
         nonce = secrets.token_hex(16)
         proof = _proof(token, "chief", hello["nonce"], nonce)
-        answer = await connection.ask({"nonce": nonce, "proof": proof}, _HANDSHAKE_S)
+        answer = await connection.ask({"nonce": nonce, "proof": proof}, LOST_AFTER_S)
         expected = _proof(token, "worker", hello["nonce"], nonce)
         if not _is_same(answer.get("proof"), expected):
             raise errors.ClusterError(
@@ -257,7 +257,7 @@ async def take(cluster: members.Cluster, index: int, token: str) -> tuple[Connec
 async def _connect(address: str) -> Connection:
     host, port = members.host_and_port(address)
     try:
-        async with asyncio.timeout(_HANDSHAKE_S):
+        async with asyncio.timeout(LOST_AFTER_S):
             reader, writer = await asyncio.open_connection(host, port, limit=MAX_LINE_BYTES)
     except TimeoutError as error:
         raise LostError("its host does not answer") from error

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import os
 import random
 import secrets
@@ -23,11 +24,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.cluster import chief_supervisor, child, isolation, lease, members, restarts
 from lingvo_gpipe.console import signals
 
+_Item = TypeVar("_Item")
 NEEDS_NETWORK_EXIT_CODE = 76
 """Exit code of a chief in a private network that must fetch its data."""
 TOKEN = "LINGVO_GPIPE_TOKEN"
@@ -36,9 +39,11 @@ LOCAL = "LINGVO_GPIPE_LOCAL"
 """Set for processes of `--workers=local:N`: `_PRIVATE` or `_OPEN`."""
 CORES = "LINGVO_GPIPE_CORES"
 """Numbers of the cores of a worker process, which its supervisor sets."""
+_DRIVER = Path("/proc/driver/nvidia/gpus")
 _PRIVATE = "private"
 _OPEN = "open"
 _FIRST_PORT = 2222
+_FIRST_NOTE_S = 5.0  # the supervisors that are waited for begin only now
 _TICK_S = 0.05
 _END_S = 1.0
 _TRAINER = (sys.executable, "-m", "lingvo_gpipe.trainer")
@@ -102,7 +107,9 @@ def run(
     cluster, token = members.Cluster(chief, tuple(workers)), secrets.token_hex(16)
     os.environ[TOKEN] = token
     local = LocalWorkers(cluster)
-    made = dataclasses.replace(options(cluster, token), keep_workers=local.keep)
+    made = dataclasses.replace(
+        options(cluster, token), keep_workers=local.keep, first_note_s=_FIRST_NOTE_S
+    )
     try:
         return asyncio.run(chief_supervisor.run(made))
     finally:
@@ -134,8 +141,10 @@ class LocalWorkers:
         Raises:
             ClusterError: supervisors end by themselves, again and again.
         """
-        each = shares(sorted(os.sched_getaffinity(0)), len(self._cluster.workers))
-        for index, own_cores in enumerate(each):
+        count = len(self._cluster.workers)
+        each = shares(sorted(os.sched_getaffinity(0)), count)
+        gpus_of_each = shares(gpus(os.environ), count)
+        for index, (own_cores, own_gpus) in enumerate(zip(each, gpus_of_each, strict=True)):
             supervisor = self._supervisors.get(index)
             if supervisor is not None:
                 state = supervisor.state()
@@ -149,10 +158,15 @@ class LocalWorkers:
                         f"the supervisor of worker {index} {state}. Its own lines, above, say why"
                     )
             member = members.Member(members.WORKER, index)
-            config = {members.VARIABLE: self._cluster.to_config(member)}
+            environment = {
+                **os.environ,
+                members.VARIABLE: self._cluster.to_config(member),
+                CORES: ",".join(map(str, own_cores)),
+            }
+            if own_gpus:
+                environment[chief_supervisor.GPUS] = ",".join(own_gpus)
             self._supervisors[index] = child.Child(
-                self._command(index),
-                child.Settings({**os.environ, **config, CORES: ",".join(map(str, own_cores))}),
+                self._command(index), child.Settings(environment)
             )
 
     def end(self) -> None:
@@ -166,16 +180,36 @@ class LocalWorkers:
             supervisor.end()
 
 
-def shares(cores: Sequence[int], count: int) -> list[list[int]]:
-    """Divide cores among workers: neighbours together; with too few, several share one.
+def shares(items: Sequence[_Item], count: int) -> list[list[_Item]]:
+    """Divide cores or GPUs among workers: neighbours together; with too few, several share one.
 
-    >>> shares([0, 1, 2, 3, 4], 2), shares([0, 1], 3)
-    ([[0, 1], [2, 3, 4]], [[0], [0], [1]])
+    >>> shares([0, 1, 2, 3, 4], 2), shares([0, 1], 3), shares([], 2)
+    ([[0, 1], [2, 3, 4]], [[0], [0], [1]], [[], []])
     """
-    n = len(cores)
+    n = len(items)
     if count > n:
-        return [[cores[i * n // count]] for i in range(count)]
-    return [list(cores[i * n // count : (i + 1) * n // count]) for i in range(count)]
+        return [list(items[i * n // count :][:1]) for i in range(count)]
+    return [list(items[i * n // count : (i + 1) * n // count]) for i in range(count)]
+
+
+def gpus(environment: Mapping[str, str]) -> list[str]:
+    """Return the names of this machine's GPUs that a process may use.
+
+    >>> gpus({"CUDA_VISIBLE_DEVICES": "2, GPU-5f,-1,3"})
+    ['2', 'GPU-5f']
+    """
+    named = environment.get(chief_supervisor.GPUS)
+    if named is not None:
+        # CUDA ignores what follows a device that there is not.
+        return list(itertools.takewhile(_may_be_gpu, map(str.strip, named.split(","))))
+    try:
+        return [str(number) for number in range(len(os.listdir(_DRIVER)))]
+    except OSError:
+        return []
+
+
+def _may_be_gpu(name: str) -> bool:
+    return name != "" and not name.startswith("-")
 
 
 class PrivateSupervisor:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from lingvo_gpipe import errors
 
 SAME_STEP = 3
 """Losses in a row at one step after which the run is given up."""
 _FIRST_WAIT_S = 1.0
 _LONGEST_WAIT_S = 60.0
+_WINDOW_S = 600.0
+# A start that lasted longer than this, and came further than all before it, has made progress.
+_PROGRESS_S = 60.0
 
 
 class Restarts:
@@ -17,18 +23,31 @@ class Restarts:
         count: restarts so far.
 
     >>> restarts = Restarts(10)
-    >>> restarts.wait_s("worker 1 was killed", step=7), restarts.wait_s("again", step=7)
-    (0.0, 1.0)
+    >>> [restarts.wait_s("worker 1 was killed", step) for step in (7, 9, 7, 9)]
+    [0.0, 1.0, 2.0, 4.0]
     """
 
-    def __init__(self, max_restarts: int) -> None:
+    def __init__(self, max_restarts: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """Count none yet.
+
+        Args:
+            max_restarts: how often the run may be started again.
+            clock: returns seconds.
+        """
         self.count = 0
         self._max_restarts = max_restarts
+        self._clock = clock
         self._step: int | None = None
+        self._furthest = -1
         self._in_a_row = 0
+        self._recent: list[float] = []
+        self._started_s = clock()
 
     def wait_s(self, fault: str, step: int | None) -> float:
         """Return how many seconds to wait before the next start.
+
+        The first loss is not waited for. Each further one within ten minutes doubles the time,
+        whatever its step, until a start makes progress.
 
         Args:
             fault: what was lost.
@@ -53,6 +72,18 @@ class Restarts:
                 "continues the run"
             )
         self.count += 1
-        if self._in_a_row == 1:
-            return 0.0
-        return min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0 ** (self._in_a_row - 2))
+        return self._back_off_s(-1 if step is None else step)
+
+    def _back_off_s(self, step: int) -> float:
+        now = self._clock()
+        lasted_s = now - self._started_s
+        self._recent = [time_s for time_s in self._recent if now - time_s < _WINDOW_S]
+        if step > self._furthest and lasted_s >= _PROGRESS_S:
+            self._recent = []
+        self._furthest = max(self._furthest, step)
+        self._recent.append(now)
+        earlier = len(self._recent) - 1
+        doubled_s = _FIRST_WAIT_S * 2.0 ** (earlier - 1)
+        wait_s = min(_LONGEST_WAIT_S, doubled_s) if earlier else 0.0
+        self._started_s = now + wait_s
+        return wait_s

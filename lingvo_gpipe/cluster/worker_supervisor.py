@@ -13,23 +13,18 @@ import contextlib
 import dataclasses
 import json
 import os
-import secrets
 import signal
 import sys
-import threading
-import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.cluster import child, lease, members
+from lingvo_gpipe.cluster import child, lease, members, peers, ports, sharing
 
 SERVER = (sys.executable, "-m", "lingvo_gpipe.cluster.worker_server")
 SERVING = "serving"
 STARTING = "starting"
 _MAX_EARLY_ENDS = 3
-_LOOPBACK = ("localhost", "127.", "::1")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,7 +47,7 @@ class Options:
     token: str
     report: Callable[[str], None]
     command: tuple[str, ...] = SERVER
-    port_timeout_s: float = 5.0
+    port_timeout_s: float = ports.TIMEOUT_S
     cores: tuple[int, ...] | None = None
 
 
@@ -91,11 +86,12 @@ class _Supervisor:
 
     def __init__(self, options: Options) -> None:
         self._options = options
+        self._member = members.Member(members.WORKER, options.index)
         self._identity = lease.identity(options.cluster, options.index)
         self._server: _Server | None = None
         self._early_ends = 0
         self._refused: set[str] = set()
-        self._probe: Probe | None = None
+        self._look: sharing.Look | None = None
 
     async def serve(self) -> int:
         """Grant leases, one after the other, until a chief says that the run has ended."""
@@ -118,7 +114,7 @@ class _Supervisor:
 
     @property
     def _name(self) -> str:
-        return f"worker {self._options.index}"
+        return str(self._member)
 
     async def _next_lease(self) -> lease.Connection:
         """Listen until a chief with the right token has connected."""
@@ -139,7 +135,9 @@ class _Supervisor:
                 self._note_refusal(connection.peer, error)
                 await connection.finish()
 
-        listener = await self._listen(connected)
+        listener = await ports.listen(
+            self._options.cluster, self._member, connected, self._options.port_timeout_s
+        )
         address = self._options.cluster.workers[self._options.index]
         self._options.report(f"{self._name} waits for its chief at {address}")
         try:
@@ -150,51 +148,39 @@ class _Supervisor:
             listener.close()
         return granted.result()
 
-    async def _listen(
-        self, connected: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]
-    ) -> asyncio.Server:
-        address = self._options.cluster.workers[self._options.index]
-        host, port = members.host_and_port(address)
-        where = host if host.startswith(_LOOPBACK) else None
-        began = time.monotonic()
-        while True:
-            try:
-                return await asyncio.start_server(
-                    connected, where, port, limit=lease.MAX_LINE_BYTES, reuse_address=True
-                )
-            except OSError as error:
-                # The worker process of a supervisor that was killed may need a moment to end.
-                if time.monotonic() - began < self._options.port_timeout_s:
-                    await asyncio.sleep(lease.PING_S)
-                    continue
-                raise errors.ClusterError(
-                    f"{self._name} cannot listen at port {port}: {error.strerror or error}. End "
-                    "the program that uses it, or name another port in the cluster"
-                ) from error
-
     async def _hold(self, connection: lease.Connection) -> int | None:
         """Answer the chief's supervisor; return the run's exit code once it has ended."""
         self._options.report(f"{self._name} serves the chief at {connection.peer}")
-        while True:
-            line = await connection.receive(lease.DROPPED_AFTER_S)
-            asked = line.get("do")
-            if asked == "end":
-                return int(line.get("code", 0))
-            answer: Mapping[str, object]
-            if asked == "serve":
-                self._keep_server().serve(self._options, line)
-                answer = {"state": STARTING}
-            elif asked == "probe":
-                answer = self._answer_probe(str(line.get("folder")), str(line.get("name")))
-            else:
-                answer = {"state": self._server.state() if self._server else STARTING}
-            await connection.send(answer)
+        others = peers.Peers(self._options.cluster, self._options.index)
+        watch: asyncio.Task[None] | None = None
+        try:
+            while True:
+                line = await connection.receive(lease.DROPPED_AFTER_S)
+                asked = line.get("do")
+                if asked == "end":
+                    return int(line.get("code", 0))
+                answer: Mapping[str, object]
+                if asked == "serve":
+                    self._keep_server().serve(self._options, line)
+                    watch = watch or asyncio.ensure_future(others.watch())
+                    answer = {"state": STARTING}
+                elif asked == "look":
+                    answer = self._answer_look(sharing.Question.of_line(line))
+                else:
+                    state, pid = STARTING, None
+                    if self._server is not None:
+                        state, pid = self._server.state(), self._server.pid
+                    answer = {"state": state, "pid": pid, "unreachable": others.unreachable}
+                await connection.send(answer)
+        finally:
+            if watch is not None:
+                watch.cancel()
 
-    def _answer_probe(self, folder: str, name: str) -> Mapping[str, object]:
-        """Return whether a probe is done, and what it has found; the first call begins it."""
-        if self._probe is None or self._probe.name != name:
-            self._probe = Probe(folder, name)
-        return {"done": self._probe.done.is_set(), "fault": self._probe.fault}
+    def _answer_look(self, question: sharing.Question) -> Mapping[str, object]:
+        """Return whether a look is done, and what it has found; the first call begins it."""
+        if self._look is None or self._look.question != question:
+            self._look = sharing.Look(question)
+        return {"done": self._look.done.is_set(), "fault": self._look.fault}
 
     def _keep_server(self) -> _Server:
         """Start a worker process, unless one runs."""
@@ -226,6 +212,7 @@ class _Server:
     """A worker process.
 
     Attributes:
+        pid: number of the process.
         has_ended: whether it has ended.
     """
 
@@ -233,6 +220,11 @@ class _Server:
         settings = child.Settings(dict(os.environ), cores, channel=True)
         self._child = child.Child(command, settings)
         self._said = STARTING
+
+    @property
+    def pid(self) -> int:
+        """Number of the process."""
+        return self._child.pid
 
     @property
     def has_ended(self) -> bool:
@@ -265,50 +257,3 @@ class _Server:
     def end(self) -> None:
         """End it."""
         self._child.end()
-
-
-class Probe:
-    """A probe in a thread of its own: a network's file system may not answer for a long time.
-
-    Attributes:
-        name: name of the file.
-        done: whether it has ended.
-        fault: what it has found; see `probe`.
-    """
-
-    def __init__(self, folder: str, name: str) -> None:
-        self.name = name
-        self.done = threading.Event()
-        self.fault: str | None = None
-        threading.Thread(target=self._run, args=(folder,), daemon=True).start()
-
-    def _run(self, folder: str) -> None:
-        try:
-            self.fault = probe(folder, self.name)
-        except (OSError, ValueError) as error:
-            self.fault = f"cannot use it: {error}"
-        self.done.set()
-
-
-def probe(folder: str, name: str) -> str | None:
-    """Answer whether this host shares a folder with the chief.
-
-    Args:
-        folder: the folder, in which the chief has made the file `name`.
-        name: the file's name; the answer is written beside it.
-
-    Returns:
-        What is wrong; None: the file is there, and one can be written beside it.
-    """
-    if os.path.basename(name) != name:
-        return f"{name!r} is not the name of a file"
-    path = Path(folder, name)
-    if not path.is_file():
-        return "does not see what the chief has written there"
-    answer = path.with_name(f"{name}.{secrets.token_hex(4)}")
-    try:
-        answer.write_text("written", encoding="utf-8")
-        answer.unlink()
-    except OSError as error:
-        return f"cannot write there: {error.strerror}"
-    return None

@@ -32,6 +32,7 @@ import tensorflow as tf
 from absl import logging
 
 from lingvo_gpipe import errors, task
+from lingvo_gpipe.cluster import connection
 from lingvo_gpipe.console import progress
 from lingvo_gpipe.execution.monitoring import watchdog
 from lingvo_gpipe.hooks.base import Ended
@@ -59,7 +60,13 @@ from lingvo_gpipe.schedule import breakdown
 from lingvo_gpipe.task import Task
 
 STALL_EXIT_CODE = 75
-"""Of a run ended by `train.end_at_stall`: EX_TEMPFAIL, for which services start a program again."""
+"""Of a run ended at a stall: EX_TEMPFAIL, for which services start a program again.
+
+So does the supervisor of a chief, whose code for it is the same.
+"""
+# Over workers, where TensorFlow waits forever for a tensor that two workers cannot exchange, a step
+# or an evaluation's mini-batch may take this long in any case, though those before it were shorter.
+_SHORTEST_STALL_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -243,11 +250,13 @@ class _Training:
         self._histograms = Histograms(self._learner.pipe, lambda: updater.loss_scale)
         self._texts = EvaluationTexts(params, self._learner.pipe, source, options.report)
         self.state = RunState(params, self._learner, logdir, threads, evaluates=options.evaluate)
+        over_workers = connection.current() is not None
         self._watchdog = watchdog.of_executor(
             self._learner.pipe.executor,
             params.train.stall_after_s,
             options.report,
-            self._end if params.train.end_at_stall else None,
+            self._end if over_workers or params.train.end_at_stall else None,
+            _SHORTEST_STALL_S if over_workers else None,
         )
 
     def _planned_s(self) -> float:
@@ -259,9 +268,13 @@ class _Training:
     def _end(self) -> None:
         """End the process at once: an operation that does not return cannot be interrupted."""
         folder = self.state.checkpoints.directory
-        self._options.report(
-            f"the run is ended (train.end_at_stall); the same command continues it from {folder}"
-        )
+        if connection.current() is not None:
+            self._options.report(f"the chief ends, to be started again from {folder}")
+        else:
+            self._options.report(
+                f"the run is ended (train.end_at_stall); the same command continues it from "
+                f"{folder}"
+            )
         os._exit(STALL_EXIT_CODE)
 
     def restore(self, start: str | None, change: task.Change | None) -> None:
@@ -374,7 +387,7 @@ class _Training:
             traces = self._learner.num_traces
             step, scale = state.step, self._learner.updater.loss_scale
             begun_s = time.time()
-            with self._watchdog.watching(f"step {step}"), self._profiled(step + 1):
+            with self._watchdog.watching(f"step {step}", "step"), self._profiled(step + 1):
                 result = self._learner.update(batches)
                 finite = bool(result.scalars["finite"]) and math.isfinite(result.loss)
             state.position.assign_add(train.accumulate)
@@ -455,7 +468,7 @@ class _Training:
                     step=step,
                     metrics=params.metrics,
                     should_stop=self._options.should_stop,
-                    watch=lambda batches: self._watchdog.each(batches, name),
+                    watch=lambda batches: self._watchdog.each(batches, name, "evaluation"),
                     examples=Examples(self._learner.pipe, self._input, params.examples),
                 )
                 if evaluated is not None:

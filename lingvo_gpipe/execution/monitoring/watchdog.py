@@ -19,14 +19,29 @@ from lingvo_gpipe.execution.executor import Executor
 from lingvo_gpipe.execution.monitoring.progress import Progress
 
 _Item = TypeVar("_Item")
+TIMES_LONGEST = 5.0
+"""How many times as long as the longest of its kind so far work may take, where that is a limit.
+
+The first of a kind builds graphs, as does any that has another shape.
+"""
+_DESCRIBED_WITHIN_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Work:
-    """Work that is being done: what it is, and when it began, in seconds of a monotonic clock."""
+    """Work that is being done.
+
+    Attributes:
+        name: what it is.
+        kind: what other work has in common with it; None: nothing.
+        begun_s: when it began, in seconds of a monotonic clock.
+        allowed_s: how long it may take.
+    """
 
     name: str
+    kind: str | None
     begun_s: float
+    allowed_s: float
 
 
 class Watchdog:
@@ -38,6 +53,7 @@ class Watchdog:
         describe: Callable[[], Sequence[str]],
         report: Callable[[str], None],
         end: Callable[[], None] | None = None,
+        shortest_s: float | None = None,
     ) -> None:
         """Make it; `with` starts its thread.
 
@@ -46,7 +62,11 @@ class Watchdog:
             describe: lines that follow the first, called in the thread.
             report: receives lines for the user.
             end: called after the first report; None: the work goes on.
+            shortest_s: work of a kind may take `TIMES_LONGEST` as long as the longest of that kind
+                so far, but this in any case, and `stall_after_s` at most; None: the latter always.
         """
+        self._shortest_s = shortest_s
+        self._longest_s: dict[str, float] = {}
         self._stall_after_s = stall_after_s
         self._describe = describe
         self._report = report
@@ -66,39 +86,56 @@ class Watchdog:
             self._thread.join()
 
     @contextlib.contextmanager
-    def watching(self, name: str) -> Iterator[None]:
+    def watching(self, name: str, kind: str | None = None) -> Iterator[None]:
         """Watch the `with` block, which lines for the user call `name`."""
-        self._work = _Work(name, time.monotonic())
+        work = self._work = self._begun(name, kind)
         try:
             yield
+            self._note_end(work)
         finally:
             self._work = None
 
-    def each(self, items: Iterable[_Item], name: str) -> Iterator[_Item]:
+    def each(self, items: Iterable[_Item], name: str, kind: str | None = None) -> Iterator[_Item]:
         """Yield `items`; from one to the next is one piece of work."""
         source = iter(items)
         try:
             while True:
-                self._work = _Work(name, time.monotonic())
+                work = self._work = self._begun(name, kind)
                 try:
                     item = next(source)
                 except StopIteration:
                     return
                 yield item
+                self._note_end(work)
         finally:
             self._work = None
 
+    def _begun(self, name: str, kind: str | None) -> _Work:
+        allowed_s = self._stall_after_s
+        if self._shortest_s is not None and kind in self._longest_s:
+            learned_s = max(self._shortest_s, TIMES_LONGEST * self._longest_s[kind])
+            allowed_s = min(allowed_s, learned_s)
+        return _Work(name, kind, time.monotonic(), allowed_s)
+
+    def _note_end(self, work: _Work) -> None:
+        if work.kind is not None:
+            took_s = time.monotonic() - work.begun_s
+            self._longest_s[work.kind] = max(took_s, self._longest_s.get(work.kind, 0.0))
+
     def _watch(self) -> None:
         last: _Work | None = None
-        allowed_s = self._stall_after_s
-        while not self._ended.wait(min(5.0, self._stall_after_s / 8)):
+        allowed_s = 0.0
+        shortest_s = min(self._stall_after_s, self._shortest_s or self._stall_after_s)
+        while not self._ended.wait(min(5.0, shortest_s / 8)):
             work = self._work
+            if work is None:
+                continue
             if work is not last:
-                last, allowed_s = work, self._stall_after_s
-            if work is None or time.monotonic() - work.begun_s < allowed_s:
+                last, allowed_s = work, work.allowed_s
+            if time.monotonic() - work.begun_s < allowed_s:
                 continue
             allowed_s *= 2
-            lines = self._describe()
+            lines = self._described()
             if self._work is not work:
                 continue  # it has ended meanwhile
             waited_s = time.monotonic() - work.begun_s
@@ -108,12 +145,21 @@ class Watchdog:
             if self._end is not None:
                 self._end()
 
+    def _described(self) -> Sequence[str]:
+        """Return the lines of `describe`, which may wait for a device that does not answer."""
+        found: list[Sequence[str]] = []
+        thread = threading.Thread(target=lambda: found.append(self._describe()), daemon=True)
+        thread.start()
+        thread.join(_DESCRIBED_WITHIN_S)
+        return found[0] if found else ["what its devices do is unknown: one does not answer"]
+
 
 def of_executor(
     executor: Executor,
     stall_after_s: float,
     report: Callable[[str], None],
     end: Callable[[], None] | None = None,
+    shortest_s: float | None = None,
 ) -> Watchdog:
     """Return a watchdog that follows the progress of an executor's passes.
 
@@ -122,11 +168,12 @@ def of_executor(
         stall_after_s: as in `Watchdog`.
         report: as in `Watchdog`.
         end: as in `Watchdog`.
+        shortest_s: as in `Watchdog`.
     """
     if not stall_after_s:
         return Watchdog(0.0, lambda: [], report)
     describe = functools.partial(_describe, executor.follow_progress())
-    return Watchdog(stall_after_s, describe, report, end)
+    return Watchdog(stall_after_s, describe, report, end, shortest_s)
 
 
 def _describe(progress: Progress) -> list[str]:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import tensorflow as tf
 
 from lingvo_gpipe import errors, packing
+from lingvo_gpipe.cluster import connection
 from lingvo_gpipe.run.checkpoints import files, writing
 from lingvo_gpipe.run.checkpoints.values import UNREADABLE, SavedValues, reason
 
@@ -194,6 +195,8 @@ class Checkpoints:
                 saved.assign(tuple(self._variables.items()))
             except errors.CheckpointError:
                 raise
+            except connection.lost_errors():
+                raise  # the loss of a worker says nothing about the file
             except UNREADABLE as error:
                 torn.append((prefix, reason(error)))
                 continue
@@ -285,6 +288,8 @@ def restore_matching(
                 restored.append(key)
                 pairs.append((source, variable))
         saved.assign(pairs)
+    except connection.lost_errors():
+        raise
     except UNREADABLE as error:
         raise errors.CheckpointError(
             f"{prefix} is torn and cannot be restored: {reason(error)}; choose another one"

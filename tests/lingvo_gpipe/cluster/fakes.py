@@ -37,6 +37,10 @@ def note_pid(folder: Path, name: str) -> None:
     partial.replace(folder / f"{name}.pid")
 
 
+def note_gpus(folder: Path, name: str) -> None:
+    (folder / f"{name}.gpus").write_text(os.environ.get(chief_supervisor.GPUS, "all"))
+
+
 def command(*words: object) -> tuple[str, ...]:
     return (sys.executable, __file__, *map(str, words))
 
@@ -45,6 +49,7 @@ def worker(folder: Path, index: str) -> int:
     channel = child.channel()
     assert channel is not None
     note_pid(folder, f"worker{index}")
+    note_gpus(folder, f"worker{index}")
     settings = json.loads(channel.read())
     assert settings["devices"] == 3
     assert settings["task"] == {"type": "worker", "index": int(index)}
@@ -58,10 +63,16 @@ def chief(folder: Path, steps: str) -> int:
     assert channel is not None
     note_pid(folder, "chief")
     tempfile.mkstemp()  # removed by nobody else
+    while "GATED" in os.environ and not (folder / "gate").exists():
+        time.sleep(0.01)
     channel.write(chief_supervisor.NEEDS + json.dumps({"devices": 3}))
     if channel.read() != chief_supervisor.GO:
         return chief_supervisor.LOST_EXIT_CODE
     (folder / "went").write_text(os.environ[members.VARIABLE])
+    note_gpus(folder, "chief")
+    if steps == "hangs":
+        time.sleep(60.0)
+    channel.write(chief_supervisor.CONNECTED)
     if steps.startswith("exit"):
         return int(steps.removeprefix("exit"))
     done = folder / "step"
@@ -99,9 +110,11 @@ def supervisor_of_chief(folder: Path, cluster: members.Cluster, steps: str) -> i
         command("chief", folder, steps),
         dict(os.environ),
         report,
-        folder=folder / "shared",
+        folder=Path(os.environ.get("LOGDIR", str(folder / "shared"))),
+        checkpoint=Path(os.environ["CHECKPOINT"]) if "CHECKPOINT" in os.environ else None,
         start_timeout_s=float(os.environ.get("START_TIMEOUT_S", "20")),
         max_restarts=int(os.environ.get("MAX_RESTARTS", "9")),
+        port_timeout_s=float(os.environ.get("PORT_TIMEOUT_S", "0")),
         keep_workers=workers.keep if "KEEP" in os.environ else lambda: None,
     )
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lingvo_gpipe import trainer
-from lingvo_gpipe.cluster import local, members
+from lingvo_gpipe.cluster import chief_supervisor, local, members
 
 ROOT = str(Path(__file__).parents[3])
 JOBS = {"chief": ["127.0.0.1:21"], "worker": ["127.0.0.1:22", "127.0.0.1:23"]}
@@ -89,9 +89,27 @@ def test_tf_config_and_local_workers_exclude_each_other(
     assert "--cluster or TF_CONFIG names others" in capfd.readouterr().err
 
 
+def test_the_files_that_all_hosts_must_see_are_those_of_the_flags(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[chief_supervisor.Options] = []
+
+    async def run(options: chief_supervisor.Options) -> int:
+        asked.append(options)
+        return 7
+
+    monkeypatch.setattr(chief_supervisor, "run", run)
+    flags = [f"--cluster={folder}/cluster.json", f"--token_file={folder}/token", "--mode=eval"]
+    assert trainer.run([*flags, "--logdir=~/run", "--checkpoint=~/other"]) == 7
+    assert trainer.run(flags) == 7
+    given, missing = asked
+    assert (given.folder, given.checkpoint) == (Path.home() / "run", Path.home() / "other")
+    assert (missing.folder, missing.checkpoint) == (None, None)
+
+
 def test_the_secret_is_in_no_command_line_and_tensorflow_is_not_needed(folder: Path) -> None:
     cluster = folder / "one.json"
-    cluster.write_text(json.dumps({"chief": ["127.0.0.1:9"], "worker": ["127.0.0.1:1"]}))
+    cluster.write_text(json.dumps({"chief": ["127.0.0.1:9999"], "worker": ["127.0.0.1:1"]}))
     (folder / "token").write_text("a very secret word é")
     flags = [f"--cluster={cluster}", f"--token_file={folder / 'token'}", "--start_timeout_s=0"]
     program = (

@@ -123,3 +123,16 @@ def test_free_ports_are_not_those_of_connections() -> None:
     assert len(set(found)) == 3
     lowest, _ = map(int, local._EPHEMERAL_PORTS.read_text().split())
     assert max(found) < lowest
+
+
+def test_gpus_are_those_of_the_driver_unless_some_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "_DRIVER", tmp_path)
+    for name in ("0000:01:00.0", "0000:02:00.0"):
+        (tmp_path / name).mkdir()
+    assert local.gpus({}) == ["0", "1"]
+    assert local.gpus({"CUDA_VISIBLE_DEVICES": "1"}) == ["1"]
+    assert local.gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
+    monkeypatch.setattr(local, "_DRIVER", tmp_path / "none")
+    assert local.gpus({}) == []

@@ -7,16 +7,18 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import layers
+from lingvo_gpipe.cluster import chief_supervisor, connection
 from lingvo_gpipe.execution.monitoring import watchdog
 from lingvo_gpipe.input import Batch, Batches
 from lingvo_gpipe.layers.base import Theta
 from lingvo_gpipe.nests import Nest, SpecNest
-from lingvo_gpipe.run import loop
+from lingvo_gpipe.run import loop, process
 from tests.tiny_task import tiny_task
 
 RELEASED = threading.Event()
@@ -104,6 +106,41 @@ def test_work_that_ends_in_time_is_not_reported() -> None:
     assert lines == []
 
 
+def test_work_of_a_kind_is_limited_by_what_was_done_before() -> None:
+    lines: list[str] = []
+    dog = watchdog.Watchdog(20.0, lambda: ["why"], lines.append, shortest_s=0.2)
+    with dog:
+        with dog.watching("step 0", "step"):  # builds the graph
+            time.sleep(0.4)
+        with dog.watching("reading"):  # of no kind
+            time.sleep(0.4)
+        with dog.watching("step 1", "step"):  # less than TIMES_LONGEST as long
+            time.sleep(0.5)
+        assert list(dog.each([1], "batch 0", "evaluation")) == [1]
+        assert lines == []
+        for item in dog.each([1, 2], "batch 1", "evaluation"):
+            if item == 2:
+                assert len(reported(lines, 1)) == 1
+    assert lines[0].startswith("batch 1 has taken 0 s: why")
+
+
+def test_devices_that_do_not_answer_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "_DESCRIBED_WITHIN_S", 0.1)
+    lines: list[str] = []
+    ended = threading.Event()
+    never = threading.Event()
+
+    def describe() -> list[str]:
+        never.wait(20.0)
+        return ["late"]
+
+    dog = watchdog.Watchdog(0.1, describe, lines.append, ended.set)
+    with dog, dog.watching("step 7"):
+        assert ended.wait(10.0)
+    never.set()
+    assert lines[0].endswith("what its devices do is unknown: one does not answer")
+
+
 def test_the_slot_and_the_device_that_a_step_waits_for_are_named(tmp_path: Path) -> None:
     lines: list[str] = []
     params = with_stuck_layer(stall_after_s=0.5)
@@ -161,3 +198,28 @@ def test_a_run_may_be_ended_at_a_stall(tmp_path: Path, monkeypatch: pytest.Monke
     assert f"continues it from {tmp_path / 'checkpoints'}" in next(
         line for line in lines if line.startswith("the run is ended")
     )
+
+
+def test_over_workers_a_stall_ends_the_chief_to_be_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    codes: list[int] = []
+    monkeypatch.setattr("os._exit", codes.append)
+    prepare = process.prepare_devices
+
+    def prepare_then_connect(*arguments: Any) -> Any:
+        prepared = prepare(*arguments)
+        monkeypatch.setattr(connection, "current", mock.Mock())
+        return prepared
+
+    monkeypatch.setattr(process, "prepare_devices", prepare_then_connect)
+
+    def report(line: str) -> None:
+        lines.append(line)
+        if line.startswith("the chief ends"):
+            RELEASED.set()
+
+    loop.run(with_stuck_layer(stall_after_s=0.4), tmp_path, report=report)
+    assert codes[0] == loop.STALL_EXIT_CODE == chief_supervisor.LOST_EXIT_CODE
+    assert f"the chief ends, to be started again from {tmp_path / 'checkpoints'}" in lines

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.run import checkpoints
+from lingvo_gpipe.run.checkpoints import values as saved_values
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -233,6 +235,33 @@ def test_a_torn_one_of_which_a_part_is_read_is_refused(tmp_path: pathlib.Path, d
         checkpoints.read_value(prefix, key)
     with pytest.raises(errors.CheckpointError, match=r"ckpt-5 is torn and cannot be restored: "):
         checkpoints.restore_matching({key: tf.Variable(tf.zeros([3, 4]))}, prefix)
+
+
+LOST: tuple[Any, ...] = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.DeadlineExceededError,
+)
+
+
+@pytest.mark.parametrize("kind", LOST, ids=lambda kind: kind.__name__)
+def test_a_worker_lost_while_it_restores_tears_no_checkpoint(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    save(tmp_path, 3, 5)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    saver = checkpoints.Checkpoints(str(tmp_path), network(), "text")
+    lost = mock.Mock(side_effect=kind(None, None, "Connection reset by peer"))
+    monkeypatch.setattr(saved_values.SavedValues, "assign", lost)
+    with pytest.raises(kind):
+        saver.restore()
+    with pytest.raises(kind):
+        saver.restore(5, subset=True)
+    with pytest.raises(kind):
+        checkpoints.restore_matching(network(), str(tmp_path / "ckpt-5"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    monkeypatch.undo()
+    assert saver.restore() == checkpoints.Restored(str(tmp_path / "ckpt-5"), 5)
 
 
 @pytest.mark.parametrize("damage", DAMAGED_TEXTS, ids=lambda d: d.__name__)

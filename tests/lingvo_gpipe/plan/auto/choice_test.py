@@ -112,6 +112,25 @@ def test_cells_keep_their_forwards_where_memory_is_left() -> None:
         assert one.plan.step_s < plans[one.schedule, one.cells_per_device, "full"].step_s
 
 
+def test_the_last_forward_is_kept_where_not_all_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def choice(policies: tuple[str, ...], **model: Any) -> auto.Choice:
+        monkeypatch.setattr(search, "POLICIES", policies)
+        task = deep(num_partitions=4, cells_per_device=2, **model)
+        task.input.batch_size = 2048
+        return auto.choose(task)
+
+    def planned(choice: auto.Choice) -> set[tuple[str, int, str]]:
+        found = (*choice.fitting, *choice.too_large)
+        return {(one.schedule, one.cells_per_device, one.recompute) for one in found}
+
+    others, policies = ("full", "early", "never"), search.POLICIES
+    capped = choice(policies, device_memory="542KiB")
+    assert "except_last" in capped.best.recompute
+    assert capped.best.step_s < 0.98 * choice(others, device_memory="542KiB").best.step_s
+    # `never` is as fast or faster, so where it fits, nothing is planned twice.
+    assert planned(choice(policies)) == planned(choice(others))
+
+
 def test_cells_are_tried_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     start = Candidate(
         "1f1b", 1, "full", plan=step_plan.make_for(deep(num_partitions=4, schedule="1f1b"))

@@ -83,8 +83,16 @@ def _run_loop(job: registry.Job, mode: str, *, evaluate: bool) -> None:
             "model.jit_compile=auto, or to compare the steps of --profile_steps=A:B. Add one of "
             "them, or leave --profile out"
         )
+    if job.options.hosts is not None and job.task.model.schedule != schedule.AUTO:
+        raise errors.ParamsError(
+            f"--hosts states links and memory by which --schedule=auto chooses; --mode={mode} with "
+            "a schedule that is named uses the devices that are there. Add --schedule=auto, or "
+            "leave --hosts out"
+        )
+    from lingvo_gpipe.plan import hosts
     from lingvo_gpipe.run import loop
 
+    cluster = None if job.options.hosts is None else hosts.parse(job.options.hosts)
     if job.options.dry_run:
         if chosen:
             raise errors.ParamsError(
@@ -98,6 +106,7 @@ def _run_loop(job: registry.Job, mode: str, *, evaluate: bool) -> None:
             start=job.checkpoint,
             report=job.report,
             profile=job.options.profile,
+            cluster=cluster,
         )
         return
     loop.run(
@@ -109,6 +118,7 @@ def _run_loop(job: registry.Job, mode: str, *, evaluate: bool) -> None:
         should_stop=job.should_stop,
         note_step=job.note_step,
         profiles=steps.Profiles(chosen, layers=job.options.profile),
+        cluster=cluster,
     )
 
 
@@ -270,7 +280,7 @@ _MODES_OF_OPTION = {
     "fit": ("plan",),
     "grow": ("plan",),
     "profile": ("plan", "train", "train_eval"),
-    "hosts": ("plan",),
+    "hosts": ("plan", "train", "train_eval"),
     "profile_steps": ("train", "train_eval"),
     "fields": ("params",),
     "text": ("params",),

@@ -35,7 +35,7 @@ from lingvo_gpipe.console import command, output
 from lingvo_gpipe.console.flags import Flags
 from lingvo_gpipe.console.signals import StopRequest
 from lingvo_gpipe.imports import tensorflow_import
-from lingvo_gpipe.schedule import SCHEDULES
+from lingvo_gpipe.schedule import AUTO, SCHEDULES
 
 if TYPE_CHECKING:
     from lingvo_gpipe.input import Input
@@ -101,8 +101,6 @@ def run(argv: Sequence[str]) -> int:
             return command.Exit(_run_as_chief(values, channel), output_required)
         uses_workers = values.list_models is None and mode not in _WITHOUT_WORKERS
         code = launch.run(values, argv, output.note, uses_workers=uses_workers)
-        if mode == "plan" and values.hosts is None:
-            values.hosts = launch.hosts(values)
         if code is None:
             os.environ.setdefault(LOG_LEVEL, "2")
             code = _run(values)
@@ -165,7 +163,9 @@ def _flags() -> Flags:
     flags.text("grow", "With --fit: the field whose largest value is searched.")
     flags.switch("profile", "Plans, or chooses by --schedule=auto, by measured times of layers.")
     flags.text("profile_steps", "Steps whose slots are timed, A:B; see TensorBoard and timeline/.")
-    flags.text("hosts", "With --mode=plan: hosts x devices, and speeds: 2x4,between=1.25GB.")
+    flags.text(
+        "hosts", "For a plan, or --schedule=auto: hosts x devices, and speeds: 2x4,between=1.25GB."
+    )
     launch.add_flags(flags)
     return flags
 
@@ -214,6 +214,10 @@ def _run(values: argparse.Namespace, note_step: Callable[[int], None] = lambda _
     _check_options(values, name)
     if task.model.has_open_choices and name not in _CHOOSING:
         task = modes.with_kept_choice(task, values.logdir)
+    # Plan and training choose by the same hosts.
+    chooses = task.model.schedule == AUTO and name.startswith("train")
+    if values.hosts is None and (name == "plan" or chooses):
+        values.hosts = launch.hosts(values)
     _check_partitions(values, task)
     _check_data(task, registry.splits_of(name, task), of_run=_is_of_run(values, recipe))
     if name not in _WITHOUT_TENSORFLOW:

@@ -39,7 +39,7 @@ from lingvo_gpipe.hooks.base import Ended
 from lingvo_gpipe.hooks.calls import HookCalls
 from lingvo_gpipe.input import Input, made
 from lingvo_gpipe.nests import Nest
-from lingvo_gpipe.plan import auto, step_plan
+from lingvo_gpipe.plan import auto, hosts, step_plan
 from lingvo_gpipe.run import (
     checkpoints,
     evaluation,
@@ -119,6 +119,7 @@ def run(
     should_stop: Callable[[], bool] = lambda: False,
     note_step: Callable[[int], None] = lambda _: None,
     profiles: Profiles = NO_PROFILES,
+    cluster: hosts.Hosts | None = None,
 ) -> Result:
     """Train a task, or continue its training.
 
@@ -132,6 +133,7 @@ def run(
         should_stop: called before each update; once it returns True, the run saves and returns.
         note_step: called with the number of each update, before it begins.
         profiles: what is measured: layers before a schedule is chosen, slots of some updates.
+        cluster: hosts, links and memory by which `--schedule=auto` chooses; it places no cell.
 
     Raises:
         UserError: the params, the log directory, data or devices do not fit; a loss is not finite.
@@ -141,7 +143,7 @@ def run(
     with log_directory.locked(folder):
         log_directory.check_made(folder, is_made=made.is_made(params))
         kept = log_directory.kept_values(folder)
-        params = auto.resolved(params, report, kept=kept, profile=profiles.layers)
+        params = auto.resolved(params, report, kept=kept, profile=profiles.layers, cluster=cluster)
         process.check_memory(params, source, report, refuse=False)
         change = log_directory.check_params(folder, params, report)
         options = _Options(evaluate, report, should_stop, note_step, profiles)
@@ -165,6 +167,7 @@ def dry_run(
     start: str | None = None,
     report: Callable[[str], None] = logging.info,
     profile: bool = False,
+    cluster: hosts.Hosts | None = None,
 ) -> None:
     """Try everything that could fail later: input, an update, an evaluation, a checkpoint.
 
@@ -177,10 +180,11 @@ def dry_run(
         start: as in `run`.
         report: as in `run`.
         profile: whether `--schedule=auto` chooses by measured times of the layers.
+        cluster: as in `run`.
     """
     params, source = _prepare(params, report, None)
     kept = None if logdir is None else log_directory.kept_values(Path(logdir))
-    params = auto.resolved(params, report, kept=kept, profile=profile)
+    params = auto.resolved(params, report, kept=kept, profile=profile, cluster=cluster)
     process.check_memory(params, source, report, refuse=True)
     if logdir is not None:
         log_directory.try_out(Path(logdir), params, source.assets())

@@ -38,6 +38,19 @@ def run(
             "ParamsError: --profile measures layers, which --mode=train needs only for",
         ),
         (
+            ["--model=lab.Tiny", "--logdir=/x", "--hosts=2x4"],
+            "ParamsError: --hosts states links and memory by which --schedule=auto chooses; "
+            "--mode=train with",
+        ),
+        (
+            ["--model=lab.Tiny", "--logdir=/x", "--hosts=2x4,beween=1GB", "--schedule=auto"],
+            "ParamsError: --hosts=2x4,beween=1GB: 'beween=1GB' is not one of memory, ",
+        ),
+        (
+            ["--model=lab.Tiny", "--mode=describe", "--hosts=2x4"],
+            "ParamsError: --hosts goes with --mode=",
+        ),
+        (
             ["--model=lab.Tiny", "--logdir=/x", "--params_override=model.jit_compile=auto"],
             "ParamsError: model.jit_compile=auto needs times that are measured. Add --profile",
         ),

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
+from lingvo_gpipe.cluster import launch
 from lingvo_gpipe.imports import tensorflow_import
 from lingvo_gpipe.run import process
 from tests.support import trainer_calls
@@ -227,6 +228,18 @@ def test_describe_and_plan_need_no_logdir(run: Run) -> None:
     profiled = run("--mode=plan", "--profile")
     assert profiled.code == 0, profiled.err
     assert "estimate by formula" not in "\n".join(profiled.out)
+
+
+def test_plan_and_training_choose_by_the_hosts_of_the_workers(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "hosts", lambda _: "2x1,between=1kB,flops=1M")
+    for arguments in (["--mode=plan"], ["--mode=train", "--dry_run"]):
+        found = run(*arguments, "--schedule=auto")
+        assert found.code == 0, found.err
+        assert "links count at the speeds of --hosts" in "\n".join(found.out)
+    # Without a choice, training does not ask for them.
+    assert run("--mode=train", "--dry_run").code == 0
 
 
 def test_plan_fits_a_field_or_a_size_of_the_recipe(run: Run) -> None:

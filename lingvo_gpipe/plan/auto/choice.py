@@ -38,6 +38,7 @@ class Choice:
         note: how M was chosen, or why it was not; empty: it is set.
         is_measured: whether by measured times, by which cells are then cut, too.
         compiled: which cells of the best one XLA compiles; None: not to be chosen.
+        counts_links: whether links take time; None: their speeds are not stated.
     """
 
     fitting: tuple[Candidate, ...]
@@ -48,6 +49,7 @@ class Choice:
     note: str = ""
     is_measured: bool = False
     compiled: compilation.Compilation | None = None
+    counts_links: bool | None = None
 
     @property
     def best(self) -> Candidate:
@@ -95,6 +97,12 @@ class Choice:
             )
         if self.limit_bytes is None:
             lines.append("memory is not limited; model.device_memory limits it")
+        if self.counts_links is not None:
+            lines.append(
+                "links count at the speeds of --hosts"
+                if self.counts_links
+                else "links are taken as free: they count with flops= of --hosts, or --profile"
+            )
         for reason, group in itertools.groupby(self.refused, lambda one: one.reason):
             lines.append(f"{reason}: {', '.join(one.name_at_equal_count for one in group)}")
         if self.compiled is not None:
@@ -152,6 +160,7 @@ def choose(
         tuple(sorted((one for one in fastest if one is not best), key=lambda one: one.count)),
         counts.note or _note(fastest, chosen, counts.numbers, is_measured=profile),
         is_measured=profile,
+        counts_links=_counts_links(cluster, is_measured=profile),
     )
     if not compilation.is_open(task.model):
         return choice
@@ -176,7 +185,7 @@ def resolved(
         kept: path → value as text, of the run that goes on; its choice is kept if it is for as many
             devices. Its M stays where the task does not set another one.
         profile: see `choose`; cells are then cut by measured times, too.
-        cluster: see `choose`.
+        cluster: see `choose`. A choice that is kept was made before, so this changes nothing of it.
 
     Raises:
         UserError: see `choose`.
@@ -190,6 +199,9 @@ def resolved(
     if kept is not None and kept.get(_DEVICES) == repr(task.model.num_partitions):
         result = _as_kept(open_task, kept)
         if not result.model.has_open_choices:
+            if chooses_schedule and cluster is not None and _states_sizes(cluster):
+                name = result.model.schedule
+                report(f"the run keeps its schedule, {name}: --hosts changes it no more")
             return result
     result = open_task.copy()
     if chooses_schedule:
@@ -202,6 +214,18 @@ def resolved(
         compiled.set_in(result)
         report(compiled.line())
     return result
+
+
+def _states_sizes(cluster: hosts.Hosts) -> bool:
+    """Return whether more is known of hosts than how many there are, such as of workers."""
+    return cluster != hosts.Hosts(cluster.count)
+
+
+def _counts_links(cluster: hosts.Hosts | None, *, is_measured: bool) -> bool | None:
+    """Return whether links take time in plans; None: the speed of none is known."""
+    if cluster is None or not (cluster.within or cluster.between):
+        return None
+    return is_measured or bool(cluster.flops)
 
 
 def _as_kept(task: Task.Params, kept: Mapping[str, str]) -> Task.Params:

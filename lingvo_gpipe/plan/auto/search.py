@@ -12,7 +12,8 @@ from lingvo_gpipe.plan import hosts, step_plan
 from lingvo_gpipe.plan.auto.candidate import Candidate
 from lingvo_gpipe.task import Task
 
-POLICIES = ("full", "early", "never")
+POLICIES = ("full", "early", "never", "except_last")
+_KEEPS_MORE = {"except_last": "never"}  # which is as fast or faster, where it fits
 _MOST_CELLS = 3  # per device
 _MIXED = 4  # of how many of the fastest candidates some cells may keep their forwards
 _MOST_TRIED = 16  # ways to do so, of each: with up to 8 cells all that may fit
@@ -84,8 +85,9 @@ class Search:
         recompute = self._task.model.recompute
         policies = POLICIES if recompute == "full" else (recompute,)
         candidates = [
-            self.attempt(Candidate(name, cells, policy, count))
-            for (name, cells), policy in itertools.product(schedules, policies)
+            candidate
+            for name, cells in schedules
+            for candidate in self._with_each(Candidate(name, cells, "", count), policies)
         ]
         planned = [candidate for candidate in candidates if candidate.plan is not None]
         too_large = itertools.filterfalse(self.fits, planned)
@@ -94,6 +96,17 @@ class Search:
             too_large=tuple(sorted(too_large, key=lambda one: one.planned.heaviest_bytes)),
             refused=tuple(c for c in candidates if c.plan is None),
         )
+
+    def _with_each(self, start: Candidate, policies: Sequence[str]) -> Iterator[Candidate]:
+        """Yield a candidate with each policy; not with one that keeps less than one that fits."""
+        fitting: set[str] = set()
+        for policy in policies:
+            if _KEEPS_MORE.get(policy) in fitting:
+                continue
+            candidate = self.attempt(dataclasses.replace(start, recompute=policy))
+            if self.fits(candidate):
+                fitting.add(policy)
+            yield candidate
 
     def fastest(self, probes: Iterable[Candidate], count: int | None) -> Candidate | None:
         """Return the fastest of some candidates with another M; None: none of them fits."""

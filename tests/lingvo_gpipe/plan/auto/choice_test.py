@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from lingvo_gpipe import errors, layers, modes, schedule
+from lingvo_gpipe import errors, layers, modes, registry, schedule
 from lingvo_gpipe.hyperparams import text
 from lingvo_gpipe.network import micro_batches
-from lingvo_gpipe.plan import auto, describe, report, step_plan
+from lingvo_gpipe.plan import auto, describe, hosts, report, step_plan
 from lingvo_gpipe.plan.auto import search
 from lingvo_gpipe.plan.auto.candidate import Candidate
 from lingvo_gpipe.plan.auto.search import Search
@@ -110,6 +110,25 @@ def test_cells_keep_their_forwards_where_memory_is_left() -> None:
         assert "never" in one.recompute.split(",")
         assert one.plan is not None
         assert one.plan.step_s < plans[one.schedule, one.cells_per_device, "full"].step_s
+
+
+def test_the_last_forward_is_kept_where_not_all_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def choice(policies: tuple[str, ...], **model: Any) -> auto.Choice:
+        monkeypatch.setattr(search, "POLICIES", policies)
+        task = deep(num_partitions=4, cells_per_device=2, **model)
+        task.input.batch_size = 2048
+        return auto.choose(task)
+
+    def planned(choice: auto.Choice) -> set[tuple[str, int, str]]:
+        found = (*choice.fitting, *choice.too_large)
+        return {(one.schedule, one.cells_per_device, one.recompute) for one in found}
+
+    others, policies = ("full", "early", "never"), search.POLICIES
+    capped = choice(policies, device_memory="542KiB")
+    assert "except_last" in capped.best.recompute
+    assert capped.best.step_s < 0.98 * choice(others, device_memory="542KiB").best.step_s
+    # `never` is as fast or faster, so where it fits, nothing is planned twice.
+    assert planned(choice(policies)) == planned(choice(others))
 
 
 def test_cells_are_tried_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,3 +367,67 @@ def test_measured_times_count_what_a_call_costs(
     assert choice.best.plan.step_s < min(times_s)
     assert choice.best.num_micro_batches == count  # although 2 is nearly as short as 4
     assert choice.note == f"M={count} of 2, 4, 8, 16: the shortest step"
+
+
+def run_mode(task: Any, mode: str, lines: list[str], **options: Any) -> None:
+    """Run a mode of the trainer on a task."""
+    job = registry.Job(
+        model="tiny",
+        task=task.copy(),
+        logdir=None,
+        checkpoint=None,
+        report=lines.append,
+        should_stop=lambda: False,
+        rebuild=lambda *_: task,
+        options=registry.Options(**options),
+    )
+    modes.MODES[mode](job)
+
+
+def test_plan_and_training_choose_by_the_same_hosts() -> None:
+    task = deep(num_partitions=3)
+    task.input.batch_size = 4
+
+    def table(mode: str, shape: str | None, **options: Any) -> list[str]:
+        lines: list[str] = []
+        run_mode(task, mode, lines, hosts=shape, **options)
+        (text,) = [line for line in lines if line.startswith("auto ")]
+        return list(itertools.takewhile(bool, text.splitlines()))
+
+    free = auto.choose(task, cluster=hosts.Hosts(3))
+    slow = "3x1,between=10kB,flops=1M"
+    planned = table("plan", slow)
+    assert table("train", slow, dry_run=True) == planned
+    assert not planned[1].startswith(free.best.name)
+    assert "links count at the speeds of --hosts" in planned
+    # Their memory limits training, too.
+    least = min(one.planned.heaviest_bytes for one in free.fitting)
+    capped = f"3x1,memory={least}B,between=10kB"
+    planned = table("plan", capped)
+    assert table("train_eval", capped, dry_run=True) == planned
+    assert free.best.planned.heaviest_bytes > least
+    assert not planned[1].startswith(f"{free.best.name} ")
+    assert any(line.startswith("links are taken as free: they count") for line in planned)
+    with pytest.raises(errors.PartitionError, match=r"3 devices are needed, but --hosts has 2 x 1"):
+        table("train", "2x1", dry_run=True)
+
+
+def test_hosts_change_nothing_of_a_choice_that_is_kept(tmp_path: Path) -> None:
+    lines: list[str] = []
+    task = deep()
+    task.input.batch_size = 4
+    slow = hosts.parse("2x1,between=1kB,flops=1M")
+    loop.run(task, tmp_path, report=lines.append, cluster=slow)
+    best = auto.choose(task, cluster=slow).best
+    assert best.name != auto.choose(task).best.name
+    for cluster in (slow, None, hosts.Hosts(2)):
+        task.train.max_steps += 1
+        lines.clear()
+        loop.run(task, tmp_path, report=lines.append, cluster=cluster)
+        assert not [line for line in lines if line.startswith("auto ")]
+        notes = [line for line in lines if "--hosts" in line]
+        wanted = f"the run keeps its schedule, {best.schedule}: --hosts changes it no more"
+        assert notes == ([wanted] if cluster is slow else [])
+    kept = checkpoints.newest_text(str(tmp_path / "checkpoints"))
+    assert kept is not None
+    assert text.written_values(kept[1])["model.schedule"] == repr(best.schedule)

@@ -315,18 +315,16 @@ class _Worker:
         """
         self._connection = await self._take()
         try:
+            stopped = child.StoppedFor()
             while self.needs is None:
-                await self._ping()
+                self._end_if_stopped(await self._ping(), stopped)
                 await asyncio.sleep(lease.PING_S)
             await self._ask({"do": "serve", **self.needs})
-            stopped = child.StoppedFor()
             began, wait = time.monotonic(), None
             timeout_s = self._options.start_timeout_s
             while True:
                 answer = await self._ping()
-                state = str(answer.get("state"))
-                if stopped.note(state == child.STOPPED) >= lease.STOPPED_AFTER_S:
-                    raise FaultError(f"{self} is lost: its process is stopped")
+                state = self._end_if_stopped(answer, stopped)
                 if state not in (
                     child.STOPPED,
                     worker_supervisor.STARTING,
@@ -344,6 +342,17 @@ class _Worker:
                 await asyncio.sleep(lease.PING_S)
         except (lease.LostError, lease.RefusedError) as error:
             raise FaultError(f"the supervisor of {self._identity} is lost: {error}") from error
+
+    def _end_if_stopped(self, answer: Mapping[str, object], stopped: child.StoppedFor) -> str:
+        """Return the state of the worker's process.
+
+        Raises:
+            FaultError: it has been stopped for some time.
+        """
+        state = str(answer.get("state"))
+        if stopped.note(state == child.STOPPED) >= lease.STOPPED_AFTER_S:
+            raise FaultError(f"{self} is lost: its process is stopped")
+        return state
 
     def _note_unreachable(self, unreachable: object, wait: _Wait) -> None:
         """Wait for a route from this worker to others; once they are used, it is a loss."""

@@ -237,6 +237,23 @@ def test_what_is_lost_is_named_in_time_and_everything_starts_again(run: Run, nam
     assert all(run.pid(each) != pid and is_gone(pid) for each, pid in before.items())
 
 
+def test_a_worker_that_is_stopped_before_the_chief_needs_it_is_found(run: Run) -> None:
+    run.start_worker(0)
+    run.start_worker(1)
+    run.start_chief(GATED="1")
+    for index in range(2):
+        name = f"supervisor{index}"
+        wait_for(functools.partial(says, run, "serves the chief", name), "the leases")
+    os.kill(run.pid("worker0"), signal.SIGSTOP)
+    began_s = time.monotonic()
+    wait_for(lambda: any("restart 1" in line for line in run.lines()), "the restart")
+    assert time.monotonic() - began_s < DETECTED_S
+    assert "its process is stopped, before its first step: restart 1 of" in run.lines()[0]
+    (run.folder / "gate").touch()
+    assert run.codes() == {"supervisor": 0, "supervisor0": 0, "supervisor1": 0}
+    assert run.step == STEPS
+
+
 def test_a_worker_s_supervisor_that_is_killed_takes_its_worker_along(run: Run) -> None:
     run.start_all()
     wait_for(lambda: run.step >= 5, "step 5")

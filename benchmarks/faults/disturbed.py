@@ -24,6 +24,7 @@ START, STEP, CHECKPOINT, EVALUATION = "start", "step", "checkpoint", "evaluation
 PHASES = (START, STEP, CHECKPOINT, EVALUATION)
 KILLED, STOPPED = "killed", "stopped"
 CUT, CUT_FOR_GOOD = "cut off for 5 s", "cut off for good"
+APART = "cut off from the other one for 5 s"
 NUM_WORKERS = 2
 _HEALED_AFTER_S = 5.0
 _LIMIT_S = 240.0
@@ -47,7 +48,7 @@ class Fault:
 
     Attributes:
         role: the process; see `processes`.
-        kind: `KILLED`, `STOPPED`, `CUT` or `CUT_FOR_GOOD`.
+        kind: `KILLED`, `STOPPED`, `CUT`, `CUT_FOR_GOOD`, or `APART`: two workers from each other.
         on_hosts: whether each process runs on a host of its own; else `--workers=local:2`.
     """
 
@@ -73,11 +74,15 @@ FAULTS = (
     ),
     Fault(processes.WORKER, CUT, on_hosts=True),
     Fault(processes.WORKER, CUT_FOR_GOOD, on_hosts=True),
+    Fault(processes.WORKER, APART, on_hosts=True),
     Fault(processes.WORKER, KILLED, on_hosts=True),
     Fault(processes.WORKER, STOPPED, on_hosts=True),
     Fault(processes.WORKER_SUPERVISOR, KILLED, on_hosts=True),
+    Fault(processes.CHIEF, KILLED, on_hosts=True),
+    Fault(processes.CHIEF, STOPPED, on_hosts=True),
     Fault(processes.CHIEF_SUPERVISOR, STOPPED, on_hosts=True),
     Fault(processes.CHIEF_SUPERVISOR, KILLED, on_hosts=True),
+    Fault(processes.CHIEF_SUPERVISOR, CUT, on_hosts=True),
 )
 
 
@@ -340,7 +345,8 @@ class _Disturbed:
         self._fault = fault
         self._random = random_numbers
         self._given_up: set[Command] = set()
-        # The links are cut at the last host, whose replacement has the next number.
+        # A worker's link is cut at the last host, whose replacement has the next number.
+        self._cut_host = 0 if fault.role == processes.CHIEF_SUPERVISOR else NUM_WORKERS
         self._index = self._random.randrange(NUM_WORKERS)
         if fault.kind in (CUT, CUT_FOR_GOOD):
             self._index = NUM_WORKERS - 1
@@ -424,10 +430,13 @@ class _Disturbed:
     def _strike(self) -> float:
         """Let the fault happen; return when."""
         fault = self._fault
-        if fault.kind in (CUT, CUT_FOR_GOOD):
+        if fault.kind in (CUT, CUT_FOR_GOOD, APART):
             if self._net is None:
                 raise _FailedError("there is no link")
-            self._net.cut(NUM_WORKERS)
+            if fault.kind == APART:
+                self._net.part(1, NUM_WORKERS)
+            else:
+                self._net.cut(self._cut_host)
             return time.monotonic()
         found: list[processes.Process] = []
 
@@ -458,8 +467,11 @@ class _Disturbed:
             if processes.is_stopped(self._struck, run.notes_file):
                 os.kill(self._struck.pid, signal.SIGCONT)
         elif self._net is not None:
+            if fault.kind == APART:
+                self._net.rejoin(1, NUM_WORKERS)
+                return
             if fault.kind == CUT:
-                self._net.join(NUM_WORKERS)
+                self._net.join(self._cut_host)
                 return
             old = run.commands[processes.WORKER_SUPERVISOR, NUM_WORKERS - 1]
             self._net.join(NUM_WORKERS + 1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 
+_NOBODY = "02:00:00:00:00:fe"
+
 
 class Hosts:
     """Hosts with addresses of their own; used as `with Hosts(3) as hosts`; needs root.
@@ -60,6 +62,17 @@ class Hosts:
     def join(self, host: int) -> None:
         """Connect a host (again)."""
         _ip("-n", self._bridge, "link", "set", f"p{host}", "up")
+
+    def part(self, one: int, other: int) -> None:
+        """Drop everything that two hosts send each other, without a reset."""
+        for host, peer in ((one, other), (other, one)):
+            address = ("neigh", "replace", self.addresses[peer], "lladdr", _NOBODY)
+            _ip("-n", self._host(host), *address, "dev", "eth0", "nud", "permanent")
+
+    def rejoin(self, one: int, other: int) -> None:
+        """Let two hosts reach each other again."""
+        for host, peer in ((one, other), (other, one)):
+            _ip("-n", self._host(host), "neigh", "del", self.addresses[peer], "dev", "eth0")
 
     def open_ports(self) -> list[str]:
         """Return the ports at which something still listens, as "HOST:PORT"."""

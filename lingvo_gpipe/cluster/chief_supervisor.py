@@ -19,7 +19,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.cluster import child, lease, members, ports, sharing, temporary, worker_supervisor
+from lingvo_gpipe.cluster import child, lease, members, temporary, worker_supervisor
+from lingvo_gpipe.cluster.checks import ports, sharing
 from lingvo_gpipe.cluster.restarts import Restarts
 
 LOST_EXIT_CODE = 75

@@ -8,7 +8,8 @@ import os
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams
-from lingvo_gpipe.cluster import chief_supervisor, child, members, ports
+from lingvo_gpipe.cluster import chief_supervisor, child, members
+from lingvo_gpipe.cluster.checks import ports
 from lingvo_gpipe.console import output
 from lingvo_gpipe.imports import tensorflow_import
 

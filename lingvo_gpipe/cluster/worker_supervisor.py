@@ -19,7 +19,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.cluster import child, lease, members, peers, ports, sharing
+from lingvo_gpipe.cluster import child, lease, members
+from lingvo_gpipe.cluster.checks import peers, ports, sharing
 
 SERVER = (sys.executable, "-m", "lingvo_gpipe.cluster.worker_server")
 SERVING = "serving"

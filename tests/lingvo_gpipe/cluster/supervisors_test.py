@@ -21,7 +21,8 @@ from pathlib import Path
 
 import pytest
 
-from lingvo_gpipe.cluster import chief_supervisor, lease, members, peers, sharing
+from lingvo_gpipe.cluster import chief_supervisor, lease, members
+from lingvo_gpipe.cluster.checks import peers, sharing
 from tests.lingvo_gpipe.cluster import fakes
 
 ROOT = str(Path(__file__).parents[3])
@@ -244,6 +245,7 @@ def test_a_worker_that_is_stopped_before_the_chief_needs_it_is_found(run: Run) -
     for index in range(2):
         name = f"supervisor{index}"
         wait_for(functools.partial(says, run, "serves the chief", name), "the leases")
+    wait_for((run.folder / "worker0.pid").exists, "the worker")
     os.kill(run.pid("worker0"), signal.SIGSTOP)
     began_s = time.monotonic()
     wait_for(lambda: any("restart 1" in line for line in run.lines()), "the restart")

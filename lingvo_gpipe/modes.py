@@ -117,8 +117,7 @@ def _run_loop(job: registry.Job, mode: str, *, evaluate: bool) -> None:
         report=job.report,
         should_stop=job.should_stop,
         note_step=job.note_step,
-        profiles=steps.Profiles(chosen, layers=job.options.profile),
-        cluster=cluster,
+        profiles=steps.Profiles(chosen, layers=job.options.profile, hosts=cluster),
     )
 
 

@@ -31,7 +31,7 @@ from lingvo_gpipe.execution.cell_calls import (
     CellOutputs,
     in_read_dtype,
 )
-from lingvo_gpipe.execution.cut_backward import CutBackward, Held, RawGradient
+from lingvo_gpipe.execution.cut_backward import CutBackward, Held, RawGradients
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.context import Collected, Context
 from lingvo_gpipe.nests import Nest, floating
@@ -65,23 +65,6 @@ class _Program:
         """Call the program on a nest; return a nest."""
         flat = self.function(*tf.nest.flatten(arguments))
         return tf.nest.pack_sequence_as(self.outputs, list(flat))
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _RawGradients:
-    """The forward of a cell and its gradients, in the graph that is being traced.
-
-    Attributes:
-        outputs: outputs of the forward.
-        weights: gradient of each weight.
-        imports: gradients of the imports' floating leaves.
-        again: flat outputs of the forward, if `tf.recompute_grad` computed it again.
-    """
-
-    outputs: CellOutputs
-    weights: list[RawGradient]
-    imports: list[RawGradient]
-    again: list[tf.Tensor]
 
 
 class CellPrograms:
@@ -320,7 +303,7 @@ class CellPrograms:
         cell: network.Cell,
         inputs: CellInputs,
         upstream_of: Callable[[CellOutputs], BackwardInputs],
-    ) -> _RawGradients:
+    ) -> RawGradients:
         """Compute the forward and all gradients.
 
         Args:
@@ -347,7 +330,7 @@ class CellPrograms:
         starts += [tf.ones([], targets[-1].dtype)] if scaled else []
         raw = tape.gradient(targets, sources, starts, unconnected_gradients="zero")
         count = len(cell.weights)
-        return _RawGradients(outputs, raw[:count], raw[count:], tf.nest.flatten(runs[1:]))
+        return RawGradients(outputs, raw[:count], raw[count:], tf.nest.flatten(runs[1:]))
 
     def _cut(self, cell: network.Cell, inputs: CellInputs) -> tuple[CutBackward, Nest]:
         """Return the cut programs for these shapes, and the structure of the forward's outputs."""

@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import precision
 from lingvo_gpipe.execution import tracing
+from lingvo_gpipe.execution.cell_calls import CellOutputs
 from lingvo_gpipe.graphs import sections
 
 _NAMES = {
@@ -56,6 +57,23 @@ class Trace:
     weights: Sequence[RawGradient]
     imports: Sequence[RawGradient]
     again: Sequence[tf.Tensor] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RawGradients:
+    """The forward of a cell and its gradients, in the graph that is being traced.
+
+    Attributes:
+        outputs: outputs of the forward.
+        weights: gradient of each weight.
+        imports: gradients of the imports' floating leaves.
+        again: flat outputs of the forward, if `tf.recompute_grad` computed it again.
+    """
+
+    outputs: CellOutputs
+    weights: list[RawGradient]
+    imports: list[RawGradient]
+    again: list[tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from absl import logging
 from lingvo_gpipe import errors, task
 from lingvo_gpipe.cluster import connection
 from lingvo_gpipe.console import progress
-from lingvo_gpipe.execution.monitoring import watchdog
+from lingvo_gpipe.execution.monitoring import stalls
 from lingvo_gpipe.hooks.base import Ended
 from lingvo_gpipe.hooks.calls import HookCalls
 from lingvo_gpipe.input import Input, made
@@ -58,15 +58,6 @@ from lingvo_gpipe.run.views.texts import EvaluationTexts
 from lingvo_gpipe.run.writers import StepReport, Writers
 from lingvo_gpipe.schedule import breakdown
 from lingvo_gpipe.task import Task
-
-STALL_EXIT_CODE = 75
-"""Of a run ended at a stall: EX_TEMPFAIL, for which services start a program again.
-
-So does the supervisor of a chief, whose code for it is the same.
-"""
-# Over workers, where TensorFlow waits forever for a tensor that two workers cannot exchange, a step
-# or an evaluation's mini-batch may take this long in any case, though those before it were shorter.
-_SHORTEST_STALL_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -119,7 +110,6 @@ def run(
     should_stop: Callable[[], bool] = lambda: False,
     note_step: Callable[[int], None] = lambda _: None,
     profiles: Profiles = NO_PROFILES,
-    cluster: hosts.Hosts | None = None,
 ) -> Result:
     """Train a task, or continue its training.
 
@@ -132,8 +122,8 @@ def run(
         report: receives each line that a user should read.
         should_stop: called before each update; once it returns True, the run saves and returns.
         note_step: called with the number of each update, before it begins.
-        profiles: what is measured: layers before a schedule is chosen, slots of some updates.
-        cluster: hosts, links and memory by which `--schedule=auto` chooses; it places no cell.
+        profiles: what is measured, or known of the hosts: layers before a schedule is chosen, slots
+            of some updates.
 
     Raises:
         UserError: the params, the log directory, data or devices do not fit; a loss is not finite.
@@ -143,7 +133,9 @@ def run(
     with log_directory.locked(folder):
         log_directory.check_made(folder, is_made=made.is_made(params))
         kept = log_directory.kept_values(folder)
-        params = auto.resolved(params, report, kept=kept, profile=profiles.layers, cluster=cluster)
+        params = auto.resolved(
+            params, report, kept=kept, profile=profiles.layers, cluster=profiles.hosts
+        )
         process.check_memory(params, source, report, refuse=False)
         change = log_directory.check_params(folder, params, report)
         options = _Options(evaluate, report, should_stop, note_step, profiles)
@@ -180,7 +172,7 @@ def dry_run(
         start: as in `run`.
         report: as in `run`.
         profile: whether `--schedule=auto` chooses by measured times of the layers.
-        cluster: as in `run`.
+        cluster: hosts by which `--schedule=auto` chooses; see `Profiles`.
     """
     params, source = _prepare(params, report, None)
     kept = None if logdir is None else log_directory.kept_values(Path(logdir))
@@ -254,13 +246,13 @@ class _Training:
         self._histograms = Histograms(self._learner.pipe, lambda: updater.loss_scale)
         self._texts = EvaluationTexts(params, self._learner.pipe, source, options.report)
         self.state = RunState(params, self._learner, logdir, threads, evaluates=options.evaluate)
-        over_workers = connection.current() is not None
-        self._watchdog = watchdog.of_executor(
+        self._watchdog = stalls.watchdog_of(
             self._learner.pipe.executor,
             params.train.stall_after_s,
+            self.state.checkpoints.directory,
             options.report,
-            self._end if over_workers or params.train.end_at_stall else None,
-            _SHORTEST_STALL_S if over_workers else None,
+            ends=params.train.end_at_stall,
+            over_workers=connection.current() is not None,
         )
 
     def _planned_s(self) -> float:
@@ -268,18 +260,6 @@ class _Training:
         planned = self._params.copy()
         planned.model.cuts = tuple(len(cell.layers) for cell in self._learner.pipe.analysis.cells)
         return step_plan.make_for(planned, profile=True).step_s
-
-    def _end(self) -> None:
-        """End the process at once: an operation that does not return cannot be interrupted."""
-        folder = self.state.checkpoints.directory
-        if connection.current() is not None:
-            self._options.report(f"the chief ends, to be started again from {folder}")
-        else:
-            self._options.report(
-                f"the run is ended (train.end_at_stall); the same command continues it from "
-                f"{folder}"
-            )
-        os._exit(STALL_EXIT_CODE)
 
     def restore(self, start: str | None, change: task.Change | None) -> None:
         """Continue from the newest whole checkpoint of the run, or start.

@@ -1,4 +1,4 @@
-"""What a run measures of itself: which steps, and whether layers before it."""
+"""What a run measures of itself, and what it knows of its hosts."""
 
 from __future__ import annotations
 
@@ -6,22 +6,26 @@ import dataclasses
 import re
 
 from lingvo_gpipe import errors
+from lingvo_gpipe.plan.hosts import Hosts
 
 _STEPS = re.compile(r"([0-9]{1,12}):([0-9]{1,12})", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Profiles:
-    """What a run measures.
+    """What a run measures, and what is known of its hosts.
 
     Attributes:
         steps: updates whose slots are timed, from 1 on; see `recorder`.
         layers: whether times of layers are measured, by which `--schedule=auto` chooses, and with
             which `steps` are compared.
+        hosts: links and memory by which `--schedule=auto` chooses; they place no cell. None: not
+            known.
     """
 
     steps: range = range(0)
     layers: bool = False
+    hosts: Hosts | None = None
 
 
 NO_PROFILES = Profiles()

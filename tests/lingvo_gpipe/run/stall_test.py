@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import layers
 from lingvo_gpipe.cluster import chief_supervisor, connection
-from lingvo_gpipe.execution.monitoring import watchdog
+from lingvo_gpipe.execution.monitoring import stalls, watchdog
 from lingvo_gpipe.input import Batch, Batches
 from lingvo_gpipe.layers.base import Theta
 from lingvo_gpipe.nests import Nest, SpecNest
@@ -194,7 +194,7 @@ def test_a_run_may_be_ended_at_a_stall(tmp_path: Path, monkeypatch: pytest.Monke
             RELEASED.set()
 
     loop.run(params, tmp_path, report=report)
-    assert codes[0] == loop.STALL_EXIT_CODE
+    assert codes[0] == stalls.EXIT_CODE
     assert f"continues it from {tmp_path / 'checkpoints'}" in next(
         line for line in lines if line.startswith("the run is ended")
     )
@@ -221,5 +221,5 @@ def test_over_workers_a_stall_ends_the_chief_to_be_started_again(
             RELEASED.set()
 
     loop.run(with_stuck_layer(stall_after_s=0.4), tmp_path, report=report)
-    assert codes[0] == loop.STALL_EXIT_CODE == chief_supervisor.LOST_EXIT_CODE
+    assert codes[0] == stalls.EXIT_CODE == chief_supervisor.LOST_EXIT_CODE
     assert f"the chief ends, to be started again from {tmp_path / 'checkpoints'}" in lines

@@ -417,13 +417,13 @@ def test_hosts_change_nothing_of_a_choice_that_is_kept(tmp_path: Path) -> None:
     task = deep()
     task.input.batch_size = 4
     slow = hosts.parse("2x1,between=1kB,flops=1M")
-    loop.run(task, tmp_path, report=lines.append, cluster=slow)
+    loop.run(task, tmp_path, report=lines.append, profiles=Profiles(hosts=slow))
     best = auto.choose(task, cluster=slow).best
     assert best.name != auto.choose(task).best.name
     for cluster in (slow, None, hosts.Hosts(2)):
         task.train.max_steps += 1
         lines.clear()
-        loop.run(task, tmp_path, report=lines.append, cluster=cluster)
+        loop.run(task, tmp_path, report=lines.append, profiles=Profiles(hosts=cluster))
         assert not [line for line in lines if line.startswith("auto ")]
         notes = [line for line in lines if "--hosts" in line]
         wanted = f"the run keeps its schedule, {best.schedule}: --hosts changes it no more"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import json
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from benchmarks.faults import __main__ as faults
-from benchmarks.faults import disturbed, notes, processes, soak
+from benchmarks.faults import disturbed, notes, printed, processes, soak
 from benchmarks.faults.recipes import digits
 from lingvo_gpipe import registry, trainer
 
@@ -28,6 +29,19 @@ def test_each_fault_comes_in_each_phase() -> None:
     assert cases[: len(quick)] == quick
     assert collections.Counter(fault for fault, _ in quick) == collections.Counter(disturbed.FAULTS)
     assert {phase for _, phase in quick} == set(disturbed.PHASES)
+
+
+def test_the_page_s_commands_are_taken_for_two_hosts_and_for_more() -> None:
+    page = (printed.ROOT / "docs/hosts.md").read_text(encoding="utf-8")
+    two = printed.commands(page)
+    assert [command for _, command in printed.for_hosts(two, 2)] == two
+    assert [host for host, _ in printed.for_hosts(two, 2)] == [0, 0, 0, 1, 0]
+    four = printed.for_hosts(two, 4)
+    assert [host for host, _ in four] == [0, 0, 0, 1, 2, 3, 0]
+    cluster = json.loads(four[0][1].splitlines()[1])
+    assert len(set(cluster["worker"])) == 4
+    assert "--task=3" in four[5][1]
+    assert "--num_partitions=4" in four[-1][1]
 
 
 def test_checkpoints_are_the_same_by_their_bits() -> None:

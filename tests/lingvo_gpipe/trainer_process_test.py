@@ -56,6 +56,8 @@ def test_the_program_makes_its_devices_and_sigterm_saves_and_leaves(tmp_path: Pa
         stack.callback(process.kill)
         assert process.stderr is not None
         first = process.stderr.readline()
+        if first.endswith("the next one builds its graphs first\n"):  # on a busy machine
+            first = process.stderr.readline()
         # Nothing of TensorFlow's own comes before it.
         assert first.startswith("step 1/1000000  loss "), first
         process.send_signal(signal.SIGTERM)

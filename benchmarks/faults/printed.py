@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -61,7 +62,7 @@ def for_hosts(printed: Sequence[str], count: int) -> list[tuple[int, str]]:
 
 @contextlib.contextmanager
 def shared_folder() -> Iterator[None]:
-    """Make the place at which each host mounts the folder, if there is none."""
+    """Make `/shared`, over which each host mounts the folder of the run, unless it exists."""
     is_new = not SHARED.exists()
     if is_new:
         SHARED.mkdir()
@@ -75,7 +76,7 @@ def shared_folder() -> Iterator[None]:
 def started(net: hosts.Hosts, folder: Path, host: int, command: str) -> subprocess.Popen[bytes]:
     """Start a command on a host, with one core and the folder at `/shared`."""
     cores = sorted(os.sched_getaffinity(0))
-    script = f"mount --bind {folder} {SHARED} && exec bash -euc {_quoted(command)}"
+    script = f"mount --bind {folder} {SHARED} && exec bash -euc {shlex.quote(command)}"
     words = ["taskset", "--cpu-list", str(cores[host % len(cores)])]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return subprocess.Popen(
@@ -83,10 +84,6 @@ def started(net: hosts.Hosts, folder: Path, host: int, command: str) -> subproce
         cwd=ROOT,
         env={**os.environ, "PATH": path},
     )
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
 
 
 def run(net: hosts.Hosts, folder: Path, printed: Sequence[tuple[int, str]]) -> list[int]:

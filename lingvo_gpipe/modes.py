@@ -93,6 +93,7 @@ def _run_loop(job: registry.Job, mode: str, *, evaluate: bool) -> None:
     from lingvo_gpipe.run import loop
 
     cluster = None if job.options.hosts is None else hosts.parse(job.options.hosts)
+    profiles = steps.Profiles(chosen, layers=job.options.profile, hosts=cluster)
     if job.options.dry_run:
         if chosen:
             raise errors.ParamsError(
@@ -105,8 +106,7 @@ def _run_loop(job: registry.Job, mode: str, *, evaluate: bool) -> None:
             evaluate=evaluate,
             start=job.checkpoint,
             report=job.report,
-            profile=job.options.profile,
-            cluster=cluster,
+            profiles=profiles,
         )
         return
     loop.run(
@@ -117,7 +117,7 @@ def _run_loop(job: registry.Job, mode: str, *, evaluate: bool) -> None:
         report=job.report,
         should_stop=job.should_stop,
         note_step=job.note_step,
-        profiles=steps.Profiles(chosen, layers=job.options.profile, hosts=cluster),
+        profiles=profiles,
     )
 
 

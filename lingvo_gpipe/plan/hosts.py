@@ -60,6 +60,11 @@ class Hosts:
         used = host_order.first_with_enough(num_devices, [self.devices] * self.count)
         return host_order.share_out(num_devices, used)
 
+    @property
+    def states_speeds(self) -> bool:
+        """Whether some links have a speed."""
+        return self.within is not None or self.between is not None
+
     def bytes_per_s(self, source: int, target: int) -> int | None:
         """Return how fast the link from one host to another is; None: not known."""
         return self.within if source == target else self.between

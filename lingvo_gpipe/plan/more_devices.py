@@ -48,17 +48,20 @@ def lines(
     return [*units.table(rows, "lrr"), *refusals, *_better(shares, now)]
 
 
+def links_text(plan: step_plan.Plan) -> str:
+    """Return whether links take time in a plan, as text."""
+    return "links taken at the speeds of --hosts" if plan.counts_links else "links taken as free"
+
+
 def _better(shares: dict[str, float], now: step_plan.Plan) -> list[str]:
     """Return the line that says which of two uses is better."""
     if len(shares) < 2:
         return []
-    known = now.in_seconds and now.cluster and (now.cluster.within or now.cluster.between)
-    links = "links at the speeds of --hosts" if known else "links taken as free"
     (better, least), (_, most) = sorted(shares.items(), key=lambda item: item[1])
     if most - least < _ALIKE * most:
-        return [f"neither makes a step shorter than the other does ({links})"]
+        return [f"neither makes a step shorter than the other does ({links_text(now)})"]
     saved = units.percent(1.0 - least / most)
-    return [f"{better} is the better use: its step is {saved} shorter ({links})"]
+    return [f"{better} is the better use: its step is {saved} shorter ({links_text(now)})"]
 
 
 def _plan(

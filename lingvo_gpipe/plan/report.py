@@ -135,7 +135,9 @@ def render(plan: step_plan.Plan) -> str:
         ]
     waiting = units.percent(plan.bubble_share)
     step = f" of {plan.timeline.makespan_s:.3g} s" if plan.in_seconds else ""
-    lines.append(f"bubble: devices wait {waiting} of the step{step}, {_link_times(plan)}")
+    lines.append(
+        f"bubble: devices wait {waiting} of the step{step}, {more_devices.links_text(plan)}"
+    )
     if plan.step_s > plan.timeline.makespan_s:
         share = units.percent(1.0 - plan.timeline.makespan_s / plan.step_s)
         lines.append(
@@ -144,13 +146,6 @@ def render(plan: step_plan.Plan) -> str:
         )
     lines.append(drawing.grid(plan.analysis.table, _WIDTH))
     return "\n".join(lines)
-
-
-def _link_times(plan: step_plan.Plan) -> str:
-    speeds = (plan.cluster.within, plan.cluster.between) if plan.cluster else ()
-    if not plan.in_seconds or not any(speeds):
-        return "links taken as free"
-    return "links taken at the speeds of --hosts"
 
 
 def _head(plan: step_plan.Plan) -> Iterator[str]:

@@ -126,6 +126,11 @@ class Plan:
     order: HostOrder | None = None
 
     @property
+    def counts_links(self) -> bool:
+        """Whether links take time."""
+        return self.in_seconds and self.cluster is not None and self.cluster.states_speeds
+
+    @property
     def bubble_share(self) -> float:
         """Share of all devices' time in which they wait."""
         return self.timeline.bubble_share

@@ -39,7 +39,7 @@ from lingvo_gpipe.hooks.base import Ended
 from lingvo_gpipe.hooks.calls import HookCalls
 from lingvo_gpipe.input import Input, made
 from lingvo_gpipe.nests import Nest
-from lingvo_gpipe.plan import auto, hosts, step_plan
+from lingvo_gpipe.plan import auto, step_plan
 from lingvo_gpipe.run import (
     checkpoints,
     evaluation,
@@ -158,8 +158,7 @@ def dry_run(
     evaluate: bool = True,
     start: str | None = None,
     report: Callable[[str], None] = logging.info,
-    profile: bool = False,
-    cluster: hosts.Hosts | None = None,
+    profiles: Profiles = NO_PROFILES,
 ) -> None:
     """Try everything that could fail later: input, an update, an evaluation, a checkpoint.
 
@@ -171,12 +170,13 @@ def dry_run(
         evaluate: as in `run`.
         start: as in `run`.
         report: as in `run`.
-        profile: whether `--schedule=auto` chooses by measured times of the layers.
-        cluster: hosts by which `--schedule=auto` chooses; see `Profiles`.
+        profiles: as in `run`; no updates are timed.
     """
     params, source = _prepare(params, report, None)
     kept = None if logdir is None else log_directory.kept_values(Path(logdir))
-    params = auto.resolved(params, report, kept=kept, profile=profile, cluster=cluster)
+    params = auto.resolved(
+        params, report, kept=kept, profile=profiles.layers, cluster=profiles.hosts
+    )
     process.check_memory(params, source, report, refuse=True)
     if logdir is not None:
         log_directory.try_out(Path(logdir), params, source.assets())

@@ -38,7 +38,6 @@ class Choice:
         note: how M was chosen, or why it was not; empty: it is set.
         is_measured: whether by measured times, by which cells are then cut, too.
         compiled: which cells of the best one XLA compiles; None: not to be chosen.
-        counts_links: whether links take time; None: their speeds are not stated.
     """
 
     fitting: tuple[Candidate, ...]
@@ -49,7 +48,6 @@ class Choice:
     note: str = ""
     is_measured: bool = False
     compiled: compilation.Compilation | None = None
-    counts_links: bool | None = None
 
     @property
     def best(self) -> Candidate:
@@ -97,10 +95,10 @@ class Choice:
             )
         if self.limit_bytes is None:
             lines.append("memory is not limited; model.device_memory limits it")
-        if self.counts_links is not None:
+        if best.cluster is not None and best.cluster.states_speeds:
             lines.append(
                 "links count at the speeds of --hosts"
-                if self.counts_links
+                if best.counts_links
                 else "links are taken as free: they count with flops= of --hosts, or --profile"
             )
         for reason, group in itertools.groupby(self.refused, lambda one: one.reason):
@@ -160,7 +158,6 @@ def choose(
         tuple(sorted((one for one in fastest if one is not best), key=lambda one: one.count)),
         counts.note or _note(fastest, chosen, counts.numbers, is_measured=profile),
         is_measured=profile,
-        counts_links=_counts_links(cluster, is_measured=profile),
     )
     if not compilation.is_open(task.model):
         return choice
@@ -219,13 +216,6 @@ def resolved(
 def _states_sizes(cluster: hosts.Hosts) -> bool:
     """Return whether more is known of hosts than how many there are, such as of workers."""
     return cluster != hosts.Hosts(cluster.count)
-
-
-def _counts_links(cluster: hosts.Hosts | None, *, is_measured: bool) -> bool | None:
-    """Return whether links take time in plans; None: the speed of none is known."""
-    if cluster is None or not (cluster.within or cluster.between):
-        return None
-    return is_measured or bool(cluster.flops)
 
 
 def _as_kept(task: Task.Params, kept: Mapping[str, str]) -> Task.Params:

@@ -267,7 +267,7 @@ def test_the_better_use_of_more_devices_depends_on_links_and_memory() -> None:
     slow = hosts.parse("2x1,between=1MB,flops=1G")
     *_, line = more_devices.lines(task, slow)
     assert line.startswith("R=1, K=4 is the better use: its step is ")
-    assert line.endswith("(links at the speeds of --hosts)")
+    assert line.endswith("(links taken at the speeds of --hosts)")
     plans = [
         step_plan.make_for(
             largest.with_partitions(task, k), cluster=dataclasses.replace(slow, count=k)

@@ -21,47 +21,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks import schedules as schedule_tables
-from lingvo_gpipe import errors, modes, pipelining, registry, schedule, trainer
+from lingvo_gpipe import errors, modes, pipelining, registry, trainer
 from lingvo_gpipe.cluster import members
 from lingvo_gpipe.params.image import digits
 from lingvo_gpipe.params.mt import multi30k
 from lingvo_gpipe.plan import step_plan
 from lingvo_gpipe.repeat import program as repeat_program
-from lingvo_gpipe.schedule import simulate
 from lingvo_gpipe.tasks.mt import prepare
 from tests import architecture_test
+from tests.support.documents import FOREIGN_FIRST_COLUMN, NAMES, ROOT, code, fenced, prose, read
 from tools import reference
 
-ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
-NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
 MEASURED = [str(p.relative_to(ROOT)) for p in sorted((ROOT / "benchmarks").rglob("README.md"))]
-# Lingvo's own flags, fields and classes are in the first column of these tables.
-FOREIGN_FIRST_COLUMN = "docs/from_lingvo.md"
 ENDINGS = ("py", "md", "json", "txt", "tsv", "csv", "model")  # file names look like MODULE.NAME
-
-
-def read(name: str) -> str:
-    return (ROOT / name).read_text()
-
-
-def prose(name: str) -> str:
-    """Return a document without fenced blocks and without names of other projects."""
-    text = re.sub(r"^```.*?^```$", "", read(name), flags=re.MULTILINE | re.DOTALL)
-    if name == FOREIGN_FIRST_COLUMN:
-        text = re.sub(r"^\| [^|]* \|", "|", text, flags=re.MULTILINE)
-    return text
-
-
-def code(name: str) -> list[str]:
-    """Return the texts between single backticks, without the escapes of table cells."""
-    return re.findall(r"`([^`\n]+)`", prose(name))
-
-
-def fenced(name: str, language: str) -> list[str]:
-    pattern = rf"^```{language}\n(.*?)^```$"
-    return re.findall(pattern, read(name), flags=re.MULTILINE | re.DOTALL)
 
 
 def anchors(text: str) -> set[str]:
@@ -234,71 +206,6 @@ def test_packages_are_those_of_the_law() -> None:
     law = [line.replace("+", " ").split() for line, _ in architecture_test.ROWS]
     assert rows == law
     assert [meaning for _, meaning in shown] == [meaning for _, meaning in architecture_test.ROWS]
-
-
-def test_the_refused_table_of_the_readme_is_refused_so() -> None:
-    shown = re.search(r"^    ScheduleError: (.+)\n((?:        .+\n)+)", read("README.md"), re.M)
-    assert shown is not None
-    lines = [line.strip() for line in shown[0].strip().splitlines()]
-    with pytest.raises(errors.ScheduleError) as caught:
-        schedule.make("0F0,0F1,,,0B1,0B0\n1B0,1F0,1F1,1B1", 2, 2)
-    assert [f"ScheduleError: {lines[0][15:]}", *lines[1:]] == [
-        line.strip() for line in f"ScheduleError: {caught.value}".splitlines()
-    ]
-
-
-def test_tables_shown_are_legal() -> None:
-    for name in ("README.md", "docs/architecture.md"):
-        found = re.findall(r"^    (0F0.*)\n    (,1F0.*)$", read(name), flags=re.MULTILINE)
-        assert found, name
-        for rows in found:
-            assert schedule.make("\n".join(rows), 2, 2).num_cells == 2
-
-
-def test_texts_of_schedules_are_their_tables() -> None:
-    sections = read("docs/schedules.md").split("\n## `")[1:]
-    assert [section.split("`", 1)[0] for section in sections] == list(schedule.SCHEDULES)
-    for section in sections:
-        name = section.split("`", 1)[0]
-        rows = re.findall(r"^    (.*)$", section, flags=re.MULTILINE)
-        assert "\n".join(rows) == schedule.make(name, 2, 3).to_text(), name
-
-
-def test_each_schedule_has_its_picture() -> None:
-    for section in read("docs/schedules.md").split("\n## `")[1:]:
-        name = section.split("`", 1)[0]
-        assert f"\n![{name}](figures/schedule_{name}.png)\n" in section, name
-
-
-def test_figures_of_schedules_are_simulated() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (\d) \| (.*) \|$", read("docs/schedules.md"), flags=re.M)
-    assert {name for name, _, _ in rows} == set(schedule.SCHEDULES) - {"optimal"}
-    for name, V, figures in rows:
-        found = []
-        for K, M in ((4, 8), (8, 32)):
-            table = schedule.make(name, K, M, int(V))
-            for back in (1.0, 2.0):  # of I: with its recomputation, if there is one
-                one = [1.0] * table.num_cells
-                backward, inputs = ([length] * table.num_cells for length in (back + 1, back))
-                timeline = simulate.simulate(
-                    table, one, backward, input_gradient_s=inputs, weight_gradient_s=one
-                )
-                computed = (2 + back) * M * int(V)
-                found.append(f"{timeline.makespan_s / computed:.3f}")
-            found.append(f"{max(timeline.peak_live) / int(V):.1f}")
-            found.append(f"{schedule_tables.row(name, K, M, int(V)).times_shortest:.3f}")
-        assert figures == " | ".join(found), (name, V)
-
-
-def test_figures_are_those_that_are_drawn() -> None:
-    folder = ROOT / "docs" / "figures"
-    drawn = runpy.run_path(str(folder / "draw.py"), run_name="figures")["timelines"]()
-    others = {path.name for path in folder.glob("*.png")} - {f"{name}.png" for name in drawn}
-    shown = "".join(map(read, NAMES))
-    assert [name for name in others if f"figures/{name})" not in shown] == []  # screenshots
-    assert {f"schedule_{name}" for name in schedule.SCHEDULES} <= set(drawn)
-    assert set(drawn) <= {path.stem for path in folder.glob("*.png")}
-    assert f"{drawn['1f1b'].bubble_share:.6f}" == f"{3 / 11:.6f}"  # cells are equal: (K-1)/(M+K-1)
 
 
 def own_files(folder: Path, document: str = "docs/first_model.md") -> dict[str, Path]:

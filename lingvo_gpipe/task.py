@@ -16,6 +16,8 @@ from lingvo_gpipe import errors, hooks, hyperparams, optim, pipelining
 from lingvo_gpipe.hyperparams import text as params_texts
 from lingvo_gpipe.input import Input
 from lingvo_gpipe.input.serving import Program, Serving
+from lingvo_gpipe.nests import SpecNest
+from lingvo_gpipe.network import groups
 
 
 class Start(hyperparams.Params):
@@ -159,6 +161,7 @@ _MAY_CHANGE = (
     "model.num_replicas",
     "model.num_micro_batches",
     "model.micro_batch_size",
+    "model.group_size",
     "model.schedule",
     "model.recompute",
     "model.cuts",
@@ -274,6 +277,17 @@ def complete(params: _Params, source: Input | None = None) -> _Params:
     completed: _Params = params.copy()
     (source or completed.input.instantiate()).complete(completed)
     return completed
+
+
+def groups_of(params: Task.Params, fields: Mapping[str, SpecNest]) -> groups.Groups:
+    """Return the groups of micro-batches in which a task runs its mini-batches.
+
+    Args:
+        params: params of the task.
+        fields: fields of a mini-batch of training, name → nest of `tf.TensorSpec`.
+    """
+    in_parts = params.input.on_worker and params.model.num_replicas > 1
+    return groups.of(params.model, fields, in_parts=in_parts)
 
 
 def check(params: Task.Params) -> None:

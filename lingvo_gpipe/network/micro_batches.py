@@ -30,7 +30,7 @@ def sizes(
     if micro_batch_size is not None:
         full, rest = divmod(num_examples, micro_batch_size)
         return (micro_batch_size,) * full + ((rest,) if rest else ())
-    count = _count(num_examples, num_micro_batches, None)
+    count = min(num_micro_batches, num_examples)
     small, larger = divmod(num_examples, count)
     return (small + 1,) * larger + (small,) * (count - larger)
 
@@ -116,16 +116,25 @@ def sizes_of(params: PipelineParams, *parts: Mapping[str, Nest | SpecNest]) -> t
         ScheduleError: their graph would take too long to build.
     """
     num_examples = sum(batch_size(part, params.batch_dim, params.unbatched) for part in parts)
-    count = _count(num_examples, params.num_micro_batches, params.micro_batch_size)
+    count = count_of(params, num_examples)
     cells = num_cells(params.schedule, params.num_partitions, params.cells_per_device)
     build_limit.check(cells, count, params.max_build_s)  # before a list of as many
     return sizes(num_examples, params.num_micro_batches, params.micro_batch_size)
 
 
-def _count(num_examples: int, num_micro_batches: int, micro_batch_size: int | None) -> int:
-    if micro_batch_size is None:
-        return min(num_micro_batches, num_examples)
-    return -(-num_examples // micro_batch_size)
+def count_of(params: PipelineParams, num_examples: int) -> int:
+    """Return M for a mini-batch of N examples."""
+    if params.micro_batch_size is None:
+        return min(params.num_micro_batches, num_examples)
+    return -(-num_examples // params.micro_batch_size)
+
+
+def start(params: PipelineParams, num_examples: int, micro_batch: int) -> int:
+    """Return the number of the first example of a micro-batch; of number M: N."""
+    if params.micro_batch_size is not None:
+        return min(micro_batch * params.micro_batch_size, num_examples)
+    small, larger = divmod(num_examples, count_of(params, num_examples))
+    return micro_batch * small + min(micro_batch, larger)
 
 
 def split(value: Nest, sizes: Sequence[int], batch_dim: int) -> list[Nest]:

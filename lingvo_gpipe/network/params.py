@@ -45,10 +45,15 @@ class PipelineParams(hyperparams.Configurable.Params):
     micro_batch_size: int | None = hyperparams.field(
         None, "Examples per micro-batch, instead of M; the last micro-batch may be smaller."
     )
+    group_size: int = hyperparams.field(
+        128,
+        "Most micro-batches for each replica that the trainer runs as one graph; a mini-batch of "
+        "more runs as equal groups, one after the other.",
+    )
     max_build_s: float = hyperparams.field(
         60.0,
-        "Seconds that the graph of a mini-batch may be expected to take to build, for more than "
-        "300 micro-batches.",
+        "Seconds that the graph of a mini-batch, or of a group, may be expected to take to build, "
+        "for more than 300 micro-batches.",
     )
     schedule: str = hyperparams.field(
         "gpipe",

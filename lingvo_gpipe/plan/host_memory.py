@@ -15,7 +15,7 @@ from lingvo_gpipe.console import units
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.nests import SpecNest
 from lingvo_gpipe.plan import step_plan
-from lingvo_gpipe.task import Task
+from lingvo_gpipe.task import Task, groups_of
 
 _SURELY_TOO_MUCH = 2.0
 """A step that is planned to need this many times the memory does not fit: plans are more exact."""
@@ -76,16 +76,17 @@ def warning(
     """
     if memory is None:
         return None
-    analysis = network.analyze(task.model, fields)
+    groups = groups_of(task, fields)
+    analysis = network.analyze(groups.params, groups.fields)
     if _at_most(analysis) <= memory.available_bytes:
         return None
     averages = task.train.average is not None
     plan = step_plan.make(
-        task.model,
-        fields,
+        groups.params,
+        groups.fields,
         optimizer_params=task.train.optimizer,
         averages=averages,
-        accumulate=task.train.accumulate,
+        accumulate=task.train.accumulate * groups.count,
     )
     slots = step_plan.slot_bytes(analysis.variables, task.train.optimizer, averages=averages)
     kept = sum(slots.values()) + sum(spec.size_bytes for spec in analysis.variables.values())

@@ -39,7 +39,7 @@ def lines(
             why = f"{name}: {str(error).splitlines()[0]}"
             refusals += textwrap.wrap(why, _WIDTH, subsequent_indent="    ")
             continue
-        share, most = plan.step_s / now.step_s, plan.heaviest_bytes
+        share, most = plan.mini_batch_s / now.mini_batch_s, plan.heaviest_bytes
         if limit_bytes is None or most <= limit_bytes:
             shares[name] = share
         else:

@@ -158,6 +158,8 @@ def _head(plan: step_plan.Plan) -> Iterator[str]:
         f"{units.things(len(analysis.sizes), 'micro-batch')} of "
         f"{describe.sizes_text(analysis.sizes)}, recompute {','.join(policies)}"
     )
+    if plan.num_groups > 1:
+        yield describe.groups_text(plan.num_groups, len(analysis.sizes))
     if plan.profiled:
         some = any(cell.is_estimate for cell in plan.cells)
         least = ", ~ where loops count by formula" if some else ""

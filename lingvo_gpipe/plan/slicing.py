@@ -14,7 +14,7 @@ from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.sliced import dividing
 from lingvo_gpipe.network import memory_formulas, replicas, wired_layers
 from lingvo_gpipe.plan import describe, step_plan
-from lingvo_gpipe.task import Task
+from lingvo_gpipe.task import Task, groups_of
 
 _MOST_PLANS = 8
 _SHOWN_LAYERS = 3
@@ -208,7 +208,8 @@ def needs(task: Task.Params) -> list[LayerNeed]:
     With R replicas it is the need of the one that owns most of the layer's bytes.
     """
     count = task.model.num_replicas
-    params, fields = replicas.first_share(task.model, describe.fields_of(task))
+    groups = groups_of(task, describe.fields_of(task))
+    params, fields = replicas.first_share(groups.params, groups.fields)
     wired = wired_layers.wire(params, fields)
     slots = step_plan.slot_bytes(
         wired.variables, task.train.optimizer, averages=task.train.average is not None

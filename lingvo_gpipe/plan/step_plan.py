@@ -19,7 +19,7 @@ from lingvo_gpipe.network.traffic.host_order import HostOrder
 from lingvo_gpipe.plan import describe, hosts, memory_timeline, slot_times, traced_cells
 from lingvo_gpipe.plan.measured import cell_times, profiling
 from lingvo_gpipe.schedule import recompute, simulate
-from lingvo_gpipe.task import Task
+from lingvo_gpipe.task import Task, groups_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -108,6 +108,7 @@ class Plan:
         exchange: what replicas send each other.
         step_s: time of a step with what replicas send each other, at most, without the update; in
             the unit of `timeline`.
+        num_groups: number of equal groups of micro-batches in a mini-batch, of which this is one.
     """
 
     cells: tuple[CellPlan, ...]
@@ -124,11 +125,17 @@ class Plan:
     step_s: float
     cluster: hosts.Hosts | None = None
     order: HostOrder | None = None
+    num_groups: int = 1
 
     @property
     def counts_links(self) -> bool:
         """Whether links take time."""
         return self.in_seconds and self.cluster is not None and self.cluster.states_speeds
+
+    @property
+    def mini_batch_s(self) -> float:
+        """Time of a mini-batch: of all its groups, one after the other."""
+        return self.step_s * self.num_groups
 
     @property
     def bubble_share(self) -> float:
@@ -444,14 +451,16 @@ def make_for(
     cluster: hosts.Hosts | None = None,
     known: Known | None = None,
 ) -> Plan:
-    """Plan the training of a task; see `make`."""
-    return make(
-        task.model,
-        describe.fields_of(task),
+    """Plan the training of a task, of one of its groups of micro-batches; see `make`."""
+    groups = groups_of(task, describe.fields_of(task))
+    planned = make(
+        groups.params,
+        groups.fields,
         optimizer_params=task.train.optimizer,
         averages=task.train.average is not None,
-        accumulate=task.train.accumulate,
+        accumulate=task.train.accumulate * groups.count,
         profile=profile,
         cluster=cluster,
         known=known,
     )
+    return dataclasses.replace(planned, num_groups=groups.count)

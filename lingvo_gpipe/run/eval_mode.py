@@ -55,8 +55,9 @@ class CheckpointEvaluator:
         """
         self._input: Input = params.input.instantiate()
         params = self._params = task.complete(params, self._input)
-        self.pipe: pipelining.PipeliningLayer = params.model.instantiate()
-        self.pipe.build(self._input.element_spec(training=True))
+        self._groups = task.groups_of(params, self._input.element_spec(training=True))
+        self.pipe: pipelining.PipeliningLayer = self._groups.params.instantiate()
+        self.pipe.build(self._groups.fields)
         check_names(self.pipe, params.eval)
         self._source = worker_input.source_of(self._input, self.pipe.executor, report)
         self._texts = EvaluationTexts(params, self.pipe, self._input, report)
@@ -86,6 +87,7 @@ class CheckpointEvaluator:
             self.pipe,
             batches(self._source, self._params.eval),
             step=restored.step,
+            cut=self._groups.cut,
             metrics=self._params.eval.metrics,
             should_stop=should_stop,
             examples=Examples(self.pipe, self._input, self._params.eval.examples),

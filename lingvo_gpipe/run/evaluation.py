@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,6 +70,7 @@ def evaluate(
     batches: Iterable[Mapping[str, Nest]],
     *,
     step: int,
+    cut: Callable[[Mapping[str, Nest]], Sequence[Mapping[str, Nest]]] = lambda batch: [batch],
     metrics: tuple[str, ...] = (),
     should_stop: Callable[[], bool] = lambda: False,
     watch: Callable[[Iterable[Mapping[str, Nest]]], Iterable[Mapping[str, Nest]]] = iter,
@@ -81,6 +82,7 @@ def evaluate(
         pipe: the network, with its current weights.
         batches: mini-batches of any sizes.
         step: number of updates of the weights.
+        cut: returns the groups in which a mini-batch runs; see `network.groups`.
         metrics: names of the metrics to return; empty: all.
         should_stop: called between mini-batches.
         watch: yields the same mini-batches, and watches the time from one to the next.
@@ -98,7 +100,7 @@ def evaluate(
     count = 0
     step_tensor = tf.constant(step, tf.int64)
     with Count("evaluating", "mini-batch", _number_of(batches), passing=True) as counted:
-        for batch in counted.over(watch(batches)):
+        for batch in itertools.chain.from_iterable(map(cut, counted.over(watch(batches)))):
             if should_stop():
                 return None
             shown = examples if examples is not None and examples.reads_outputs(batch) else None

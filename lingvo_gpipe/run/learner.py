@@ -14,7 +14,7 @@ from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.network import parts
 from lingvo_gpipe.plan import step_plan
 from lingvo_gpipe.run.checkpoints import keys
-from lingvo_gpipe.task import Task
+from lingvo_gpipe.task import Task, groups_of
 
 _Summed = TypeVar("_Summed")
 
@@ -49,12 +49,13 @@ class _Sums(NamedTuple):
 class Learner:
     """A network in training.
 
-    An update of one mini-batch is one graph. An update of several mini-batches runs one
-    accumulating graph for each, then another graph for the weights: no graph grows with their
-    number.
+    An update of one mini-batch is one graph. An update of several mini-batches, or groups of
+    micro-batches, runs one accumulating graph for each, then another graph for the weights: no
+    graph grows with their number.
 
     Attributes:
-        pipe: the network.
+        groups: how it runs a mini-batch of very many micro-batches.
+        pipe: the network, as one group runs it.
         updater: its slots, averages and loss scale.
         step: int64 variable, number of updates.
     """
@@ -66,8 +67,9 @@ class Learner:
             params: params of the task.
             fields: a mini-batch's fields, name → nest of `tf.TensorSpec`.
         """
-        self.pipe: pipelining.PipeliningLayer = params.model.instantiate()
-        self.pipe.build(fields)
+        self.groups = groups_of(params, fields)
+        self.pipe: pipelining.PipeliningLayer = self.groups.params.instantiate()
+        self.pipe.build(self.groups.fields)
         self.updater = optim.Updater(
             params.train,
             variables=self.pipe.weights,
@@ -109,7 +111,7 @@ class Learner:
         """Do one update.
 
         Args:
-            batches: the mini-batches of the update, each name → nest of tensors.
+            batches: the mini-batches of the update, or their groups, each name → nest of tensors.
         """
         if self.pipe.params.check_values:
             for batch in batches:
@@ -143,7 +145,7 @@ class Learner:
             {name: tf.nest.map_structure(tf.TensorSpec.from_tensor, batch[name]) for name in batch},
             optimizer_params=self._params.optimizer,
             averages=self._params.average is not None,
-            accumulate=self._params.accumulate,
+            accumulate=self._params.accumulate * self.groups.count,
         )
         return f"{units.size(planned.device_bytes[device])} on device {device}"
 

@@ -355,11 +355,12 @@ class _Training:
             self._options.note_step(state.step)
             begun = time.perf_counter()
             with self._watchdog.watching(f"reading the mini-batch of step {state.step}"):
-                batches = [next(source) for _ in range(train.accumulate)]
+                whole = [next(source) for _ in range(train.accumulate)]
+                batches = [group for batch in whole for group in self._learner.groups.cut(batch)]
             drawn = time.perf_counter()
             if state.step == first:
                 with self._learner.pipe.executor.beside_input():
-                    pictures = self._input.pictures(dict(batches[0]))
+                    pictures = self._input.pictures(dict(whole[0]))
                 writers.pictures(first, pictures)
             input_s = drawn - begun
             every = train.histogram_interval_steps
@@ -450,6 +451,7 @@ class _Training:
                     self._learner.pipe,
                     batches,
                     step=step,
+                    cut=self._learner.groups.cut,
                     metrics=params.metrics,
                     should_stop=self._options.should_stop,
                     watch=lambda batches: self._watchdog.each(batches, name, "evaluation"),

@@ -24,6 +24,7 @@ ALIKE = [
     "kernels/__main__",
     "rivals/__main__",
     "parts/compiled_cells",
+    "parts/groups",
     "parts/phases",
 ]
 

@@ -79,8 +79,8 @@ class Candidate:
 
     @property
     def step_s(self) -> float:
-        """Time of its step; see `step_plan.Plan`."""
-        return self.planned.step_s
+        """Time of a mini-batch; see `step_plan.Plan`."""
+        return self.planned.mini_batch_s
 
     @property
     def count(self) -> int:

@@ -69,7 +69,7 @@ class Choice:
         rows = [["auto", "step", "waiting", "heaviest device"]]
         for candidate in (*self.fitting[:_SHOWN], *self.other_counts):
             plan = candidate.planned
-            share = plan.step_s / best.step_s
+            share = plan.mini_batch_s / best.mini_batch_s
             rows.append(
                 [
                     candidate.name,

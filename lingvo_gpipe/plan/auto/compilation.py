@@ -18,7 +18,7 @@ from lingvo_gpipe.plan import describe, slot_times
 from lingvo_gpipe.plan.measured import cell_runner, cell_times
 from lingvo_gpipe.plan.measured.cell_times import CellTimes
 from lingvo_gpipe.schedule import simulate
-from lingvo_gpipe.task import Task
+from lingvo_gpipe.task import Task, groups_of
 
 _LEAST_GAIN = 0.03  # of a cell's time, and of the step: less is within what measurements vary by
 
@@ -87,13 +87,14 @@ def choose(task: Task.Params) -> Compilation:
     Args:
         task: params of a task with a named schedule. Without stated cuts, cells are cut by FLOPs.
     """
-    model, fields = replicas.first_share(task.model, describe.fields_of(task))
+    groups = groups_of(task, describe.fields_of(task))
+    model, fields = replicas.first_share(groups.params, groups.fields)
     plain, compiled = (
         network.analyze(model.copy().set(jit_compile=jit), fields) for jit in (False, True)
     )
     needs = [memory_formulas.cell_bytes(plain, cell) for cell in plain.cells]
     devices = cell_runner.devices_at_once(task.model)
-    found = cell_times.measure(task.model, plain, needs)
+    found = cell_times.measure(groups.params, plain, needs)
     if found is None:
         return Compilation((False,) * len(plain.cells))
     other = cell_times.of_compiled(compiled, devices)

@@ -41,6 +41,31 @@ def test_mini_batches_of_unequal_weights_are_one_of_both() -> None:
         np.testing.assert_allclose(several[key], one[key], rtol=1e-10, atol=1e-14, err_msg=key)
 
 
+@pytest.mark.parametrize(
+    ("num_replicas", "group_size", "sizes"), [(1, 3, [6, 3, 3, 3]), (2, 2, [7, 4, 4])]
+)
+def test_groups_are_the_mini_batch(num_replicas: int, group_size: int, sizes: list[int]) -> None:
+    """Dropout, tied weights and unequal micro-batches, over replicas too."""
+    fields = sameness_nets.TIED.fields()
+    rows = [*FEW, *MANY, *FEW, *MANY][:15]
+    batch = {name: tf.gather(value, rows) for name, value in fields.items()}
+    found = []
+    for most in (128, group_size):
+        params = tiny_task(optimizer=optim.Optimizer.Params(name="SGD", learning_rate=1.0))
+        case = sameness.Case("tied", 2, 12, "1f1b", "losses inside", "full", num_replicas)
+        params.model = sameness.params(case)
+        params.model.group_size = most
+        learned = learner.Learner(params, batch)
+        groups = learned.groups.cut(batch)
+        result = learned.update(groups)
+        values = {path: variable.numpy() for path, variable in learned.pipe.by_path.items()}
+        found.append(values | {"loss": result.loss, "hits": result.sums["accuracy"]["total"]})
+    assert [len(group["ids"]) for group in groups] == sizes
+    one, several = found
+    for key in one:
+        np.testing.assert_allclose(several[key], one[key], rtol=1e-10, atol=1e-14, err_msg=key)
+
+
 def traced(params: Any, count: int = 1) -> list[tf.Graph]:
     """Return the graphs of an update by mini-batches of the tiny task that assign variables."""
     params.model.devices = ("/device:CPU:1", "/device:CPU:2")

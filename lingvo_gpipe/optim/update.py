@@ -261,12 +261,19 @@ class Updater(hyperparams.Configurable):
         return tf.sqrt(square), loss
 
     def _all_finite(self, finite: tf.Tensor, state: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """Return whether `finite` holds and all new statistics are finite."""
-        flags = [finite]
+        """Return whether `finite` holds and all new statistics are finite.
+
+        Each device sends one value, however many statistics it has.
+        """
+        by_device: dict[str, list[tf.Tensor]] = {}
         for path, value in state.items():
             if value.dtype.is_floating:
-                with tf.device(self._device_of(path)):
-                    flags.append(tf.reduce_all(tf.math.is_finite(value)))
+                by_device.setdefault(self._device_of(path), []).append(value)
+        flags = [finite]
+        for device, values in by_device.items():
+            with tf.device(device):
+                of_values = [tf.reduce_all(tf.math.is_finite(value)) for value in values]
+                flags.append(tf.reduce_all(tf.stack(of_values)))
         return tf.reduce_all(tf.stack(flags)) if len(flags) > 1 else finite
 
     def _update_layers(

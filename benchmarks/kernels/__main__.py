@@ -8,8 +8,8 @@ of processor time, processes of their own in interleaved rounds.
 
 "Product" is the milliseconds of a 1,024² matrix product in the same process: the libraries multiply
 at different rates, and other processes slow both. "In products" divides forward and backward by it:
-by this figure two rounds, and two libraries, compare. "Operations" are the shares of our forward
-and backward that TensorFlow's types of operations take, by TensorFlow's own trace.
+by this figure two rounds, and two libraries, compare. Below them are the shares of forward and
+backward that types of operations take, by the trace of each library.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def operations(runs: Sequence[Mapping[str, Any]]) -> str:
         )
     largest = sorted(shares.items(), key=lambda item: -item[1])
     return ", ".join(
-        f"{kind.removeprefix('_Mkl').removeprefix('Native')} {share:.0%}"
+        f"{kind.removeprefix('_Mkl').removeprefix('Native')} {100 * share:.0f} %"
         for kind, share in largest
         if share >= LEAST_SHARE
     )
@@ -61,7 +61,8 @@ def print_rows(name: str, ours: Sequence[Any], theirs: Sequence[Any]) -> float:
             f"{processes.spread(runs, 'both_ms')}",
             flush=True,
         )
-    print(f"{'':<20} {operations(ours)}")
+    for rival, runs in (("ours", ours), ("PyTorch", theirs)):
+        print(f"{'':<20} {rival:<8} {operations(runs)}")
     return processes.median(ours, "both_ms") / processes.median(theirs, "both_ms")
 
 

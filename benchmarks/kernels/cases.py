@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+RUNS = 10  # of forward and backward, of which the times of operations are added
 SIDE = 1024
 """Rows and columns of the matrix product beside which everything is measured."""
 

@@ -12,9 +12,7 @@ import sys
 from collections import Counter
 from typing import Any
 
-from benchmarks.kernels.cases import CASES, SIDE, Case, processor_ms
-
-RUNS = 10  # of forward and backward, of which the operations' times are added
+from benchmarks.kernels.cases import CASES, RUNS, SIDE, Case, processor_ms
 
 
 def layer_of(case: Case) -> Any:

@@ -1,20 +1,22 @@
 """The same layers of PyTorch, on one thread.
 
 `.venv-bench/bin/python -m benchmarks.kernels.pytorch CASE` prints one JSON object: milliseconds of
-processor time. The environment has no TensorFlow.
+processor time, and the time of each type of operation. The environment has no TensorFlow.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import nn, profiler
 from torch.nn import functional
 
-from benchmarks.kernels.cases import CASES, SIDE, Case, processor_ms
+from benchmarks.kernels.cases import CASES, RUNS, SIDE, Case, processor_ms
 
 
 class Attention(nn.Module):
@@ -102,7 +104,7 @@ def layer_of(case: Case) -> nn.Module:
 
 
 def measure(case: Case) -> dict[str, Any]:
-    """Return milliseconds of forward, forward and backward, and a product."""
+    """Return milliseconds of forward, forward and backward, and a product; and operations."""
     torch.set_num_threads(1)
     layer = layer_of(case)
     x, upstream = torch.randn(case.shape), torch.randn(case.shape)
@@ -122,7 +124,19 @@ def measure(case: Case) -> dict[str, Any]:
         "forward_ms": processor_ms(forward),
         "both_ms": processor_ms(both),
         "product_ms": processor_ms(lambda: matrix @ matrix),
+        "operations": operations(both),
     }
+
+
+def operations(both: Callable[[], None]) -> dict[str, float]:
+    """Return type of operation → its time by PyTorch's own trace, without those it calls."""
+    with profiler.profile(activities=[profiler.ProfilerActivity.CPU]) as trace:
+        for _ in range(RUNS):
+            both()
+    found: Counter[str] = Counter()
+    for event in trace.key_averages():
+        found[event.key.removeprefix("aten::")] += event.self_cpu_time_total
+    return dict(found)
 
 
 def main() -> None:

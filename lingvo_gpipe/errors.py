@@ -69,7 +69,7 @@ class ClusterError(UserError, RuntimeError):
 
 
 class NoNetworkError(UserError, ConnectionError):
-    """Data must be fetched, and no host of it answers."""
+    """Data must be fetched, or a hook reaches other hosts, and none can be reached."""
 
 
 class InputError(UserError, ValueError):

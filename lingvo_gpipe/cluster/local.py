@@ -32,7 +32,7 @@ from lingvo_gpipe.console import signals
 
 _Item = TypeVar("_Item")
 NEEDS_NETWORK_EXIT_CODE = 76
-"""Exit code of a chief in a private network that must fetch its data."""
+"""Exit code of a chief in a private network that must reach other hosts."""
 TOKEN = "LINGVO_GPIPE_TOKEN"
 """The environment variable of a run's secret."""
 LOCAL = "LINGVO_GPIPE_LOCAL"
@@ -276,7 +276,10 @@ class PrivateSupervisor:
                 )
         code = supervisor.exit_code or 0
         if code == NEEDS_NETWORK_EXIT_CODE:
-            self._report("the data must be fetched: the run begins again without a private network")
+            self._report(
+                "the data must be fetched, or a hook reaches other hosts: the run begins again "
+                "without a private network"
+            )
             return None
         return code if code >= 0 else 128 - code
 

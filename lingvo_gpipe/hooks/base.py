@@ -87,6 +87,11 @@ class Hook(hyperparams.Configurable):
     params: Any
     in_dry_run: ClassVar[bool] = False
 
+    @property
+    def needs_network(self) -> bool:
+        """Whether it reaches other hosts: `--workers=local:N` then makes no private network."""
+        return False
+
     def begin(self, moment: Moment) -> None:
         """Begin; `moment.step` is above 0 where a run is resumed."""
 

@@ -19,6 +19,18 @@ if TYPE_CHECKING:
 Metrics = Mapping[str, float]
 
 
+def needing_network(train: Train) -> list[str]:
+    """Return the names of the hooks that reach other hosts.
+
+    Args:
+        train: params that name the hooks of a run.
+
+    Raises:
+        UserError: a hook cannot be made.
+    """
+    return [named.name for named in _made(train) if named.hook.needs_network]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Named:
     """A hook of a run.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 
@@ -45,6 +46,13 @@ class MLflowLog(Hook):
     def __init__(self, params: MLflowLog.Params) -> None:
         super().__init__(params)
         self._mlflow = trackers.package("mlflow")
+
+    @property
+    def needs_network(self) -> bool:
+        """Whether the store is a server."""
+        uri = self.params.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
+        scheme, colon, _ = uri.partition(":")
+        return uri == "databricks" or (bool(colon) and scheme not in ("file", "sqlite"))
 
     def begin(self, moment: Moment) -> None:
         """Begin a run there, or continue that of the log directory."""

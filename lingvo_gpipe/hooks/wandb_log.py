@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Literal
 
 from lingvo_gpipe import hyperparams
@@ -36,6 +37,12 @@ class WandbLog(Hook):
     def __init__(self, params: WandbLog.Params) -> None:
         super().__init__(params)
         self._wandb = trackers.package("wandb")
+
+    @property
+    def needs_network(self) -> bool:
+        """Whether metrics are sent."""
+        mode = self.params.mode or os.environ.get("WANDB_MODE", "online")
+        return mode not in ("offline", "disabled", "dryrun")
 
     def begin(self, moment: Moment) -> None:
         """Begin a run there, or continue that of the log directory."""

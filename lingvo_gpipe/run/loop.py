@@ -32,11 +32,11 @@ import tensorflow as tf
 from absl import logging
 
 from lingvo_gpipe import errors, task
-from lingvo_gpipe.cluster import connection
+from lingvo_gpipe.cluster import connection, local
 from lingvo_gpipe.console import progress
 from lingvo_gpipe.execution.monitoring import stalls
 from lingvo_gpipe.hooks.base import Ended
-from lingvo_gpipe.hooks.calls import HookCalls
+from lingvo_gpipe.hooks.calls import HookCalls, needing_network
 from lingvo_gpipe.input import Input, made
 from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.plan import auto, step_plan
@@ -202,6 +202,10 @@ def _prepare(
     task.check(params)
     for line in made.notices(params):
         report(line)
+    if folder is not None and local.is_private():
+        away = needing_network(params.train)
+        if away:
+            raise errors.NoNetworkError(f"{', '.join(away)} reaches other hosts")
     process.prepare_devices(params.model, folder)  # before an input begins TensorFlow
     source: Input = params.input.instantiate()
     return task.complete(params, source), source
@@ -300,14 +304,15 @@ class _Training:
                 writers.constants(state.step, self._input.constants())
                 self._evaluate_if_due(writers)  # a signal may have interrupted it
                 for report in self._updates(writers):
-                    shown.update(state.step, {"loss": report.loss})
+                    step = state.step
+                    shown.update(step, {"loss": report.loss})
                     curves = functools.cache(functools.partial(writers.curves, report))
-                    if state.step % train.log_interval_steps == 0:
-                        writers.update(state.step, curves())
-                    self._hooks.after_update(state.step, curves)
+                    if step % train.log_interval_steps == 0:
+                        writers.update(step, curves())
+                    self._hooks.after_update(step, curves)
                     self._evaluate_if_due(writers)
-                    if self._hooks.takes_save() or state.step % train.save_interval_steps == 0:
-                        with self._watchdog.watching(f"the checkpoint of step {state.step}"):
+                    if self._hooks.takes_save() or step % train.save_interval_steps == 0:
+                        with self._watchdog.watching(f"the checkpoint of step {step}"):
                             state.save()
                     self._note_checkpoints(writers, state.written())
                 ended = self._ended()
@@ -349,28 +354,28 @@ class _Training:
         data = self._source.batches(self._params.model.seed, int(state.position.numpy()))
         source = iter(data)
         first = state.step
-        while state.step < train.max_steps and not state.is_out_of_patience:
+        while (step := state.step) < train.max_steps and not state.is_out_of_patience:
             if self._hooks.stop_reason is not None or self._options.should_stop():
                 return
-            self._options.note_step(state.step)
+            self._options.note_step(step)
             begun = time.perf_counter()
-            with self._watchdog.watching(f"reading the mini-batch of step {state.step}"):
+            with self._watchdog.watching(f"reading the mini-batch of step {step}"):
                 whole = [next(source) for _ in range(train.accumulate)]
                 batches = [group for batch in whole for group in self._learner.groups.cut(batch)]
             drawn = time.perf_counter()
-            if state.step == first:
+            if step == first:
                 with self._learner.pipe.executor.beside_input():
                     pictures = self._input.pictures(dict(whole[0]))
                 writers.pictures(first, pictures)
             input_s = drawn - begun
             every = train.histogram_interval_steps
-            if every and (state.step + 1) % every == 0:
-                with self._watchdog.watching(f"the histograms of step {state.step}"):
+            if every and (step + 1) % every == 0:
+                with self._watchdog.watching(f"the histograms of step {step}"):
                     counted = self._histograms(batches[0], self._learner.step.read_value())
-                writers.train.histograms(state.step + 1, counted)
+                writers.train.histograms(step + 1, counted)
                 drawn = time.perf_counter()
             traces = self._learner.num_traces
-            step, scale = state.step, self._learner.updater.loss_scale
+            scale = self._learner.updater.loss_scale
             begun_s = time.time()
             with self._watchdog.watching(f"step {step}", "step"), self._profiled(step + 1):
                 result = self._learner.update(batches)
@@ -384,7 +389,7 @@ class _Training:
             if self._recorder is not None:
                 around = breakdown.Around(begun_s, time.time(), input_s)
                 self._recorder.record(step + 1, around, writers.train)
-            if state.step > first + 1 and self._learner.num_traces > traces:
+            if step > first and self._learner.num_traces > traces:
                 self._options.report(
                     f"step {state.step} took {step_s:.1f} s: another shape was traced"
                 )

@@ -115,7 +115,7 @@ def test_a_private_network_is_given_up_for_data(tmp_path: Path) -> None:
     kill = first_only(signal.SIGKILL, tmp_path)
     code, lines = run_and_do(tmp_path, kill, str(local.NEEDS_NETWORK_EXIT_CODE))
     assert code is None
-    assert lines[-1].startswith("the data must be fetched: ")
+    assert lines[-1].startswith("the data must be fetched, or a hook reaches other hosts: ")
 
 
 def test_free_ports_are_not_those_of_connections() -> None:

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hooks, hyperparams
+from lingvo_gpipe.cluster import local
 from lingvo_gpipe.run import checkpoints, log_directory, loop
 from tests.support import saved
 from tests.tiny_task import one_layer_task, stop_after, tiny_task
@@ -308,3 +309,28 @@ def test_installed_packages_announce_hooks(
             f"entry point noted = {value} of an installed package makes no hook: {reason}"
         )
         assert text.endswith("Correct or remove the package, or set train.installed_hooks=False")
+
+
+class Away(hooks.Hook):
+    """Reaches other hosts."""
+
+    class Params(hooks.Hook.Params):
+        """Params of Away."""
+
+    @property
+    def needs_network(self) -> bool:
+        return True
+
+
+def test_a_hook_that_reaches_other_hosts_is_not_run_in_a_private_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = tiny_task(max_steps=1, hooks=(hooks.CSVLog.Params(), Away.Params()))
+    monkeypatch.setenv(local.LOCAL, "private")
+    with pytest.raises(errors.NoNetworkError, match=r"^hook .*Away .* reaches other hosts$"):
+        loop.run(params, tmp_path)
+    params.train.hooks = (hooks.CSVLog.Params(),)
+    assert loop.run(params, tmp_path).step == 1
+    params.train.set(hooks=(Away.Params(),), max_steps=2)
+    monkeypatch.setenv(local.LOCAL, "open")
+    assert loop.run(params, tmp_path).step == 2

@@ -215,3 +215,31 @@ def test_a_missing_package_is_named_with_its_extra(
             f"'lingvo-gpipe[{name}]'"
         )
     assert not list(tmp_path.glob("checkpoints/*"))
+
+
+@pytest.mark.parametrize(
+    ("params", "variables", "expected"),
+    [
+        (hooks.WandbLog.Params(), {}, True),
+        (hooks.WandbLog.Params(mode="offline"), {}, False),
+        (hooks.WandbLog.Params(), {"WANDB_MODE": "offline"}, False),
+        (hooks.WandbLog.Params(mode="online"), {"WANDB_MODE": "offline"}, True),
+        (hooks.MLflowLog.Params(), {}, False),
+        (hooks.MLflowLog.Params(tracking_uri="sqlite:///runs.db"), {}, False),
+        (hooks.MLflowLog.Params(tracking_uri="runs/mlflow"), {}, False),
+        (hooks.MLflowLog.Params(tracking_uri="http://10.0.0.1:5000"), {}, True),
+        (hooks.MLflowLog.Params(tracking_uri="postgresql://db/mlflow"), {}, True),
+        (hooks.MLflowLog.Params(tracking_uri="databricks"), {}, True),
+        (hooks.MLflowLog.Params(), {"MLFLOW_TRACKING_URI": "https://flow.example"}, True),
+    ],
+)
+def test_which_trackers_reach_other_hosts(
+    params: Any, variables: dict[str, str], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WANDB_MODE", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setitem(sys.modules, "mlflow", types.ModuleType("mlflow"))
+    monkeypatch.setitem(sys.modules, "wandb", types.ModuleType("wandb"))
+    assert params.instantiate().needs_network is expected

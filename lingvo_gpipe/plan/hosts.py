@@ -211,7 +211,7 @@ def lines(
         exchange: what replicas send each other.
     """
     host_of = order.hosts
-    text = [*_rule(hosts, order), *_hosts(hosts, host_of, device_bytes)]
+    text = [*_rule(hosts, order, analysis), *_hosts(hosts, host_of, device_bytes)]
     if hosts.devices is None:
         text.append(f"for GPUs, add how many each host has: --hosts={hosts.count}x8")
     text.append("")
@@ -227,12 +227,36 @@ def lines(
         text.append(f"host {source} sends host {target} {units.size(size)} a step{time}")
     if len(between) > len(shown):
         text.append(f"and {len(between) - len(shown)} more links between hosts, of less")
-    return text
+    return [*text, *_from_chief(hosts, order, analysis, links)]
 
 
-def _rule(hosts: Hosts, order: HostOrder) -> Iterator[str]:
+def _from_chief(
+    hosts: Hosts, order: HostOrder, analysis: network.Analysis, links: Sequence[Link]
+) -> Iterator[str]:
+    """Yield a line for each host that the chief sends fields of the mini-batch."""
+    if hosts.count == 1:
+        return
+    sent: collections.Counter[int] = collections.Counter()
+    for link in links:
+        if link.source == INPUT:
+            device = analysis.cells[link.target].device_number
+            for host in order.hosts[device :: analysis.table.num_devices]:  # of each replica
+                sent[host] += link.forward_bytes
+    used = sorted(sent)
+    for host in used[:_MAX_ROWS]:
+        time = "" if hosts.between is None else f", {sent[host] / hosts.between:.3g} s"
+        yield f"chief sends host {host} {units.size(sent[host])} of the mini-batch a step{time}"
+    if len(used) > _MAX_ROWS:
+        yield f"and {len(used) - _MAX_ROWS} more hosts as much, or less"
+
+
+def _rule(hosts: Hosts, order: HostOrder, analysis: network.Analysis) -> Iterator[str]:
     """Yield the line that says in which order devices are given out, and why."""
     if order.busiest is None:
+        if analysis.params.devices is not None:
+            yield "placed in the order of model.devices"
+        elif hosts.count > 1:
+            yield "placed in the order of hosts and their devices: neighbouring cells share a host"
         return
     orders = [
         ("replica by replica", order.busiest.replica_by_replica),

@@ -122,9 +122,28 @@ def test_a_plan_says_in_which_order_devices_are_given_out_and_why() -> None:
     line = "placed replica by replica: the busiest host's links carry"
     assert line in text_of("4")
     task.model.devices = ("a", "b", "c", "d")
-    assert "placed" not in text_of("2")
+    assert "placed in the order of model.devices" in text_of("2").splitlines()
     task.model.set(devices=None, num_replicas=1)
-    assert "placed" not in text_of("2")
+    line = "placed in the order of hosts and their devices: neighbouring cells share a host"
+    assert line in text_of("2").splitlines()
+    assert "placed" not in text_of("1x4")
+
+
+def test_a_plan_says_what_the_chief_sends_to_each_host() -> None:
+    """Eight examples of four floats and a label, which the first and the last cell read."""
+    task = tiny_task.tiny_task()
+    text = report.plan(task, cluster="2,between=1kB").splitlines()
+    assert [line for line in text if line.startswith("chief")] == [
+        "chief sends host 0 128 B of the mini-batch a step, 0.128 s",
+        "chief sends host 1 32 B of the mini-batch a step, 0.032 s",
+    ]
+    task.model.set(num_replicas=2, num_micro_batches=4)  # all first cells are on one host
+    text = report.plan(task, cluster="2").splitlines()
+    assert [line for line in text if line.startswith("chief")] == [
+        "chief sends host 0 128 B of the mini-batch a step",
+        "chief sends host 1 32 B of the mini-batch a step",
+    ]
+    assert "chief" not in report.plan(task, cluster="1x4")
 
 
 def test_replicas_that_leave_one_host_share_its_connection() -> None:

@@ -11,8 +11,8 @@ over 2 workers, interleaved rounds on an idle machine; the chief's own share of 
 counted from one checkpoint to the next, so that neither start nor end counts, but one checkpoint
 does.
 
-`python -m benchmarks.workers --variables`: the same for 8, 32 and 128 layers in two cells: the time
-of the chief should not grow with them.
+`python -m benchmarks.workers --variables`: the same for 8, 32 and 128 layers in two cells, without
+checkpoints in between: the time of the chief should not grow with them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -87,15 +88,15 @@ class Used:
     processor_s: dict[str, float]
 
 
-def run(flags: Sequence[str], log: Path, marks: Sequence[Path] = ()) -> list[Used]:
-    """Run the trainer; return what it had used when each of these files appeared."""
+def run(flags: Sequence[str], log: Path, marks: Sequence[Callable[[], bool]] = ()) -> list[Used]:
+    """Run the trainer; return what it had used when each of these became true."""
     command = [sys.executable, "-m", "lingvo_gpipe.trainer", *flags]
     used: list[Used] = []
     kinds: dict[int, str] = {}
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         while process.poll() is None:
-            if len(used) < len(marks) and marks[len(used)].exists():
+            if len(used) < len(marks) and marks[len(used)]():
                 used.append(_used(process.pid, kinds))
             time.sleep(0.01)
     if process.returncode or len(used) < len(marks):
@@ -103,6 +104,12 @@ def run(flags: Sequence[str], log: Path, marks: Sequence[Path] = ()) -> list[Use
             f"{' '.join(flags)} ended with {process.returncode}:\n{log.read_text()[-2000:]}"
         )
     return used
+
+
+def has_row(path: Path, step: int) -> bool:
+    """Return whether a CSV file of a run has the row of a step, or a later one."""
+    rows = path.read_text().splitlines()[1:] if path.exists() else []
+    return bool(rows) and int(rows[-1].partition(",")[0] or 0) >= step
 
 
 def _used(root: int, kinds: dict[int, str]) -> Used:
@@ -264,12 +271,18 @@ def speed(names: Sequence[str], rounds: int) -> dict[str, float]:
                     folder = Path(temporary, f"{name}{label}{number}")
                     count = MEASURED[name]
                     flags = [*(CASES | LONG | STACKS)[name], "--num_partitions=2"]
-                    flags += [f"--max_steps={2 * count}"]
                     flags += [data] if name in ("ties", "translation", "Transformer") else []
-                    flags += [f"--logdir={folder}", f"--save_interval_steps={count}", *extra]
-                    marks = [
-                        folder / "checkpoints" / f"ckpt-{n * count}.params.txt" for n in (1, 2)
-                    ]
+                    flags += [f"--logdir={folder}", *extra]
+                    marks: list[Callable[[], bool]]
+                    if name in STACKS:
+                        flags += ["--params_override=train.hooks=[hooks.CSVLog]"]
+                        flags += [f"--max_steps={2 * count + 50}", "--save_interval_steps=100000"]
+                        rows = folder / "train_metrics.csv"
+                        marks = [functools.partial(has_row, rows, n * count) for n in (1, 2)]
+                    else:
+                        flags += [f"--max_steps={2 * count}", f"--save_interval_steps={count}"]
+                        written = [f"ckpt-{n * count}.params.txt" for n in (1, 2)]
+                        marks = [(folder / "checkpoints" / one).exists for one in written]
                     first, last = run(flags, Path(f"{folder}.log"), marks)
                     each = {
                         kind: used_s - first.processor_s.get(kind, 0.0)

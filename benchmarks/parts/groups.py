@@ -56,7 +56,9 @@ def measure(case: tuple[int, ...]) -> dict[str, float]:
             max_build_s=1e6,
         ),
         input=Input.Params(batch_size=rows * num_micro_batches),
-        train=task.Train(optimizer=optim.Optimizer.Params(name="Adam"), max_steps=1),
+        train=task.Train(
+            optimizer=optim.Optimizer.Params(name="Adam", learning_rate=1e-3), max_steps=1
+        ),
     )
     shape = [rows * num_micro_batches, units]
     batch = {"x": tf.ones(shape), "target": tf.zeros(shape)}

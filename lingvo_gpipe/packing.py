@@ -13,11 +13,10 @@ Each part begins at a multiple of `_ROW_BYTES`, so that reading it copies nothin
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -155,20 +154,18 @@ class _Pack:
             new = [values[i] if i in values else old[i] for i in range(len(self.parts))]
             for part, value in zip(self.parts, new, strict=True):
                 part.shape.assert_is_compatible_with(value.shape)
-            rows = _rows_of(new, [tuple(part.shape) for part in self.parts])
+            rows = _rows_of(new, self.shapes)
             operation = self.variable.assign(rows, read_value=False)
         return None if tf.executing_eagerly() else operation
 
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of the parts."""
+        return [tuple(part.shape) for part in self.parts]
+
     def copy(self) -> _Pack:
         """Return a pack of equal values that is not trained."""
-        return self._of(_copy(self.variable))
-
-    def snapshot(self) -> _Pack:
-        """Return a pack of the values that it has now, on the host of its device."""
-        return self._of(_value_on_host(self.variable))
-
-    def _of(self, variable: tf.Variable | tf.Tensor) -> _Pack:
-        return _Pack([tuple(part.shape) for part in self.parts], variable)
+        return _Pack(self.shapes, _copy(self.variable))
 
 
 def create(wanted: Mapping[_Key, Wanted]) -> dict[_Key, Variable]:
@@ -262,23 +259,59 @@ def assign(pairs: Iterable[tuple[Variable, tf.Tensor]]) -> list[tf.Operation]:
     return [] if tf.executing_eagerly() else operations
 
 
-def snapshot(variables: Mapping[_Key, Variable]) -> dict[_Key, Callable[[], tf.Tensor]]:
-    """Return functions that return the values which variables have now, whatever follows.
+class Stored(Generic[_Key]):
+    """The values of a pack's parts, or of one variable, at some moment.
+
+    Attributes:
+        keys: keys of the values, in order.
+        tensor: all of them, on the host of their device.
+    """
+
+    def __init__(
+        self, tensor: tf.Tensor, places: Mapping[_Key, int], shapes: Sequence[tuple[int, ...]] = ()
+    ) -> None:
+        """Hold values.
+
+        Args:
+            tensor: as the attribute.
+            places: key → number of the part.
+            shapes: of all parts; empty: it is one value.
+        """
+        self.tensor = tensor
+        self.keys = tuple(places)
+        self._numbers = tuple(places.values())
+        self._shapes = tuple(shapes)
+
+    def values(self, tensor: tf.Tensor | None = None) -> list[tf.Tensor]:
+        """Return the values in the order of `keys`, on the present device.
+
+        Args:
+            tensor: what stands for `tensor`, such as the argument of a function; None: itself.
+        """
+        whole = self.tensor if tensor is None else tensor
+        if not self._shapes:
+            return [whole]
+        parts = _Pack(self._shapes, whole).read()
+        return [parts[number] for number in self._numbers]
+
+
+def snapshot(variables: Mapping[_Key, Variable]) -> list[Stored[_Key]]:
+    """Return the values which variables have now, whatever follows.
 
     Only values on accelerators are copied, to the host of their device: what is read from a CPU
     stays as it is while someone holds it, and the next update makes a new tensor.
     """
-    packs: dict[_Pack, _Pack] = {}
-    values: dict[_Key, Callable[[], tf.Tensor]] = {}
+    places: dict[_Pack, dict[_Key, int]] = {}
+    stored: list[Stored[_Key]] = []
     for key, variable in variables.items():
         if isinstance(variable, Part):
-            if variable.pack not in packs:
-                packs[variable.pack] = variable.pack.snapshot()
-            values[key] = packs[variable.pack].parts[variable.index].read_value
+            places.setdefault(variable.pack, {})[key] = variable.index
         else:
-            values[key] = functools.partial(_itself, _value_on_host(variable))
+            stored.append(Stored(_value_on_host(variable), {key: 0}))
+    for pack, of_pack in places.items():
+        stored.append(Stored(_value_on_host(pack.variable), of_pack, pack.shapes))
     _wait({variable.device for variable in variables.values()})
-    return values
+    return stored
 
 
 def host(device: str) -> str:
@@ -353,10 +386,6 @@ def _from_rows(rows: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
 def _copy(variable: tf.Variable) -> tf.Variable:
     with tf.init_scope(), tf.device(variable.device):
         return tf.Variable(variable.read_value(), trainable=False)
-
-
-def _itself(value: tf.Tensor) -> tf.Tensor:
-    return value
 
 
 def _value_on_host(variable: tf.Variable) -> tf.Tensor:

@@ -23,6 +23,12 @@ BEST_VALUE = "best/value"
 BEST_MISSES = "best/misses"
 """Evaluations since the best one."""
 
+COUNTER = "save_counter"
+"""TensorFlow's number of checkpoints; not a value of the run."""
+OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+"""Name in the files of TensorFlow's graph of objects; not used, but part of a whole checkpoint."""
+_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+
 OF_VARIABLES = ("variables/", "average/", "slots/")
 """How the keys of weights and statistics, of their averages and of slots begin."""
 
@@ -67,3 +73,19 @@ def of_training(
         **{average(path): v for path, v in updater.averages.items()},
         **{loss_scale(name): v for name, v in scale.items()},
     }
+
+
+def in_file(key: str) -> str:
+    """Return the name that the value of a key has in a checkpoint's files, which is TensorFlow's.
+
+    >>> in_file("variables/norm.1/mean")
+    'variables.Snorm..1.Smean/.ATTRIBUTES/VARIABLE_VALUE'
+    """
+    return key.replace(".", "..").replace("/", ".S") + _SUFFIX
+
+
+def of_file(name: str) -> str | None:
+    """Return the key of a value in a checkpoint's files; None: it is not that of a key."""
+    if not name.endswith(_SUFFIX):
+        return None
+    return ".".join(part.replace(".S", "/") for part in name.removesuffix(_SUFFIX).split(".."))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, packing
 from lingvo_gpipe.cluster import connection
-from lingvo_gpipe.run.checkpoints import files, writing
+from lingvo_gpipe.run.checkpoints import files, shards, writing
 from lingvo_gpipe.run.checkpoints.values import UNREADABLE, SavedValues, reason
 
 
@@ -88,7 +89,10 @@ class Checkpoints:
             key: writing.Snapshot(variable.dtype, packing.host(variable.device))
             for key, variable in self._variables.items()
         }
+        self._checkpoint: tf.train.Checkpoint | shards.OverHosts
         self._checkpoint = tf.train.Checkpoint(**self._snapshots)
+        if len({_process(variable.device) for variable in self._variables.values()}) > 1:
+            self._checkpoint = shards.OverHosts(self._checkpoint)
         self._writer = writer or writing.Writer()
         self._begun: concurrent.futures.Future[writing.Written] | None = None
         self._keep = keep
@@ -125,8 +129,7 @@ class Checkpoints:
         begun = time.perf_counter()
         if self._begun is not None:  # so that values of two moments are never held
             concurrent.futures.wait([self._begun])
-        for key, value in packing.snapshot(self._variables).items():
-            self._snapshots[key].value = value
+        self._hold(packing.snapshot(self._variables))
         taken = time.perf_counter()
 
         def write() -> writing.Written:
@@ -138,6 +141,17 @@ class Checkpoints:
         self._begun = self._writer.write(write)
         self._present = prefix
         return prefix
+
+    def _hold(self, stored: Sequence[packing.Stored[str]]) -> None:
+        """Hold the values that are written next, and no others."""
+        if isinstance(self._checkpoint, shards.OverHosts):
+            self._checkpoint.stored = stored
+            return
+        for snapshot in self._snapshots.values():
+            snapshot.value = writing.no_value
+        for one in stored:
+            for key, value in zip(one.keys, one.values(), strict=True):
+                self._snapshots[key].value = functools.partial(_itself, value)
 
     def _write(self, manager: tf.train.CheckpointManager, prefix: str) -> int:
         """Write the snapshots; return the bytes of the files."""
@@ -164,8 +178,7 @@ class Checkpoints:
                 f"space ({free} free), then start the same command again"
             ) from error
         finally:
-            for snapshot in self._snapshots.values():
-                snapshot.value = None
+            self._hold(())
 
     def restore(self, which: int | str | None = None, *, subset: bool = False) -> Restored | None:
         """Assign all variables their saved values.
@@ -295,6 +308,16 @@ def restore_matching(
             f"{prefix} is torn and cannot be restored: {reason(error)}; choose another one"
         ) from error
     return Matched(tuple(restored), tuple(missing), misfits)
+
+
+def _process(device: str) -> tuple[str | None, int | None]:
+    """Return job and task of a device."""
+    spec = tf.DeviceSpec.from_string(device)
+    return spec.job, spec.task
+
+
+def _itself(value: tf.Tensor) -> tf.Tensor:
+    return value
 
 
 def _some(names: Iterable[str]) -> str:

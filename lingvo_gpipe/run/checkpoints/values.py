@@ -16,8 +16,6 @@ from lingvo_gpipe.run.checkpoints import files, keys, writing
 # What is raised for a file that is truncated, missing, not regular or not a checkpoint.
 UNREADABLE = (OSError, tf.errors.OpError, RuntimeError, ValueError, IndexError)
 _HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
-_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
-_OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"  # not used, but part of a whole checkpoint
 
 
 class SavedValues:
@@ -36,18 +34,18 @@ class SavedValues:
         self._dtypes: dict[str, tf.DType] = {}
         types = self._reader.get_variable_to_dtype_map()
         for name, shape in self._reader.get_variable_to_shape_map().items():
-            if name.endswith(_SUFFIX) and name != f"save_counter{_SUFFIX}":
-                key = _unescape(name.removesuffix(_SUFFIX))
+            key = keys.of_file(name)
+            if key not in (None, keys.COUNTER):
                 self.shapes[key], self._dtypes[key] = list(shape), tf.as_dtype(types[name])
 
     def read(self, key: str) -> np.ndarray[Any, Any]:
         """Return a value; raises one of `UNREADABLE` if it is damaged."""
-        value: np.ndarray[Any, Any] = self._reader.get_tensor(_escape(key) + _SUFFIX)
+        value: np.ndarray[Any, Any] = self._reader.get_tensor(keys.in_file(key))
         return value
 
     def check_whole(self) -> None:
         """Read what belongs to a whole checkpoint; raises one of `UNREADABLE` if it is damaged."""
-        self._reader.get_tensor(_OBJECTS)
+        self._reader.get_tensor(keys.OBJECT_GRAPH)
 
     def assign(self, pairs: Sequence[tuple[str, packing.Variable]]) -> None:
         """Assign saved values, each read by the process in which its variable is.
@@ -67,7 +65,7 @@ class SavedValues:
             with tf.device(packing.host(device)):
                 restored[device] = tf.raw_ops.RestoreV2(
                     prefix=self._prefix,
-                    tensor_names=[_escape(key) + _SUFFIX for key, _ in of_device],
+                    tensor_names=[keys.in_file(key) for key, _ in of_device],
                     shape_and_slices=[""] * len(of_device),
                     dtypes=[variable.dtype for _, variable in of_device],
                 )
@@ -183,12 +181,3 @@ def reason(error: BaseException) -> str:
     """Return the first line of the message of a file error or a TensorFlow error."""
     text = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
     return str(text).strip().splitlines()[0].rstrip(".") if str(text).strip() else repr(error)
-
-
-def _escape(key: str) -> str:
-    """Return `key` as TensorFlow writes an attribute's name."""
-    return key.replace(".", "..").replace("/", ".S")
-
-
-def _unescape(name: str) -> str:
-    return ".".join(part.replace(".S", "/") for part in name.split(".."))

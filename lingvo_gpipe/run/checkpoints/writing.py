@@ -41,6 +41,15 @@ class Written:
         }
 
 
+def no_value() -> tf.Tensor:
+    """Stand for a value that is not there.
+
+    Raises:
+        RuntimeError: always.
+    """
+    raise RuntimeError("a checkpoint is written without its values")
+
+
 class Snapshot(tf.__internal__.tracking.Trackable):
     """What `tf.train.Checkpoint` saves in the place of a variable: its value at some moment."""
 
@@ -51,7 +60,7 @@ class Snapshot(tf.__internal__.tracking.Trackable):
             dtype: dtype of the variable.
             device: device of its value; the process of this device writes it.
         """
-        self.value: Callable[[], tf.Tensor] | None = None
+        self.value: Callable[[], tf.Tensor] = no_value
         self._dtype = dtype
         self._device = device
 

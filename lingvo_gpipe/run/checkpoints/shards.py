@@ -1,7 +1,7 @@
 """Writing a checkpoint whose values are in several processes: each writes its own, all at once.
 
-`tf.train.Checkpoint` would trace a function of all variables for each checkpoint, and send it to the
-workers: 4.3 s of the chief's processor time for 1,124 variables. Here it is traced once.
+`tf.train.Checkpoint` would trace a function of all variables for each checkpoint, and send it to
+the workers: 4.3 s of the chief's processor time for 1,124 variables. Here it is traced once.
 """
 
 from __future__ import annotations

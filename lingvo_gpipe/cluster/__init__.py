@@ -8,6 +8,6 @@ starts it again. The supervisors of a run talk over one TCP connection per worke
            │ starts                          │ starts
          chief ──── TensorFlow's gRPC ──── worker             `connection`, `worker_server`
 
-Only these two import TensorFlow, and `worker_function` and `input_server`, by which a worker's
-process reads the mini-batches. Cells, schedules and checkpoints do not occur here.
+Only these two import TensorFlow, and the package `remote`, by which a worker's process reads the
+mini-batches and traces operations. Cells, schedules and checkpoints do not occur here.
 """

@@ -26,7 +26,7 @@ def main() -> int:
     tensorflow_import.quietly()
     import tensorflow as tf
 
-    from lingvo_gpipe.cluster.remote import input_server, worker_function
+    from lingvo_gpipe.cluster.remote import input_server, requests, worker_function
 
     settings = channel.read()
     if not settings:
@@ -46,7 +46,7 @@ def main() -> int:
     config.experimental.disable_thread_spinning = True
     config.gpu_options.allow_growth = True
     task = values["task"]
-    registered = worker_function.register_first(input_server.InputServer())
+    registered = worker_function.register_first(requests.Server())
     try:
         server = tf.distribute.Server(
             tf.train.ClusterSpec(values["cluster"]),

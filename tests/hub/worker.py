@@ -27,10 +27,10 @@ def main(addresses: str, index: str) -> None:
     tensorflow_import.quietly()  # without the imports of Keras that no worker needs
     import tensorflow as tf
 
-    from lingvo_gpipe.cluster.remote import input_server, worker_function
+    from lingvo_gpipe.cluster.remote import requests, worker_function
 
     hyperparams.register_package("tests")
-    registered = worker_function.register_first(input_server.InputServer())
+    registered = worker_function.register_first(requests.Server())
     config = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=1)
     spec = tf.train.ClusterSpec({"worker": json.loads(addresses)})
     server = tf.distribute.Server(spec, "worker", int(index), protocol="grpc", config=config)

@@ -86,14 +86,13 @@ class InputServer:
         self._count = 0
         self._lock = threading.Lock()
 
-    def __call__(self, request: bytes) -> list[Any]:
+    def __call__(self, asked: Mapping[str, Any]) -> list[Any]:
         """Answer a request; raises nothing but what ends the process.
 
         Returns:
             The answer as JSON, then for "next" an array for each field: empty ones after the last
             mini-batch, and after an error.
         """
-        asked = json.loads(request)
         with self._lock:
             return self._answered(asked)
 

@@ -15,7 +15,7 @@ from lingvo_gpipe.network import replicas
 from lingvo_gpipe.plan import slot_times
 from lingvo_gpipe.run import summaries
 from lingvo_gpipe.run.learner import Learner
-from lingvo_gpipe.run.profiles import picture, prediction
+from lingvo_gpipe.run.profiles import picture, prediction, worker_traces
 from lingvo_gpipe.schedule import breakdown, drawing, simulate
 from lingvo_gpipe.schedule.slot import Slot
 
@@ -81,9 +81,16 @@ class Recorder:
             yield
             return
         folder = self._logdir / "train"
-        with tf.profiler.experimental.Profile(str(folder)):
+        workers = worker_traces.workers_of(self._learner.pipe.executor.devices)
+        with (
+            worker_traces.traced(workers, self._logdir, self._report) as of_workers,
+            tf.profiler.experimental.Profile(str(folder)),
+        ):
             yield
-        self._report(f"step {step}: profile for TensorBoard's xprof in {folder}/plugins/profile")
+        also = f"; of the workers, in {self._logdir}/worker_*" if of_workers else ""
+        self._report(
+            f"step {step}: profile for TensorBoard's xprof in {folder}/plugins/profile{also}"
+        )
 
     def record(self, step: int, around: breakdown.Around, writer: summaries.Writer) -> None:
         """Write the timeline of the step that has just ended, if it was chosen.

@@ -118,6 +118,9 @@ def test_workers_have_the_bits_of_one_process_and_survive_a_kill(tmp_path: Path)
     slots = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert {event["tid"] for event in slots} == {0, 1}
     assert all(event["dur"] > 0 for event in slots)
+    for name in ("train", "worker_0", "worker_1"):  # of the step after it
+        (profile,) = (tmp_path / "workers" / name / "plugins" / "profile").rglob("*.xplane.pb")
+        assert (b"Conv2D" in profile.read_bytes()) == (name != "train"), name
     rows = (tmp_path / "workers" / "train_metrics.csv").read_text().splitlines()[1:]
     assert [int(row.partition(",")[0]) for row in rows] == list(range(1, 31))
     histograms = shown(tmp_path / "workers", "weights/", "gradients/")

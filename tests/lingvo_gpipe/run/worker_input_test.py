@@ -20,7 +20,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, task
-from lingvo_gpipe.cluster.remote import input_server, worker_function
+from lingvo_gpipe.cluster.remote import requests, worker_function
 from lingvo_gpipe.input import Batch, InMemory, Input, Repair
 from lingvo_gpipe.network.parts import InParts, Part
 from lingvo_gpipe.run import loop
@@ -103,7 +103,7 @@ class Stored(InMemory):
 @pytest.fixture(scope="module")
 def token() -> Iterator[str]:
     """Return the name of a worker's function in this process."""
-    registered = worker_function.register(input_server.InputServer())
+    registered = worker_function.register(requests.Server())
     yield registered.token
     del registered
 
@@ -252,7 +252,7 @@ def test_a_bug_keeps_its_traceback(
 
 def test_a_function_of_a_worker_is_the_first_that_it_registers(token: str) -> None:
     """Those of other processes are found by that name."""
-    server = input_server.InputServer()
+    server = requests.Server()
     with pytest.raises(errors.ClusterError, match="has registered other Python functions"):
         worker_function.register_first(server)
     answers = [json.loads(server(b'{"do": "next", "kind": "x", "fields": {}}')[0])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -58,6 +59,8 @@ class Learner:
         pipe: the network, as one group runs it.
         updater: its slots, averages and loss scale.
         step: int64 variable, number of updates.
+        last_begun_s: when the last mini-batch, or group, of the last update began, in seconds since
+            1970.
     """
 
     def __init__(self, params: Task.Params, fields: Mapping[str, SpecNest]) -> None:
@@ -80,6 +83,7 @@ class Learner:
         )
         with tf.device("CPU:0"):
             self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self.last_begun_s = 0.0
         self._params = params.train.copy().freeze()
         self._update_by_one = outer_function.OuterFunction(self._update_by_one_batch, assigns=True)
         self._loss_weights = outer_function.OuterFunction(self._loss_weights_of)
@@ -151,6 +155,7 @@ class Learner:
 
     def _update(self, batches: Sequence[Mapping[str, Nest]]) -> UpdateResult:
         if len(batches) == 1:
+            self.last_begun_s = time.time()
             result: UpdateResult = self._update_by_one(parts.of_batch(batches[0]))
             return result
         weights: dict[str, tf.Tensor] = self._loss_weights(parts.of_batch(batches[0]))
@@ -160,6 +165,7 @@ class Learner:
         first = tf.constant(0)
         total: _Sums | None = None
         for batch in batches:
+            self.last_begun_s = time.time()
             gradients, sums, first = self._accumulate(
                 parts.of_batch(batch), gradients, weights, first
             )

@@ -376,7 +376,6 @@ class _Training:
                 drawn = time.perf_counter()
             traces = self._learner.num_traces
             scale = self._learner.updater.loss_scale
-            begun_s = time.time()
             with self._watchdog.watching(f"step {step}", "step"), self._profiled(step + 1):
                 result = self._learner.update(batches)
                 finite = bool(result.scalars["finite"]) and math.isfinite(result.loss)
@@ -387,8 +386,8 @@ class _Training:
                 evaluation.check_best(self._learner.pipe, str(self._params.eval.best), result.sums)
             step_s = time.perf_counter() - drawn
             if self._recorder is not None:
-                around = breakdown.Around(begun_s, time.time(), input_s)
-                self._recorder.record(step + 1, around, writers.train)
+                around = breakdown.Around(self._learner.last_begun_s, time.time(), input_s)
+                self._recorder.record(step + 1, around, writers.train, parts=len(batches))
             if step > first and self._learner.num_traces > traces:
                 self._options.report(
                     f"step {state.step} took {step_s:.1f} s: another shape was traced"

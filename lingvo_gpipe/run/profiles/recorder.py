@@ -41,8 +41,9 @@ class Recorded:
 class Recorder:
     """Records steps of a run; none of their numbers changes.
 
-    An update of several mini-batches is recorded with the slots of its last one; the others are
-    in its `start`. TensorFlow's own profiler, which slows a step down, records the step after them.
+    An update of several mini-batches, or groups of micro-batches, is recorded from the beginning of
+    the last one; the others are not in it. TensorFlow's own profiler, which slows a step down,
+    records the step after the chosen ones.
     """
 
     def __init__(
@@ -92,17 +93,23 @@ class Recorder:
             f"step {step}: profile for TensorBoard's xprof in {folder}/plugins/profile{also}"
         )
 
-    def record(self, step: int, around: breakdown.Around, writer: summaries.Writer) -> None:
+    def record(
+        self, step: int, around: breakdown.Around, writer: summaries.Writer, *, parts: int = 1
+    ) -> None:
         """Write the timeline of the step that has just ended, if it was chosen.
 
         Args:
             step: its number.
-            around: when it was begun and ended, in seconds since 1970.
+            around: when it, or the last part of it, was begun and ended, in seconds since 1970.
             writer: of the run's curves.
+            parts: mini-batches, or groups, of the update.
         """
         if step not in self.chosen:
             return
         self._recorded_any = True
+        name = f"step {step}"
+        if parts > 1:
+            name += f", the last of its {parts} mini-batches or groups"
         recorded = self.last(around)
         labels = self._labels(len(recorded.rows), len(recorded.timelines))
         first = _from_first_slot(recorded.timelines[0])
@@ -129,14 +136,14 @@ class Recorder:
         self._report(
             "\n".join(
                 [
-                    f"step {step}: slots took {1e3 * first.makespan_s:.1f} ms; their table with "
+                    f"{name}: slots took {1e3 * first.makespan_s:.1f} ms; their table with "
                     f"mean times needs {share:.0%} of that",
                     *lines,
                     f"traces for ui.perfetto.dev: {folder}",
                 ]
             )
         )
-        self._report(f"step {step}: {compared}")
+        self._report(f"{name}: {compared}")
 
     def finish(self, last_step: int) -> None:
         """Report it if none of the chosen steps was computed.

@@ -49,7 +49,12 @@ def test_a_step_in_groups_is_recorded_and_planned(tmp_path: Path) -> None:
     lines: list[str] = []
     profiles = steps.Profiles(range(2, 3))
     loop.run(params, tmp_path, profiles=profiles, report=lines.append)
-    assert any(line.startswith("step 2: slots took") for line in lines)
+    # An update has two mini-batches.
+    taken = "step 2, the last of its 8 mini-batches or groups: slots took"
+    (line,) = [line for line in lines if line.startswith(taken)]
+    (step_ms,) = {row.split()[-1] for row in line.splitlines()[2:-1]}
+    (compared,) = [line for line in lines if "that its table needs" in line]
+    assert f"it took {step_ms} ms, " in compared
     text = "a mini-batch has 8 micro-batches, which run as 4 groups of 2, one after the other"
     assert text in report.render(step_plan.make_for(params))
     assert describe.describe(params).startswith(text)

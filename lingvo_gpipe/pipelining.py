@@ -337,22 +337,36 @@ class PipeliningLayer(tensorflow_import.Module, hyperparams.Configurable):
             collected=Collected(),
         )
 
-    def first_nonfinite(self, batch: parts.Batch, *, step: int | tf.Tensor = 0) -> str:
+    def first_nonfinite(
+        self, batch: parts.Batch, *, step: int | tf.Tensor = 0, first_micro_batch: int = 0
+    ) -> str:
         """Run a mini-batch layer by layer and name where a value first stops being finite.
+
+        Args:
+            batch: the mini-batch, or a group of its micro-batches.
+            step: number of the update.
+            first_micro_batch: number of the first one.
 
         Returns:
             Such as "layer conv_1, output x, micro-batch 2"; or "nowhere".
         """
-        inputs = self._inputs(batch, step)
+        inputs = self._inputs(batch, step, first_micro_batch)
         pass_inputs = self._built.pass_inputs(inputs)
-        place = nonfinite.first_value(self.executor, pass_inputs)
+        place = nonfinite.first_value(self.executor, pass_inputs, first_micro_batch)
         if place != nonfinite.NOWHERE:
             return place
-        gradients = self.value_and_gradients(batch, step=step).gradients
+        first = tf.constant(first_micro_batch)
+        gradients = self.value_and_gradients(batch, step=step, first_micro_batch=first).gradients
         return nonfinite.first_gradient(self.analysis, gradients)
 
     def explain(
-        self, error: tf.errors.OpError, batch: parts.Batch, *, step: int | tf.Tensor = 0
+        self,
+        error: tf.errors.OpError,
+        batch: parts.Batch,
+        *,
+        step: int | tf.Tensor = 0,
+        first_micro_batch: int = 0,
+        num_micro_batches: int | None = None,
     ) -> errors.UserError:
         """Return the cause of an error of a step: its layer, micro-batch, and the field at fault.
 
@@ -361,18 +375,24 @@ class PipeliningLayer(tensorflow_import.Module, hyperparams.Configurable):
 
         Args:
             error: what a step of training raised, such as in the caller's own tf.function.
-            batch: mini-batch of the step.
+            batch: mini-batch of the step, or a group of its micro-batches.
             step: number of the update.
+            first_micro_batch: number of the first one.
+            num_micro_batches: of the whole mini-batch; None: `batch` is that.
         """
-        return self._built.explain(self._inputs(batch, step), error, training=True)
+        inputs = self._inputs(batch, step, first_micro_batch)
+        place = (first_micro_batch, num_micro_batches)
+        return self._built.explain(inputs, error, training=True, place=place)
 
-    def _inputs(self, batch: parts.Batch, step: int | tf.Tensor) -> mini_batch.MiniBatchInputs:
-        """Return the inputs of a mini-batch that is an update of its own."""
+    def _inputs(
+        self, batch: parts.Batch, step: int | tf.Tensor, first_micro_batch: int = 0
+    ) -> mini_batch.MiniBatchInputs:
+        """Return the inputs of a mini-batch that is an update of its own, or of a group of it."""
         return mini_batch.MiniBatchInputs(
             fields=self._fields(batch),
             step=_step(step),
             loss_weights=self.loss_weights(batch),
-            first_micro_batch=tf.constant(0),
+            first_micro_batch=tf.constant(first_micro_batch),
         )
 
     def _by_field(self, inputs: Nest) -> dict[str, Nest]:

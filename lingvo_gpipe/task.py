@@ -53,7 +53,8 @@ class Train(optim.Updater.Params):
     histogram_interval_steps: int = hyperparams.field(
         0,
         "Updates between two histograms of weights and gradients in TensorBoard, each of which "
-        "takes as long as an update; 0: none.",
+        "takes as long as an update of one mini-batch, or one group of it (`model.group_size`), "
+        "whose gradients are counted; 0: none.",
     )
     stall_after_s: float = hyperparams.field(
         600.0,
@@ -286,8 +287,9 @@ def groups_of(params: Task.Params, fields: Mapping[str, SpecNest]) -> groups.Gro
         params: params of the task.
         fields: fields of a mini-batch of training, name → nest of `tf.TensorSpec`.
     """
-    in_parts = params.input.on_worker and params.model.num_replicas > 1
-    return groups.of(params.model, fields, in_parts=in_parts)
+    model = params.model
+    in_parts = model.num_replicas > 1 and not model.unbatched and params.input.on_worker
+    return groups.of(model, fields, in_parts=in_parts)
 
 
 def check(params: Task.Params) -> None:

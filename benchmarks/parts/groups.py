@@ -64,7 +64,7 @@ def measure(case: tuple[int, ...]) -> dict[str, float]:
     batch = {"x": tf.ones(shape), "target": tf.zeros(shape)}
 
     def update() -> None:
-        float(learned.update(learned.groups.cut(batch)).loss)
+        float(learned.update([batch]).loss)
 
     begun = time.perf_counter()
     learned = learner.Learner(params, batch)

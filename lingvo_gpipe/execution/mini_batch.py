@@ -183,7 +183,12 @@ class MiniBatchRunner:
         return self._shares(self.pass_inputs(inputs), pass_of)
 
     def explain(
-        self, inputs: MiniBatchInputs, error: tf.errors.OpError, *, training: bool
+        self,
+        inputs: MiniBatchInputs,
+        error: tf.errors.OpError,
+        *,
+        training: bool,
+        place: tuple[int, int | None] = (0, None),
     ) -> errors.UserError:
         """Return the cause of an error: the mini-batch is checked, then run again, slot by slot.
 
@@ -191,18 +196,25 @@ class MiniBatchRunner:
             inputs: the mini-batch of the step that failed.
             error: what the step raised.
             training: whether it was a step of training, or an evaluation.
+            place: number of its first micro-batch in the whole mini-batch, and how many that has;
+                None: it is the whole one.
         """
         try:
             self._analysis.check_values(*inputs.fields)
         except errors.InputError as at_fault:
             return at_fault
-        num_micro_batches = len(self._sizes(inputs.fields))
+        first, num = place
+        num = len(self._sizes(inputs.fields)) if num is None else num
         if training:
             shares, issue = self._training(inputs), PassRun.train
         else:
             shares, issue = self._evaluation(inputs, outputs=True), PassRun.forward
         failure = failures.first_failure(self.executor, shares, issue)
-        return failures.to_error(self._analysis, failure, error, num_micro_batches)
+        if failure is not None:
+            number = first + failure.slot.micro_batch
+            slot = dataclasses.replace(failure.slot, micro_batch=number)
+            failure = dataclasses.replace(failure, slot=slot)
+        return failures.to_error(self._analysis, failure, error, num)
 
     def under_tape(
         self, fields: dict[str, Nest], weights: Mapping[str, tf.Tensor], ctx: Context

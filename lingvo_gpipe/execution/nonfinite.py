@@ -14,8 +14,13 @@ from lingvo_gpipe.network import wiring
 NOWHERE = "nowhere"
 
 
-def first_value(executor: Executor, inputs: PassInputs) -> str:
+def first_value(executor: Executor, inputs: PassInputs, first_micro_batch: int = 0) -> str:
     """Run micro-batches forward in the first replica; name where a value first is not finite.
+
+    Args:
+        executor: knows cells and devices.
+        inputs: inputs of all micro-batches.
+        first_micro_batch: number of the first one.
 
     Returns:
         A text such as "layer conv_1, output x, micro-batch 2", or `NOWHERE`.
@@ -23,7 +28,7 @@ def first_value(executor: Executor, inputs: PassInputs) -> str:
     for path, value in inputs.variables.items():
         if not is_finite(value):
             return f"layer {executor.analysis.layer_of(path)}, variable {path}"
-    return next(_places(executor, inputs), NOWHERE)
+    return next(_places(executor, inputs, first_micro_batch), NOWHERE)
 
 
 def first_gradient(analysis: network.Analysis, gradients: Mapping[str, tf.Tensor]) -> str:
@@ -44,7 +49,7 @@ def _all_finite(tensor: tf.Tensor) -> bool:
         return bool(tf.reduce_all(tf.math.is_finite(tensor)))
 
 
-def _places(executor: Executor, inputs: PassInputs) -> Iterator[str]:
+def _places(executor: Executor, inputs: PassInputs, first: int) -> Iterator[str]:
     """Yield the places of values that are not finite, in the order of computation."""
     analysis = executor.analysis
     first_replica = Share(0, 0, len(inputs.seeds), analysis.default_training_pass, inputs)
@@ -58,10 +63,10 @@ def _places(executor: Executor, inputs: PassInputs) -> Iterator[str]:
             for v in sorted(values):
                 run.values[v, m] = values[v]
                 if not is_finite(values[v]):
-                    yield f"{_value_name(analysis, v)}, micro-batch {m}"
+                    yield f"{_value_name(analysis, v)}, micro-batch {first + m}"
             for name, total in collected.losses.items():
                 if not is_finite(total):
-                    yield f"loss {name}, micro-batch {m}"
+                    yield f"loss {name}, micro-batch {first + m}"
 
 
 def _value_name(analysis: network.Analysis, version: int) -> str:

@@ -1,8 +1,9 @@
 """Groups of micro-batches: a mini-batch of very many runs as several, one after the other.
 
 The graph of a step has a call for each slot, so it takes longer to build the more micro-batches it
-has. Equal groups run one graph, whose gradients continue those of the groups before: an update of
-groups is one of several mini-batches (`train.accumulate`), with the same micro-batches.
+has. Groups of as many micro-batches and examples run one graph, whose gradients continue those of
+the groups before: an update of groups is one of several mini-batches (`train.accumulate`), with the
+micro-batches of the whole one.
 """
 
 from __future__ import annotations
@@ -20,62 +21,88 @@ from lingvo_gpipe.network.params import PipelineParams
 _LEAST_SHARE = 4  # smaller groups than this part of the largest would fill and drain too often
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
+class Group:
+    """A part of a mini-batch.
+
+    Attributes:
+        fields: name → nest of tensors.
+        first: number of its first micro-batch in the mini-batch.
+        of: number of micro-batches of the mini-batch.
+    """
+
+    fields: Mapping[str, Nest]
+    first: int
+    of: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Groups:
     """How the mini-batches of a network run.
 
     Attributes:
         whole: params of the network.
+        size: most micro-batches of a group; None: each mini-batch is one group.
         count: number of groups of a mini-batch of training.
-        size: number of micro-batches of a group.
-        params: params of the network that one group runs.
-        fields: fields of the largest group, name → nest of `tf.TensorSpec`.
+        params: params of the network that runs one group.
+        fields: fields of the largest group of a mini-batch of training, name → nest of
+            `tf.TensorSpec`.
     """
 
     whole: PipelineParams
+    size: int | None
     count: int
-    size: int
     params: PipelineParams
     fields: Mapping[str, SpecNest]
 
-    def cut(self, batch: Mapping[str, Nest]) -> list[Mapping[str, Nest]]:
-        """Return the groups of a mini-batch of any size, each name → nest of tensors."""
-        if self.count == 1:
-            return [batch]
+    def cut(self, batch: Mapping[str, Nest]) -> list[Group]:
+        """Return the groups of a mini-batch of any size."""
         whole = self.whole
+        if self.size is None or isinstance(batch, parts.InParts):
+            return [Group(batch, 0, 0)]
         num_examples = parts.num_examples(batch, whole.batch_dim, whole.unbatched)
-        number = count(whole, num_examples)
-        examples = [_examples(whole, num_examples, group, number) for group in range(number)]
-        return [_taken(whole, batch, own) for own in examples]
+        number = micro_batches.count_of(whole, num_examples)
+        firsts = _firsts(whole, self.size, num_examples)
+        if len(firsts) == 1:
+            return [Group(batch, 0, number)]
+        return [
+            Group(_taken(whole, batch, _examples(whole, num_examples, first, end)), first, number)
+            for first, end in zip(firsts, [*firsts[1:], number], strict=True)
+        ]
 
 
 def of(params: PipelineParams, fields: Mapping[str, SpecNest], *, in_parts: bool = False) -> Groups:
-    """Return the groups in which a network runs the mini-batches of training.
+    """Return the groups in which a network runs its mini-batches.
 
     Args:
         params: params of the network.
         fields: the mini-batch's fields, name → nest of `tf.TensorSpec`.
         in_parts: whether each replica's host reads its own part of the mini-batch, which is then
             one group.
+
+    Raises:
+        PartitionError: `group_size` is less than one.
     """
-    num_examples = micro_batches.batch_size(fields, params.batch_dim, params.unbatched)
-    number = 1 if in_parts else count(params, num_examples)
-    size = micro_batches.count_of(params, num_examples) // number
-    if number == 1:
-        return Groups(params, 1, size, params, fields)
+    size = None if in_parts else size_of(params)
+    if size is None:
+        return Groups(params, None, 1, params, fields)
     of_group = params.copy()
     if params.micro_batch_size is None:
         of_group.num_micro_batches = size
-    largest = len(_examples(params, num_examples, 0, number))
+    num_examples = micro_batches.batch_size(fields, params.batch_dim, params.unbatched)
+    firsts = _firsts(params, size, num_examples)
+    end = firsts[1] if len(firsts) > 1 else micro_batches.count_of(params, num_examples)
+    largest = len(_examples(params, num_examples, 0, end))
     of_fields = micro_batches.resized(params, fields, largest)
-    return Groups(params, number, size, of_group, of_fields)
+    return Groups(params, size, len(firsts), of_group, of_fields)
 
 
-def count(params: PipelineParams, num_examples: int) -> int:
-    """Return the number of groups of a mini-batch: the fewest that have equally many micro-batches.
+def size_of(params: PipelineParams) -> int | None:
+    """Return the most micro-batches of a group; None: each mini-batch is one group.
 
-    A schedule that is written by hand has a fixed number of micro-batches, and a number without a
-    fitting divisor cannot be divided: these are one group.
+    With `num_micro_batches`, groups have equally many, so that the network that runs them has one
+    number. A schedule that is written by hand has a fixed number of micro-batches, and a number
+    without a fitting divisor cannot be divided: their mini-batches are one group.
 
     Raises:
         PartitionError: `group_size` is less than one.
@@ -84,21 +111,29 @@ def count(params: PipelineParams, num_examples: int) -> int:
         raise errors.PartitionError(
             f"group_size={params.group_size}, but a group has at least one micro-batch"
         )
-    if params.schedule not in (*schedule.SCHEDULES, schedule.AUTO):
-        return 1
-    number = micro_batches.count_of(params, num_examples)
-    most = params.group_size * params.num_replicas
+    number, num_replicas = params.num_micro_batches, params.num_replicas
+    if params.schedule not in (*schedule.SCHEDULES, schedule.AUTO) or num_replicas < 1:
+        return None
+    most = params.group_size * num_replicas
+    if params.micro_batch_size is not None:
+        return most if params.micro_batch_size > 0 else None
     if number <= most:
-        return 1
-    sizes = range(most, max(most // _LEAST_SHARE, params.num_replicas) - 1, -1)
-    return next((number // size for size in sizes if number % size == 0), 1)
+        return None
+    sizes = range(most, max(most // _LEAST_SHARE, num_replicas) - 1, -1)
+    return next((size for size in sizes if number % size == 0), None)
 
 
-def _examples(params: PipelineParams, num_examples: int, group: int, number: int) -> range:
-    """Return the numbers of the examples of a group: those of consecutive micro-batches."""
-    size = micro_batches.count_of(params, num_examples) // number
-    first, end = (micro_batches.start(params, num_examples, g * size) for g in (group, group + 1))
-    return range(first, end)
+def _firsts(params: PipelineParams, size: int, num_examples: int) -> range:
+    """Return the numbers of the first micro-batches of the groups of a mini-batch."""
+    number = micro_batches.count_of(params, num_examples)
+    if params.micro_batch_size is not None:  # groups may differ, so that none is very small
+        size = -(-number // -(-number // size))
+    return range(0, number, size)
+
+
+def _examples(params: PipelineParams, num_examples: int, first: int, end: int) -> range:
+    """Return the numbers of the examples of consecutive micro-batches."""
+    return range(*(micro_batches.start(params, num_examples, m) for m in (first, end)))
 
 
 def _taken(params: PipelineParams, batch: Mapping[str, Nest], own: range) -> dict[str, Nest]:

@@ -48,7 +48,7 @@ class PipelineParams(hyperparams.Configurable.Params):
     group_size: int = hyperparams.field(
         128,
         "Most micro-batches for each replica that the trainer runs as one graph; a mini-batch of "
-        "more runs as equal groups, one after the other.",
+        "more runs as groups, one after the other.",
     )
     max_build_s: float = hyperparams.field(
         60.0,

@@ -68,7 +68,7 @@ def describe(task: Task.Params) -> str:
     text = describe_network(groups.params, groups.fields)
     if groups.count == 1:
         return text
-    return f"{groups_text(groups.count, groups.size)}\n{text}"
+    return f"{groups_text(groups.count)}\n{text}"
 
 
 def describe_network(params: network.PipelineParams, fields: Mapping[str, SpecNest]) -> str:
@@ -102,11 +102,11 @@ def totals(analysis: network.Analysis) -> Iterator[str]:
             yield f"{name}: {number}"
 
 
-def groups_text(count: int, size: int) -> str:
-    """Return what the user should know of a mini-batch in groups of M micro-batches."""
+def groups_text(count: int) -> str:
+    """Return what the user should know of a mini-batch that runs as several groups."""
     return (
-        f"a mini-batch has {count * size} micro-batches, which run as {count} groups of {size}, "
-        "one after the other. Below is one group"
+        f"a mini-batch runs as {count} groups of micro-batches, one after the other. Below, a step "
+        "is one group"
     )
 
 

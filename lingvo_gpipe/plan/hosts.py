@@ -199,6 +199,8 @@ def lines(
     links: Sequence[Link],
     device_bytes: Sequence[int],
     exchange: Exchange,
+    *,
+    reads_on_worker: bool = False,
 ) -> list[str]:
     """Return the text on hosts of a plan.
 
@@ -209,6 +211,7 @@ def lines(
         links: what goes from cell to cell.
         device_bytes: bytes that each device of all replicas needs.
         exchange: what replicas send each other.
+        reads_on_worker: whether workers read the mini-batches.
     """
     host_of = order.hosts
     text = [*_rule(hosts, order, analysis), *_hosts(hosts, host_of, device_bytes)]
@@ -227,7 +230,7 @@ def lines(
         text.append(f"host {source} sends host {target} {units.size(size)} a step{time}")
     if len(between) > len(shown):
         text.append(f"and {len(between) - len(shown)} more links between hosts, of less")
-    return [*text, *_from_chief(hosts, order, analysis, links)]
+    return text if reads_on_worker else [*text, *_from_chief(hosts, order, analysis, links)]
 
 
 def _from_chief(
@@ -247,7 +250,8 @@ def _from_chief(
         time = "" if hosts.between is None else f", {sent[host] / hosts.between:.3g} s"
         yield f"chief sends host {host} {units.size(sent[host])} of the mini-batch a step{time}"
     if len(used) > _MAX_ROWS:
-        yield f"and {len(used) - _MAX_ROWS} more hosts as much, or less"
+        rest = sum(sent[host] for host in used[_MAX_ROWS:])
+        yield f"and {len(used) - _MAX_ROWS} more hosts {units.size(rest)} in all"
 
 
 def _rule(hosts: Hosts, order: HostOrder, analysis: network.Analysis) -> Iterator[str]:

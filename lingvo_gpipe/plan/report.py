@@ -130,6 +130,7 @@ def render(plan: step_plan.Plan) -> str:
                 plan.links,
                 plan.device_bytes,
                 plan.exchange,
+                reads_on_worker=plan.reads_on_worker,
             ),
             "",
         ]
@@ -159,7 +160,7 @@ def _head(plan: step_plan.Plan) -> Iterator[str]:
         f"{describe.sizes_text(analysis.sizes)}, recompute {','.join(policies)}"
     )
     if plan.num_groups > 1:
-        yield describe.groups_text(plan.num_groups, len(analysis.sizes))
+        yield describe.groups_text(plan.num_groups)
     if plan.profiled:
         some = any(cell.is_estimate for cell in plan.cells)
         least = ", ~ where loops count by formula" if some else ""

@@ -209,6 +209,9 @@ def needs(task: Task.Params) -> list[LayerNeed]:
     """
     count = task.model.num_replicas
     groups = groups_of(task, describe.fields_of(task))
+    if groups.count > 1:  # sums of gradients are kept from one to the next
+        task = task.copy()
+        task.train.accumulate *= groups.count
     params, fields = replicas.first_share(groups.params, groups.fields)
     wired = wired_layers.wire(params, fields)
     slots = step_plan.slot_bytes(

@@ -108,7 +108,8 @@ class Plan:
         exchange: what replicas send each other.
         step_s: time of a step with what replicas send each other, at most, without the update; in
             the unit of `timeline`.
-        num_groups: number of equal groups of micro-batches in a mini-batch, of which this is one.
+        num_groups: number of groups of micro-batches in a mini-batch, of which this is one.
+        reads_on_worker: whether workers read the mini-batches.
     """
 
     cells: tuple[CellPlan, ...]
@@ -126,6 +127,7 @@ class Plan:
     cluster: hosts.Hosts | None = None
     order: HostOrder | None = None
     num_groups: int = 1
+    reads_on_worker: bool = False
 
     @property
     def counts_links(self) -> bool:
@@ -174,12 +176,12 @@ def known_of(task: Task.Params, *, profile: bool = False) -> Known:
         task: the task.
         profile: measures the times of the layers.
     """
-    fields = describe.fields_of(task)
-    variables = network.analyze(network.uncut(task.model), fields).variables
+    groups = groups_of(task, describe.fields_of(task))
+    variables = network.analyze(network.uncut(groups.params), groups.fields).variables
     averages = task.train.average is not None
     return Known(
         slot_bytes(variables, task.train.optimizer, averages=averages),
-        profiling.layer_times(task.model, fields) if profile else None,
+        profiling.layer_times(groups.params, groups.fields) if profile else None,
     )
 
 
@@ -463,4 +465,6 @@ def make_for(
         cluster=cluster,
         known=known,
     )
-    return dataclasses.replace(planned, num_groups=groups.count)
+    return dataclasses.replace(
+        planned, num_groups=groups.count, reads_on_worker=task.input.on_worker
+    )

@@ -87,7 +87,7 @@ class CheckpointEvaluator:
             self.pipe,
             batches(self._source, self._params.eval),
             step=restored.step,
-            cut=self._groups.cut,
+            groups=self._groups,
             metrics=self._params.eval.metrics,
             should_stop=should_stop,
             examples=Examples(self.pipe, self._input, self._params.eval.examples),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from lingvo_gpipe.input import Batches, Reading
 from lingvo_gpipe.layers.objectives import heads
 from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.network import parts
+from lingvo_gpipe.network.groups import Groups
 from lingvo_gpipe.run.views.examples import Example, Examples
 from lingvo_gpipe.run.worker_input import Source
 
@@ -70,7 +71,7 @@ def evaluate(
     batches: Iterable[Mapping[str, Nest]],
     *,
     step: int,
-    cut: Callable[[Mapping[str, Nest]], Sequence[Mapping[str, Nest]]] = lambda batch: [batch],
+    groups: Groups | None = None,
     metrics: tuple[str, ...] = (),
     should_stop: Callable[[], bool] = lambda: False,
     watch: Callable[[Iterable[Mapping[str, Nest]]], Iterable[Mapping[str, Nest]]] = iter,
@@ -82,7 +83,7 @@ def evaluate(
         pipe: the network, with its current weights.
         batches: mini-batches of any sizes.
         step: number of updates of the weights.
-        cut: returns the groups in which a mini-batch runs; see `network.groups`.
+        groups: in which a mini-batch runs; None: it runs as a whole.
         metrics: names of the metrics to return; empty: all.
         should_stop: called between mini-batches.
         watch: yields the same mini-batches, and watches the time from one to the next.
@@ -100,7 +101,8 @@ def evaluate(
     count = 0
     step_tensor = tf.constant(step, tf.int64)
     with Count("evaluating", "mini-batch", _number_of(batches), passing=True) as counted:
-        for batch in itertools.chain.from_iterable(map(cut, counted.over(watch(batches)))):
+        whole = counted.over(watch(batches))
+        for batch in whole if groups is None else _in_groups(whole, groups):
             if should_stop():
                 return None
             shown = examples if examples is not None and examples.reads_outputs(batch) else None
@@ -124,6 +126,13 @@ def evaluate(
     chosen = () if examples is None else examples.chosen()
     empty = Evaluation(step, {}, {}, count, unread=unread, examples=chosen)
     return _finished(pipe, means, sums, metrics, empty)
+
+
+def _in_groups(
+    batches: Iterable[Mapping[str, Nest]], groups: Groups
+) -> Iterator[Mapping[str, Nest]]:
+    for batch in batches:
+        yield from (group.fields for group in groups.cut(batch))
 
 
 def _number_of(batches: Iterable[object]) -> int | None:

@@ -13,6 +13,7 @@ from lingvo_gpipe.console import units
 from lingvo_gpipe.execution import outer_function
 from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.network import parts
+from lingvo_gpipe.network.groups import Group
 from lingvo_gpipe.plan import step_plan
 from lingvo_gpipe.run.checkpoints import keys
 from lingvo_gpipe.task import Task, groups_of
@@ -59,8 +60,8 @@ class Learner:
         pipe: the network, as one group runs it.
         updater: its slots, averages and loss scale.
         step: int64 variable, number of updates.
-        last_begun_s: when the last mini-batch, or group, of the last update began, in seconds since
-            1970.
+        num_parts: number of mini-batches, or of their groups, of the last update.
+        last_begun_s: when the last of them began, in seconds since 1970.
     """
 
     def __init__(self, params: Task.Params, fields: Mapping[str, SpecNest]) -> None:
@@ -84,6 +85,7 @@ class Learner:
         with tf.device("CPU:0"):
             self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
         self.last_begun_s = 0.0
+        self.num_parts = 1
         self._params = params.train.copy().freeze()
         self._update_by_one = outer_function.OuterFunction(self._update_by_one_batch, assigns=True)
         self._loss_weights = outer_function.OuterFunction(self._loss_weights_of)
@@ -115,27 +117,47 @@ class Learner:
         """Do one update.
 
         Args:
-            batches: the mini-batches of the update, or their groups, each name → nest of tensors.
+            batches: the mini-batches of the update, each name → nest of tensors.
         """
         if self.pipe.params.check_values:
             for batch in batches:
                 self.pipe.analysis.check_values(*parts.of_batch(batch))
+        cut = [group for batch in batches for group in self.groups.cut(batch)]
         try:
-            return self._update(batches)
+            return self._update([group.fields for group in cut])
         except tf.errors.OpError as error:
-            raise self._explained(error, batches) from error
+            raise self._explained(error, cut) from error
 
-    def _explained(
-        self, error: tf.errors.OpError, batches: Sequence[Mapping[str, Nest]]
-    ) -> errors.UserError:
-        """Return the cause of an error: that of the first mini-batch that fails again."""
-        for batch in batches:
-            found = self.pipe.explain(error, batch, step=self.step.read_value())
+    def first_nonfinite(self, batches: Sequence[Mapping[str, Nest]], step: int) -> str:
+        """Name where a value of an update first stops being finite; or "nowhere".
+
+        Args:
+            batches: the mini-batches of the update.
+            step: number of the update.
+        """
+        for group in (group for batch in batches for group in self.groups.cut(batch)):
+            place = self.pipe.first_nonfinite(
+                group.fields, step=step, first_micro_batch=group.first
+            )
+            if place != "nowhere":
+                return place
+        return "nowhere"
+
+    def _explained(self, error: tf.errors.OpError, groups: Sequence[Group]) -> errors.UserError:
+        """Return the cause of an error: that of the first group that fails again."""
+        for group in groups:
+            found = self.pipe.explain(
+                error,
+                group.fields,
+                step=self.step.read_value(),
+                first_micro_batch=group.first,
+                num_micro_batches=group.of or None,
+            )
             if not isinstance(found, errors.StepError) or found.micro_batch is not None:
                 break
         if isinstance(found, errors.StepError) and found.full_device is not None:
             return errors.StepError(
-                f"{found}: {self._expected(found.full_device, batches[0])}",
+                f"{found}: {self._expected(found.full_device, groups[0].fields)}",
                 layer=found.layer,
                 micro_batch=found.micro_batch,
                 full_device=found.full_device,
@@ -154,6 +176,7 @@ class Learner:
         return f"{units.size(planned.device_bytes[device])} on device {device}"
 
     def _update(self, batches: Sequence[Mapping[str, Nest]]) -> UpdateResult:
+        self.num_parts = len(batches)
         if len(batches) == 1:
             self.last_begun_s = time.time()
             result: UpdateResult = self._update_by_one(parts.of_batch(batches[0]))

@@ -360,18 +360,18 @@ class _Training:
             self._options.note_step(step)
             begun = time.perf_counter()
             with self._watchdog.watching(f"reading the mini-batch of step {step}"):
-                whole = [next(source) for _ in range(train.accumulate)]
-                batches = [group for batch in whole for group in self._learner.groups.cut(batch)]
+                batches = [next(source) for _ in range(train.accumulate)]
             drawn = time.perf_counter()
             if step == first:
                 with self._learner.pipe.executor.beside_input():
-                    pictures = self._input.pictures(dict(whole[0]))
+                    pictures = self._input.pictures(dict(batches[0]))
                 writers.pictures(first, pictures)
             input_s = drawn - begun
             every = train.histogram_interval_steps
             if every and (step + 1) % every == 0:
                 with self._watchdog.watching(f"the histograms of step {step}"):
-                    counted = self._histograms(batches[0], self._learner.step.read_value())
+                    group = self._learner.groups.cut(batches[0])[0].fields
+                    counted = self._histograms(group, self._learner.step.read_value())
                 writers.train.histograms(step + 1, counted)
                 drawn = time.perf_counter()
             traces = self._learner.num_traces
@@ -386,8 +386,11 @@ class _Training:
                 evaluation.check_best(self._learner.pipe, str(self._params.eval.best), result.sums)
             step_s = time.perf_counter() - drawn
             if self._recorder is not None:
-                around = breakdown.Around(self._learner.last_begun_s, time.time(), input_s)
-                self._recorder.record(step + 1, around, writers.train, parts=len(batches))
+                parts = self._learner.num_parts
+                # The last of several has no input of its own.
+                own_input_s = input_s if parts == 1 else 0.0
+                around = breakdown.Around(self._learner.last_begun_s, time.time(), own_input_s)
+                self._recorder.record(step + 1, around, writers.train, parts=parts)
             if step > first and self._learner.num_traces > traces:
                 self._options.report(
                     f"step {state.step} took {step_s:.1f} s: another shape was traced"
@@ -418,8 +421,9 @@ class _Training:
         return scale is not None and params is not None and params.dynamic and float(scale) > 1.0
 
     def _stop_at_nonfinite(self, batches: Sequence[Mapping[str, Nest]], step: int) -> None:
-        places = (self._learner.pipe.first_nonfinite(batch, step=step) for batch in batches)
-        place = next((place for place in places if place != "nowhere"), "the update itself")
+        place = self._learner.first_nonfinite(batches, step)
+        if place == "nowhere":
+            place = "the update itself"
         with contextlib.suppress(errors.CheckpointError):
             self.state.wait()
         whole = checkpoints.newest(self.state.checkpoints.directory)
@@ -455,7 +459,7 @@ class _Training:
                     self._learner.pipe,
                     batches,
                     step=step,
-                    cut=self._learner.groups.cut,
+                    groups=self._learner.groups,
                     metrics=params.metrics,
                     should_stop=self._options.should_stop,
                     watch=lambda batches: self._watchdog.each(batches, name, "evaluation"),

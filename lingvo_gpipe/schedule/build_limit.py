@@ -35,8 +35,7 @@ def check(num_cells: int, num_micro_batches: int, limit_s: float) -> None:
         most = max(MANY, int(limit_s / expected_s(num_cells, 1)))
         raise ScheduleError(
             f"{num_micro_batches} micro-batches in a mini-batch: its graph would take about "
-            f"{_duration(wanted_s)} to build. Use at most {most}, or a multiple of "
-            "model.group_size, which the trainer runs in groups, or smaller mini-batches with "
+            f"{_duration(wanted_s)} to build. Use at most {most}, or smaller mini-batches with "
             f"train.accumulate, or allow it by model.max_build_s={wanted_s:.0f}"
         )
 

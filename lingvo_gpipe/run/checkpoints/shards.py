@@ -63,7 +63,7 @@ class OverHosts:
     def _written(
         self, prefix: tf.Tensor, graph: tf.Tensor, counter: tf.Tensor, tensors: list[tf.Tensor]
     ) -> tf.Tensor:
-        """Write one file for each host, then join their indices; in-graph.
+        """Write one file for each host's device, then join their indices; in-graph.
 
         Returns:
             A scalar that is there once all is written.

@@ -207,9 +207,8 @@ def test_an_output_without_a_batch_dimension_is_not_joined() -> None:
         (
             {"num_micro_batches": 10**9},
             "1000000000 micro-batches in a mini-batch: its graph would take about 231 days to "
-            "build. Use at most 3000, or a multiple of model.group_size, which the trainer runs in "
-            "groups, or smaller mini-batches with train.accumulate, or allow it by "
-            "model.max_build_s=20000000",
+            "build. Use at most 3000, or smaller mini-batches with train.accumulate, or allow it "
+            "by model.max_build_s=20000000",
         ),
         ({"num_micro_batches": 3001}, "3001 micro-batches in a mini-batch"),
         ({"micro_batch_size": 7}, "142857143 micro-batches in a mini-batch"),

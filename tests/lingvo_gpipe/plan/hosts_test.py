@@ -144,6 +144,8 @@ def test_a_plan_says_what_the_chief_sends_to_each_host() -> None:
         "chief sends host 1 32 B of the mini-batch a step",
     ]
     assert "chief" not in report.plan(task, cluster="1x4")
+    task.input.on_worker = True
+    assert "chief" not in report.plan(task, cluster="2")
 
 
 def test_replicas_that_leave_one_host_share_its_connection() -> None:

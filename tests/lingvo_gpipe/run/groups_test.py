@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors
-from lingvo_gpipe.plan import describe, report, step_plan
-from lingvo_gpipe.run import eval_mode, loop
+from lingvo_gpipe import errors, task
+from lingvo_gpipe.plan import describe, report, slicing, step_plan
+from lingvo_gpipe.run import eval_mode, learner, loop
 from lingvo_gpipe.run.profiles import steps
+from lingvo_gpipe.schedule import build_limit
 from tests.tiny_task import tiny_task
 
 
@@ -55,7 +56,7 @@ def test_a_step_in_groups_is_recorded_and_planned(tmp_path: Path) -> None:
     (step_ms,) = {row.split()[-1] for row in line.splitlines()[2:-1]}
     (compared,) = [line for line in lines if "that its table needs" in line]
     assert f"it took {step_ms} ms, " in compared
-    text = "a mini-batch has 8 micro-batches, which run as 4 groups of 2, one after the other"
+    text = "a mini-batch runs as 4 groups of micro-batches, one after the other"
     assert text in report.render(step_plan.make_for(params))
     assert describe.describe(params).startswith(text)
 
@@ -71,3 +72,65 @@ def test_a_plan_counts_all_groups() -> None:
 def test_a_group_without_a_micro_batch_is_refused(tmp_path: Path) -> None:
     with pytest.raises(errors.PartitionError, match="group_size=0, but a group has"):
         loop.run(task_of(0), tmp_path)
+
+
+def test_an_evaluation_of_any_size_runs_in_groups(tmp_path: Path) -> None:
+    """Training has one group; the evaluation's mini-batches have 11 and 2 examples."""
+    found = []
+    for group_size in (128, 3):
+        params = tiny_task(max_steps=1)
+        params.model.set(num_micro_batches=1, micro_batch_size=3, group_size=group_size)
+        params.input.set(batch_size=8, eval_batch_size=11)
+        found.append(loop.run(params, tmp_path / str(group_size), evaluate=True).metrics)
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
+    source = params.input.instantiate()
+    made = task.groups_of(params, source.element_spec(training=True))
+    assert made.count == 1
+    sizes = [
+        [len(g.fields["label"]) for g in made.cut(batch)] for batch in source.evaluation("test")
+    ]
+    assert sizes == [[6, 5], [2]]
+
+
+def failing(index: int, group_size: int, **layer: Any) -> tuple[Any, dict[str, tf.Tensor]]:
+    """Return a learner with eight micro-batches of an example, and a mini-batch."""
+    params = task_of(group_size)
+    made = learner.Learner(params, params.input.instantiate().element_spec(training=True))
+    batch = next(iter(params.input.instantiate().batches(1)))
+    point = tf.tensor_scatter_nd_update(batch["point"], [[index, 0]], [layer.get("value", 0.0)])
+    return made, {**batch, "point": point}
+
+
+def test_places_are_those_in_the_mini_batch() -> None:
+    made, batch = failing(5, 2, value=np.nan)
+    place = made.first_nonfinite([batch], 0)
+    assert place == failing(5, 128, value=np.nan)[0].first_nonfinite([batch], 0)
+    assert place.endswith("micro-batch 5")
+    wrong = {**batch, "label": tf.tensor_scatter_nd_update(batch["label"], [[6]], [99])}
+    with pytest.raises(errors.InputError, match="row 6"):
+        made.update([wrong])
+    cause = tf.errors.InternalError(None, None, "none")
+    groups = made.groups.cut(batch)
+    assert [(group.first, group.of) for group in groups] == [(0, 8), (2, 8), (4, 8), (6, 8)]
+    assert "a step failed (none)" in str(made._explained(cause, groups))
+
+
+def test_counts_that_are_refused_elsewhere_are_refused(tmp_path: Path) -> None:
+    for fields in ({"num_replicas": 0}, {"num_micro_batches": 0}, {"micro_batch_size": 0}):
+        params = tiny_task(max_steps=1)
+        params.model.set(**fields)
+        with pytest.raises(errors.PartitionError, match=next(iter(fields))):
+            loop.run(params, tmp_path)
+
+
+def test_what_a_plan_of_groups_measures_and_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More micro-batches than a graph may have; sums of gradients from one group to the next."""
+    monkeypatch.setattr(build_limit, "MANY", 2)
+    params = task_of(2)
+    params.model.max_build_s = 1e-9
+    params.train.accumulate = 1
+    assert step_plan.known_of(params, profile=True).layer_times
+    needs = {need.name: need.gradient_bytes for need in slicing.needs(params)}
+    params.model.set(group_size=128, max_build_s=60.0)
+    plain = {need.name: need.gradient_bytes for need in slicing.needs(params)}
+    assert needs["first"] == 2 * plain["first"]

@@ -56,8 +56,8 @@ def test_groups_are_the_mini_batch(num_replicas: int, group_size: int, sizes: li
         params.model = sameness.params(case)
         params.model.group_size = most
         learned = learner.Learner(params, batch)
-        groups = learned.groups.cut(batch)
-        result = learned.update(groups)
+        groups = [group.fields for group in learned.groups.cut(batch)]
+        result = learned.update([batch])
         values = {path: variable.numpy() for path, variable in learned.pipe.by_path.items()}
         found.append(values | {"loss": result.loss, "hits": result.sums["accuracy"]["total"]})
     assert [len(group["ids"]) for group in groups] == sizes

@@ -24,6 +24,7 @@ from lingvo_gpipe.execution import (
     variables,
 )
 from lingvo_gpipe.execution.executor import Executor
+from lingvo_gpipe.graphs.sums import in_order
 from lingvo_gpipe.imports import tensorflow_import
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.context import Collected, Context
@@ -202,10 +203,7 @@ class PipeliningLayer(tensorflow_import.Module, hyperparams.Configurable):
                 for loss in self.analysis.losses:
                     weights[loss.name].append(tf.cast(loss.weight(fields), master))
         with self.executor.beside_input():
-            return {
-                name: added[0] if len(added) == 1 else tf.add_n(added)
-                for name, added in weights.items()
-            }
+            return {name: in_order(added) for name, added in weights.items()}
 
     @_without_autograph
     def value_and_gradients(

@@ -20,6 +20,7 @@ from lingvo_gpipe import network, precision
 from lingvo_gpipe.execution import cell_calls, cell_programs
 from lingvo_gpipe.execution.cut_backward import Held
 from lingvo_gpipe.execution.monitoring import progress, stamps
+from lingvo_gpipe.graphs.sums import in_order
 from lingvo_gpipe.layers.context import Collected
 from lingvo_gpipe.nests import Nest, floating
 from lingvo_gpipe.network import replicas
@@ -205,7 +206,7 @@ class Executor:
                 else:
                     parts_of_rows.append(rows.of_touched(parts[path]))
             with tf.device(owner):
-                total = _sum(whole) if whole else tf.zeros(spec.shape, spec.dtype)
+                total = in_order(whole) if whole else tf.zeros(spec.shape, spec.dtype)
                 for numbers, values in parts_of_rows:
                     total = tf.tensor_scatter_nd_add(total, numbers, values)
             gradients[path] = total
@@ -218,7 +219,7 @@ class Executor:
         added = []
         for same in zip(*map(tf.nest.flatten, nests), strict=True):
             with tf.device(same[0].device):
-                added.append(_sum(same))
+                added.append(in_order(same))
         collected = Collected()
         collected.update(tf.nest.pack_sequence_as(nests[0], added))
         outputs = {v: [value for p in parts for value in p.outputs[v]] for v in parts[0].outputs}
@@ -392,7 +393,7 @@ class PassRun:
             spec = analysis.variables[path]
             with tf.device(self.devices[analysis.owner_cell(path)]):
                 totals = [precision.cast(total, spec.dtype) for total in of_cells]
-                gradients[path] = _sum(totals or [tf.zeros(spec.shape, spec.dtype)])
+                gradients[path] = in_order(totals or [tf.zeros(spec.shape, spec.dtype)])
         return gradients
 
     def outputs(self) -> PassOutputs:
@@ -403,7 +404,7 @@ class PassRun:
             nests = [self.collected[k, m].as_nest() for m in micro_batches]
             leaves = zip(*map(tf.nest.flatten, nests), strict=True)
             with tf.device(device):
-                added = [_sum(same) for same in leaves]
+                added = [in_order(same) for same in leaves]
             total.update(tf.nest.pack_sequence_as(nests[0], added))
         leaving, fields = sorted(self.network_pass.mode.leaving), self.inputs.fields
         made = {v: [self.values[v, m] for m in micro_batches] for v in leaving if v not in fields}
@@ -416,7 +417,7 @@ class PassRun:
         if not of_readers:
             leaves = floating(self.values[version, micro_batch])
             return [tf.zeros_like(leaf) for leaf in leaves]
-        return [_sum(same) for same in zip(*of_readers, strict=True)]
+        return [in_order(same) for same in zip(*of_readers, strict=True)]
 
 
 class _SlotCall:
@@ -492,8 +493,3 @@ class _SlotCall:
 
     def _note_result(self, nest: Nest) -> None:
         self.result = next(iter(tf.nest.flatten(nest)), self.result)
-
-
-def _sum(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Add tensors; a single tensor is returned unchanged."""
-    return tf.add_n(tensors) if len(tensors) > 1 else tensors[0]

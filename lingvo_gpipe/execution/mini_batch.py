@@ -13,6 +13,7 @@ from absl import logging
 from lingvo_gpipe import errors, network, precision, seeds
 from lingvo_gpipe.execution import custom_gradient, failures, variables
 from lingvo_gpipe.execution.executor import Executor, PassInputs, PassOutputs, PassRun, Share
+from lingvo_gpipe.graphs.sums import in_order
 from lingvo_gpipe.layers.context import Collected, Context
 from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.network import micro_batches, replicas
@@ -305,7 +306,7 @@ class MiniBatchRunner:
         coefficients = self._coefficients()
         parts = [tf.constant(coefficients[name], master) * mean for name, mean in means.items()]
         return MiniBatchResult(
-            loss=tf.add_n(parts) if parts else tf.zeros([], master),
+            loss=in_order(parts) if parts else tf.zeros([], master),
             losses=means,
             sums=collected.sums,
             gradients=outputs.gradients,

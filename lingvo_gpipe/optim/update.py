@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, packing
+from lingvo_gpipe.graphs.sums import in_order
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.optim import averages, rows
 from lingvo_gpipe.optim.averages import Average
@@ -253,11 +254,11 @@ class Updater(hyperparams.Configurable):
                 self._dtype,
             )
             by_device.setdefault(layer.device, []).append(norms)
-        sums = []
+        of_devices = []
         for device, all_norms in by_device.items():
             with tf.device(device):
-                sums.append([tf.add_n(list(column)) for column in zip(*all_norms, strict=True)])
-        square, loss = (tf.add_n(list(column)) for column in zip(*sums, strict=True))
+                of_devices.append([in_order(column) for column in zip(*all_norms, strict=True)])
+        square, loss = (in_order(column) for column in zip(*of_devices, strict=True))
         return tf.sqrt(square), loss
 
     def _all_finite(self, finite: tf.Tensor, state: Mapping[str, tf.Tensor]) -> tf.Tensor:

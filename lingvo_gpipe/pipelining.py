@@ -24,6 +24,7 @@ from lingvo_gpipe.execution import (
     variables,
 )
 from lingvo_gpipe.execution.executor import Executor
+from lingvo_gpipe.graphs import fields as fields_of
 from lingvo_gpipe.graphs.sums import in_order
 from lingvo_gpipe.imports import tensorflow_import
 from lingvo_gpipe.layers import base
@@ -117,7 +118,7 @@ class PipeliningLayer(tensorflow_import.Module, hyperparams.Configurable):
                 "profile=True) chooses it, as the trainer does with --profile. Or set True, False, "
                 "or one of them for each cell"
             )
-        specs = _specs(fields)
+        specs = fields_of.specs(fields)
         analysis = network.analyze(self.params, specs)
         num_devices, num_replicas = analysis.table.num_devices, self.params.num_replicas
         where = placement.place(
@@ -409,18 +410,8 @@ class PipeliningLayer(tensorflow_import.Module, hyperparams.Configurable):
         """
         if isinstance(batch, Mapping) and not isinstance(batch, parts.InParts):
             self.build(batch)
-        return tuple(map(self._part, parts.of_batch(batch)))
-
-    def _part(self, batch: Mapping[str, Nest]) -> dict[str, Nest]:
-        """Return a part of a mini-batch, or the whole one, as tensors; see `_fields`."""
-        fields = _leaf_by_leaf(batch, _tensor)
-        missing = sorted(set(self.analysis.wiring.fields) - set(fields))
-        if missing:
-            raise errors.InputError(
-                f"the mini-batch has no field {missing[0]!r}, with which the pipeline was built; "
-                f"it has {', '.join(sorted(fields)) or 'none'}. Include every field"
-            )
-        return fields
+        names = self.analysis.wiring.fields
+        return tuple(fields_of.tensors(part, names) for part in parts.of_batch(batch))
 
     def _run(self, name: str, inputs: mini_batch.MiniBatchInputs) -> Result:
         """Run inside the caller's function, or in an outer function of these shapes."""
@@ -438,58 +429,6 @@ class PipeliningLayer(tensorflow_import.Module, hyperparams.Configurable):
 def _step(step: int | tf.Tensor) -> tf.Tensor:
     """Return the number of an update as the int64 scalar that programs take."""
     return tf.cast(tf.convert_to_tensor(step, dtype_hint=tf.int64), tf.int64)
-
-
-def _specs(fields: Mapping[str, Nest | SpecNest]) -> dict[str, SpecNest]:
-    """Return the specs of a mini-batch of tensors, arrays or specs.
-
-    Raises:
-        InputError: a field is none of these.
-    """
-
-    def spec(leaf: tf.Tensor | tf.TensorSpec) -> tf.TensorSpec:
-        if isinstance(leaf, tf.TensorSpec):
-            return leaf
-        tensor = _tensor(leaf)
-        return tf.TensorSpec(tensor.shape, tensor.dtype)
-
-    return _leaf_by_leaf(fields, spec)
-
-
-def _leaf_by_leaf(fields: Mapping[str, Nest], function: Callable[[Any], Any]) -> dict[str, Nest]:
-    """Return the fields with a function of each leaf.
-
-    Raises:
-        InputError: there are no fields, or the function refuses a leaf; names the field.
-    """
-    if not isinstance(fields, Mapping):
-        raise errors.InputError(
-            f"a mini-batch is a dictionary of fields, got {type(fields).__name__}. Write "
-            "{'x': …}, with the names that the layers read"
-        )
-    made = {}
-    for name, value in fields.items():
-        try:
-            made[name] = tf.nest.map_structure(function, value)
-        except _NotATensorError as error:
-            inside = " inside" if tf.nest.is_nested(value) else ""
-            raise errors.InputError(
-                f"field {name!r} has {error}{inside}, expected a tensor or a nest of tensors. "
-                "Convert it to tensors, or leave it out"
-            ) from error
-    return made
-
-
-class _NotATensorError(Exception):
-    """A leaf of a field is not a tensor; its text says what it is."""
-
-
-def _tensor(leaf: Any) -> tf.Tensor:
-    try:
-        return tf.convert_to_tensor(leaf)
-    except (TypeError, ValueError) as error:
-        kind = "None" if leaf is None else f"a value of type {type(leaf).__name__}"
-        raise _NotATensorError(kind) from error
 
 
 def _names(collected: Collected) -> set[str]:

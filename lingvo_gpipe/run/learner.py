@@ -128,8 +128,8 @@ class Learner:
         except tf.errors.OpError as error:
             raise self._explained(error, cut) from error
 
-    def first_nonfinite(self, batches: Sequence[Mapping[str, Nest]], step: int) -> str:
-        """Name where a value of an update first stops being finite; or "nowhere".
+    def first_nonfinite(self, batches: Sequence[Mapping[str, Nest]], step: int) -> str | None:
+        """Name where a value of an update first stops being finite; None: nowhere.
 
         Args:
             batches: the mini-batches of the update.
@@ -141,7 +141,7 @@ class Learner:
             )
             if place != "nowhere":
                 return place
-        return "nowhere"
+        return None
 
     def _explained(self, error: tf.errors.OpError, groups: Sequence[Group]) -> errors.UserError:
         """Return the cause of an error: that of the first group that fails again."""

@@ -56,7 +56,6 @@ from lingvo_gpipe.run.views.examples import Examples
 from lingvo_gpipe.run.views.histograms import Histograms
 from lingvo_gpipe.run.views.texts import EvaluationTexts
 from lingvo_gpipe.run.writers import StepReport, Writers
-from lingvo_gpipe.schedule import breakdown
 from lingvo_gpipe.task import Task
 
 
@@ -386,11 +385,7 @@ class _Training:
                 evaluation.check_best(self._learner.pipe, str(self._params.eval.best), result.sums)
             step_s = time.perf_counter() - drawn
             if self._recorder is not None:
-                parts = self._learner.num_parts
-                # The last of several has no input of its own.
-                own_input_s = input_s if parts == 1 else 0.0
-                around = breakdown.Around(self._learner.last_begun_s, time.time(), own_input_s)
-                self._recorder.record(step + 1, around, writers.train, parts=parts)
+                self._recorder.record(step + 1, input_s, writers.train)
             if step > first and self._learner.num_traces > traces:
                 self._options.report(
                     f"step {state.step} took {step_s:.1f} s: another shape was traced"
@@ -421,9 +416,7 @@ class _Training:
         return scale is not None and params is not None and params.dynamic and float(scale) > 1.0
 
     def _stop_at_nonfinite(self, batches: Sequence[Mapping[str, Nest]], step: int) -> None:
-        place = self._learner.first_nonfinite(batches, step)
-        if place == "nowhere":
-            place = "the update itself"
+        place = self._learner.first_nonfinite(batches, step) or "the update itself"
         with contextlib.suppress(errors.CheckpointError):
             self.state.wait()
         whole = checkpoints.newest(self.state.checkpoints.directory)

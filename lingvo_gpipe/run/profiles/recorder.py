@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -93,20 +94,21 @@ class Recorder:
             f"step {step}: profile for TensorBoard's xprof in {folder}/plugins/profile{also}"
         )
 
-    def record(
-        self, step: int, around: breakdown.Around, writer: summaries.Writer, *, parts: int = 1
-    ) -> None:
+    def record(self, step: int, input_s: float, writer: summaries.Writer) -> None:
         """Write the timeline of the step that has just ended, if it was chosen.
 
         Args:
             step: its number.
-            around: when it, or the last part of it, was begun and ended, in seconds since 1970.
+            input_s: seconds for which it waited for its mini-batches.
             writer: of the run's curves.
-            parts: mini-batches, or groups, of the update.
         """
         if step not in self.chosen:
             return
         self._recorded_any = True
+        parts = self._learner.num_parts
+        # The last of several waits for no input.
+        own_input_s = input_s if parts == 1 else 0.0
+        around = breakdown.Around(self._learner.last_begun_s, time.time(), own_input_s)
         name = f"step {step}"
         if parts > 1:
             name += f", the last of its {parts} mini-batches or groups"

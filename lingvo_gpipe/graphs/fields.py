@@ -1,0 +1,83 @@
+"""The fields of a mini-batch as what functions take: tensors, or their specs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from lingvo_gpipe import errors
+from lingvo_gpipe.nests import Nest, SpecNest
+
+
+def specs(fields: Mapping[str, Nest | SpecNest]) -> dict[str, SpecNest]:
+    """Return the specs of a mini-batch of tensors, arrays or specs.
+
+    Raises:
+        InputError: a field is none of these.
+    """
+
+    def spec(leaf: tf.Tensor | tf.TensorSpec) -> tf.TensorSpec:
+        if isinstance(leaf, tf.TensorSpec):
+            return leaf
+        tensor = _tensor(leaf)
+        return tf.TensorSpec(tensor.shape, tensor.dtype)
+
+    return _leaf_by_leaf(fields, spec)
+
+
+def tensors(fields: Mapping[str, Nest], names: Collection[str]) -> dict[str, Nest]:
+    """Return the fields of a mini-batch as tensors.
+
+    Args:
+        fields: name → nest of tensors or arrays.
+        names: of the fields with which the pipeline was built.
+
+    Raises:
+        InputError: a field is missing, or is not a nest of tensors or arrays.
+    """
+    found = _leaf_by_leaf(fields, _tensor)
+    missing = sorted(set(names) - set(found))
+    if missing:
+        raise errors.InputError(
+            f"the mini-batch has no field {missing[0]!r}, with which the pipeline was built; "
+            f"it has {', '.join(sorted(found)) or 'none'}. Include every field"
+        )
+    return found
+
+
+def _leaf_by_leaf(fields: Mapping[str, Nest], function: Callable[[Any], Any]) -> dict[str, Nest]:
+    """Return the fields with a function of each leaf.
+
+    Raises:
+        InputError: there are no fields, or the function refuses a leaf; names the field.
+    """
+    if not isinstance(fields, Mapping):
+        raise errors.InputError(
+            f"a mini-batch is a dictionary of fields, got {type(fields).__name__}. Write "
+            "{'x': …}, with the names that the layers read"
+        )
+    made = {}
+    for name, value in fields.items():
+        try:
+            made[name] = tf.nest.map_structure(function, value)
+        except _NotATensorError as error:
+            inside = " inside" if tf.nest.is_nested(value) else ""
+            raise errors.InputError(
+                f"field {name!r} has {error}{inside}, expected a tensor or a nest of tensors. "
+                "Convert it to tensors, or leave it out"
+            ) from error
+    return made
+
+
+class _NotATensorError(Exception):
+    """A leaf of a field is not a tensor; its text says what it is."""
+
+
+def _tensor(leaf: Any) -> tf.Tensor:
+    try:
+        return tf.convert_to_tensor(leaf)
+    except (TypeError, ValueError) as error:
+        kind = "None" if leaf is None else f"a value of type {type(leaf).__name__}"
+        raise _NotATensorError(kind) from error

@@ -11,8 +11,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-import tensorflow as tf
-
 from lingvo_gpipe import errors, schedule
 from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.network import micro_batches, parts
@@ -28,12 +26,12 @@ class Group:
     Attributes:
         fields: name → nest of tensors.
         first: number of its first micro-batch in the mini-batch.
-        of: number of micro-batches of the mini-batch.
+        of: number of micro-batches of the mini-batch; None: this is the whole one.
     """
 
     fields: Mapping[str, Nest]
     first: int
-    of: int
+    of: int | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,16 +57,18 @@ class Groups:
         """Return the groups of a mini-batch of any size."""
         whole = self.whole
         if self.size is None or isinstance(batch, parts.InParts):
-            return [Group(batch, 0, 0)]
+            return [Group(batch, 0, None)]
         num_examples = parts.num_examples(batch, whole.batch_dim, whole.unbatched)
         number = micro_batches.count_of(whole, num_examples)
         firsts = _firsts(whole, self.size, num_examples)
         if len(firsts) == 1:
-            return [Group(batch, 0, number)]
-        return [
-            Group(_taken(whole, batch, _examples(whole, num_examples, first, end)), first, number)
-            for first, end in zip(firsts, [*firsts[1:], number], strict=True)
-        ]
+            return [Group(batch, 0, None)]
+        cut = []
+        for first, end in zip(firsts, [*firsts[1:], number], strict=True):
+            own = _examples(whole, num_examples, first, end)
+            fields = parts.consecutive(batch, own, whole.batch_dim, whole.unbatched)
+            cut.append(Group(fields, first, number))
+        return cut
 
 
 def of(params: PipelineParams, fields: Mapping[str, SpecNest], *, in_parts: bool = False) -> Groups:
@@ -134,16 +134,3 @@ def _firsts(params: PipelineParams, size: int, num_examples: int) -> range:
 def _examples(params: PipelineParams, num_examples: int, first: int, end: int) -> range:
     """Return the numbers of the examples of consecutive micro-batches."""
     return range(*(micro_batches.start(params, num_examples, m) for m in (first, end)))
-
-
-def _taken(params: PipelineParams, batch: Mapping[str, Nest], own: range) -> dict[str, Nest]:
-    place = (slice(None),) * params.batch_dim + (slice(own.start, own.stop),)
-
-    def sliced(leaf: tf.Tensor) -> tf.Tensor:
-        with tf.device(leaf.device):
-            return leaf[place]
-
-    return {
-        name: value if name in params.unbatched else tf.nest.map_structure(sliced, value)
-        for name, value in batch.items()
-    }

@@ -59,9 +59,7 @@ class Part:
     def cut(self, fields: Mapping[str, Nest]) -> dict[str, Nest]:
         """Return its examples of a whole mini-batch, name → nest of tensors."""
         own = self.examples(micro_batches.batch_size(fields, self.batch_dim, ()))
-        place = (slice(None),) * self.batch_dim + (slice(own.start, own.stop),)
-        found: dict[str, Nest] = tf.nest.map_structure(lambda leaf: leaf[place], dict(fields))
-        return found
+        return consecutive(fields, own, self.batch_dim)
 
 
 class InParts(Mapping[str, Nest]):
@@ -110,6 +108,29 @@ def of_batch(batch: Batch) -> tuple[dict[str, Nest], ...]:
     if isinstance(batch, tuple) and all(isinstance(part, Mapping) for part in batch):
         return tuple(map(dict, batch))
     return (cast("dict[str, Nest]", batch),)  # a user's mistake is refused where it is read
+
+
+def consecutive(
+    fields: Mapping[str, Nest], own: range, batch_dim: int, unbatched: Collection[str] = ()
+) -> dict[str, Nest]:
+    """Return consecutive examples of a mini-batch, name → nest of tensors on the same devices.
+
+    Args:
+        fields: name → nest of tensors.
+        own: their numbers.
+        batch_dim: which dimension counts examples.
+        unbatched: fields that are returned whole.
+    """
+    place = (slice(None),) * batch_dim + (slice(own.start, own.stop),)
+
+    def sliced(leaf: tf.Tensor) -> tf.Tensor:
+        with tf.device(leaf.device):
+            return leaf[place]
+
+    return {
+        name: value if name in unbatched else tf.nest.map_structure(sliced, value)
+        for name, value in fields.items()
+    }
 
 
 def take(

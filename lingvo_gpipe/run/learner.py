@@ -151,7 +151,7 @@ class Learner:
                 group.fields,
                 step=self.step.read_value(),
                 first_micro_batch=group.first,
-                num_micro_batches=group.of or None,
+                num_micro_batches=group.of,
             )
             if not isinstance(found, errors.StepError) or found.micro_batch is not None:
                 break

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import pathlib
-import resource
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import tensorflow as tf
 from lingvo_gpipe import errors, packing
 from lingvo_gpipe.run import checkpoints
 from lingvo_gpipe.run.checkpoints import shards, store
+from tests.support import disks
 
 
 @pytest.fixture(autouse=True)
@@ -103,13 +103,11 @@ def test_a_full_disk_leaves_the_older_ones_and_nothing_else(
     saver = checkpoints.Checkpoints(str(tmp_path), {**variables(), "big": big}, "text")
     saver.save(1)
     names = sorted(os.listdir(tmp_path))
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, hard))
-    try:
-        with pytest.raises(errors.CheckpointError, match=r"cannot be written .*one is .*ckpt-1"):
-            saver.save(2)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with (
+        disks.full(1 << 19),
+        pytest.raises(errors.CheckpointError, match=r"cannot be written .*one is .*ckpt-1"),
+    ):
+        saver.save(2)
     assert sorted(os.listdir(tmp_path)) == names
     saver.save(3)
     assert [checkpoints.step_of(path) for path in checkpoints.find(str(tmp_path))] == [1, 3]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import resource
 import shutil
 import signal
 import subprocess
@@ -20,6 +19,7 @@ import tensorflow as tf
 from lingvo_gpipe import errors
 from lingvo_gpipe.run import checkpoints
 from lingvo_gpipe.run.checkpoints import values as saved_values
+from tests.support import disks
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -332,14 +332,11 @@ def test_a_full_disk_leaves_the_older_ones_and_nothing_else(tmp_path: pathlib.Pa
     saver = checkpoints.Checkpoints(str(tmp_path), objects, "text")
     saver.save(1)
     files = sorted(os.listdir(tmp_path))
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # A file size limit fails a write in the middle as a full disk does, as any user, anywhere.
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, hard))
-    try:
-        with pytest.raises(errors.CheckpointError, match=r"cannot be written .*one is .*ckpt-1"):
-            saver.save(2)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with (
+        disks.full(1 << 19),
+        pytest.raises(errors.CheckpointError, match=r"cannot be written .*one is .*ckpt-1"),
+    ):
+        saver.save(2)
     assert sorted(os.listdir(tmp_path)) == files
     assert state_names(tmp_path) == ["ckpt-1"]
     saver.save(3)

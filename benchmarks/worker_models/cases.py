@@ -22,13 +22,20 @@ class Stack8(registry.Model):
     """Dense layers in two cells: more of them are more variables, and as many calls."""
 
     num_layers = 8
+    units = 32
 
     def task(self) -> Task.Params:
         """Return the task."""
         task = digits.MLP().task()
-        task.model.layers = convnet.mlp([32] * self.num_layers, classes=10, dropout=0.0)
+        task.model.layers = convnet.mlp([self.units] * self.num_layers, classes=10, dropout=0.0)
         task.model.set(num_partitions=2, num_micro_batches=4)
         return task
+
+
+class WideStack8(Stack8):
+    """As few variables, but an update takes as long as that of 128 narrow layers."""
+
+    units = 512
 
 
 class Stack32(Stack8):

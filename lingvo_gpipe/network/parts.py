@@ -7,7 +7,8 @@ numbers of replicas and hosts change no micro-batch, and each example is in one 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeAlias, cast
 
 import tensorflow as tf
@@ -122,13 +123,22 @@ def consecutive(
         unbatched: fields that are returned whole.
     """
     place = (slice(None),) * batch_dim + (slice(own.start, own.stop),)
+    return _taken(fields, unbatched, lambda leaf: leaf[place])
 
-    def sliced(leaf: tf.Tensor) -> tf.Tensor:
+
+def _taken(
+    fields: Mapping[str, Nest],
+    unbatched: Collection[str],
+    of_leaf: Callable[[tf.Tensor], tf.Tensor],
+) -> dict[str, Nest]:
+    """Return what a function takes of each tensor, on its device; unbatched fields whole."""
+
+    def taken(leaf: tf.Tensor) -> tf.Tensor:
         with tf.device(leaf.device):
-            return leaf[place]
+            return of_leaf(leaf)
 
     return {
-        name: value if name in unbatched else tf.nest.map_structure(sliced, value)
+        name: value if name in unbatched else tf.nest.map_structure(taken, value)
         for name, value in fields.items()
     }
 
@@ -150,17 +160,8 @@ def take(
         own = [place for place, row in enumerate(rows) if first <= row < first + size]
         if own:
             numbers = [rows[place] - first for place in own]
-
-            def gathered(leaf: tf.Tensor, numbers: Sequence[int] = numbers) -> tf.Tensor:
-                with tf.device(leaf.device):
-                    return tf.gather(leaf, numbers, axis=batch_dim)
-
-            taken.append(
-                {
-                    name: value if name in unbatched else tf.nest.map_structure(gathered, value)
-                    for name, value in part.items()
-                }
-            )
+            gather = functools.partial(tf.gather, indices=numbers, axis=batch_dim)
+            taken.append(_taken(part, unbatched, gather))
         order += own
         first += size
     if len(taken) == 1 and order == sorted(order):

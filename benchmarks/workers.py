@@ -12,8 +12,8 @@ counted from one checkpoint to the next, so that neither start nor end counts, b
 does.
 
 `python -m benchmarks.workers --variables`: the same for 8, 32 and 128 layers in two cells, without
-checkpoints in between: the time of the chief should not grow with them. Eight wide layers take as
-long as 128 narrow ones: what the chief needs to wait, whatever it waits for.
+checkpoints in between: the time of the chief should not grow with them. Eight wide layers take
+longer than 128 narrow ones: what the chief needs to wait, whatever it waits for.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Stack8(registry.Model):
 
 
 class WideStack8(Stack8):
-    """As few variables, but an update takes as long as that of 128 narrow layers."""
+    """As few variables, but an update takes longer than that of 128 narrow layers."""
 
     units = 512
 

@@ -6,7 +6,8 @@ threads: a backward that runs alone also uses the threads of other devices. So a
 many devices at once as in a step, or as there are cores; on each of them several times in one
 graph, because a call of a TensorFlow function from Python takes longer than many layers. The graph
 has no loop: one would pass every weight on in each round, which doubled the times of layers with
-many small weights.
+many small weights. Several cells of a device drive each other's weights out of its caches, so calls
+take copies of the values in turn, as many as a device has cells.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.schedule.slot import Phase
 
 Clock: TypeAlias = Callable[[], float]
+_Values: TypeAlias = tuple[Nest, list[tf.Tensor]]
 _Call: TypeAlias = Callable[[Nest, list[tf.Tensor]], tuple[Nest, list[tf.Tensor]]]
 _LEAST_S = 0.03  # of a measurement, so that the clock and the call of a function do not count
 _FEWEST_CALLS, _MOST_CALLS = 5, 64
@@ -39,12 +41,14 @@ class Stopwatch:
 
     Attributes:
         devices: names of the devices that run it at the same time.
+        num_values: copies of a program's values that its calls on a device take in turn.
         runs: runs of each program, of which the median counts; each has some calls.
         warm_up: runs of one call, before them.
         clock: returns seconds.
     """
 
     devices: Sequence[str]
+    num_values: int = 1
     runs: int = 5
     warm_up: int = 2
     clock: Clock = time.perf_counter
@@ -54,20 +58,22 @@ class Stopwatch:
 
         Args:
             call: (arguments, carried) → (results, carried of the next call).
-            arguments: tensors that are the same for each call.
-            carried: those of the first call.
+            arguments: tensors that are the same for each call with these values.
+            carried: those of the first call with these values.
         """
+        values = [self._copies(name, (arguments, list(carried))) for name in self.devices]
 
         def calls(count: int) -> outer_function.OuterFunction:
-            def on_all(arguments: Nest, carried: list[tf.Tensor]) -> list[tf.Tensor]:
-                return [_calls(name, count, call, arguments, carried) for name in self.devices]
+            def on_all(values: list[list[_Values]]) -> list[tf.Tensor]:
+                pairs = zip(self.devices, values, strict=True)
+                return [_calls(name, count, call, own) for name, own in pairs]
 
             return outer_function.OuterFunction(on_all)
 
         def seconds(function: outer_function.OuterFunction) -> float:
             _wait()
             start_s = self.clock()
-            function(arguments, list(carried))
+            function(values)
             _wait()
             return self.clock() - start_s
 
@@ -82,24 +88,41 @@ class Stopwatch:
         if count == 1:
             return median(one)
         several = calls(count)
-        several(arguments, list(carried))
+        several(values)
         several_s, one_s = median(several), median(one)
         if several_s <= one_s:  # a disturbed machine hides a program this short
             return several_s / count
         # What comes before and after the calls is as long with one of them as with several.
         return (several_s - one_s) / (count - 1)
 
+    def _copies(self, device: str, values: _Values) -> list[_Values]:
+        """Return copies of values on a device, each with memory of its own."""
+        with tf.device(device):
+            return [tf.nest.map_structure(_copy, values) for _ in range(self.num_values)]
 
-def _calls(
-    device: str, count: int, call: _Call, arguments: Nest, carried: list[tf.Tensor]
-) -> tf.Tensor:
-    """Call something `count` times on a device, each time after the last; return a scalar."""
+
+def _copy(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.raw_ops.DeepCopy(x=tensor)
+
+
+def _calls(device: str, count: int, call: _Call, values: Sequence[_Values]) -> tf.Tensor:
+    """Call something `count` times on a device, each time after the last; return a scalar.
+
+    Args:
+        device: name of the device.
+        count: number of calls.
+        call: see `Stopwatch.median_s`.
+        values: those that the calls take in turn.
+    """
     ended: list[tf.Operation] = []
+    left = list(values)
     with tf.device(device):
         for _ in range(count):
+            arguments, carried = left.pop(0)
             with tf.control_dependencies(ended):
                 results, carried = call(arguments, carried)
             ended = [tensor.op for tensor in tf.nest.flatten((results, carried))]
+            left.append((arguments, carried))
         with tf.control_dependencies(ended):
             return tf.constant(count)
 

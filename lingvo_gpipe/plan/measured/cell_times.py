@@ -7,6 +7,7 @@ less time while other devices wait, so every program is measured on one device a
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import os
 from collections.abc import Callable, Sequence
@@ -158,14 +159,15 @@ def measure(
         needs: bytes that the programs of each cell hold.
 
     Returns:
-        Times of each cell; None where a network has no loss, or where a cell on each of the devices
+        Times of each cell; None where a network has no loss, or where the cells of all devices
         that run at once may need more than half of the host's memory.
     """
     if not any(cell.losses for cell in analysis.cells):
         return None
     devices = devices_at_once(params)
     size = max(_program_bytes(analysis, *pair) for pair in zip(analysis.cells, needs, strict=True))
-    if len(devices) * size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2:
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if len(devices) * _most_cells(analysis) * size > memory / 2:
         return None
     return on_devices(analysis, devices)
 
@@ -223,10 +225,17 @@ def _each(
 def _measured(
     runner: CellRunner, analysis: network.Analysis, cell: network.Cell, devices: Sequence[str]
 ) -> CellTimes:
-    busy = _slot_times(analysis, cell, runner, Stopwatch(devices))
+    num_values = _most_cells(analysis)
+    busy = _slot_times(analysis, cell, runner, Stopwatch(devices, num_values))
     if len(devices) == 1:
         return CellTimes(busy, None)
-    return CellTimes(busy, _slot_times(analysis, cell, runner, Stopwatch(devices[:1])))
+    alone = _slot_times(analysis, cell, runner, Stopwatch(devices[:1], num_values))
+    return CellTimes(busy, alone)
+
+
+def _most_cells(analysis: network.Analysis) -> int:
+    """Return how many cells the device with most of them has."""
+    return max(collections.Counter(cell.device_number for cell in analysis.cells).values())
 
 
 def _program_bytes(analysis: network.Analysis, cell: network.Cell, needs: CellBytes) -> int:

@@ -113,7 +113,7 @@ def layer_times(
     analysis = _layer_by_layer(*replicas.first_share(params, specs))
     cells = _cells(analysis)
     layers = [info.params.instantiate() for info in analysis.layers]
-    watch = Stopwatch(devices_at_once(params), runs, warm_up, clock)
+    watch = Stopwatch(devices_at_once(params), runs=runs, warm_up=warm_up, clock=clock)
     known: list[tuple[LayerWork, LayerTime]] = []
     times = []
     for cell in cells:

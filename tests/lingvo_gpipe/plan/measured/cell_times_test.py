@@ -13,7 +13,7 @@ from lingvo_gpipe.execution import placement
 from lingvo_gpipe.network import memory_formulas
 from lingvo_gpipe.pipelining import PipeliningLayer
 from lingvo_gpipe.plan import slot_times
-from lingvo_gpipe.plan.measured import cell_times
+from lingvo_gpipe.plan.measured import cell_runner, cell_times
 from lingvo_gpipe.schedule import simulate
 
 FIELDS = {name: tf.TensorSpec([8, 4]) for name in ("x", "target")}
@@ -29,11 +29,13 @@ class FakeRunner:
     """Programs of constant times: F 1, K 2, R 3, FB 4, B 10, I 20, W 30; 5 less from kept."""
 
     made: ClassVar[list[int]] = []
+    watches: ClassVar[list[cell_runner.Stopwatch]] = []
 
     def __init__(self, _: Any, __: Any, cell: network.Cell) -> None:
         self.made.append(cell.index)
 
-    def forward_s(self, _: Any) -> float:
+    def forward_s(self, watch: cell_runner.Stopwatch) -> float:
+        self.watches.append(watch)
         return 1.0
 
     def kept_forward_s(self, _: Any) -> float:
@@ -50,7 +52,7 @@ class FakeRunner:
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, given: Any) -> cell_times.StepTimes | None:
-    FakeRunner.made = []
+    FakeRunner.made, FakeRunner.watches = [], []
     monkeypatch.setattr(cell_times, "CellRunner", FakeRunner)
     monkeypatch.setattr(placement, "num_cores", lambda: 2)
     analysis = network.analyze(given, FIELDS)
@@ -102,6 +104,12 @@ def test_equal_cells_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert times is not None
     assert len(times.cells) == 5
     assert FakeRunner.made == [0, 1, 4]  # the first one returns no gradient, the last has a loss
+
+
+def test_values_are_as_many_as_cells_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cells, fields in ((1, {}), (2, {"schedule": "interleaved", "cells_per_device": 2})):
+        measured(monkeypatch, params(num_layers=4, **fields))
+        assert {watch.num_values for watch in FakeRunner.watches} == {cells}
 
 
 def test_cells_that_may_not_fit_the_host_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import layers, network, pipelining
 from lingvo_gpipe.execution import cell_programs, placement
-from lingvo_gpipe.plan.measured import profiling
+from lingvo_gpipe.plan.measured import cell_runner, profiling
 
 
 def pipe(*own: Any, **fields: Any) -> Any:
@@ -67,6 +67,26 @@ def test_a_program_that_the_noise_hides_takes_some_time() -> None:
     params = pipe(layers.Dense.Params(units=3, trainable=False))
     (time,) = profiling.layer_times(params, {"x": floats(4, 2)}, runs=1, warm_up=1, clock=clock)
     assert time.forward_s == pytest.approx(0.02 / 5)
+
+
+def test_calls_take_copies_of_the_values_in_turn() -> None:
+    taken: list[tf.Tensor] = []
+    begun: list[tf.Tensor] = []
+    left: list[tf.Tensor] = []
+
+    def call(argument: Any, carried: list[tf.Tensor]) -> tuple[Any, list[tf.Tensor]]:
+        taken.append(argument)
+        begun.append(carried[0])
+        left.append(carried[0] + argument)
+        return argument, left[-1:]
+
+    clock = FakeClock(0.01, 0.02, 0.03)
+    watch = cell_runner.Stopwatch(["CPU:0"], num_values=2, runs=1, warm_up=1, clock=clock)
+    watch.median_s(call, tf.constant(1.0), [tf.constant(0.0)])
+    several = taken[-5:]  # after the graph of one call
+    assert [value is several[0] for value in several] == [True, False, True, False, True]
+    assert several[1] is several[3]
+    assert all(begun[-k] is left[-k - 2] for k in (1, 2, 3))
 
 
 @pytest.mark.parametrize(("fields", "count"), [({}, 1), ({"num_partitions": 3}, 2)])

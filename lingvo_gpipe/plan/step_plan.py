@@ -209,13 +209,13 @@ def make(
             Otherwise nothing is run or traced.
         cluster: hosts of the devices. If `profile`, or if they state how fast devices are, links
             take time.
-        known: what other plans of the same layers have found; not with `profile`.
+        known: what other plans of the same layers have found, such as the times of these.
     """
     num_replicas, whole = params.num_replicas, (params, fields)
     params, fields = replicas.first_share(params, fields)
     analysis = network.analyze(_with_cuts_of(params, *whole), fields)
     layer_times = None if known is None else known.layer_times
-    if profile:
+    if profile and layer_times is None:
         layer_times = profiling.layer_times(*whole)
     is_measured = layer_times is not None
     if layer_times is None:

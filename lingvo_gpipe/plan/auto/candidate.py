@@ -9,6 +9,7 @@ from lingvo_gpipe.plan import step_plan
 from lingvo_gpipe.task import Task
 
 _EQUAL_SHARE = 0.005  # steps that differ by less are equally short
+_EQUALLY_MEASURED_SHARE = 0.03  # measured times of a step differ by as much from run to run
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class Candidate:
         plan: its plan; None: it cannot be planned.
         refusal: why not.
         refused_by_memory: whether it is that no cut fits a device.
+        correction: measured time of the step over that of its plan.
     """
 
     schedule: str
@@ -32,6 +34,7 @@ class Candidate:
     plan: step_plan.Plan | None = None
     refusal: str = ""
     refused_by_memory: bool = False
+    correction: float = 1.0
 
     @property
     def name(self) -> str:
@@ -80,7 +83,7 @@ class Candidate:
     @property
     def step_s(self) -> float:
         """Time of a mini-batch; see `step_plan.Plan`."""
-        return self.planned.mini_batch_s
+        return self.correction * self.planned.mini_batch_s
 
     @property
     def count(self) -> int:
@@ -88,12 +91,24 @@ class Candidate:
         return self.num_micro_batches or 1
 
 
-def ordered(fitting: Sequence[Candidate]) -> list[Candidate]:
-    """Return candidates by time; those that are equally short by memory."""
-    left, found = list(fitting), []
+def ordered(by_time: Sequence[Candidate], *, is_measured: bool = False) -> list[Candidate]:
+    """Return candidates by time.
+
+    Of those that are equally short, the first ones have the fewest cells if times are measured, as
+    every slot costs what no plan counts; and then need least memory.
+
+    Args:
+        by_time: candidates, the fastest first.
+        is_measured: whether by measured times.
+    """
+
+    def rank(one: Candidate) -> tuple[int, int]:
+        return one.cells_per_device if is_measured else 0, one.planned.heaviest_bytes
+
+    left, found = list(by_time), []
     while left:
-        equal = near(left, _EQUAL_SHARE)
-        found += sorted(equal, key=lambda one: one.planned.heaviest_bytes)
+        equal = near(left, _EQUALLY_MEASURED_SHARE if is_measured else _EQUAL_SHARE)
+        found += sorted(equal, key=rank)
         left = left[len(equal) :]
     return found
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from lingvo_gpipe import errors, schedule
 from lingvo_gpipe.console import units
 from lingvo_gpipe.plan import hosts
-from lingvo_gpipe.plan.auto import compilation
+from lingvo_gpipe.plan.auto import compilation, finalists
 from lingvo_gpipe.plan.auto.candidate import Candidate, near, ordered
 from lingvo_gpipe.plan.auto.counts import counts_of, has_open_count
 from lingvo_gpipe.plan.auto.search import Found, Search, unscheduled
@@ -69,7 +69,7 @@ class Choice:
         rows = [["auto", "step", "waiting", "heaviest device"]]
         for candidate in (*self.fitting[:_SHOWN], *self.other_counts):
             plan = candidate.planned
-            share = plan.mini_batch_s / best.mini_batch_s
+            share = candidate.step_s / self.best.step_s
             rows.append(
                 [
                     candidate.name,
@@ -81,7 +81,7 @@ class Choice:
         lines = [*units.table(rows, "lrrr"), *filter(None, [self.note])]
         slower = self.fitting[_SHOWN:]
         if slower:
-            shares = [candidate.step_s / best.step_s for candidate in slower]
+            shares = [candidate.step_s / self.best.step_s for candidate in slower]
             lines.append(
                 f"slower, or as fast with more memory: {len(slower)} others, of {min(shares):.0%} "
                 f"to {max(shares):.0%}"
@@ -124,7 +124,8 @@ def choose(
     Args:
         task: params of a task, complete. If it sets cells per device, or policies other than
             `full`, only these are tried.
-        profile: measures the time of each layer on this machine, for each M; else FLOPs count.
+        profile: measures the time of each layer on this machine, for each M, and the programs of
+            the cells of the fastest candidates; else FLOPs count.
         cluster: see `step_plan.make`.
         goes_on: whether a run goes on, whose M stays.
 
@@ -150,8 +151,11 @@ def choose(
     if chosen not in searched:
         searched[chosen] = search.all(chosen)
     found = searched[chosen]
+    fitting = search.with_mixed(found.fitting)
+    if profile:
+        fitting = finalists.by_programs(fitting, search.measured)
     choice = Choice(
-        tuple(ordered(search.with_mixed(found.fitting))),
+        tuple(ordered(fitting, is_measured=profile)),
         found.too_large,
         tuple(sorted(found.refused, key=lambda one: one.reason)),
         search.limit_bytes,

@@ -67,6 +67,14 @@ class Search:
             )
         return dataclasses.replace(candidate, plan=plan)
 
+    def measured(self, candidate: Candidate) -> Candidate:
+        """Return a candidate that can be planned with a plan by the programs of its cells."""
+        tried = self._task.copy()
+        candidate.set_in(tried)
+        known = self.known(candidate.num_micro_batches)
+        plan = step_plan.make_for(tried, profile=True, cluster=self._cluster, known=known)
+        return dataclasses.replace(candidate, plan=plan)
+
     def fits(self, candidate: Candidate) -> bool:
         """Return whether a candidate has a plan within the memory."""
         if candidate.plan is None:

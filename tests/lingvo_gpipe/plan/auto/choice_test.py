@@ -369,6 +369,30 @@ def test_measured_times_count_what_a_call_costs(
     assert choice.note == f"M={count} of 2, 4, 8, 16: the shortest step"
 
 
+def test_measured_programs_decide_how_many_cells_a_device_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def layer_times(*_: Any) -> tuple[profiling.LayerTime, ...]:
+        return (profiling.LayerTime(1.0, 2.0, 3.0),) * 8
+
+    def measured(self: Search, one: Candidate) -> Candidate:
+        plan = self.attempt(one).planned
+        factor = 1.0 + 0.5 * (one.cells_per_device > 1)
+        return dataclasses.replace(one, plan=dataclasses.replace(plan, step_s=factor * plan.step_s))
+
+    monkeypatch.setattr(profiling, "layer_times", layer_times)
+    by_layers = auto.choose(deep())
+    assert by_layers.best.cells_per_device > 1
+    monkeypatch.setattr(Search, "measured", measured)
+    choice = auto.choose(deep(), profile=True)
+    assert choice.best.cells_per_device == 1
+    shares = [one.step_s / choice.best.step_s for one in choice.fitting]
+    assert min(shares) > 0.97
+    rows = choice.lines()
+    assert " 100.0 % " in rows[1]
+    assert f"of {min(shares[5:]):.0%} to {max(shares):.0%}" in rows[6]
+
+
 def run_mode(task: Any, mode: str, lines: list[str], **options: Any) -> None:
     """Run a mode of the trainer on a task."""
     job = registry.Job(

@@ -111,15 +111,15 @@ def _drawn_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _measured_by_few_calls() -> Iterator[None]:
-    """Measure programs by graphs of few calls: those of the smallest networks have 64 otherwise."""
+def _measured_by_single_calls() -> Iterator[None]:
+    """Measure programs by graphs of one call: those of the smallest networks have 64 otherwise."""
     if "tensorflow" not in sys.modules:
         yield
         return
     from lingvo_gpipe.plan.measured import cell_runner
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cell_runner, "_MOST_CALLS", 8)
+        patch.setattr(cell_runner, "_LEAST_S", 1e-9)
         yield
 
 

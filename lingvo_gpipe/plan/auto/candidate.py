@@ -113,6 +113,16 @@ def ordered(by_time: Sequence[Candidate], *, is_measured: bool = False) -> list[
     return found
 
 
+def equality(*, is_measured: bool) -> str:
+    """Return a line on what `ordered` takes of steps that are equally short."""
+    if is_measured:
+        return (
+            f"measured steps that differ by at most {_EQUALLY_MEASURED_SHARE:.0%} count as equal: "
+            "fewest cells, then least memory"
+        )
+    return f"steps that differ by at most {_EQUAL_SHARE:.1%} count as equal: least memory"
+
+
 def near(by_time: Sequence[Candidate], share: float) -> list[Candidate]:
     """Return those whose steps are at most a share longer than that of the first."""
     return [one for one in by_time if one.step_s <= (1 + share) * by_time[0].step_s]

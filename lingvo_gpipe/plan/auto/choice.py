@@ -10,7 +10,7 @@ from lingvo_gpipe import errors, schedule
 from lingvo_gpipe.console import units
 from lingvo_gpipe.plan import hosts
 from lingvo_gpipe.plan.auto import compilation, finalists
-from lingvo_gpipe.plan.auto.candidate import Candidate, near, ordered
+from lingvo_gpipe.plan.auto.candidate import Candidate, equality, near, ordered
 from lingvo_gpipe.plan.auto.counts import counts_of, has_open_count
 from lingvo_gpipe.plan.auto.search import Found, Search, unscheduled
 from lingvo_gpipe.task import Task
@@ -79,6 +79,8 @@ class Choice:
                 ]
             )
         lines = [*units.table(rows, "lrrr"), *filter(None, [self.note])]
+        if any(one.step_s < self.best.step_s for one in self.fitting):
+            lines.append(equality(is_measured=self.is_measured))
         slower = self.fitting[_SHOWN:]
         if slower:
             shares = [candidate.step_s / self.best.step_s for candidate in slower]

@@ -15,6 +15,7 @@ from lingvo_gpipe.network import micro_batches
 from lingvo_gpipe.plan import auto, describe, hosts, report, step_plan
 from lingvo_gpipe.plan.auto import search
 from lingvo_gpipe.plan.auto.candidate import Candidate
+from lingvo_gpipe.plan.auto.choice import Choice
 from lingvo_gpipe.plan.auto.search import Search
 from lingvo_gpipe.plan.measured import profiling
 from lingvo_gpipe.run import checkpoints, loop
@@ -369,6 +370,31 @@ def test_measured_times_count_what_a_call_costs(
     assert choice.note == f"M={count} of 2, 4, 8, 16: the shortest step"
 
 
+@pytest.mark.parametrize(
+    ("factor", "is_measured", "wanted"),
+    [
+        (
+            0.98,
+            True,
+            [
+                "measured steps that differ by at most 3% count as equal: fewest cells, then "
+                "least memory"
+            ],
+        ),
+        (0.998, False, ["steps that differ by at most 0.5% count as equal: least memory"]),
+        (1.0, True, []),
+    ],
+)
+def test_what_is_taken_of_equally_short_steps_is_printed(
+    factor: float, is_measured: bool, wanted: list[str]
+) -> None:
+    plan = auto.choose(deep(cells_per_device=1)).best.planned
+    one = Candidate("1f1b", 1, "full", plan=plan)
+    other = Candidate("zb_h1", 2, "full", plan=plan, correction=factor)
+    lines = Choice((one, other), (), (), None, is_measured=is_measured).lines()
+    assert [line for line in lines if "count as equal" in line] == wanted
+
+
 def test_measured_programs_decide_how_many_cells_a_device_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -390,6 +416,7 @@ def test_measured_programs_decide_how_many_cells_a_device_has(
     assert min(shares) > 0.97
     rows = choice.lines()
     assert " 100.0 % " in rows[1]
+    assert not any("count as equal" in row for row in rows)  # the best one is the fastest
     assert f"of {min(shares[5:]):.0%} to {max(shares):.0%}" in rows[6]
 
 

@@ -108,6 +108,7 @@ class Plan:
         exchange: what replicas send each other.
         step_s: time of a step with what replicas send each other, at most, without the update; in
             the unit of `timeline`.
+        by_programs: whether times are those of the measured programs of whole cells.
         num_groups: number of groups of micro-batches in a mini-batch, of which this is one.
         reads_on_worker: whether workers read the mini-batches.
     """
@@ -126,6 +127,7 @@ class Plan:
     step_s: float
     cluster: hosts.Hosts | None = None
     order: HostOrder | None = None
+    by_programs: bool = False
     num_groups: int = 1
     reads_on_worker: bool = False
 
@@ -204,12 +206,12 @@ def make(
         optimizer_params: None: no slots, and no update.
         averages: whether moving averages of weights and statistics are kept.
         accumulate: mini-batches of an update.
-        profile: runs each layer, cuts by the measured times (unless `params` state the cuts),
-            measures the programs of the cells, and reads activations from traced programs.
-            Otherwise nothing is run or traced.
+        profile: runs each layer (unless `known` has its time), cuts by the measured times (unless
+            `params` state the cuts), measures the programs of the cells, and reads activations from
+            traced programs. Otherwise nothing is run or traced.
         cluster: hosts of the devices. If `profile`, or if they state how fast devices are, links
             take time.
-        known: what other plans of the same layers have found, such as the times of these.
+        known: what other plans of the same layers have found.
     """
     num_replicas, whole = params.num_replicas, (params, fields)
     params, fields = replicas.first_share(params, fields)
@@ -231,6 +233,7 @@ def make(
         cells = cell_times.measure(whole[0], analysis, needs)
     else:
         needs = [memory_formulas.cell_bytes(analysis, cell) for cell in analysis.cells]
+    by_programs = cells is not None
     cells = cells or cell_times.by_layers(analysis, layer_times)
     times = cells.busy
     stream = links.Stream(analysis)
@@ -316,6 +319,7 @@ def make(
         num_replicas=num_replicas,
         exchange=exchange,
         step_s=_step_s(timeline, sending),
+        by_programs=by_programs,
     )
 
 

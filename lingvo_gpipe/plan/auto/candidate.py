@@ -9,7 +9,7 @@ from lingvo_gpipe.plan import step_plan
 from lingvo_gpipe.task import Task
 
 _EQUAL_SHARE = 0.005  # steps that differ by less are equally short
-_EQUALLY_MEASURED_SHARE = 0.03  # measured times of a step differ by as much from run to run
+_EQUALLY_MEASURED_SHARE = 0.03  # the same of measured steps with different cells
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,7 +24,8 @@ class Candidate:
         plan: its plan; None: it cannot be planned.
         refusal: why not.
         refused_by_memory: whether it is that no cut fits a device.
-        correction: measured time of the step over that of its plan.
+        correction: time of a step by measured programs of cells over that by layers, of the
+            fastest candidate with as many cells per device; 1: not measured.
     """
 
     schedule: str
@@ -82,7 +83,7 @@ class Candidate:
 
     @property
     def step_s(self) -> float:
-        """Time of a mini-batch; see `step_plan.Plan`."""
+        """Time of a mini-batch, corrected; see `step_plan.Plan`."""
         return self.correction * self.planned.mini_batch_s
 
     @property
@@ -94,22 +95,24 @@ class Candidate:
 def ordered(by_time: Sequence[Candidate], *, is_measured: bool = False) -> list[Candidate]:
     """Return candidates by time.
 
-    Of those that are equally short, the first ones have the fewest cells if times are measured, as
-    every slot costs what no plan counts; and then need least memory.
+    Of those that are equally short, the one that needs least memory is first. Measured times of
+    different cells differ by more from one measurement to the next: of those, the fewest cells.
 
     Args:
         by_time: candidates, the fastest first.
         is_measured: whether by measured times.
     """
-
-    def rank(one: Candidate) -> tuple[int, int]:
-        return one.cells_per_device if is_measured else 0, one.planned.heaviest_bytes
-
     left, found = list(by_time), []
     while left:
-        equal = near(left, _EQUALLY_MEASURED_SHARE if is_measured else _EQUAL_SHARE)
-        found += sorted(equal, key=rank)
-        left = left[len(equal) :]
+        first = left
+        if is_measured:
+            close = near(left, _EQUALLY_MEASURED_SHARE)
+            fewest = min(one.cells_per_device for one in close)
+            first = [one for one in close if one.cells_per_device == fewest]
+        equal = near(first, _EQUAL_SHARE)
+        found += sorted(equal, key=lambda one: one.planned.heaviest_bytes)
+        taken = set(map(id, equal))
+        left = [one for one in left if id(one) not in taken]
     return found
 
 
@@ -118,7 +121,7 @@ def equality(*, is_measured: bool) -> str:
     if is_measured:
         return (
             f"measured steps that differ by at most {_EQUALLY_MEASURED_SHARE:.0%} count as equal: "
-            "fewest cells, then least memory"
+            "the fewest cells are taken"
         )
     return f"steps that differ by at most {_EQUAL_SHARE:.1%} count as equal: least memory"
 

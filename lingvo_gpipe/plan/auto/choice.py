@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from lingvo_gpipe import errors, schedule
 from lingvo_gpipe.console import units
 from lingvo_gpipe.plan import hosts
-from lingvo_gpipe.plan.auto import compilation, finalists
+from lingvo_gpipe.plan.auto import compilation
 from lingvo_gpipe.plan.auto.candidate import Candidate, equality, near, ordered
 from lingvo_gpipe.plan.auto.counts import counts_of, has_open_count
 from lingvo_gpipe.plan.auto.search import Found, Search, unscheduled
@@ -85,8 +85,8 @@ class Choice:
         if slower:
             shares = [candidate.step_s / self.best.step_s for candidate in slower]
             lines.append(
-                f"slower, or as fast with more memory: {len(slower)} others, of {min(shares):.0%} "
-                f"to {max(shares):.0%}"
+                f"slower, or as fast with more {'cells or ' * self.is_measured}memory: "
+                f"{len(slower)} others, of {min(shares):.0%} to {max(shares):.0%}"
             )
         if self.too_large and self.limit_bytes is not None:
             least = self.too_large[0].planned.heaviest_bytes
@@ -144,6 +144,8 @@ def choose(
             break
     else:
         raise _refusal(searched, search.limit_bytes)
+    if profile:
+        searched[count] = search.correct(searched[count])
     probes = _probes(searched[count])
     by_count = {each: search.fastest(probes, each) for each in counts.numbers if each != count}
     fastest = [searched[count].fitting[0], *filter(None, by_count.values())]
@@ -153,11 +155,8 @@ def choose(
     if chosen not in searched:
         searched[chosen] = search.all(chosen)
     found = searched[chosen]
-    fitting = search.with_mixed(found.fitting)
-    if profile:
-        fitting = finalists.by_programs(fitting, search.measured)
     choice = Choice(
-        tuple(ordered(fitting, is_measured=profile)),
+        tuple(ordered(search.with_mixed(found.fitting), is_measured=profile)),
         found.too_large,
         tuple(sorted(found.refused, key=lambda one: one.reason)),
         search.limit_bytes,

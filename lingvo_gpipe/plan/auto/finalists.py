@@ -1,14 +1,13 @@
 """The fastest candidates, compared again by measured programs of their cells.
 
-The times of a cell's layers do not add up to its own, and the smaller cells are, the more they fall
-short of it: a program that is called more often finds less in the caches. So the fastest candidate
-of each number of cells per device is planned by the programs of its cells, and the others with as
-many cells are taken to be longer or shorter in the same ratio.
+Measured times of layers add up to less than a step takes, and to the less the more cells a device
+has: what a program reads is in the caches less often than while it is measured (decision 0029). So
+the fastest candidate of each number of cells per device is planned by the programs of its cells,
+and the others with as many cells are taken to be longer or shorter in the same ratio.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 
 from lingvo_gpipe.plan.auto.candidate import Candidate, near
@@ -16,23 +15,32 @@ from lingvo_gpipe.plan.auto.candidate import Candidate, near
 _CLOSE_SHARE = 0.15  # the fastest of a number of cells is not measured if it is longer by more
 
 
-def by_programs(
-    by_time: Sequence[Candidate], measured: Callable[[Candidate], Candidate]
-) -> list[Candidate]:
-    """Return candidates by time, corrected by what the fastest ones take.
+def ratios(
+    by_time: Sequence[Candidate], measured_s: Callable[[Candidate], float | None]
+) -> dict[int, float]:
+    """Return cells per device → measured time of a step over that by the times of layers.
+
+    A number of cells whose fastest candidate is far slower is not measured, and has the largest
+    ratio of the others, so that it does not become the best.
 
     Args:
-        by_time: candidates, the fastest first, all of them with plans by the times of layers.
-        measured: a candidate → the same, planned by the programs of its cells.
+        by_time: candidates with plans by the times of layers, the fastest first; at least one.
+        measured_s: a candidate → seconds of its step by the programs of its cells; None: they
+            cannot be measured.
+
+    Returns:
+        Ratios of each number of cells; none if they cannot all be measured, or if all candidates
+        that are close to the fastest have as many cells.
     """
     fastest = {one.cells_per_device: one for one in reversed(by_time)}
     close = near(sorted(fastest.values(), key=lambda one: one.step_s), _CLOSE_SHARE)
     if len(close) == 1:
-        return list(by_time)
-    ratios = {one.cells_per_device: measured(one).step_s / one.step_s for one in close}
-    largest = max(ratios.values())  # so that none becomes the best that was not measured
-    corrected = (
-        dataclasses.replace(one, correction=ratios.get(one.cells_per_device, largest))
-        for one in by_time
-    )
-    return sorted(corrected, key=lambda one: one.step_s)
+        return {}
+    found: dict[int, float] = {}
+    for one in close:
+        step_s = measured_s(one)
+        if step_s is None:
+            return {}
+        found[one.cells_per_device] = step_s / one.step_s
+    largest = max(found.values())
+    return {cells: found.get(cells, largest) for cells in fastest}

@@ -6,9 +6,12 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
+import tensorflow as tf
+
 from lingvo_gpipe import errors, schedule
 from lingvo_gpipe.console import units
 from lingvo_gpipe.plan import hosts, step_plan
+from lingvo_gpipe.plan.auto import finalists
 from lingvo_gpipe.plan.auto.candidate import Candidate
 from lingvo_gpipe.task import Task
 
@@ -38,6 +41,7 @@ class Search:
         self._profile = profile
         self._cluster = cluster
         self._known: dict[int | None, step_plan.Known] = {}
+        self._ratios: dict[int, float] = {}
         limits = [cluster.memory if cluster else None]
         if task.model.device_memory is not None:
             limits.append(units.parse_size(task.model.device_memory))
@@ -65,15 +69,43 @@ class Search:
                 refusal=str(error).splitlines()[0],
                 refused_by_memory=isinstance(error, errors.CapacityError),
             )
-        return dataclasses.replace(candidate, plan=plan)
+        return self._corrected(dataclasses.replace(candidate, plan=plan))
 
-    def measured(self, candidate: Candidate) -> Candidate:
-        """Return a candidate that can be planned with a plan by the programs of its cells."""
+    def correct(self, found: Found) -> Found:
+        """Measure the programs of the fastest candidates, which correct all times from now on.
+
+        Args:
+            found: candidates, of which at least one fits.
+
+        Returns:
+            The same candidates with corrected times.
+        """
+        self._ratios = finalists.ratios(found.fitting, self.measured_s)
+        fitting = sorted(map(self._corrected, found.fitting), key=lambda one: one.step_s)
+        return dataclasses.replace(found, fitting=tuple(fitting))
+
+    def measured_s(self, candidate: Candidate) -> float | None:
+        """Return the seconds of a candidate's step by the programs of its cells.
+
+        Args:
+            candidate: one that has a plan.
+
+        Returns:
+            None if they cannot be measured: for lack of memory, or because there is no loss.
+        """
         tried = self._task.copy()
         candidate.set_in(tried)
         known = self.known(candidate.num_micro_batches)
-        plan = step_plan.make_for(tried, profile=True, cluster=self._cluster, known=known)
-        return dataclasses.replace(candidate, plan=plan)
+        try:
+            plan = step_plan.make_for(tried, profile=True, cluster=self._cluster, known=known)
+        except tf.errors.ResourceExhaustedError:
+            return None
+        return plan.mini_batch_s if plan.by_programs else None
+
+    def _corrected(self, candidate: Candidate) -> Candidate:
+        largest = max(self._ratios.values(), default=1.0)
+        ratio = self._ratios.get(candidate.cells_per_device, largest)
+        return dataclasses.replace(candidate, correction=ratio)
 
     def fits(self, candidate: Candidate) -> bool:
         """Return whether a candidate has a plan within the memory."""

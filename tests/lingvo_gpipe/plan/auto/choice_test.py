@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
 from lingvo_gpipe import errors, layers, modes, registry, schedule
+from lingvo_gpipe.console import units
 from lingvo_gpipe.hyperparams import text
 from lingvo_gpipe.network import micro_batches
 from lingvo_gpipe.plan import auto, describe, hosts, report, step_plan
@@ -17,7 +19,7 @@ from lingvo_gpipe.plan.auto import search
 from lingvo_gpipe.plan.auto.candidate import Candidate
 from lingvo_gpipe.plan.auto.choice import Choice
 from lingvo_gpipe.plan.auto.search import Search
-from lingvo_gpipe.plan.measured import profiling
+from lingvo_gpipe.plan.measured import cell_times, profiling
 from lingvo_gpipe.run import checkpoints, loop
 from lingvo_gpipe.run.profiles.steps import Profiles
 from tests.tiny_task import tiny_task
@@ -376,10 +378,7 @@ def test_measured_times_count_what_a_call_costs(
         (
             0.98,
             True,
-            [
-                "measured steps that differ by at most 3% count as equal: fewest cells, then "
-                "least memory"
-            ],
+            ["measured steps that differ by at most 3% count as equal: the fewest cells are taken"],
         ),
         (0.998, False, ["steps that differ by at most 0.5% count as equal: least memory"]),
         (1.0, True, []),
@@ -401,23 +400,42 @@ def test_measured_programs_decide_how_many_cells_a_device_has(
     def layer_times(*_: Any) -> tuple[profiling.LayerTime, ...]:
         return (profiling.LayerTime(1.0, 2.0, 3.0),) * 8
 
-    def measured(self: Search, one: Candidate) -> Candidate:
-        plan = self.attempt(one).planned
-        factor = 1.0 + 0.5 * (one.cells_per_device > 1)
-        return dataclasses.replace(one, plan=dataclasses.replace(plan, step_s=factor * plan.step_s))
+    def measured_s(_: Search, one: Candidate) -> float:
+        assert one.correction == 1.0
+        return (1.5 if one.cells_per_device > 1 else 1.0) * one.step_s
 
     monkeypatch.setattr(profiling, "layer_times", layer_times)
-    by_layers = auto.choose(deep())
-    assert by_layers.best.cells_per_device > 1
-    monkeypatch.setattr(Search, "measured", measured)
-    choice = auto.choose(deep(), profile=True)
+    assert auto.choose(deep()).best.cells_per_device > 1
+    monkeypatch.setattr(Search, "measured_s", measured_s)
+    choice = auto.choose(open_task(), profile=True)
     assert choice.best.cells_per_device == 1
+    assert choice.other_counts
+    for one in (*choice.fitting, *choice.other_counts):
+        factor = 1.5 if one.cells_per_device > 1 else 1.0
+        assert one.step_s == factor * one.planned.mini_batch_s
     shares = [one.step_s / choice.best.step_s for one in choice.fitting]
-    assert min(shares) > 0.97
     rows = choice.lines()
     assert " 100.0 % " in rows[1]
-    assert not any("count as equal" in row for row in rows)  # the best one is the fastest
-    assert f"of {min(shares[5:]):.0%} to {max(shares):.0%}" in rows[6]
+    assert any(f"of {min(shares[5:]):.0%} to {max(shares):.0%}" in row for row in rows)
+    for one in choice.other_counts:
+        share = units.percent(one.step_s / choice.best.step_s)
+        assert any(row.startswith(one.name) and f" {share} " in row for row in rows)
+
+
+@pytest.mark.parametrize("exhausted", [False, True])
+def test_where_programs_cannot_be_measured_times_of_layers_count(
+    monkeypatch: pytest.MonkeyPatch, exhausted: bool
+) -> None:
+    def measure(*_: Any) -> None:
+        if exhausted:
+            raise tf.errors.ResourceExhaustedError(None, None, "memory")
+
+    monkeypatch.setattr(
+        profiling, "layer_times", lambda *_: (profiling.LayerTime(1.0, 2.0, 3.0),) * 8
+    )
+    monkeypatch.setattr(cell_times, "measure", measure)
+    choice = auto.choose(deep(), profile=True)
+    assert {one.correction for one in choice.fitting} == {1.0}
 
 
 def run_mode(task: Any, mode: str, lines: list[str], **options: Any) -> None:

@@ -26,42 +26,54 @@ def candidates(*pairs: tuple[int, float]) -> list[Candidate]:
     ]
 
 
-def corrected(
-    pairs: list[tuple[int, float]], factors: dict[str, float]
-) -> tuple[list[tuple[str, Any]], list[str]]:
-    """Return names and seconds of corrected candidates, and the names of those measured."""
+def ratios(
+    pairs: list[tuple[int, float]], factors: dict[str, float | None]
+) -> tuple[dict[int, Any], list[str]]:
+    """Return ratios by cells per device, and the names of the candidates that were measured."""
     measured = []
 
-    def measure(one: Candidate) -> Candidate:
+    def measured_s(one: Candidate) -> float | None:
         measured.append(one.schedule)
-        plan: Any = FakePlan(factors[one.schedule] * one.step_s)
-        return dataclasses.replace(one, plan=plan)
+        factor = factors[one.schedule]
+        return None if factor is None else factor * one.step_s
 
-    found = finalists.by_programs(candidates(*pairs), measure)
-    return [(one.schedule, pytest.approx(one.step_s)) for one in found], measured
+    found = finalists.ratios(candidates(*pairs), measured_s)
+    return {cells: pytest.approx(ratio) for cells, ratio in found.items()}, measured
 
 
 def test_the_fastest_of_each_number_of_cells_is_measured() -> None:
     pairs = [(3, 1.0), (1, 1.02), (3, 1.04), (2, 1.1), (1, 1.2)]
-    found, measured = corrected(pairs, {"a": 1.2, "b": 1.0, "d": 1.1})
+    found, measured = ratios(pairs, {"a": 1.2, "b": 1.0, "d": 1.1})
     assert measured == ["a", "b", "d"]
-    assert found == [("b", 1.02), ("a", 1.2), ("e", 1.2), ("d", 1.21), ("c", 1.248)]
+    assert found == {1: 1.0, 2: 1.1, 3: 1.2}
 
 
-def test_what_is_far_slower_is_not_measured_and_does_not_become_the_best() -> None:
-    found, measured = corrected([(3, 1.0), (2, 1.1), (1, 1.3)], {"a": 1.5, "b": 1.4})
+def test_what_is_far_slower_is_not_measured_and_has_the_largest_ratio() -> None:
+    found, measured = ratios([(3, 1.0), (2, 1.1), (1, 1.3)], {"a": 1.5, "b": 1.4})
     assert measured == ["a", "b"]
-    assert found == [("a", 1.5), ("b", 1.54), ("c", 1.95)]
+    assert found == {3: 1.5, 2: 1.4, 1: 1.5}
 
 
 def test_a_single_number_of_cells_needs_no_measuring() -> None:
-    found, measured = corrected([(2, 1.0), (2, 1.1)], {})
-    assert not measured
-    assert found == [("a", 1.0), ("b", 1.1)]
+    assert ratios([(2, 1.0), (2, 1.1), (1, 1.2)], {}) == ({}, [])
+
+
+def test_where_one_cannot_be_measured_none_is_corrected() -> None:
+    assert ratios([(1, 1.0), (3, 1.1)], {"a": 1.0, "b": None}) == ({}, ["a", "b"])
 
 
 def test_of_equally_short_measured_steps_the_fewest_cells_are_taken() -> None:
-    given = candidates((3, 1.0), (1, 1.02), (2, 1.025), (1, 1.04))
+    given = candidates((3, 1.0), (1, 1.01), (2, 1.02), (1, 1.025), (1, 1.04))
     names = [one.schedule for one in candidate.ordered(given, is_measured=True)]
-    assert names == ["b", "c", "a", "d"]
-    assert [one.schedule for one in candidate.ordered(given)] == ["a", "b", "c", "d"]
+    # b and d have as many cells, and their times the same errors: they are not equally short.
+    assert names == ["b", "d", "c", "a", "e"]
+    assert [one.schedule for one in candidate.ordered(given)] == ["a", "b", "c", "d", "e"]
+
+
+def test_of_equally_short_steps_the_smallest_is_taken() -> None:
+    given = candidates((1, 1.0), (1, 1.004), (1, 1.006))
+    plan: Any = FakePlan(1.004, heaviest_bytes=-1)
+    given[1] = dataclasses.replace(given[1], plan=plan)
+    for is_measured in (False, True):
+        names = [one.schedule for one in candidate.ordered(given, is_measured=is_measured)]
+        assert names == ["b", "a", "c"]

@@ -137,13 +137,27 @@ def test_a_device_is_faster_while_others_wait() -> None:
     assert alone.timeline(simulated, 1).makespan_s == 12.0
 
 
-def test_every_program_of_a_cell_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "table",
+    [
+        "0F0,0F1,0B1,0F2,0F3,0I3,0W3,0B2,0B0",
+        # Two cells, whose programs take two sets of values in turn.
+        "0F0,1F0,0F1,1F1,1B1,1I0,1W0,0B0,0B1,0F2,1F2,1B2,0B2,0F3,1F3,1B3,0B3",
+    ],
+)
+@pytest.mark.parametrize("calls", [1, 3])
+def test_every_program_of_a_cell_runs(
+    monkeypatch: pytest.MonkeyPatch, table: str, calls: int
+) -> None:
     monkeypatch.setattr(placement, "num_cores", lambda: 1)
-    given = params(num_layers=2, num_partitions=1, schedule="0F0,0F1,0B1,0F2,0F3,0I3,0W3,0B2,0B0")
+    monkeypatch.setattr(cell_runner, "_LEAST_S", 1e-9 if calls == 1 else 0.03)
+    monkeypatch.setattr(cell_runner, "_FEWEST_CALLS", calls)
+    monkeypatch.setattr(cell_runner, "_MOST_CALLS", calls)
+    given = params(num_layers=2, num_partitions=1, schedule=table)
     given.set(recompute="except_last", fuse=False)
     analysis = network.analyze(given, FIELDS)
     needs = [memory_formulas.cell_bytes(analysis, cell) for cell in analysis.cells]
     times = cell_times.measure(given, analysis, needs)
     assert times is not None
-    (cell,) = times.busy
+    cell = times.busy[-1]
     assert min(cell.forward_s, cell.backward_s, cell.weight_gradient_s) > 0.0

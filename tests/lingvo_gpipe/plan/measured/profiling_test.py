@@ -3,11 +3,12 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import layers, network, pipelining
-from lingvo_gpipe.execution import cell_programs, placement
+from lingvo_gpipe.execution import cell_programs, outer_function, placement
 from lingvo_gpipe.plan.measured import cell_runner, profiling
 
 
@@ -93,6 +94,29 @@ def test_calls_take_copies_of_the_values_in_turn() -> None:
     assert [value is several[0] for value in several] == [True, False, True, False, True]
     assert several[1] is several[3]
     assert all(begun[-k] is left[-k - 2] for k in (1, 2, 3))
+
+
+def test_runs_of_a_single_call_take_copies_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[tf.Tensor] = []
+    given: list[tf.Tensor] = []
+    copy, call_outer = cell_runner._copy, outer_function.OuterFunction.__call__
+
+    def noted_copy(tensor: tf.Tensor) -> tf.Tensor:
+        copied.append(copy(tensor))
+        return copied[-1]
+
+    def noted_call(self: Any, values: Any) -> Any:
+        given.append(values[0][0][0])
+        return call_outer(self, values)
+
+    monkeypatch.setattr(cell_runner, "_copy", noted_copy)
+    monkeypatch.setattr(outer_function.OuterFunction, "__call__", noted_call)
+    clock = FakeClock(1.0)
+    watch = cell_runner.Stopwatch(["CPU:0"], num_values=2, runs=3, warm_up=1, clock=clock)
+    assert watch.median_s(lambda argument, carried: (argument, carried), tf.zeros([64, 64])) == 1.0
+    addresses = {np.asarray(memoryview(tensor)).ctypes.data for tensor in copied}
+    assert len(copied) == len(addresses) == 2
+    assert [value is copied[0] for value in given] == [True, False, True, False]
 
 
 @pytest.mark.parametrize(("fields", "count"), [({}, 1), ({"num_partitions": 3}, 2)])

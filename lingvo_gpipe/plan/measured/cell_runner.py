@@ -32,8 +32,10 @@ from lingvo_gpipe.schedule.slot import Phase
 Clock: TypeAlias = Callable[[], float]
 _Values: TypeAlias = tuple[Nest, list[tf.Tensor]]
 _Call: TypeAlias = Callable[[Nest, list[tf.Tensor]], tuple[Nest, list[tf.Tensor]]]
-_LEAST_S = 0.03  # of a measurement, so that the clock and the call of a function do not count
-_FEWEST_CALLS, _MOST_CALLS = 5, 64
+_LEAST_S = 0.03  # of a measurement, so that the clock does not count
+_LONG_S = 0.2  # of a call beside which passing a thousand tensors, some 20 ms, does not count
+_FEWEST_CALLS, _MOST_CALLS = 5, 64  # that are shorter than _LEAST_S
+_FEW_CALLS = 3  # that are not
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,8 +90,12 @@ class Stopwatch:
         one, count = calls(1), 1
         for _ in range(self.warm_up):
             alone_s = max(seconds(one), _LEAST_S / _MOST_CALLS)
-            least = math.ceil(_LEAST_S / alone_s)
-            count = 1 if least == 1 else max(_FEWEST_CALLS, least)
+            if alone_s >= _LONG_S:
+                count = 1
+            elif alone_s >= _LEAST_S:
+                count = _FEW_CALLS
+            else:
+                count = max(_FEWEST_CALLS, math.ceil(_LEAST_S / alone_s))
         if count == 1:
             return median(one)
         several = calls(count)

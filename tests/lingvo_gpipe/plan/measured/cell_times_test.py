@@ -150,7 +150,7 @@ def test_every_program_of_a_cell_runs(
     monkeypatch: pytest.MonkeyPatch, table: str, calls: int
 ) -> None:
     monkeypatch.setattr(placement, "num_cores", lambda: 1)
-    monkeypatch.setattr(cell_runner, "_LEAST_S", 1e-9 if calls == 1 else 0.03)
+    monkeypatch.setattr(cell_runner, "_LONG_S", 0.0 if calls == 1 else 100.0)
     monkeypatch.setattr(cell_runner, "_FEWEST_CALLS", calls)
     monkeypatch.setattr(cell_runner, "_MOST_CALLS", calls)
     given = params(num_layers=2, num_partitions=1, schedule=table)

@@ -38,7 +38,7 @@ class FakeClock:
 @pytest.fixture(autouse=True)
 def _calls_as_for_users(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure short programs by several calls, which other tests do not."""
-    monkeypatch.setattr(cell_runner, "_LEAST_S", 0.03)
+    monkeypatch.setattr(cell_runner, "_LONG_S", 0.2)
 
 
 def test_a_layer_is_timed_by_forward_kept_and_recomputing_backward() -> None:
@@ -66,6 +66,13 @@ def test_short_calls_are_measured_many_at_a_time() -> None:
     (time,) = profiling.layer_times(params, {"x": floats(4, 2)}, runs=2, warm_up=2, clock=clock)
     # Of 0.01 s each, three calls take long enough; there are five, without the first.
     assert time.forward_s == pytest.approx(((0.06 + 0.09) - (0.01 + 0.03)) / 2 / 4)
+
+
+def test_a_call_that_is_not_long_is_measured_three_at_a_time() -> None:
+    clock = FakeClock(0.1, 0.16, 0.1)  # of which 0.03 a call, and 0.07 for passing its values
+    params = pipe(layers.Dense.Params(units=3, trainable=False))
+    (time,) = profiling.layer_times(params, {"x": floats(4, 2)}, runs=1, warm_up=1, clock=clock)
+    assert time.forward_s == pytest.approx(0.03)
 
 
 def test_a_program_that_the_noise_hides_takes_some_time() -> None:

@@ -1,9 +1,9 @@
 """The fastest candidates, compared again by measured programs of their cells.
 
 Measured times of layers add up to less than a step takes, and to the less the more cells a device
-has: what a program reads is in the caches less often than while it is measured (decision 0029). So
-the fastest candidate of each number of cells per device is planned by the programs of its cells,
-and the others with as many cells are taken to be longer or shorter in the same ratio.
+has; a part of that is what a program finds in the caches (decision 0029). So the fastest candidate
+of each number of cells per device is planned by the programs of its cells, and the others with as
+many cells are taken to be longer or shorter in the same ratio.
 """
 
 from __future__ import annotations

@@ -115,7 +115,8 @@ class Stopwatch:
 
 
 def _copy(tensor: tf.Tensor) -> tf.Tensor:
-    return tf.raw_ops.DeepCopy(x=tensor)
+    """Return a copy with memory of its own; the list of tensors that a loop keeps is not copied."""
+    return tensor if tensor.dtype == tf.variant else tf.raw_ops.DeepCopy(x=tensor)
 
 
 def _calls(device: str, count: int, call: _Call, values: Sequence[_Values]) -> tf.Tensor:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from typing import Any, ClassVar
 
+import keras
 import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import layers, network, schedule
 from lingvo_gpipe.execution import placement
+from lingvo_gpipe.keras_layers import adapter
 from lingvo_gpipe.network import memory_formulas
 from lingvo_gpipe.pipelining import PipeliningLayer
 from lingvo_gpipe.plan import slot_times
@@ -161,3 +163,20 @@ def test_every_program_of_a_cell_runs(
     assert times is not None
     cell = times.busy[-1]
     assert min(cell.forward_s, cell.backward_s, cell.weight_gradient_s) > 0.0
+
+
+@pytest.mark.parametrize("table", [None, "0F0,1F0,1I0,1W0,0I0,0W0"])
+def test_a_loop_s_lists_are_measured_as_kept(
+    monkeypatch: pytest.MonkeyPatch, table: str | None
+) -> None:
+    monkeypatch.setattr(placement, "num_cores", lambda: 1)
+    lstm = adapter.from_keras(keras.layers.LSTM(4, return_sequences=True)).set(name="lstm")
+    own = [layers.Dense.Params(units=4), lstm, layers.MeanSquaredError.Params()]
+    given = PipeliningLayer.Params(layers=own, cuts=(1, 2), recompute="never")
+    given.set(schedule=table or "interleaved", cells_per_device=None if table else 2)
+    fields = {name: tf.TensorSpec([2, 5, 4]) for name in ("x", "target")}
+    analysis = network.analyze(given, fields)
+    needs = [memory_formulas.cell_bytes(analysis, cell) for cell in analysis.cells]
+    times = cell_times.measure(given, analysis, needs)
+    assert times is not None
+    assert times.busy[1].forward_s > 0.0

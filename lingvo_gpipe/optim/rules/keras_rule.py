@@ -8,6 +8,7 @@ would have been assigned come out as tensors, bit-equal to what `apply` leaves i
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
@@ -46,6 +47,10 @@ _ELEMENTWISE = ("SGD", "Adam", "AdamW", "Nadam")
 _Shape = tuple[int | None, ...]
 _TemplateKey: TypeAlias = "tuple[str, _Shape, tf.DType]"
 _BeginningKey: TypeAlias = "tuple[str, int, tf.DType]"
+# Keras class and its arguments → slots that rules of these have found, which do not differ. A
+# search for the largest network plans hundreds, each by a rule of its own, with the same few
+# shapes, and Keras takes milliseconds for each template.
+_SLOTS: dict[tuple[type | None, str], dict[_TemplateKey, tuple[SlotSpec, ...]]] = {}
 
 
 class KerasRule(Rule):
@@ -76,8 +81,17 @@ class KerasRule(Rule):
             )
         self._templates: dict[_TemplateKey, _Template] = {}
         self._beginnings: dict[_BeginningKey, dict[str, _Beginning]] = {}
-        with tf.Graph().as_default():
-            self._make()  # refuses a wrong name or argument now
+        key = (self._keras_class, repr(params.config))
+        if key not in _SLOTS:
+            with tf.Graph().as_default():
+                self._make()  # refuses a wrong name or argument now
+            _SLOTS[key] = {}
+        self._slots = _SLOTS[key]
+
+    @property
+    def _keras_class(self) -> type | None:
+        found: type | None = getattr(keras.optimizers, self.params.name, None)
+        return found
 
     @property
     def is_elementwise(self) -> bool:
@@ -95,14 +109,10 @@ class KerasRule(Rule):
 
     def slots(self, path: str, shape: tuple[int, ...], dtype: tf.DType) -> tuple[SlotSpec, ...]:
         """Return the slots of the weight at `path`, by a template of the same shape."""
-        slots = self._template(path, shape, dtype).slots
-        if not slots:
-            return ()
-        begin = self._beginnings_of(path, len(shape), dtype)
-        return tuple(
-            SlotSpec(path, name, tuple(v.shape), tf.as_dtype(v.dtype), *begin[name])
-            for name, v in slots.items()
-        )
+        key = (self._significant_path(path), shape, dtype)
+        if key not in self._slots:
+            self._slots[key] = self._new_slots(*key)
+        return tuple(dataclasses.replace(slot, path=path) for slot in self._slots[key])
 
     def update(self, inputs: RuleInputs) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """Compute the new weight and slots; see `Rule.update`."""
@@ -116,6 +126,18 @@ class KerasRule(Rule):
         )
         new = {id(v): value for v, value in zip(variables, state, strict=True)}
         return weight, {name: new[id(v)] for name, v in template.slots.items()}
+
+    def _new_slots(
+        self, path: str, shape: tuple[int, ...], dtype: tf.DType
+    ) -> tuple[SlotSpec, ...]:
+        slots = self._template(path, shape, dtype).slots
+        if not slots:
+            return ()
+        begin = self._beginnings_of(path, len(shape), dtype)
+        return tuple(
+            SlotSpec(path, name, tuple(v.shape), tf.as_dtype(v.dtype), *begin[name])
+            for name, v in slots.items()
+        )
 
     def _make(self) -> keras.optimizers.Optimizer:
         """Make the Keras optimizer, its variables in the caller's graph and device scope."""
@@ -137,8 +159,8 @@ class KerasRule(Rule):
 
     def _significant_path(self, path: str) -> str:
         """Return the part of `path` that the rule may depend on: only Muon chooses by name."""
-        kind = getattr(keras.optimizers, self.params.name)
-        return path if issubclass(kind, keras.optimizers.Muon) else ""
+        kind = self._keras_class
+        return path if kind and issubclass(kind, keras.optimizers.Muon) else ""
 
     def _beginnings_of(self, path: str, rank: int, dtype: tf.DType) -> dict[str, _Beginning]:
         """Return what is known of each slot from real variables of shape [2, 3, …]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, optim
 from lingvo_gpipe.layers import base
+from lingvo_gpipe.optim.rules import keras_rule
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {}),
@@ -183,6 +185,25 @@ def test_a_slot_that_begins_as_its_weight_says_so() -> None:
     told = make("ScheduleFreeAdamW").slots([spec("w", (3,))])
     assert told["w", "momentums"].initial is None
     assert told["w", "velocities"].initial == 0.0
+
+
+def test_what_a_rule_found_about_slots_serves_equal_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"momentum": 0.375}
+    first = make("SGD", config).slots([spec("a", (3, 5))])
+    template = keras_rule._Template
+    made: list[tuple[Any, ...]] = []
+
+    def counted(*arguments: Any) -> Any:
+        made.append(arguments)
+        return template(*arguments)
+
+    monkeypatch.setattr(keras_rule, "_Template", counted)
+    again = make("SGD", config).slots([spec("b", (3, 5))])
+    assert again["b", "momentums"] == dataclasses.replace(first["a", "momentums"], path="b")
+    assert not made
+    assert make("SGD").slots([spec("b", (3, 5))]) == {}  # without momentum
+    make("SGD", config).slots([spec("b", (5, 3))])
+    assert (5, 3) in [shape for _, _, shape, _ in made]
 
 
 class Drawn(keras.optimizers.SGD):

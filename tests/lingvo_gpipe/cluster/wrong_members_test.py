@@ -57,11 +57,11 @@ def test_a_worker_that_is_missing_is_named_in_time_and_given_up(run: Run, why: s
         wait_for(run.lines, "the line")
         assert time.monotonic() - began_s < DETECTED_S
         assert run.code("supervisor") == 1
-    waiting, error = run.lines()
+    *waiting, error = run.lines()
     address = re.escape(run.addresses[2])
-    assert re.fullmatch(
-        rf"waiting for worker 1 \({address}\) since \d\d:\d\d:\d\d: {expected}", waiting
-    )
+    line = rf"waiting for worker 1 \({address}\) since \d\d:\d\d:\d\d: {expected}"
+    # On a busy machine worker 0 may be late, too.
+    assert any(re.fullmatch(line, each) for each in waiting), waiting
     missing = r"is missing after \d s \(--start_timeout_s\)"
     assert re.match(rf"ClusterError: worker 1 \({address}\) {missing}: {expected}", error)
     assert run.code("supervisor0") == 1

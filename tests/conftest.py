@@ -17,7 +17,7 @@ import pytest
 from tests.support import custom_gradients
 
 NUM_LOGICAL_DEVICES = 9
-GROWTH_BYTES = 192 * 2**20
+GROWTH_BYTES = 512 * 2**20
 
 # TensorFlow reads this when it is first imported, and logs little afterwards.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -10,6 +10,7 @@ may place any cell on any device.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 from lingvo_gpipe import regular_files
@@ -87,7 +88,7 @@ def make(
     if spec in SCHEDULES:
         named = SCHEDULES[spec]
         V = named.cells_per_device if cells_per_device is None else cells_per_device
-        return named.make(num_devices, num_micro_batches, V)
+        return _made(named.make, num_devices, num_micro_batches, V)
     if spec.startswith("@"):
         table, source = Table.from_text(_read(spec[1:])), spec[1:]
     elif "," in spec or "\n" in spec or _looks_like_slot(spec):
@@ -130,6 +131,12 @@ def num_cells(spec: str, num_devices: int, cells_per_device: int | None) -> int:
     if cells_per_device is None:
         cells_per_device = 1 if named is None else named.cells_per_device
     return num_devices * cells_per_device
+
+
+@functools.lru_cache(maxsize=16)
+def _made(make: Callable[[int, int, int], Table], *sizes: int) -> Table:
+    """Make a table once for all plans that compare policies, cuts or devices' speeds with it."""
+    return make(*sizes)
 
 
 def _count(number: int, what: str, plural: str = "s") -> str:

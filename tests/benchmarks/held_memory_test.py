@@ -6,7 +6,7 @@ from benchmarks.support import processes
 
 
 def test_workers_hold_the_tensors_of_their_plan() -> None:
-    found = processes.run(["benchmarks.scaling", "held,1x2,1024"])
+    found = processes.run(["benchmarks.scaling", "held,1x2,512"])
     for planned, tensors, resident in zip(
         found["planned"], found["tensors"], found["resident"], strict=True
     ):

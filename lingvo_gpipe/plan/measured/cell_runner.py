@@ -6,14 +6,13 @@ threads: a backward that runs alone also uses the threads of other devices. So a
 many devices at once as in a step, or as there are cores; on each of them several times in one
 graph, because a call of a TensorFlow function from Python takes longer than many layers. The graph
 has no loop: one would pass every weight on in each round, which doubled the times of layers with
-many small weights. Several cells of a device drive each other's weights out of its caches, so calls
-take copies of the values in turn, as many as a device has cells.
+many small weights. Several cells of a device drive each other's weights out of its caches, and live
+micro-batches each other's activations, so calls take copies of both in turn.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import statistics
 import time
@@ -30,8 +29,7 @@ from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.schedule.slot import Phase
 
 Clock: TypeAlias = Callable[[], float]
-_Values: TypeAlias = tuple[Nest, list[tf.Tensor]]
-_Call: TypeAlias = Callable[[Nest, list[tf.Tensor]], tuple[Nest, list[tf.Tensor]]]
+_Call: TypeAlias = Callable[[Nest, Nest], tuple[Nest, Nest]]
 _LEAST_S = 0.03  # of a measurement, so that the clock does not count
 _LONG_S = 0.2  # of a call beside which passing a thousand tensors, some 20 ms, does not count
 _FEWEST_CALLS, _MOST_CALLS = 5, 64  # that are shorter than _LEAST_S
@@ -44,52 +42,51 @@ class Stopwatch:
 
     Attributes:
         devices: names of the devices that run it at the same time.
-        num_values: copies of a program's values that its calls on a device take in turn.
+        num_cells: copies of a cell's tensors that calls on a device take in turn.
+        num_live: copies of a micro-batch's tensors that calls on a device take in turn.
         runs: runs of each program, of which the median counts; each has some calls.
         warm_up: runs of one call, before them.
         clock: returns seconds.
     """
 
     devices: Sequence[str]
-    num_values: int = 1
+    num_cells: int = 1
+    num_live: int = 1
     runs: int = 5
     warm_up: int = 2
     clock: Clock = time.perf_counter
 
-    def median_s(self, call: _Call, arguments: Nest, carried: Sequence[tf.Tensor] = ()) -> float:
+    def median_s(self, call: _Call, arguments: Nest, own: Nest = ()) -> float:
         """Return the median seconds of one call; an upper bound where other load hides them.
 
         Args:
-            call: (arguments, carried) → (results, carried of the next call).
-            arguments: tensors that are the same for each call with these values.
-            carried: those of the first call with these values.
+            call: (arguments, own) → (results, own of the next call with this copy).
+            arguments: tensors of a micro-batch.
+            own: tensors of the cell.
         """
-        values = [self._copies(name, (arguments, list(carried))) for name in self.devices]
+        copies = _Values(self, arguments, own)
 
         def calls(count: int) -> outer_function.OuterFunction:
-            def on_all(values: list[list[_Values]]) -> list[tf.Tensor]:
-                pairs = zip(self.devices, values, strict=True)
-                return [_calls(name, count, call, own) for name, own in pairs]
+            def on_all(given: list[list[list[Nest]]]) -> list[tf.Tensor]:
+                pairs = zip(self.devices, given, strict=True)
+                return [_calls(name, count, call, *both) for name, both in pairs]
 
             return outer_function.OuterFunction(on_all)
 
-        turns = itertools.count()
-
-        def seconds(function: outer_function.OuterFunction) -> float:
-            turn = next(turns) % self.num_values  # where a run is a single call, too
-            given = [own[turn:] + own[:turn] for own in values]
+        def seconds(function: outer_function.OuterFunction, count: int) -> float:
+            given = copies.take(count)
             _wait()
             start_s = self.clock()
             function(given)
             _wait()
             return self.clock() - start_s
 
-        def median(function: outer_function.OuterFunction) -> float:
-            return statistics.median(seconds(function) for _ in range(self.runs))
+        def median(function: outer_function.OuterFunction, count: int) -> float:
+            return statistics.median(seconds(function, count) for _ in range(self.runs))
 
         one, count = calls(1), 1
         for _ in range(self.warm_up):
-            alone_s = max(seconds(one), _LEAST_S / _MOST_CALLS)
+            alone_s = max(seconds(one, 1), _LEAST_S / _MOST_CALLS)
             if alone_s >= _LONG_S:
                 count = 1
             elif alone_s >= _LEAST_S:
@@ -97,21 +94,46 @@ class Stopwatch:
             else:
                 count = max(_FEWEST_CALLS, math.ceil(_LEAST_S / alone_s))
         if count == 1:
-            return median(one)
+            return median(one, 1)
         several = calls(count)
-        several(values)
-        several_s, one_s = median(several), median(one)
+        several(copies.take(count))
+        several_s, one_s = median(several, count), median(one, 1)
         if several_s <= one_s:  # a disturbed machine hides a program this short
             return several_s / count
         # What comes before and after the calls is as long with one of them as with several.
         return (several_s - one_s) / (count - 1)
 
-    def _copies(self, device: str, values: _Values) -> list[_Values]:
-        """Return copies on a device, each with memory of its own; the values if one is enough."""
-        if self.num_values == 1:
-            return [values]
-        with tf.device(device):
-            return [tf.nest.map_structure(_copy, values) for _ in range(self.num_values)]
+
+class _Values:
+    """Copies of a program's values on each device, which its calls take in turn."""
+
+    def __init__(self, watch: Stopwatch, arguments: Nest, own: Nest) -> None:
+        """Make the copies; see `Stopwatch`."""
+        self._taken = 0
+        self._copies = [
+            [_copies(name, arguments, watch.num_live), _copies(name, own, watch.num_cells)]
+            for name in watch.devices
+        ]
+
+    def take(self, count: int) -> list[list[list[Nest]]]:
+        """Return for each device the copies that the next `count` calls take, each copy once."""
+        begun = self._taken
+        self._taken += count
+        return [[_from(begun, each)[:count] for each in both] for both in self._copies]
+
+
+def _copies(device: str, values: Nest, count: int) -> list[Nest]:
+    """Return copies on a device, each with memory of its own; the values if one is enough."""
+    if count == 1:
+        return [values]
+    with tf.device(device):
+        return [tf.nest.map_structure(_copy, values) for _ in range(count)]
+
+
+def _from(place: int, copies: list[Nest]) -> list[Nest]:
+    """Return copies in turn, beginning at a place that is counted on over the end."""
+    place %= len(copies)
+    return copies[place:] + copies[:place]
 
 
 def _copy(tensor: tf.Tensor) -> tf.Tensor:
@@ -119,24 +141,26 @@ def _copy(tensor: tf.Tensor) -> tf.Tensor:
     return tensor if tensor.dtype == tf.variant else tf.raw_ops.DeepCopy(x=tensor)
 
 
-def _calls(device: str, count: int, call: _Call, values: Sequence[_Values]) -> tf.Tensor:
+def _calls(
+    device: str, count: int, call: _Call, arguments: Sequence[Nest], own: Sequence[Nest]
+) -> tf.Tensor:
     """Call something `count` times on a device, each time after the last; return a scalar.
 
     Args:
         device: name of the device.
         count: number of calls.
         call: see `Stopwatch.median_s`.
-        values: those that the calls take in turn.
+        arguments: those that the calls take in turn.
+        own: those that the calls take in turn.
     """
     ended: list[tf.Operation] = []
-    left = list(values)
+    owned = list(own)
     with tf.device(device):
-        for _ in range(count):
-            arguments, carried = left.pop(0)
+        for number in range(count):
+            place = number % len(owned)
             with tf.control_dependencies(ended):
-                results, carried = call(arguments, carried)
-            ended = [tensor.op for tensor in tf.nest.flatten((results, carried))]
-            left.append((arguments, carried))
+                results, owned[place] = call(arguments[number % len(arguments)], owned[place])
+            ended = [tensor.op for tensor in tf.nest.flatten((results, owned[place]))]
         with tf.control_dependencies(ended):
             return tf.constant(count)
 
@@ -166,6 +190,9 @@ class CellRunner:
         self._cell = cell
         self._programs = cell_programs.CellPrograms(cell.index, analysis, layers, cell.compiled)
         self._inputs = values(analysis, cell)
+        # Of each micro-batch, and of the cell.
+        self._arguments = self._inputs._replace(weights=[], untrained=[])
+        self._weights = (self._inputs.weights, self._inputs.untrained)
         master = analysis.params.policy.variable
         specs = (analysis.variables[path] for path in cell.weights)
         self._sums = [tf.zeros(spec.shape, spec.dtype) for spec in specs]
@@ -180,27 +207,27 @@ class CellRunner:
     def forward_s(self, watch: Stopwatch) -> float:
         """Return the seconds of the forward."""
 
-        def forward(inputs: Nest, carried: list[tf.Tensor]) -> tuple[Nest, list[tf.Tensor]]:
-            return self._programs.forward(self._cell, inputs).as_nest(), carried
+        def forward(inputs: Nest, own: Nest) -> tuple[Nest, Nest]:
+            return self._programs.forward(self._cell, _with_weights(inputs, own)).as_nest(), own
 
-        return watch.median_s(forward, self._inputs)
+        return watch.median_s(forward, self._arguments, self._weights)
 
     def kept_forward_s(self, watch: Stopwatch) -> float:
         """Return the seconds of the forward that keeps what its backward reads."""
 
-        def keep(inputs: Nest, carried: list[tf.Tensor]) -> tuple[Nest, list[tf.Tensor]]:
-            outputs, held = self._programs.keep(self._cell, inputs)
-            return (outputs.as_nest(), held), carried
+        def keep(inputs: Nest, own: Nest) -> tuple[Nest, Nest]:
+            outputs, held = self._programs.keep(self._cell, _with_weights(inputs, own))
+            return (outputs.as_nest(), held), own
 
-        return watch.median_s(keep, self._inputs)
+        return watch.median_s(keep, self._arguments, self._weights)
 
     def recomputation_s(self, watch: Stopwatch) -> float:
         """Return the seconds of the recomputation alone."""
 
-        def recompute(inputs: Nest, carried: list[tf.Tensor]) -> tuple[Nest, list[tf.Tensor]]:
-            return self._programs.recompute(self._cell, inputs), carried
+        def recompute(inputs: Nest, own: Nest) -> tuple[Nest, Nest]:
+            return self._programs.recompute(self._cell, _with_weights(inputs, own)), own
 
-        return watch.median_s(recompute, self._inputs)
+        return watch.median_s(recompute, self._arguments, self._weights)
 
     def backward_s(self, watch: Stopwatch, phase: Phase = "B", *, from_kept: bool) -> float:
         """Return the seconds of a backward.
@@ -214,26 +241,34 @@ class CellRunner:
         if phase == "W":
             held = self._backward(self._inputs, self._upstream, "I", held).left or held
 
-        def backward(arguments: Nest, sums: list[tf.Tensor]) -> tuple[Nest, list[tf.Tensor]]:
+        def backward(arguments: Nest, own: Nest) -> tuple[Nest, Nest]:
             inputs, upstream, *held = arguments
-            upstream = upstream._replace(accumulators=sums)
-            gradients = self._backward(inputs, upstream, phase, held[0] if held else None)
-            return (gradients.imports, gradients.left), list(gradients.weights) or sums
+            weights, sums = own
+            gradients = self._backward(
+                _with_weights(inputs, weights),
+                upstream._replace(accumulators=sums),
+                phase,
+                held[0] if held else None,
+            )
+            new = (weights, list(gradients.weights) or sums)
+            return (gradients.imports, gradients.left), new
 
-        arguments = (self._inputs, self._upstream, *([] if held is None else [held]))
-        return watch.median_s(backward, arguments, self._sums)
+        arguments = (self._arguments, self._upstream, *([] if held is None else [held]))
+        return watch.median_s(backward, arguments, (self._weights, self._sums))
 
     def fused_s(self, watch: Stopwatch) -> float:
         """Return the seconds of forward and backward as one program."""
 
-        def fused(arguments: Nest, sums: list[tf.Tensor]) -> tuple[Nest, list[tf.Tensor]]:
+        def fused(arguments: Nest, own: Nest) -> tuple[Nest, Nest]:
             inputs, upstream = arguments
+            weights, sums = own
             outputs, gradients = self._programs.fused(
-                self._cell, inputs, upstream._replace(accumulators=sums)
+                self._cell, _with_weights(inputs, weights), upstream._replace(accumulators=sums)
             )
-            return (outputs.as_nest(), gradients.imports), list(gradients.weights)
+            return (outputs.as_nest(), gradients.imports), (weights, list(gradients.weights))
 
-        return watch.median_s(fused, (self._inputs, self._upstream), self._sums)
+        own = (self._weights, self._sums)
+        return watch.median_s(fused, (self._arguments, self._upstream), own)
 
     def _backward(
         self,
@@ -243,6 +278,11 @@ class CellRunner:
         held: Held | None,
     ) -> cell_calls.CellGradients:
         return self._programs.backward(self._cell, inputs, upstream, phase, held)
+
+
+def _with_weights(inputs: cell_calls.CellInputs, own: Nest) -> cell_calls.CellInputs:
+    weights, untrained = own
+    return inputs._replace(weights=weights, untrained=untrained)
 
 
 def values(analysis: network.Analysis, cell: network.Cell) -> cell_calls.CellInputs:

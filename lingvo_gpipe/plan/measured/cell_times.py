@@ -27,6 +27,7 @@ from lingvo_gpipe.schedule import simulate
 from lingvo_gpipe.schedule.slot import Phase
 
 _ROUNDS = 3  # until times and timeline fit each other
+_MOST_LIVE = 4  # micro-batches that have copies of their own, since these take memory
 
 _Times = TypeVar("_Times")
 
@@ -167,7 +168,7 @@ def measure(
     devices = devices_at_once(params)
     size = max(_program_bytes(analysis, *pair) for pair in zip(analysis.cells, needs, strict=True))
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if len(devices) * _most_cells(analysis) * size > memory / 2:
+    if len(devices) * size > memory / 2:
         return None
     return on_devices(analysis, devices)
 
@@ -225,11 +226,11 @@ def _each(
 def _measured(
     runner: CellRunner, analysis: network.Analysis, cell: network.Cell, devices: Sequence[str]
 ) -> CellTimes:
-    num_values = _most_cells(analysis)
-    busy = _slot_times(analysis, cell, runner, Stopwatch(devices, num_values))
+    counts = _most_cells(analysis), _most_live(analysis)
+    busy = _slot_times(analysis, cell, runner, Stopwatch(devices, *counts))
     if len(devices) == 1:
         return CellTimes(busy, None)
-    alone = _slot_times(analysis, cell, runner, Stopwatch(devices[:1], num_values))
+    alone = _slot_times(analysis, cell, runner, Stopwatch(devices[:1], *counts))
     return CellTimes(busy, alone)
 
 
@@ -238,11 +239,26 @@ def _most_cells(analysis: network.Analysis) -> int:
     return max(collections.Counter(cell.device_number for cell in analysis.cells).values())
 
 
+def _most_live(analysis: network.Analysis) -> int:
+    """Return how many micro-batches are live on the device with most of them, up to a limit."""
+    seconds = [1.0] * analysis.table.num_cells
+    timeline = simulate.simulate(
+        analysis.table,
+        seconds,
+        seconds,
+        input_gradient_s=seconds,
+        weight_gradient_s=seconds,
+        recompute_s=seconds,
+    )
+    return min(max(timeline.peak_live), _MOST_LIVE)
+
+
 def _program_bytes(analysis: network.Analysis, cell: network.Cell, needs: CellBytes) -> int:
-    """Return the bytes that a cell's programs need on a device, with weights and gradients."""
+    """Return the bytes that a cell's programs need on a device, with all copies of values."""
     weights = memory_formulas.weights(analysis, cell.layers)
+    own = weights.variables + weights.gradients + weights.copies
     largest = max(dataclasses.astuple(needs))
-    return weights.variables + weights.gradients + weights.copies + 2 * largest
+    return _most_cells(analysis) * own + (1 + _most_live(analysis)) * largest
 
 
 def _work(analysis: network.Analysis, cell: network.Cell) -> tuple[object, ...]:

@@ -108,10 +108,21 @@ def test_equal_cells_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert FakeRunner.made == [0, 1, 4]  # the first one returns no gradient, the last has a loss
 
 
-def test_values_are_as_many_as_cells_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    for cells, fields in ((1, {}), (2, {"schedule": "interleaved", "cells_per_device": 2})):
-        measured(monkeypatch, params(num_layers=4, **fields))
-        assert {watch.num_values for watch in FakeRunner.watches} == {cells}
+@pytest.mark.parametrize(
+    ("fields", "cells", "live"),
+    [
+        ({}, 1, 4),
+        ({"num_micro_batches": 8}, 1, 4),  # the limit
+        ({"schedule": "1f1b"}, 1, 2),
+        ({"schedule": "interleaved", "cells_per_device": 2}, 2, 4),
+    ],
+)
+def test_values_are_as_many_as_cells_and_live_micro_batches_of_a_device(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], cells: int, live: int
+) -> None:
+    measured(monkeypatch, params(num_layers=4, **fields))
+    found = {(watch.num_cells, watch.num_live) for watch in FakeRunner.watches}
+    assert found == {(cells, live)}
 
 
 def test_cells_that_may_not_fit_the_host_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,9 @@ micro-batches each other's activations, so calls take copies of both in turn.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import itertools
 import math
 import statistics
 import time
@@ -109,7 +111,6 @@ class _Values:
 
     def __init__(self, watch: Stopwatch, arguments: Nest, own: Nest) -> None:
         """Make the copies; see `Stopwatch`."""
-        self._taken = 0
         self._copies = [
             [_copies(name, arguments, watch.num_live), _copies(name, own, watch.num_cells)]
             for name in watch.devices
@@ -117,23 +118,18 @@ class _Values:
 
     def take(self, count: int) -> list[list[list[Nest]]]:
         """Return for each device the copies that the next `count` calls take, each copy once."""
-        begun = self._taken
-        self._taken += count
-        return [[_from(begun, each)[:count] for each in both] for both in self._copies]
+        taken = [[list(each)[:count] for each in both] for both in self._copies]
+        for each in itertools.chain.from_iterable(self._copies):
+            each.rotate(-count)
+        return taken
 
 
-def _copies(device: str, values: Nest, count: int) -> list[Nest]:
+def _copies(device: str, values: Nest, count: int) -> collections.deque[Nest]:
     """Return copies on a device, each with memory of its own; the values if one is enough."""
     if count == 1:
-        return [values]
+        return collections.deque([values])
     with tf.device(device):
-        return [tf.nest.map_structure(_copy, values) for _ in range(count)]
-
-
-def _from(place: int, copies: list[Nest]) -> list[Nest]:
-    """Return copies in turn, beginning at a place that is counted on over the end."""
-    place %= len(copies)
-    return copies[place:] + copies[:place]
+        return collections.deque(tf.nest.map_structure(_copy, values) for _ in range(count))
 
 
 def _copy(tensor: tf.Tensor) -> tf.Tensor:

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe import network
+from lingvo_gpipe.layers import base
 from lingvo_gpipe.network import memory_formulas
 from lingvo_gpipe.network.memory_formulas import CellBytes
 from lingvo_gpipe.plan import slot_times
@@ -257,8 +258,12 @@ def _program_bytes(analysis: network.Analysis, cell: network.Cell, needs: CellBy
     """Return the bytes that a cell's programs need on a device, with all copies of values."""
     weights = memory_formulas.weights(analysis, cell.layers)
     own = weights.variables + weights.gradients + weights.copies
+    values = (*cell.imports, *cell.exports_with_gradient)
+    residual = needs.residual if cell.kept | cell.early else 0
+    of_micro_batch = sum(base.spec_bytes(analysis.specs[v]) for v in values)
+    of_micro_batch += max(residual, needs.left_residual + needs.left_gradients)
     largest = max(dataclasses.astuple(needs))
-    return _most_cells(analysis) * own + (1 + _most_live(analysis)) * largest
+    return _most_cells(analysis) * own + _most_live(analysis) * of_micro_batch + 2 * largest
 
 
 def _work(analysis: network.Analysis, cell: network.Cell) -> tuple[object, ...]:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from lingvo_gpipe import layers, network, schedule
 from lingvo_gpipe.execution import placement
 from lingvo_gpipe.keras_layers import adapter
+from lingvo_gpipe.layers import base
 from lingvo_gpipe.network import memory_formulas
 from lingvo_gpipe.pipelining import PipeliningLayer
 from lingvo_gpipe.plan import slot_times
@@ -123,6 +124,21 @@ def test_values_are_as_many_as_cells_and_live_micro_batches_of_a_device(
     measured(monkeypatch, params(num_layers=4, **fields))
     found = {(watch.num_cells, watch.num_live) for watch in FakeRunner.watches}
     assert found == {(cells, live)}
+
+
+def test_copies_for_live_micro_batches_need_what_these_hold() -> None:
+    def needed(schedule: str) -> int:
+        analysis = network.analyze(params(num_layers=4, schedule=schedule, fuse=False), FIELDS)
+        cell = analysis.cells[0]
+        needs = memory_formulas.CellBytes(forward=1000, backward=3000)
+        return cell_times._program_bytes(analysis, cell, needs)
+
+    analysis = network.analyze(params(num_layers=4), FIELDS)
+    cell = analysis.cells[0]
+    values = [analysis.specs[v] for v in (*cell.imports, *cell.exports_with_gradient)]
+    assert len(values) == 2
+    # Four are live instead of two.
+    assert needed("gpipe") - needed("1f1b") == 2 * sum(map(base.spec_bytes, values))
 
 
 def test_cells_that_may_not_fit_the_host_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ for arguments in json.load(sys.stdin):
 print(json.dumps(answers))
 """
 LATE = """
-import sys
+import gc, sys
 from lingvo_gpipe.imports import tensorflow_import
 
 tensorflow_import.defer()
@@ -43,7 +43,11 @@ assert tensorflow_import.is_deferred()
 with tensorflow_import.hidden():
     assert "tensorflow" not in sys.modules
 assert sys.modules["tensorflow"] is tf
+visits = []
+gc.callbacks.append(lambda phase, info: visits.append(info))
 keras.layers.Dense  # imports TensorFlow on its way
+assert len(visits) < 10, len(visits)  # more than a thousand otherwise
+assert gc.isenabled() and gc.get_freeze_count() > 100_000
 assert not tensorflow_import.is_deferred()
 assert issubclass(Mine, tf.Module) and issubclass(pipelining.PipeliningLayer, tf.Module)
 assert keras.Layer in keras.layers.Dense.__mro__

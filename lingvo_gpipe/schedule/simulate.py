@@ -39,6 +39,10 @@ class Span:
     start_s: float
     end_s: float
 
+    def later(self, seconds: float) -> Span:
+        """Return the same slot at a later time; an earlier one if seconds are negative."""
+        return Span(self.device, self.slot, self.start_s + seconds, self.end_s + seconds)
+
 
 @dataclasses.dataclass(frozen=True)
 class Timeline:

@@ -6,17 +6,18 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import tensorflow as tf
 
+from lingvo_gpipe import packing
 from lingvo_gpipe.console import units
 from lingvo_gpipe.network import replicas
 from lingvo_gpipe.plan import slot_times
 from lingvo_gpipe.run import summaries
 from lingvo_gpipe.run.learner import Learner
-from lingvo_gpipe.run.profiles import picture, prediction, worker_traces
+from lingvo_gpipe.run.profiles import clocks, picture, prediction, worker_traces
 from lingvo_gpipe.schedule import breakdown, drawing, simulate
 from lingvo_gpipe.schedule.slot import Slot
 
@@ -32,11 +33,14 @@ class Recorded:
         timelines: of each replica; its times are from the start of the step.
         rows: parts of the time of each device, replica after replica.
         simulated: the table of the first replica with the mean times of its slots.
+        ahead: number of a worker → its clock, of those that differ from this process's, by
+            which all times are.
     """
 
     timelines: tuple[simulate.Timeline, ...]
     rows: tuple[dict[str, float], ...]
     simulated: simulate.Timeline
+    ahead: Mapping[int, clocks.Ahead]
 
 
 class Recorder:
@@ -146,6 +150,11 @@ class Recorder:
             )
         )
         self._report(f"{name}: {compared}")
+        if recorded.ahead:
+            self._report(
+                f"{name}: clocks ahead of the chief's, so times are corrected: "
+                f"{clocks.line(recorded.ahead)}"
+            )
 
     def finish(self, last_step: int) -> None:
         """Report it if none of the chosen steps was computed.
@@ -166,7 +175,7 @@ class Recorder:
             around: when it was begun and ended, in seconds since 1970.
         """
         analysis = self._learner.pipe.analysis
-        spans = self._stamps.read()
+        spans, ahead = self._by_one_clock(self._stamps.read())
         num_replicas = analysis.params.num_replicas
         num_micro_batches = 1 + max(span.slot.micro_batch for span in spans)
         timelines: list[simulate.Timeline] = []
@@ -195,7 +204,18 @@ class Recorder:
             )
         means = breakdown.mean_seconds(timelines[0])
         simulated = breakdown.simulate_means(timelines[0].table, means)
-        return Recorded(tuple(timelines), tuple(rows), simulated)
+        return Recorded(tuple(timelines), tuple(rows), simulated, ahead)
+
+    def _by_one_clock(
+        self, spans: Sequence[simulate.Span]
+    ) -> tuple[list[simulate.Span], dict[int, clocks.Ahead]]:
+        """Return spans by this process's clock, and how far the clocks of workers are ahead."""
+        devices = self._learner.pipe.executor.devices
+        workers = worker_traces.workers_of(devices)
+        ahead = clocks.of_workers(workers)
+        of_host = {workers[number]: clock.seconds for number, clock in ahead.items()}
+        hosts = [packing.host(name) for of_replica in devices for name in of_replica]
+        return [span.later(-of_host.get(hosts[span.device], 0.0)) for span in spans], ahead
 
     @functools.cached_property
     def _times(self) -> list[slot_times.SlotTimes]:
@@ -252,8 +272,4 @@ def _simulated_beside(measured: simulate.Timeline) -> simulate.Timeline:
 
 def _later(timeline: simulate.Timeline, seconds: float) -> simulate.Timeline:
     """Return a timeline in which every slot is `seconds` later."""
-    shifted = [
-        dataclasses.replace(span, start_s=span.start_s + seconds, end_s=span.end_s + seconds)
-        for span in timeline.spans
-    ]
-    return simulate.Timeline(timeline.table, tuple(shifted))
+    return simulate.Timeline(timeline.table, tuple(span.later(seconds) for span in timeline.spans))

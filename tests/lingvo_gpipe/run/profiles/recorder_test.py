@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, network
+from lingvo_gpipe.execution.monitoring import stamps
 from lingvo_gpipe.plan.measured import cell_times, profiling
 from lingvo_gpipe.run import loop
-from lingvo_gpipe.run.profiles import steps
+from lingvo_gpipe.run.profiles import clocks, steps, worker_traces
 from lingvo_gpipe.run.profiles.steps import Profiles
 from tests.support import saved
 from tests.tiny_task import tiny_task
@@ -109,6 +111,34 @@ def test_replicas_without_micro_batches_are_not_in_the_timeline(tmp_path: Path) 
     shown = [line for line in lines if "slots took" in line]
     assert len(shown) == 6
     assert {line.count("replica ") for line in shown} <= {2, 3}
+
+
+def test_times_of_workers_are_by_the_clock_of_the_chief(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second device's clock is three seconds ahead, and that of the first is right."""
+    ahead_s, read = 3.0, stamps.Stamps.read
+    workers = {0: "/device:CPU:0", 1: "/device:CPU:1"}
+    monkeypatch.setattr(
+        stamps.Stamps,
+        "read",
+        lambda self: [span.later(ahead_s * span.device) for span in read(self)],
+    )
+    monkeypatch.setattr(worker_traces, "workers_of", lambda _: workers)
+    monkeypatch.setattr(
+        clocks, "_time_of", lambda host: time.time() + (ahead_s if host == workers[1] else 0.0)
+    )
+    task, lines = tiny_task(max_steps=2), list[str]()
+    task.model.set(num_partitions=2, num_micro_batches=4, devices=tuple(workers.values()))
+    loop.run(task, tmp_path, report=lines.append, profiles=Profiles(range(2, 3)))
+    trace = json.loads((tmp_path / "timeline" / "step_2_replica_0.json").read_text())
+    slots = [event for event in trace["traceEvents"] if event["ph"] == "X" and event["pid"] == 0]
+    ends = {event["name"]: event["ts"] + event["dur"] for event in slots}
+    for event in slots:
+        if event["name"].startswith("1F"):
+            assert 0.0 <= event["ts"] - ends[event["name"].replace("1F", "0F")] < 1e6 * ahead_s
+    (line,) = [line for line in lines if "clocks" in line]
+    assert "so times are corrected: worker 1: 3000.0 ms (± 0.0)" in line
 
 
 def test_measured_layers_are_compared_with_steps(

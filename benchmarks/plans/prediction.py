@@ -5,8 +5,8 @@ devices of one thread each; M=32, AmoebaNet-D M=8) by fill-drain; by 1F1B, whose
 forward and backward as one program; and by ZB-H1, whose backwards are split. The first two
 recompute, the last one keeps everything. Each is in a process of its own, which measures layers and
 cells, predicts the step, and runs updates by Adam, in turn; the cuts are those of the network in
-training. A ratio is the predicted time of the slots, divided by the median of the updates before
-and after it, in which cutting the mini-batch and the update are. In interleaved rounds; those
+training. A ratio is the predicted time of the slots and of the update, divided by the median of the
+updates before and after it, in which cutting the mini-batch is, too. In interleaved rounds; those
 during which other processes took more than 0.06 cores do not count, unless all were like that.
 """
 
@@ -35,6 +35,7 @@ def measure(configuration: str) -> dict[str, float]:
     from benchmarks.support import blocks
     from lingvo_gpipe.execution import placement
     from lingvo_gpipe.plan import step_plan
+    from lingvo_gpipe.plan.measured import update_times
     from lingvo_gpipe.run import learner
 
     placement.prepare_logical_cpus(blocks.K)
@@ -58,7 +59,9 @@ def measure(configuration: str) -> dict[str, float]:
     found = [updates()]
     predicted, ratios = [], []
     for _ in range(TURNS):
-        predicted.append(step_plan.make(network, specs, profile=True).step_s)
+        plan = step_plan.make(network, specs, profile=True)
+        update_s = update_times.measure(task.train, network, plan.analysis)
+        predicted.append(plan.step_s + (update_s or 0.0))
         found.append(updates())
         ratios.append(predicted[-1] / statistics.fmean(found[-2:]))
     return {

@@ -72,6 +72,8 @@ def plan(
         try:
             task = auto.resolved(task, chosen.append, profile=profile, cluster=shape)
             planned = step_plan.make_for(task, profile=profile, cluster=shape)
+            if profile:
+                planned = step_plan.with_update(planned, task)
         except errors.PartitionError as error:
             if is_auto:
                 sliced = _advice(auto.smallest(task), limit_bytes)
@@ -145,6 +147,8 @@ def render(plan: step_plan.Plan) -> str:
             f"step with what replicas send each other: at most {plan.step_s:.3g} s, {share} of it "
             "for that"
         )
+    if plan.update_s is not None:
+        lines.append(f"update after it, where devices own most weights: {plan.update_s:.3g} s")
     lines.append(drawing.grid(plan.analysis.table, _WIDTH))
     return "\n".join(lines)
 

@@ -17,7 +17,7 @@ from lingvo_gpipe.network.traffic import host_order, links
 from lingvo_gpipe.network.traffic.exchange import Exchange
 from lingvo_gpipe.network.traffic.host_order import HostOrder
 from lingvo_gpipe.plan import describe, hosts, memory_timeline, slot_times, traced_cells
-from lingvo_gpipe.plan.measured import cell_times, profiling
+from lingvo_gpipe.plan.measured import cell_times, profiling, update_times
 from lingvo_gpipe.schedule import recompute, simulate
 from lingvo_gpipe.task import Task, groups_of
 
@@ -111,6 +111,7 @@ class Plan:
         by_programs: whether times are those of the measured programs of whole cells.
         num_groups: number of groups of micro-batches in a mini-batch, of which this is one.
         reads_on_worker: whether workers read the mini-batches.
+        update_s: seconds of the update that follows; None: not measured.
     """
 
     cells: tuple[CellPlan, ...]
@@ -130,6 +131,7 @@ class Plan:
     by_programs: bool = False
     num_groups: int = 1
     reads_on_worker: bool = False
+    update_s: float | None = None
 
     @property
     def counts_links(self) -> bool:
@@ -472,3 +474,9 @@ def make_for(
     return dataclasses.replace(
         planned, num_groups=groups.count, reads_on_worker=task.input.on_worker
     )
+
+
+def with_update(plan: Plan, task: Task.Params) -> Plan:
+    """Return the plan of a task with the time of its update, as measured on this machine."""
+    update_s = update_times.measure(task.train, task.model, plan.analysis)
+    return dataclasses.replace(plan, update_s=update_s)

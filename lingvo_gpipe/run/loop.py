@@ -259,10 +259,11 @@ class _Training:
         )
 
     def _planned_s(self) -> float:
-        """Return the seconds of a step in the cells of this run, as measured."""
+        """Return the seconds of a step in the cells of this run and of its update, as measured."""
         planned = self._params.copy()
         planned.model.cuts = tuple(len(cell.layers) for cell in self._learner.pipe.analysis.cells)
-        return step_plan.make_for(planned, profile=True).step_s
+        plan = step_plan.with_update(step_plan.make_for(planned, profile=True), planned)
+        return plan.step_s + (plan.update_s or 0.0)
 
     def restore(self, start: str | None, change: task.Change | None) -> None:
         """Continue from the newest whole checkpoint of the run, or start.

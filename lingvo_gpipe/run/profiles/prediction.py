@@ -54,16 +54,16 @@ def beside_plan(
     Args:
         timeline: as in `line`.
         rows: as in `line`.
-        planned_s: seconds of the plan's step, which has no update and no input.
+        planned_s: seconds of the plan's step and update, without input.
     """
     measured_s = sum(rows[0].values())
     slots_s = timeline.makespan_s - min(span.start_s for span in timeline.spans)
     ratio = measured_s / planned_s
-    planned = f"the {1e3 * planned_s:.1f} ms that --profile planned for its slots"
+    planned = f"the {1e3 * planned_s:.1f} ms that --profile planned for slots and update"
     if abs(ratio - 1) <= NEAR:
         return f"that is {ratio:.2f} of {planned}"
     compared = f"{ratio - 1:.0%} more" if ratio > 1 else f"{1 - ratio:.0%} less"
-    return f"that is {compared} than {planned}, which took {1e3 * slots_s:.1f} ms"
+    return f"that is {compared} than {planned}; slots took {1e3 * slots_s:.1f} ms"
 
 
 def _uneven_s(timeline: simulate.Timeline, medians: Mapping[Phase, Sequence[float]]) -> float:

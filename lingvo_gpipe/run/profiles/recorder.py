@@ -66,7 +66,7 @@ class Recorder:
             learner: the network in training.
             logdir: log directory of the run.
             report: prints a line for the user.
-            planned_s: seconds of a step by measured layers; None: they were not measured.
+            planned_s: seconds of a step and its update by measured programs; None: not measured.
         """
         self._planned_s = planned_s
         self.chosen = chosen

@@ -68,9 +68,10 @@ def test_a_step_is_compared_with_its_plan() -> None:
     ran = timeline()
     rows = breakdown.of_step(ran, breakdown.Around(-0.01, ran.makespan_s, 0.0))
     assert prediction.beside_plan(ran, rows, 0.064) == (
-        "that is 1.00 of the 64.0 ms that --profile planned for its slots"
+        "that is 1.00 of the 64.0 ms that --profile planned for slots and update"
     )
     assert prediction.beside_plan(ran, rows, 0.05) == (
-        "that is 28% more than the 50.0 ms that --profile planned for its slots, which took 54.0 ms"
+        "that is 28% more than the 50.0 ms that --profile planned for slots and update; "
+        "slots took 54.0 ms"
     )
     assert prediction.beside_plan(ran, rows, 0.08).startswith("that is 20% less than the 80.0 ms")

@@ -155,7 +155,7 @@ def test_measured_layers_are_compared_with_steps(
     task, lines = tiny_task(max_steps=2), list[str]()
     loop.run(task, tmp_path, report=lines.append, profiles=Profiles(range(2, 3), layers=True))
     (line,) = [line for line in lines if line.startswith("step 2: it took ")]
-    assert " that --profile planned for its slots, which took " in line
+    assert " that --profile planned for slots and update; slots took " in line
     assert len(planned) == 1
     assert planned[0] is not None
     assert len(planned[0]) == task.model.num_partitions

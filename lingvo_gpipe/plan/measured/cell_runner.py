@@ -133,8 +133,11 @@ def _copies(device: str, values: Nest, count: int) -> collections.deque[Nest]:
 
 
 def _copy(tensor: tf.Tensor) -> tf.Tensor:
-    """Return a copy with memory of its own; the list of tensors that a loop keeps is not copied."""
-    return tensor if tensor.dtype == tf.variant else tf.raw_ops.DeepCopy(x=tensor)
+    """Return a copy with memory of its own; of ids, masks and what loops keep, the tensor itself.
+
+    On GPUs, TensorFlow copies no tensors of bool so.
+    """
+    return tf.raw_ops.DeepCopy(x=tensor) if tensor.dtype.is_floating else tensor
 
 
 def _calls(

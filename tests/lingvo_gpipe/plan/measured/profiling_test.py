@@ -105,6 +105,12 @@ def test_calls_take_copies_of_the_values_in_turn() -> None:
     assert all(begun[-k] is left[-k - 2] for k in (1, 2, 3))
 
 
+@pytest.mark.parametrize("value", [[True], [1], ["a"]])
+def test_only_floating_tensors_are_copied_as_gpus_copy_no_others(value: list[object]) -> None:
+    tensor = tf.constant(value)
+    assert cell_runner._copy(tensor) is tensor
+
+
 def test_runs_of_a_single_call_take_copies_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     copied: list[tf.Tensor] = []
     given: list[tf.Tensor] = []

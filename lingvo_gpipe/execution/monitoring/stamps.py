@@ -19,7 +19,11 @@ _NONE = -1.0
 
 
 class Stamps:
-    """The times of every device's slots, for the passes that are traced after it is made."""
+    """The times of every device's slots, for the passes that are traced after it is made.
+
+    Attributes:
+        hosts: CPU of each device's process, replica after replica: their clocks count.
+    """
 
     def __init__(self, devices: Sequence[str]) -> None:
         """Make it.
@@ -28,9 +32,10 @@ class Stamps:
             devices: name of each device of the table, replica after replica.
         """
         self._passes: list[list[list[Slot]]] = []
+        self.hosts = tuple(map(packing.host, devices))
         self._times = []
-        for name in devices:
-            with tf.device(packing.host(name)):
+        for host in self.hosts:
+            with tf.device(host):
                 self._times.append(
                     tf.Variable(
                         [[_NONE, _NONE]],

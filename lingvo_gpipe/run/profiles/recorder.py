@@ -11,7 +11,6 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from lingvo_gpipe import packing
 from lingvo_gpipe.console import units
 from lingvo_gpipe.network import replicas
 from lingvo_gpipe.plan import slot_times
@@ -210,11 +209,10 @@ class Recorder:
         self, spans: Sequence[simulate.Span]
     ) -> tuple[list[simulate.Span], dict[int, clocks.Ahead]]:
         """Return spans by this process's clock, and how far the clocks of workers are ahead."""
-        devices = self._learner.pipe.executor.devices
-        workers = worker_traces.workers_of(devices)
+        hosts = self._stamps.hosts
+        workers = worker_traces.workers_of([hosts])
         ahead = clocks.of_workers(workers)
         of_host = {workers[number]: clock.seconds for number, clock in ahead.items()}
-        hosts = [packing.host(name) for of_replica in devices for name in of_replica]
         return [span.later(-of_host.get(hosts[span.device], 0.0)) for span in spans], ahead
 
     @functools.cached_property

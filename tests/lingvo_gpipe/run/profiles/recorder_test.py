@@ -129,7 +129,8 @@ def test_times_of_workers_are_by_the_clock_of_the_chief(
         clocks, "_time_of", lambda host: time.time() + (ahead_s if host == workers[1] else 0.0)
     )
     task, lines = tiny_task(max_steps=2), list[str]()
-    task.model.set(num_partitions=2, num_micro_batches=4, devices=tuple(workers.values()))
+    task.model.set(num_micro_batches=4, schedule="interleaved", cells_per_device=2)
+    task.model.set(num_partitions=2, devices=tuple(workers.values()))
     loop.run(task, tmp_path, report=lines.append, profiles=Profiles(range(2, 3)))
     trace = json.loads((tmp_path / "timeline" / "step_2_replica_0.json").read_text())
     slots = [event for event in trace["traceEvents"] if event["ph"] == "X" and event["pid"] == 0]

@@ -148,7 +148,9 @@ def render(plan: step_plan.Plan) -> str:
             "for that"
         )
     if plan.update_s is not None:
-        lines.append(f"update after it, where devices own most weights: {plan.update_s:.3g} s")
+        lines.append(
+            f"call of the step, and update where devices own most weights: {plan.update_s:.3g} s"
+        )
     lines.append(drawing.grid(plan.analysis.table, _WIDTH))
     return "\n".join(lines)
 

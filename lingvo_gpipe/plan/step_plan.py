@@ -111,7 +111,7 @@ class Plan:
         by_programs: whether times are those of the measured programs of whole cells.
         num_groups: number of groups of micro-batches in a mini-batch, of which this is one.
         reads_on_worker: whether workers read the mini-batches.
-        update_s: seconds of the update that follows; None: not measured.
+        update_s: seconds of the update that follows, and of the call of a step; None: not measured.
     """
 
     cells: tuple[CellPlan, ...]

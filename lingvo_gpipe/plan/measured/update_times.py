@@ -2,6 +2,7 @@
 
 All devices update their weights at the same time, after they have added up the norm of the
 gradient. So as many devices as compute at once here update weights together: those that own most.
+A step is one call of a graph, to which all variables are passed, and so is this update.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from lingvo_gpipe.layers import base
 from lingvo_gpipe.plan.measured.cell_runner import Clock, devices_at_once
 
 _WARM_UP, _RUNS = 2, 5
-_UPDATES = 2  # in a graph, so that what a call costs can be subtracted
 
 
 def measure(
@@ -30,7 +30,7 @@ def measure(
     analysis: network.Analysis,
     clock: Clock = time.perf_counter,
 ) -> float | None:
-    """Return the seconds of an update of all weights.
+    """Return the seconds of an update of all weights, the call of a step included.
 
     Args:
         update: optimizer, clipping, averages and the rest of an update.
@@ -122,31 +122,15 @@ class _Update:
                 self._gradients[path] = tf.zeros(spec.shape, spec.dtype)
 
     def median_s(self, clock: Clock) -> float:
-        """Return the median seconds of an update, one of several in a graph."""
-        one_s, several_s = (self._calls_s(count, clock) for count in (1, _UPDATES))
-        return max(several_s - one_s, 0.0) / (_UPDATES - 1)
+        """Return the median seconds of a call that does an update."""
 
-    def _calls_s(self, count: int, clock: Clock) -> float:
-        def updates(gradients: Mapping[str, tf.Tensor]) -> tf.Tensor:
-            total = tf.zeros([], tf.float64)
-            for number in range(count):
-                with tf.control_dependencies(_assignments()):
-                    ended = tf.no_op()
-                with tf.control_dependencies([ended]):
-                    scalars = self._updater.apply(gradients, step=tf.constant(number))
-                total += tf.cast(scalars["gradient_norm"], tf.float64)
-            return total
+        def update(gradients: Mapping[str, tf.Tensor]) -> tf.Tensor:
+            return self._updater.apply(gradients, step=tf.constant(0))["gradient_norm"]
 
-        function = outer_function.OuterFunction(updates, assigns=True)
+        function = outer_function.OuterFunction(update, assigns=True)
         seconds = []
         for _ in range(_WARM_UP + _RUNS):
             begun_s = clock()
             function(self._gradients).numpy()
             seconds.append(clock() - begun_s)
         return statistics.median(seconds[_WARM_UP:])
-
-
-def _assignments() -> list[tf.Operation]:
-    """Return what has effects in the graph that is being traced."""
-    operations = tf.compat.v1.get_default_graph().get_operations()
-    return [operation for operation in operations if operation.op_def.is_stateful]

@@ -168,7 +168,7 @@ def test_what_was_measured_can_be_given_to_training() -> None:
     text = report.plan(task, profile=True)
     assert re.search(r"of the step of \S+ s, links", text)
     assert re.search(
-        r"^update after it, where devices own most weights: \S+ s$", text, re.MULTILINE
+        r"^call of the step, and update where devices own most weights: \S+ s$", text, re.MULTILINE
     )
     (cuts,) = re.findall(r"--params_override='(model\.cuts=.*)'$", text, re.MULTILINE)
     task.override(cuts)

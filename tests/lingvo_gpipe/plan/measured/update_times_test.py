@@ -65,28 +65,24 @@ def measured(update: optim.Updater.Params, **changes: Any) -> update_times._Upda
     return update_times._Update(update, {p: analysis.variables[p] for p in of}, of, analysis)
 
 
-def test_updates_of_a_graph_follow_each_other() -> None:
+def test_each_call_is_timed_and_does_one_update() -> None:
     train = tiny_task(optimizer=optim.Optimizer.Params(name="SGD", learning_rate=0.5)).train
     update = measured(train)
     update._gradients = {p: tf.ones_like(g) for p, g in update._gradients.items()}
     ticks = itertools.count()
-    update._calls_s(2, clock=lambda: float(next(ticks)))
+    assert update.median_s(lambda: float(next(ticks))) == 1.0
     calls = update_times._WARM_UP + update_times._RUNS
+    assert next(ticks) == 2 * calls
     for variable in update._updater._weights.values():
-        np.testing.assert_array_equal(variable.numpy(), np.full(variable.shape, -0.5 * 2 * calls))
+        np.testing.assert_array_equal(variable.numpy(), np.full(variable.shape, -0.5 * calls))
 
 
-def test_what_a_call_costs_is_not_in_the_time_of_an_update(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(
-        update_times._Update, "_calls_s", lambda _self, count, _clock: 0.1 + 0.03 * count
-    )
+def test_groups_of_other_weights_do_not_count() -> None:
     params = model()
-    analysis = network.analyze(params, FIELDS)
     train = tiny_task().train
     train.optimizer.groups = (("absent", 0.5),)
-    assert update_times.measure(train, params, analysis) == pytest.approx(0.03)
+    analysis = network.analyze(params, FIELDS)
+    assert (update_times.measure(train, params, analysis) or 0.0) > 0.0
     assert train.optimizer.groups  # the caller's are as they were
 
 

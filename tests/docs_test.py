@@ -231,7 +231,7 @@ class Runs:
     def __call__(self, path: Path) -> tuple[str, dict[str, Any]]:
         """Return what a block printed, and its variables."""
         variables = runpy.run_path(str(path))
-        assert not self._caplog.records
+        assert [record.getMessage() for record in self._caplog.records] == []
         return self._capsys.readouterr().out, variables
 
 

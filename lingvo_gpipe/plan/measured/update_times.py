@@ -39,8 +39,8 @@ def measure(
         clock: returns seconds.
 
     Returns:
-        None where there is nothing to train, or where weights and slots of the devices that update
-        at once may need more than half of the host's memory.
+        None where there is nothing to train, where weights and slots of the devices that update at
+        once may need more than half of the host's memory, or where a device has too little for it.
     """
     places = _places(analysis, params.num_replicas, devices_at_once(params))
     specs = {path: analysis.variables[path] for path in places}
@@ -50,7 +50,10 @@ def measure(
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if not places or _bytes(update, specs) > memory / 2:
         return None
-    return _Update(update, specs, places, analysis).median_s(clock)
+    try:
+        return _Update(update, specs, places, analysis).median_s(clock)
+    except tf.errors.ResourceExhaustedError:
+        return None
 
 
 def _places(

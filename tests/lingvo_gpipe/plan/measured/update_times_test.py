@@ -97,3 +97,13 @@ def test_what_does_not_fit_in_memory_is_not_measured(monkeypatch: pytest.MonkeyP
             os, "sysconf", lambda name, m=memory: m if name == "SC_PAGE_SIZE" else 1
         )
         assert (update_times.measure(train, params, analysis) is not None) == fits
+
+
+def test_a_device_with_too_little_memory_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> float:
+        raise tf.errors.ResourceExhaustedError(None, None, "full")
+
+    monkeypatch.setattr(update_times._Update, "median_s", full)
+    params = model()
+    analysis = network.analyze(params, FIELDS)
+    assert update_times.measure(tiny_task().train, params, analysis) is None

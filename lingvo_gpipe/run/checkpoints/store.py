@@ -89,8 +89,8 @@ class Checkpoints:
             key: writing.Snapshot(variable.dtype, packing.host(variable.device))
             for key, variable in self._variables.items()
         }
-        self._checkpoint: tf.train.Checkpoint | shards.OverHosts
-        self._checkpoint = tf.train.Checkpoint(**self._snapshots)
+        self._checkpoint: writing.Checkpoint | shards.OverHosts
+        self._checkpoint = writing.Checkpoint(**self._snapshots)
         if len({_process(variable.device) for variable in self._variables.values()}) > 1:
             self._checkpoint = shards.OverHosts(self._checkpoint)
         self._writer = writer or writing.Writer()

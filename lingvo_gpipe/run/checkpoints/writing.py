@@ -68,6 +68,25 @@ class Snapshot(tf.__internal__.tracking.Trackable):
         return {_SAVED: tensor_callable.Callable(self.value, self._dtype, self._device)}
 
 
+class Checkpoint(tf.train.Checkpoint):
+    """Writes what `tf.train.Checkpoint` does, and may do so beside any other thread.
+
+    TensorFlow's own waits for the executors of all threads. Each `next` of a dataset has one that
+    it then frees: waited for by another thread, it ends the process (segmentation fault).
+    """
+
+    def _write(self, file_prefix: str, options: tf.train.CheckpointOptions) -> str:
+        """Write the files, then do as the options say; a `tf.train.CheckpointManager` calls it.
+
+        Raises:
+            tf.errors.OpError: they cannot be written.
+        """
+        self._saver.save(file_prefix=file_prefix, options=options).numpy()
+        for callback in options.experimental_write_callbacks:
+            callback(file_prefix)
+        return file_prefix
+
+
 class Writer:
     """Writes checkpoints one after the other, in a thread of its own or at once.
 
@@ -86,6 +105,10 @@ class Writer:
         """
         self.in_background = background
         self._thread = concurrent.futures.ThreadPoolExecutor(1) if background else None
+        # An executor of its own: in the thread's common one, operations of workers would wait for
+        # each other, so that training would wait until all is written. It is one for all
+        # checkpoints: one that is freed must not be waited for by other threads.
+        self._executor = executor.new_executor(enable_async=False, enable_streaming_enqueue=False)
         self._begun: list[concurrent.futures.Future[Written]] = []
         self._has_failed = False
 
@@ -137,11 +160,7 @@ class Writer:
         if self._has_failed:
             raise RuntimeError("a checkpoint before it failed")
         try:
-            # An executor of its own: in the thread's common one, operations of workers would wait
-            # for each other, so that training would wait until all is written.
-            with context.executor_scope(
-                executor.new_executor(enable_async=False, enable_streaming_enqueue=False)
-            ):
+            with context.executor_scope(self._executor):
                 return job()
         except Exception:
             self._has_failed = True

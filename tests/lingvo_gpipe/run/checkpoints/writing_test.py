@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context, executor
 
 from lingvo_gpipe import errors, packing
 from lingvo_gpipe.run import checkpoints
@@ -171,3 +172,47 @@ def test_an_error_is_raised_by_the_next_save(tmp_path: pathlib.Path, gate: Gate)
     (tmp_path / "run").mkdir()
     assert saver.save(1) == str(tmp_path / "run" / "ckpt-1")
     assert [written.step for written in gate.wait()] == [1]
+
+
+def test_its_thread_waits_for_no_executor_of_another(
+    tmp_path: pathlib.Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that the other thread frees meanwhile would end the process."""
+    waits: list[str] = []
+    wait_for_all = context.Context.sync_executors
+
+    def noted(self: context.Context) -> None:
+        waits.append(threading.current_thread().name)
+        wait_for_all(self)
+
+    monkeypatch.setattr(context.Context, "sync_executors", noted)
+    held = variables()
+    saver = checkpoints.Checkpoints(str(tmp_path), held, "text", writer=gate)
+    prefix = saver.save(1)
+    gate.open()
+    gate.wait()
+    assert waits == []
+    np.testing.assert_equal(saved(prefix, held), values(held))
+    tf.train.Checkpoint(**held).write(str(tmp_path / "other"))
+    assert waits == [threading.current_thread().name]
+
+
+def test_all_are_written_by_one_executor(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of each would be freed while other threads may wait for it."""
+    made: list[Any] = []
+    make = executor.new_executor
+
+    def noted(*args: Any, **kwargs: Any) -> executor.Executor:
+        made.append(make(*args, **kwargs))
+        return made[-1]
+
+    monkeypatch.setattr(executor, "new_executor", noted)
+    writer = checkpoints.Writer(background=True)
+    saver = checkpoints.Checkpoints(str(tmp_path), variables(), "text", writer=writer)
+    saver.save(1)
+    saver.save(2)
+    assert [written.step for written in writer.wait()] == [1, 2]
+    assert len(made) == 1
+    assert writer.close() is None

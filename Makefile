@@ -25,7 +25,9 @@ endif
 
 # Python keeps what it compiles, also where the shell says not to: the rewriting of the assertions
 # costs each test process five seconds, and every program that a test starts compiles the library.
-PYTEST = PYTHONDONTWRITEBYTECODE= $(PYTHON_BIN) -m pytest --numprocesses=$(JOBS) --dist=worksteal
+# A test process that crashes ends the run: pytest-xdist 3.8 may wait for ever for its replacement.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(PYTHON_BIN) -m pytest --numprocesses=$(JOBS) --dist=worksteal \
+  --max-worker-restart=0
 
 .PHONY: help setup bench-setup train test coverage lint bazel sameness reliability docs clean
 

@@ -16,6 +16,7 @@ import collections
 import dataclasses
 import itertools
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -162,6 +163,11 @@ def _calls(
             ended = [tensor.op for tensor in tf.nest.flatten((results, owned[place]))]
         with tf.control_dependencies(ended):
             return tf.constant(count)
+
+
+def fits_host(num_bytes: int) -> bool:
+    """Return whether this many bytes are at most half of this machine's memory."""
+    return 2 * num_bytes <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def devices_at_once(params: network.PipelineParams) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -22,7 +21,7 @@ from lingvo_gpipe.network import memory_formulas
 from lingvo_gpipe.network.memory_formulas import CellBytes
 from lingvo_gpipe.plan import slot_times
 from lingvo_gpipe.plan.measured import profiling
-from lingvo_gpipe.plan.measured.cell_runner import CellRunner, Stopwatch, devices_at_once
+from lingvo_gpipe.plan.measured.cell_runner import CellRunner, Stopwatch, devices_at_once, fits_host
 from lingvo_gpipe.plan.slot_times import SlotTimes
 from lingvo_gpipe.schedule import simulate
 from lingvo_gpipe.schedule.slot import Phase
@@ -168,8 +167,7 @@ def measure(
         return None
     devices = devices_at_once(params)
     size = max(_program_bytes(analysis, *pair) for pair in zip(analysis.cells, needs, strict=True))
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if len(devices) * size > memory / 2:
+    if not fits_host(len(devices) * size):
         return None
     return on_devices(analysis, devices)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ import tensorflow as tf
 from lingvo_gpipe import network, optim, packing
 from lingvo_gpipe.execution import outer_function
 from lingvo_gpipe.layers import base
-from lingvo_gpipe.plan.measured.cell_runner import Clock, devices_at_once
+from lingvo_gpipe.plan.measured.cell_runner import Clock, devices_at_once, fits_host
 
 _WARM_UP, _RUNS = 2, 5
 
@@ -47,8 +46,7 @@ def measure(
     # Groups, which need not be among these weights, set rates and cost nothing.
     update = update.copy()
     update.optimizer.groups = ()
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if not places or _bytes(update, specs) > memory / 2:
+    if not places or not fits_host(_bytes(update, specs)):
         return None
     try:
         return _Update(update, specs, places, analysis).median_s(clock)

@@ -70,10 +70,10 @@ def line(ahead: Mapping[int, Ahead]) -> str:
     """Return what was found of one worker's clock or more, for the user.
 
     >>> line({1: Ahead(-0.25, 0.0004), 2: Ahead(0.0031, 0.0002)})
-    'worker 1: -250.0 ms (± 0.4), worker 2: 3.1 ms (± 0.2)'
+    'worker 1: -250.0 ms (± 0.4), worker 2: +3.1 ms (± 0.2)'
     """
     return ", ".join(
-        f"worker {number}: {1e3 * one.seconds:.1f} ms (± {1e3 * one.error_s:.1f})"
+        f"worker {number}: {1e3 * one.seconds:+.1f} ms (± {1e3 * one.error_s:.1f})"
         for number, one in sorted(ahead.items())
     )
 

@@ -151,7 +151,7 @@ class Recorder:
         self._report(f"{name}: {compared}")
         if recorded.ahead:
             self._report(
-                f"{name}: clocks ahead of the chief's, so times are corrected: "
+                f"{name}: times are corrected, because clocks differ from the chief's: "
                 f"{clocks.line(recorded.ahead)}"
             )
 

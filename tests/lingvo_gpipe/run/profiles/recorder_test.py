@@ -139,7 +139,7 @@ def test_times_of_workers_are_by_the_clock_of_the_chief(
         if event["name"].startswith("1F"):
             assert 0.0 <= event["ts"] - ends[event["name"].replace("1F", "0F")] < 1e6 * ahead_s
     (line,) = [line for line in lines if "clocks" in line]
-    assert "so times are corrected: worker 1: 3000.0 ms (± 0.0)" in line
+    assert "clocks differ from the chief's: worker 1: +3000.0 ms (± 0.0)" in line
 
 
 def test_measured_layers_are_compared_with_steps(

@@ -4,20 +4,17 @@
 `benchmarks.support.blocks`, K=2, M=32, the same mini-batch and first weights. PyTorch: GPipe and
 1F1B, everything kept or each stage checkpointed, two pinned processes of one thread, gloo over
 loopback. Ours: 1F1B with `full` and `never`, two devices of one thread each, and `auto` by measured
-times within a cap of memory, and within a tighter one (`tight`). Keras: the whole mini-batch on one
-device of one thread. Steps compute loss and gradients, without an update. Each is compared with
-Keras by its loss and all gradients; one that differs by more than float32 rounds ends the
-benchmark.
+times within a cap of memory. Keras: the whole mini-batch on one device of one thread. Steps compute
+loss and gradients, without an update. Each is compared with Keras by its loss and all gradients;
+one that differs by more than float32 rounds ends the benchmark.
 
 The cap of a device lies half-way between what PyTorch's GPipe needs with checkpointing and without:
 tensors of a step, receiving buffers included, and the weights. GPipe must checkpoint under it; 1F1B
-need not, since with K=2 it keeps two micro-batches. The tighter cap lies half-way between what its
-1F1B needs with and without, so that all of PyTorch's must checkpoint. "Product" is the share of a
-step that its FLOPs would take at the rate of a 1,024² matrix product, measured beside the step on
-as many devices at once, in the milliseconds beside it: the libraries multiply at different rates.
-"Resident" is the growth of all processes from before the model was made: TensorFlow's has the
-traced graphs in it, PyTorch's what its allocator keeps; that of `auto` leaves out what its
-measurements left resident.
+need not, since with K=2 it keeps two micro-batches. "Product" is the share of a step that its FLOPs
+would take at the rate of a 1,024² matrix product, measured beside the step on as many devices at
+once, in the milliseconds beside it: the libraries multiply at different rates. "Resident" is the
+growth of all processes from before the model was made: TensorFlow's has the traced graphs in it,
+PyTorch's what its allocator keeps; that of `auto` leaves out what its measurements left resident.
 
 For the MLP also K=1, M=1 against the plain step, 512 rows, one thread, turn by turn.
 """
@@ -37,31 +34,28 @@ from benchmarks.support import blocks, machine, processes
 ROUNDS, QUICK_ROUNDS = 3, 1
 AIM, AIM_SINGLE = 1.5, 0.03
 PYTHON = Path(__file__).parents[2] / ".venv-bench/bin/python"
-POLICIES = ("kept", "checkpointed")
-TORCH = tuple(f"{schedule},{policy}" for schedule in ("gpipe", "1f1b") for policy in POLICIES)
-CAPS = {"auto": "gpipe", "tight": "1f1b"}  # row of `auto` → schedule that makes its cap
-OURS = ("full", "never", *CAPS)
+TORCH = tuple(f"{s},{p}" for s in ("gpipe", "1f1b") for p in ("kept", "checkpointed"))
+OURS = ("full", "never", "auto")
 _PLAIN, _SINGLE = "keras", "single"
 
 
-def cap_mib(runs: Mapping[str, list[Any]], schedule: str, reference: measures.Reference) -> float:
-    """Return the cap of a device: half-way between a step of PyTorch's checkpointed and kept.
+def cap_mib(runs: Mapping[str, list[Any]], reference: measures.Reference) -> float:
+    """Return the cap of a device: half-way between PyTorch's GPipe with checkpointing and without.
 
     Args:
         runs: configuration → its runs so far.
-        schedule: of PyTorch's step.
         reference: whose weights count, divided by K.
     """
-    needed = (runs[f"{schedule},{policy}"][-1]["device_mib"] for policy in POLICIES)
+    needed = (runs[f"gpipe,{policy}"][-1]["device_mib"] for policy in ("kept", "checkpointed"))
     weights = sum(value.nbytes for value in reference.weights.values()) / measures.MIB
     return statistics.fmean(needed) + weights / blocks.K
 
 
-def measure(kind: str, count: int) -> tuple[dict[str, list[Any]], dict[str, float], float]:
-    """Return the runs of each rival, the caps of a device in MiB, and the FLOPs of a step."""
+def measure(kind: str, count: int) -> tuple[dict[str, list[Any]], float, float]:
+    """Return the runs of each rival, the cap of a device in MiB, and the FLOPs of a step."""
     names = [*TORCH, *OURS, _PLAIN, *([_SINGLE] if kind == "mlp" else [])]
     found: dict[str, list[Any]] = {name: [] for name in names}
-    caps: dict[str, float] = {}
+    cap = 0.0
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{kind}.npz"
         processes.run(["benchmarks.rivals.plain", kind, "reference", str(path)])
@@ -72,9 +66,8 @@ def measure(kind: str, count: int) -> tuple[dict[str, list[Any]], dict[str, floa
                     arguments = ["benchmarks.rivals.pytorch", f"{kind},{name}", str(path)]
                     run = processes.run(arguments, str(PYTHON))
                 elif name in OURS:
-                    policy = "auto" if name in CAPS else name
-                    arguments = ["benchmarks.rivals.ours", f"{kind},{policy}", str(path)]
-                    run = processes.run([*arguments, f"--cap={caps.get(name, 0.0):.2f}"])
+                    arguments = ["benchmarks.rivals.ours", f"{kind},{name}", str(path)]
+                    run = processes.run([*arguments, f"--cap={cap:.2f}"])
                 else:
                     what = "step" if name == _PLAIN else "single"
                     run = processes.run(["benchmarks.rivals.plain", kind, what, str(path)])
@@ -82,8 +75,8 @@ def measure(kind: str, count: int) -> tuple[dict[str, list[Any]], dict[str, floa
                 if name != _SINGLE:
                     known.check(f"{kind}, {name}", run)
                 if number == 0 and name == TORCH[-1]:
-                    caps = {row: cap_mib(found, made, known) for row, made in CAPS.items()}
-    return found, caps, known.flops
+                    cap = cap_mib(found, known)
+    return found, cap, known.flops
 
 
 def best(found: Mapping[str, list[Any]], cap: float, weights_mib: float) -> str:
@@ -98,19 +91,6 @@ def best(found: Mapping[str, list[Any]], cap: float, weights_mib: float) -> str:
         name for name in TORCH if processes.median(found[name], "device_mib") + weights_mib <= cap
     ]
     return min(fitting, key=lambda name: processes.median(processes.quiet(found[name]), "s"))
-
-
-def print_cap(kind: str, found: Mapping[str, list[Any]], row: str, cap: float) -> str:
-    """Print what `auto` and PyTorch take within a cap; return the last as a share of the first."""
-    rival = best(found, cap, found[row][0]["weights_mib"])
-    ours, theirs = (processes.quiet(found[name]) for name in (row, rival))
-    ratio = processes.median(theirs, "s") / processes.median(ours, "s")
-    print(
-        f"cap {cap:.1f} MiB a device: PyTorch's best is {rival}, {row} takes "
-        f"{ours[0]['chosen']} (planned {ours[0]['planned_mib']:.1f} MiB); "
-        f"PyTorch takes {ratio:.2f} times as long"
-    )
-    return f"{kind} {row} {ratio:.2f}"
 
 
 def print_kind(kind: str, found: Mapping[str, list[Any]], flops: float) -> None:
@@ -152,10 +132,18 @@ def main() -> None:
     everything: dict[str, list[Any]] = {}
     figures = []
     for kind in kinds:
-        found, caps, flops = measure(kind, count)
+        found, cap, flops = measure(kind, count)
         everything.update({f"{kind},{name}": runs for name, runs in found.items()})
         print_kind(kind, found, flops)
-        figures += [print_cap(kind, found, row, cap) for row, cap in caps.items()]
+        rival = best(found, cap, found["auto"][0]["weights_mib"])
+        ours, theirs = (processes.quiet(found[name]) for name in ("auto", rival))
+        ratio = processes.median(theirs, "s") / processes.median(ours, "s")
+        print(
+            f"cap {cap:.1f} MiB a device: PyTorch's best is {rival}, auto takes "
+            f"{ours[0]['chosen']} (planned {ours[0]['planned_mib']:.1f} MiB); "
+            f"PyTorch takes {ratio:.2f} times as long"
+        )
+        figures.append(f"{kind} {ratio:.2f}")
         if kind == "mlp":
             runs = processes.quiet(found[_SINGLE])
             shares = ", ".join(

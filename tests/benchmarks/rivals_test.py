@@ -48,8 +48,7 @@ def test_the_best_rival_is_the_fastest_that_fits() -> None:
         name: [{"s": times.get(name, 1.0), "device_mib": needs.get(name, 20.0), "other_load": 0.0}]
         for name in rivals.TORCH
     }
-    cap = rivals.cap_mib(runs, "gpipe", REFERENCE)
+    cap = rivals.cap_mib(runs, REFERENCE)
     assert 40.0 < cap < 40.1  # and half of the weights' bytes
     assert rivals.best(runs, cap, 0.0) == "1f1b,kept"
-    assert 19.5 < rivals.cap_mib(runs, "1f1b", REFERENCE) < 19.6
     assert rivals.best(runs, 70.0, 0.0) == "gpipe,kept"

@@ -167,10 +167,12 @@ class Known:
     Attributes:
         slots: path → bytes of the variable's optimizer slots and average; see `slot_bytes`.
         layer_times: measured times of the layers; None: FLOPs count.
+        cell_times: times of the cells that were measured so far.
     """
 
     slots: Mapping[str, int]
     layer_times: Sequence[profiling.LayerTime] | None = None
+    cell_times: cell_times.Known = dataclasses.field(default_factory=list)
 
 
 def known_of(task: Task.Params, *, profile: bool = False) -> Known:
@@ -232,7 +234,8 @@ def make(
     cells = None
     if profile:
         needs = traced_cells.cell_bytes(analysis)
-        cells = cell_times.measure(whole[0], analysis, needs)
+        measured = None if known is None else known.cell_times
+        cells = cell_times.measure(whole[0], analysis, needs, measured)
     else:
         needs = [memory_formulas.cell_bytes(analysis, cell) for cell in analysis.cells]
     by_programs = cells is not None

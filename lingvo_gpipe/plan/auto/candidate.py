@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from lingvo_gpipe.plan import step_plan
 from lingvo_gpipe.task import Task
 
 _EQUAL_SHARE = 0.005  # steps that differ by less are equally short
-_EQUALLY_MEASURED_SHARE = 0.03  # the same of measured steps with different cells
+_EQUALLY_MEASURED_SHARE = 0.03  # the same of measured steps of different kinds
+
+
+class Kind(NamedTuple):
+    """What candidates share whose devices run as many programs; the simplest is the smallest.
+
+    Attributes:
+        cells_per_device: V.
+        splits: whether backwards are split into I and W.
+        is_apart: whether no cell runs forward and backward as one program.
+    """
+
+    cells_per_device: int
+    splits: bool
+    is_apart: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,7 +40,7 @@ class Candidate:
         refusal: why not.
         refused_by_memory: whether it is that no cut fits a device.
         correction: time of a step by measured programs of cells over that by layers, of the
-            fastest candidate with as many cells per device; 1: not measured.
+            fastest candidate of its kind; 1: not measured.
     """
 
     schedule: str
@@ -82,6 +97,13 @@ class Candidate:
         return self.plan
 
     @property
+    def kind(self) -> Kind:
+        """What it shares with others; it has a plan."""
+        analysis = self.planned.analysis
+        is_fused = any(cell.fused for cell in analysis.cells)
+        return Kind(self.cells_per_device, any(analysis.table.split()), not is_fused)
+
+    @property
     def step_s(self) -> float:
         """Time of a mini-batch, corrected; see `step_plan.Plan`."""
         return self.correction * self.planned.mini_batch_s
@@ -96,7 +118,7 @@ def ordered(by_time: Sequence[Candidate], *, is_measured: bool = False) -> list[
     """Return candidates by time.
 
     Of those that are equally short, the one that needs least memory is first. Measured times of
-    different cells differ by more from one measurement to the next: of those, the fewest cells.
+    different kinds differ by more from one measurement to the next: of those, the simplest kind.
 
     Args:
         by_time: candidates, the fastest first.
@@ -107,8 +129,8 @@ def ordered(by_time: Sequence[Candidate], *, is_measured: bool = False) -> list[
         first = left
         if is_measured:
             close = near(left, _EQUALLY_MEASURED_SHARE)
-            fewest = min(one.cells_per_device for one in close)
-            first = [one for one in close if one.cells_per_device == fewest]
+            simplest = min(one.kind for one in close)
+            first = [one for one in close if one.kind == simplest]
         equal = near(first, _EQUAL_SHARE)
         found += sorted(equal, key=lambda one: one.planned.heaviest_bytes)
         taken = set(map(id, equal))
@@ -121,7 +143,7 @@ def equality(*, is_measured: bool) -> str:
     if is_measured:
         return (
             f"measured steps that differ by at most {_EQUALLY_MEASURED_SHARE:.0%} count as equal: "
-            "the fewest cells are taken"
+            "the fewest cells are taken, then the fewest programs"
         )
     return f"steps that differ by at most {_EQUAL_SHARE:.1%} count as equal: least memory"
 

@@ -12,7 +12,7 @@ from lingvo_gpipe import errors, schedule
 from lingvo_gpipe.console import units
 from lingvo_gpipe.plan import hosts, step_plan
 from lingvo_gpipe.plan.auto import finalists
-from lingvo_gpipe.plan.auto.candidate import Candidate
+from lingvo_gpipe.plan.auto.candidate import Candidate, Kind
 from lingvo_gpipe.task import Task
 
 POLICIES = ("full", "early", "never", "except_last")
@@ -41,7 +41,7 @@ class Search:
         self._profile = profile
         self._cluster = cluster
         self._known: dict[int | None, step_plan.Known] = {}
-        self._ratios: dict[int, float] = {}
+        self._ratios: dict[Kind, float] = {}
         limits = [cluster.memory if cluster else None]
         if task.model.device_memory is not None:
             limits.append(units.parse_size(task.model.device_memory))
@@ -104,7 +104,7 @@ class Search:
 
     def _corrected(self, candidate: Candidate) -> Candidate:
         largest = max(self._ratios.values(), default=1.0)
-        ratio = self._ratios.get(candidate.cells_per_device, largest)
+        ratio = self._ratios.get(candidate.kind, largest)
         return dataclasses.replace(candidate, correction=ratio)
 
     def fits(self, candidate: Candidate) -> bool:

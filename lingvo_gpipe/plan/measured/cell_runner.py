@@ -55,7 +55,7 @@ class Stopwatch:
     devices: Sequence[str]
     num_cells: int = 1
     num_live: int = 1
-    runs: int = 5
+    runs: int = 9
     warm_up: int = 2
     clock: Clock = time.perf_counter
 

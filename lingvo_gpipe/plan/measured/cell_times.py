@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -65,6 +65,10 @@ class CellTimes:
                 for busy, alone in pairs
             )
         )
+
+
+Known: TypeAlias = list[tuple[tuple[object, ...], CellTimes]]
+"""What makes cells equal, and the times of those that were measured."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -150,7 +154,10 @@ def by_layers(analysis: network.Analysis, times: Sequence[profiling.LayerTime]) 
 
 
 def measure(
-    params: network.PipelineParams, analysis: network.Analysis, needs: Sequence[CellBytes]
+    params: network.PipelineParams,
+    analysis: network.Analysis,
+    needs: Sequence[CellBytes],
+    known: Known | None = None,
 ) -> StepTimes | None:
     """Measure the programs of every cell; equal cells once.
 
@@ -158,6 +165,8 @@ def measure(
         params: params of the network, with all replicas.
         analysis: analysis of the network of one replica.
         needs: bytes that the programs of each cell hold.
+        known: cells that were measured before, which are not measured again; those that are
+            measured now are added.
 
     Returns:
         Times of each cell; None where a network has no loss, or where the cells of all devices
@@ -169,17 +178,21 @@ def measure(
     size = max(_program_bytes(analysis, *pair) for pair in zip(analysis.cells, needs, strict=True))
     if not fits_host(len(devices) * size):
         return None
-    return on_devices(analysis, devices)
+    return on_devices(analysis, devices, known)
 
 
-def on_devices(analysis: network.Analysis, devices: Sequence[str]) -> StepTimes:
+def on_devices(
+    analysis: network.Analysis, devices: Sequence[str], known: Known | None = None
+) -> StepTimes:
     """Measure the programs of every cell on these devices at once; see `measure`.
 
     Args:
         analysis: analysis of the network.
         devices: names of the devices.
+        known: see `measure`.
     """
-    return StepTimes(tuple(_each(analysis, devices, _measured)), len(devices))
+    known = [] if known is None else known
+    return StepTimes(tuple(_each(analysis, devices, _measured, known)), len(devices))
 
 
 def of_compiled(analysis: network.Analysis, devices: Sequence[str]) -> list[CellTimes | None]:
@@ -199,20 +212,21 @@ def of_compiled(analysis: network.Analysis, devices: Sequence[str]) -> list[Cell
         except tf.errors.OpError:  # an operation that XLA does not have, strings, dynamic shapes
             return None
 
-    return _each(analysis, devices, measured)
+    return _each(analysis, devices, measured, [])
 
 
 def _each(
     analysis: network.Analysis,
     devices: Sequence[str],
     measured: Callable[[CellRunner, network.Analysis, network.Cell, Sequence[str]], _Times],
+    known: list[tuple[tuple[object, ...], _Times]],
 ) -> list[_Times]:
-    """Return what is measured of each cell, of equal ones once."""
+    """Return what is measured of each cell, of equal ones once; `known` has those before."""
     layers = [info.params.instantiate() for info in analysis.layers]
-    known: list[tuple[tuple[object, ...], _Times]] = []
+    settings = (_most_cells(analysis), _most_live(analysis), *devices)
     found = []
     for cell in analysis.cells:
-        work = _work(analysis, cell)
+        work = (*_work(analysis, cell), *settings)
         equal = [times for other, times in known if other == work]
         if not equal:
             runner = CellRunner(analysis, layers, cell)

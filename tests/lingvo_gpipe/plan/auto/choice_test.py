@@ -362,6 +362,7 @@ def test_measured_times_count_what_a_call_costs(
         return (profiling.LayerTime(forward_s, 2 * forward_s, 3 * forward_s),) * 8
 
     monkeypatch.setattr(profiling, "layer_times", layer_times)
+    monkeypatch.setattr(cell_times, "measure", lambda *_: None)
     task = open_task(cells_per_device=1)
     choice = auto.choose(task, profile=True)
     assert sorted(measured) == [1, 2, 4, 8]
@@ -378,7 +379,10 @@ def test_measured_times_count_what_a_call_costs(
         (
             0.98,
             True,
-            ["measured steps that differ by at most 3% count as equal: the fewest cells are taken"],
+            [
+                "measured steps that differ by at most 3% count as equal: the fewest cells are "
+                "taken, then the fewest programs"
+            ],
         ),
         (0.998, False, ["steps that differ by at most 0.5% count as equal: least memory"]),
         (1.0, True, []),

@@ -56,7 +56,7 @@ def given_times(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
     shares: list[float | None] = [1.0] * 4
     monkeypatch.setattr(cell_times, "devices_at_once", lambda _: ["one"])
 
-    def each(analysis: network.Analysis, _: Any, __: Any) -> list[cell_times.CellTimes | None]:
+    def each(analysis: network.Analysis, *_: Any) -> list[cell_times.CellTimes | None]:
         found: list[cell_times.CellTimes | None] = []
         for cell in analysis.cells:
             share = shares[cell.index] if cell.compiled else 1.0

@@ -54,13 +54,15 @@ class FakeRunner:
         return {"B": 10.0, "I": 20.0, "W": 30.0}[phase] - 5.0 * from_kept
 
 
-def measured(monkeypatch: pytest.MonkeyPatch, given: Any) -> cell_times.StepTimes | None:
+def measured(
+    monkeypatch: pytest.MonkeyPatch, given: Any, known: cell_times.Known | None = None
+) -> cell_times.StepTimes | None:
     FakeRunner.made, FakeRunner.watches = [], []
     monkeypatch.setattr(cell_times, "CellRunner", FakeRunner)
     monkeypatch.setattr(placement, "num_cores", lambda: 2)
     analysis = network.analyze(given, FIELDS)
     needs = [memory_formulas.cell_bytes(analysis, cell) for cell in analysis.cells]
-    return cell_times.measure(given, analysis, needs)
+    return cell_times.measure(given, analysis, needs, known)
 
 
 @pytest.mark.parametrize(
@@ -107,6 +109,23 @@ def test_equal_cells_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert times is not None
     assert len(times.cells) == 5
     assert FakeRunner.made == [0, 1, 4]  # the first one returns no gradient, the last has a loss
+
+
+def test_equal_cells_of_other_schedules_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first cell of ZB-H1 has whole backwards, like that of 1F1B with as many live."""
+    known: cell_times.Known = []
+    split: dict[str, Any] = {"schedule": "zb_h1", "recompute": "never"}
+    first = measured(monkeypatch, params(**split), known)
+    assert FakeRunner.made == [0, 1]
+    assert measured(monkeypatch, params(**split), known) == first
+    assert FakeRunner.made == []
+    measured(monkeypatch, params(schedule="1f1b", recompute="never"), known)
+    assert FakeRunner.made == [1]
+    measured(monkeypatch, params(schedule="gpipe", recompute="never"), known)
+    assert FakeRunner.made == [0, 1]  # more micro-batches are live
+    monkeypatch.setattr(cell_times, "devices_at_once", lambda _: ["one"])
+    measured(monkeypatch, params(**split), known)
+    assert FakeRunner.made == [0, 1]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, get_args
 
 from lingvo_gpipe.errors import ScheduleError
 from lingvo_gpipe.schedule import legality
@@ -176,18 +176,21 @@ class Table:
 
     def recomputed(self) -> tuple[frozenset[int], ...]:
         """Return per cell the micro-batches whose recomputation is a slot of its own."""
-        return self._with_phase("R")
+        return self._micro_batches["R"]
 
     def split(self) -> tuple[frozenset[int], ...]:
         """Return per cell the micro-batches whose backward is split into I and W."""
-        return self._with_phase("I")
+        return self._micro_batches["I"]
 
-    def _with_phase(self, phase: Phase) -> tuple[frozenset[int], ...]:
-        found: list[set[int]] = [set() for _ in range(self.num_cells)]
+    @functools.cached_property
+    def _micro_batches(self) -> dict[Phase, tuple[frozenset[int], ...]]:
+        """Phase → per cell the micro-batches that have a slot of it."""
+        found: dict[Phase, list[set[int]]] = {
+            phase: [set() for _ in range(self.num_cells)] for phase in get_args(Phase)
+        }
         for slot in self:
-            if slot.phase == phase:
-                found[slot.cell].add(slot.micro_batch)
-        return tuple(map(frozenset, found))
+            found[slot.phase][slot.cell].add(slot.micro_batch)
+        return {phase: tuple(map(frozenset, of_cell)) for phase, of_cell in found.items()}
 
     @functools.cached_property
     def _homes(self) -> dict[int, int]:

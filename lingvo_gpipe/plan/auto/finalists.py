@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from lingvo_gpipe.plan.auto.candidate import Candidate, Kind, near
 
 _FAR_SHARE = 0.15  # nothing is measured if all other kinds are longer by more
-_CLOSE_SHARE = 0.05  # a kind is not measured if it is longer by more than the shortest one measured
+_CLOSE_SHARE = 0.05  # a kind that is longer by more than the shortest measured one is not tried
 
 
 def ratios(

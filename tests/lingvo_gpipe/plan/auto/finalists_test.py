@@ -38,7 +38,7 @@ class FakePlan:
         return [frozenset(), frozenset({1} if KINDS[self.programs][0] else ())]
 
 
-# What is behind the point of V → backwards are split, forward and backward are apart.
+# Decimals of V → backwards are split, forward and backward are apart.
 KINDS = {0.0: (False, False), 0.25: (False, True), 0.5: (True, True)}
 
 

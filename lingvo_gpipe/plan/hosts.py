@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 
@@ -118,7 +119,7 @@ def link_s(
         if link.source == INPUT or link.source > link.target:
             continue
         most = max(link.forward_bytes, link.backward_bytes) / len(analysis.sizes)
-        pairs = collections.Counter(_host_pairs(order, analysis, link))
+        pairs = collections.Counter(_host_pairs(order, analysis, link.source, link.target))
         leaving: collections.Counter[int] = collections.Counter()
         reaching: collections.Counter[int] = collections.Counter()
         for (source, target), count in pairs.items():
@@ -136,14 +137,24 @@ def link_s(
     return seconds
 
 
+def slowest_link(hosts: Hosts, order: HostOrder, analysis: network.Analysis) -> int | None:
+    """Return the bytes per second of the slowest link from a cell to the next; None: not known."""
+    pairs = (
+        pair
+        for cell, following in itertools.pairwise(analysis.cells)
+        for pair in _host_pairs(order, analysis, cell.index, following.index)
+    )
+    return min(filter(None, itertools.starmap(hosts.bytes_per_s, pairs)), default=None)
+
+
 def _host_pairs(
-    order: HostOrder, analysis: network.Analysis, link: Link
+    order: HostOrder, analysis: network.Analysis, source: int, target: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield the hosts of a link's two cells, for each replica."""
+    """Yield the hosts of two cells, for each replica."""
     num_devices = analysis.table.num_devices
-    source, target = (analysis.cells[cell].device_number for cell in (link.source, link.target))
-    for first in range(0, len(order.hosts), num_devices):
-        yield order.hosts[first + source], order.hosts[first + target]
+    first, second = (analysis.cells[cell].device_number for cell in (source, target))
+    for start in range(0, len(order.hosts), num_devices):
+        yield order.hosts[start + first], order.hosts[start + second]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -324,7 +335,7 @@ def _links(
     for link in links:
         if link.source == INPUT:
             continue
-        source, target = next(_host_pairs(order, analysis, link))
+        source, target = next(_host_pairs(order, analysis, link.source, link.target))
         speed = hosts.bytes_per_s(source, target)
         size = link.forward_bytes + link.backward_bytes
         rows.append(

@@ -41,6 +41,7 @@ class Candidate:
         refused_by_memory: whether it is that no cut fits a device.
         correction: time of a step by measured programs of cells over that by layers, of the
             fastest candidate of its kind; 1: not measured.
+        even: the plan with the cut that the params make, where another one is taken; else None.
     """
 
     schedule: str
@@ -51,6 +52,7 @@ class Candidate:
     refusal: str = ""
     refused_by_memory: bool = False
     correction: float = 1.0
+    even: step_plan.Plan | None = None
 
     @property
     def name(self) -> str:
@@ -84,6 +86,13 @@ class Candidate:
         )
         if self.num_micro_batches is not None:
             params.model.num_micro_batches = self.num_micro_batches
+        if self.even is not None:
+            params.model.cuts = self.cuts
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """Number of layers in each cell; it has a plan."""
+        return tuple(len(cell.layers) for cell in self.planned.analysis.cells)
 
     @property
     def planned(self) -> step_plan.Plan:

@@ -58,8 +58,7 @@ class Choice:
         """Set what is chosen in the params of a task."""
         self.best.set_in(params)
         if self.is_measured:  # on another day, times would be others
-            cells = self.best.planned.analysis.cells
-            params.model.cuts = tuple(len(cell.layers) for cell in cells)
+            params.model.cuts = self.best.cuts
         if self.compiled is not None:
             self.compiled.set_in(params)
 
@@ -79,6 +78,7 @@ class Choice:
                 ]
             )
         lines = [*units.table(rows, "lrrr"), *filter(None, [self.note])]
+        lines += filter(None, [self._cut()])
         if any(one.step_s < self.best.step_s for one in self.fitting):
             lines.append(equality(is_measured=self.is_measured))
         slower = self.fitting[_SHOWN:]
@@ -108,6 +108,18 @@ class Choice:
         if self.compiled is not None:
             lines.append(self.compiled.line())
         return lines
+
+    def _cut(self) -> str:
+        """Return why the best one is not cut evenly; nothing if it is."""
+        even, best = self.best.even, self.best.planned
+        if even is None:
+            return ""
+        cuts = ", ".join(map(str, self.best.cuts))
+        if self.limit_bytes is not None and even.heaviest_bytes > self.limit_bytes:
+            why = f"needs {units.size(even.heaviest_bytes)} on a device"
+        else:
+            why = f"takes {even.mini_batch_s / best.mini_batch_s - 1:.1%} longer over these links"
+        return f"cells of {cuts} layers: the even cut {why}"
 
 
 def choose(

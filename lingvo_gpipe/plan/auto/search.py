@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from lingvo_gpipe import errors, schedule
 from lingvo_gpipe.console import units
+from lingvo_gpipe.network.params import stated_cuts
 from lingvo_gpipe.plan import hosts, step_plan
 from lingvo_gpipe.plan.auto import finalists
 from lingvo_gpipe.plan.auto.candidate import Candidate, Kind
@@ -19,6 +22,8 @@ POLICIES = ("full", "early", "never", "except_last")
 _KEEPS_MORE = {"except_last": "never"}  # which is as fast or faster, where it fits
 _MOST_CELLS = 3  # per device
 _MIXED = 4  # of how many of the fastest candidates some cells may keep their forwards
+_LINK_SHARES = (1.0, 0.25)  # of the time that a link takes, counted as work of both its cells
+_LEAST_GAIN = 0.005  # for which a cut moves
 _MOST_TRIED = 16  # ways to do so, of each: with up to 8 cells all that may fit
 
 
@@ -56,9 +61,53 @@ class Search:
         return self._known[key]
 
     def attempt(self, candidate: Candidate) -> Candidate:
-        """Return a candidate with its plan, or with the error that refused it."""
+        """Return a candidate with its plan, or with the error that refused it.
+
+        It is cut anew. The cut of the params balances work alone, and knows neither memory nor
+        links that only the hosts state: where others fit, or are faster, the fastest is taken.
+        """
+        first = self._planned(dataclasses.replace(candidate, even=None))
+        found = first
+        for settings in self._other_cuts(first):
+            other = self._planned(dataclasses.replace(candidate, even=first.plan), **settings)
+            wanted_s = (1 - _LEAST_GAIN) * found.step_s if self.fits(found) else math.inf
+            if self.fits(other) and other.step_s < wanted_s:
+                found = other
+        return found
+
+    def _other_cuts(self, first: Candidate) -> Iterator[dict[str, Any]]:
+        """Yield params of the network that may cut it better than it is cut.
+
+        Args:
+            first: a candidate with the cut of its params.
+        """
+        model, cluster = self._task.model, self._cluster
+        if first.plan is None or cluster is None or stated_cuts(model) is not None:
+            return
+        within: dict[str, Any] = {}
+        if self.limit_bytes is not None:
+            within["device_memory"] = f"{self.limit_bytes}B"
+        if not self.fits(first):
+            yield within
+        order, counts_links = first.plan.order, first.plan.counts_links
+        if order is None or not counts_links or model.link_cost_per_byte:
+            return
+        slowest = hosts.slowest_link(cluster, order, first.plan.analysis)
+        if slowest is not None:
+            unit = 1.0 if self._profile else float(cluster.flops or 1)  # of what layers cost
+            for share in _LINK_SHARES:
+                yield {"link_cost_per_byte": share * unit / slowest, **within}
+
+    def _planned(self, candidate: Candidate, **settings: Any) -> Candidate:
+        """Return a candidate with its plan, or with the error that refused it.
+
+        Args:
+            candidate: what is planned.
+            settings: params of the network, name → value.
+        """
         tried = self._task.copy()
-        candidate.set_in(tried)
+        dataclasses.replace(candidate, even=None).set_in(tried)
+        tried.model.set(**settings)
         known = self.known(candidate.num_micro_batches)
         try:
             plan = step_plan.make_for(tried, cluster=self._cluster, known=known)

@@ -139,11 +139,17 @@ def _shares(slot: Slot, recomputed: Callable[[Slot], float]) -> dict[str, float]
 
 
 def _idle_of_equal_cells(timeline: simulate.Timeline) -> list[float]:
-    """Return how long each device would wait if each phase took the mean time in every cell."""
+    """Return how long each device would wait if each phase took the mean time in every cell.
+
+    Cells that have no slot of a phase do not count in its mean; those whose slot computes nothing
+    do, with no time.
+    """
     table = timeline.table
-    mean = mean_seconds(timeline)
-    count = table.num_cells
-    lengths = {phase: [statistics.fmean(seconds)] * count for phase, seconds in mean.items()}
+    there = {(slot.phase, slot.cell) for _, slot in table.order()}
+    lengths = {}
+    for phase, seconds in mean_seconds(timeline).items():
+        own = [time_s for cell, time_s in enumerate(seconds) if (phase, cell) in there]
+        lengths[phase] = [statistics.fmean(own or [0.0])] * table.num_cells
     equal = simulate_means(table, lengths)
     return [equal.makespan_s - busy_s for busy_s in equal.busy_s]
 

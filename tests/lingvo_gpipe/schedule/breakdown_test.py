@@ -28,6 +28,24 @@ def test_equal_cells_wait_only_while_the_pipeline_fills_and_drains(name: str) ->
         assert others == pytest.approx([0.0] * 5)
 
 
+@pytest.mark.parametrize("name", ["zb_h1", "zb_v", "dualpipe_v"])
+@pytest.mark.parametrize("M", [1, 4])
+def test_equal_cells_of_which_not_all_split_their_backwards_wait_for_nothing_else(
+    name: str, M: int
+) -> None:
+    table = schedule.make(name, 2, M)
+    count = table.num_cells
+    timeline = simulate.simulate(
+        table,
+        [1.0] * count,
+        [2.0] * count,
+        input_gradient_s=[1.0] * count,
+        weight_gradient_s=[1.0] * count,
+    )
+    rows = breakdown.of_step(timeline, breakdown.Around(0.0, timeline.makespan_s))
+    assert [row["imbalance"] for row in rows] == pytest.approx([0.0, 0.0])
+
+
 def test_a_slow_cell_makes_the_others_wait() -> None:
     timeline = simulated("gpipe", 2, 4, [1.0, 3.0], [2.0, 6.0])
     fast, slow = breakdown.of_step(timeline, breakdown.Around(0.0, timeline.makespan_s))

@@ -89,21 +89,23 @@ class MiniBatchRunner:
         return len(sizes)
 
     def checked(self, *parts: dict[str, Nest]) -> tuple[dict[str, Nest], ...]:
-        """Return the parts of a mini-batch, with labels and ids in range (`check_values`).
+        """Refuse labels and ids that no layer takes (`check_values`); return the parts to run.
+
+        In a caller's function values are not known yet. Where a cell is on an accelerator, using
+        the returned fields fails in the step; on CPUs, TensorFlow's kernels fail.
 
         Raises:
-            InputError: one is not. In the caller's function, the step fails when it runs: by these
-                fields where a cell is on an accelerator, and by TensorFlow's kernels on CPUs.
+            InputError: a value that no layer takes, outside of a caller's function.
         """
         if not self._params.check_values:
             return parts
         if not tf.inside_function():
             self._analysis.check_values(*parts)
         elif not all(":CPU:" in name for names in self.executor.devices for name in names):
-            devices = self.executor.input_devices or ("CPU:0",)
+            devices = self.executor.input_devices or ("CPU:0",) * len(parts)
             return tuple(
                 self._analysis.asserted_values(fields, device)
-                for fields, device in zip(parts, devices, strict=False)
+                for fields, device in zip(parts, devices[: len(parts)], strict=True)
             )
         return parts
 

@@ -228,6 +228,8 @@ def _full(
     if not layers:
         return errors.StepError(_lack("a device", wanted))
     layer = layers[0][0]
+    if analysis.params.num_replicas > 1:  # whose device it was, the message does not say
+        return errors.StepError(f"layer {layer}: {_lack('a device', wanted)}", layer=layer)
     number = next(n for n, info in enumerate(analysis.layers) if info.name == layer)
     device = analysis.cells[analysis.cell_of(number)].device_number
     return errors.StepError(

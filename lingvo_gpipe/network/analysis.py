@@ -150,7 +150,8 @@ class Analysis(wired_layers.WiredLayers):
 
     @functools.cached_property
     def _field_ranges(self) -> tuple[value_ranges.FieldRange, ...]:
-        return value_ranges.of_fields(self.layers, self.wiring)
+        params = self.params
+        return value_ranges.of_fields(self.layers, self.wiring, params.batch_dim, params.unbatched)
 
     @functools.cached_property
     def _passes(self) -> dict[_Purpose, Pass]:

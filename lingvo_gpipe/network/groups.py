@@ -59,6 +59,8 @@ class Groups:
         if self.size is None or isinstance(batch, parts.InParts):
             return [Group(batch, 0, None)]
         num_examples = parts.num_examples(batch, whole.batch_dim, whole.unbatched)
+        if num_examples < 1:
+            return [Group(batch, 0, None)]  # which is refused when it is cut into micro-batches
         number = micro_batches.count_of(whole, num_examples)
         firsts = _firsts(whole, self.size, num_examples)
         if len(firsts) == 1:

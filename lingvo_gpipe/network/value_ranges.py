@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -29,14 +29,16 @@ class FieldRange:
         field: name of the field.
         layer: name of the layer that reads it.
         values: what the layer takes; its `weights` is a field, or None.
+        batch_dim: which dimension of the field counts examples; 0 where none does.
     """
 
     field: str
     layer: str
     values: ValueRange
+    batch_dim: int = 0
 
     def all_inside(self, fields: Mapping[str, Nest]) -> tf.Tensor | None:
-        """Return whether all values fit, found on the worker that has the field; None: none has."""
+        """Check the values on the worker that has the field; None: no worker has it."""
         value = fields[self.field]
         if not _is_on_worker(value):
             return None
@@ -65,15 +67,16 @@ class FieldRange:
         places = np.argwhere(outside)
         if not len(places):
             return None
-        place = tuple(int(index) for index in places[0])
+        position = [int(index) for index in places[0]]
+        row = first_row + position.pop(self.batch_dim)
         more = f" (and {len(places) - 1} more)" if len(places) > 1 else ""
-        position = f", position {list(place[1:])}" if place[1:] else ""
+        at = f", position {position}" if position else ""
         setting = self.values.setting
         why, way_out = f"its {setting}={size}", f"set {setting}"
         if not setting:
             why, way_out = f"it reads predictions of {size} classes", "the model that predicts them"
         return (
-            f"field {self.field!r}, row {first_row + place[0]}{position}: {found[place]}{more}, "
+            f"field {self.field!r}, row {row}{at}: {found[tuple(places[0])]}{more}, "
             f"but layer {self.layer} takes 0 to {size - 1} ({why}). Correct the data, or {way_out}"
         )
 
@@ -107,7 +110,7 @@ def check(ranges: Sequence[FieldRange], *parts: Mapping[str, Nest]) -> None:
                 message = one.first_outside(fields, first_rows[number])
                 if message is not None:
                     raise errors.InputError(message)
-            first_rows[number] += len(fields[one.field])
+            first_rows[number] += fields[one.field].shape[one.batch_dim]
 
 
 def asserted(
@@ -164,12 +167,19 @@ def _is_on_worker(value: Nest) -> bool:
     return isinstance(value, tf.Tensor) and "/job:worker/" in value.device
 
 
-def of_fields(layers: Iterable[LayerInfo], routes: wiring.Wiring) -> tuple[FieldRange, ...]:
+def of_fields(
+    layers: Iterable[LayerInfo],
+    routes: wiring.Wiring,
+    batch_dim: int = 0,
+    unbatched: Collection[str] = (),
+) -> tuple[FieldRange, ...]:
     """Return the ranges of fields that layers read directly, and whose weights are fields too.
 
     Args:
         layers: layers of the network.
         routes: which layer reads which value.
+        batch_dim: which dimension of fields counts examples.
+        unbatched: names of fields of which none does.
     """
     fields = set(routes.fields.values())
     found = []
@@ -179,5 +189,6 @@ def of_fields(layers: Iterable[LayerInfo], routes: wiring.Wiring) -> tuple[Field
         for name, values in ranges.items():
             needed = {versions[n] for n in (name, values.weights) if n is not None}
             if needed <= fields:
-                found.append(FieldRange(name, layer.name, values))
+                dim = 0 if name in unbatched else batch_dim
+                found.append(FieldRange(name, layer.name, values, dim))
     return tuple(found)

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
+import tensorflow as tf
+
 from lingvo_gpipe.execution.executor import Executor
 from lingvo_gpipe.execution.monitoring.progress import Progress
 
@@ -148,7 +150,15 @@ class Watchdog:
     def _described(self) -> Sequence[str]:
         """Return the lines of `describe`, which may wait for a device that does not answer."""
         found: list[Sequence[str]] = []
-        thread = threading.Thread(target=lambda: found.append(self._describe()), daemon=True)
+
+        def describe() -> None:
+            try:
+                found.append(self._describe())
+            except tf.errors.OpError as error:
+                why = error.message.partition("\n")[0]
+                found.append([f"what its devices do is unknown: one cannot be read ({why})"])
+
+        thread = threading.Thread(target=describe, daemon=True)
         thread.start()
         thread.join(_DESCRIBED_WITHIN_S)
         return found[0] if found else ["what its devices do is unknown: one does not answer"]

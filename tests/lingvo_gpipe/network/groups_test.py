@@ -79,6 +79,17 @@ def test_they_have_the_micro_batches_of_the_mini_batch(
     assert of_training.fields["x"].shape == cut[0].fields["x"].shape
 
 
+@pytest.mark.parametrize("fields", [{"num_micro_batches": 512}, {"micro_batch_size": 2}])
+def test_a_mini_batch_without_examples_is_left_to_what_refuses_it(
+    fields: dict[str, object],
+) -> None:
+    empty = {"x": tf.zeros([0, 3])}
+    made = groups.of(params(**fields), {"x": tf.TensorSpec([1024, 3])})
+    assert [group.fields for group in made.cut(empty)] == [empty]
+    with pytest.raises(errors.InputError, match="has no examples"):
+        micro_batches.sizes_of(made.params, empty)
+
+
 def test_a_field_without_examples_is_in_each_group() -> None:
     whole = params(num_micro_batches=8, group_size=4, unbatched=("table",), batch_dim=1)
     fields = {"x": tf.reshape(tf.range(16), [2, 8]), "table": tf.zeros([3])}

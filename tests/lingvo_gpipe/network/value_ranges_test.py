@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 from unittest import mock
@@ -34,6 +35,30 @@ WEIGHTED = FieldRange("label", "head", ValueRange(5, "classes", weights="weight"
 def test_the_first_value_outside_is_named(label: Any, expected: str | None) -> None:
     message = LABELS.first_outside({"label": np.array(label, np.int32)})
     assert message == expected if expected is None else expected in str(message)
+
+
+@pytest.mark.parametrize("is_on_worker", [False, True])
+def test_rows_are_examples_whatever_their_dimension(
+    is_on_worker: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(value_ranges, "_is_on_worker", lambda _: is_on_worker)
+    by_time = dataclasses.replace(LABELS, batch_dim=1)
+    first, second = ({"label": tf.constant(labels)} for labels in ([[0] * 3] * 4, [[1, 9], [2, 3]]))
+    assert str(refusal(by_time, first, second)).startswith(
+        "field 'label', row 4, position [0]: 9, but layer"
+    )
+
+
+def test_fields_have_the_batch_dimension_of_the_network() -> None:
+    head = layers.SequenceSoftmax.Params(vocabulary=4)
+    params = pipelining.PipeliningLayer.Params(layers=[head], batch_dim=1)
+    fields = {
+        "x": tf.TensorSpec([3, 2, 5]),
+        "label": tf.TensorSpec([3, 2], tf.int32),
+    }
+    label = tf.constant([[0, 1], [2, 3], [1, 7]])
+    with pytest.raises(errors.InputError, match=r"field 'label', row 1, position \[2\]: 7, but"):
+        network.analyze(params, fields).check_values({"x": tf.zeros([3, 2, 5]), "label": label})
 
 
 def test_a_value_of_weight_zero_may_be_anything() -> None:
@@ -221,3 +246,25 @@ def test_a_pipeline_on_accelerators_looks_at_its_values_in_the_callers_graph(
 
         with pytest.raises(tf.errors.InvalidArgumentError, match=message):
             step(batch)
+
+
+def test_each_replicas_part_is_looked_at_in_the_callers_graph(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pipe = pipelining.PipeliningLayer.Params(
+        layers=[layers.Softmax.Params(name="head", classes=3)], num_micro_batches=2, num_replicas=2
+    ).instantiate()
+    parts = tuple(
+        {"x": tf.ones([2, 2]), "label": tf.constant(labels)} for labels in ([0, 1], [2, 3])
+    )
+    pipe.build({name: tf.concat([part[name] for part in parts], 0) for name in parts[0]})
+
+    @tf.function(autograph=False)
+    def looked(first: dict[str, tf.Tensor], second: dict[str, tf.Tensor]) -> list[tf.Tensor]:
+        with monkeypatch.context() as patch:
+            patch.setattr(pipe.executor, "devices", [["/device:GPU:0"]] * 2)
+            return [part["label"] for part in pipe._built.checked(first, second)]
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="layer head does not take"):
+        looked(*parts)
+    assert len(looked(parts[0], parts[0])) == 2

@@ -124,6 +124,19 @@ def test_work_of_a_kind_is_limited_by_what_was_done_before() -> None:
     assert lines[0].startswith("batch 1 has taken 0 s: why")
 
 
+def test_a_device_that_cannot_be_read_is_reported() -> None:
+    lines: list[str] = []
+
+    def describe() -> list[str]:
+        raise tf.errors.UnavailableError(None, None, "the worker is gone\nmore")
+
+    dog = watchdog.Watchdog(0.1, describe, lines.append)
+    with dog, dog.watching("step 7"):
+        assert len(reported(lines, 1)) == 1
+    why = "what its devices do is unknown: one cannot be read (the worker is gone)"
+    assert lines[0] == f"step 7 has taken 0 s: {why}"
+
+
 def test_devices_that_do_not_answer_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "_DESCRIBED_WITHIN_S", 0.1)
     lines: list[str] = []

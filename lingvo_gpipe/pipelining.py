@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -131,13 +131,7 @@ class PipeliningLayer(tensorflow_import.Module, hyperparams.Configurable):
             )
             devices = tuple(devices[place] for place in order.places)
         compiled = [cell.compiled or where.compile_all for cell in analysis.cells]
-        imported = (cell.imports for cell, jit in zip(analysis.cells, compiled, strict=True) if jit)
-        placement.refuse_strings(
-            {
-                analysis.wiring.versions[v].name: analysis.specs[v]
-                for v in sorted(set(itertools.chain.from_iterable(imported)))
-            }
-        )
+        _refuse_strings(analysis, compiled)
         executor = Executor(
             analysis,
             programs=[
@@ -337,7 +331,12 @@ class PipeliningLayer(tensorflow_import.Module, hyperparams.Configurable):
         )
 
     def first_nonfinite(
-        self, batch: parts.Batch, *, step: int | tf.Tensor = 0, first_micro_batch: int = 0
+        self,
+        batch: parts.Batch,
+        *,
+        step: int | tf.Tensor = 0,
+        first_micro_batch: int = 0,
+        earlier_micro_batches: int = 0,
     ) -> str:
         """Run a mini-batch layer by layer and name where a value first stops being finite.
 
@@ -345,16 +344,18 @@ class PipeliningLayer(tensorflow_import.Module, hyperparams.Configurable):
             batch: the mini-batch, or a group of its micro-batches.
             step: number of the update.
             first_micro_batch: number of the first one.
+            earlier_micro_batches: of earlier mini-batches of the update, on which its seeds depend.
 
         Returns:
             Such as "layer conv_1, output x, micro-batch 2"; or "nowhere".
         """
-        inputs = self._inputs(batch, step, first_micro_batch)
+        first_of_update = earlier_micro_batches + first_micro_batch
+        inputs = self._inputs(batch, step, first_of_update)  # builds the pipeline, if it is new
         pass_inputs = self._built.pass_inputs(inputs)
         place = nonfinite.first_value(self.executor, pass_inputs, first_micro_batch)
         if place != nonfinite.NOWHERE:
             return place
-        first = tf.constant(first_micro_batch)
+        first = tf.constant(first_of_update)
         gradients = self.value_and_gradients(batch, step=step, first_micro_batch=first).gradients
         return nonfinite.first_gradient(self.analysis, gradients)
 
@@ -366,6 +367,7 @@ class PipeliningLayer(tensorflow_import.Module, hyperparams.Configurable):
         step: int | tf.Tensor = 0,
         first_micro_batch: int = 0,
         num_micro_batches: int | None = None,
+        earlier_micro_batches: int = 0,
     ) -> errors.UserError:
         """Return the cause of an error of a step: its layer, micro-batch, and the field at fault.
 
@@ -378,8 +380,9 @@ class PipeliningLayer(tensorflow_import.Module, hyperparams.Configurable):
             step: number of the update.
             first_micro_batch: number of the first one.
             num_micro_batches: of the whole mini-batch; None: `batch` is that.
+            earlier_micro_batches: of earlier mini-batches of the update, on which its seeds depend.
         """
-        inputs = self._inputs(batch, step, first_micro_batch)
+        inputs = self._inputs(batch, step, earlier_micro_batches + first_micro_batch)
         place = (first_micro_batch, num_micro_batches)
         return self._built.explain(inputs, error, training=True, place=place)
 
@@ -447,3 +450,14 @@ def _keep_autograph_out() -> None:
 
 
 tensorflow_import.when_loaded(_keep_autograph_out)
+
+
+def _refuse_strings(analysis: network.Analysis, compiled: Sequence[bool]) -> None:
+    """Refuse strings that a cell which XLA compiles would read."""
+    imported = (cell.imports for cell, jit in zip(analysis.cells, compiled, strict=True) if jit)
+    placement.refuse_strings(
+        {
+            analysis.wiring.versions[v].name: analysis.specs[v]
+            for v in sorted(set(itertools.chain.from_iterable(imported)))
+        }
+    )

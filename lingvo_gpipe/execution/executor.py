@@ -10,6 +10,7 @@ grows with cells × micro-batches, not with layers.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -138,11 +139,9 @@ class Executor:
 
     def _table_devices(self) -> list[str]:
         """Return the names of the table's devices, replica after replica."""
-        names = []
-        for of_replica in self.devices:
-            homes = {c.device_number: of_replica[c.index] for c in self.analysis.cells}
-            names += [homes[number] for number in sorted(homes)]
-        return names
+        numbers = [cell.device_number for cell in self.analysis.cells]
+        homes = (dict(zip(numbers, of_replica, strict=True)) for of_replica in self.devices)
+        return [of_replica[number] for of_replica in homes for number in sorted(of_replica)]
 
     @property
     def num_traces(self) -> int:
@@ -235,9 +234,9 @@ class PassRun:
         network_pass: table and cells.
         inputs: inputs of the pass.
         devices: name of each cell's device.
-        values: (version that a cell makes, micro-batch) → nest.
-        value_gradients: (version, micro-batch) → for each cell that reads the version, the
-            gradients of its floating leaves.
+        values: micro-batch → version that a cell makes → nest.
+        value_gradients: micro-batch → version → for each cell that reads it, the gradients of its
+            floating leaves.
         collected: (cell, micro-batch) → what its forward collected.
         held: (cell, micro-batch) → what a kept forward, an R or an I left for the next slot.
         accumulators: for each cell and weight, the sum of its gradients so far.
@@ -260,8 +259,8 @@ class PassRun:
         self.network_pass = share.network_pass
         self.inputs = share.inputs
         self.devices = executor.devices[share.replica]
-        self.values: dict[tuple[int, int], Nest] = {}
-        self.value_gradients: dict[tuple[int, int], list[list[tf.Tensor]]] = {}
+        self.values = collections.defaultdict[int, dict[int, Nest]](dict)
+        self.value_gradients = collections.defaultdict[int, dict[int, list[list[tf.Tensor]]]](dict)
         self.collected: dict[tuple[int, int], Collected] = {}
         self.held: dict[tuple[int, int], Held] = {}
         self.accumulators: list[list[tf.Tensor]] = []
@@ -289,23 +288,14 @@ class PassRun:
     def train(self) -> None:
         """Issue the calls of a table of training."""
         self.start_accumulators()
-        for device, slot in self.network_pass.table.order():
-            cell, m = self.network_pass.cells[slot.cell], slot.micro_batch
-            if slot.phase == "F":
-                with self.call(device, slot) as call:
-                    if m in cell.fused:
-                        call.fused()
-                    elif m in cell.kept:
-                        call.kept_forward()
-                    else:
-                        call.forward()
-            elif slot.phase == "R":
-                if m in cell.early:
-                    with self.call(device, slot) as call:
-                        call.recompute()
-            elif m not in cell.fused and cell.computes(slot.phase):
-                with self.call(device, slot) as call:
-                    call.backward()
+        order = self.network_pass.table.order()
+        last = {slot.micro_batch: number for number, (_, slot) in enumerate(order)}
+        for number, (device, slot) in enumerate(order):
+            with self.call(device, slot) as call:
+                call.train()
+            if number == last[slot.micro_batch]:  # nothing reads its values: eager ones need memory
+                self.values.pop(slot.micro_batch, None)
+                self.value_gradients.pop(slot.micro_batch, None)
 
     def start_accumulators(self) -> None:
         """Make zeros on each cell's device; an earlier sum is continued only at its owner.
@@ -367,7 +357,7 @@ class PassRun:
         return cell_calls.CellInputs(
             weights=[self.inputs.variables[path] for path in cell.weights],
             untrained=[self.inputs.variables[path] for path in cell.untrained],
-            imports={v: fields[v] if v in fields else self.values[v, m] for v in cell.imports},
+            imports={v: fields[v] if v in fields else self.values[m][v] for v in cell.imports},
             seed=self._cut.seed(device, m),
             step=self.inputs.step,
         )
@@ -407,21 +397,21 @@ class PassRun:
                 added = [in_order(same) for same in leaves]
             total.update(tf.nest.pack_sequence_as(nests[0], added))
         leaving, fields = sorted(self.network_pass.mode.leaving), self.inputs.fields
-        made = {v: [self.values[v, m] for m in micro_batches] for v in leaving if v not in fields}
+        made = {v: [self.values[m][v] for m in micro_batches] for v in leaving if v not in fields}
         outputs = {v: made[v] if v in made else fields.of_version(v) for v in leaving}
         return PassOutputs(total, outputs, {})
 
     def _added_gradients(self, version: int, micro_batch: int) -> list[tf.Tensor]:
         """Return the gradients of a version's leaves, summed over the cells that read it."""
-        of_readers = self.value_gradients.get((version, micro_batch), [])
+        of_readers = self.value_gradients[micro_batch].get(version, [])
         if not of_readers:
-            leaves = floating(self.values[version, micro_batch])
+            leaves = floating(self.values[micro_batch][version])
             return [tf.zeros_like(leaf) for leaf in leaves]
         return [in_order(same) for same in zip(*of_readers, strict=True)]
 
 
 class _SlotCall:
-    """The call of one slot; one of its methods issues it.
+    """The call of one slot; one of its methods issues it, if the slot computes anything.
 
     Attributes:
         result: a tensor that the call returned, if any.
@@ -434,6 +424,21 @@ class _SlotCall:
         self._key = slot.cell, slot.micro_batch
         self._cell = run.network_pass.cells[slot.cell]
         self._programs = run.executor.programs[slot.cell]
+
+    def train(self) -> None:
+        """Run what the slot computes in training, if anything."""
+        cell, phase, m = self._cell, self._slot.phase, self._slot.micro_batch
+        if phase == "F" and m in cell.fused:
+            self.fused()
+        elif phase == "F" and m in cell.kept:
+            self.kept_forward()
+        elif phase == "F":
+            self.forward()
+        elif phase == "R":
+            if m in cell.early:
+                self.recompute()
+        elif m not in cell.fused and cell.computes(phase):
+            self.backward()
 
     def forward(self) -> None:
         """Run the forward program."""
@@ -480,13 +485,13 @@ class _SlotCall:
     def store_outputs(self, outputs: cell_calls.CellOutputs) -> None:
         """Store what a forward call returned, for the cells that read it."""
         for v, value in outputs.exports.items():
-            self._run.values[v, self._slot.micro_batch] = value
+            self._run.values[self._slot.micro_batch][v] = value
         self._run.collected[self._key] = outputs.collected
         self._note_result(outputs.as_nest())
 
     def _store_gradients(self, gradients: cell_calls.CellGradients) -> None:
         for v, leaves in gradients.imports.items():
-            self._run.value_gradients.setdefault((v, self._slot.micro_batch), []).append(leaves)
+            self._run.value_gradients[self._slot.micro_batch].setdefault(v, []).append(leaves)
         if gradients.weights:
             self._run.accumulators[self._slot.cell] = gradients.weights
         self._note_result((gradients.imports, gradients.weights))

@@ -55,13 +55,14 @@ def _places(executor: Executor, inputs: PassInputs, first: int) -> Iterator[str]
     first_replica = Share(0, 0, len(inputs.seeds), analysis.default_training_pass, inputs)
     run = PassRun(executor, first_replica)
     for m in range(len(inputs.seeds)):
+        run.values.clear()  # of the one before: all of them may not fit the memory
         for cell in analysis.cells:
             with tf.device(run.devices[cell.index]):
                 values, collected = executor.programs[cell.index].compute(
                     cell, run.cell_inputs(cell.index, m)
                 )
             for v in sorted(values):
-                run.values[v, m] = values[v]
+                run.values[m][v] = values[v]
                 if not is_finite(values[v]):
                     yield f"{_value_name(analysis, v)}, micro-batch {first + m}"
             for name, total in collected.losses.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import tensorflow as tf
@@ -12,7 +12,7 @@ from lingvo_gpipe import errors, optim, packing, pipelining
 from lingvo_gpipe.console import units
 from lingvo_gpipe.execution import outer_function
 from lingvo_gpipe.nests import Nest, SpecNest
-from lingvo_gpipe.network import parts
+from lingvo_gpipe.network import micro_batches, parts
 from lingvo_gpipe.network.groups import Group
 from lingvo_gpipe.plan import step_plan
 from lingvo_gpipe.run.checkpoints import keys
@@ -122,9 +122,9 @@ class Learner:
         if self.pipe.params.check_values:
             for batch in batches:
                 self.pipe.analysis.check_values(*parts.of_batch(batch))
-        cut = [group for batch in batches for group in self.groups.cut(batch)]
+        cut = list(self._groups(batches))
         try:
-            return self._update([group.fields for group in cut])
+            return self._update([group.fields for group, _ in cut])
         except tf.errors.OpError as error:
             raise self._explained(error, cut) from error
 
@@ -135,29 +135,48 @@ class Learner:
             batches: the mini-batches of the update.
             step: number of the update.
         """
-        for group in (group for batch in batches for group in self.groups.cut(batch)):
+        for group, earlier in self._groups(batches):
             place = self.pipe.first_nonfinite(
-                group.fields, step=step, first_micro_batch=group.first
+                group.fields,
+                step=step,
+                first_micro_batch=group.first,
+                earlier_micro_batches=earlier,
             )
             if place != "nowhere":
                 return place
         return None
 
-    def _explained(self, error: tf.errors.OpError, groups: Sequence[Group]) -> errors.UserError:
+    def _groups(self, batches: Sequence[Mapping[str, Nest]]) -> Iterator[tuple[Group, int]]:
+        """Yield the groups of an update, each with the micro-batches of earlier mini-batches."""
+        earlier = 0
+        for batch in batches:
+            of_batch = self.groups.cut(batch)
+            yield from ((group, earlier) for group in of_batch)
+            if len(batches) > 1:
+                sizes = (
+                    micro_batches.sizes_of(self.pipe.params, *parts.of_batch(g.fields))
+                    for g in of_batch
+                )
+                earlier += sum(map(len, sizes))
+
+    def _explained(
+        self, error: tf.errors.OpError, groups: Sequence[tuple[Group, int]]
+    ) -> errors.UserError:
         """Return the cause of an error: that of the first group that fails again."""
-        for group in groups:
+        for group, earlier in groups:
             found = self.pipe.explain(
                 error,
                 group.fields,
                 step=self.step.read_value(),
                 first_micro_batch=group.first,
                 num_micro_batches=group.of,
+                earlier_micro_batches=earlier,
             )
             if not isinstance(found, errors.StepError) or found.micro_batch is not None:
                 break
         if isinstance(found, errors.StepError) and found.full_device is not None:
             return errors.StepError(
-                f"{found}: {self._expected(found.full_device, groups[0].fields)}",
+                f"{found}: {self._expected(found.full_device, groups[0][0].fields)}",
                 layer=found.layer,
                 micro_batch=found.micro_batch,
                 full_device=found.full_device,

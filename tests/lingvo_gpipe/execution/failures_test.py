@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, layers, optim, pipelining, task
 from lingvo_gpipe.console import units
+from lingvo_gpipe.execution import executor
 from lingvo_gpipe.layers.base import Theta
 from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.plan import step_plan
@@ -276,6 +277,41 @@ def test_a_lack_of_memory_that_no_slot_has_alone_names_the_layer_of_tensorflows_
     assert str(explained).startswith(
         "layer second: out of memory on device 1, for a tensor float [1024,1024] of 4.00 MiB. "
     )
+
+
+def test_a_lack_of_memory_of_one_of_several_replicas_names_no_device() -> None:
+    params = pipeline(FAULTS["label"], 2, "gpipe", num_replicas=2)
+    pipe, batch = params.instantiate(), mini_batch(FAULTS["forward"])
+    pipe.build(batch)
+    error = tf.errors.ResourceExhaustedError(
+        None,
+        None,
+        "OOM when allocating tensor with shape[8] and type float on /device:GPU:3\n"
+        "\t [[{{node second/MatMul}}]]",
+    )
+    explained = pipe.explain(error, batch)
+    assert isinstance(explained, errors.StepError)
+    assert explained.full_device is None
+    assert str(explained).startswith("layer second: out of memory on a device, for a tensor ")
+
+
+def test_values_are_dropped_when_no_slot_reads_them_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A step that failed is run again slot by slot; that must not need more memory than it had."""
+    pipe, batch = pipeline(FAULTS["label"], 2, "1f1b").instantiate(), mini_batch(FAULTS["forward"])
+    pipe.build(batch)
+    runs: list[executor.PassRun] = []
+    begin = executor.Executor.runs
+
+    def noted(self: executor.Executor, shares: Any) -> list[executor.PassRun]:
+        runs.extend(begin(self, shares))
+        return runs
+
+    monkeypatch.setattr(executor.Executor, "runs", noted)
+    pipe.explain(tf.errors.UnavailableError(None, None, "lost"), batch)
+    assert len(runs) == 1
+    assert (runs[0].values, runs[0].value_gradients, runs[0].held) == ({}, {}, {})
 
 
 def test_an_error_in_the_callers_own_function_is_explained_on_request() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import hyperparams
+from lingvo_gpipe.execution import executor, nonfinite
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.base import Theta
 from lingvo_gpipe.nests import Nest, SpecNest
@@ -63,6 +65,19 @@ def test_first_nonfinite_names_a_weight() -> None:
 
 def test_first_nonfinite_finds_nothing_in_sound_values() -> None:
     assert pipelines.three().first_nonfinite(pipelines.batch()) == "nowhere"
+
+
+def test_values_of_one_micro_batch_are_kept_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[executor.PassRun] = []
+
+    class Kept(executor.PassRun):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            runs.append(self)
+
+    monkeypatch.setattr(nonfinite, "PassRun", Kept)
+    assert pipelines.three().first_nonfinite(pipelines.batch()) == "nowhere"
+    assert [set(run.values) for run in runs] == [{3}]
 
 
 def test_first_nonfinite_names_a_loss_of_finite_values() -> None:

@@ -110,8 +110,9 @@ def test_places_are_those_in_the_mini_batch() -> None:
     with pytest.raises(errors.InputError, match="row 6"):
         made.update([wrong])
     cause = tf.errors.InternalError(None, None, "none")
-    groups = made.groups.cut(batch)
-    assert [(group.first, group.of) for group in groups] == [(0, 8), (2, 8), (4, 8), (6, 8)]
+    groups = list(made._groups([batch, batch]))
+    numbers = [(group.first, group.of, earlier) for group, earlier in groups]
+    assert numbers == [(first, 8, earlier) for earlier in (0, 8) for first in (0, 2, 4, 6)]
     assert "a step failed (none)" in str(made._explained(cause, groups))
 
 

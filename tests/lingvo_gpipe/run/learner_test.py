@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import optim
+from lingvo_gpipe import errors, layers, optim
+from lingvo_gpipe.layers.base import Theta
+from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.run import learner
 from tests import sameness
 from tests.networks import sameness_nets
@@ -64,6 +66,44 @@ def test_groups_are_the_mini_batch(num_replicas: int, group_size: int, sizes: li
     one, several = found
     for key in one:
         np.testing.assert_allclose(several[key], one[key], rtol=1e-10, atol=1e-14, err_msg=key)
+
+
+class NotesSeeds(layers.Layer):
+    """x → x; notes the seeds of its calls that are made eagerly."""
+
+    seeds: ClassVar[list[int]] = []
+
+    class Params(layers.Layer.Params):
+        def _meta(self, *inputs: SpecNest) -> layers.Meta:
+            return layers.Meta(inputs[0])
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
+        del theta
+        if tf.executing_eagerly():
+            self.seeds.append(int(ctx.seed[0]))
+        return inputs
+
+
+def test_what_is_not_finite_is_looked_for_by_the_seeds_of_the_update(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A mask of the second mini-batch may be the cause, so it must be drawn again."""
+    params = tiny_task(accumulate=2)
+    params.model.layers = [*params.model.layers[:-1], NotesSeeds.Params(), params.model.layers[-1]]
+    batch = next(iter(params.input.instantiate().batches(1)))
+    learned = learner.Learner(params, params.input.instantiate().element_spec(training=True))
+    NotesSeeds.seeds.clear()
+    assert learned.first_nonfinite([batch, batch], 5) is None
+    assert len(NotesSeeds.seeds) == len(set(NotesSeeds.seeds)) == 4
+    given: list[int] = []
+
+    def explain(error: tf.errors.OpError, _: Any, **found: Any) -> errors.UserError:
+        given.append(found["earlier_micro_batches"] + found["first_micro_batch"])
+        return errors.StepError(str(error))
+
+    monkeypatch.setattr(learned.pipe, "explain", explain)
+    learned._explained(tf.errors.InternalError(None, None, "x"), list(learned._groups([batch] * 2)))
+    assert given == [0, 2]
 
 
 def traced(params: Any, count: int = 1) -> list[tf.Graph]:

@@ -238,13 +238,13 @@ GRIDS = (
     ),
     # The same over replicas, in slices and by several mini-batches per update, with every policy.
     # The whole set has each combination of any four values. The covering set leaves out the pairs
-    # of 1f1b that the grids above cover.
+    # of 1f1b and gpipe that the grids above cover.
     Grid(
         (
             ("conv", "tied", "skip", *SMALL_SLICED),
             (2, 3),
             (4,),
-            (*OTHER_SCHEDULES, "1f1b"),
+            (*OTHER_SCHEDULES, "1f1b", "gpipe", "optimal"),
             ("losses inside",),
             ("full", "except_last", "never", "early", "recompute_grad"),
             (1, 2, 3),
@@ -279,6 +279,13 @@ GRIDS = (
             ("conv", 2, 4, "dualpipe_v", "losses inside", "recompute_grad", 1, 2),
             ("tied", 2, 4, "1f1b", "losses inside", "early", 3, 2),
             ("skip", 3, 4, "1f1b", "losses inside", "recompute_grad", 1, 1),
+            ("conv", 3, 4, "gpipe", "losses inside", "early", 2, 2),
+            ("skip", 2, 4, "gpipe", "losses inside", "recompute_grad", 1, 1),
+            ("conv", 3, 4, "optimal", "losses inside", "full", 2, 1),
+            ("tied", 2, 4, "optimal", "losses inside", "except_last", 1, 1),
+            ("skip", 2, 4, "optimal", "losses inside", "never", 1, 2),
+            ("sliced", 2, 4, "optimal", "losses inside", "early", 3, 1),
+            ("sliced_unequal", 3, 4, "optimal", "losses inside", "recompute_grad", 2, 2),
         ),
     ),
     # The second mini-batch has two examples: one of three replicas computes nothing, but owns

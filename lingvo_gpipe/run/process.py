@@ -12,7 +12,7 @@ from lingvo_gpipe import errors, pipelining, task
 from lingvo_gpipe.cluster import connection
 from lingvo_gpipe.execution import placement
 from lingvo_gpipe.input import Input
-from lingvo_gpipe.plan import host_memory
+from lingvo_gpipe.plan import host_memory, machine_memory
 from lingvo_gpipe.run import checkpoints, log_directory
 from lingvo_gpipe.run.checkpoints import keys
 
@@ -70,7 +70,7 @@ def check_memory(
     """
     if connection.current() is not None or not _on_logical_cpus(params.model):
         return
-    fields, memory = source.element_spec(training=True), host_memory.of_this_machine()
+    fields, memory = source.element_spec(training=True), machine_memory.of_this_machine()
     line = host_memory.warning(params, fields, memory, refuse=refuse)
     if line is not None:
         report(line)

@@ -16,7 +16,6 @@ import collections
 import dataclasses
 import itertools
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -29,6 +28,7 @@ from lingvo_gpipe.execution import cell_calls, cell_programs, outer_function, pl
 from lingvo_gpipe.execution.cut_backward import Held
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.nests import Nest
+from lingvo_gpipe.plan import machine_memory
 from lingvo_gpipe.schedule.slot import Phase
 
 Clock: TypeAlias = Callable[[], float]
@@ -166,8 +166,9 @@ def _calls(
 
 
 def fits_host(num_bytes: int) -> bool:
-    """Return whether this many bytes are at most half of this machine's memory."""
-    return 2 * num_bytes <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """Return whether this many bytes are at most half of this machine's memory, where known."""
+    memory = machine_memory.of_this_machine()
+    return memory is None or 2 * num_bytes <= memory.total_bytes
 
 
 def devices_at_once(params: network.PipelineParams) -> list[str]:
@@ -243,7 +244,7 @@ class CellRunner:
             from_kept: whether the forward was kept, or is computed again.
         """
         held = self._programs.keep(self._cell, self._inputs)[1] if from_kept else None
-        if phase == "W":
+        if phase == "W" and self._cell.computes("I"):
             held = self._backward(self._inputs, self._upstream, "I", held).left or held
 
         def backward(arguments: Nest, own: Nest) -> tuple[Nest, Nest]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, ClassVar
 
 import keras
@@ -15,7 +14,7 @@ from lingvo_gpipe.keras_layers import adapter
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.network import memory_formulas
 from lingvo_gpipe.pipelining import PipeliningLayer
-from lingvo_gpipe.plan import slot_times
+from lingvo_gpipe.plan import machine_memory, slot_times
 from lingvo_gpipe.plan.measured import cell_runner, cell_times
 from lingvo_gpipe.schedule import simulate
 
@@ -161,7 +160,8 @@ def test_copies_for_live_micro_batches_need_what_these_hold() -> None:
 
 
 def test_cells_that_may_not_fit_the_host_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sysconf", lambda _: 10)
+    memory = machine_memory.MachineMemory(100, 100)
+    monkeypatch.setattr(machine_memory, "of_this_machine", lambda: memory)
     assert measured(monkeypatch, params()) is None
 
 
@@ -226,3 +226,32 @@ def test_a_loop_s_lists_are_measured_as_kept(
     times = cell_times.measure(given, analysis, needs)
     assert times is not None
     assert times.busy[1].forward_s > 0.0
+
+
+def test_a_cell_without_gradients_to_return_runs_its_whole_backward_as_w() -> None:
+    """As in a step: its I computes nothing, so nothing is left for W."""
+    own = [layers.Dense.Params(units=4, activation="relu") for _ in range(4)]
+    given = PipeliningLayer.Params(
+        layers=[*own, layers.MeanSquaredError.Params()],
+        num_partitions=2,
+        num_micro_batches=4,
+        schedule="zb_v",
+    )
+    analysis = network.analyze(given, FIELDS)
+    made = [info.params.instantiate() for info in analysis.layers]
+    watch = cell_runner.Stopwatch(["/device:CPU:0"], runs=1, warm_up=1)
+    names = {}
+    for cell in analysis.cells[:2]:
+        runner = cell_runner.CellRunner(analysis, made, cell)
+        runner.backward_s(watch, "W", from_kept=False)
+        names[cell.index] = {name.partition(" ")[0] for name in runner._programs.graphs}
+    assert names == {0: {"B"}, 1: {"I", "W"}}
+
+
+@pytest.mark.parametrize(("limit", "fits"), [(2**30, False), (2**31, True)])
+def test_the_memory_of_a_control_group_counts(
+    monkeypatch: pytest.MonkeyPatch, limit: int, fits: bool
+) -> None:
+    memory = machine_memory.MachineMemory(limit, 0, is_group=True)
+    monkeypatch.setattr(machine_memory, "of_this_machine", lambda: memory)
+    assert cell_runner.fits_host(2**30) is fits

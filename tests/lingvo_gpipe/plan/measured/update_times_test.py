@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import layers, network, optim, pipelining
+from lingvo_gpipe.plan import machine_memory
 from lingvo_gpipe.plan.measured import update_times
 from tests.tiny_task import tiny_task
 
@@ -93,9 +93,8 @@ def test_what_does_not_fit_in_memory_is_not_measured(monkeypatch: pytest.MonkeyP
     # 288 numbers, each with two slots, the new values of all of them, and a gradient.
     needed = 4 * 7 * 288
     for memory, fits in ((2 * needed, True), (2 * needed - 2, False)):
-        monkeypatch.setattr(
-            os, "sysconf", lambda name, m=memory: m if name == "SC_PAGE_SIZE" else 1
-        )
+        found = machine_memory.MachineMemory(memory, memory)
+        monkeypatch.setattr(machine_memory, "of_this_machine", lambda found=found: found)
         assert (update_times.measure(train, params, analysis) is not None) == fits
 
 

@@ -158,7 +158,9 @@ class Family:
         for lower in range(value, above, -1):
             try:
                 return lower, self._plan(lower, partitions)
-            except errors.LayerError:
+            except errors.CapacityError:
+                return None  # too large, not refused
+            except errors.UserError:
                 continue
         return None
 

@@ -6,7 +6,7 @@ import dataclasses
 import fnmatch
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from lingvo_gpipe import errors, network
 from lingvo_gpipe.console import units
@@ -17,6 +17,7 @@ from lingvo_gpipe.plan import describe, step_plan
 from lingvo_gpipe.task import Task, groups_of
 
 _MOST_PLANS = 8
+_GROWTH = 8  # numbers of slices are raised by one in so many
 _SHOWN_LAYERS = 3
 
 
@@ -154,8 +155,12 @@ class _Search:
     groups: Sequence[Group]
 
     def first(self, numbers: list[int]) -> tuple[list[int], int] | None:
-        """Return numbers that fit, from `numbers` upwards, and the bytes of the heaviest device."""
-        plans = 0
+        """Return numbers that fit, from `numbers` upwards, and the bytes of the heaviest device.
+
+        Returns:
+            None if none were found: a layer would be too large with any number.
+        """
+        plans, earlier = 0, dict[str, tuple[int, int]]()
         while plans < _MOST_PLANS:
             sliced = with_slices(self.task, self.setting(numbers))
             try:
@@ -167,12 +172,41 @@ class _Search:
                 heaviest = _heaviest(sliced, self.limit_bytes)
                 if heaviest is not None and heaviest <= self.limit_bytes:
                     return numbers, heaviest
-            again = _wholes(sliced, {need.name for need in left})
-            grown = [not left or not again.isdisjoint(group.names) for group in self.groups]
-            if not any(grown):
+            again = _of_wholes(sliced, left)
+            grown = [not left or not again.keys().isdisjoint(group.names) for group in self.groups]
+            if not any(grown) or not self._may_shrink(numbers, again, earlier):
                 return None
-            numbers = [n + more for n, more in zip(numbers, grown, strict=True)]
+            numbers = [
+                n + max(1, n // _GROWTH) if more else n
+                for n, more in zip(numbers, grown, strict=True)
+            ]
         return None
+
+    def _may_shrink(
+        self,
+        numbers: Sequence[int],
+        largest: Mapping[str, int],
+        earlier: dict[str, tuple[int, int]],
+    ) -> bool:
+        """Return whether more slices may make each layer fit.
+
+        A slice needs a + b / n bytes, of which a is that of activations with all columns.
+
+        Args:
+            numbers: slices of each group.
+            largest: layer that is too large → bytes of its largest slice.
+            earlier: the same for at most half as many slices → (n, bytes); it is kept here.
+        """
+        for group, number in zip(self.groups, numbers, strict=True):
+            for name in largest.keys() & set(group.names):
+                fewer, more_bytes = earlier.setdefault(name, (number, largest[name]))
+                if number < 2 * fewer:
+                    continue
+                saved = (more_bytes - largest[name]) * fewer / (number - fewer)
+                if largest[name] - saved > self.limit_bytes:
+                    return False
+                earlier[name] = number, largest[name]
+        return True
 
     def fewest(self, numbers: list[int], heaviest: int) -> tuple[list[int], int]:
         """Return numbers that fit, of which none can be lower by 1."""
@@ -267,10 +301,14 @@ def _too_large(task: Task.Params, limit_bytes: int) -> tuple[LayerNeed, ...]:
     return tuple(sorted(found, key=lambda need: -need.total_bytes))
 
 
-def _wholes(task: Task.Params, names: Collection[str]) -> set[str]:
-    """Return the names of the layers that have these layers as slices, or are one of them."""
-    divided = network.divided(task.model)
-    return {layer.name for layer, parts in divided if any(part.name in names for part in parts)}
+def _of_wholes(task: Task.Params, parts: Sequence[LayerNeed]) -> dict[str, int]:
+    """Return layer → bytes of its largest part, of the layers that have one of these parts."""
+    needs = {part.name: part.total_bytes for part in parts}
+    found = {
+        layer.name: [needs[part.name] for part in of_layer if part.name in needs]
+        for layer, of_layer in network.divided(task.model)
+    }
+    return {name: max(sizes) for name, sizes in found.items() if sizes}
 
 
 def _heaviest(task: Task.Params, limit_bytes: int) -> int | None:

@@ -203,6 +203,23 @@ def test_the_largest_that_fits_fits_and_one_more_does_not(limit: int) -> None:
     assert len(found.plan.analysis.layers) == found.value + 1
 
 
+@pytest.mark.parametrize(
+    ("grow", "model", "largest_value"),
+    [
+        ("model.micro_batch_size", {"num_replicas": 2, "micro_batch_size": 1}, 7),
+        ("model.num_replicas", {"num_micro_batches": 2}, 2),
+    ],
+)
+def test_values_that_are_refused_end_no_search(
+    grow: str, model: dict[str, int], largest_value: int
+) -> None:
+    """Each replica needs a micro-batch of the mini-batch of eight examples."""
+    task = grown_task(2)
+    task.model.set(**model)
+    found = largest.Family(task, grow).largest(1, 2**40)
+    assert (found.value, found.is_largest) == (largest_value, True)
+
+
 def test_growth_ends_at_very_many_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(largest, "_MOST_LAYERS", 4)
     found = largest.Family(grown_task(1), "depth", rebuild).largest(1, 2**40)

@@ -175,6 +175,33 @@ def test_too_few_devices_for_any_slices_are_reported() -> None:
     )
 
 
+@pytest.mark.parametrize("above", [0.5, 0.98])
+def test_a_block_whose_attention_alone_is_too_large_is_reported(
+    monkeypatch: pytest.MonkeyPatch, above: float
+) -> None:
+    """More slices of its feed-forward part do not help; with so many columns, all were tried."""
+    params = language(None)
+    params.input.length = 256
+    params.model.layers = transformer.language_model(
+        2, units=32, heads=2, hidden=1_000, vocabulary=50
+    )
+    sliced = slicing.with_slices(params, {"layer_*": 1_000})
+    parts = [need for need in slicing.needs(sliced) if need.name.startswith("layer_")]
+    floor = max(need.total_bytes for need in parts)
+    asked: list[int] = []
+    too_large = slicing._too_large
+
+    def counted(*given: Any) -> Any:
+        asked.append(1)
+        return too_large(*given)
+
+    monkeypatch.setattr(slicing, "_too_large", counted)
+    found = slicing.advice(params, int(above * floor))
+    assert found is not None
+    assert found.slices is None
+    assert len(asked) < 60
+
+
 def test_a_layer_that_cannot_be_divided_is_named() -> None:
     params = language("6MiB")
     wide = layers.Dense.Params(name="wide", units=20_000)

@@ -22,6 +22,11 @@ Batch: TypeAlias = "dict[str, tf.Tensor]"
 """The fields of a mini-batch, by name."""
 
 
+def tensor_specs(specs: SpecNest) -> list[tf.TensorSpec]:
+    """Return the leaves that are tensors; a value that stays in its cell may have others (None)."""
+    return [spec for spec in tf.nest.flatten(specs) if isinstance(spec, tf.TensorSpec)]
+
+
 def floating(nest: Nest | SpecNest) -> list[tf.Tensor]:
     """Return the floating leaves of a nest of tensors or specs, in order."""
     return [leaf for leaf in tf.nest.flatten(nest) if leaf.dtype.is_floating]

@@ -101,8 +101,9 @@ class CellPrograms:
 
     @property
     def graphs(self) -> dict[str, tf.Graph]:
-        """The graph of each traced program by its name; see `cut_backward`.
+        """Name → graph of the program of this name that was traced last; see `cut_backward`.
 
+        There is one for each mode and each shape of the imports, and with accumulators another.
         F is forward, B a backward that computes the forward again, FB both of them fused.
         """
         graphs = {kind.phase: one.function.graph for (kind, _), one in self._programs.items()}

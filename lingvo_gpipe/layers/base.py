@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import keras
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, precision
+from lingvo_gpipe import errors, hyperparams, nests, precision
 from lingvo_gpipe.imports import tensorflow_import
 from lingvo_gpipe.layers import keras_references
 from lingvo_gpipe.layers.context import Collected as Collected
@@ -452,9 +452,9 @@ def describe(params: Layer.Params) -> str:
 
 
 def spec_bytes(specs: SpecNest) -> int:
-    """Return the bytes of a nest of `tf.TensorSpec` with static shapes."""
+    """Return the bytes of a nest of `tf.TensorSpec` with static shapes; other leaves have none."""
     total = 0
-    for spec in tf.nest.flatten(specs):
+    for spec in nests.tensor_specs(specs):
         total += (spec.shape.num_elements() or 0) * max(spec.dtype.size, 1)
     return total
 

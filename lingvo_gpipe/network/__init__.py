@@ -1,7 +1,7 @@
 """What is known about a network from its Params: wiring, costs, cuts, cells, memory by formula.
 
-Nothing here creates a variable, traces a function or names a device: devices are
-numbers.
+Nothing here creates a variable or places a cell: devices are numbers. The fields of a mini-batch
+are the exception: `parts` and `value_ranges` work where these are.
 """
 
 from typing import TYPE_CHECKING

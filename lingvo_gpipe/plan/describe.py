@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from lingvo_gpipe import network
+from lingvo_gpipe import nests, network
 from lingvo_gpipe.console import units
 from lingvo_gpipe.input import Input
 from lingvo_gpipe.layers import base
@@ -253,12 +253,13 @@ def _meta_key(meta: base.Meta) -> _Key:
 
 def shape_text(specs: SpecNest) -> str:
     """Return the shapes and dtypes of a nest of specs, leaves between commas."""
-    return ", ".join(f"{spec.shape.as_list()} {spec.dtype.name}" for spec in tf.nest.flatten(specs))
+    leaves = nests.tensor_specs(specs)
+    return ", ".join(f"{spec.shape.as_list()} {spec.dtype.name}" for spec in leaves)
 
 
 def _leaves(specs: SpecNest) -> str:
     """Return the shapes of a nest of specs, and dtypes other than float32."""
     return ", ".join(
         f"{spec.shape.as_list()}" + ("" if spec.dtype == tf.float32 else f" {spec.dtype.name}")
-        for spec in tf.nest.flatten(specs)
+        for spec in nests.tensor_specs(specs)
     )

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, layers, pipelining
 from lingvo_gpipe.layers import base
+from lingvo_gpipe.plan import describe, step_plan
 from tests.networks import pipelines
 
 
@@ -367,6 +368,21 @@ def test_none_in_a_value_that_crosses_a_cut_names_its_layer(declared: bool) -> N
     call = cut.build if declared else cut.value_and_gradients
     with pytest.raises(errors.LayerError, match=r"^layer pair has None in its output 'x', which"):
         call(fields)
+
+
+def test_none_in_a_value_of_a_cell_is_planned_and_described() -> None:
+    """It counts no bytes, and is no shape."""
+    own = [
+        WithNone.Params(name="pair"),
+        OfFirst.Params(),
+        layers.MeanSquaredError.Params(),
+    ]
+    params = pipelining.PipeliningLayer.Params(
+        layers=own, num_partitions=2, cuts=(2, 1), link_cost_per_byte=1.0
+    )
+    fields = {"x": tf.TensorSpec([4, 2]), "target": tf.TensorSpec([4, 2])}
+    assert step_plan.make(params, fields).heaviest_bytes > 0
+    assert "[4, 2]" in describe.describe_network(params, fields)
 
 
 def test_a_missing_field_is_refused_by_every_call() -> None:

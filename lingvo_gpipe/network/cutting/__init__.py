@@ -1,4 +1,5 @@
 """Where a network is cut into cells: costs, memory of the devices, and the best partition.
 
-Plain numbers: nothing here knows a schedule or a device's name.
+`partition` is plain numbers; `capacity` and `cuts` also read the schedule's table. Devices are
+numbers.
 """

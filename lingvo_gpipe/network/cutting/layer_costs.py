@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import tensorflow as tf
-
-from lingvo_gpipe import errors
+from lingvo_gpipe import errors, nests
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.network.wired_layers import LayerInfo, WiredLayers
 from lingvo_gpipe.schedule import recompute
@@ -73,10 +71,10 @@ def links(layers: WiredLayers) -> list[float] | None:
     sent = [0] * len(layers.layers)
     for version in layers.wiring.versions:
         if version.producer >= 0 and version.consumers:
-            leaves = tf.nest.flatten(layers.specs[version.index])
-            size = base.spec_bytes(leaves)
+            specs = nests.tensor_specs(layers.specs[version.index])
+            size = base.spec_bytes(specs)
             if layers.layers[version.producer].has_gradient:
-                size += base.spec_bytes([leaf for leaf in leaves if leaf.dtype.is_floating])
+                size += base.spec_bytes(nests.floating(specs))
             for place in range(version.producer, version.consumers[-1]):
                 sent[place] += size
     return [per_byte * size for size in sent[:-1]]

@@ -74,6 +74,7 @@ class Recorder:
         self._report = report
         self._stamps = learner.pipe.executor.note_times()
         self._recorded_any = False
+        self._traced = False
 
     @contextlib.contextmanager
     def profiled(self, step: int) -> Iterator[None]:
@@ -85,6 +86,7 @@ class Recorder:
         if step != self.chosen.stop or not self._recorded_any:
             yield
             return
+        self._traced = True
         folder = self._logdir / "train"
         workers = worker_traces.workers_of(self._learner.pipe.executor.devices)
         with (
@@ -156,15 +158,20 @@ class Recorder:
             )
 
     def finish(self, last_step: int) -> None:
-        """Report it if none of the chosen steps was computed.
+        """Report it if none of the chosen steps was computed, or not the one after them.
 
         Args:
             last_step: number of the run's last step.
         """
+        flag = f"--profile_steps={self.chosen.start}:{self.chosen.stop}"
         if not self._recorded_any:
             self._report(
-                f"--profile_steps={self.chosen.start}:{self.chosen.stop}: this run has computed "
-                f"none of these steps; its last one was {last_step}"
+                f"{flag}: this run has computed none of these steps; its last one was {last_step}"
+            )
+        elif not self._traced:
+            self._report(
+                f"{flag}: no profile for TensorBoard's xprof, which records step "
+                f"{self.chosen.stop}; the run's last one was {last_step}"
             )
 
     def last(self, around: breakdown.Around) -> Recorded:

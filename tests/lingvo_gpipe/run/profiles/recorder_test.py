@@ -171,6 +171,17 @@ def test_steps_that_a_run_does_not_reach_are_reported(tmp_path: Path) -> None:
     assert not (tmp_path / "timeline").exists()
 
 
+def test_a_profile_whose_step_a_run_does_not_reach_is_reported(tmp_path: Path) -> None:
+    lines: list[str] = []
+    loop.run(tiny_task(max_steps=2), tmp_path, report=lines.append, profiles=Profiles(range(2, 3)))
+    assert (
+        "--profile_steps=2:3: no profile for TensorBoard's xprof, which records step 3; the run's "
+        "last one was 2"
+    ) in lines
+    assert (tmp_path / "timeline").exists()
+    assert not list(tmp_path.glob("**/plugins/profile"))
+
+
 @pytest.mark.parametrize("text", ["5", "3:3", "4:3", "a:b", "0:2", "-1:2", "1:2:3", ""])
 def test_what_is_no_range_of_steps_is_refused(text: str) -> None:
     with pytest.raises(errors.ParamsError, match="is not a range of steps"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import os
+import re
 import shutil
 import threading
 import urllib.error
@@ -24,6 +25,35 @@ _ANSWER_S = 5.0
 _DEADLINE_S = 8.0  # a look-up of a host's name has no limit of its own
 _FAILED_GATEWAYS = (502, 503, 504)
 _PARTIAL = ".tmp."  # in the name of a folder of a download
+
+
+def builder_of(name: str, data_dir: str) -> Any:
+    """Return the builder of a dataset.
+
+    Args:
+        name: such as `cifar10` or `wmt14_translate/de-en:1.0.0`.
+        data_dir: folder of its datasets; `~` is that of the user.
+
+    Raises:
+        InputError: there is no such dataset, or what is prepared of it cannot be read.
+    """
+    import tensorflow_datasets as tfds  # takes seconds, and few inputs need it
+
+    try:
+        return tfds.builder(name, data_dir=os.path.expanduser(data_dir))
+    except tfds.core.DatasetNotFoundError:
+        # TFDS' own message lists its whole catalogue.
+        known = tfds.list_builders(with_community_datasets=False)
+        near = errors.nearest(re.split("[/:]", name)[0], known)
+        hint = f"nearest {', '.join(near)}" if near else f"it knows {len(known)} others"
+        raise errors.InputError(f"TFDS has no dataset {name!r}; {hint}") from None
+    except Exception as error:  # such as one of protobuf, for a file that is cut short
+        raise errors.InputError(f"TFDS dataset {name!r}: {first_line(error)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text; its kind, if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def prepare(builder: Any, data_dir: str) -> None:
@@ -112,7 +142,10 @@ def _ask(url: str, answer: concurrent.futures.Future[str | None]) -> None:
 
 
 def _has_downloads(builder: Any, data_dir: str) -> bool:
-    """Return whether a file of the dataset was downloaded before, by TFDS or by hand."""
+    """Return whether a file was downloaded before, by hand for the dataset, or by TFDS for any.
+
+    Newer versions of TFDS have a folder for each dataset, older ones one for all.
+    """
     downloads = Path(data_dir, "downloads")
     named = {info.filename for info in builder.url_infos.values()}
     with contextlib.suppress(OSError):

@@ -48,7 +48,7 @@ class Images(Indexed):
         width: int = hyperparams.required("W: their width.")
         channels: int = hyperparams.field(
             3,
-            "C: 3, or 1 for grey; files with the other number are converted; BMP needs 3.",
+            "C: 3, or 1 for grey; files with the other number are converted; GIF and BMP need 3.",
         )
         data_dir: str = hyperparams.required("Folder of the data.")
         label_offset: int = hyperparams.field(

@@ -17,6 +17,7 @@ from lingvo_gpipe.imports import tensorflow_import
 from lingvo_gpipe.input import check_split
 from lingvo_gpipe.tasks import tfds_preparing
 from lingvo_gpipe.tasks.image.data import images
+from lingvo_gpipe.tasks.tfds_preparing import first_line
 
 _BUFFER_BYTES = 1 << 16
 
@@ -95,20 +96,7 @@ class TFDS(images.Images):
 
     @functools.cached_property
     def _builder(self) -> Any:
-        tfds, name = self._tfds, self.params.name
-        try:
-            builder = tfds.builder(name, data_dir=os.path.expanduser(self.params.data_dir))
-        except tfds.core.DatasetNotFoundError:
-            # TFDS' own message lists its whole catalogue.
-            known = tfds.list_builders(with_community_datasets=False)
-            near = errors.nearest(re.split("[/:]", name)[0], known)
-            raise errors.InputError(
-                f"TFDS has no dataset {name!r}; "
-                + (f"nearest {', '.join(near)}" if near else f"it knows {len(known)} others")
-            ) from None
-        except (ValueError, AssertionError, RuntimeError) as error:
-            raise errors.InputError(f"{self.where}: {_first_line(error)}") from error
-        return builder
+        return tfds_preparing.builder_of(self.params.name, self.params.data_dir)
 
     def check_there(self, split: str | None = None) -> None:
         """Refuse a dataset that is not prepared and cannot be; see `Input.check_there`."""
@@ -150,7 +138,7 @@ class TFDS(images.Images):
         if by_hand:
             way_out = f"{manual} needs: {by_hand}"
         return errors.InputError(
-            f"{self._is_not_prepared}, and preparing it failed: {_first_line(error)}. {way_out}"
+            f"{self._is_not_prepared}, and preparing it failed: {first_line(error)}. {way_out}"
         )
 
     @property
@@ -196,7 +184,7 @@ class TFDS(images.Images):
             instructions, count = subset.file_instructions, subset.num_examples
         except (ValueError, AssertionError, KeyError) as error:
             raise errors.InputError(
-                f"{self.where}: split {split!r}: {_first_line(error)}. Write it as train[:90%]"
+                f"{self.where}: split {split!r}: {first_line(error)}. Write it as train[:90%]"
             ) from error
         paths = [str(instruction.filename) for instruction in instructions]
         spans = []
@@ -218,7 +206,7 @@ class TFDS(images.Images):
             return _scan(path)
         except (OSError, ValueError) as error:  # an empty file cannot be mapped
             raise errors.InputError(
-                f"{self.where}: {path} cannot be read: {_first_line(error)}. Prepare it again"
+                f"{self.where}: {path} cannot be read: {first_line(error)}. Prepare it again"
             ) from error
 
 
@@ -227,7 +215,7 @@ def _scan(path: str) -> np.ndarray[Any, Any]:
 
     A record is 8 bytes of length, 4 of checksum, the content, and 4 of checksum.
     """
-    found = []
+    found: list[tuple[int, int]] = []
     with (
         regular_files.open_binary(path) as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
@@ -235,11 +223,8 @@ def _scan(path: str) -> np.ndarray[Any, Any]:
         place = 0
         while place + 12 <= len(content):
             (length,) = struct.unpack_from("<Q", content, place)
+            if place + length + 16 > len(content):
+                raise ValueError(f"it ends within its record {len(found)}")
             found.append((place + 12, length))
             place += length + 16
     return np.array(found, np.int64).reshape(-1, 2)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

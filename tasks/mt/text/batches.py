@@ -14,6 +14,7 @@ The last mini-batch of a shape in an epoch may have fewer units than rows.
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -29,6 +30,7 @@ Array: TypeAlias = npt.NDArray[Any]
 # Part of the key of each permutation, so that all differ.
 _STRATUM, _MIX, _ORDER, _PACK = range(4)
 _EPOCHS_AHEAD = 64
+_CACHED_EPOCHS = 2  # so that readers on both sides of an epoch's edge do not plan in turn
 _OPEN_ROWS = 64
 
 
@@ -224,7 +226,10 @@ class PlannedBatch:
 
 
 class BatchPlan:
-    """The mini-batches of training, by their number since the start of the run."""
+    """The mini-batches of training, by their number since the start of the run.
+
+    Threads may share it: where several replicas' mini-batches are read by one worker.
+    """
 
     def __init__(
         self, units: Units, *, temperature: float, seed: int, epoch_examples: int | None = None
@@ -256,17 +261,19 @@ class BatchPlan:
             raise errors.InputError(
                 f"an epoch of {total} examples draws none. Set input.epoch_examples higher"
             )
+        self._lock = threading.Lock()
         self._before = np.zeros(1, np.int64)
-        self._planned: tuple[int, tuple[PlannedBatch, ...]] | None = None
+        self._planned: dict[int, tuple[PlannedBatch, ...]] = {}  # the latest epochs
 
     def locate(self, position: int) -> tuple[int, int]:
         """Return the epoch of mini-batch number `position`, and its place in the epoch."""
-        while self._before[-1] <= position:
-            first = len(self._before) - 1
-            sizes = self.epoch_sizes(first, first + _EPOCHS_AHEAD)
-            self._before = np.append(self._before, self._before[-1] + np.cumsum(sizes))
-        epoch = int(np.searchsorted(self._before, position, "right")) - 1
-        return epoch, position - int(self._before[epoch])
+        with self._lock:
+            while self._before[-1] <= position:
+                first = len(self._before) - 1
+                sizes = self.epoch_sizes(first, first + _EPOCHS_AHEAD)
+                self._before = np.append(self._before, self._before[-1] + np.cumsum(sizes))
+            epoch = int(np.searchsorted(self._before, position, "right")) - 1
+            return epoch, position - int(self._before[epoch])
 
     def epoch_sizes(self, first: int, last: int) -> Array:
         """Return the numbers of mini-batches of epochs first … last − 1."""
@@ -287,10 +294,12 @@ class BatchPlan:
         return self.epoch(epoch)[place]
 
     def epoch(self, epoch: int) -> tuple[PlannedBatch, ...]:
-        """Return the mini-batches of an epoch in order; the latest result is cached."""
-        if self._planned is None or self._planned[0] != epoch:
-            self._planned = (epoch, self._plan(epoch))
-        return self._planned[1]
+        """Return the mini-batches of an epoch in order; the latest results are cached."""
+        with self._lock:
+            if epoch not in self._planned:
+                latest = list(self._planned.items())[1 - _CACHED_EPOCHS :]
+                self._planned = {**dict(latest), epoch: self._plan(epoch)}
+            return self._planned[epoch]
 
     def _plan(self, epoch: int) -> tuple[PlannedBatch, ...]:
         edges = self._drawn_before(np.array([epoch, epoch + 1]))

@@ -148,11 +148,6 @@ class Preparation(hyperparams.Configurable):
             target_tokens=self._target_tokens,
         )
 
-    @property
-    def unused_languages(self) -> dict[str, dict[str, list[str]]]:
-        """Corpus → split → languages that are not used; see `PairSelection.unused`."""
-        return self._selection.unused
-
     def _changed_text(self, prepared: records.Records) -> str | None:
         """Describe the first text file that changed since records were made; None: none did.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -13,6 +12,7 @@ from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.tasks import tfds_preparing
 from lingvo_gpipe.tasks.mt.text.corpora.corpus import Corpus, Languages, all_pairs
 from lingvo_gpipe.tasks.mt.text.corpora.faults import Faults, SentencePair
+from lingvo_gpipe.tasks.tfds_preparing import first_line
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
@@ -97,7 +97,7 @@ class TFDSCorpus(Corpus):
         except tf.errors.OpError as error:
             raise errors.InputError(
                 f"TFDS dataset {self.name!r} cannot be read after example {number} of split "
-                f"{tfds_split!r}: {_first_line(error)}. Remove {self._builder.data_path} and "
+                f"{tfds_split!r}: {first_line(error)}. Remove {self._builder.data_path} and "
                 "prepare it again"
             ) from error
 
@@ -144,17 +144,9 @@ class TFDSCorpus(Corpus):
 
     @functools.cached_property
     def _builder(self) -> tfds.core.DatasetBuilder:
-        tfds, name = self._tfds, self.params.dataset
-        try:
-            builder = tfds.builder(name, data_dir=os.path.expanduser(self.params.tfds_dir))
-        except tfds.core.DatasetNotFoundError:
-            # TFDS' own message lists its whole catalogue.
-            known = tfds.list_builders(with_community_datasets=False)
-            near = errors.nearest(re.split("[/:]", name)[0], known)
-            hint = f"nearest {', '.join(near)}" if near else f"it knows {len(known)} others"
-            raise errors.InputError(f"TFDS has no dataset {name!r}; {hint}") from None
-        except (ValueError, AssertionError, RuntimeError, OSError) as error:
-            raise errors.InputError(f"TFDS dataset {name!r}: {_first_line(error)}") from error
+        builder: tfds.core.DatasetBuilder = tfds_preparing.builder_of(
+            self.params.dataset, self.params.tfds_dir
+        )
         if not builder.is_prepared():
             self._prepare(builder)
         return builder
@@ -167,10 +159,6 @@ class TFDSCorpus(Corpus):
             tfds_preparing.prepare(builder, os.path.expanduser(self.params.tfds_dir))
         except Exception as error:  # a builder may raise anything
             raise errors.InputError(
-                f"{where}, and preparing it failed: {_first_line(error)}. Prepare it elsewhere and "
+                f"{where}, and preparing it failed: {first_line(error)}. Prepare it elsewhere and "
                 "set tfds_dir to its folder"
             ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -128,20 +128,33 @@ def test_a_tfds_dataset_with_a_record_less_is_refused(
         tfds_input(copy).num_examples("test")
 
 
-@pytest.mark.parametrize("empty", [True, False])
-def test_a_shard_that_is_not_there_is_named(
-    dataset: pathlib.Path, tmp_path: pathlib.Path, empty: bool
+@pytest.mark.parametrize("damage", ["empty", "missing", "length", "cut short"])
+def test_a_shard_that_cannot_be_read_is_named(
+    dataset: pathlib.Path, tmp_path: pathlib.Path, damage: str
 ) -> None:
     import shutil
 
     copy = shutil.copytree(dataset, tmp_path / "copy")
     (file, *_) = copy.glob("tiny_shapes/1.0.0/*test*tfrecord*")
-    if empty:
-        file.write_bytes(b"")
-    else:
-        file.unlink()
+    content = file.read_bytes()
+    file.unlink()
+    if damage != "missing":
+        left = {"length": b"\xff" * 8 + content[8:], "cut short": content[:-1]}
+        file.write_bytes(left.get(damage, b""))
     with pytest.raises(errors.InputError, match=r"tfrecord.* cannot be read: .*Prepare it again"):
         tfds_input(copy).num_examples("test")
+
+
+def test_a_dataset_whose_description_is_empty_is_named(
+    dataset: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    import shutil
+
+    copy = shutil.copytree(dataset, tmp_path / "copy")
+    (copy / "tiny_shapes/1.0.0/dataset_info.json").write_bytes(b"")
+    with pytest.raises(errors.InputError, match=r"^TFDS dataset 'tiny_shapes.*': ") as raised:
+        tfds_input(copy).num_examples("test")
+    assert "\n" not in str(raised.value)
 
 
 def test_a_broken_record_is_replaced_and_left_out(

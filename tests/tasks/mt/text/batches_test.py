@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import io
 import itertools
 import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -130,6 +133,39 @@ def test_position_is_found_far_ahead_without_planning_what_lies_before(
     assert plan.locate(int(sizes.sum()) - 1) == (999, int(sizes[-1]) - 1)
     assert plan.locate(int(sizes[:500].sum())) == (500, 0)
     assert plan.locate(0) == (0, 0)
+
+
+def test_threads_may_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers of several replicas do: each finds what one alone finds."""
+    wanted, plan = plan_of(False, 5.0), plan_of(False, 5.0)
+    both = threading.Barrier(2)
+    sizes = batches.BatchPlan.epoch_sizes
+
+    def met(own: batches.BatchPlan, first: int, last: int) -> Any:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(timeout=0.2)
+        return sizes(own, first, last)
+
+    monkeypatch.setattr(batches.BatchPlan, "epoch_sizes", met)
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        list(threads.map(plan.locate, (0, 0)))
+    monkeypatch.undo()
+    wanted.locate(0)
+    assert plan._before.tolist() == wanted._before.tolist()
+
+
+def test_both_sides_of_an_epochs_edge_are_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, planned = plan_of(False), list[int]()
+    made = batches.BatchPlan._plan
+
+    def noted(own: batches.BatchPlan, epoch: int) -> Any:
+        planned.append(epoch)
+        return made(own, epoch)
+
+    monkeypatch.setattr(batches.BatchPlan, "_plan", noted)
+    for epoch in (0, 1, 0, 1, 2, 1, 2):
+        plan.epoch(epoch)
+    assert planned == [0, 1, 2]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 5.0, 100.0])

@@ -228,7 +228,7 @@ def test_languages_of_which_nothing_is_taken_are_known(
 ) -> None:
     corpora = tables(tmp_path, *names)
     made = preparation.Preparation.Params(corpora=corpora, pairs=pairs).instantiate()
-    assert made.unused_languages == left
+    assert made._selection.unused == left
 
 
 def test_what_nothing_is_taken_of_is_reported_and_kept_in_the_manifest(tmp_path: Path) -> None:

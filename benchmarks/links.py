@@ -120,7 +120,7 @@ def _derived(planned: Any, on_worker: bool) -> dict[str, int]:
 
     analysis, derived = planned.analysis, collections.Counter[str]()
     num_devices = analysis.table.num_devices
-    for first in range(1, planned.num_replicas * num_devices, num_devices):
+    for first in range(1, 1 + planned.num_replicas * num_devices, num_devices):
         for link in planned.links:
             target = first + analysis.cells[link.target].device_number
             source = 0 if link.source == links.INPUT else link.source
@@ -216,15 +216,15 @@ def measure(case: str, flags: Sequence[str]) -> bool:
         f"{case}: {found['variables']} variables, {found['weights']:,} bytes of weights and state"
     )
     good = True
-    for ends in sorted(each):
+    for ends in sorted(each.keys() | {ends for ends, size in derived.items() if size}):
         names = ["chief" if host == 0 else f"worker {host - 1}" for host in ends]
         known = derived.get(ends, 0)
         verdict = ""
         if 0 not in ends and known:
-            ratio = each[ends] / known
+            ratio = each.get(ends, 0) / known
             good = good and 0.95 <= ratio <= 1.05
             verdict = f"{ratio:.3f} of derived {known:,}"
-        print(f"  {names[0]} → {names[1]}: {each[ends]:,.0f} bytes a step  {verdict}")
+        print(f"  {names[0]} → {names[1]}: {each.get(ends, 0):,.0f} bytes a step  {verdict}")
     replicas, partitions = _shape(case)
     if replicas > 1:
         apart = sum(

@@ -174,14 +174,15 @@ def curves(folder: Path) -> dict[tuple[str, str, int], float]:
 def compare(one: Path, other: Path) -> str:
     """Return how two runs differ; empty: in nothing."""
     ours, theirs = saved.values(one), saved.values(other)
-    if ours.keys() != theirs.keys():
-        return f"keys: {sorted(ours.keys() ^ theirs.keys())[:3]}"
+    if not ours or ours.keys() != theirs.keys():
+        return f"keys: {sorted(ours.keys() ^ theirs.keys())[:3]} of {len(ours)}"
     different = [name for name in ours if not np.array_equal(ours[name], theirs[name])]
     if different:
         return f"{len(different)} of {len(ours)} tensors, such as {different[0]}"
     ours_c, theirs_c = curves(one), curves(other)
-    both = ours_c.keys() & theirs_c.keys()
-    points = [key for key in both if ours_c[key] != theirs_c[key]]
+    if alone := sorted(ours_c.keys() ^ theirs_c.keys()):
+        return f"{len(alone)} points of curves are in one run alone, such as {alone[0]}"
+    points = [key for key in ours_c if ours_c[key] != theirs_c[key]]
     return f"{len(points)} points of curves, such as {points[0]}" if points else ""
 
 

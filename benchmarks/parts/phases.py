@@ -1,9 +1,11 @@
 """What a backward costs whole, cut in two, and from a kept forward.
 
-`python -m benchmarks.parts.phases`: one cell of each kind, one thread. Programs take turns; a
-figure is the median over rounds of the processor time of a program divided by that of the other one
-in the same round. F is a forward, B a backward that computes it again, I and W its halves; K is a
-forward that keeps what BK, the backward from it, reads.
+`python -m benchmarks.parts.phases`: a middle and the last cell of each kind, one thread. Programs
+take turns; a figure is the median over rounds of the processor time of a program divided by that of
+the other one in the same round. F is a forward, B a backward that computes it again, I and W its
+halves; K is a forward that keeps what BK, the backward from it, reads, and IK and WK its halves. FB
+is forward and backward of the last cell as one program, as 1F1B runs it; tables that split
+backwards run K, IK and WK in its place, if they keep everything.
 """
 
 from __future__ import annotations
@@ -22,12 +24,10 @@ AIM = 1.05
 
 
 def programs(kind: str) -> dict[str, Callable[[], Any]]:
-    """Return functions that run the programs of a middle cell `CALLS` times."""
+    """Return functions that run the programs of two cells `CALLS` times, by name."""
     import tensorflow as tf
 
-    from lingvo_gpipe import nests, network, pipelining
-    from lingvo_gpipe.execution import cell_calls, cell_programs
-    from lingvo_gpipe.plan.measured import cell_runner
+    from lingvo_gpipe import network, pipelining
 
     if kind == "amoebanet":
         task, batch = breakdown.task_of(kind)
@@ -39,7 +39,20 @@ def programs(kind: str) -> dict[str, Callable[[], Any]]:
         )
     specs = {name: tf.TensorSpec(value.shape, value.dtype) for name, value in batch.items()}
     analysis = network.analyze(params, specs)
-    cell = analysis.cells[1]
+    middle, last = _of_cell(analysis, 1), _of_cell(analysis, 2)
+    del middle["FB"]  # only the last cell may run both as one program
+    return {**middle, **{f"last {name}": last[name] for name in ("FB", "K+IK+WK")}}
+
+
+def _of_cell(analysis: Any, number: int) -> dict[str, Callable[[], Any]]:
+    """Return functions that run the programs of a cell `CALLS` times, by name."""
+    import tensorflow as tf
+
+    from lingvo_gpipe import nests
+    from lingvo_gpipe.execution import cell_calls, cell_programs
+    from lingvo_gpipe.plan.measured import cell_runner
+
+    cell = analysis.cells[number]
     made = [info.params.instantiate() for info in analysis.layers]
     cut = cell_programs.CellPrograms(cell.index, analysis, made, jit=False)
     inputs = cell_runner.values(analysis, cell)
@@ -51,9 +64,12 @@ def programs(kind: str) -> dict[str, Callable[[], Any]]:
             ]
             for v in cell.exports_with_gradient
         },
-        loss_factors=[],
+        loss_factors=[tf.ones([]) for _ in cell.losses],
         accumulators=[tf.zeros(analysis.variables[path].shape) for path in cell.weights],
     )
+
+    def forward(inputs: Any) -> tf.Tensor:
+        return tf.nest.flatten(cut.forward(cell, inputs).as_nest())[0]
 
     def whole(inputs: Any, upstream: Any) -> list[tf.Tensor]:
         return cut.backward(cell, inputs, upstream).weights
@@ -66,52 +82,83 @@ def programs(kind: str) -> dict[str, Callable[[], Any]]:
         held = cut.keep(cell, inputs)[1]
         return cut.backward(cell, inputs, upstream, held=held).weights
 
+    def kept_halves(inputs: Any, upstream: Any) -> list[tf.Tensor]:
+        held = cut.keep(cell, inputs)[1]
+        left = cut.backward(cell, inputs, upstream, "I", held).left
+        return cut.backward(cell, inputs, upstream, "W", left).weights
+
+    def fused(inputs: Any, upstream: Any) -> list[tf.Tensor]:
+        return cut.fused(cell, inputs, upstream)[1].weights
+
     def in_a_row(program: Callable[[Any, Any], list[tf.Tensor]]) -> Callable[[], Any]:
-        @tf.function(autograph=False)
-        def run(inputs: Any, upstream: Any) -> list[tf.Tensor]:
-            last: list[Any] = []  # without an order, equal calls would be merged
-            for _ in range(CALLS):
-                with tf.control_dependencies(last):
-                    upstream = upstream._replace(accumulators=program(inputs, upstream))
-                last = [upstream.accumulators[0].op]
-            return list(upstream.accumulators)
-
-        return lambda: run(inputs, upstream)
-
-    @tf.function(autograph=False)
-    def forwards(inputs: Any) -> list[tf.Tensor]:
-        last: list[Any] = []
-        results = []
-        for _ in range(CALLS):
-            with tf.control_dependencies(last):
-                exports = tf.nest.flatten(cut.forward(cell, inputs).exports)
-            last = [exports[0].op]
-            results.append(exports[0])
-        return results
+        return _in_a_row(program, inputs, upstream)
 
     return {
-        "F": lambda: forwards(inputs),
+        "F": _forwards(forward, inputs),
         "B": in_a_row(whole),
         "I+W": in_a_row(halves),
         "K+BK": in_a_row(kept),
+        "K+IK+WK": in_a_row(kept_halves),
+        "FB": in_a_row(fused),
     }
 
 
+def _in_a_row(
+    program: Callable[[Any, Any], list[Any]], inputs: Any, upstream: Any
+) -> Callable[[], Any]:
+    """Return a function that runs a backward `CALLS` times, each adding to the last one's sums."""
+    import tensorflow as tf
+
+    @tf.function(autograph=False)
+    def run(inputs: Any, upstream: Any) -> list[tf.Tensor]:
+        last: list[Any] = []  # without an order, equal calls would be merged
+        for _ in range(CALLS):
+            with tf.control_dependencies(last):
+                upstream = upstream._replace(accumulators=program(inputs, upstream))
+            last = [upstream.accumulators[0].op]
+        return list(upstream.accumulators)
+
+    return lambda: run(inputs, upstream)
+
+
+def _forwards(forward: Callable[[Any], Any], inputs: Any) -> Callable[[], Any]:
+    """Return a function that runs a forward `CALLS` times, one after the other."""
+    import tensorflow as tf
+
+    @tf.function(autograph=False)
+    def run(inputs: Any) -> list[tf.Tensor]:
+        results: list[tf.Tensor] = []
+        for _ in range(CALLS):
+            with tf.control_dependencies([results[-1].op] if results else []):
+                results.append(forward(inputs))
+        return results
+
+    return lambda: run(inputs)
+
+
+RATIOS = {
+    "(I+W)/B": (("I+W",), ("B",)),
+    "(K+BK)/(F+B)": (("K+BK",), ("F", "B")),
+    "(K+IK+WK)/(K+BK)": (("K+IK+WK",), ("K+BK",)),
+    "last (K+IK+WK)/FB": (("last K+IK+WK",), ("last FB",)),
+}
+"""Programs whose times are added → those by whose times they are divided."""
+
+
 def measure(kind: str, rounds: int) -> dict[str, float]:
-    """Return the ratios of a kind of cell."""
+    """Return the ratios of a kind of cell, and milliseconds of its forward."""
     runs = programs(kind)
     for run in runs.values():
         run()
-    ratios: dict[str, list[float]] = {"(I+W)/B": [], "(K+BK)/(F+B)": [], "F ms": []}
+    ratios: dict[str, list[float]] = {name: [] for name in ("F ms", *RATIOS)}
     for _ in range(rounds):
         spent = {}
         for name, run in runs.items():
             start = time.process_time()
             run()
             spent[name] = time.process_time() - start
-        both = spent["F"] + spent["B"]
-        ratios["(I+W)/B"].append(spent["I+W"] / spent["B"])
-        ratios["(K+BK)/(F+B)"].append(spent["K+BK"] / both)
+        for name, (above, below) in RATIOS.items():
+            ratios[name].append(sum(spent[p] for p in above) / sum(spent[p] for p in below))
         ratios["F ms"].append(1e3 * spent["F"] / CALLS)
     return {name: statistics.median(values) for name, values in ratios.items()}
 
@@ -126,16 +173,13 @@ def main() -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     print(machine.describe())
     runs: dict[str, list[dict[str, float]]] = {}
-    print(f"{'cell':<12} {'F ms':>7} {'(I+W)/B':>9} {'(K+BK)/(F+B)':>13}")
+    print(f"{'cell':<12} {'F ms':>7} " + " ".join(f"{name:>17}" for name in RATIOS))
     for kind in breakdown.KINDS:
         load = machine.Load()
         found = measure(kind, rounds)
         runs[kind] = [{**found, "other_load": load.stop()}]
-        print(
-            f"{kind:<12} {found['F ms']:7.2f} {found['(I+W)/B']:9.3f} "
-            f"{found['(K+BK)/(F+B)']:13.3f}",
-            flush=True,
-        )
+        shown = " ".join(f"{found[name]:17.3f}" for name in RATIOS)
+        print(f"{kind:<12} {found['F ms']:7.2f} {shown}", flush=True)
     worst = max(found["(I+W)/B"] for (found,) in runs.values())
     processes.conclude("phases", f"(I+W)/B {worst:.3f}", f"at most {AIM}", runs)
 

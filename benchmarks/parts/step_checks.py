@@ -1,28 +1,30 @@
 """What do the checks of a step cost: range of labels and ids, the watchdog's progress, times?
 
 `python -m benchmarks.parts.step_checks [--quick]`: K=2, M=32, two devices of one thread each, the
-blocks of `benchmarks.speedup` with a softmax over 10 classes, each kind in a process of its own.
-Four pipelines of the same network take a step in turn: without checks, with the range check, with
-the watchdog, with the times of slots (`--profile_steps`). Differences are between steps of the same
-turn.
+blocks of `benchmarks.speedup` with a softmax over 10 classes. In a process, four pipelines of the
+same network take a step in turn: without checks, with the range check, with the watchdog, with the
+times of slots (`--profile_steps`). Differences are between steps of the same turn. Two pipelines
+without checks differ, too, by where their tensors lie in memory; a fifth one shows by how much. So
+each kind is measured in several processes, and a figure is the median of theirs.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import sys
 import time
 from typing import Any
 
-TURNS, QUICK_TURNS = 60, 10
-CHECKS = ("range", "watchdog", "times")
+from benchmarks.support import machine, processes
+
+TURNS = 24
+ROUNDS, QUICK_ROUNDS = 7, 1
+CHECKS = ("again", "range", "watchdog", "times")
+AIM = 0.01
 
 
-def measure(kind: str, turns: int) -> dict[str, Any]:
-    """Return seconds of a step without checks, and what each check adds, turn by turn."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+def measure(kind: str) -> dict[str, Any]:
+    """Return seconds of a step without checks, and the share that each check adds to it."""
     import tensorflow as tf
 
     from benchmarks.support import blocks
@@ -40,7 +42,7 @@ def measure(kind: str, turns: int) -> dict[str, Any]:
     ends = [layers.Flatten.Params()] if kind == "convolution" else []
     batch = {"x": batch["x"], "label": tf.zeros(rows, tf.int32)}
 
-    def pipeline(check_values: bool) -> pipelining.PipeliningLayer:
+    def pipeline(*, check_values: bool) -> pipelining.PipeliningLayer:
         pipe: pipelining.PipeliningLayer = pipelining.PipeliningLayer.Params(
             layers=[*stack[:-1], *ends, head],
             num_partitions=blocks.K,
@@ -51,12 +53,12 @@ def measure(kind: str, turns: int) -> dict[str, Any]:
         pipe.build(batch)
         return pipe
 
-    pipes = {name: pipeline(name == "range") for name in ("none", *CHECKS)}
+    pipes = {name: pipeline(check_values=name == "range") for name in ("none", *CHECKS)}
     pipes["times"].executor.note_times()
     dog = watchdog.of_executor(pipes["watchdog"].executor, 600.0, print)
     times: dict[str, list[float]] = {name: [] for name in pipes}
     with dog:
-        for turn in range(turns + 3):
+        for turn in range(TURNS + 3):
             names = list(pipes)[turn % len(pipes) :] + list(pipes)[: turn % len(pipes)]
             for name in names:
                 begun = time.perf_counter()
@@ -67,42 +69,44 @@ def measure(kind: str, turns: int) -> dict[str, Any]:
                     float(pipes[name].value_and_gradients(batch).loss)
                 if turn > 2:
                     times[name].append(time.perf_counter() - begun)
-    return times
+    step_s = statistics.median(times["none"])
+    added = {
+        name: statistics.median(a - b for a, b in zip(times[name], times["none"], strict=True))
+        for name in CHECKS
+    }
+    return {"s": step_s, **{name: seconds / step_s for name, seconds in added.items()}}
 
 
 def main() -> None:
-    """Measure each kind in a process of its own, and print a table."""
-    quick = "--quick" in sys.argv
-    arguments = [argument for argument in sys.argv[1:] if argument != "--quick"]
-    if arguments:
-        kind, count = arguments[0].split(",")
-        print(json.dumps(measure(kind, int(count))))
+    """Measure each kind in processes of its own, and print a table."""
+    options = processes.parser(__doc__).parse_args()
+    if options.configuration:
+        print(json.dumps(measure(options.configuration)))
         return
-    from benchmarks.support import blocks, machine, processes
+    from benchmarks.support import blocks
 
-    turns = QUICK_TURNS if quick else TURNS
+    count = QUICK_ROUNDS if options.quick else ROUNDS
     print(machine.describe())
+    found = processes.rounds("benchmarks.parts.step_checks", blocks.KINDS, count)
     print(
-        f"K={blocks.K}, M={blocks.M}, 1F1B; {turns} turns; quartiles of the difference in brackets"
+        f"K={blocks.K}, M={blocks.M}, 1F1B; medians of {count} processes of {TURNS} turns; least "
+        "and most in brackets"
     )
-    found = processes.rounds(
-        "benchmarks.parts.step_checks", [f"{k},{turns}" for k in blocks.KINDS], 1
-    )
-    heads = " ".join(f"{head:<28}" for head in ("range check", "watchdog", "times"))
-    print(f"{'cells':<12} {'step s':>7}  {heads} other load")
-    worst = 0.0
+    heads = ("no check, again", "range check", "watchdog", "times")
+    print(f"{'cells':<12} {'step s':>7}  " + " ".join(f"{head:<25}" for head in heads))
+    of_times = []
     for kind in blocks.KINDS:
-        times = found[f"{kind},{turns}"][0]
-        step_s = statistics.median(times["none"])
+        runs = processes.quiet(found[kind])
         texts = []
         for check in CHECKS:
-            added = [a - b for a, b in zip(times[check], times["none"], strict=True)]
-            low, middle, high = (s / step_s for s in statistics.quantiles(added, n=4))
-            worst = max(worst, middle)
-            texts.append(f"{middle:+6.2%} ({low:+6.2%}, {high:+6.2%})")
-        shown = " ".join(f"{text:<28}" for text in texts)
-        print(f"{kind:<12} {step_s:7.3f}  {shown} {times['other_load']:.2f}")
-    print(f"largest median share of a step: {worst:.2%} (aim 1 %)")
+            shares = [run[check] for run in runs]
+            middle = statistics.median(shares)
+            texts.append(f"{middle:+.2%} ({min(shares):+.2%}, {max(shares):+.2%})")
+        of_times.append(processes.median(runs, "times"))
+        shown = " ".join(f"{text:<25}" for text in texts)
+        print(f"{kind:<12} {processes.median(runs, 's'):7.3f}  {shown}")
+    figure = f"times of slots {max(of_times):.2%}"
+    processes.conclude("step_checks", figure, f"at most {AIM:.0%}", found)
 
 
 if __name__ == "__main__":

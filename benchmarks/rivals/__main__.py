@@ -6,7 +6,9 @@
 loopback. Ours: 1F1B with `full` and `never`, two devices of one thread each, and `auto` by measured
 times within a cap of memory. Keras: the whole mini-batch on one device of one thread. Steps compute
 loss and gradients, without an update. Each is compared with Keras by its loss and all gradients;
-one that differs by more than float32 rounds ends the benchmark.
+one that differs by more than float32 rounds ends the benchmark. "Device" is the most that tensors
+of a step hold at once: of PyTorch on the device that needs most, of ours, whose devices share an
+allocator, divided by K; by its plan the heaviest device of `auto` is within the cap.
 
 The cap of a device lies half-way between what PyTorch's GPipe needs with checkpointing and without:
 tensors of a step, receiving buffers included, and the weights. GPipe must checkpoint under it; 1F1B

@@ -6,6 +6,7 @@ Imported with TensorFlow's environment and with PyTorch's, so it needs neither.
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -74,25 +75,29 @@ class Reference:
     def worst_error(self, gradients: Mapping[str, np.ndarray[Any, Any]]) -> float:
         """Return the largest difference of gradients as a share of the largest of that layer.
 
-        The share is of a layer, since a gradient may be 0: that of a key's bias is.
+        The share is of a layer, since a gradient may be 0: that of a key's bias is. A difference
+        that is not a number is infinite.
         """
         largest = {
             layer: max(float(np.abs(v).max()) for p, v in self.gradients.items() if _in(layer, p))
             for layer in self.layers
         }
-        return max(
+        shares = (
             float(np.abs(value - self.gradients[path]).max()) / largest[path.split("/")[0]]
             for path, value in gradients.items()
         )
+        return max(math.inf if math.isnan(share) else share for share in shares)
 
     def check(self, name: str, found: Mapping[str, Any]) -> None:
-        """Refuse a loss or gradients that differ by more than float32 rounds.
+        """Refuse a loss or gradients that differ by more than float32 rounds, or are not all there.
 
         Raises:
-            ValueError: they do.
+            ValueError: they do, or are not.
         """
+        if missing := sorted(self.gradients.keys() ^ set(found["paths"])):
+            raise ValueError(f"{name} has not the gradients of the network: {', '.join(missing)}")
         loss_error = abs(found["loss"] - self.loss) / abs(self.loss)
-        if max(loss_error, found["error"]) > MOST_ERROR:
+        if not (loss_error <= MOST_ERROR and found["error"] <= MOST_ERROR):  # NaN is refused
             raise ValueError(
                 f"{name} computes something else: its loss differs by {loss_error:.1e}, its "
                 f"gradients by {found['error']:.1e}; at most {MOST_ERROR:.0e}"
@@ -107,6 +112,7 @@ class Resident:
     """How much more memory than now the process is going to have resident at its peak."""
 
     def __init__(self) -> None:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forgets the peak so far
         self._before = memory.status("VmRSS")
 
     def grown_mib(self) -> float:
@@ -129,6 +135,7 @@ def joined(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "s": max(rank["seconds"] for rank in ranks),
         "error": max(rank["error"] for rank in ranks),
+        "paths": [path for rank in ranks for path in rank["paths"]],
         "loss": next(rank["loss"] for rank in ranks if rank["loss"] is not None),
         "resident_mib": sum(rank["resident_mib"] for rank in ranks),
         "device_mib": max(rank["tensors_mib"] for rank in ranks),

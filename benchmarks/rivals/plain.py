@@ -7,6 +7,7 @@ gradients to FILE; `… KIND step FILE` and `… KIND single FILE` print one JSO
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
@@ -136,10 +137,12 @@ def measure(kind: str, path: Path) -> dict[str, Any]:
     resident = measures.Resident()
     model = Model(kind, tuple(x.shape[1:]), known.weights)
     step = tf.function(model.loss_and_gradients, autograph=False)
-    loss, gradients = step(x, target)
+    loss, by_variable = step(x, target)
+    gradients = model.by_path(by_variable)
     return {
         "loss": float(loss),
-        "error": known.worst_error(model.by_path(gradients)),
+        "error": known.worst_error(gradients),
+        "paths": list(gradients),
         "s": blocks.seconds(lambda: float(step(x, target)[0])),
         "resident_mib": resident.grown_mib(),
         "product_s": measures.product_s(product(1)),
@@ -158,6 +161,8 @@ def measure_single(kind: str, path: Path) -> dict[str, Any]:
     batch = {"x": x, "target": tf.zeros_like(x)}
     model = Model(kind, tuple(x.shape[1:]), known.weights)
     plain = tf.function(model.loss_and_gradients, autograph=False)
+    loss, by_variable = plain(x, batch["target"])
+    single = dataclasses.replace(known, loss=float(loss), gradients=model.by_path(by_variable))
     layers, _ = blocks.network(kind)
     steps: dict[str, Callable[[], float]] = {
         "plain": lambda: float(plain(x, batch["target"])[0]),
@@ -167,6 +172,9 @@ def measure_single(kind: str, path: Path) -> dict[str, Any]:
             layers=layers, schedule=schedule, recompute=recompute
         ).instantiate()
         pipe.build(batch)
+        own = pipe.value_and_gradients(batch)
+        given = {"loss": float(own.loss), "error": single.worst_error(_numpy(own.gradients))}
+        single.check(f"{kind}, K=1, {name}", {**given, "paths": list(own.gradients)})
         steps[name] = _step(pipe, batch)
     times: dict[str, list[float]] = {name: [] for name in steps}
     products = []
@@ -190,6 +198,10 @@ def measure_single(kind: str, path: Path) -> dict[str, Any]:
     }
     seconds = statistics.median(times["plain"])
     return {"kept": over("kept"), "fused": over("fused"), "plain_s": seconds, **shares}
+
+
+def _numpy(tensors: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    return {path: tensor.numpy() for path, tensor in tensors.items()}
 
 
 def _step(pipe: Any, batch: Mapping[str, Any]) -> Callable[[], float]:

@@ -166,13 +166,13 @@ def _rank(rank: int, configuration: str, reference: Path, folder: str, results: 
     distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=blocks.K
     )
-    resident = measures.Resident()
     known = measures.Reference.read(reference)
     mine = _shares(known.layers)[rank]
-    parts: list[Any] = [BLOCKS[kind](_tensors(known.weights_of(name))) for name in mine]
-    stage = Stage(parts, is_checkpointed=policy == "checkpointed")
     x = torch.from_numpy(known.batch["x"])
     target = torch.zeros_like(x)
+    resident = measures.Resident()
+    parts: list[Any] = [BLOCKS[kind](_tensors(known.weights_of(name))) for name in mine]
+    stage = Stage(parts, is_checkpointed=policy == "checkpointed")
     losses: list[torch.Tensor] = []
 
     def new_step() -> Callable[[], None]:
@@ -199,6 +199,7 @@ def _rank(rank: int, configuration: str, reference: Path, folder: str, results: 
     }
     found = {
         "error": known.worst_error(gradients),
+        "paths": list(gradients),
         "loss": float(torch.stack(losses).mean()) if losses else None,
         "seconds": blocks.seconds(step),
         "resident_mib": resident.grown_mib(),

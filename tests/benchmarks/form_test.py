@@ -26,6 +26,7 @@ ALIKE = [
     "parts/compiled_cells",
     "parts/groups",
     "parts/phases",
+    "parts/step_checks",
 ]
 
 

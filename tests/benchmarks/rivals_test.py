@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -34,11 +35,31 @@ def test_a_gradient_differs_by_its_share_of_the_largest_of_its_layer() -> None:
     assert REFERENCE.worst_error({**REFERENCE.gradients, **bias}) == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize(("loss", "error"), [(2.1, 0.0), (2.0, 1e-3)])
+@pytest.mark.parametrize(
+    ("loss", "error"), [(2.1, 0.0), (2.0, 1e-3), (math.nan, 0.0), (2.0, math.nan), (2.0, math.inf)]
+)
 def test_a_rival_that_computes_something_else_is_refused(loss: float, error: float) -> None:
-    REFERENCE.check("mlp, 1f1b", {"loss": 2.0, "error": 1e-6})
+    paths = list(REFERENCE.gradients)
+    REFERENCE.check("mlp, 1f1b", {"loss": 2.0, "error": 1e-6, "paths": paths})
     with pytest.raises(ValueError, match="mlp, 1f1b computes something else"):
-        REFERENCE.check("mlp, 1f1b", {"loss": loss, "error": error})
+        REFERENCE.check("mlp, 1f1b", {"loss": loss, "error": error, "paths": paths})
+
+
+def test_a_gradient_that_is_missing_or_not_finite_is_refused() -> None:
+    some = {"loss": 2.0, "error": 0.0, "paths": list(REFERENCE.gradients)[1:]}
+    with pytest.raises(ValueError, match="has not the gradients of the network: dense/kernel"):
+        REFERENCE.check("mlp, 1f1b", some)
+    broken = {**REFERENCE.gradients, "dense/bias": np.full(2, math.nan, np.float32)}
+    assert REFERENCE.worst_error(broken) == math.inf
+
+
+def test_resident_memory_counts_from_its_start() -> None:
+    """A peak before it does not."""
+    np.ones(2**25).sum()  # 256 MiB, for a moment
+    resident = measures.Resident()
+    assert resident.grown_mib() < 100
+    held = np.ones(2**24)
+    assert held.nbytes / measures.MIB <= resident.grown_mib() + 1 < 228
 
 
 def test_the_best_rival_is_the_fastest_that_fits() -> None:

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Makes .venv hold what requirements.txt pins, and this checkout as an editable package.
 #
-# A .venv that works is kept; a broken one, or one of another Python, is made again.
-# $PYTHON names the interpreter; without it the first fitting one on PATH is taken.
+# A .venv that works is kept; a broken one, or one of a Python that does not fit, is made again, by
+# $PYTHON or the first fitting one on PATH. To change the Python of one that works, delete it first.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

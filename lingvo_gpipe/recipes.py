@@ -93,13 +93,14 @@ def _no_model(folder: str | None) -> str:
             "checkpoint names its own"
         )
     place = Path(os.path.expanduser(folder))
-    if place.name in ("best", "checkpoints") and (place.parent / "checkpoints").is_dir():
+    if place.name in ("best", "checkpoints") and os.path.isdir(place.parent / "checkpoints"):
         run = place.parent
         best = f" --checkpoint={folder}" if place.name == "best" else ""
         return f"{missing}: {folder} is a part of a run. Use --logdir={run}{best}"
-    where = place if place.is_dir() else place.parent
+    is_folder = os.path.isdir(place)
+    where = place if is_folder else place.parent
     runs = [path.parent.name for path in sorted(where.glob("*/checkpoints"))]
-    if place.is_dir():
+    if is_folder:
         text = f"{missing}, and {folder} has no checkpoint"
         near = runs[:_SHOWN_RUNS]
     else:
@@ -138,9 +139,9 @@ def _of_run(place: Path, *, quiet: bool) -> Task.Params | None:
     from lingvo_gpipe.run import checkpoints
 
     try:
-        if (place / "checkpoints").is_dir():
+        if os.path.isdir(place / "checkpoints"):  # Path.is_dir raises without permissions
             place = place / "checkpoints"
-        if place.is_dir():
+        if os.path.isdir(place):
             kept = checkpoints.newest_text(str(place))
             text = None if kept is None else kept[1]
         elif place.name == "checkpoints":

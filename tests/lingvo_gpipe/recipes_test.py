@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +146,23 @@ def test_training_ends_with_the_best_checkpoint(tmp_path: Path) -> None:
     assert result.best is not None
     assert line.startswith(f"best accuracy {result.best:.4f} at step ")
     assert line.endswith(str(tmp_path / "best" / f"ckpt-{line.split()[5].removesuffix(':')}"))
+
+
+def test_a_folder_that_may_not_be_looked_into_names_no_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.stat
+
+    def stat(path: Any, **named: Any) -> os.stat_result:
+        if str(path).startswith(f"{tmp_path}/private/"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return real(path, **named)
+
+    monkeypatch.setattr(os, "stat", stat)
+    private = tmp_path / "private"
+    private.mkdir()
+    for folder in (private, private / "run"):
+        with pytest.raises(errors.ParamsError, match="--model=NAME is missing"):
+            find(logdir=str(folder))
+    with pytest.raises(errors.CheckpointError, match="there is no checkpoint"):
+        find(checkpoint=str(private / "ckpt-3"))

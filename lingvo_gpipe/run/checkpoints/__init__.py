@@ -10,6 +10,7 @@ from lingvo_gpipe.imports import lazy
 if TYPE_CHECKING:
     from lingvo_gpipe.run.checkpoints.best import Best as Best
     from lingvo_gpipe.run.checkpoints.best import best_variables as best_variables
+    from lingvo_gpipe.run.checkpoints.files import UnreadableNowError as UnreadableNowError
     from lingvo_gpipe.run.checkpoints.files import at as at
     from lingvo_gpipe.run.checkpoints.files import find as find
     from lingvo_gpipe.run.checkpoints.files import keep_only as keep_only
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from lingvo_gpipe.run.checkpoints.store import restore_matching as restore_matching
     from lingvo_gpipe.run.checkpoints.values import UNREADABLE as UNREADABLE
     from lingvo_gpipe.run.checkpoints.values import SavedValues as SavedValues
+    from lingvo_gpipe.run.checkpoints.values import check_damaged as check_damaged
     from lingvo_gpipe.run.checkpoints.values import read_value as read_value
     from lingvo_gpipe.run.checkpoints.values import reason as reason
     from lingvo_gpipe.run.checkpoints.values import trained_values as trained_values
@@ -37,6 +39,7 @@ __getattr__, __dir__, __all__ = lazy.exports(
     {
         "best": ["Best", "best_variables"],
         "files": [
+            "UnreadableNowError",
             "at",
             "find",
             "keep_only",
@@ -50,6 +53,7 @@ __getattr__, __dir__, __all__ = lazy.exports(
         "values": [
             "UNREADABLE",
             "SavedValues",
+            "check_damaged",
             "read_value",
             "reason",
             "trained_values",

@@ -8,12 +8,14 @@ TensorFlow's `checkpoint` file, which its tools read, is written after the renam
 if it does not agree.
 A checkpoint that was damaged later is reported when it is restored, and set aside as
 `ckpt-120.torn.txt`. That includes damage of its text, whose first line is a checksum of the others
-(texts of earlier commits have none).
+(texts of earlier commits have none). A file that cannot be read for another reason, such as missing
+permissions or a disk that does not answer, may be whole, and is an error instead.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import filecmp
 import os
 import re
@@ -35,6 +37,36 @@ _OURS = re.compile(rf"({NAME}-\d+)({re.escape(_PARAMS)}|{re.escape(_WRITING)}|{r
 _PATTERN = re.compile(r"[*?\[\\]")
 _CHECKSUM = re.compile("# crc32: [0-9a-f]{8}")
 _MAX_TEXT_BYTES = params_texts.MAX_BYTES + 100  # with the checksum
+# What reading a file reports that is missing, cut short, too large or not a regular one.
+_DAMAGE = frozenset(
+    [
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.EINVAL,
+        errno.EILSEQ,
+        errno.EFBIG,
+        None,
+    ]
+)
+
+
+class UnreadableNowError(errors.CheckpointError):
+    """A checkpoint cannot be read now, and may be whole."""
+
+
+def is_damage(error: OSError) -> bool:
+    """Return whether an error of reading a file says that the file itself is damaged or missing."""
+    return error.errno in _DAMAGE
+
+
+def unreadable_now(path: str, reason: str) -> UnreadableNowError:
+    """Return the error for a file that cannot be read now, and may be whole."""
+    return UnreadableNowError(
+        f"{path} cannot be read now: {reason}. Nothing is set aside: start the same command again "
+        "once it can be read, or move the checkpoint away to use an older one"
+    )
 
 
 def refuse_patterns(path: str) -> None:
@@ -77,7 +109,7 @@ def at(path: str) -> str:
     if os.path.isdir(path):
         if prefix := newest(path):
             return prefix
-        below = sorted(name for name in os.listdir(path) if find(os.path.join(path, name)))
+        below = sorted(name for name in os.listdir(path) if _has_whole(os.path.join(path, name)))
         have = "has" if len(below) == 1 else "have"
         offer = f"; {' and '.join(below)} below it {have}" if below else ""
         raise errors.CheckpointError(f"{path} has no whole checkpoint{offer}")
@@ -90,6 +122,13 @@ def at(path: str) -> str:
     if not os.path.exists(prefix + ".index"):
         raise errors.CheckpointError(f"there is no checkpoint {prefix}; {_offer(prefix)}")
     return prefix
+
+
+def _has_whole(directory: str) -> bool:
+    try:
+        return bool(find(directory))
+    except UnreadableNowError:  # such as lost+found, which belongs to the file system
+        return False
 
 
 def _offer(prefix: str) -> str:
@@ -107,7 +146,7 @@ def params_text(prefix: str) -> str | None:
     """Return the params text of a checkpoint; None if it was saved without one.
 
     Raises:
-        CheckpointError: the text is damaged.
+        CheckpointError: the text is damaged, or cannot be read now.
     """
     path = prefix + _PARAMS
     try:
@@ -115,6 +154,8 @@ def params_text(prefix: str) -> str | None:
     except FileNotFoundError:
         return None
     except OSError as error:
+        if not is_damage(error):
+            raise unreadable_now(path, str(error.strerror)) from error
         raise errors.CheckpointError(f"{path} is damaged: {error.strerror}") from error
     first, _, rest = text.partition("\n")
     if first == _checksum_line(rest):
@@ -136,12 +177,15 @@ def newest_text(directory: str) -> tuple[str, str] | None:
     """Return the prefix and the params text of the newest whole checkpoint that has one.
 
     Raises:
-        CheckpointError: every text of the directory is damaged; names the newest.
+        CheckpointError: every text of the directory is damaged, which names the newest; or one
+            cannot be read now.
     """
     damaged: errors.CheckpointError | None = None
     for prefix in reversed(find(directory)):
         try:
             text = params_text(prefix)
+        except UnreadableNowError:
+            raise
         except errors.CheckpointError as error:
             damaged = damaged or error
             continue
@@ -153,9 +197,15 @@ def newest_text(directory: str) -> tuple[str, str] | None:
 
 
 def text_fault(prefix: str) -> str | None:
-    """Return what is wrong with the params text of a checkpoint; None: nothing."""
+    """Return what is wrong with the params text of a checkpoint; None: nothing.
+
+    Raises:
+        CheckpointError: it cannot be read now.
+    """
     try:
         params_text(prefix)
+    except UnreadableNowError:
+        raise
     except errors.CheckpointError as error:
         return str(error)
     return None
@@ -173,7 +223,9 @@ def size_of(prefix: str) -> int:
 
 
 def check_regular(prefix: str) -> None:
-    """Refuse a checkpoint whose index or shards are not regular files.
+    """Refuse a checkpoint whose index or shards are not regular files, or cannot be opened.
+
+    TensorFlow takes an index that cannot be opened for a damaged one.
 
     Raises:
         OSError: one is not, or the index is missing.
@@ -181,14 +233,23 @@ def check_regular(prefix: str) -> None:
     directory, base = os.path.split(prefix)
     shards = [n for n in _names(directory) if _SHARD.fullmatch(n.removeprefix(base))]
     for name in (f"{base}.index", *shards):
-        regular_files.size_of(os.path.join(directory, name))
+        regular_files.open_binary(os.path.join(directory, name)).close()
 
 
 def _names(directory: str) -> list[str]:
+    """Return the names in a directory; none if there is no such directory.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
     try:
         return os.listdir(directory or ".")
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        raise UnreadableNowError(
+            f"{directory or '.'} cannot be read: {error.strerror}. Make it readable"
+        ) from error
 
 
 def _is_whole(prefix: str) -> bool:

@@ -18,7 +18,7 @@ import tensorflow as tf
 from lingvo_gpipe import errors, packing
 from lingvo_gpipe.cluster import connection
 from lingvo_gpipe.run.checkpoints import files, shards, writing
-from lingvo_gpipe.run.checkpoints.values import UNREADABLE, SavedValues, reason
+from lingvo_gpipe.run.checkpoints.values import UNREADABLE, SavedValues, check_damaged, reason
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -195,7 +195,8 @@ class Checkpoints:
             `which` is None, newer checkpoints that are torn are skipped and listed.
 
         Raises:
-            CheckpointError: there is no such checkpoint, it is torn, or of another network.
+            CheckpointError: there is no such checkpoint, it is torn, of another network, or cannot
+                be read now, whatever its files hold.
         """
         torn: list[tuple[str, str]] = []
         for prefix in self._candidates(which):
@@ -211,6 +212,7 @@ class Checkpoints:
             except connection.lost_errors():
                 raise  # the loss of a worker says nothing about the file
             except UNREADABLE as error:
+                check_damaged(prefix, error)
                 torn.append((prefix, reason(error)))
                 continue
             inside = os.path.dirname(os.path.abspath(prefix)) == os.path.abspath(self.directory)
@@ -304,6 +306,7 @@ def restore_matching(
     except connection.lost_errors():
         raise
     except UNREADABLE as error:
+        check_damaged(prefix, error)
         raise errors.CheckpointError(
             f"{prefix} is torn and cannot be restored: {reason(error)}; choose another one"
         ) from error

@@ -13,8 +13,17 @@ import tensorflow as tf
 from lingvo_gpipe import errors, packing
 from lingvo_gpipe.run.checkpoints import files, keys, writing
 
-# What is raised for a file that is truncated, missing, not regular or not a checkpoint.
 UNREADABLE = (OSError, tf.errors.OpError, RuntimeError, ValueError, IndexError)
+"""What is raised for a file that cannot be read; see `check_damaged`."""
+
+# What says nothing about the file: memory, rights, a disk that does not answer (`UnknownError`).
+_PASSING = (
+    tf.errors.CancelledError,
+    tf.errors.PermissionDeniedError,
+    tf.errors.ResourceExhaustedError,
+    tf.errors.UnauthenticatedError,
+    tf.errors.UnknownError,
+)
 _HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
 
 
@@ -26,7 +35,7 @@ class SavedValues:
     """
 
     def __init__(self, prefix: str) -> None:
-        """Read the index of a checkpoint; raises one of `UNREADABLE` if it is damaged."""
+        """Read the index of a checkpoint; raises one of `UNREADABLE` if it cannot be read."""
         files.check_regular(prefix)
         self._prefix = prefix
         self._reader = tf.train.load_checkpoint(prefix)
@@ -39,12 +48,12 @@ class SavedValues:
                 self.shapes[key], self._dtypes[key] = list(shape), tf.as_dtype(types[name])
 
     def read(self, key: str) -> np.ndarray[Any, Any]:
-        """Return a value; raises one of `UNREADABLE` if it is damaged."""
+        """Return a value; raises one of `UNREADABLE` if it cannot be read."""
         value: np.ndarray[Any, Any] = self._reader.get_tensor(keys.in_file(key))
         return value
 
     def check_whole(self) -> None:
-        """Read what belongs to a whole checkpoint; raises one of `UNREADABLE` if it is damaged."""
+        """Read what each whole checkpoint has; raises one of `UNREADABLE` if it cannot be read."""
         self._reader.get_tensor(keys.OBJECT_GRAPH)
 
     def assign(self, pairs: Sequence[tuple[str, packing.Variable]]) -> None:
@@ -53,7 +62,7 @@ class SavedValues:
         Args:
             pairs: key of a saved value, and a variable of its shape and dtype.
 
-        Raises one of `UNREADABLE` if a value is damaged.
+        Raises one of `UNREADABLE` if a value cannot be read.
         """
         self.check_whole()
         by_device: dict[str, list[tuple[str, packing.Variable]]] = {}
@@ -114,6 +123,7 @@ def trained_values(path: str) -> dict[str, np.ndarray[Any, Any]]:
             for path, key in of_path.items()
         }
     except UNREADABLE as error:
+        check_damaged(prefix, error)
         raise errors.CheckpointError(
             f"{prefix} is torn and cannot be read: {reason(error)}"
         ) from error
@@ -172,9 +182,26 @@ def read_value(prefix: str, key: str) -> np.ndarray[Any, Any]:
         if key in values.shapes:
             return values.read(key)
     except UNREADABLE as error:
+        check_damaged(prefix, error)
         raise errors.CheckpointError(f"{prefix} is torn: {reason(error)}") from error
     near = errors.nearest(key, values.shapes) or sorted(values.shapes)[:3]
     raise errors.CheckpointError(f"{prefix} has no {key!r}; nearest {', '.join(near)}")
+
+
+def check_damaged(prefix: str, error: Exception) -> None:
+    """Check that an error of reading a checkpoint says that its files are damaged or missing.
+
+    Args:
+        prefix: prefix of its files.
+        error: one of `UNREADABLE`.
+
+    Raises:
+        CheckpointError: it says something else, such as that memory is used up.
+    """
+    if isinstance(error, files.UnreadableNowError):
+        raise error
+    if isinstance(error, _PASSING) or (isinstance(error, OSError) and not files.is_damage(error)):
+        raise files.unreadable_now(prefix, reason(error)) from error
 
 
 def reason(error: BaseException) -> str:

@@ -105,6 +105,7 @@ class _Source:
         try:
             yield
         except checkpoints.UNREADABLE as error:
+            checkpoints.check_damaged(self._prefix, error)
             raise errors.CheckpointError(
                 f"{self._prefix} is torn and cannot be read: {checkpoints.reason(error)}. Give "
                 "another one"

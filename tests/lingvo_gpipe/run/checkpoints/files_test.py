@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from lingvo_gpipe import errors
+from lingvo_gpipe import errors, regular_files
 from lingvo_gpipe.run.checkpoints import files
 
 
@@ -115,3 +116,50 @@ def test_a_file_system_without_links_has_copies(
 def test_free_space_that_no_system_reports_is_unknown(tmp_path: Path) -> None:
     assert files.free_space(str(tmp_path)).endswith(" MiB")
     assert files.free_space(str(tmp_path / "gone")) == "unknown"
+
+
+UNANSWERED = (errno.EACCES, errno.EIO, errno.ESTALE, errno.ENOMEM)
+
+
+@pytest.mark.parametrize("number", UNANSWERED)
+def test_a_directory_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    real = os.listdir
+    private = tmp_path / "lost+found"
+    private.mkdir()
+    write(tmp_path / "best", 3)
+
+    def listdir(path: str) -> list[str]:
+        if path == str(private):
+            raise OSError(number, os.strerror(number))
+        return real(path)
+
+    monkeypatch.setattr(os, "listdir", listdir)
+    for action in (files.newest, files.newest_text, files.at, lambda p: files.at(f"{p}/ckpt-3")):
+        with pytest.raises(errors.CheckpointError) as caught:
+            action(str(private))
+        assert str(caught.value) == (
+            f"{private} cannot be read: {os.strerror(number)}. Make it readable"
+        )
+    with pytest.raises(errors.CheckpointError, match="has no whole checkpoint; best below it has"):
+        files.at(str(tmp_path))
+
+
+@pytest.mark.parametrize("number", UNANSWERED)
+def test_a_text_that_cannot_be_read_now_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    write(tmp_path, 2)
+    prefix = write(tmp_path, 3)
+
+    def refuse(path: str, _: int) -> str:
+        raise OSError(number, os.strerror(number), path)
+
+    monkeypatch.setattr(regular_files, "read_text", refuse)
+    for action in (files.params_text, files.text_fault, lambda _: files.newest_text(str(tmp_path))):
+        with pytest.raises(errors.CheckpointError) as caught:
+            action(prefix)
+        text = f"{prefix}.params.txt cannot be read now: {os.strerror(number)}. Nothing is set"
+        assert str(caught.value).startswith(text)
+        assert "\n" not in str(caught.value)

@@ -191,13 +191,14 @@ class _Attempt:
             code: exit code of the run, for the workers; None: another attempt follows.
         """
         self._chief.end()
-        if self._temporary is not None:
-            self._temporary.remove()
         tasks = [*self._holds, *([self._watch] if self._watch is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(worker.end(code) for worker in self._workers))
+        # Last: a worker that waits longer than `lease.DROPPED_AFTER_S` would miss the end.
+        if self._temporary is not None:
+            self._temporary.remove()
 
     async def _watch_chief(self) -> int:
         """Return the chief's exit code once it has ended.

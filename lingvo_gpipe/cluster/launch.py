@@ -80,6 +80,9 @@ def run(
         return None
     cluster, member = named
     if member.job == members.WORKER:
+        if not uses_workers:
+            report(f"{member} has nothing to do: what was asked for needs the chief alone")
+            return 0
         lines = (lambda _: None) if local.is_local() else report
         options = worker_supervisor.Options(
             cluster, member.index, _token(values), lines, cores=local.cores()

@@ -17,7 +17,8 @@ JOBS = (CHIEF, WORKER)
 VARIABLE = "TF_CONFIG"
 """The environment variable of TensorFlow, Slurm scripts and Kubernetes operators for a cluster."""
 
-_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
+_LABEL = "[A-Za-z0-9_-]{1,63}"  # of a host name; Python encodes only such ones to look them up
+_ADDRESS = re.compile(rf"(\[[0-9A-Fa-f:.]+\]|{_LABEL}(?:\.{_LABEL})*\.?):(\d{{1,5}})")
 _MAX_PORT = 65535
 _MAX_WORKERS = 4096
 _LOCAL = re.compile(r"local:(\d+)")

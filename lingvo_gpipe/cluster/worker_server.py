@@ -16,6 +16,11 @@ from lingvo_gpipe.cluster.worker_supervisor import SERVING
 from lingvo_gpipe.imports import tensorflow_import
 
 
+def thread_counts(num_devices: int, cores: int) -> tuple[int, int]:
+    """Return what `execution.placement.thread_counts` returns, which this package cannot import."""
+    return max(2, min(num_devices, cores)), max(1, cores // num_devices)
+
+
 def main() -> int:
     """Serve until the supervisor ends; return the exit code."""
     channel = child.channel()
@@ -34,12 +39,11 @@ def main() -> int:
     values = json.loads(settings)
     devices = int(values["devices"])
     cores = len(os.sched_getaffinity(0))
-    intra_op_threads = max(1, cores // devices)
+    inter_op_threads, intra_op_threads = thread_counts(devices, cores)
     input_server.prepare(values["packages"], intra_op_threads)
     config = tf.compat.v1.ConfigProto(
-        # As many threads as `placement.prepare_threads` would set for these devices.
         intra_op_parallelism_threads=intra_op_threads,
-        inter_op_parallelism_threads=max(2, min(devices, cores)),
+        inter_op_parallelism_threads=inter_op_threads,
         device_count={"CPU": devices},
     )
     # A thread that waits for other workers would take its only core from the cells.

@@ -250,10 +250,11 @@ class _Server:
 
     def state(self) -> str:
         """Return `STARTING`, `SERVING`, `child.STOPPED`, or why it does not serve."""
+        state = self._child.state()  # first, so that the last line of one that has ended is read
         for line in self._child.read():
             self._said = line
-        state = self._child.state()
-        return self._said if state == child.RUNNING else state
+        gave_reason = self.has_ended and self._said not in (STARTING, SERVING)
+        return self._said if state == child.RUNNING or gave_reason else state
 
     def end(self) -> None:
         """End it."""

@@ -18,9 +18,17 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from unittest import mock
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.cluster import chief_supervisor, child, local, members, worker_supervisor
+from lingvo_gpipe.cluster import (
+    chief_supervisor,
+    child,
+    local,
+    members,
+    temporary,
+    worker_supervisor,
+)
 
 TOKEN = "the secret of these tests"
 STEP_S = 0.02
@@ -43,6 +51,14 @@ def note_gpus(folder: Path, name: str) -> None:
 
 def command(*words: object) -> tuple[str, ...]:
     return (sys.executable, __file__, *map(str, words))
+
+
+class SlowFolder(temporary.Folder):
+    """A temporary folder that may take a while to be removed, as a large one does."""
+
+    def remove(self) -> None:
+        time.sleep(float(os.environ.get("REMOVE_S", "0")))
+        super().remove()
 
 
 def worker(folder: Path, index: str) -> int:
@@ -118,7 +134,8 @@ def supervisor_of_chief(folder: Path, cluster: members.Cluster, steps: str) -> i
         keep_workers=workers.keep if "KEEP" in os.environ else lambda: None,
     )
     try:
-        return asyncio.run(chief_supervisor.run(options))
+        with mock.patch.object(temporary, "Folder", SlowFolder):
+            return asyncio.run(chief_supervisor.run(options))
     finally:
         workers.end()
 

@@ -89,6 +89,16 @@ def test_tf_config_and_local_workers_exclude_each_other(
     assert "--cluster or TF_CONFIG names others" in capfd.readouterr().err
 
 
+def test_a_worker_of_which_a_mode_needs_none_ends(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    flags = [f"--cluster={folder}/cluster.json", "--job=worker", "--task=1", "--mode=export"]
+    assert trainer.run(flags) == 0
+    assert capfd.readouterr().err == (
+        "worker 1 has nothing to do: what was asked for needs the chief alone\n"
+    )
+
+
 def test_the_files_that_all_hosts_must_see_are_those_of_the_flags(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

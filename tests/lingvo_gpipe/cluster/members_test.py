@@ -74,6 +74,9 @@ WRONG = [
     (config({"chief": ["a:1"], "worker": ["b:70000"]}), None, "a port from 1 to 65535"),
     (config({"chief": ["a:1"], "worker": ["b:0"]}), None, "a port from 1 to 65535"),
     (config({"chief": ["a:1"], "worker": ["b:1 "]}), None, '"b:1 " of worker is not an address'),
+    (config({"chief": ["a:1"], "worker": ["b..c:1"]}), None, 'c:1" of worker is not an address'),
+    (config({"chief": ["a:1"], "worker": [".b:1"]}), None, 'b:1" of worker is not an address'),
+    (config({"chief": [f"{'a' * 64}:1"], "worker": ["b:1"]}), None, "aa.* of chief is not an ad"),
     (config({"chief": ["a:1"], "worker": [7]}), None, "7 of worker is not an address"),
     (config({"chief": ["a:1"], "worker": {"0": "b:1"}}), None, "of worker are not a list"),
     (
@@ -110,6 +113,13 @@ def test_a_wrong_cluster_is_refused_by_one_line(
     with pytest.raises(errors.ClusterError, match=expected) as caught:
         members.from_environment(environment, *(flags or (None, None)))
     assert "\n" not in str(caught.value)
+
+
+def test_a_host_name_may_have_labels_of_63_letters_and_a_dot_at_its_end() -> None:
+    host = f"{'a' * 63}.b-c.d_e."
+    jobs = {"chief": [f"{host}:1"], "worker": ["10.0.0.1:2"]}
+    expected = members.Cluster(f"{host}:1", ("10.0.0.1:2",))
+    assert members.from_environment(config(jobs)) == (expected, members.Member("chief"))
 
 
 def test_local_workers() -> None:

@@ -11,12 +11,13 @@ import os
 import re
 import signal
 import socket
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from lingvo_gpipe.cluster import chief_supervisor
+from lingvo_gpipe.cluster import chief_supervisor, child, lease, worker_supervisor
 from tests.lingvo_gpipe.cluster.runs import (
     DETECTED_S,
     STEPS,
@@ -46,6 +47,30 @@ def test_a_run_ends_everywhere_with_its_exit_code_and_leaves_nothing(run: Run) -
     for address in run.addresses:
         with socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))):
             pass
+
+
+def test_workers_do_not_wait_for_a_chief_s_temporary_folder(run: Run) -> None:
+    run.start_worker(0)
+    run.start_worker(1)
+    run.start_chief("5", REMOVE_S=str(lease.DROPPED_AFTER_S + 0.5))
+    assert run.codes() == {"supervisor": 0, "supervisor0": 0, "supervisor1": 0}
+
+
+@pytest.mark.parametrize(
+    ("said", "state"),
+    [
+        ("its server does not start: no port", "its server does not start: no port"),
+        (worker_supervisor.SERVING, "ended with exit code 3"),
+        (None, "ended with exit code 3"),
+    ],
+)
+def test_a_worker_that_has_ended_leaves_its_reason(said: str | None, state: str) -> None:
+    write = f"os.write(int(os.environ['{child.Child.CHANNEL}'].split(',')[1]), b'{said}\\n')"
+    program = f"import os; {'pass' if said is None else write}; os._exit(3)"
+    server = worker_supervisor._Server((sys.executable, "-c", program), None)
+    wait_for(lambda: server.has_ended, "the end")
+    assert server.state() == state
+    server.end()
 
 
 def test_a_user_s_mistake_ends_all_with_its_code(run: Run) -> None:

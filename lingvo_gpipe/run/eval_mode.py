@@ -93,16 +93,24 @@ class CheckpointEvaluator:
             examples=Examples(self.pipe, self._input, self._params.eval.examples),
         )
 
-    def write(self, logdir: Path, evaluation: Evaluation) -> None:
+    def write(
+        self,
+        logdir: Path,
+        evaluation: Evaluation,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Write the evaluation of the present weights into the folder of its run; see `folder_of`.
 
-        Texts are added to it.
+        Args:
+            logdir: log directory of the run.
+            evaluation: without texts, which are added to it.
+            should_stop: called while texts are made; once it returns True, there are none.
         """
         folder = folder_of(logdir, self._params)
         if folder not in self._writers:
             self._writers[folder] = summaries.Writer(folder)
         classes = self._input.class_names
-        shown = self._texts.added(evaluation)
+        shown = self._texts.added(evaluation, should_stop)
         writers.write_evaluation(self._writers[folder], folder, shown, classes)
 
 
@@ -155,7 +163,7 @@ def run(
     if evaluation is not None:
         report(evaluation.line())
         if logdir is not None:
-            evaluator.write(logdir, evaluation)
+            evaluator.write(logdir, evaluation, should_stop)
     return evaluation
 
 
@@ -205,7 +213,7 @@ def follow(
                 break
             evaluations.append(dataclasses.replace(evaluation, arrays={}, examples=()))
             report(evaluation.line())
-            evaluator.write(logdir, evaluation)
+            evaluator.write(logdir, evaluation, should_stop)
             if best is not None:
                 best.consider(newest, evaluation, report)
         elif over or step >= params.train.max_steps:

@@ -69,10 +69,13 @@ def check_params(
         How they differ; None if no run began there.
 
     Raises:
-        TrainingError: they make it another run, or no checkpoint has a text that can be read.
+        TrainingError: they make it another run, or no checkpoint has a whole text.
+        CheckpointError: the text of a checkpoint cannot be read now.
     """
     try:
         kept = checkpoints.newest_text(str(folder / CHECKPOINTS))
+    except checkpoints.UnreadableNowError:
+        raise
     except errors.CheckpointError as error:
         newest = checkpoints.newest(str(folder / CHECKPOINTS))
         raise errors.TrainingError(
@@ -159,6 +162,7 @@ def try_out(folder: Path, params: Task.Params, assets: Mapping[str, bytes]) -> N
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     lock_is_new = not (folder / LOCK).exists()
+    _check_sizes(folder, assets)
     with locked(folder):
         if check_params(folder, params, report=None) is not None:
             check_assets(folder, assets)
@@ -226,11 +230,22 @@ def keep_assets(folder: Path, assets: Mapping[str, bytes]) -> None:
     A run without a checkpoint has learned nothing, so files that are already there are replaced.
 
     Raises:
-        TrainingError: the run has other files of these names, or they cannot be written.
+        TrainingError: the run has other files of these names, they are too large to be read again,
+            or they cannot be written.
     """
+    _check_sizes(folder, assets)
     begun = checkpoints.newest(str(folder / CHECKPOINTS)) is not None
     for name in check_assets(folder, assets) if begun else assets:
         _replace(folder / name, assets[name], "Free disk space, or give another --logdir")
+
+
+def _check_sizes(folder: Path, assets: Mapping[str, bytes]) -> None:
+    for name, content in assets.items():
+        if len(content) > _MAX_ASSET_BYTES:
+            raise errors.TrainingError(
+                f"{folder / name} would have {len(content):,} bytes, and is read again only up to "
+                f"{_MAX_ASSET_BYTES:,}. Use data with a smaller {name}"
+            )
 
 
 def write_result(folder: Path, values: Mapping[str, object]) -> None:

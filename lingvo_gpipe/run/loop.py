@@ -39,7 +39,7 @@ from lingvo_gpipe.hooks.base import Ended
 from lingvo_gpipe.hooks.calls import HookCalls, needing_network
 from lingvo_gpipe.input import Input, made
 from lingvo_gpipe.nests import Nest
-from lingvo_gpipe.plan import auto, step_plan
+from lingvo_gpipe.plan import auto
 from lingvo_gpipe.run import (
     checkpoints,
     evaluation,
@@ -49,7 +49,7 @@ from lingvo_gpipe.run import (
     worker_input,
 )
 from lingvo_gpipe.run.learner import Learner
-from lingvo_gpipe.run.profiles import recorder
+from lingvo_gpipe.run.profiles import prediction, recorder
 from lingvo_gpipe.run.profiles.steps import NO_PROFILES, Profiles
 from lingvo_gpipe.run.run_state import RunState
 from lingvo_gpipe.run.views.examples import Examples
@@ -234,36 +234,28 @@ class _Training:
         )
         threads = process.prepare_devices(params.model, logdir)
         self._learner = Learner(params, source.element_spec(training=True))
-        evaluation.check_names(self._learner.pipe, params.eval)
-        executor = self._learner.pipe.executor
+        pipe = self._learner.pipe
+        evaluation.check_names(pipe, params.eval)
         self._recorder: recorder.Recorder | None = None
         if options.profiles.steps:
-            planned_s = self._planned_s() if options.profiles.layers else None
+            planned_s = prediction.planned_s(params, pipe) if options.profiles.layers else None
             self._recorder = recorder.Recorder(
                 options.profiles.steps, self._learner, logdir, options.report, planned_s
             )
-        self._source = worker_input.source_of(source, executor, options.report)
+        self._source = worker_input.source_of(source, pipe.executor, options.report)
         if options.evaluate:
             self._source.evaluation(params.eval.split)  # refused now, not after hours
-        updater = self._learner.updater
-        self._histograms = Histograms(self._learner.pipe, lambda: updater.loss_scale)
-        self._texts = EvaluationTexts(params, self._learner.pipe, source, options.report)
+        self._histograms = Histograms(pipe, lambda: self._learner.updater.loss_scale)
+        self._texts = EvaluationTexts(params, pipe, source, options.report)
         self.state = RunState(params, self._learner, logdir, threads, evaluates=options.evaluate)
         self._watchdog = stalls.watchdog_of(
-            self._learner.pipe.executor,
+            pipe.executor,
             params.train.stall_after_s,
             self.state.checkpoints.directory,
             options.report,
             ends=params.train.end_at_stall,
             over_workers=connection.current() is not None,
         )
-
-    def _planned_s(self) -> float:
-        """Return the seconds of a step in the cells of this run and of its update, as measured."""
-        planned = self._params.copy()
-        planned.model.cuts = tuple(len(cell.layers) for cell in self._learner.pipe.analysis.cells)
-        plan = step_plan.with_update(step_plan.make_for(planned, profile=True), planned)
-        return plan.step_s + (plan.update_s or 0.0)
 
     def restore(self, start: str | None, change: task.Change | None) -> None:
         """Continue from the newest whole checkpoint of the run, or start.
@@ -284,8 +276,7 @@ class _Training:
 
     def train(self) -> Result:
         """Do the updates that are left, and call the hooks."""
-        classes = self._input.class_names
-        writers = Writers(self._logdir, self._learner, self._params, classes)
+        writers = Writers(self._logdir, self._learner, self._params, self._input.class_names)
         with contextlib.closing(writers), self._watchdog:
             try:
                 self._hooks.begin(self.state.step)
@@ -360,7 +351,7 @@ class _Training:
             self._options.note_step(step)
             begun = time.perf_counter()
             with self._watchdog.watching(f"reading the mini-batch of step {step}"):
-                batches = [next(source) for _ in range(train.accumulate)]
+                batches = self._read(source)
             drawn = time.perf_counter()
             if step == first:
                 with self._learner.pipe.executor.beside_input():
@@ -398,6 +389,16 @@ class _Training:
                 input_s=input_s,
                 step_s=step_s,
             )
+
+    def _read(self, source: Iterator[Mapping[str, Nest]]) -> list[Mapping[str, Nest]]:
+        """Return the mini-batches of an update; if they cannot be read, save what is trained."""
+        position = int(self.state.position.numpy())
+        try:
+            return worker_input.next_batches(source, self._params.train.accumulate, position)
+        except errors.InputError:
+            if self.state.step:
+                self.state.save()
+            raise
 
     def _profiled(self, step: int) -> contextlib.AbstractContextManager[None]:
         """Let TensorFlow's profiler record a step, if it was chosen."""
@@ -443,11 +444,10 @@ class _Training:
 
     def _evaluate(self, writers: Writers) -> None:
         params = self._params.eval
-        most = 1 if self._options.dry_run else None
-        batches = evaluation.batches(self._source, params, most)
         step = self.state.step
         name = f"a mini-batch of the evaluation at step {step}"
         try:
+            batches = evaluation.batches(self._source, params, 1 if self._options.dry_run else None)
             with self._learner.updater.averaged():
                 evaluated = evaluation.evaluate(
                     self._learner.pipe,
@@ -462,6 +462,7 @@ class _Training:
                 if evaluated is not None:
                     with self._watchdog.watching(f"the texts of the evaluation at step {step}"):
                         evaluated = self._texts.added(evaluated, self._options.should_stop)
+                    writers.evaluation(evaluated)
             value = 0.0
             if evaluated is not None and params.best is not None:
                 value = evaluated.number(params.best)
@@ -471,7 +472,6 @@ class _Training:
         if evaluated is None:
             return
         self._last = evaluated
-        writers.evaluation(evaluated)
         self.state.record_evaluation(value)
         self._options.report(evaluated.line())
         self._hooks.after_evaluation(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ from lingvo_gpipe.cluster.remote import worker_function
 from lingvo_gpipe.execution import placement
 from lingvo_gpipe.execution.executor import Executor
 from lingvo_gpipe.input import Batch, Input, Reading
+from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.network import parts
 from lingvo_gpipe.network.parts import InParts, Part
 
@@ -57,6 +59,28 @@ def source_of(own: Input, executor: Executor, report: Callable[[str], None]) -> 
     executor.input_devices = tuple(devices)
     of_replicas = [parts.Part.of(params, replica) for replica in range(params.num_replicas)]
     return WorkerInput(own, devices, parts=of_replicas)
+
+
+def next_batches(
+    source: Iterator[Mapping[str, Nest]], count: int, position: int
+) -> list[Mapping[str, Nest]]:
+    """Return the next `count` mini-batches of training.
+
+    Args:
+        source: endless mini-batches.
+        count: number of mini-batches to read.
+        position: number of mini-batches that were read before them.
+
+    Raises:
+        InputError: they cannot be read, or there are no more.
+    """
+    batches = list(itertools.islice(source, count))
+    if len(batches) < count:
+        raise errors.InputError(
+            f"the training data ended after {position + len(batches)} mini-batches. "
+            "Input.batches must be endless: let it begin again at the end of the data"
+        )
+    return batches
 
 
 class WorkerInput:
@@ -252,7 +276,11 @@ class _WorkerReading(Reading):
         self._parts = parts
 
     def __iter__(self) -> Iterator[Mapping[str, tf.Tensor]]:
-        """Begin to read."""
+        """Begin to read.
+
+        Raises:
+            InputError: some end before others, or do not fit each other.
+        """
         begun = [(reader, reader.begin()) for reader in self._readers]
         while True:
             asked = [reader.ask(request) for reader, request in begun]
@@ -261,6 +289,8 @@ class _WorkerReading(Reading):
             batches = [batch for batch in found if batch is not None]
             if not batches:
                 return
+            if len(batches) < len(found):
+                raise self._different(["ended" if b is None else "goes on" for b in found])
             yield self._joined(batches)
 
     def _counted(self) -> dict[str, int]:

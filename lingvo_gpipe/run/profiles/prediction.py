@@ -5,8 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
+from lingvo_gpipe import pipelining
+from lingvo_gpipe.plan import step_plan
 from lingvo_gpipe.schedule import breakdown, simulate
 from lingvo_gpipe.schedule.slot import Phase
+from lingvo_gpipe.task import Task
 
 NEAR = 0.1
 """A step that differs from its prediction by a larger share than this is explained."""
@@ -44,6 +47,19 @@ def line(timeline: simulate.Timeline, rows: Sequence[Mapping[str, float]]) -> st
     lost["uneven"] = _uneven_s(timeline, medians)
     cause = max(lost, key=lambda name: lost[name])
     return f"{took}, {ratio - 1:.0%} more than {needs}: {1e3 * lost[cause]:.1f} ms {_CAUSES[cause]}"
+
+
+def planned_s(params: Task.Params, pipe: pipelining.PipeliningLayer) -> float:
+    """Return the seconds of a step in the cells of a network and of its update, as measured.
+
+    Args:
+        params: params of the task.
+        pipe: the network.
+    """
+    planned = params.copy()
+    planned.model.cuts = tuple(len(cell.layers) for cell in pipe.analysis.cells)
+    plan = step_plan.with_update(step_plan.make_for(planned, profile=True), planned)
+    return plan.step_s + (plan.update_s or 0.0)
 
 
 def beside_plan(

@@ -92,6 +92,8 @@ def draw(matrix: Matrix, names: Sequence[str] = ()) -> bytes:
     called = [_short(name) for name in _names(matrix, names)[::step]]
     plot.set_xticks(places, called, rotation=90 if max(map(len, called)) > 2 else 0)
     plot.set_yticks(places, called)
+    for label in (*plot.get_xticklabels(), *plot.get_yticklabels()):
+        label.set_parse_math(False)  # a name may hold the $ of a formula
     plot.tick_params(length=0 if step == 1 else 2, labelsize=8)
     plot.spines[:].set_visible(False)
     plot.set_xlabel("predicted")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,18 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, optim
 from lingvo_gpipe.execution import placement
+from lingvo_gpipe.input import Reading
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.nests import Nest, SpecNest
-from lingvo_gpipe.run import checkpoints, eval_mode, evaluation, log_directory, loop, process
+from lingvo_gpipe.run import (
+    checkpoints,
+    eval_mode,
+    evaluation,
+    log_directory,
+    loop,
+    process,
+    writers,
+)
 from lingvo_gpipe.schedule import drawing
 from tests.tiny_task import Points, one_layer_task, tiny_task
 
@@ -68,6 +78,87 @@ def test_an_evaluation_that_fails_costs_no_update(
     parts = loop.run(params, tmp_path / "parts", evaluate=True, report=lines.append)
     assert [line.split()[1] for line in lines if line.startswith("eval ")] == ["step=4", "step=6"]
     np.testing.assert_equal(content(parts), content(whole))
+
+
+def test_a_split_that_vanishes_costs_no_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = one_layer_task(max_steps=6, save_interval_steps=6)
+    params.eval.interval_steps = 2
+    real, calls = evaluation.batches, itertools.count(1)
+
+    def scarce(*given: Any) -> Any:
+        if next(calls) == 2:
+            raise errors.InputError("the split is gone")
+        return real(*given)
+
+    monkeypatch.setattr(evaluation, "batches", scarce)
+    with pytest.raises(errors.InputError, match="the split is gone"):
+        loop.run(params, tmp_path, evaluate=True)
+    assert saved(tmp_path) == [4]
+
+
+def test_an_evaluation_that_cannot_be_written_costs_no_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = one_layer_task(max_steps=6, save_interval_steps=6)
+    params.eval.interval_steps = 2
+
+    def refuse(*_: Any) -> None:
+        raise ValueError("no picture")
+
+    monkeypatch.setattr(writers, "write_evaluation", refuse)
+    with pytest.raises(ValueError, match="no picture"):
+        loop.run(params, tmp_path, evaluate=True)
+    assert saved(tmp_path) == [2]
+
+
+class Scarce(Points):
+    """Points of which only some mini-batches of training can be read."""
+
+    class Params(Points.Params):
+        """Params of Scarce."""
+
+        count: int = hyperparams.field(5, "Number of these mini-batches.")
+        fault: str = hyperparams.field("", "Why there are no more; empty: they end.")
+
+    params: Params
+
+    def batches(self, seed: int, position: int = 0) -> Any:
+        whole, params = super().batches(seed, position), self.params
+
+        class Some(Reading):
+            def __iter__(self) -> Iterator[Any]:
+                yield from itertools.islice(whole, params.count - position)
+                if params.fault:
+                    raise errors.InputError(params.fault)
+
+        return Some()
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        (
+            "",
+            "the training data ended after 5 mini-batches. Input.batches must be endless: let it "
+            "begin again at the end of the data",
+        ),
+        ("the disk is gone", "the disk is gone"),
+    ],
+)
+def test_training_data_that_ends_costs_no_update(tmp_path: Path, fault: str, text: str) -> None:
+    params = one_layer_task(accumulate=2)
+    params.input = Scarce.Params(batch_size=8, fault=fault)
+    for _ in range(2):  # again from the checkpoint
+        with pytest.raises(errors.InputError) as caught:
+            loop.run(params, tmp_path / "run")
+        assert str(caught.value) == text
+        assert saved(tmp_path / "run") == [2]
+    params.input.count = 0
+    with pytest.raises(errors.InputError):
+        loop.run(params, tmp_path / "new")
+    assert saved(tmp_path / "new") == []
 
 
 class Shares(base.Layer):

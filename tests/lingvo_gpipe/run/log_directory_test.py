@@ -99,6 +99,25 @@ def test_files_of_a_run_are_read_only_if_they_are_regular(tmp_path: Path) -> Non
             action()
 
 
+def test_a_file_that_could_not_be_read_again_is_refused_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_directory, "_MAX_ASSET_BYTES", 1_000)
+    log_directory.keep_assets(tmp_path, {"ids": bytes(1_000)})
+    actions: tuple[Callable[[], object], ...] = (
+        lambda: log_directory.keep_assets(tmp_path, {"names": bytes(1_001)}),
+        lambda: log_directory.try_out(tmp_path, tiny_task(), {"names": bytes(1_001)}),
+    )
+    for action in actions:
+        with pytest.raises(errors.TrainingError) as caught:
+            action()
+        assert str(caught.value) == (
+            f"{tmp_path}/names would have 1,001 bytes, and is read again only up to 1,000. Use "
+            "data with a smaller names"
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["ids"]
+
+
 def test_a_long_value_is_cut_in_a_refusal(tmp_path: Path) -> None:
     params = tiny_task()
     text = f"class: task.Task\nname: 'b'\nmodel.seed: '{'x' * 5000}'\n"

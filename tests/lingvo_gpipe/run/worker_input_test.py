@@ -23,7 +23,7 @@ from lingvo_gpipe import errors, hyperparams, task
 from lingvo_gpipe.cluster.remote import requests, worker_function
 from lingvo_gpipe.input import Batch, InMemory, Input, Repair
 from lingvo_gpipe.network.parts import InParts, Part
-from lingvo_gpipe.run import loop
+from lingvo_gpipe.run import loop, worker_input
 from lingvo_gpipe.run.worker_input import WorkerInput
 from tests.tiny_task import one_layer_task
 
@@ -352,4 +352,24 @@ def test_copies_in_which_other_examples_cannot_be_read_are_refused(
     assert str(caught.value) == (
         f"the workers do not read the same mini-batches ({host}: 0 examples left_out; {host}: 1 "
         "examples left_out). Copy the same data to all hosts, or set input.on_worker=False"
+    )
+
+
+def test_copies_of_which_one_ends_first_are_refused(
+    tmp_path: Path, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, _ = pair(write(tmp_path), token)
+    plain = worker_input._WorkerReader.received
+
+    def received(self: Any, asked: Any) -> Batch | None:
+        batch = plain(self, asked)
+        return None if self._request["part"]["replica"] == 1 else batch
+
+    monkeypatch.setattr(worker_input._WorkerReader, "received", received)
+    host = f"worker 0 ({socket.gethostname()}), which reads the input"
+    with pytest.raises(errors.InputError) as caught:
+        next(iter(in_parts(own, token, 2, 2).evaluation("test")))
+    assert str(caught.value) == (
+        f"the workers do not read the same mini-batches ({host}: goes on; {host}: ended). Copy the "
+        "same data to all hosts, or set input.on_worker=False"
     )

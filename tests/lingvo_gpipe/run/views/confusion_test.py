@@ -62,3 +62,8 @@ def test_the_picture_shows_rows_as_true_classes() -> None:
     upper[0, 11] = 50
     assert darkest(upper)[0] < 0.4 < 0.6 < darkest(upper)[1]
     assert darkest(upper.T)[1] < 0.4 < 0.6 < darkest(upper.T)[0]
+
+
+def test_a_name_with_the_signs_of_a_formula_is_no_formula() -> None:
+    names = ("$\\frac$", "a $ and a $", "an owl")
+    assert pixels(confusion.draw(MATRIX, names)).shape == pixels(confusion.draw(MATRIX)).shape

@@ -14,7 +14,7 @@ from lingvo_gpipe import errors, hyperparams, task
 from lingvo_gpipe.run import eval_mode, loop
 from lingvo_gpipe.run.evaluation import Evaluation
 from lingvo_gpipe.run.views.texts import EvaluationTexts
-from tests.tiny_task import one_layer_task
+from tests.tiny_task import one_layer_task, stop_after
 
 hyperparams.register_package(__name__)
 NOTHING: Any = None
@@ -55,6 +55,8 @@ def summing(**fields: Any) -> Any:
 def shown(folder: Path) -> list[str]:
     found = event_accumulator.EventAccumulator(str(folder / "eval"), {"tensors": 0})
     found.Reload()
+    if "sums" not in found.Tags()["tensors"]:
+        return []
     assert len(found.Tensors("texts_s")) == len(found.Tensors("sums"))
     return [tf.make_ndarray(event.tensor_proto).item().decode() for event in found.Tensors("sums")]
 
@@ -69,6 +71,15 @@ def test_each_evaluation_shows_the_texts_of_its_weights(tmp_path: Path) -> None:
     assert first != second
     eval_mode.run(params, tmp_path)
     assert shown(tmp_path) == [first, second, second]
+
+
+def test_texts_of_a_checkpoint_end_when_they_are_asked_to(tmp_path: Path) -> None:
+    params = summing()
+    loop.run(params, tmp_path)
+    # Asked before two mini-batches; following, also before the first evaluation.
+    assert eval_mode.run(params, tmp_path, should_stop=stop_after(2)) is not None
+    assert len(eval_mode.follow(params, tmp_path, should_stop=stop_after(3))) == 1
+    assert shown(tmp_path) == []
 
 
 @pytest.mark.parametrize(

@@ -268,7 +268,7 @@ class Registry:
 
     def _models_of(self, module: str) -> Iterator[type[Model]]:
         try:
-            members = vars(importlib.import_module(module))
+            members = vars(_import(module))
         except Exception as error:  # noqa: BLE001 - another's code: reported, and does not hide others.
             self.broken[module] = errors.cause(error, __file__)
             return
@@ -313,7 +313,7 @@ def _project_package() -> ModuleType:
 
 def _user_package(name: str, where: str) -> ModuleType:
     try:
-        module = importlib.import_module(name)
+        module = _import(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise errors.RegistryError(f"{where}: {errors.cause(error, __file__)}") from error
@@ -333,12 +333,21 @@ def _user_package(name: str, where: str) -> ModuleType:
     return module
 
 
+def _import(name: str) -> ModuleType:
+    """Import a module; one that calls sys.exit is broken, and does not end this process."""
+    try:
+        return importlib.import_module(name)
+    except SystemExit as error:
+        reason = f"it calls sys.exit({error})"
+        raise ImportError(reason).with_traceback(error.__traceback__) from error
+
+
 def _exists(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
         return False
-    except Exception:  # noqa: BLE001 - a package around it is broken: importing it shows why.
+    except (Exception, SystemExit):  # noqa: BLE001 - a package around it is broken: importing it shows why.
         return True
 
 

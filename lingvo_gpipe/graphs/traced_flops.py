@@ -2,13 +2,14 @@
 
 A multiply-add counts 2 FLOPs. Every other operation that computes counts 1 per element of its
 largest tensor; an operation that only moves or renames data counts none. A loop's body counts as
-often as it may run.
+often as it may run; of several branches, the largest counts.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import tensorflow as tf
 
@@ -46,12 +47,18 @@ def _operation_flops(op: tf.Operation, graph: tf.Graph) -> int:
     if kind in functions.LOOPS:
         return functions.iterations(op) * _function_flops(op.get_attr("body").name, graph)
     if kind in _BRANCHES:
-        names = ("then_branch", "else_branch") if kind.endswith("If") else ()
-        return max((_function_flops(op.get_attr(n).name, graph) for n in names), default=0)
+        return max(_function_flops(branch.name, graph) for branch in _branches(op))
     product = _product_flops(op)
     if product is not None:
         return product
     return max((functions.num_elements(t) for t in (*op.outputs, *op.inputs)), default=0)
+
+
+def _branches(op: tf.Operation) -> list[Any]:
+    """Return the functions of which a conditional calls one."""
+    if op.type.endswith("Case"):
+        return list(op.get_attr("branches"))
+    return [op.get_attr(name) for name in ("then_branch", "else_branch")]
 
 
 def _product_flops(op: tf.Operation) -> int | None:

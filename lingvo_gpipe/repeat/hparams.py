@@ -15,6 +15,7 @@ from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2, summary_v2
 from tensorboard.summary.writer import record_writer
 
+from lingvo_gpipe import errors
 from lingvo_gpipe.console import output
 
 _FILE = "events.out.tfevents.0.hparams"
@@ -22,9 +23,19 @@ _EVALUATIONS = "eval"  # folder of a run whose last point of each curve is shown
 
 
 def begin(folder: Path, name: str, values: Mapping[str, float | str]) -> None:
-    """Write that a run of this name begins with settings; what was written of it is replaced."""
+    """Write that a run of this name begins with settings; what was written of it is replaced.
+
+    Raises:
+        ParamsError: its folder cannot be made.
+    """
     summary = summary_v2.hparams_pb(dict(values), trial_id=name, start_time_secs=time.time())
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise errors.ParamsError(
+            f"{folder} cannot be made: {error.strerror}. Give another --logdir, or correct its "
+            "permissions"
+        ) from error
     _write(folder / _FILE, summary, "wb")
 
 

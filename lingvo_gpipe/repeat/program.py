@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
 import sys
@@ -52,14 +53,16 @@ def _seeds(texts: Sequence[str], *, swept: bool) -> list[int]:
     return seeds
 
 
-def _logdir(arguments: Sequence[str]) -> Path:
+def _logdir(values: argparse.Namespace) -> Path:
     """Return the folder of all runs; refuse flags that this command sets itself.
 
+    Args:
+        values: the trainer's flags.
+
     Raises:
-        ParamsError: a flag is unknown or set by this command, or the folder is missing.
+        ParamsError: a flag is set by this command, or the folder is missing.
     """
-    values = trainer.read_flags(arguments)
-    if values is None or not (values.model or values.params):
+    if not (values.model or values.params):
         raise errors.ParamsError(f"--model=NAME is missing after --. Write {_USAGE}")
     overridden = any(text.startswith("model.seed") for text in values.params_override)
     if values.seed is not None or overridden:
@@ -96,9 +99,12 @@ def _run(arguments: list[str], program: Sequence[str], check: Check) -> command.
     if place is None:
         raise errors.ParamsError(f"the trainer's flags are missing after --. Write {_USAGE}")
     of_trainer = arguments[place + 1 :]
+    named = trainer.read_flags(of_trainer)
+    if named is None:
+        return command.Exit()
     axes = sweep.axes(values.sweep)
     seeds = _seeds(values.seeds, swept=bool(axes))
-    logdir = _logdir(of_trainer)
+    logdir = _logdir(named)
     settings = sweep.settings(axes)
     if axes:
         check(of_trainer, settings)

@@ -97,6 +97,7 @@ def test_a_broken_file_hides_no_other_and_is_reported_when_asked_for(package: Wr
             "good.py": MODEL.format(name="Good"),
             "typo.py": "class A:\n    pass\n\nimport no_such_thing_anywhere\n",
             "torn.py": "def f(:\n",
+            "ends.py": "import sys\nsys.exit('no data')\n",
             "broken/__init__.py": "raise ValueError('on purpose')",
             "broken/inside.py": MODEL.format(name="Hidden"),
         }
@@ -105,6 +106,8 @@ def test_a_broken_file_hides_no_other_and_is_reported_when_asked_for(package: Wr
     assert found.names() == ["good.Good"]
     assert "typo.py, line 4" in found.broken[f"{name}.typo"]
     assert found.broken[f"{name}.torn"].startswith("SyntaxError")
+    assert found.broken[f"{name}.ends"].startswith("ImportError: it calls sys.exit(no data) (")
+    assert found.broken[f"{name}.ends"].endswith("ends.py, line 2)")
     assert found.broken[f"{name}.broken"].startswith("ValueError: on purpose")
 
     with pytest.raises(errors.RegistryError) as caught:
@@ -160,6 +163,7 @@ def test_a_package_that_is_not_there_names_the_ways_out(
     [
         ("import no_such_thing_anywhere", "ModuleNotFoundError: No module named 'no_such_thing"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("import sys; sys.exit(3)", "ImportError: it calls sys.exit(3) ("),
     ],
 )
 def test_a_package_that_cannot_be_imported_names_the_cause(

@@ -27,3 +27,15 @@ def test_broadcast_axes_of_an_einsum_count_once(equation: str) -> None:
     second = (3, 5) if equation.count("...") == 2 else (2, 7, 3, 5)
     counted = flops(lambda x, y: tf.einsum(equation, x, y), (2, 7, 4, 3), second)
     assert counted == 2 * (2 * 7 * 4 * 5) * 3
+
+
+@pytest.mark.parametrize(
+    "branch",
+    [
+        lambda first, other: tf.cond(tf.constant(True), first, other),
+        lambda first, other: tf.switch_case(tf.constant(1), [other, first, other]),
+    ],
+)
+def test_of_several_branches_the_largest_counts(branch: Callable[..., Any]) -> None:
+    counted = flops(lambda x, y: branch(lambda: tf.matmul(x, y), lambda: x), (3, 4), (4, 4))
+    assert counted == 2 * 3 * 4 * 4

@@ -226,9 +226,24 @@ def test_a_run_whose_flags_are_torn_is_run_again(run: Run, tmp_path: Path) -> No
     assert len(calls(tmp_path, 1)) == 2
 
 
+def test_a_folder_that_is_a_file_is_named(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("")
+    found = run("1,2")
+    assert (found.code, len(found.out)) == (1, 1)
+    assert found.err == [
+        f"ParamsError: {tmp_path}/runs/seed_1 cannot be made: Not a directory. Give another "
+        "--logdir, or correct its permissions"
+    ]
+
+
 def test_help_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert repeat.run(["--help"]) == 0
     assert "--seeds" in capsys.readouterr().out
+    for own in ([], ["--seeds=1"]):
+        assert repeat.run([*own, "--", "--help"]) == 0
+        found = capsys.readouterr()
+        assert "--list_models" in found.out
+        assert found.err == ""
 
 
 def test_one_run_has_no_deviation() -> None:

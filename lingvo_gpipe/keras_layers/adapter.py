@@ -13,18 +13,18 @@ reason (`function`).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from lingvo_gpipe import hyperparams
-from lingvo_gpipe.keras_layers import function, trace, variables
+from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe.keras_layers import trace, variables
 from lingvo_gpipe.keras_layers.config import class_name, policy_name, to_config
 from lingvo_gpipe.keras_layers.trace import READ
 from lingvo_gpipe.keras_layers.weights import keep
-from lingvo_gpipe.layers import normalization
+from lingvo_gpipe.layers import base, normalization
 from lingvo_gpipe.layers.base import Layer, LossSpec, Meta, Theta, ValueRange
 from lingvo_gpipe.layers.context import Context
 from lingvo_gpipe.layers.objectives import heads
@@ -61,7 +61,9 @@ class KerasLayer(Layer):
         )
         frozen: tuple[str, ...] = hyperparams.field((), "Paths of sublayers that are not trained.")
         examples: str = hyperparams.field(
-            "", "Field whose batch size counts the examples for its losses; empty: the first field."
+            "",
+            "Field whose batch size counts the examples for its losses; empty: the first field, "
+            "which then may not be one of the network's `unbatched`.",
         )
 
         def value_ranges(self) -> dict[str, ValueRange]:
@@ -75,6 +77,7 @@ class KerasLayer(Layer):
         def _meta(self, *inputs: SpecNest) -> Meta:
             traced = trace.trace(self, inputs)
             declared = traced.function.variables
+            _check_batch_dim(self, inputs, traced.losses)
             return Meta(
                 outputs=traced.outputs,
                 variables=tuple(
@@ -118,8 +121,8 @@ class KerasLayer(Layer):
             trace.CallSettings(weights, ctx.fold, ctx.training, is_frozen),
         )
         function.check_attributes(before)
-        examples = tf.shape(tf.nest.flatten(values)[0])[0]
         for kind in traced.losses:
+            examples = tf.shape(tf.nest.flatten(values)[0])[params.batch_dim or 0]
             losses = trace.losses(params, function, called, weights)[kind]
             dtype = self.policy.variable
             total = tf.add_n([tf.cast(loss, dtype) for loss in losses] or [tf.zeros([], dtype)])
@@ -132,7 +135,11 @@ class KerasLayer(Layer):
             momentum = function.momenta[path]
             self._norms[path] = normalization.BatchNorm.Params(momentum=momentum).instantiate()
             moving_mean = weights[f"{path}/moving_mean".removeprefix("/")]
-            self._at(ctx, path).add_moments(_moments(seen, moving_mean))
+            # Keras computes no mean of x − mean, the rounding of its mean.
+            means = seen.mean, tf.zeros_like(seen.mean)
+            normalization.add_moments(
+                self._at(ctx, path), seen.count, means, seen.variance, moving_mean
+            )
         return trace.written(params, called)
 
     def _at(self, ctx: Context, path: str) -> Context:
@@ -259,20 +266,37 @@ def _weight(params: KerasLayer.Params) -> Callable[[dict[str, Nest]], tf.Tensor]
         name = params.examples or next(iter(fields))
         dtype = params.policy.variable
         counted = {name: tf.nest.flatten(fields[name])[0]} if name in fields else fields
-        return heads.weight_by(name, dtype, examples=0)(counted)
+        return heads.weight_by(name, dtype, examples=params.batch_dim or 0)(counted)
 
     return weight
 
 
-def _moments(seen: function.Statistics, moving_mean: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Return (count, Σ(x − μ₀), Σ(x − μ₀)²) around the moving mean μ₀, float64."""
-    shift = tf.cast(seen.mean, tf.float64) - tf.cast(moving_mean, tf.float64)
-    squares = tf.cast(seen.variance, tf.float64) + tf.square(shift)
-    return {
-        "count": seen.count,
-        "sum": seen.count * shift,
-        "sum_of_squares": seen.count * squares,
-    }
+def _check_batch_dim(
+    params: KerasLayer.Params, inputs: Sequence[SpecNest], kinds: Collection[str]
+) -> None:
+    """Check that the examples of a layer's losses are counted along `batch_dim`.
+
+    Args:
+        params: params of the layer.
+        inputs: specs of what it reads.
+        kinds: kinds of its losses.
+
+    Raises:
+        LayerError: they are not.
+    """
+    axis = params.batch_dim or 0
+    shape = tf.nest.flatten(list(inputs))[0].shape
+    if axis and trace.ACTIVITY in kinds:
+        raise errors.LayerError(
+            f"{base.describe(params)}: batch_dim={axis}, but its losses of activity are means over "
+            "dimension 0, as Keras computes them. Use layers.AuxiliaryLoss in their place"
+        )
+    if kinds and shape.rank <= axis:
+        raise errors.LayerError(
+            f"{base.describe(params)}: it has losses, but its first input, of shape "
+            f"{shape.as_list()}, has no dimension {axis} that counts the examples. Set its field "
+            "batch_dim"
+        )
 
 
 def _value_at(nest: Mapping[str, Nest], path: str) -> tf.Tensor:

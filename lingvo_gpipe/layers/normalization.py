@@ -55,7 +55,8 @@ class BatchNorm(Layer):
     last (the paper's rule), and adds moments; after the update `merge_moments` moves the moving
     statistics towards those of the whole mini-batch: moving·momentum + batch·(1 − momentum).
     Evaluation, and a frozen layer always, use the moving statistics. A second name may be a mask,
-    of x's shape without C or broadcastable to it: positions where it is 0 count in no statistic.
+    of x's shape without C or broadcastable to it: positions where it is 0 count in no statistic,
+    whatever they hold.
 
     Variables: gamma [C], beta [C]; state moving_mean [C], moving_variance [C].
     """
@@ -91,14 +92,16 @@ class BatchNorm(Layer):
         if mask is None:
             y, mean, rest, variance = _normalised(x, theta, p.epsilon)
             count = tf.cast(tf.size(x, tf.int64) // x.shape[-1], tf.float64)
-            _add_moments(ctx, count, (mean, rest), variance, moving_mean)
+            add_moments(ctx, count, (mean, rest), variance, moving_mean)
             return precision.cast(y, policy.compute)
-        count, average = _positions(x, mask)
-        mean = average(x)
-        centred = x - mean
+        counted, count, average = _positions(x, mask)
+        mean = average(counted)
+        centred = counted - mean
         variance = average(tf.square(centred))
-        _add_moments(ctx, count, (mean, average(centred)), variance, moving_mean)
-        return _scaled(centred, tf.math.rsqrt(variance + p.epsilon), theta, policy)
+        add_moments(ctx, count, (mean, average(centred)), variance, moving_mean)
+        # NaN at a position that does not count would be NaN in the gradients of all others.
+        x = tf.where(tf.math.is_finite(x), x, counted)
+        return _scaled(x - mean, tf.math.rsqrt(variance + p.epsilon), theta, policy)
 
     def merge_moments(
         self, state: dict[str, tf.Tensor], moments: dict[str, tf.Tensor]
@@ -134,7 +137,7 @@ def _check_mask(params: BatchNorm.Params, mask: SpecNest, shape: tuple[int, ...]
 def _normalised(
     x: tf.Tensor, theta: Theta, epsilon: float
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Return x normalised over all axes but the last, and the arguments of `_add_moments`.
+    """Return x normalised over all axes but the last, and the arguments of `add_moments`.
 
     Its gradient in closed form reads x less its mean twice; the gradient of a tape would read and
     keep every intermediate tensor.
@@ -175,12 +178,24 @@ def _normalised(
     return y, mean, rest, variance
 
 
-def _positions(x: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-    """Return how many positions of x count, float64, and what averages over them per channel."""
+def _positions(
+    x: tf.Tensor, mask: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+    """Return what of x counts in statistics.
+
+    Args:
+        x: [..., C].
+        mask: [...], or broadcastable to it.
+
+    Returns:
+        x, with 0 at positions that do not count, whatever they hold; the number of the others,
+        float64; what averages over these per channel.
+    """
     present = tf.broadcast_to(tf.cast(mask, x.dtype), tf.shape(x)[:-1])[..., tf.newaxis]
     count = tf.reduce_sum(present)
     share = tf.math.divide_no_nan(present, count)
-    return tf.cast(count, tf.float64), lambda value: _reduced(tf.reduce_sum, value * share)
+    counted = tf.where(present != 0, x, tf.zeros_like(x))
+    return counted, tf.cast(count, tf.float64), lambda v: _reduced(tf.reduce_sum, v * share)
 
 
 def _reduced(reduce: Callable[..., tf.Tensor], value: tf.Tensor) -> tf.Tensor:
@@ -194,7 +209,7 @@ def _reduced(reduce: Callable[..., tf.Tensor], value: tf.Tensor) -> tf.Tensor:
     return reduce(value, list(range(value.shape.rank - 1)))
 
 
-def _add_moments(
+def add_moments(
     ctx: Context,
     count: tf.Tensor,
     means: tuple[tf.Tensor, tf.Tensor],

@@ -162,6 +162,7 @@ def cross_entropy(
         label_smoothing: ε; the target is 1 − ε on the label and ε / C everywhere. (Lingvo spreads
             over the other classes alone: its ε is this one · (C − 1) / C.)
     """
+    label = checks.as_ids(label)
     if label_smoothing == 0.0:
         plain = tf.nn.sparse_softmax_cross_entropy_with_logits(label, logits)
         return plain, plain
@@ -228,14 +229,14 @@ class Rows(NamedTuple):
 
 
 def flat_labels(labels: tuple[tf.Tensor, ...], dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return label and weights, [N] each; 1 where no weights are given.
+    """Return label (int32 or int64) and weights, [N] each; 1 where no weights are given.
 
     Args:
         labels: (label,) or (label, weights), each [...].
         dtype: of the weights.
     """
     # Flat, since TensorFlow adds an assertion, a stateful operation, to unknown higher ranks.
-    label = tf.reshape(labels[0], (-1,))
+    label = checks.as_ids(tf.reshape(labels[0], (-1,)))
     weights = tf.ones_like(label, dtype)
     if len(labels) == 2:
         weights = tf.reshape(tf.cast(labels[1], dtype), (-1,))

@@ -130,7 +130,8 @@ class Loss(heads.Head):
     of the values: [B] for most losses. Labels and weights are fields of the mini-batch.
 
     The values of an example may depend on no other example, so `Circle`, and `Dice` and `Tversky`
-    without `axis`, are refused.
+    without `axis`, are refused. A cross-entropy of probabilities is computed from these, clipped at
+    1e-7, whatever layer they come from; `from_logits` needs no clipping.
 
     >>> loss = Loss.Params(loss="SparseCategoricalCrossentropy", reads=("logits", "label"))
     >>> loss.config = {"from_logits": True}
@@ -219,11 +220,14 @@ class Loss(heads.Head):
                     f"{str(error).strip().splitlines()[0]}"
                 ) from error
             shape = tuple(values.shape.as_list())
-            if not shape or shape[0] != x.shape[0]:
+            axis = self.batch_dim or 0
+            rows = x.shape.as_list()[axis : axis + 1]
+            if not rows or list(shape[axis : axis + 1]) != rows:
+                along = f" along dimension {axis}" if axis else ""
                 raise errors.LayerError(
                     f"{base.describe(self)}: {made.name} returns {list(shape)} for "
-                    f"{x.shape[0]} examples, not a value for each, so micro-batches cannot compute "
-                    "it. Set its axis, or use another loss"
+                    f"{sum(rows)} examples{along}, not a value for each, so micro-batches cannot "
+                    "compute it. Set its axis, or use another loss"
                 )
             return shape
 
@@ -240,8 +244,10 @@ class Loss(heads.Head):
                 return functools.partial(_kept_weight, self.reads[1], made.ignored, weights, dtype)
             if by_weights:
                 return heads.weight_by(self.reads[-1], dtype, are_weights=True)
-            examples = heads.weight_by(self.reads[1], dtype, examples=0)
-            return lambda fields: examples(fields) * math.prod(values[1:])
+            axis = self.batch_dim or 0
+            examples = heads.weight_by(self.reads[1], dtype, examples=axis)
+            of_an_example = math.prod(values) // values[axis]
+            return lambda fields: examples(fields) * of_an_example
 
     params: Params
 
@@ -252,12 +258,15 @@ class Loss(heads.Head):
         x = precision.cast(x, self.policy.variable)
         if others:
             made = _keras_loss(self.params)
+            # Keras would compute with logits wherever it finds the softmax that x came from, which
+            # depends on the cut; it does not look through an identity.
+            predictions = tf.identity(x)
             label = tf.cast(others[0], x.dtype)  # Keras casts integer labels, too
             if not made.is_separate:
-                shapes = tuple(x.shape), tuple(label.shape)
+                shapes, axis = (tuple(x.shape), tuple(label.shape)), self.params.batch_dim or 0
                 with tf.init_scope():
-                    _check_separate(base.describe(self.params), made, *shapes)
-            values = tf.convert_to_tensor(made.function(label, x))
+                    _check_separate(base.describe(self.params), made, *shapes, axis)
+            values = tf.convert_to_tensor(made.function(label, predictions))
             if len(others) == 2:
                 values *= tf.reshape(tf.cast(others[1], values.dtype), tf.shape(values))
             ctx.add_loss(self.params.loss_name, tf.reduce_sum(values))
@@ -399,7 +408,7 @@ def _class_of(name: str) -> type[keras.losses.Loss]:
 
 @functools.cache
 def _check_separate(
-    described: str, made: _KerasLoss, x: tuple[int, ...], label: tuple[int, ...]
+    described: str, made: _KerasLoss, x: tuple[int, ...], label: tuple[int, ...], axis: int
 ) -> None:
     """Refuse a loss whose values depend on other examples, which may be in another micro-batch.
 
@@ -408,16 +417,18 @@ def _check_separate(
         made: the loss.
         x: shape of predictions.
         label: shape of labels.
+        axis: their dimension that counts examples.
 
     Raises:
         LayerError: they do.
     """
     random = np.random.default_rng(0)
-    predicted = tf.constant(random.random((4, *x[1:])), tf.float64)
-    wanted = tf.constant(random.integers(0, 2, (4, *label[1:])), tf.float64)
-    parts = (slice(0, 1), slice(1, 4))
+    dims, label_dims = ((*shape[:axis], 4, *shape[axis + 1 :]) for shape in (x, label))
+    predicted = tf.constant(random.random(dims), tf.float64)
+    wanted = tf.constant(random.integers(0, 2, label_dims), tf.float64)
     whole = made.function(wanted, predicted)
-    separate = tf.concat([made.function(wanted[part], predicted[part]) for part in parts], 0)
+    parts = (tf.split(value, (1, 3), axis) for value in (wanted, predicted))
+    separate = tf.concat([made.function(*part) for part in zip(*parts, strict=True)], axis)
     if not np.allclose(whole, separate, rtol=1e-6, atol=1e-9, equal_nan=True):
         raise errors.LayerError(
             f"{described}: the values of {made.name} for an example depend on other examples, "

@@ -22,7 +22,7 @@ _Like: TypeAlias = tuple[tuple[int, ...], str]
 
 
 class KerasMetric(Layer):
-    """x: nest of [B, ...], label: of any shape → x in the master dtype; adds a Keras metric.
+    """x: [B, ...], label: of any shape → x in the master dtype; adds a Keras metric.
 
     x are predictions, and `label` what the metric compares them with. The metric starts from zeros
     in each micro-batch, and its variables are summed over micro-batches, so it must be one whose
@@ -44,17 +44,17 @@ class KerasMetric(Layer):
 
         def _meta(self, *inputs: SpecNest) -> Meta:
             checks.arity(self, inputs, ("x, label", "x, label, weights"))
+            x = inputs[0]
+            for spec in inputs:
+                checks.any_shape(self, spec, "[...]", "Set its field reads to one tensor")
             metric = _metric(self)
-            dtype = self.policy.variable
+            dtype = self.policy.variable if x.dtype.is_floating else x.dtype
 
             def finish(sums: dict[str, tf.Tensor]) -> tf.Tensor:
                 return metric.stateless_result([sums[name] for name in sorted(sums)])
 
-            def output(spec: tf.TensorSpec) -> tf.TensorSpec:
-                return tf.TensorSpec(spec.shape, dtype if spec.dtype.is_floating else spec.dtype)
-
             metrics = (MetricSpec(_name(self), finish),)
-            return Meta(tf.nest.map_structure(output, inputs[0]), metrics=metrics)
+            return Meta(tf.TensorSpec(x.shape, dtype), metrics=metrics)
 
         def compared(self) -> tuple[str, ...]:
             """Return label and weights."""
@@ -71,7 +71,7 @@ class KerasMetric(Layer):
         """See `Layer.fprop`."""
         del theta
         x, label, *weights = inputs
-        x = tf.nest.map_structure(lambda t: precision.cast(t, self.policy.variable), x)
+        x = precision.cast(x, self.policy.variable)
         with tf.init_scope():
             _check_additive(self.params, _like(x), _like(label))
         ctx.add_sum(
@@ -117,8 +117,8 @@ def _made(name: str, config: str) -> keras.Metric:
 def _update(
     params: KerasMetric.Params,
     metric: keras.Metric,
-    x: Nest,
-    label: Nest,
+    x: tf.Tensor,
+    label: tf.Tensor,
     weights: Sequence[tf.Tensor],
 ) -> dict[str, tf.Tensor]:
     """Return the metric's variables after one update from zeros, by their number."""
@@ -128,8 +128,8 @@ def _update(
     x, label, weights = tf.nest.map_structure(
         lambda leaf: precision.cast(leaf, dtype), (x, label, list(weights))
     )
-    activation = elementwise.activation_function(params, params.activation)
-    predictions = x if params.activation == "linear" else activation(x)
+    # As in `Loss`: through an identity Keras does not find the logits of which x is the softmax.
+    predictions = elementwise.activation_function(params, params.activation)(tf.identity(x))
     zeros = [tf.zeros(v.shape, v.dtype) for v in metric.variables]
     after = metric.stateless_update_state(zeros, label, predictions, *weights)
     return {f"{number:03d}": tf.convert_to_tensor(v) for number, v in enumerate(after)}

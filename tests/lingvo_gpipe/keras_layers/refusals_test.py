@@ -391,6 +391,15 @@ def test_kept_weights_that_do_not_fit_are_named(tmp_path: Any) -> None:
     (tmp_path / "torn.npz").write_bytes(b"PK\x03\x04")
     with pytest.raises(errors.LayerError, match="has no weights of Keras layers"):
         weights.load(tmp_path / "torn.npz")
+    np.save(tmp_path / "array.npy", np.ones(3))
+    with pytest.raises(errors.LayerError, match=r"it holds one array, not several by name$"):
+        weights.load(tmp_path / "array.npy")
+    weights.save(tmp_path / "whole.npz", [params.weights])
+    encrypted = bytearray((tmp_path / "whole.npz").read_bytes())
+    encrypted[encrypted.index(b"PK\x01\x02") + 8] |= 1
+    (tmp_path / "encrypted.npz").write_bytes(encrypted)
+    with pytest.raises(errors.LayerError, match=r"has no weights of Keras layers: File .* is encr"):
+        weights.load(tmp_path / "encrypted.npz")
     np.savez(tmp_path / "foreign.npz", a=np.ones(3))
     with pytest.raises(errors.LayerError, match="have another digest"):
         weights.load(tmp_path / "foreign.npz")

@@ -187,3 +187,21 @@ def test_a_head_without_bias_or_labels(head: Any, kernel: tuple[int, int]) -> No
         atol=1e-6,
     )
     assert not pipe.analysis.losses
+
+
+@pytest.mark.parametrize("dtype", [tf.uint8, tf.int16, tf.uint32], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("head", [*HEADS[:2], HEADS[0].copy().set(label_smoothing=0.1)], ids=str)
+def test_labels_of_any_integers_are_as_good_as_int32(head: Any, dtype: tf.DType) -> None:
+    rng = np.random.default_rng(3)
+    fields = {
+        "x": tf.constant(rng.normal(size=(8, 3)), tf.float32),
+        "label": tf.constant(rng.integers(0, CLASSES, 8), tf.int32),
+        "weights": tf.constant(rng.random(8), tf.float32),
+    }
+    fields = {name: fields[name] for name in head.reads}
+    results = [
+        pipelining.PipeliningLayer.Params(layers=[head]).instantiate().evaluate(given)
+        for given in (fields, fields | {"label": tf.cast(fields["label"], dtype)})
+    ]
+    one, other = (tf.nest.flatten((each.losses, each.sums)) for each in results)
+    tf.nest.map_structure(np.testing.assert_array_equal, one, other)

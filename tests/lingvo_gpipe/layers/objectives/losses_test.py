@@ -262,3 +262,72 @@ def test_gradients_through_a_pipeline_are_those_of_keras() -> None:
     (name,) = pipe.analysis.metrics
     found = pipe.analysis.metrics[name].finish(result.sums[name])
     assert float(found) == pytest.approx(float(accuracy.result()), rel=1e-6)
+
+
+def clipped(**settings: Any) -> tuple[Any, ...]:
+    """Return loss, gradients and metric of probabilities that a layer before the loss computes."""
+    dense = layers.Dense.Params(name="dense", units=2, activation="softmax")
+    loss = layers.Loss.Params(loss="SparseCategoricalCrossentropy", writes=("y",))
+    metric = layers.KerasMetric.Params(metric="SparseCategoricalCrossentropy")
+    pipe = pipelining.PipeliningLayer.Params(
+        layers=[dense.set(recompute=settings.pop("recomputed", False)), loss, metric], **settings
+    ).instantiate()
+    fields = {"x": tf.constant([[30.0], [0.3]]), "label": tf.constant([1, 1])}
+    pipe.build(fields)
+    pipe.by_path["dense/kernel"].assign([[1.0, -1.0]])
+    result = pipe.value_and_gradients(fields)
+    ((name, spec),) = pipe.analysis.metrics.items()
+    return result.loss, result.gradients, spec.finish(result.sums[name])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_partitions": 2, "cuts": (2, 1)},
+        {"num_partitions": 3, "cuts": (1, 1, 1)},
+        {"recomputed": True},
+        {"num_partitions": 2, "cuts": (1, 2), "recompute": "full", "num_micro_batches": 2},
+    ],
+    ids=str,
+)
+def test_a_loss_of_probabilities_does_not_depend_on_the_cut(settings: dict[str, Any]) -> None:
+    """Keras computes with the logits of a softmax wherever it finds them in the same graph."""
+    in_one_cell, gradients, metric = clipped()
+    rows = 1e-7, 1 / (1 + np.exp(0.6))
+    assert float(in_one_cell) == pytest.approx(-np.mean(np.log(rows)), rel=1e-5)
+    assert float(metric) == pytest.approx(float(in_one_cell), rel=1e-6)
+    found = clipped(**settings)
+    assert float(found[0]) == pytest.approx(float(in_one_cell), rel=1e-6)
+    assert float(found[2]) == pytest.approx(float(metric), rel=1e-6)
+    for path, gradient in gradients.items():
+        np.testing.assert_allclose(found[1][path], gradient, rtol=1e-6, atol=1e-7, err_msg=path)
+    slope = 0.5 * (1.0 - rows[1])  # of the second example alone
+    np.testing.assert_allclose(gradients["dense/bias"], [slope, -slope], rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_micro_batches", [1, 2, 4])
+@pytest.mark.parametrize("loss", ["mse", absolute])
+def test_a_loss_counts_examples_along_the_batch_dimension(
+    loss: Any, num_micro_batches: int
+) -> None:
+    random = np.random.default_rng(6)
+    fields = {name: random.normal(size=(4, 6, 3)) for name in ("x", "label")}
+    pipe = pipelining.PipeliningLayer.Params(
+        layers=[layers.Loss.Params(loss=loss)],
+        num_micro_batches=num_micro_batches,
+        batch_dim=1,
+        dtype="float64",
+    ).instantiate()
+    error = fields["x"] - fields["label"]
+    expected = np.mean(error**2 if loss == "mse" else np.abs(error))
+    assert float(pipe.evaluate(fields).losses["loss"]) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_loss_without_a_value_for_each_example_of_the_batch_dimension_is_refused() -> None:
+    params = layers.Loss.Params(loss="mse", batch_dim=1)
+    text = r"Loss: MeanSquaredError returns \[4\] for 6 examples along dimension 1, not a value for"
+    with pytest.raises(errors.LayerError, match=text):
+        params.fprop_meta(tf.TensorSpec((4, 6)), tf.TensorSpec((4, 6)))
+    layer = layers.Loss.Params(loss=Centred, batch_dim=1).instantiate()
+    with pytest.raises(errors.LayerError, match="the values of Centred for an example depend on o"):
+        layer.run({}, (tf.ones((4, 6, 3)), tf.ones((4, 6, 3))), layer_cases.context({}))

@@ -83,3 +83,12 @@ def test_metric_that_does_not_add_up_is_refused() -> None:
 def test_unknown_metric_names_the_nearest() -> None:
     with pytest.raises(errors.LayerError, match=r"no Keras metric AUCC.*nearest AUC"):
         _run("AUCC", {}, tf.zeros([ROWS, 1]), tf.zeros([ROWS, 1]))
+
+
+def test_a_nest_of_predictions_is_refused() -> None:
+    nest = {"a": tf.TensorSpec((2, 3))}
+    with pytest.raises(errors.LayerError) as caught:
+        layers.KerasMetric.Params(metric="AUC").fprop_meta(nest, tf.TensorSpec((2, 3)))
+    assert str(caught.value) == (
+        "KerasMetric: expected one tensor [...], got dict. Set its field reads to one tensor"
+    )

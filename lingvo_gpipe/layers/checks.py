@@ -1,4 +1,7 @@
-"""Checks of a layer's inputs and fields: layer, what was expected, what came, the way out."""
+"""Checks of a layer's inputs and fields: layer, what was expected, what came, the way out.
+
+And the dtype of ids: a field of small or unsigned integers is as good as one of int32.
+"""
 
 from __future__ import annotations
 
@@ -68,6 +71,16 @@ def any_shape(
             f"{spec.shape}. {way_out}"
         )
     return tuple(spec.shape.as_list())
+
+
+def as_ids(values: tf.Tensor) -> tf.Tensor:
+    """Return integers in int32 or int64, which every operation on ids and labels takes.
+
+    Small and unsigned integers have no differences, and do not hold every other id.
+    """
+    if values.dtype in (tf.int32, tf.int64):
+        return values
+    return tf.cast(values, tf.int64 if values.dtype.size > 2 else tf.int32)
 
 
 def positive(params: base.Layer.Params, **values: int | tuple[int, ...]) -> None:

@@ -7,6 +7,7 @@ are named below it, `block/body/dense/kernel`.
 from __future__ import annotations
 
 import abc
+import copy
 import dataclasses
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -62,11 +63,19 @@ class SpecCalls(Calls):
 
     training = True
 
-    def __init__(self, params: Composite.Params) -> None:
-        """Begin without a call."""
+    def __init__(self, params: Composite.Params, inputs: Sequence[SpecNest] = ()) -> None:
+        """Begin without a call.
+
+        Args:
+            params: params of the composite.
+            inputs: objects of their own for what the composite reads, by position; a child that
+                reads one of these very objects reads what the composite does. Empty: unknown.
+        """
         self._params = params
         self._parts = params.parts()
         self._kept_bytes = 0
+        self._inputs = list(zip(params.reads, inputs, strict=False))
+        self._ranges: dict[str, base.ValueRange] = {}
         self.names = tuple(self._parts)
         self.metas: list[Meta] = []
 
@@ -78,7 +87,8 @@ class SpecCalls(Calls):
         self.metas.append(
             dataclasses.replace(meta, variables=variables, name=name, kind=child.kind_name())
         )
-        return meta.outputs
+        self._note_ranges(name, child, meta, inputs)
+        return own_objects(meta.outputs)
 
     def cast(self, x: SpecNest) -> SpecNest:
         """See `Calls`."""
@@ -129,6 +139,28 @@ class SpecCalls(Calls):
                 "position; put it into the network itself to read the stream's names"
             )
 
+    def _note_ranges(
+        self, name: str, child: Layer.Params, meta: Meta, inputs: Sequence[SpecNest]
+    ) -> None:
+        """Note the integers that a child takes of what the composite itself reads."""
+        own = {
+            read: mine
+            for read, spec in zip(child.reads, inputs, strict=False)
+            for mine, other in self._inputs
+            if spec is other
+        }
+        for read, values in {**child.value_ranges(), **meta.value_ranges}.items():
+            weights = values.weights
+            if read not in own or (weights is not None and weights not in own):
+                continue
+            before = self._ranges.get(own[read])
+            if before is not None and before.size <= values.size:
+                continue
+            self._ranges[own[read]] = values._replace(
+                setting=f"{name}.{values.setting}" if values.setting else "",
+                weights=None if weights is None else own[weights],
+            )
+
     def meta(self, outputs: SpecNest, variables: tuple[VariableSpec, ...] = ()) -> Meta:
         """Return the composite's Meta: the sum of those of the children that were called.
 
@@ -147,8 +179,14 @@ class SpecCalls(Calls):
             activation_bytes=sum(m.activation_bytes for m in metas) + self._kept_bytes,
             losses=tuple(loss for m in metas for loss in m.losses),
             metrics=tuple(metric for m in metas for metric in m.metrics),
+            value_ranges=self._ranges | self._params.value_ranges(),
             children=tuple(metas),
         )
+
+
+def own_objects(specs: SpecNest) -> SpecNest:
+    """Return a nest of equal specs, each of which is another object."""
+    return tf.nest.map_structure(copy.copy, specs)
 
 
 class TensorCalls(Calls):
@@ -221,8 +259,9 @@ class Composite(Layer):
             return call.chain(call.names, *inputs)
 
         def _meta(self, *inputs: SpecNest) -> Meta:
-            calls = SpecCalls(self)
-            return calls.meta(self.flow(calls, *inputs))
+            values = tuple(own_objects(spec) for spec in inputs)
+            calls = SpecCalls(self, values)
+            return calls.meta(self.flow(calls, *values))
 
     params: Params
 

@@ -121,7 +121,8 @@ class Dropout(Layer):
                 )
             output = tf.TensorSpec(shape, self.policy.compute)
             mask = tf.TensorSpec(shape, tf.bool)
-            return Meta(output, activation_bytes=base.spec_bytes([output, mask]))
+            kept = base.spec_bytes([output, mask]) if self.rate else 0  # without a rate it passes x
+            return Meta(output, activation_bytes=kept)
 
     params: Params
 

@@ -81,7 +81,8 @@ class Embedding(Layer):
     def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         del ctx
-        rows = precision.cast(tf.gather(theta["table"], inputs), self.policy.compute)
+        ids = checks.as_ids(inputs)
+        rows = precision.cast(tf.gather(theta["table"], ids), self.policy.compute)
         if self.params.scale:
             rows *= tf.constant(math.sqrt(self.params.units), rows.dtype)
         return rows

@@ -83,9 +83,10 @@ class FieldRange:
     def inside(self, fields: Mapping[str, Nest]) -> tf.Tensor:
         """Return, as an operation, which values of a mini-batch the layer takes; bool [N, …]."""
         values, weights = fields[self.field], self.values.weights
-        inside = (values >= 0) & (values < tf.cast(self.values.size, values.dtype))
+        numbers = tf.cast(values, tf.int64)  # a size, or -1, may be beyond the dtype of the field
+        inside = (numbers >= 0) & (numbers < self.values.size)
         if self.values.ignored is not None:
-            inside |= values == tf.cast(self.values.ignored, values.dtype)
+            inside |= numbers == self.values.ignored
         if weights is not None:
             inside |= tf.broadcast_to(fields[weights] == 0, tf.shape(values))
         return inside

@@ -86,7 +86,8 @@ class BlockParams(composite.Composite.Params):
 
     def slice_sizes(self) -> tuple[int, ...]:
         """Return the number of hidden units of each slice."""
-        return slices.sizes(self, self.feed_forward_slices, self.get("hidden"), "hidden")
+        field = "feed_forward_slices"
+        return slices.sizes(self, self.feed_forward_slices, self.get("hidden"), "hidden", field)
 
     def consecutive(self, layers: Sequence[Layer.Params] = ()) -> tuple[Layer.Params, ...]:
         """See `Layer.Params`.
@@ -184,7 +185,11 @@ def feed_forward_slices(
         layers: params of all layers of the network, for ties.
         around: name of the child of each slice that holds the others; empty: none.
     """
-    names, ties = slices.names(params, len(sizes)), slices.ties(params, sizes, layers)
+    field = "feed_forward_slices" if around else "slices"
+    names, ties = slices.names(params, len(sizes)), slices.ties(params, sizes, layers, field)
+    bias = "/".join(part for part in (around, children[-1].name, "bias") if part)
+    for tie in ties[1:]:
+        tie.pop(bias, None)  # the first slice alone has it
     running, last = f"{params.name}_sum", len(sizes) - 1
     parts = []
     for number, size in enumerate(sizes):

@@ -59,7 +59,11 @@ class HasSlices(Protocol):
 
 
 def sizes(
-    params: Layer.Params, slices: int | tuple[int, ...], total: int, setting: str
+    params: Layer.Params,
+    slices: int | tuple[int, ...],
+    total: int,
+    setting: str,
+    field: str = "slices",
 ) -> tuple[int, ...]:
     """Return the size of each slice: equal ones, the first ones larger by 1 if need be.
 
@@ -68,6 +72,7 @@ def sizes(
         slices: their number, or the size of each.
         total: what is divided.
         setting: name of the field that holds `total`.
+        field: name of the field that holds `slices`.
 
     Raises:
         LayerError: a slice would be empty, or the sizes do not add up.
@@ -75,17 +80,18 @@ def sizes(
     >>> sizes(base.Layer.Params(), 3, 8, "vocabulary")
     (3, 3, 2)
     """
-    checks.positive(params, slices=slices, **{setting: total})
+    checks.positive(params, **{field: slices, setting: total})
     if isinstance(slices, tuple):
         if sum(slices) != total:
             raise errors.LayerError(
-                f"{base.describe(params)}: slices {slices} add up to {sum(slices)}, but "
-                f"{setting}={total}. Change a size, or set slices={len(slices) or 1} for equal ones"
+                f"{base.describe(params)}: {field} {slices} add up to {sum(slices)}, but "
+                f"{setting}={total}. Change a size, or set {field}={len(slices) or 1} for equal "
+                "ones"
             )
         return slices
     if slices > total:
         raise errors.LayerError(
-            f"{base.describe(params)}: slices={slices}, but {setting}={total}. Use 1 to {total}"
+            f"{base.describe(params)}: {field}={slices}, but {setting}={total}. Use 1 to {total}"
         )
     smaller, larger = divmod(total, slices)
     return tuple(smaller + (number < larger) for number in range(slices))
@@ -130,7 +136,10 @@ def shared_fields(params: Layer.Params, share: float) -> dict[str, Any]:
 
 
 def ties(
-    params: Layer.Params, of_slices: tuple[int, ...], layers: Sequence[Layer.Params]
+    params: Layer.Params,
+    of_slices: tuple[int, ...],
+    layers: Sequence[Layer.Params],
+    field: str = "slices",
 ) -> list[dict[str, str]]:
     """Return the field `tie` of each slice of a layer.
 
@@ -138,6 +147,7 @@ def ties(
         params: params of the layer.
         of_slices: sizes of its slices.
         layers: params of all layers of the network; empty: not checked.
+        field: name of the field that holds the slices, for messages.
 
     Raises:
         LayerError: a tie leads to a layer that is not sliced, or into other slices.
@@ -147,14 +157,14 @@ def ties(
     for variable, path in params.tie.items():
         owner, _, rest = path.partition("/")
         if owner in by_name:
-            _check_slices(params, of_slices, path, by_name[owner])
+            _check_slices(params, of_slices, path, by_name[owner], field)
         for number, tie in enumerate(found):
             tie[variable] = f"{owner}_{number}/{rest}"
     return found
 
 
 def _check_slices(
-    params: Layer.Params, of_slices: tuple[int, ...], path: str, owner: Layer.Params
+    params: Layer.Params, of_slices: tuple[int, ...], path: str, owner: Layer.Params, field: str
 ) -> None:
     sliced = isinstance(owner, HasSlices) and owner.consecutive() != (owner,)
     theirs = owner.slice_sizes() if sliced and isinstance(owner, HasSlices) else None
@@ -163,7 +173,7 @@ def _check_slices(
     has = f"has {_described(theirs)}" if theirs else "is not sliced"
     raise errors.LayerError(
         f"{base.describe(params)}: {_described(of_slices)}, but tied to {path!r}, and {owner.name} "
-        f"{has}. Set their fields slices alike"
+        f"{has}. Set their fields {field} alike"
     )
 
 
@@ -187,8 +197,7 @@ def inside(ids: tf.Tensor, first: int, size: int) -> tuple[tf.Tensor, tf.Tensor]
         first: where the slice begins.
         size: its size.
     """
-    if ids.dtype not in (tf.int32, tf.int64):
-        ids = tf.cast(ids, tf.int64)  # small and unsigned integers have no differences
+    ids = checks.as_ids(ids)
     places = ids - tf.constant(first, ids.dtype)
     found = (places >= 0) & (places < tf.constant(size, ids.dtype))
     return found, tf.where(found, places, tf.zeros_like(places))

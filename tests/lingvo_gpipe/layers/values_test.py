@@ -407,6 +407,12 @@ def test_joins_keep_the_order_of_names() -> None:
     assert renamed[1] is b
 
 
+def test_a_dropout_without_a_rate_keeps_nothing() -> None:
+    x = tf.TensorSpec((4, 6))
+    kept = [layers.Dropout.Params(rate=r).fprop_meta(x).activation_bytes for r in (0.0, 0.1)]
+    assert kept == [0, 4 * 6 * (4 + 1)]
+
+
 def test_dropout_keeps_the_mean_and_the_rest_scaled() -> None:
     layer = layers.Dropout.Params(rate=0.3).instantiate()
     ones = tf.ones((200, 300))

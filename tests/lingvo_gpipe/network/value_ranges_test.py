@@ -268,3 +268,13 @@ def test_each_replicas_part_is_looked_at_in_the_callers_graph(
     with pytest.raises(tf.errors.InvalidArgumentError, match="layer head does not take"):
         looked(*parts)
     assert len(looked(parts[0], parts[0])) == 2
+
+
+@pytest.mark.parametrize("ignored", [None, -1])
+def test_sizes_beyond_the_dtype_of_a_field_are_compared(ignored: int | None) -> None:
+    one = FieldRange("label", "head", ValueRange(300, "classes", ignored=ignored))
+    inside = one.inside({"label": tf.constant([0, 44, 255], tf.uint8)})
+    assert inside.numpy().tolist() == [True] * 3
+    few = FieldRange("label", "head", ValueRange(200, "classes", ignored=ignored))
+    inside = few.inside({"label": tf.constant([0, 199, 255], tf.uint8)})
+    assert inside.numpy().tolist() == [True, True, False]

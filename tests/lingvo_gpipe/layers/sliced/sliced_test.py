@@ -126,6 +126,7 @@ def test_an_embedding_in_slices_is_the_whole_one_bit_for_bit(
     numbers = labels()[0] % V
     outputs, gradients = [], []
     for params, theta, ids in (
+        (whole, {"table": table}, tf.cast(numbers, dtype)),
         (whole, {"table": table}, numbers),
         (sliced, divided(sliced, {"table": table}), tf.cast(numbers, dtype)),
     ):
@@ -136,9 +137,19 @@ def test_an_embedding_in_slices_is_the_whole_one_bit_for_bit(
             target = tf.reduce_sum(tf.cast(outputs[-1], table.dtype) * shares)
         gradients.append(tape.gradient(target, theta))
     np.testing.assert_array_equal(outputs[1], outputs[0])
+    np.testing.assert_array_equal(outputs[2], outputs[0])
     np.testing.assert_array_equal(
-        joined(sliced, gradients[1], "table"), tf.convert_to_tensor(gradients[0]["table"])
+        joined(sliced, gradients[2], "table"), tf.convert_to_tensor(gradients[0]["table"])
     )
+
+
+def test_ids_beyond_a_label_s_dtype_are_no_hits() -> None:
+    params = layers.SlicedSoftmax.Params(name="s", vocabulary=300, slices=2, reads=("x", "label"))
+    bias = tf.split(tf.one_hot(299, 300), 2)
+    theta = {f"s_{n}": {"kernel": tf.zeros([150, 2]), "bias": bias[n]} for n in range(2)}
+    label = tf.constant([299 - 256], tf.uint8)
+    _, collected, _ = run(params, theta, (tf.ones([1, 2]), label))
+    assert float(collected["sums"]["accuracy"]["total"]) == 0.0
 
 
 @pytest.mark.parametrize("use_bias", [True, False])
@@ -403,6 +414,12 @@ def _with_tie(owner: Any, borrower: Any) -> list[Any]:
     return [owner or flat[0], flat[1], borrower or flat[2]]
 
 
+def transformer(name: str, slices: Any, **fields: Any) -> Any:
+    return layers.TransformerLayer.Params(
+        name=name, units=4, heads=1, hidden=3, feed_forward_slices=slices, **fields
+    )
+
+
 WHOLE = layers.Embedding.Params(name="embedding", vocabulary=256, units=D, reads=("ids",))
 WHOLE_SOFTMAX = layers.SequenceSoftmax.Params(
     name="softmax",
@@ -454,6 +471,25 @@ WHOLE_SOFTMAX = layers.SequenceSoftmax.Params(
         (
             lambda: [layers.SlicedFeedForward.Params(name="f", units=4, hidden=3, slices=4)],
             "f (SlicedFeedForward): slices=4, but hidden=3. Use 1 to 3",
+        ),
+        (
+            lambda: [transformer("t", 4)],
+            "t (TransformerLayer): feed_forward_slices=4, but hidden=3. Use 1 to 3",
+        ),
+        (
+            lambda: [transformer("t", (1, 1))],
+            "t (TransformerLayer): feed_forward_slices (1, 1) add up to 2, but hidden=3. Change a "
+            "size, or set feed_forward_slices=2 for equal ones",
+        ),
+        (
+            lambda: [
+                transformer("t", 2),
+                transformer(
+                    "u", 3, tie={"feed_forward/dense/kernel": "t/feed_forward/dense/kernel"}
+                ),
+            ],
+            "u (TransformerLayer): slices of 1, 1, 1, but tied to 't/feed_forward/dense/kernel', "
+            "and t has slices of 2, 1. Set their fields feed_forward_slices alike",
         ),
         (
             lambda: [
@@ -511,6 +547,24 @@ def test_a_transformer_layer_in_slices_is_several_layers() -> None:
         assert sum(parts) == one.variables[path].size
     flops = [sum(info.meta.flops_forward for info in each.layers) for each in found]
     assert flops[0] == flops[1]
+
+
+@pytest.mark.parametrize("slices", [1, 2, (1, 1, 1)], ids=str)
+def test_a_feed_forward_part_may_be_tied_as_a_whole(slices: Any) -> None:
+    paths = [f"feed_forward/{name}" for name in ("dense/kernel", "dense/bias")]
+    paths += [path.replace("dense", "dense_1") for path in paths]
+    tied = transformer("u", slices, tie={path: f"t/{path}" for path in paths})
+    last = layers.MeanSquaredError.Params(name="error")
+    params = pipelining.PipeliningLayer.Params(layers=[transformer("t", slices), tied, last])
+    x = tf.TensorSpec((3, 5, 4))
+    analysis = network.analyze(params, {"x": x, "target": x})
+    assert not [path for path in analysis.variables if path[0] == "u" and "/feed_forward/" in path]
+    sums = {"u": 0, "t": 0}
+    for layer in analysis.layers[:-1]:
+        for path, owner in layer.paths.items():
+            if path.startswith("feed_forward/"):
+                sums[layer.name[0]] += analysis.variables[owner].size
+    assert sums["u"] == sums["t"] == 2 * 4 * 3 + 3 + 4
 
 
 def test_slices_inside_another_layer_are_refused() -> None:

@@ -211,7 +211,7 @@ def measure(case: str, flags: Sequence[str]) -> bool:
         found = json.loads(_line(process))
         after = sent(hosts, count)
     each = {ends: (size - before.get(ends, 0)) / STEPS for ends, size in after.items()}
-    derived = {tuple(map(int, ends.split())): size for ends, size in found["derived"].items()}
+    derived = {_ends(ends): size for ends, size in found["derived"].items()}
     print(
         f"{case}: {found['variables']} variables, {found['weights']:,} bytes of weights and state"
     )
@@ -244,6 +244,12 @@ def measure(case: str, flags: Sequence[str]) -> bool:
     bound = fields + PER_VARIABLE * found["variables"]
     print(f"  chief, sent and received: {through:,.0f} bytes a step; bound {bound:,}", flush=True)
     return good and through <= bound
+
+
+def _ends(text: str) -> tuple[int, int]:
+    """Return the two hosts of a link, "FROM TO"."""
+    source, target = map(int, text.split())
+    return source, target
 
 
 def main() -> int:

@@ -166,7 +166,7 @@ class Progress(_Display):
     """Shows steps, rate, loss and time left on the standard error.
 
     The first step, which traces the graphs, counts in no rate. Without a terminal, a line comes
-    after two seconds if there is no step yet, one after the first step, and then one every
+    after 1.5 seconds if there is no step yet, one after the first step, and then one every
     `interval_s` seconds.
     """
 
@@ -232,7 +232,7 @@ class Progress(_Display):
 class Count(_Display):
     """Shows how many things are done of some work, on the standard error.
 
-    Without a terminal, a line comes after two seconds and then every `interval_s`, and none where
+    Without a terminal, a line comes after 1.5 seconds and then every `interval_s`, and none where
     the work is done before.
 
     >>> with Count("reading", "pair", total=2) as count:
@@ -261,7 +261,7 @@ class Count(_Display):
             stream: where to write; None: the standard error.
             clock: seconds, rising.
             timer: seconds and a function, which it calls after them once it is started.
-            passing: the bar appears only after two seconds, and is removed at the end.
+            passing: the bar appears only after 1.5 seconds, and is removed at the end.
         """
         bar_format = _WITHOUT_TOTAL if total is None else _BAR
         bar: dict[str, Any] = {"desc": what, "unit": unit, "total": total}

@@ -10,12 +10,23 @@ from __future__ import annotations
 import hashlib
 import pathlib
 import zipfile
+import zlib
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from lingvo_gpipe import errors, regular_files
 
+# What zipfile and numpy raise of damaged files: RuntimeError where one seems to be encrypted.
+_DAMAGED = (
+    OSError,
+    ValueError,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 _kept: dict[str, dict[str, np.ndarray]] = {}
 
 
@@ -71,11 +82,14 @@ def load(path: str | pathlib.Path) -> None:
     """
     loaded: dict[str, dict[str, np.ndarray]] = {}
     try:
-        with regular_files.open_binary(path) as file, np.load(file, allow_pickle=False) as arrays:
+        with regular_files.open_binary(path) as file:
+            arrays = np.load(file, allow_pickle=False)
+            if not isinstance(arrays, np.lib.npyio.NpzFile):
+                raise ValueError("it holds one array, not several by name")
             for key in arrays.files:
                 name, _, variable = key.partition("|")
                 loaded.setdefault(name, {})[variable] = arrays[key]
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except _DAMAGED as error:
         raise errors.LayerError(f"{path} has no weights of Keras layers: {error}") from error
     for name, kept in loaded.items():
         if keep(kept) != name:

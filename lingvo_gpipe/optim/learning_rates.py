@@ -114,6 +114,7 @@ class InverseSquareRoot(LearningRate):
                 raise errors.OptimizerError(
                     f"InverseSquareRoot: {name}={getattr(params, name)} is too small. Use 1 or more"
                 )
+        _check_finite("InverseSquareRoot", factor=params.factor)
         if params.factor < 0.0:
             raise errors.OptimizerError(
                 f"InverseSquareRoot: factor={params.factor} is negative. Use 0 or more"
@@ -156,6 +157,8 @@ class WarmupStaircase(LearningRate):
 
     def __init__(self, params: WarmupStaircase.Params) -> None:
         super().__init__(params)
+        names = ("peak", "decay", "decay_steps", "floor")
+        _check_finite("WarmupStaircase", **{name: getattr(params, name) for name in names})
         least = {"peak": 0.0, "warmup_steps": 0, "decay": 0.0, "floor": 0.0}
         for name, smallest in least.items():
             value = getattr(params, name)
@@ -179,3 +182,9 @@ class WarmupStaircase(LearningRate):
             rise = params.peak * step / params.warmup_steps
             rate = tf.where(step < params.warmup_steps, rise, rate)
         return tf.maximum(rate, params.floor * params.peak)
+
+
+def _check_finite(where: str, **values: float) -> None:
+    for name, value in values.items():
+        if not math.isfinite(value):
+            raise errors.OptimizerError(f"{where}: {name}={value} is not possible. Use a number")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams
@@ -31,10 +33,15 @@ class LossScale(hyperparams.Configurable):
 
     def __init__(self, params: LossScale.Params) -> None:
         super().__init__(params)
-        if not params.initial > 0:
+        if not 0 < params.initial < math.inf:
             raise errors.OptimizerError(
-                f"loss_scale.initial={params.initial} must be above 0; loss_scale=None turns "
-                "scaling off"
+                f"loss_scale.initial={params.initial} must be above 0 and finite; loss_scale=None "
+                "turns scaling off"
+            )
+        if params.dynamic and not 1.0 <= params.initial <= _LARGEST_SCALE:
+            raise errors.OptimizerError(
+                f"loss_scale.initial={params.initial} must be 1 to {_LARGEST_SCALE:,.0f}, between "
+                "which it changes; loss_scale.dynamic=False keeps the scale constant"
             )
         if params.growth_steps < 1:
             raise errors.OptimizerError(
@@ -55,7 +62,8 @@ class LossScale(hyperparams.Configurable):
         """Lower or raise the scale after an update.
 
         Args:
-            finite: bool scalar, whether the gradients of the update were finite.
+            finite: bool scalar, whether the gradients of the update were finite; if not, the update
+                was skipped.
 
         Returns:
             Scalars `loss_scale`, of the next update, and `skipped_updates`.

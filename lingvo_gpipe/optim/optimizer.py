@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -50,6 +51,11 @@ class Optimizer(hyperparams.Configurable):
         self._learning_rate: LearningRate | None = None
         if not isinstance(params.learning_rate, float):
             self._learning_rate = params.learning_rate.instantiate()
+        elif not math.isfinite(params.learning_rate):
+            raise errors.OptimizerError(
+                f"optimizer.learning_rate={params.learning_rate} is not a finite number. Set a "
+                "rate such as 0.001"
+            )
 
     def slots(self, specs: Iterable[base.VariableSpec]) -> dict[tuple[str, str], SlotSpec]:
         """Return all slots of the weights of `specs` by (weight path, slot name).

@@ -9,6 +9,7 @@ each device sends two scalars, its part of the squared norm and of the decay los
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
@@ -214,7 +215,11 @@ class Updater(hyperparams.Configurable):
             "weight_decay_loss": decay_loss,
             "finite": finite,
         }
-        return results | ({} if self.scale is None else self.scale.adjust(finite))
+        if self.scale is None:
+            return results
+        # Without the guard no update is skipped, finite or not.
+        unskipped = finite if self.params.finite_guard else tf.ones_like(finite)
+        return results | self.scale.adjust(unskipped)
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
@@ -347,9 +352,9 @@ def _check(params: Updater.Params) -> None:
             "loss_scale.dynamic needs finite_guard: set finite_guard=True or loss_scale.dynamic="
             "False"
         )
-    if params.clip_norm is not None and params.clip_norm <= 0:
+    if params.clip_norm is not None and not 0 < params.clip_norm < math.inf:
         raise errors.OptimizerError(
-            f"clip_norm={params.clip_norm} must be above 0; None turns clipping off"
+            f"clip_norm={params.clip_norm} must be above 0 and finite; None turns clipping off"
         )
 
 

@@ -202,7 +202,7 @@ def test_a_run_that_fails_ends_its_hooks_with_its_own_error(
     tmp_path: Path, lines: list[str]
 ) -> None:
     params = noted(fails_in="end")
-    params.train.optimizer.learning_rate = float("inf")
+    params.train.optimizer.learning_rate = 1e38
     with pytest.raises(errors.TrainingError, match="the update of step 1 is not finite"):
         loop.run(params, tmp_path, report=lines.append)
     assert CALLS[-1] == ("end by error", 1)

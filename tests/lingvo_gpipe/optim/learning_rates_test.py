@@ -68,6 +68,8 @@ def test_a_staircase_goes_to_text_and_back() -> None:
         ({"peak": -1.0}, "WarmupStaircase: peak=-1.0 is too small. Use 0.0 or more"),
         ({"warmup_steps": -1}, "WarmupStaircase: warmup_steps=-1 is too small. Use 0 or more"),
         ({"decay_steps": 0.0}, "WarmupStaircase: decay_steps=0.0 is not possible. Use more than 0"),
+        ({"peak": math.nan}, "WarmupStaircase: peak=nan is not possible. Use a number"),
+        ({"decay": math.inf}, "WarmupStaircase: decay=inf is not possible. Use a number"),
     ],
 )
 def test_a_staircase_of_numbers_out_of_range_is_refused(config: dict[str, Any], text: str) -> None:
@@ -109,6 +111,7 @@ def test_an_optimizer_takes_it_and_its_text_leads_back() -> None:
         ({"units": 0}, "InverseSquareRoot: units=0 is too small. Use 1 or more"),
         ({"warmup_steps": 0}, "InverseSquareRoot: warmup_steps=0 is too small. Use 1 or more"),
         ({"factor": -1.0}, "InverseSquareRoot: factor=-1.0 is negative. Use 0 or more"),
+        ({"factor": math.nan}, "InverseSquareRoot: factor=nan is not possible. Use a number"),
     ],
 )
 def test_an_inverse_root_of_numbers_out_of_range_is_refused(fields: Any, text: str) -> None:

@@ -305,6 +305,9 @@ def test_a_wrong_learning_rate_is_refused() -> None:
         make("SGD", learning_rate=learning_rate)
     with pytest.raises(errors.ParamsError, match="learning_rate"):
         optim.Optimizer.Params(name="SGD").instantiate()
+    for rate in (float("nan"), float("inf")):
+        with pytest.raises(errors.OptimizerError, match=f"learning_rate={rate} is not a finite n"):
+            make("SGD", learning_rate=rate)
 
 
 def test_params_go_to_text_and_back() -> None:

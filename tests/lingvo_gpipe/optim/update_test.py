@@ -318,6 +318,14 @@ def test_a_fixed_scale_stays() -> None:
     assert (told["loss_scale"], told["skipped_updates"]) == (8.0, 1)
 
 
+def test_without_the_guard_no_update_is_counted_as_skipped() -> None:
+    scale = optim.LossScale.Params(initial=0.5, dynamic=False)
+    own = make(variables(), loss_scale=scale, finite_guard=False)
+    bad = gradients(1) | {"one/bias": tf.fill([4], np.float32(np.inf))}
+    told = run(own, bad, step=0, loss_scale=own.loss_scale)
+    assert (told["finite"], told["skipped_updates"]) == (False, 0)
+
+
 @pytest.mark.parametrize("warmup", [False, True])
 def test_averages_follow_weights_and_statistics(warmup: bool) -> None:
     weights, state = variables(), statistics()
@@ -408,7 +416,8 @@ def test_a_network_of_which_nothing_is_trained_is_refused() -> None:
 @pytest.mark.parametrize(
     ("more", "text"),
     [
-        ({"clip_norm": 0.0}, r"clip_norm=0.0 must be above 0; None turns clipping off"),
+        ({"clip_norm": 0.0}, r"clip_norm=0.0 must be above 0 and finite; None turns clipping off"),
+        ({"clip_norm": float("nan")}, r"clip_norm=nan must be above 0 and finite; None turns"),
         ({"average": optim.Average.Params(decay=1.0)}, r"decay=1.0 must be in \[0, 1\)"),
         (
             {"finite_guard": False, "loss_scale": optim.LossScale.Params()},
@@ -416,11 +425,19 @@ def test_a_network_of_which_nothing_is_trained_is_refused() -> None:
         ),
         (
             {"loss_scale": optim.LossScale.Params(initial=0.0)},
-            "loss_scale.initial=0.0 must be above 0; loss_scale=None turns",
+            "loss_scale.initial=0.0 must be above 0 and finite; loss_scale=None turns",
         ),
         (
             {"loss_scale": optim.LossScale.Params(initial=float("nan"), dynamic=False)},
             "loss_scale.initial=nan must be above 0",
+        ),
+        (
+            {"loss_scale": optim.LossScale.Params(initial=0.5)},
+            "loss_scale.initial=0.5 must be 1 to 1,099,511,627,776, between which it changes; loss",
+        ),
+        (
+            {"loss_scale": optim.LossScale.Params(initial=2.0**41)},
+            "loss_scale.initial=2199023255552.0 must be 1 to 1,099,511,627,776, between which it",
         ),
         (
             {"loss_scale": optim.LossScale.Params(growth_steps=0)},

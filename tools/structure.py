@@ -231,7 +231,7 @@ def duplicates(found: Sequence[Module]) -> list[Sized]:
         ]
         start = None
         for index, window in enumerate([*windows, None]):
-            if index >= DUPLICATE_LINES:  # of what comes after them
+            if index >= DUPLICATE_LINES:  # for those after them
                 seen.add(windows[index - DUPLICATE_LINES])
             repeated = window is not None and window in seen
             if repeated and start is None:

@@ -95,7 +95,7 @@ class Reference:
             ValueError: they do, or are not.
         """
         if missing := sorted(self.gradients.keys() ^ set(found["paths"])):
-            raise ValueError(f"{name} has not the gradients of the network: {', '.join(missing)}")
+            raise ValueError(f"{name} does not have the gradients {', '.join(missing)}")
         loss_error = abs(found["loss"] - self.loss) / abs(self.loss)
         if not (loss_error <= MOST_ERROR and found["error"] <= MOST_ERROR):  # NaN is refused
             raise ValueError(

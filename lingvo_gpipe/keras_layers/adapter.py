@@ -278,7 +278,7 @@ def _check_batch_dim(
 
     Args:
         params: params of the layer.
-        inputs: specs of what it reads.
+        inputs: specs of its inputs.
         kinds: kinds of its losses.
 
     Raises:

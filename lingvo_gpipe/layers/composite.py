@@ -142,7 +142,7 @@ class SpecCalls(Calls):
     def _note_ranges(
         self, name: str, child: Layer.Params, meta: Meta, inputs: Sequence[SpecNest]
     ) -> None:
-        """Note the integers that a child takes of what the composite itself reads."""
+        """Note the integers that a child takes where it reads an input of the composite itself."""
         own = {
             read: mine
             for read, spec in zip(child.reads, inputs, strict=False)

@@ -17,7 +17,7 @@ from lingvo_gpipe.plan import describe, step_plan
 from lingvo_gpipe.task import Task, groups_of
 
 _MOST_PLANS = 8
-_GROWTH = 8  # numbers of slices are raised by one in so many
+_GROWTH = 8  # numbers of slices are raised by an eighth
 _SHOWN_LAYERS = 3
 
 

@@ -371,7 +371,7 @@ def test_none_in_a_value_that_crosses_a_cut_names_its_layer(declared: bool) -> N
 
 
 def test_none_in_a_value_of_a_cell_is_planned_and_described() -> None:
-    """It counts no bytes, and is no shape."""
+    """It counts no bytes, and has no shape."""
     own = [
         WithNone.Params(name="pair"),
         OfFirst.Params(),

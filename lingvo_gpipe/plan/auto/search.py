@@ -63,7 +63,7 @@ class Search:
     def attempt(self, candidate: Candidate) -> Candidate:
         """Return a candidate with its plan, or with the error that refused it.
 
-        It is cut anew. The cut of the params balances work alone, and knows neither memory nor
+        A cut that it had is forgotten. That of the params balances work alone, and knows neither memory nor
         links that only the hosts state: where others fit, or are faster, the fastest is taken.
         """
         first = self._planned(dataclasses.replace(candidate, even=None))
@@ -94,7 +94,7 @@ class Search:
             return
         slowest = hosts.slowest_link(cluster, order, first.plan.analysis)
         if slowest is not None:
-            unit = 1.0 if self._profile else float(cluster.flops or 1)  # of what layers cost
+            unit = 1.0 if self._profile else float(cluster.flops or 1)  # in which layers have a cost
             for share in _LINK_SHARES:
                 yield {"link_cost_per_byte": share * unit / slowest, **within}
 

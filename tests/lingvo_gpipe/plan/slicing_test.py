@@ -179,7 +179,7 @@ def test_too_few_devices_for_any_slices_are_reported() -> None:
 def test_a_block_whose_attention_alone_is_too_large_is_reported(
     monkeypatch: pytest.MonkeyPatch, above: float
 ) -> None:
-    """More slices of its feed-forward part do not help; with so many columns, all were tried."""
+    """More slices of its feed-forward part do not help, so not every number is tried."""
     params = language(None)
     params.input.length = 256
     params.model.layers = transformer.language_model(

@@ -63,8 +63,9 @@ class Search:
     def attempt(self, candidate: Candidate) -> Candidate:
         """Return a candidate with its plan, or with the error that refused it.
 
-        A cut that it had is forgotten. That of the params balances work alone, and knows neither memory nor
-        links that only the hosts state: where others fit, or are faster, the fastest is taken.
+        A cut that it had is forgotten. That of the params balances work alone, and knows neither
+        memory nor links that only the hosts state: where others fit, or are faster, the fastest is
+        taken.
         """
         first = self._planned(dataclasses.replace(candidate, even=None))
         found = first
@@ -94,7 +95,7 @@ class Search:
             return
         slowest = hosts.slowest_link(cluster, order, first.plan.analysis)
         if slowest is not None:
-            unit = 1.0 if self._profile else float(cluster.flops or 1)  # in which layers have a cost
+            unit = 1.0 if self._profile else float(cluster.flops or 1)  # of layers' costs
             for share in _LINK_SHARES:
                 yield {"link_cost_per_byte": share * unit / slowest, **within}
 

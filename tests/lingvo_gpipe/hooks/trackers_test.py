@@ -155,7 +155,7 @@ def test_mlflow_has_metrics_settings_and_state_of_a_resumed_run(
     assert accuracies[-1].value == result.metrics["accuracy"]
     (tmp_path / "mine" / "mlflow_run_id").unlink()
     params.train.max_steps = 7
-    params.train.optimizer.learning_rate = 1e38
+    params.train.optimizer.learning_rate = 3e38
     with pytest.raises(errors.TrainingError):
         loop.run(params.set_path("train.max_steps", 9), tmp_path / "mine")
     other = (tmp_path / "mine" / "mlflow_run_id").read_text().strip()
@@ -179,7 +179,7 @@ def test_wandb_receives_metrics_and_settings_of_a_resumed_run(
     assert wandb.logged[-1] == (6, {f"eval/{name}": v for name, v in result.metrics.items()})
     assert wandb.exit_codes == [0, 0]
     params.train.set(max_steps=9)
-    params.train.optimizer.learning_rate = 1e38
+    params.train.optimizer.learning_rate = 3e38
     with pytest.raises(errors.TrainingError):
         loop.run(params, tmp_path / "mine")
     assert wandb.exit_codes[-1] == 1

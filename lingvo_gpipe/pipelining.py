@@ -196,7 +196,8 @@ class PipeliningLayer(tensorflow_import.Module, hyperparams.Configurable):
         for number, fields in enumerate(self._fields(batch)):
             with self.executor.beside_input(number):
                 for loss in self.analysis.losses:
-                    weights[loss.name].append(tf.cast(loss.weight(fields), master))
+                    if not (number and loss.of_batch):
+                        weights[loss.name].append(tf.cast(loss.weight(fields), master))
         with self.executor.beside_input():
             return {name: in_order(added) for name, added in weights.items()}
 

@@ -102,12 +102,14 @@ class LossSpec:
         weight: fields of the mini-batch → floating scalar (examples, real tokens); computed before
             the first slot, over the whole update.
         training_only: added only where `ctx.training` (an auxiliary head's loss).
+        of_batch: whether the weight is that of a mini-batch, however it is read or run in parts.
     """
 
     name: str
     coefficient: float
     weight: Callable[[dict[str, Nest]], tf.Tensor]
     training_only: bool = False
+    of_batch: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -99,10 +99,11 @@ def evaluate(
     weights: dict[str, np.float64] = {}
     sums: dict[str, Nest] | None = None
     count = 0
+    of_batch = {loss.name for loss in pipe.analysis.losses if loss.of_batch}
     step_tensor = tf.constant(step, tf.int64)
     with Count("evaluating", "mini-batch", _number_of(batches), passing=True) as counted:
         whole = counted.over(watch(batches))
-        for batch in whole if groups is None else _in_groups(whole, groups):
+        for batch, is_first in _in_groups(whole, groups):
             if should_stop():
                 return None
             shown = examples if examples is not None and examples.reads_outputs(batch) else None
@@ -112,8 +113,9 @@ def evaluate(
             loss_weights = pipe.loss_weights(batch)
             for name, mean in result.losses.items():
                 weight = np.float64(loss_weights[name])
-                weights[name] = weights.get(name, np.float64(0)) + weight
                 totals[name] = totals.get(name, np.float64(0)) + weight * np.float64(mean)
+                counted_weight = weight if is_first or name not in of_batch else np.float64(0)
+                weights[name] = weights.get(name, np.float64(0)) + counted_weight
             wide = tf.nest.map_structure(_wide, result.sums)
             sums = wide if sums is None else tf.nest.map_structure(np.add, sums, wide)
             count += num_rows(pipe, batch)
@@ -129,10 +131,14 @@ def evaluate(
 
 
 def _in_groups(
-    batches: Iterable[Mapping[str, Nest]], groups: Groups
-) -> Iterator[Mapping[str, Nest]]:
+    batches: Iterable[Mapping[str, Nest]], groups: Groups | None
+) -> Iterator[tuple[Mapping[str, Nest], bool]]:
+    """Yield the groups of mini-batches, and whether each is the first of its mini-batch."""
     for batch in batches:
-        yield from (group.fields for group in groups.cut(batch))
+        if groups is None:
+            yield batch, True
+        else:
+            yield from ((group.fields, group.first == 0) for group in groups.cut(batch))
 
 
 def _number_of(batches: Iterable[object]) -> int | None:

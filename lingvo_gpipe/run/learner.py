@@ -124,7 +124,7 @@ class Learner:
                 self.pipe.analysis.check_values(*parts.of_batch(batch))
         cut = list(self._groups(batches))
         try:
-            return self._update([group.fields for group, _ in cut])
+            return self._update([group for group, _ in cut])
         except tf.errors.OpError as error:
             raise self._explained(error, cut) from error
 
@@ -194,22 +194,26 @@ class Learner:
         )
         return f"{units.size(planned.device_bytes[device])} on device {device}"
 
-    def _update(self, batches: Sequence[Mapping[str, Nest]]) -> UpdateResult:
-        self.num_parts = len(batches)
-        if len(batches) == 1:
+    def _update(self, groups: Sequence[Group]) -> UpdateResult:
+        self.num_parts = len(groups)
+        if len(groups) == 1:
             self.last_begun_s = time.time()
-            result: UpdateResult = self._update_by_one(parts.of_batch(batches[0]))
+            result: UpdateResult = self._update_by_one(parts.of_batch(groups[0].fields))
             return result
-        weights: dict[str, tf.Tensor] = self._loss_weights(parts.of_batch(batches[0]))
-        for batch in batches[1:]:
-            weights = self._add_weights(weights, self._loss_weights(parts.of_batch(batch)))
+        of_batch = [loss.name for loss in self.pipe.analysis.losses if loss.of_batch]
+        weights: dict[str, tf.Tensor] | None = None
+        for group in groups:
+            own: dict[str, tf.Tensor] = self._loss_weights(parts.of_batch(group.fields))
+            if group.first:
+                own |= {name: tf.zeros_like(own[name]) for name in of_batch}
+            weights = own if weights is None else self._add_weights(weights, own)
         gradients = {path: self._zeros(path, v) for path, v in self.pipe.weights.items()}
         first = tf.constant(0)
         total: _Sums | None = None
-        for batch in batches:
+        for group in groups:
             self.last_begun_s = time.time()
             gradients, sums, first = self._accumulate(
-                parts.of_batch(batch), gradients, weights, first
+                parts.of_batch(group.fields), gradients, weights, first
             )
             total = sums if total is None else self._add_sums(total, sums)
         result = self._apply(gradients, total, weights)

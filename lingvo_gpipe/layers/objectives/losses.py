@@ -163,7 +163,8 @@ class Loss(heads.Head):
                         f"{list(values)}, one for each value of the loss. Reshape them in the input"
                     )
             weight = self._weight(values, weighted=len(inputs) == 3)
-            losses = (LossSpec(self.loss_name, self.coefficient, weight),)
+            of_batch = _keras_loss(self).reduction == "sum"
+            losses = (LossSpec(self.loss_name, self.coefficient, weight, of_batch=of_batch),)
             ranges = self._label_range(shape, label, inputs[1].dtype)
             return dataclasses.replace(meta, losses=losses, value_ranges=ranges)
 

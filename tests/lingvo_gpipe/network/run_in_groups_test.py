@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, task
+from lingvo_gpipe import errors, layers, task
+from lingvo_gpipe.network import parts
 from lingvo_gpipe.plan import describe, report, slicing, step_plan
-from lingvo_gpipe.run import eval_mode, learner, loop
+from lingvo_gpipe.run import eval_mode, evaluation, learner, loop
 from lingvo_gpipe.run.profiles import steps
 from lingvo_gpipe.schedule import build_limit
 from tests.tiny_task import tiny_task
@@ -90,6 +91,34 @@ def test_an_evaluation_of_any_size_runs_in_groups(tmp_path: Path) -> None:
         [len(g.fields["label"]) for g in made.cut(batch)] for batch in source.evaluation("test")
     ]
     assert sizes == [[6, 5], [2]]
+
+
+def test_a_loss_that_is_a_sum_is_that_of_the_mini_batch() -> None:
+    """In groups, and read in parts: its divisor is 1, however the mini-batch runs."""
+    found = []
+    for most, num_replicas in ((128, 1), (2, 1), (128, 2)):
+        params = task_of(most, num_replicas=num_replicas)
+        head = layers.Dense.Params(name="head", units=3)
+        loss = layers.Loss.Params(
+            loss="SparseCategoricalCrossentropy",
+            config={"reduction": "sum", "from_logits": True},
+            reads=("x", "label"),
+        )
+        params.model.layers = [*params.model.layers[:-1], head, loss]
+        batch = next(iter(params.input.instantiate().batches(1)))
+        made = learner.Learner(params, params.input.instantiate().element_spec(training=True))
+        held_out = evaluation.evaluate(made.pipe, [batch, batch], step=0, groups=made.groups)
+        assert held_out is not None
+        given: Any = batch
+        if num_replicas > 1:
+            given = parts.InParts(
+                [parts.Part.of(made.pipe.params, n).cut(batch) for n in (0, 1)], 0
+            )
+        result = made.update([given])
+        found.append((held_out.values["loss"], float(result.loss)))
+    assert found[0][0] > 5.0
+    for one in found[1:]:
+        np.testing.assert_allclose(one, found[0], rtol=1e-5)
 
 
 def failing(index: int, group_size: int, **layer: Any) -> tuple[Any, dict[str, tf.Tensor]]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.support import machine, processes
 
-TURNS = 24
+TURNS = 12
 ROUNDS, QUICK_ROUNDS = 7, 1
 CHECKS = ("again", "range", "watchdog", "times")
 AIM = 0.01

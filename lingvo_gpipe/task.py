@@ -197,6 +197,7 @@ _MAY_CHANGE = (
     "train.optimizer.learning_rate*",
     "train.optimizer.groups",
     "train.finite_guard",
+    "train.loss_scale.initial",  # a run that goes on has its scale
 )
 _MAY_CHANGE_PATTERN = re.compile("|".join(map(fnmatch.translate, _MAY_CHANGE)))
 _FIXED_ROOTS = ("class", "model", "input", "train")

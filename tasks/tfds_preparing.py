@@ -47,8 +47,11 @@ def builder_of(name: str, data_dir: str) -> Any:
         near = errors.nearest(re.split("[/:]", name)[0], known)
         hint = f"nearest {', '.join(near)}" if near else f"it knows {len(known)} others"
         raise errors.InputError(f"TFDS has no dataset {name!r}; {hint}") from None
-    except Exception as error:  # such as one of protobuf, for a file that is cut short
+    except (ValueError, AssertionError, RuntimeError, OSError) as error:
         raise errors.InputError(f"TFDS dataset {name!r}: {first_line(error)}") from error
+    except Exception as error:  # such as one of protobuf, for a file that is cut short
+        why = errors.cause(error, __file__)
+        raise errors.InputError(f"TFDS dataset {name!r}: {why}") from error
 
 
 def first_line(error: BaseException) -> str:

@@ -94,8 +94,8 @@ class Reference:
         Raises:
             ValueError: they do, or are not.
         """
-        if missing := sorted(self.gradients.keys() ^ set(found["paths"])):
-            raise ValueError(f"{name} does not have the gradients {', '.join(missing)}")
+        if others := sorted(self.gradients.keys() ^ set(found["paths"])):
+            raise ValueError(f"{name} has other gradients than the network: {', '.join(others)}")
         loss_error = abs(found["loss"] - self.loss) / abs(self.loss)
         if not (loss_error <= MOST_ERROR and found["error"] <= MOST_ERROR):  # NaN is refused
             raise ValueError(

@@ -258,9 +258,16 @@ class Composite(Layer):
             """
             return call.chain(call.names, *inputs)
 
+        def passes_fields_on(self) -> bool:
+            """Return whether `flow` receives what the layer reads, in `_meta` and in `fprop`.
+
+            Then ids and labels that its children take are those of its own fields.
+            """
+            return False
+
         def _meta(self, *inputs: SpecNest) -> Meta:
             values = tuple(own_objects(spec) for spec in inputs)
-            calls = SpecCalls(self, values)
+            calls = SpecCalls(self, values if self.passes_fields_on() else ())
             return calls.meta(self.flow(calls, *values))
 
     params: Params
@@ -365,6 +372,10 @@ class Sequential(Composite):
             """See `Composite`."""
             return named(self, self.layers)
 
+        def passes_fields_on(self) -> bool:
+            """See `Composite`."""
+            return True
+
         def _meta(self, *inputs: SpecNest) -> Meta:
             meta = super()._meta(*inputs)
             count = len(meta.outputs) if isinstance(meta.outputs, tuple) else 1
@@ -428,6 +439,10 @@ class Residual(Composite):
             body, x = call("body", *inputs), inputs[0]
             return call.add(call("shortcut", x) if "shortcut" in call.names else x, body)
 
+        def passes_fields_on(self) -> bool:
+            """See `Composite`."""
+            return True
+
         def _meta(self, *inputs: SpecNest) -> Meta:
             meta = super()._meta(*inputs)
             kept = elementwise.kept_bytes(self, self.activation, meta.outputs)
@@ -466,6 +481,10 @@ class Parallel(Composite):
             """See `Composite`."""
             values = [call.chain((name,), *inputs) for name in call.names]
             return call.add(*values) if self.merge == "add" else call.concat(values)
+
+        def passes_fields_on(self) -> bool:
+            """See `Composite`."""
+            return True
 
         def _inference(self, available: Collection[str]) -> Self:
             del available

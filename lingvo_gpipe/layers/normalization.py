@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -76,7 +77,10 @@ class BatchNorm(Layer):
                 VariableSpec(name, shape[-1:], dtype, base.initializer(start), is_state=True)
                 for name, start in (("moving_mean", "zeros"), ("moving_variance", "ones"))
             )
-            return self.norm_meta(inputs[0], self.weights(shape[-1]) + state)
+            meta = self.norm_meta(inputs[0], self.weights(shape[-1]) + state)
+            if len(inputs) == 2:  # what counts in statistics is centred apart from what is scaled
+                meta = dataclasses.replace(meta, activation_bytes=2 * meta.activation_bytes)
+            return meta
 
     params: Params
 

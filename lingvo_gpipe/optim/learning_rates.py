@@ -157,7 +157,7 @@ class WarmupStaircase(LearningRate):
 
     def __init__(self, params: WarmupStaircase.Params) -> None:
         super().__init__(params)
-        names = ("peak", "decay", "decay_steps", "floor")
+        names = ("peak", "decay", "floor")  # without an end of decay_steps, nothing decays
         _check_finite("WarmupStaircase", **{name: getattr(params, name) for name in names})
         least = {"peak": 0.0, "warmup_steps": 0, "decay": 0.0, "floor": 0.0}
         for name, smallest in least.items():
@@ -166,7 +166,7 @@ class WarmupStaircase(LearningRate):
                 raise errors.OptimizerError(
                     f"WarmupStaircase: {name}={value} is too small. Use {smallest} or more"
                 )
-        if params.decay_steps <= 0.0:
+        if not params.decay_steps > 0.0:  # NaN, too
             raise errors.OptimizerError(
                 f"WarmupStaircase: decay_steps={params.decay_steps} is not possible. Use more "
                 "than 0"

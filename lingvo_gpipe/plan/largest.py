@@ -50,7 +50,8 @@ class LargestMember:
         value: value of the field that grows; None: not even the smallest member fits.
         plan: plan of that member, or of the smallest one if none fits.
         is_largest: False if the search ended before a member did not fit.
-        refusal: why the model accepts no value at all; empty if it accepts some.
+        refusal: why the model accepts no value at all, or not the next one, if that is not for a
+            layer's sake; else empty.
     """
 
     num_partitions: int
@@ -77,6 +78,7 @@ class Family:
         self._task = task
         self._grow = grow
         self._rebuild = rebuild
+        self._refusals: dict[tuple[int, int], str] = {}  # by partitions and value
         try:
             value = task.get(grow)
         except errors.ParamsError:
@@ -139,7 +141,9 @@ class Family:
                 best = tried
             else:
                 above = middle if tried is None else tried[0]
-        return LargestMember(partitions, *best)
+        return LargestMember(
+            partitions, *best, refusal=self._refusals.get((partitions, best[0] + 1), "")
+        )
 
     def _smallest(self, partitions: int) -> tuple[int, step_plan.Plan]:
         """Return the first of some small round values that the model accepts, and its plan.
@@ -158,10 +162,10 @@ class Family:
         for lower in range(value, above, -1):
             try:
                 return lower, self._plan(lower, partitions)
-            except errors.CapacityError:
-                return None  # too large, not refused
-            except errors.UserError:
+            except errors.LayerError:
                 continue
+            except errors.UserError as refusal:
+                self._refusals[partitions, lower] = str(refusal)
         return None
 
     def _plan(self, value: int, partitions: int) -> step_plan.Plan:

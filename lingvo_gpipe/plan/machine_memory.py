@@ -18,11 +18,13 @@ class MachineMemory:
         total_bytes: all of it.
         available_bytes: what processes may still take.
         is_group: whether a control group is the limit.
+        swap_bytes: swap space in `total_bytes`.
     """
 
     total_bytes: int
     available_bytes: int
     is_group: bool = False
+    swap_bytes: int = 0
 
 
 def of_this_machine(root: Path = Path("/")) -> MachineMemory | None:
@@ -39,12 +41,14 @@ def of_this_machine(root: Path = Path("/")) -> MachineMemory | None:
     if not {"MemTotal", "MemAvailable"} <= kib.keys():
         return None
     swap, free_swap = 1024 * kib.get("SwapTotal", 0), 1024 * kib.get("SwapFree", 0)
-    found = MachineMemory(1024 * kib["MemTotal"] + swap, 1024 * kib["MemAvailable"] + free_swap)
+    available = 1024 * kib["MemAvailable"] + free_swap
+    found = MachineMemory(1024 * kib["MemTotal"] + swap, available, swap_bytes=swap)
     for limit, used in _groups(root):
         room = max(0, limit - used) + free_swap
         if room < found.available_bytes or limit + swap < found.total_bytes:
             total = min(limit + swap, found.total_bytes)
-            found = MachineMemory(total, min(room, found.available_bytes), is_group=True)
+            available = min(room, found.available_bytes)
+            found = MachineMemory(total, available, is_group=True, swap_bytes=swap)
     return found
 
 

@@ -106,7 +106,7 @@ def plan(
     family = largest.Family(task, grow, rebuild)
     counts = largest.PARTITIONS if partitions is None else (partitions,)
     members = [family.largest(k, limit_bytes) for k in counts]
-    if all(member.refusal for member in members):
+    if all(member.refusal and member.value is None for member in members):
         raise errors.ParamsError(f"--grow={grow}: {members[0].refusal}")
     return render_largest(grow, limit_bytes, members)
 

@@ -161,12 +161,17 @@ class _Search:
             None if none were found: a layer would be too large with any number.
         """
         plans, earlier = 0, dict[str, tuple[int, int]]()
+        before, by_one = numbers, False
         while plans < _MOST_PLANS:
             sliced = with_slices(self.task, self.setting(numbers))
             try:
                 left = _too_large(sliced, self.limit_bytes)
-            except errors.LayerError:  # more slices than rows
-                return None
+            except errors.LayerError:  # more slices than rows, though perhaps not one by one
+                if before == numbers or by_one:
+                    return None
+                numbers = [min(n, b + 1) for n, b in zip(numbers, before, strict=True)]
+                by_one = True
+                continue
             if not left:
                 plans += 1
                 heaviest = _heaviest(sliced, self.limit_bytes)
@@ -176,9 +181,10 @@ class _Search:
             grown = [not left or not again.keys().isdisjoint(group.names) for group in self.groups]
             if not any(grown) or not self._may_shrink(numbers, again, earlier):
                 return None
+            before = numbers
             numbers = [
-                n + max(1, n // _GROWTH) if more else n
-                for n, more in zip(numbers, grown, strict=True)
+                n + (1 if by_one else max(1, n // _GROWTH)) * more
+                for n, more in zip(before, grown, strict=True)
             ]
         return None
 

@@ -395,8 +395,8 @@ class _Training:
         position = int(self.state.position.numpy())
         try:
             return worker_input.next_batches(source, self._params.train.accumulate, position)
-        except errors.InputError:
-            if self.state.step:
+        except Exception as error:  # an input of the user's may raise anything
+            if self.state.step and not isinstance(error, connection.lost_errors()):
                 self.state.save()
             raise
 

@@ -167,6 +167,8 @@ class RunState:
         """Take the value of `step` from the best checkpoint, if it was evaluated after saving."""
         try:
             kept = checkpoints.newest_text(self._best_directory)
+        except checkpoints.UnreadableNowError:
+            raise
         except errors.CheckpointError as error:
             report(f"{error}; the weights beside it stay until a better checkpoint is kept")
             return

@@ -22,9 +22,9 @@ POLICIES = ("full", "early", "never", "except_last")
 _KEEPS_MORE = {"except_last": "never"}  # which is as fast or faster, where it fits
 _MOST_CELLS = 3  # per device
 _MIXED = 4  # of how many of the fastest candidates some cells may keep their forwards
-_LINK_SHARES = (1.0, 0.25)  # of the time that a link takes, counted as work of both its cells
-_LEAST_GAIN = 0.005  # for which a cut moves
 _MOST_TRIED = 16  # ways to do so, of each: with up to 8 cells all that may fit
+_LINK_SHARES = (1.0, 0.25)  # of the time that a link takes, counted as work of both its cells
+_LEAST_GAIN = 0.005  # of a step, for which another cut is taken
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

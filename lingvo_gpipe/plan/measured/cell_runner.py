@@ -166,9 +166,9 @@ def _calls(
 
 
 def fits_host(num_bytes: int) -> bool:
-    """Return whether this many bytes are at most half of this machine's memory, where known."""
+    """Return whether this many bytes are at most half of the memory, without swap, if known."""
     memory = machine_memory.of_this_machine()
-    return memory is None or 2 * num_bytes <= memory.total_bytes
+    return memory is None or 2 * num_bytes <= memory.total_bytes - memory.swap_bytes
 
 
 def devices_at_once(params: network.PipelineParams) -> list[str]:

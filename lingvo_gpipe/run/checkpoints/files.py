@@ -47,6 +47,8 @@ _DAMAGE = frozenset(
         errno.EINVAL,
         errno.EILSEQ,
         errno.EFBIG,
+        errno.EBADMSG,  # a checksum of the file system
+        errno.EUCLEAN,
         None,
     ]
 )

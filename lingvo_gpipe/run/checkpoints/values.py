@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 from collections.abc import Sequence
@@ -23,6 +24,11 @@ _PASSING = (
     tf.errors.ResourceExhaustedError,
     tf.errors.UnauthenticatedError,
     tf.errors.UnknownError,
+)
+# The same in the text of an error, where TensorFlow's reader has no class for it.
+_PASSING_TEXTS = tuple(
+    os.strerror(number)
+    for number in (errno.EIO, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.ESTALE)
 )
 _HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
 
@@ -200,7 +206,11 @@ def check_damaged(prefix: str, error: Exception) -> None:
     """
     if isinstance(error, files.UnreadableNowError):
         raise error
-    if isinstance(error, _PASSING) or (isinstance(error, OSError) and not files.is_damage(error)):
+    if isinstance(error, OSError):
+        passes = not files.is_damage(error)
+    else:
+        passes = isinstance(error, _PASSING) or any(t in str(error) for t in _PASSING_TEXTS)
+    if passes:
         raise files.unreadable_now(prefix, reason(error)) from error
 
 

@@ -89,3 +89,21 @@ def test_ids_that_another_child_has_changed_are_not_checked() -> None:
     assert halved.owner is Halved
     block = layers.Sequential.Params(layers=[halved, table(5)], reads=("ids",))
     check(block, ids=[[0, 9]])
+
+
+class Hashed(layers.Composite):
+    """Ids → rows of a table of five, by their rest; its flow does not receive its field."""
+
+    class Params(layers.Composite.Params):
+        def parts(self) -> Any:
+            """See `Composite`."""
+            return {"table": table(5)}
+
+    def fprop(self, theta: Any, inputs: Any, ctx: Any) -> Any:
+        """See `Layer.fprop`."""
+        return self.run_parts(theta, ctx, inputs % 5)
+
+
+def test_ids_that_a_composite_changes_itself_are_not_checked() -> None:
+    hashed: Any = Hashed.Params(reads=("ids",))
+    check(hashed, ids=[[0, 9]])

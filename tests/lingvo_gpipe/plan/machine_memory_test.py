@@ -14,7 +14,7 @@ MACHINE = {
     "proc/meminfo": "MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 800 kB\n"
     "SwapTotal: 200 kB\nSwapFree: 100 kB\nHugePages_Total: 0\n"
 }
-WHOLE = MachineMemory(1200 * 1024, 900 * 1024)
+WHOLE = MachineMemory(1200 * 1024, 900 * 1024, swap_bytes=200 * 1024)
 INSIDE = "sys/fs/cgroup/app"
 
 
@@ -39,11 +39,13 @@ def group(folder: str, limit: object, used: int, freed: int, version: int) -> di
         ({"proc/self/cgroup": "0::/app\n", **group(INSIDE, "max", 9, 0, 2)}, WHOLE),
         (
             {"proc/self/cgroup": "0::/app\n", **group(INSIDE, 512000, 300000, 100000, 2)},
-            MachineMemory(512000 + 200 * 1024, 312000 + 100 * 1024, is_group=True),
+            MachineMemory(
+                512000 + 200 * 1024, 312000 + 100 * 1024, is_group=True, swap_bytes=200 * 1024
+            ),
         ),
         (  # the path is that on the host
             {"proc/self/cgroup": "0::/host/x\n", **group("sys/fs/cgroup", 9000, 10000, 0, 2)},
-            MachineMemory(9000 + 200 * 1024, 100 * 1024, is_group=True),
+            MachineMemory(9000 + 200 * 1024, 100 * 1024, is_group=True, swap_bytes=200 * 1024),
         ),
         (  # the smaller limit of those around it
             {
@@ -52,7 +54,9 @@ def group(folder: str, limit: object, used: int, freed: int, version: int) -> di
                 **group("sys/fs/cgroup/memory/a", 300000, 250000, 0, 1),
                 **group("sys/fs/cgroup/memory", 2**63 - 4096, 250000, 0, 1),
             },
-            MachineMemory(300000 + 200 * 1024, 50000 + 100 * 1024, is_group=True),
+            MachineMemory(
+                300000 + 200 * 1024, 50000 + 100 * 1024, is_group=True, swap_bytes=200 * 1024
+            ),
         ),
         ({"proc/self/cgroup": "0::/app\n", f"{INSIDE}/memory.max": "many"}, WHOLE),
     ],

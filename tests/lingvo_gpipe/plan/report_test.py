@@ -218,6 +218,8 @@ def test_values_that_are_refused_end_no_search(
     task.model.set(**model)
     found = largest.Family(task, grow).largest(1, 2**40)
     assert (found.value, found.is_largest) == (largest_value, True)
+    assert "replica" in found.refusal
+    assert f"K=1: {found.refusal}" in report.plan(task, partitions=1, fit="1GiB", grow=grow)
 
 
 def test_growth_ends_at_very_many_layers(monkeypatch: pytest.MonkeyPatch) -> None:

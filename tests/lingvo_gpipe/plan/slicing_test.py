@@ -202,6 +202,27 @@ def test_a_block_whose_attention_alone_is_too_large_is_reported(
     assert len(asked) < 60
 
 
+def test_the_last_number_of_slices_is_not_jumped_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 16 on numbers are raised by two, but 19 rows are 19 slices at most."""
+    tried: list[list[int]] = []
+
+    def too_large(task: Any, limit_bytes: int) -> tuple[Any, ...]:
+        del limit_bytes
+        numbers = list(task.model.slices.values())
+        tried.append(numbers)
+        if numbers[0] > 19:
+            raise errors.LayerError("slices=20, but vocabulary=19")
+        return () if numbers == [19] else (slicing.LayerNeed("softmax_0", 0, 0, 0, 100),)
+
+    monkeypatch.setattr(slicing, "_too_large", too_large)
+    monkeypatch.setattr(slicing, "_of_wholes", lambda *_: {"softmax": 100 - len(tried)})
+    monkeypatch.setattr(slicing, "_heaviest", lambda *_: 50)
+    group = slicing.Group(("softmax",), ("softmax",), 100, ())
+    search = slicing._Search(language(None), 90, [group])
+    assert search.first([16]) == ([19], 50)
+    assert tried == [[16], [18], [20], [19]]
+
+
 def test_a_layer_that_cannot_be_divided_is_named() -> None:
     params = language("6MiB")
     wide = layers.Dense.Params(name="wide", units=20_000)

@@ -252,6 +252,7 @@ def test_a_cell_without_gradients_to_return_runs_its_whole_backward_as_w() -> No
 def test_the_memory_of_a_control_group_counts(
     monkeypatch: pytest.MonkeyPatch, limit: int, fits: bool
 ) -> None:
-    memory = machine_memory.MachineMemory(limit, 0, is_group=True)
+    swap = 2**30
+    memory = machine_memory.MachineMemory(limit + swap, 0, is_group=True, swap_bytes=swap)
     monkeypatch.setattr(machine_memory, "of_this_machine", lambda: memory)
     assert cell_runner.fits_host(2**30) is fits

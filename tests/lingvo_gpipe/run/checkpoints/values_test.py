@@ -45,6 +45,7 @@ UNANSWERED: tuple[Exception, ...] = (
     tf.errors.ResourceExhaustedError(None, None, "OOM when allocating"),
     tf.errors.PermissionDeniedError(None, None, "Permission denied"),
     tf.errors.UnknownError(None, None, "Input/output error"),
+    tf.errors.OpError(None, None, "ckpt-5.index; Input/output error", tf.errors.UNKNOWN),
     OSError(errno.EIO, "Input/output error"),
     OSError(errno.ESTALE, "Stale file handle"),
     OSError(errno.EACCES, "Permission denied"),

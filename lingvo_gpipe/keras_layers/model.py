@@ -428,8 +428,7 @@ def _ties(call: _Call, owners: dict[int, str]) -> dict[str, str]:
         if norm.trainable and shared is not None:
             raise errors.LayerError(
                 f"{call.name}: its batch norm is also called at an earlier node ({shared}), so an "
-                "update would change its moving statistics twice. Use one batch norm per node, or "
-                "freeze it"
+                "update would change its moving statistics twice. Use one batch norm per node"
             )
     return ties
 

@@ -63,6 +63,7 @@ class RunState:
         text = params.to_text()
         # One for both, in order: a checkpoint has the value of the best one.
         self._writer = checkpoints.Writer(background=params.train.async_checkpoints)
+        resumed_from = str(logdir / log_directory.CHECKPOINTS)
         self.best: checkpoints.Best | None = None
         if params.eval.best is not None:
             self.best = checkpoints.Best(
@@ -71,13 +72,14 @@ class RunState:
                 text,
                 larger_is_better=task.highest_is_best(params.eval),
                 writer=self._writer,
+                resumed_from=resumed_from,
             )
         # A run without a best value saves the same keys.
         self._best_variables = (
             checkpoints.best_variables() if self.best is None else self.best.variables
         )
         self.checkpoints = checkpoints.Checkpoints(
-            str(logdir / log_directory.CHECKPOINTS),
+            resumed_from,
             variables | self._best_variables,
             text,
             keep=params.train.keep_checkpoints,

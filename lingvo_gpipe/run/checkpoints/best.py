@@ -28,6 +28,7 @@ class Best:
         *,
         larger_is_better: bool = True,
         writer: writing.Writer | None = None,
+        resumed_from: str | None = None,
     ) -> None:
         """Open the directory of the best checkpoint.
 
@@ -37,12 +38,18 @@ class Best:
             params_text: as in `Checkpoints`.
             larger_is_better: False for losses.
             writer: as in `Checkpoints`.
+            resumed_from: as in `Checkpoints`.
         """
         self._params_text = params_text
         self._sign = 1.0 if larger_is_better else -1.0
         self.variables = best_variables(worst=-math.inf * self._sign)
         self._checkpoints = Checkpoints(
-            directory, {**variables, **self.variables}, params_text, keep=1, writer=writer
+            directory,
+            {**variables, **self.variables},
+            params_text,
+            keep=1,
+            writer=writer,
+            resumed_from=resumed_from,
         )
 
     @property

@@ -67,6 +67,7 @@ class Checkpoints:
         keep: int = 3,
         read_only: bool = False,
         writer: writing.Writer | None = None,
+        resumed_from: str | None = None,
     ) -> None:
         """Open a directory, removing what an interrupted run left there.
 
@@ -77,12 +78,14 @@ class Checkpoints:
             keep: number of checkpoints to keep, newest first.
             read_only: nothing is created, removed or saved, because another run writes here.
             writer: writes the checkpoints; None: each is written at once.
+            resumed_from: the directory whose newest one the run would continue from; None: this.
 
         Raises:
             CheckpointError: the directory cannot be written, or has another program's checkpoints.
         """
         files.refuse_patterns(directory)
         self.directory = directory
+        self._resumed_from = resumed_from or directory
         self._variables = dict(variables)
         self._params_text = params_text
         self._snapshots = {
@@ -168,8 +171,8 @@ class Checkpoints:
         except (OSError, tf.errors.OpError) as error:
             with contextlib.suppress(OSError):
                 files.sweep(self.directory)
-            whole = files.newest(self.directory)
-            last = f"{self.directory} has no older one"
+            whole = files.newest(self._resumed_from)
+            last = f"{self._resumed_from} has no older one"
             if whole:
                 last = f"the last whole one is {whole}"
             free = files.free_space(self.directory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -355,6 +356,24 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_soon(
     with pytest.raises(errors.CheckpointError, match=r"-400: .* \(No space .* one is .*-200\."):
         loop.run(params, tmp_path, note_step=steps.append)
     assert 400 <= steps[-1] < 600
+
+
+def test_a_best_checkpoint_that_cannot_be_written_names_where_the_run_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = files.begin
+
+    def full(prefix: str, text: str) -> None:
+        if prefix.startswith(str(tmp_path / log_directory.BEST)):
+            raise OSError(28, "No space left on device")
+        begin(prefix, text)
+
+    monkeypatch.setattr(files, "begin", full)
+    params = one_layer_task(max_steps=4, save_interval_steps=1)
+    params.eval.set(best="accuracy", interval_steps=2)
+    last = re.escape(f"the last whole one is {tmp_path / log_directory.CHECKPOINTS}/ckpt-1.")
+    with pytest.raises(errors.CheckpointError, match=rf"/best/ckpt-2: .*; {last}"):
+        loop.run(params, tmp_path, evaluate=True)
 
 
 # What a run reports.

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -79,7 +78,6 @@ def measure(kind: str) -> dict[str, Any]:
     from lingvo_gpipe.execution import placement
     from lingvo_gpipe.run import learner
     from lingvo_gpipe.run.profiles import recorder
-    from lingvo_gpipe.schedule import breakdown
 
     placement.prepare_logical_cpus(blocks.K)
     placement.prepare_threads(blocks.K, blocks.K)
@@ -88,11 +86,10 @@ def measure(kind: str) -> dict[str, Any]:
     steps = recorder.Recorder(range(1, STEPS + 1), learned, Path(), print)
     found = []
     for number in range(STEPS + 2):
-        begun_s = time.time()
-        float(learned.update([batch]).loss)
-        around = breakdown.Around(begun_s, time.time())
+        with steps.noting():
+            float(learned.update([batch]).loss)
         if number > 1:  # the first ones trace and warm up
-            found.append(steps.last(around).rows)
+            found.append(steps.last().rows)
     middle = sorted(found, key=length_s)[len(found) // 2]
     return {
         "devices": list(middle),

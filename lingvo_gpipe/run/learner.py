@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import tensorflow as tf
@@ -60,8 +60,8 @@ class Learner:
         pipe: the network, as one group runs it.
         updater: its slots, averages and loss scale.
         step: int64 variable, number of updates.
-        num_parts: number of mini-batches, or of their groups, of the last update.
-        last_begun_s: when the last of them began, in seconds since 1970.
+        after_part: if set, called after each mini-batch of an update, or group of one, with the
+            time at which it began, in seconds since 1970. Its own time belongs to none of them.
     """
 
     def __init__(self, params: Task.Params, fields: Mapping[str, SpecNest]) -> None:
@@ -84,8 +84,7 @@ class Learner:
         )
         with tf.device("CPU:0"):
             self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
-        self.last_begun_s = 0.0
-        self.num_parts = 1
+        self.after_part: Callable[[float], None] | None = None
         self._params = params.train.copy().freeze()
         self._update_by_one = outer_function.OuterFunction(self._update_by_one_batch, assigns=True)
         self._loss_weights = outer_function.OuterFunction(self._loss_weights_of)
@@ -119,12 +118,13 @@ class Learner:
         Args:
             batches: the mini-batches of the update, each name → nest of tensors.
         """
+        begun_s = time.time()
         if self.pipe.params.check_values:
             for batch in batches:
                 self.pipe.analysis.check_values(*parts.of_batch(batch))
         cut = list(self._groups(batches))
         try:
-            return self._update([group for group, _ in cut])
+            return self._update([group for group, _ in cut], begun_s)
         except tf.errors.OpError as error:
             raise self._explained(error, cut) from error
 
@@ -194,11 +194,10 @@ class Learner:
         )
         return f"{units.size(planned.device_bytes[device])} on device {device}"
 
-    def _update(self, groups: Sequence[Group]) -> UpdateResult:
-        self.num_parts = len(groups)
+    def _update(self, groups: Sequence[Group], begun_s: float) -> UpdateResult:
         if len(groups) == 1:
-            self.last_begun_s = time.time()
             result: UpdateResult = self._update_by_one(parts.of_batch(groups[0].fields))
+            self._end_part(begun_s)
             return result
         of_batch = [loss.name for loss in self.pipe.analysis.losses if loss.of_batch]
         weights: dict[str, tf.Tensor] | None = None
@@ -211,13 +210,19 @@ class Learner:
         first = tf.constant(0)
         total: _Sums | None = None
         for group in groups:
-            self.last_begun_s = time.time()
             gradients, sums, first = self._accumulate(
                 parts.of_batch(group.fields), gradients, weights, first
             )
+            begun_s = self._end_part(begun_s)
             total = sums if total is None else self._add_sums(total, sums)
         result = self._apply(gradients, total, weights)
         return result
+
+    def _end_part(self, begun_s: float) -> float:
+        """Call `after_part`; return when the next part begins."""
+        if self.after_part is not None:
+            self.after_part(begun_s)
+        return time.time()
 
     def reset_to_weights(self) -> None:
         """Assign the current weights to averages, and to slots that begin as their weight."""

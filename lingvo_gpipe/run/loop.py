@@ -238,9 +238,9 @@ class _Training:
         evaluation.check_names(pipe, params.eval)
         self._recorder: recorder.Recorder | None = None
         if options.profiles.steps:
-            planned_s = prediction.planned_s(params, pipe) if options.profiles.layers else None
+            planned = prediction.planned(params, pipe) if options.profiles.layers else None
             self._recorder = recorder.Recorder(
-                options.profiles.steps, self._learner, logdir, options.report, planned_s
+                options.profiles.steps, self._learner, logdir, options.report, planned
             )
         self._source = worker_input.source_of(source, pipe.executor, options.report)
         if options.evaluate:
@@ -401,8 +401,8 @@ class _Training:
             raise
 
     def _profiled(self, step: int) -> contextlib.AbstractContextManager[None]:
-        """Let TensorFlow's profiler record a step, if it was chosen."""
-        return contextlib.nullcontext() if self._recorder is None else self._recorder.profiled(step)
+        """Record a step, if it was chosen."""
+        return contextlib.nullcontext() if self._recorder is None else self._recorder.watching(step)
 
     def _ended(self) -> Ended:
         """Return why the run ends: no further update is due, or somebody asked to stop."""

@@ -93,6 +93,32 @@ def of_step(
     return rows
 
 
+def added(
+    rows: Sequence[Mapping[str, float]], later: Sequence[Mapping[str, float]]
+) -> list[dict[str, float]]:
+    """Return the parts of each device over two consecutive times.
+
+    A device that computed in only one of them, as that of a replica without micro-batches, waited
+    during the other: imbalance.
+
+    Args:
+        rows: of each device in the first one, part → seconds; empty: there is none.
+        later: likewise in the second one.
+    """
+    times = [each for each in (rows, later) if each]
+    waited = [dict.fromkeys(PARTS, 0.0) | {"imbalance": sum(each[0].values())} for each in times]
+    return [
+        {
+            name: sum(
+                (each[device] if device < len(each) else wait)[name]
+                for each, wait in zip(times, waited, strict=True)
+            )
+            for name in PARTS
+        }
+        for device in range(max(map(len, times), default=0))
+    ]
+
+
 def table_of(rows: Sequence[Mapping[str, float]], labels: Sequence[str]) -> list[list[str]]:
     """Return the shares of each part as rows of text: a head, then a row for each device."""
     shown = [name for name in PARTS if any(row[name] for row in rows)]

@@ -61,6 +61,20 @@ class Timeline:
         """Seconds from the start to the end of the last slot."""
         return max(span.end_s for span in self.spans)
 
+    def later(self, seconds: float) -> Timeline:
+        """Return the same slots at a later time; an earlier one if seconds are negative."""
+        return Timeline(self.table, tuple(span.later(seconds) for span in self.spans))
+
+    @functools.cached_property
+    def first_s(self) -> float:
+        """Start of the first slot."""
+        return min(span.start_s for span in self.spans)
+
+    @functools.cached_property
+    def length_s(self) -> float:
+        """Seconds from the start of the first slot to the end of the last."""
+        return self.makespan_s - self.first_s
+
     @functools.cached_property
     def busy_s(self) -> tuple[float, ...]:
         """Seconds that each device computes."""
@@ -92,6 +106,25 @@ class Timeline:
             if span.slot.phase in "BW" or self.table.is_forward_only:
                 live[span.device] -= 1
         return tuple(peaks)
+
+
+def joined(timelines: Sequence[Timeline]) -> Timeline:
+    """Return the slots of consecutive groups of micro-batches, numbered as in the mini-batch.
+
+    The table is that of the first one; nothing that needs all slots of a table can be asked of it.
+
+    Args:
+        timelines: of each group, in order.
+    """
+    spans: list[Span] = []
+    earlier = 0
+    for timeline in timelines:
+        for span in timeline.spans:
+            slot = span.slot
+            slot = Slot(slot.cell, slot.phase, slot.micro_batch + earlier)
+            spans.append(Span(span.device, slot, span.start_s, span.end_s))
+        earlier += timeline.table.num_micro_batches
+    return Timeline(timelines[0].table, tuple(spans))
 
 
 def simulate(

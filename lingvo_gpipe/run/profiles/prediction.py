@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -23,18 +24,34 @@ _CAUSES = {
 }
 
 
-def line(timeline: simulate.Timeline, rows: Sequence[Mapping[str, float]]) -> str:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Planned:
+    """Seconds of an update by measured layers, without input.
+
+    Attributes:
+        slots_s: of the slots of each mini-batch or group.
+        update_s: of the update.
+    """
+
+    slots_s: float
+    update_s: float
+
+
+def line(timelines: Sequence[simulate.Timeline], rows: Sequence[Mapping[str, float]]) -> str:
     """Return one line that compares a step with its table and the median times of its slots.
 
     A median leaves out what disturbs a few slots. All else than the slots, such as the input, is
     not predicted.
 
     Args:
-        timeline: when each slot of the first replica ran.
+        timelines: when each slot of the first replica ran, in each mini-batch or group.
         rows: of each device, part → seconds; see `breakdown.of_step`.
     """
-    medians = breakdown.mean_seconds(timeline, statistics.median)
-    predicted_s = breakdown.simulate_means(timeline.table, medians).makespan_s
+    whole = simulate.joined(timelines)
+    medians = breakdown.mean_seconds(whole, statistics.median)
+    predicted_s = sum(
+        breakdown.simulate_means(timeline.table, medians).makespan_s for timeline in timelines
+    )
     measured_s = sum(rows[0].values())
     ratio = measured_s / predicted_s
     took = f"it took {1e3 * measured_s:.1f} ms"
@@ -44,42 +61,43 @@ def line(timeline: simulate.Timeline, rows: Sequence[Mapping[str, float]]) -> st
     if ratio < 1:
         return f"{took}, {1 - ratio:.0%} less than {needs}: most slots took less than their median"
     lost = {name: max(row[name] for row in rows) for name in _CAUSES if name != "uneven"}
-    lost["uneven"] = _uneven_s(timeline, medians)
+    lost["uneven"] = _uneven_s(whole, medians)
     cause = max(lost, key=lambda name: lost[name])
     return f"{took}, {ratio - 1:.0%} more than {needs}: {1e3 * lost[cause]:.1f} ms {_CAUSES[cause]}"
 
 
-def planned_s(params: Task.Params, pipe: pipelining.PipeliningLayer) -> float:
+def planned(params: Task.Params, pipe: pipelining.PipeliningLayer) -> Planned:
     """Return the seconds of a step in the cells of a network and of its update, as measured.
 
     Args:
         params: params of the task.
         pipe: the network.
     """
-    planned = params.copy()
-    planned.model.cuts = tuple(len(cell.layers) for cell in pipe.analysis.cells)
-    plan = step_plan.with_update(step_plan.make_for(planned, profile=True), planned)
-    return plan.step_s + (plan.update_s or 0.0)
+    own = params.copy()
+    own.model.cuts = tuple(len(cell.layers) for cell in pipe.analysis.cells)
+    plan = step_plan.with_update(step_plan.make_for(own, profile=True), own)
+    return Planned(plan.step_s, plan.update_s or 0.0)
 
 
 def beside_plan(
-    timeline: simulate.Timeline, rows: Sequence[Mapping[str, float]], planned_s: float
+    timelines: Sequence[simulate.Timeline], rows: Sequence[Mapping[str, float]], plan: Planned
 ) -> str:
     """Return one line that compares a step with a plan by measured layers.
 
     Args:
-        timeline: as in `line`.
+        timelines: as in `line`.
         rows: as in `line`.
-        planned_s: seconds of the plan's step and update, without input.
+        plan: what was planned.
     """
     measured_s = sum(rows[0].values())
-    slots_s = timeline.makespan_s - min(span.start_s for span in timeline.spans)
+    slots_s = sum(timeline.length_s for timeline in timelines)
+    planned_s = len(timelines) * plan.slots_s + plan.update_s
     ratio = measured_s / planned_s
-    planned = f"the {1e3 * planned_s:.1f} ms that --profile planned for slots and update"
+    expected = f"the {1e3 * planned_s:.1f} ms that --profile planned for slots and update"
     if abs(ratio - 1) <= NEAR:
-        return f"that is {ratio:.2f} of {planned}"
+        return f"that is {ratio:.2f} of {expected}"
     compared = f"{ratio - 1:.0%} more" if ratio > 1 else f"{1 - ratio:.0%} less"
-    return f"that is {compared} than {planned}; slots took {1e3 * slots_s:.1f} ms"
+    return f"that is {compared} than {expected}; slots took {1e3 * slots_s:.1f} ms"
 
 
 def _uneven_s(timeline: simulate.Timeline, medians: Mapping[Phase, Sequence[float]]) -> float:

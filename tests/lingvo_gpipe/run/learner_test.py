@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, ClassVar
 
 import numpy as np
@@ -41,6 +42,31 @@ def test_mini_batches_of_unequal_weights_are_one_of_both() -> None:
     assert one.keys() == several.keys()
     for key in one:
         np.testing.assert_allclose(several[key], one[key], rtol=1e-10, atol=1e-14, err_msg=key)
+
+
+@pytest.mark.parametrize("num_batches", [1, 3])
+def test_each_mini_batch_begins_when_what_follows_the_one_before_has_ended(
+    num_batches: int,
+) -> None:
+    params = tiny_task()
+    fields = {"point": tf.zeros([8, 4]), "label": tf.zeros([8], tf.int32)}
+    learned = learner.Learner(params, fields)
+    begun, ended = list[float](), [time.time()]
+
+    def after_part(begun_s: float) -> None:
+        begun.append(begun_s)
+        assert time.time() >= begun_s
+        time.sleep(0.01)
+        ended.append(time.time())
+
+    learned.after_part = after_part
+    learned.update([fields] * num_batches)
+    assert len(begun) == num_batches
+    for begun_s, earlier_s in zip(begun, ended[:-1], strict=True):
+        assert begun_s >= earlier_s
+    learned.after_part = None
+    learned.update([fields] * num_batches)
+    assert len(begun) == num_batches
 
 
 @pytest.mark.parametrize(

@@ -215,6 +215,19 @@ def test_split_backwards_need_their_times() -> None:
         simulate.simulate(Table.from_text("0F0,0I0,0W0"), [1.0], [1.0])
 
 
+def test_groups_are_joined_as_the_micro_batches_of_one_mini_batch() -> None:
+    first, second = (
+        simulate.simulate(schedule.make("1f1b", 2, M), [1.0, 1.0], [2.0, 2.0]) for M in (3, 2)
+    )
+    both = simulate.joined([first, second.later(20.0)])
+    names = {f"{cell}{phase}{m}" for cell in range(2) for phase in "FB" for m in range(5)}
+    assert {str(span.slot) for span in both.spans} == names
+    starts = {str(span.slot): span.start_s for span in both.spans}
+    assert [starts["0F0"], starts["0F3"], starts["1F4"]] == [0.0, 20.0, 24.0]
+    assert both.later(-20.0).first_s == -20.0
+    assert second.later(5.0).length_s == second.length_s == second.makespan_s
+
+
 def test_docstring_examples_run() -> None:
     result = doctest.testmod(simulate)
     assert result.attempted > 0

@@ -33,7 +33,7 @@ def line(
     ran: simulate.Timeline, *, start_s: float = 0.0, end_s: float = 0.0, input_s: float = 0.0
 ) -> str:
     around = breakdown.Around(-start_s, ran.makespan_s + end_s, input_s)
-    return prediction.line(ran, breakdown.of_step(ran, around))
+    return prediction.line([ran], breakdown.of_step(ran, around))
 
 
 @pytest.mark.parametrize(("more_s", "ratio"), [(0.0, "1.00"), (0.0027, "1.05")])
@@ -67,11 +67,30 @@ def test_a_few_slow_slots_do_not_change_the_prediction() -> None:
 def test_a_step_is_compared_with_its_plan() -> None:
     ran = timeline()
     rows = breakdown.of_step(ran, breakdown.Around(-0.01, ran.makespan_s, 0.0))
-    assert prediction.beside_plan(ran, rows, 0.064) == (
+
+    def beside(slots_s: float) -> str:
+        return prediction.beside_plan([ran], rows, prediction.Planned(slots_s, 0.01))
+
+    assert beside(0.054) == (
         "that is 1.00 of the 64.0 ms that --profile planned for slots and update"
     )
-    assert prediction.beside_plan(ran, rows, 0.05) == (
+    assert beside(0.04) == (
         "that is 28% more than the 50.0 ms that --profile planned for slots and update; "
         "slots took 54.0 ms"
     )
-    assert prediction.beside_plan(ran, rows, 0.08).startswith("that is 20% less than the 80.0 ms")
+    assert beside(0.07).startswith("that is 20% less than the 80.0 ms")
+
+
+def test_a_step_of_several_groups_is_compared_with_all_of_their_tables() -> None:
+    """Two groups of 54 ms, of which the second one is late in two slots, and 10 ms of update."""
+    groups = [timeline(), timeline({3: 0.02, 5: 0.007})]
+    rows = [{"forward": 0.054 + 0.081, "update": 0.01}] * 2
+    rows = [dict.fromkeys(breakdown.PARTS, 0.0) | row for row in rows]
+    found = prediction.line(groups, rows)
+    assert found.startswith("it took 145.0 ms, 34% more than the 108.0 ms that its table needs")
+    assert "27.0 ms slots that took longer than others of their kind" in found
+    planned = prediction.Planned(slots_s=0.054, update_s=0.01)
+    assert prediction.beside_plan(groups, rows, planned) == (
+        "that is 23% more than the 118.0 ms that --profile planned for slots and update; "
+        "slots took 135.0 ms"
+    )

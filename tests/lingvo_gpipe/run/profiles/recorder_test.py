@@ -53,9 +53,12 @@ def check_both_timelines(events: list[dict[str, Any]]) -> None:
         assert others == [pytest.approx(mean)]
 
 
-@pytest.mark.parametrize(("model", "accumulate"), [({}, 2), ({"num_replicas": 2}, 1)])
+@pytest.mark.parametrize(
+    ("model", "accumulate", "num_parts"),
+    [({}, 2, 2), ({"num_replicas": 2}, 1, 1), ({"group_size": 2}, 1, 2), ({"group_size": 2}, 2, 4)],
+)
 def test_chosen_steps_are_recorded_and_numbers_stay(
-    tmp_path: Path, model: dict[str, int], accumulate: int
+    tmp_path: Path, model: dict[str, int], accumulate: int, num_parts: int
 ) -> None:
     lines: list[str] = []
     for name, chosen in (("plain", range(0)), ("timed", range(2, 4))):
@@ -81,6 +84,17 @@ def test_chosen_steps_are_recorded_and_numbers_stay(
     assert {event["tid"] for event in slots} == {0, 1}
     assert all(event["dur"] >= 0 for event in slots)
     check_both_timelines(trace["traceEvents"])
+    measured = [event for event in slots if event["pid"] == 0]
+    own = (4 if model.get("num_replicas", 1) == 1 else 2) * accumulate
+    assert {event["args"]["micro_batch"] for event in measured} == set(range(own))
+    names_of_slots = [event["name"] for event in measured]
+    assert len(names_of_slots) == len(set(names_of_slots)) == own * 2 * 2
+    for first in range(own // num_parts, own, own // num_parts):
+        before, after = [
+            [event for event in measured if (event["args"]["micro_batch"] < first) == is_before]
+            for is_before in (True, False)
+        ]
+        assert max(e["ts"] + e["dur"] for e in before) <= min(e["ts"] for e in after)
     written = tags(tmp_path / "timed" / "train")
     names = ("measured", "simulated_from_means", "breakdown")
     assert {(f"timeline/{name}", step) for name in names for step in (2, 3)} <= written
@@ -90,8 +104,8 @@ def test_chosen_steps_are_recorded_and_numbers_stay(
     assert f"step 4: profile for TensorBoard's xprof in {profile.parents[1]}" in lines
     (line, _) = [text for text in lines if text.startswith("step ") and "slots took" in text]
     compared = [text for text in lines if "that its table needs" in text]
-    last = ", the last of its 2 mini-batches or groups" if accumulate > 1 else ""
-    names_of = [f"step {step}{last}: " for step in (2, 3)]
+    several = f", {num_parts} mini-batches or groups" if num_parts > 1 else ""
+    names_of = [f"step {step}{several}: " for step in (2, 3)]
     assert [text.partition("it took")[0] for text in compared] == names_of
     kept = (folder / "step_2.txt").read_text().splitlines()
     assert kept == [*line.splitlines()[1:-1], compared[0].removeprefix(names_of[0])]

@@ -1,8 +1,10 @@
-"""How long until the first step is done, updates included, and how does it grow with depth?
+"""How long until the first step is done, update included, and how does it grow with depth?
 
 `python -m benchmarks.build [--quick]`: L layers of two weights, K partitions and M micro-batches,
-each in a process of its own, with and without TensorFlow's graph optimizer (grappler's
-meta-optimizer).
+each in a process of its own: an update as the trainer runs it (from Params to the end of the first
+one, without the import of TensorFlow); the same in a `tf.function` of a custom training loop,
+whose graph TensorFlow's graph optimizer (grappler's meta-optimizer) visits, call by call; and that
+without the graph optimizer.
 """
 
 from __future__ import annotations
@@ -16,31 +18,65 @@ from benchmarks.support import machine, processes
 
 SIZES = ((8, 4, 16), (32, 4, 16), (128, 4, 16), (128, 8, 32))
 """L, K, M."""
+WAYS = ("trainer", "function", "unoptimized")
 ROUNDS, QUICK_ROUNDS = 3, 1
 WIDTH, ROWS = 32, 32
 AIM_S = 7.0
 
 
-def measure(size: tuple[int, ...], optimized: bool) -> dict[str, float]:
+def measure(way: str, size: tuple[int, ...]) -> dict[str, float]:
     """Return seconds until the first step of a net of a size (L, K, M) is done, by part."""
     import tensorflow as tf
 
-    from benchmarks.support import blocks
     from lingvo_gpipe import layers, pipelining
     from lingvo_gpipe.execution import placement
 
     num_layers, num_partitions, num_micro_batches = size
     placement.prepare_logical_cpus(num_partitions)
     placement.prepare_threads(num_partitions, os.cpu_count() or 1)
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not optimized})
     batch = {"x": tf.ones([ROWS, WIDTH]), "target": tf.zeros([ROWS, WIDTH])}
     hidden = [layers.Dense.Params(units=WIDTH, activation="tanh") for _ in range(num_layers)]
-    start = time.perf_counter()
-    pipe = pipelining.PipeliningLayer.Params(
+    model = pipelining.PipeliningLayer.Params(
         layers=[*hidden, layers.MeanSquaredError.Params()],
         num_partitions=num_partitions,
         num_micro_batches=num_micro_batches,
-    ).instantiate()
+    )
+    if way == "trainer":
+        return trainer(model, batch)
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": way == "unoptimized"})
+    return function(model, batch)
+
+
+def trainer(model: Any, batch: Any) -> dict[str, float]:
+    """Return seconds of the trainer's update."""
+    import tensorflow as tf
+
+    from lingvo_gpipe import input as inputs
+    from lingvo_gpipe import optim, task
+    from lingvo_gpipe.run import learner
+
+    adam = optim.Optimizer.Params(name="Adam", learning_rate=0.001)
+    start = time.perf_counter()
+    params = task.Task.Params(
+        model=model,
+        input=inputs.InMemory.Params(batch_size=ROWS),  # not read
+        train=task.Train(optimizer=adam, clip_norm=1.0, max_steps=1),
+    )
+    learned = learner.Learner(params, tf.nest.map_structure(tf.TensorSpec.from_tensor, batch))
+    built = time.perf_counter()
+    float(learned.update([batch]).loss)
+    first = time.perf_counter()
+    return {"build": built - start, "first": first - built, "total": first - start}
+
+
+def function(model: Any, batch: Any) -> dict[str, float]:
+    """Return seconds of gradients and update in one `tf.function`, and its operations."""
+    import tensorflow as tf
+
+    from benchmarks.support import blocks
+
+    start = time.perf_counter()
+    pipe = model.instantiate()
     pipe.build(batch)
     updater = blocks.updater(pipe, clip_norm=1.0)
     built = time.perf_counter()
@@ -52,19 +88,14 @@ def measure(size: tuple[int, ...], optimized: bool) -> dict[str, float]:
         return result.loss
 
     number = tf.constant(0, tf.int64)
-    concrete = step.get_concrete_function(batch, number)
-    traced = time.perf_counter()
+    nodes = len(step.get_concrete_function(batch, number).graph.get_operations())
     float(step(batch, number))
     first = time.perf_counter()
-    float(step(batch, number))
-    second = time.perf_counter()
     return {
         "build": built - start,
-        "trace": traced - built,
-        "first": first - traced,
+        "first": first - built,
         "total": first - start,
-        "second": second - first,
-        "nodes": len(concrete.graph.get_operations()),
+        "nodes": nodes,
     }
 
 
@@ -72,8 +103,8 @@ def main() -> None:
     """Measure every size in processes of their own, and print a table."""
     options = processes.parser(__doc__).parse_args()
     if options.configuration:
-        *wanted, optimized = map(int, options.configuration.split(","))
-        print(json.dumps(measure(tuple(wanted), bool(optimized))))
+        way, *size = options.configuration.split(",")
+        print(json.dumps(measure(way, tuple(map(int, size)))))
         return
     count = QUICK_ROUNDS if options.quick else ROUNDS
     print(machine.describe())
@@ -81,28 +112,26 @@ def main() -> None:
         f"L layers of [{WIDTH}, {WIDTH}] and a bias, Adam, clipping; medians of {count} "
         "interleaved rounds, seconds"
     )
-    names = [f"{size[0]},{size[1]},{size[2]},{optimized}" for size in SIZES for optimized in (1, 0)]
+    names = [",".join(map(str, (way, *size))) for size in SIZES for way in WAYS]
     found = processes.rounds("benchmarks.build", names, count)
-    print(
-        f"{'L':>4} {'K':>2} {'M':>3} {'build':>7} {'trace':>7} {'first':>7} {'total':>7}   without "
-        "graph optimizer"
-    )
+    print(f"{'L':>4} {'K':>2} {'M':>3} {'build':>6} {'first':>6} {'total':>6}  in a function")
     for size in SIZES:
-        name = ",".join(map(str, size))
-        runs = processes.quiet(found[f"{name},1"])
-        plain = processes.median(processes.quiet(found[f"{name},0"]), "total")
-        row = {part: processes.median(runs, part) for part in _PARTS}
+        runs = {way: processes.quiet(found[",".join(map(str, (way, *size)))]) for way in WAYS}
+        total = {way: processes.median(runs[way], "total") for way in WAYS}
+        row = {part: processes.median(runs["trainer"], part) for part in ("build", "first")}
         print(
-            f"{size[0]:4d} {size[1]:2d} {size[2]:3d} {row['build']:7.2f} {row['trace']:7.2f} "
-            f"{row['first']:7.2f} {row['total']:7.2f}   {plain:.2f}, so the optimizer's share is "
-            f"{1 - plain / row['total']:.0%}; spread {processes.spread(runs, 'total')}; "
-            f"{row['nodes']:.0f} nodes"
+            f"{size[0]:4d} {size[1]:2d} {size[2]:3d} {row['build']:6.2f} {row['first']:6.2f} "
+            f"{total['trainer']:6.2f}  {total['function']:5.2f}, without the graph optimizer "
+            f"{total['unoptimized']:5.2f}; {processes.median(runs['function'], 'nodes'):.0f} "
+            f"nodes; spread {processes.spread(runs['trainer'], 'total')}, "
+            f"{processes.spread(runs['function'], 'total')}"
         )
-    figure = f"{row['total']:.2f} s for L=128, K=8, M=32"
+    L, K, M = size
+    figure = (
+        f"{total['trainer']:.2f} s for L={L}, K={K}, M={M}; in a custom loop's function "
+        f"{total['function']:.2f} s"
+    )
     processes.conclude("build", figure, f"at most {AIM_S:g} s", found)
-
-
-_PARTS = ("build", "trace", "first", "total", "nodes")
 
 
 if __name__ == "__main__":

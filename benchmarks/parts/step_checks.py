@@ -6,6 +6,10 @@ same network take a step in turn: without checks, with the range check, with the
 times of slots (`--profile_steps`). Differences are between steps of the same turn. Two pipelines
 without checks differ, too, by where their tensors lie in memory; a fifth one shows by how much. So
 each kind is measured in several processes, and a figure is the median of theirs.
+
+What a check computes for a slot does not depend on how long the slot takes. So the same is measured
+with cells of microseconds, whose steps have as many slots: what a check adds to these, as a share
+of the other kinds' steps, is seen where differences of those steps are not.
 """
 
 from __future__ import annotations
@@ -13,11 +17,15 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.support import machine, processes
 
-TURNS = 12
+TURNS = {"small": 400}
+"""Turns of a process; 12 where it does not say."""
+WIDTH = 8
+"""Features of the cells of microseconds."""
 ROUNDS, QUICK_ROUNDS = 7, 1
 CHECKS = ("again", "range", "watchdog", "times")
 AIM = 0.01
@@ -34,7 +42,12 @@ def measure(kind: str) -> dict[str, Any]:
 
     placement.prepare_logical_cpus(blocks.K)
     placement.prepare_threads(blocks.K, blocks.K)
-    stack, batch = blocks.network(kind)
+    if kind == "small":
+        layer = layers.Dense.Params(units=WIDTH, activation="relu")
+        stack = [*[layer] * 2 * blocks.K, layers.MeanSquaredError.Params()]
+        batch = {"x": tf.random.stateless_normal([blocks.M, WIDTH], [1, 2])}
+    else:
+        stack, batch = blocks.network(kind)
     rows = batch["x"].shape[:2] if kind == "transformer" else batch["x"].shape[:1]
     head: layers.Layer.Params = layers.Softmax.Params(classes=10)
     if kind == "transformer":
@@ -58,7 +71,7 @@ def measure(kind: str) -> dict[str, Any]:
     dog = watchdog.of_executor(pipes["watchdog"].executor, 600.0, print)
     times: dict[str, list[float]] = {name: [] for name in pipes}
     with dog:
-        for turn in range(TURNS + 3):
+        for turn in range(TURNS.get(kind, 12) + 3):
             names = list(pipes)[turn % len(pipes) :] + list(pipes)[: turn % len(pipes)]
             for name in names:
                 begun = time.perf_counter()
@@ -87,26 +100,46 @@ def main() -> None:
 
     count = QUICK_ROUNDS if options.quick else ROUNDS
     print(machine.describe())
-    found = processes.rounds("benchmarks.parts.step_checks", blocks.KINDS, count)
+    kinds = (*blocks.KINDS, "small")
+    found = processes.rounds("benchmarks.parts.step_checks", kinds, count)
+    runs = {kind: processes.quiet(found[kind]) for kind in kinds}
+    step_s = {kind: processes.median(runs[kind], "s") for kind in kinds}
     print(
-        f"K={blocks.K}, M={blocks.M}, 1F1B; medians of {count} processes of {TURNS} turns; least "
-        "and most in brackets"
+        f"K={blocks.K}, M={blocks.M}, 1F1B; medians of {count} processes; least and most in "
+        "brackets"
     )
     heads = ("no check, again", "range check", "watchdog", "times")
-    print(f"{'cells':<12} {'step s':>7}  " + " ".join(f"{head:<25}" for head in heads))
-    of_times = []
+    print(f"{'cells':<12} {'step ms':>7}  " + " ".join(f"{head:<25}" for head in heads))
     for kind in blocks.KINDS:
-        runs = processes.quiet(found[kind])
-        texts = []
-        for check in CHECKS:
-            shares = [run[check] for run in runs]
-            middle = statistics.median(shares)
-            texts.append(f"{middle:+.2%} ({min(shares):+.2%}, {max(shares):+.2%})")
-        of_times.append(processes.median(runs, "times"))
-        shown = " ".join(f"{text:<25}" for text in texts)
-        print(f"{kind:<12} {processes.median(runs, 's'):7.3f}  {shown}")
-    figure = f"times of slots {max(of_times):.2%}"
-    processes.conclude("step_checks", figure, f"at most {AIM:.0%}", found)
+        texts = [_median(runs[kind], check, "+.2%") for check in CHECKS]
+        print(_row(kind, step_s[kind], texts))
+    for run in runs["small"]:
+        run.update({check: 1e6 * run["s"] * run[check] for check in CHECKS})
+    texts = [_median(runs["small"], check, "+.0f") + " µs" for check in CHECKS]
+    print(_row("small", step_s["small"], texts))
+    print("what they add to steps of small cells, as a share of the others' steps:")
+    shares = {
+        kind: {
+            check: 1e-6 * processes.median(runs["small"], check) / step_s[kind] for check in CHECKS
+        }
+        for kind in blocks.KINDS
+    }
+    for kind, of_kind in shares.items():
+        print(_row(kind, step_s[kind], [f"{of_kind[check]:+.2%}" for check in CHECKS]))
+    worst = max(of_kind["times"] for of_kind in shares.values())
+    processes.conclude(
+        "step_checks", f"times of slots add {worst:.2%}", f"at most {AIM:.0%}", found
+    )
+
+
+def _median(runs: Sequence[Any], check: str, form: str) -> str:
+    """Return a figure's median, least and most as text."""
+    values = [run[check] for run in runs]
+    return f"{statistics.median(values):{form}} ({min(values):{form}}, {max(values):{form}})"
+
+
+def _row(kind: str, step_s: float, texts: Sequence[str]) -> str:
+    return f"{kind:<12} {1e3 * step_s:7.1f}  " + " ".join(f"{text:<25}" for text in texts)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ TURNS = {"small": 400}
 """Turns of a process; 12 where it does not say."""
 WIDTH = 8
 """Features of the cells of microseconds."""
-ROUNDS, QUICK_ROUNDS = 7, 1
+ROUNDS, QUICK_ROUNDS = 3, 1
 CHECKS = ("again", "range", "watchdog", "times")
 AIM = 0.01
 

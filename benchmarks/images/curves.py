@@ -14,7 +14,8 @@ import csv
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any
+
+from benchmarks.support import scalars
 
 TAG = "accuracy"
 
@@ -44,33 +45,15 @@ def read(name: str, path: Path) -> Curve:
 
 
 def _of_logdir(name: str, path: Path) -> Curve:
-    start = min(event.wall_time for _, events in _events(path / "train") for event in events)
-    points = dict(_events(path / "eval"))[TAG]
+    training = scalars.read(path / "train")
+    start = min(point.wall_s for points in training.values() for point in points)
+    points = scalars.read(path / "eval")[TAG]
     return Curve(
         name,
-        [event.step for event in points],
-        [event.wall_time - start for event in points],
-        [_value(event) for event in points],
+        [point.step for point in points],
+        [point.wall_s - start for point in points],
+        [point.value for point in points],
     )
-
-
-def _events(folder: Path) -> list[tuple[str, list[Any]]]:
-    from tensorboard.backend.event_processing import event_accumulator
-
-    found = event_accumulator.EventAccumulator(str(folder), size_guidance={"tensors": 0})
-    found.Reload()
-    tags = found.Tags()["tensors"]
-    return [(tag, found.Tensors(tag)) for tag in tags if _is_scalar(found.Tensors(tag))]
-
-
-def _is_scalar(events: list[Any]) -> bool:
-    return all(not event.tensor_proto.tensor_shape.dim for event in events)
-
-
-def _value(event: Any) -> float:
-    from tensorboard.util import tensor_util
-
-    return float(tensor_util.make_ndarray(event.tensor_proto))
 
 
 def draw(curves: list[Curve], path: Path) -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.translation import curves
+from benchmarks.support import scalars
 from lingvo_gpipe import errors
 from lingvo_gpipe.run import writers
 from lingvo_gpipe.tasks.mt.decoding.scoring import score_files, scores
@@ -84,7 +84,7 @@ def read(name: str, logdirs: Sequence[Path], split: str, metric: str, evaluation
 
 def _losses(folder: Path, pairs: Sequence[str], step: int) -> dict[str, float]:
     """Return pair → loss per token in the newest evaluation of a folder."""
-    tags = curves.read(folder)
+    tags = scalars.read(folder)
     losses = {}
     for pair in pairs:
         points = tags.get(_BY_LANGUAGE + pair, tags.get(_WHOLE) if len(pairs) == 1 else None)

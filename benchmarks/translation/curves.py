@@ -12,51 +12,14 @@ to its last point of training or evaluation, with any pause before it was resume
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Point:
-    """A scalar of TensorBoard."""
-
-    step: int
-    wall_s: float
-    value: float
-
-
-def read(folder: Path) -> dict[str, list[Point]]:
-    """Return the scalars in a folder of TensorBoard: tag → points in the order of writing.
-
-    A folder that does not exist has none.
-    """
-    if not folder.exists():
-        return {}
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    from tensorboard.backend.event_processing import event_accumulator
-    from tensorboard.util import tensor_util
-
-    events = event_accumulator.EventAccumulator(str(folder), size_guidance={"tensors": 0})
-    events.Reload()
-
-    def value(event: event_accumulator.TensorEvent) -> float:
-        return float(tensor_util.make_ndarray(event.tensor_proto))
-
-    points: dict[str, list[Point]] = {}
-    for tag in events.Tags()["tensors"]:
-        if events.SummaryMetadata(tag).plugin_data.plugin_name != "scalars":
-            continue
-        points[tag] = sorted(
-            (Point(event.step, event.wall_time, value(event)) for event in events.Tensors(tag)),
-            key=lambda point: point.wall_s,
-        )
-    return points
+from benchmarks.support import scalars
 
 
 def draw(
-    curves: Sequence[tuple[str, int, Sequence[Point]]], tag: str, unit: str, path: Path
+    curves: Sequence[tuple[str, int, Sequence[scalars.Point]]], tag: str, unit: str, path: Path
 ) -> None:
     """Draw (name, tokens per update, points) as curves into a PNG."""
     from matplotlib import figure
@@ -89,8 +52,8 @@ def main() -> None:
     print("run", "updates", "tokens", "minutes", f"last {arguments.tag}", sep="\t")
     for run, each in zip(arguments.runs, tokens, strict=True):
         name, _, logdir = run.rpartition("=")
-        points = read(Path(logdir) / "eval").get(arguments.tag)
-        training = read(Path(logdir) / "train")
+        points = scalars.read(Path(logdir) / "eval").get(arguments.tag)
+        training = scalars.read(Path(logdir) / "train")
         if not points or "loss" not in training:
             parser.error(f"{logdir} has no {arguments.tag!r} of an evaluation, or no training")
         last = points[-1]

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.translation import compare, curves
+from benchmarks.support import scalars
+from benchmarks.translation import compare
 from lingvo_gpipe.tasks.mt.decoding.scoring import score_files, scores
 from tests.tasks.mt.decoding.scoring import scores_test
 
@@ -77,21 +78,21 @@ def test_systems_stand_side_by_side(
 def test_losses_come_from_the_newest_evaluation(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    def read(folder: Path) -> dict[str, list[curves.Point]]:
+    def read(folder: Path) -> dict[str, list[scalars.Point]]:
         assert folder.name == "eval_test"
         name = folder.parent.name
         if name in ("all", "untrained"):
             found = {
                 f"language_log_perplexity/{pair}": [
-                    curves.Point(9, 1.0, 7.0),
-                    curves.Point(9, 2.0, {"all": 2.0, "untrained": 5.0}[name] + place),
+                    scalars.Point(9, 1.0, 7.0),
+                    scalars.Point(9, 2.0, {"all": 2.0, "untrained": 5.0}[name] + place),
                 ]
                 for place, pair in enumerate(PAIRS)
             }
-            return {**found, "log_perplexity": [curves.Point(9, 1.0, 99.0)]}
-        return {"log_perplexity": [curves.Point(9, 1.0, 3.0)]}
+            return {**found, "log_perplexity": [scalars.Point(9, 1.0, 99.0)]}
+        return {"log_perplexity": [scalars.Point(9, 1.0, 3.0)]}
 
-    monkeypatch.setattr(curves, "read", read)
+    monkeypatch.setattr(scalars, "read", read)
     head, _, *rows = reported(
         monkeypatch,
         capsys,
@@ -146,6 +147,6 @@ def test_what_does_not_fit_is_refused(
     refused(monkeypatch, capsys, "--against=c: there are a", "--against=c", one)
     message = "eval has no evaluation of de:en at step 9. Make it by --mode=eval --logdir="
     refused(monkeypatch, capsys, message, "--metric=loss", one)
-    monkeypatch.setattr(curves, "read", lambda _: {"log_perplexity": [curves.Point(8, 1.0, 3.0)]})
+    monkeypatch.setattr(scalars, "read", lambda _: {"log_perplexity": [scalars.Point(8, 1.0, 3.0)]})
     for system in (one, other):
         refused(monkeypatch, capsys, message, "--metric=loss", system)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.support import scalars
 from benchmarks.translation import curves
 from lingvo_gpipe.run import summaries
 
@@ -24,7 +25,7 @@ def test_runs_are_read_and_drawn(
 ) -> None:
     written(tmp_path / "small", (10, 2.0), (20, 1.0), (30, 1.5))
     written(tmp_path / "large", (5, 3.0))
-    found = curves.read(tmp_path / "small" / "eval")
+    found = scalars.read(tmp_path / "small" / "eval")
     assert set(found) == {"loss", "log_perplexity"}
     assert [(p.step, p.value) for p in found["loss"]] == [(10, 2.0), (20, 1.0), (30, 1.5)]
     runs = [f"{name}={tmp_path / name}" for name in ("small", "large")]

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.images import curves
+from lingvo_gpipe.run import summaries
+
+
+def test_log_directories_and_tables_are_read_and_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    for folder, tag, values in (("train", "loss", (2.0, 1.0)), ("eval", "accuracy", (0.5, 0.25))):
+        writer = summaries.Writer(tmp_path / "run" / folder)
+        for step, value in zip((10, 20), values, strict=True):
+            writer.scalars(step, {tag: value})
+        writer.text(0, "params", "a text")
+        writer.close()
+    table = tmp_path / "table.tsv"
+    table.write_text("step\tseconds\taccuracy\n5\t60\t0.25\n9\t90\t0.75\n", encoding="ascii")
+    runs = [f"K=2={tmp_path}/run", f"other={table}"]
+    monkeypatch.setattr(sys, "argv", ["curves", f"{tmp_path}/c.png", *runs])
+    curves.main()
+    _, of_run, of_table = capsys.readouterr().out.splitlines()
+    name, updates, minutes, last, best = of_run.split("\t")
+    assert (name, updates, last, best) == ("K=2", "20", "0.2500", "0.5000")
+    assert float(minutes) < 5
+    assert of_table.split("\t") == ["other", "9", "1.5", "0.7500", "0.7500"]
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")

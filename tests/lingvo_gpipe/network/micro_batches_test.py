@@ -229,7 +229,7 @@ def test_a_graph_that_would_take_too_long_to_build_is_refused_at_once(
     with pytest.raises(errors.ScheduleError) as raised:
         micro_batches.sizes_of(params, {"x": tf.TensorSpec([10**9, 4])})
     assert text in str(raised.value)
-    assert time.perf_counter() - begun < 0.5
+    assert time.perf_counter() - begun < 5.0
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -82,7 +83,7 @@ def test_work_that_does_not_end_is_reported_less_and_less_often() -> None:
     with dog, dog.watching("step 7"):
         begun = time.monotonic()
         assert len(reported(lines, 4)) == 4
-    assert lines[0].startswith("step 7 has taken 0 s: why")
+    assert re.match("step 7 has taken [0-2] s: why", lines[0])
     assert lines[1] == "    more"
     assert times[0] - begun >= 0.2
     assert times[1] - begun >= 0.4
@@ -90,19 +91,19 @@ def test_work_that_does_not_end_is_reported_less_and_less_often() -> None:
 
 def test_work_that_ends_in_time_is_not_reported() -> None:
     lines: list[str] = []
-    dog = watchdog.Watchdog(0.3, lambda: ["why"], lines.append)
+    dog = watchdog.Watchdog(0.8, lambda: ["why"], lines.append)
 
     def items() -> Iterator[int]:
-        for item in range(10):
+        for item in range(20):
             time.sleep(0.05)
             yield item
 
     with dog:
-        assert list(dog.each(items(), "item")) == list(range(10))
-        for _ in range(10):
+        assert list(dog.each(items(), "item")) == list(range(20))
+        for _ in range(20):
             with dog.watching("step"):
                 time.sleep(0.05)
-        time.sleep(0.5)  # nothing is being done
+        time.sleep(1.0)  # nothing is being done
     assert lines == []
 
 
@@ -121,7 +122,7 @@ def test_work_of_a_kind_is_limited_by_what_was_done_before() -> None:
         for item in dog.each([1, 2], "batch 1", "evaluation"):
             if item == 2:
                 assert len(reported(lines, 1)) == 1
-    assert lines[0].startswith("batch 1 has taken 0 s: why")
+    assert re.match("batch 1 has taken [0-2] s: why", lines[0])
 
 
 def test_a_device_that_cannot_be_read_is_reported() -> None:
@@ -134,7 +135,7 @@ def test_a_device_that_cannot_be_read_is_reported() -> None:
     with dog, dog.watching("step 7"):
         assert len(reported(lines, 1)) == 1
     why = "what its devices do is unknown: one cannot be read (the worker is gone)"
-    assert lines[0] == f"step 7 has taken 0 s: {why}"
+    assert re.fullmatch(f"step 7 has taken [0-2] s: {re.escape(why)}", lines[0])
 
 
 def test_devices_that_do_not_answer_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,14 +185,15 @@ def test_an_input_that_does_not_answer_is_reported(
 
     def slow(batches: Batches) -> Iterator[Batch]:
         for batch in read(batches):
-            time.sleep(0.6)
+            time.sleep(1.5)
             yield batch
 
     monkeypatch.setattr(Batches, "__iter__", slow)
     loop.run(tiny_task(max_steps=1, stall_after_s=0.3), tmp_path, report=lines.append)
-    assert lines[0] == (
-        "reading the mini-batch of step 0 has taken 0 s: no slot has begun; its graph is being "
-        "built, or its input is awaited"
+    assert re.fullmatch(
+        r"reading the mini-batch of step 0 has taken [0-2] s: no slot has begun; its graph is "
+        "being built, or its input is awaited",
+        lines[0],
     )
 
 

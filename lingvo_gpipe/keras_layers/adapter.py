@@ -81,7 +81,8 @@ class KerasLayer(Layer):
             return Meta(
                 outputs=traced.outputs,
                 variables=tuple(
-                    variables.spec(path, declared, self.weights) for path in declared.weights
+                    variables.spec(path, declared, self.weights, self.policy)
+                    for path in declared.weights
                 ),
                 flops_forward=traced.flops_forward,
                 flops_backward=traced.flops_backward,

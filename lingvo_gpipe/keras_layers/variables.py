@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend.common import global_state
 
-from lingvo_gpipe import errors, packing
+from lingvo_gpipe import errors, packing, precision
 from lingvo_gpipe.keras_layers import config, weights
 from lingvo_gpipe.layers import base
 
@@ -35,12 +35,14 @@ class Variables:
 
     Attributes:
         weights: path below the layer → variable; statistics of batch norms included.
+        computes: path → name of the dtype in which the sublayer that has it reads it.
         norms: path below the layer → batch norm.
         statistics: paths of moving means and variances.
         seeds: states of its seed generators.
     """
 
     weights: dict[str, keras.Variable]
+    computes: dict[str, str]
     norms: dict[str, keras.layers.BatchNormalization]
     statistics: frozenset[str]
     seeds: tuple[keras.Variable, ...]
@@ -96,8 +98,9 @@ def sublayers(layer: keras.layers.Layer) -> dict[str, keras.layers.Layer]:
 def find(made: keras.Operation) -> Variables:
     """Return the variables of a built Keras layer; an operation has none."""
     if not isinstance(made, keras.layers.Layer):
-        return Variables({}, {}, frozenset(), ())
+        return Variables({}, {}, {}, frozenset(), ())
     weights: dict[str, keras.Variable] = {}
+    computes: dict[str, str] = {}
     norms: dict[str, keras.layers.BatchNormalization] = {}
     for path, layer in sublayers(made).items():
         taken: set[str] = set()
@@ -107,13 +110,16 @@ def find(made: keras.Operation) -> Variables:
             if name.startswith("variable"):
                 name = attributes.get(id(variable), "variable")
             name = _free(name, taken)
-            weights[f"{path}/{name}" if path else name] = variable
+            whole = f"{path}/{name}" if path else name
+            weights[whole] = variable
+            computes[whole] = layer.compute_dtype if variable._autocast else variable.dtype
         if isinstance(layer, keras.layers.BatchNormalization):
             norms[path] = layer
     moving = {id(v) for n in norms.values() for v in (n.moving_mean, n.moving_variance)}
     counted = {id(v) for v in (*weights.values(), *made.metrics_variables)}
     return Variables(
         weights,
+        computes,
         norms,
         frozenset(path for path, v in weights.items() if id(v) in moving),
         tuple(v for v in made.variables if id(v) not in counted),
@@ -164,22 +170,29 @@ def _value(path: str, shape: tuple[int, ...], values: Mapping[str, Value]) -> np
     return value
 
 
-def spec(path: str, variables: Variables, kept: str) -> base.VariableSpec:
+def spec(path: str, variables: Variables, kept: str, policy: precision.Policy) -> base.VariableSpec:
     """Return the declaration of a Keras variable in a layer's Meta.
+
+    A variable of a sublayer that computes in another dtype than the layer is not rounded before
+    Keras reads it.
 
     Args:
         path: path of the variable, below the layer.
         variables: variables of the layer.
+        policy: that of the layer.
         kept: name of the layer's copied weights (see `weights`); empty: use Keras' initializer.
     """
     variable = variables.weights[path]
     statistic = path in variables.statistics
     last = path.rpartition("/")[2]
     is_norm = statistic or last in ("gamma", "beta")
+    dtype = tf.as_dtype(variable.dtype)
+    is_usual = tf.as_dtype(variables.computes[path]) == policy.compute
     return base.VariableSpec(
         path=path,
         shape=tuple(variable.shape),
-        dtype=tf.as_dtype(variable.dtype),
+        dtype=dtype,
+        compute=policy.compute if is_usual else dtype,
         initializer=_Kept(kept, path) if kept else _initializer(variable),
         trainable=bool(variable.trainable),
         is_state=statistic,

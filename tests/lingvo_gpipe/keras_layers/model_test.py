@@ -354,6 +354,53 @@ def test_gradients_and_statistics_are_those_of_keras() -> None:
         np.testing.assert_allclose(moved[path], variable.numpy(), rtol=1e-12, err_msg=path)
 
 
+class Precise(layers.Layer):
+    """Computes in the model's dtype, then in float32, and reads a float32 weight as it is."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.low = layers.Dense(8, dtype="mixed_bfloat16", use_bias=False)
+        self.high = layers.Dense(3, dtype="float32")
+
+    def build(self, shape: Any) -> None:
+        self.scale = self.add_weight(shape=(3,), name="scale", initializer="ones", autocast=False)
+        self.low.build(shape)
+        self.high.build((*shape[:-1], 8))
+
+    def call(self, x: Any) -> Any:
+        return self.high(self.low(x)) * self.scale
+
+
+def test_sublayers_of_another_dtype_read_weights_that_are_not_rounded() -> None:
+    live = keras.Sequential([keras.Input((5,)), Precise(name="own", dtype="mixed_bfloat16")])
+    for number, variable in enumerate(live.weights):
+        variable.assign(random(*variable.shape, seed=number))
+    x, target = random(6, 5), random(6, 3, seed=1)
+    with tf.GradientTape() as tape:
+        outputs = live(x)
+        loss = tf.reduce_mean(tf.reduce_sum((outputs - target) ** 2, -1))
+    wanted = dict(zip(("own/scale", "own/low/kernel"), live.weights[:2], strict=True))
+    wanted |= {f"own/high/{v.name}": v for v in live.layers[-1].high.weights}
+    gradients = dict(zip(wanted, tape.gradient(loss, list(wanted.values())), strict=True))
+    cut = from_keras_model(live)
+    compute = {
+        v.path: v.compute for v in cut.layers[-1].fprop_meta(tf.TensorSpec([6, 5])).variables
+    }
+    assert [path for path, dtype in compute.items() if dtype == tf.bfloat16] == ["low/kernel"]
+    pipe: Any = pipelining.PipeliningLayer.Params(
+        layers=cut.layers, inputs=cut.inputs, outputs=cut.outputs, num_partitions=1
+    ).instantiate()
+    pipe.build({cut.inputs: x})
+    with tf.GradientTape() as tape:
+        own = pipe(x, training=True)
+        loss = tf.reduce_mean(tf.reduce_sum((own - target) ** 2, -1))
+    np.testing.assert_array_equal(own, outputs)
+    found = dict(zip(pipe.weights, tape.gradient(loss, list(pipe.weights.values())), strict=True))
+    assert found.keys() == gradients.keys()
+    for path, gradient in gradients.items():
+        np.testing.assert_allclose(found[path], gradient, rtol=1e-6, atol=1e-6, err_msg=path)
+
+
 @pytest.mark.sameness_grid
 @pytest.mark.sameness_grid
 def test_resnet50_layer_by_layer_is_resnet50() -> None:

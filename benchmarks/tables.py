@@ -1,6 +1,6 @@
 """The GPipe paper's Tables 1, 2 and 3 (Huang et al. 2019), with this library's figures beside them.
 
-`python -m benchmarks.tables [--quick] [--pictures=FOLDER] [--only=1,2,3]`.
+`python -m benchmarks.tables [--quick] [--pictures=FOLDER] [--only=1,2,3] [--profile]`.
 
 - Table 1: parameters, their memory at 12 bytes each and peak activations of the paper's models by
   the plan, and the largest model by the plan that fits the same devices with everything that a step
@@ -12,7 +12,9 @@
   "waiting cells" is a real step of the executor, whose cells wait in proportion to these FLOPs
   (`benchmarks.support.waiting`). The unit is such that the step takes 0.8 s if all cells are equal,
   so that the mean cell waits at least 20 ms for a micro-batch. "of simulated" divides the time of
-  the table, simulated from the waits as they were, by that of the step.
+  the table, simulated from the waits as they were, by that of the step. With `--profile`, times of
+  the layers on this machine count instead of FLOPs, for cut, table and waits: in float32, of a
+  micro-batch of M = 32.
 - Table 3: throughput for K = 2, 4, 8 and M = 32 in that of K = 2, simulated with links of some
   bandwidths between P100 (9.3 TFLOP/s in float32, the peak of the version for PCIe).
 
@@ -24,8 +26,11 @@ derived, so the machine's load makes no difference.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import json
 import statistics
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -36,6 +41,7 @@ from lingvo_gpipe.console import units
 if TYPE_CHECKING:
     from benchmarks.support import paper_tables
     from lingvo_gpipe.plan import step_plan
+    from lingvo_gpipe.plan.measured import profiling
     from lingvo_gpipe.task import Task
 
 PARTITIONS = (2, 4, 8)
@@ -51,9 +57,23 @@ Speeds: TypeAlias = dict[tuple[str, int, int], float]
 
 
 def plan_of(
-    family: str, table: int, K: int, M: int, bandwidth: str | None = None
+    family: str,
+    table: int,
+    K: int,
+    M: int,
+    bandwidth: str | None = None,
+    times: Sequence[profiling.LayerTime] | None = None,
 ) -> step_plan.Plan:
-    """Return the plan of a model of Table 2 or 3; with links, if their bandwidth is known."""
+    """Return the plan of a model of Table 2 or 3; with links, if their bandwidth is known.
+
+    Args:
+        family: a key of `paper_tables.FAMILIES`.
+        table: 2 or 3.
+        K: number of partitions.
+        M: number of micro-batches.
+        bandwidth: of the links, as text.
+        times: of the layers; None: FLOPs.
+    """
     from benchmarks.support import paper_tables
     from lingvo_gpipe.plan import describe, hosts, step_plan
 
@@ -62,7 +82,11 @@ def plan_of(
         cluster = hosts.parse(f"1x{K},flops={P100_FLOPS},within={bandwidth}")
     task = paper_tables.task_of(family, table, K, M)
     # Without an optimizer: it would begin TensorFlow before there are K devices.
-    return step_plan.make(task.model, describe.fields_of(task), cluster=cluster)
+    plan = step_plan.make(task.model, describe.fields_of(task), cluster=cluster)
+    if times is None:
+        return plan
+    known = step_plan.Known(dict.fromkeys(plan.analysis.variables, 0), times)
+    return step_plan.make(task.model, describe.fields_of(task), cluster=cluster, known=known)
 
 
 def speed(plan: step_plan.Plan) -> float:
@@ -71,10 +95,31 @@ def speed(plan: step_plan.Plan) -> float:
     return float(whole * len(plan.analysis.sizes) / plan.timeline.makespan_s)
 
 
-def simulated_speed(configuration: str) -> float:
-    """Return the speed of the table of `family,K,M`."""
-    family, K, M = configuration.split(",")
-    return speed(plan_of(family, 2, int(K), int(M)))
+def configured(configuration: str) -> step_plan.Plan:
+    """Return the plan of `family,K,M`, or of `family,K,M,FILE` with times of layers."""
+    from lingvo_gpipe.plan.measured import profiling
+
+    family, K, M, *file = configuration.split(",")
+    times = None
+    if file:
+        rows = json.loads(Path(file[0]).read_text(encoding="utf-8"))
+        times = [profiling.LayerTime(*row) for row in rows]
+    return plan_of(family, 2, int(K), int(M), times=times)
+
+
+def layer_times(family: str) -> dict[str, Any]:
+    """Return the times of the layers of a family's model of Table 2, on this machine."""
+    from benchmarks.support import paper_tables
+    from lingvo_gpipe.execution import placement
+    from lingvo_gpipe.plan import describe
+    from lingvo_gpipe.plan.measured import profiling
+
+    task = paper_tables.task_of(family, 2, 1, max(paper_tables.FAMILIES[family].table_2))
+    task.model.dtype = None
+    placement.prepare_logical_cpus(1)
+    placement.prepare_threads(1, 1)
+    times = profiling.layer_times(task.model, describe.fields_of(task), runs=3, warm_up=1)
+    return {"times": [dataclasses.astuple(time) for time in times]}
 
 
 def waits(plan: step_plan.Plan) -> list[tuple[float, float]]:
@@ -84,19 +129,24 @@ def waits(plan: step_plan.Plan) -> list[tuple[float, float]]:
     return [(unit_s * cell.forward_s, unit_s * cell.backward_s) for cell in plan.cells]
 
 
-def measure(configuration: str) -> dict[str, float]:
-    """Return the figures of `family,K,M`: those of waiting cells, and how much faster than one."""
+def measure(configuration: str) -> dict[str, Any]:
+    """Return the figures of a plan: those of waiting cells, and how much faster than one device.
+
+    Args:
+        configuration: what `configured` reads; or `times,family`, for `layer_times`.
+    """
     from benchmarks.support import waiting
 
-    family, K, M = configuration.split(",")
-    plan = plan_of(family, 2, int(K), int(M))
-    cells = waits(plan)
+    if configuration.startswith("times,"):
+        return layer_times(configuration.partition(",")[2])
+    plan = configured(configuration)
+    cells, count = waits(plan), len(plan.analysis.sizes)
     found = waiting.measure_cells(
         [waiting.CellWaits(forward, back / 2, back / 2) for forward, back in cells],
         plan.analysis.params.schedule,
-        int(M),
+        count,
     )
-    return {**found, "speed": sum(map(sum, cells)) * int(M) / found["s"]}
+    return {**found, "speed": sum(map(sum, cells)) * count / found["s"]}
 
 
 def table_1() -> dict[str, list[list[str]]]:
@@ -156,6 +206,30 @@ def _row_1(family: paper_tables.Family, column: paper_tables.Largest) -> list[st
 def activation_bytes(plan: step_plan.Plan) -> int:
     """Return the sum over devices, which have one cell each, of their peaks of activations."""
     return sum(cell.activation_bytes for cell in plan.cells)
+
+
+def run_table_2(count: int, *, profile: bool) -> tuple[dict[str, list[Any]], dict[str, float]]:
+    """Run Table 2; return `family,K,M` → what its runs printed, and → the simulated speed.
+
+    Args:
+        count: rounds.
+        profile: whether layers are measured first; else FLOPs count.
+    """
+    from benchmarks.support import paper_tables
+
+    with contextlib.ExitStack() as stack:
+        files = dict.fromkeys(paper_tables.FAMILIES, "")
+        if profile:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            for name in files:
+                times = processes.run(["benchmarks.tables", f"times,{name}"])["times"]
+                path = Path(folder) / f"{name}.json"
+                path.write_text(json.dumps(times), encoding="utf-8")
+                files[name] = f",{path}"
+        whole = {name: name + files[name.partition(",")[0]] for name in configurations()}
+        found = processes.rounds("benchmarks.tables", list(whole.values()), count)
+        simulated = {name: speed(configured(full)) for name, full in whole.items()}
+    return {name: found[full] for name, full in whole.items()}, simulated
 
 
 def table_2(
@@ -228,6 +302,7 @@ def _options() -> argparse.Namespace:
     parser = processes.parser(__doc__)
     parser.add_argument("--pictures", type=Path, help="folder for PNG files; made if needed")
     parser.add_argument("--only", default="1,2,3", help="numbers of tables between commas")
+    parser.add_argument("--profile", action="store_true", help="Table 2 by times of layers here")
     options = parser.parse_args()
     options.only = options.only.split(",")
     if unknown := sorted(set(options.only) - {"1", "2", "3"}):
@@ -264,9 +339,10 @@ def main() -> None:
     found_2, figure = None, "no step was run (--only has no 2)"
     if "2" in options.only:
         count = QUICK_ROUNDS if options.quick else ROUNDS
-        print(f"\nTable 2: throughput in that of K=2, M=1; rounds: {count}")
-        found_2 = processes.rounds("benchmarks.tables", list(configurations()), count)
-        tables, measured = table_2(found_2, {name: simulated_speed(name) for name in found_2})
+        by = "times of layers here" if options.profile else "FLOPs"
+        print(f"\nTable 2: throughput in that of K=2, M=1, by {by}; rounds: {count}")
+        found_2, simulated = run_table_2(count, profile=options.profile)
+        tables, measured = table_2(found_2, simulated)
         for name, rows in tables.items():
             print(f"\n{families[name].table_2_name}\n{lines_of(rows)}")
         pictures["table_2.png"] = table_pictures.speeds(measured)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,24 @@ def test_cells_wait_in_proportion_to_their_flops() -> None:
     for (forward, back), cell in zip(waits, plan.cells, strict=True):
         assert forward / back == pytest.approx(cell.forward_s / cell.backward_s)
         assert forward / waits[0][0] == pytest.approx(cell.forward_s / plan.cells[0].forward_s)
+
+
+def test_times_of_layers_replace_flops(tmp_path: Path) -> None:
+    """A layer that takes as long as all others together has a cell of its own."""
+    by_flops = tables.plan_of("transformer", 2, 2, 4)
+    count = len(by_flops.analysis.layers)
+    rows = [[1.0, 2.0, 3.0]] * count
+    rows[-1] = [count, 2.0 * count, 3.0 * count, 3.0 * count]
+    file = tmp_path / "times.json"
+    file.write_text(json.dumps(rows), encoding="utf-8")
+    by_times = tables.configured(f"transformer,2,4,{file}")
+    assert [len(cell.layers) for cell in by_times.analysis.cells] == [count - 1, 1]
+    assert by_times.cells[0].forward_s == pytest.approx(count - 1)
+    assert by_times.cells[1].forward_s == pytest.approx(count)
+    plain = tables.configured("transformer,2,4")
+    assert [cell.layers for cell in plain.analysis.cells] == [
+        cell.layers for cell in by_flops.analysis.cells
+    ]
 
 
 def test_table_2_divides_by_its_first_figure() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from lingvo_gpipe import pipelining
 from lingvo_gpipe.plan import step_plan
+from lingvo_gpipe.plan.measured import profiling
 from lingvo_gpipe.schedule import breakdown, simulate
 from lingvo_gpipe.schedule.slot import Phase
 from lingvo_gpipe.task import Task
@@ -31,10 +32,12 @@ class Planned:
     Attributes:
         slots_s: of the slots of each mini-batch or group.
         update_s: of the update.
+        layers: times of each layer; None: not known.
     """
 
     slots_s: float
     update_s: float
+    layers: Sequence[profiling.LayerTime] | None = None
 
 
 def line(timelines: Sequence[simulate.Timeline], rows: Sequence[Mapping[str, float]]) -> str:
@@ -75,8 +78,9 @@ def planned(params: Task.Params, pipe: pipelining.PipeliningLayer) -> Planned:
     """
     own = params.copy()
     own.model.cuts = tuple(len(cell.layers) for cell in pipe.analysis.cells)
-    plan = step_plan.with_update(step_plan.make_for(own, profile=True), own)
-    return Planned(plan.step_s, plan.update_s or 0.0)
+    known = step_plan.known_of(own, profile=True)
+    plan = step_plan.with_update(step_plan.make_for(own, profile=True, known=known), own)
+    return Planned(plan.step_s, plan.update_s or 0.0, known.layer_times)
 
 
 def beside_plan(

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from lingvo_gpipe.network import analysis, replicas
 from lingvo_gpipe.plan import slot_times
+from lingvo_gpipe.plan.measured import profiling
 from lingvo_gpipe.run.profiles import clocks
 from lingvo_gpipe.schedule import breakdown, simulate
 from lingvo_gpipe.schedule.slot import Slot
@@ -52,13 +53,20 @@ class Assembler:
         analysis: the network that runs each part.
     """
 
-    def __init__(self, analyzed: analysis.Analysis) -> None:
+    def __init__(
+        self,
+        analyzed: analysis.Analysis,
+        layers: Sequence[profiling.LayerTime] | None = None,
+    ) -> None:
         """Prepare.
 
         Args:
             analyzed: see `analysis`.
+            layers: times of each layer, which divide a slot into recomputation and backward, or a
+                fused one into forward and backward; None: by FLOPs.
         """
         self.analysis = analyzed
+        self._layers = layers
 
     def step(
         self, parts: Sequence[Part], input_s: float, ahead: Mapping[int, clocks.Ahead]
@@ -111,18 +119,18 @@ class Assembler:
 
     @functools.cached_property
     def _times(self) -> list[slot_times.SlotTimes]:
-        """Times of the slots of each cell by FLOPs."""
-        layers = slot_times.by_flops(self.analysis)
+        """Times of the slots of each cell by those of its layers."""
+        layers = self._layers or slot_times.by_flops(self.analysis)
         return [slot_times.of_cell(self.analysis, cell, layers) for cell in self.analysis.cells]
 
     @property
     def _fused(self) -> float:
-        """Share of the forward where it is fused with its backward, by FLOPs."""
+        """Share of the forward where it is fused with its backward."""
         times = self._times[-1]
         return times.forward_s / times.fused_s if times.fused_s else 1 / 3
 
     def _recomputed(self, num_micro_batches: int, slot: Slot) -> float:
-        """Return the share of the recomputation in a slot, by FLOPs."""
+        """Return the share of the recomputation in a slot."""
         cell = self.analysis.training_pass(num_micro_batches).cells[slot.cell]
         if slot.micro_batch in cell.kept | cell.early | cell.fused:
             return 0.0

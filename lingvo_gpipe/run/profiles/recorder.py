@@ -51,7 +51,8 @@ class Recorder:
         self._logdir = logdir
         self._report = report
         self._stamps = learner.pipe.executor.note_times()
-        self._assembler = recorded.Assembler(learner.pipe.analysis)
+        layers = None if planned is None else planned.layers
+        self._assembler = recorded.Assembler(learner.pipe.analysis, layers)
         self._parts: list[recorded.Part] = []
         self._ahead: dict[int, clocks.Ahead] = {}
         self._reading_s = 0.0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import network
 from lingvo_gpipe.network import replicas
+from lingvo_gpipe.plan.measured import profiling
 from lingvo_gpipe.run.profiles import recorded
 from lingvo_gpipe.schedule import breakdown, simulate
 from tests.tiny_task import tiny_task
@@ -16,11 +18,13 @@ from tests.tiny_task import tiny_task
 BEGUN_S = 1_000.0
 
 
-def assembled(num_replicas: int = 1) -> recorded.Assembler:
+def assembled(
+    num_replicas: int = 1, layers: Sequence[profiling.LayerTime] | None = None
+) -> recorded.Assembler:
     model = tiny_task().model
     model.set(num_replicas=num_replicas, num_micro_batches=3, schedule="gpipe")
     specs = {"point": tf.TensorSpec([9, 4]), "label": tf.TensorSpec([9], tf.int32)}
-    return recorded.Assembler(network.analyze(model, specs))
+    return recorded.Assembler(network.analyze(model, specs), layers)
 
 
 def part(
@@ -55,6 +59,19 @@ def test_parts_follow_each_other_without_what_is_between_them() -> None:
         assert row["forward"] == pytest.approx(6.0)
         assert row["recomputation"] + row["backward"] == pytest.approx(12.0)
         assert row["fill and drain"] == pytest.approx(6.0)
+
+
+def test_measured_layers_divide_slots() -> None:
+    """Of a backward of 2 s, a quarter is recomputed; the last cell recomputes nothing once."""
+    layers = [profiling.LayerTime(1.0, 3.0, 4.0)] * 4
+    assembler = assembled(layers=layers)
+    step = assembler.step([part(assembler, 3, BEGUN_S, 13.0)], 0.0, {})
+    first, second = step.rows
+    assert first["recomputation"] == pytest.approx(3 * 2.0 / 4)
+    assert first["backward"] == pytest.approx(3 * 2.0 * 3 / 4)
+    assert second["recomputation"] == pytest.approx(2 * 2.0 / 4)
+    by_flops = assembled().step([part(assembler, 3, BEGUN_S, 13.0)], 0.0, {}).rows[0]
+    assert by_flops["recomputation"] != pytest.approx(first["recomputation"])
 
 
 def test_a_replica_without_micro_batches_waits_for_the_others() -> None:

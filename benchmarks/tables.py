@@ -307,6 +307,8 @@ def _options() -> argparse.Namespace:
     options.only = options.only.split(",")
     if unknown := sorted(set(options.only) - {"1", "2", "3"}):
         parser.error(f"--only={unknown[0]}: the tables are 1, 2 and 3")
+    if options.profile and "2" not in options.only:
+        parser.error("--profile is for Table 2, which --only leaves out")
     if options.pictures is not None and options.pictures.is_file():
         parser.error(f"--pictures={options.pictures} is a file. Name a folder")
     return options

@@ -97,12 +97,13 @@ def test_table_2_divides_by_its_first_figure() -> None:
 
 def test_wrong_flags_are_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for flag, message in (
-        ("--only=1,4", "--only=4: the tables are 1, 2 and 3"),
-        (f"--pictures={tmp_path}/file", "is a file. Name a folder"),
+    for flags, message in (
+        (["--only=1,4"], "--only=4: the tables are 1, 2 and 3"),
+        (["--only=1,3", "--profile"], "--profile is for Table 2, which --only leaves out"),
+        ([f"--pictures={tmp_path}/file"], "is a file. Name a folder"),
     ):
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.tables", flag],
+            [sys.executable, "-m", "benchmarks.tables", *flags],
             check=False,
             capture_output=True,
             text=True,

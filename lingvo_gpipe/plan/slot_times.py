@@ -9,6 +9,7 @@ from lingvo_gpipe import network
 from lingvo_gpipe.network.traffic.links import INPUT, Stream
 from lingvo_gpipe.plan.measured.profiling import LayerTime
 from lingvo_gpipe.schedule import simulate
+from lingvo_gpipe.schedule.slot import Phase
 
 # Zero-length slots would hold no memory, so every slot lasts at least this share of the longest:
 # too little to show in a result, and more than the rounding error after a million slots.
@@ -85,8 +86,7 @@ def of_cell(
     if not cell.has_backward:
         return SlotTimes(forward, *[0.0] * 6).on(cell.device_speed)
     from_kept = sum(layer.kept_backward_s for layer in layers)
-    # A frozen layer has no backward, but its forward is recomputed with that of its cell.
-    again = sum(layer.again_s if layer.backward_s else layer.forward_s for layer in layers)
+    again = _again(layers)
     split = table.split()[cell.index]
     there = cell.kept | cell.early
     again_in_split = (1 - _share(there, split)) * again
@@ -111,6 +111,31 @@ def of_cell(
         + split_share * (inputs + weights)
         + early_share * again,
     ).on(cell.device_speed)
+
+
+def recomputed_share(
+    analysis: network.Analysis, cell: network.Cell, times: Sequence[LayerTime], phase: Phase
+) -> float:
+    """Return the share of the recomputation in a slot that computes the forward again, in [0, 1].
+
+    Args:
+        analysis: analysis of the network.
+        cell: one of its cells, with a backward.
+        times: as in `of_cell`.
+        phase: B, I or W.
+    """
+    layers = [times[n] for n in cell.layers]
+    inputs, weights = _halves(analysis, cell, times)
+    whole = sum(layer.kept_backward_s for layer in layers)
+    again = _again(layers)
+    length = again + {"B": whole, "I": inputs, "W": weights}[phase]
+    return again / length if length else 0.0
+
+
+def _again(layers: Sequence[LayerTime]) -> float:
+    """Return the time of the recomputation of a cell's layers."""
+    # A frozen layer has no backward, but its forward is recomputed with that of its cell.
+    return sum(layer.again_s if layer.backward_s else layer.forward_s for layer in layers)
 
 
 def _share(part: frozenset[int], whole: frozenset[int]) -> float:

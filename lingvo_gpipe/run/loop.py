@@ -377,7 +377,7 @@ class _Training:
                 evaluation.check_best(self._learner.pipe, str(self._params.eval.best), result.sums)
             step_s = time.perf_counter() - drawn
             if self._recorder is not None:
-                self._recorder.record(step + 1, input_s, writers.train)
+                step_s -= self._recorder.record(step + 1, input_s, writers.train)
             if step > first and self._learner.num_traces > traces:
                 self._options.report(
                     f"step {state.step} took {step_s:.1f} s: another shape was traced"

@@ -109,7 +109,7 @@ class Timeline:
 
 
 def joined(timelines: Sequence[Timeline]) -> Timeline:
-    """Return the slots of consecutive groups of micro-batches, numbered as in the mini-batch.
+    """Return the slots of consecutive groups of micro-batches, numbered one after the other.
 
     The table is that of the first one; nothing that needs all slots of a table can be asked of it.
 

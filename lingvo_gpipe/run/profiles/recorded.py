@@ -118,16 +118,16 @@ class Assembler:
         return found
 
     @functools.cached_property
-    def _times(self) -> list[slot_times.SlotTimes]:
-        """Times of the slots of each cell by those of its layers."""
-        layers = self._layers or slot_times.by_flops(self.analysis)
-        return [slot_times.of_cell(self.analysis, cell, layers) for cell in self.analysis.cells]
+    def _times(self) -> Sequence[profiling.LayerTime]:
+        """Times of the layers."""
+        return self._layers or slot_times.by_flops(self.analysis)
 
-    @property
+    @functools.cached_property
     def _fused(self) -> float:
         """Share of the forward where it is fused with its backward."""
-        times = self._times[-1]
-        return times.forward_s / times.fused_s if times.fused_s else 1 / 3
+        times = slot_times.of_cell(self.analysis, self.analysis.cells[-1], self._times)
+        # Measured apart, a forward may take longer than both together.
+        return min(1.0, times.forward_s / times.fused_s) if times.fused_s else 1 / 3
 
     def _recomputed(self, num_micro_batches: int, slot: Slot) -> float:
         """Return the share of the recomputation in a slot."""
@@ -136,10 +136,4 @@ class Assembler:
             return 0.0
         if slot.phase == "W" and cell.computes("I"):
             return 0.0
-        times = self._times[slot.cell]
-        whole_s = {
-            "B": times.recompute_s + times.fused_s - times.forward_s,  # of one that recomputes
-            "I": times.input_gradient_s,
-            "W": times.weight_gradient_s,
-        }[slot.phase]
-        return min(1.0, times.recompute_s / whole_s) if whole_s else 0.0
+        return slot_times.recomputed_share(self.analysis, cell, self._times, slot.phase)

@@ -55,7 +55,7 @@ class Recorder:
         self._assembler = recorded.Assembler(learner.pipe.analysis, layers)
         self._parts: list[recorded.Part] = []
         self._ahead: dict[int, clocks.Ahead] = {}
-        self._reading_s = 0.0
+        self._reading_s: list[float] = []  # after each part
         self._recorded_any = False
         self._traced = False
 
@@ -80,7 +80,7 @@ class Recorder:
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
         """Note the times of the step that runs inside."""
-        self._parts, self._ahead, self._reading_s = [], {}, 0.0
+        self._parts, self._ahead, self._reading_s = [], {}, []
         self._learner.after_part = self._note
         try:
             yield
@@ -102,16 +102,19 @@ class Recorder:
             f"step {step}: profile for TensorBoard's xprof in {folder}/plugins/profile{also}"
         )
 
-    def record(self, step: int, input_s: float, writer: summaries.Writer) -> None:
+    def record(self, step: int, input_s: float, writer: summaries.Writer) -> float:
         """Write the timeline of the step that has just ended, if it was chosen.
 
         Args:
             step: its number.
             input_s: seconds for which it waited for its mini-batches.
             writer: of the run's curves.
+
+        Returns:
+            The seconds of the step in which its times were read.
         """
         if step not in self.chosen:
-            return
+            return 0.0
         self._recorded_any = True
         found = self.last(input_s)
         name = f"step {step}"
@@ -159,6 +162,7 @@ class Recorder:
                 f"{name}: times are corrected, because clocks differ from the chief's: "
                 f"{clocks.line(found.ahead)}"
             )
+        return sum(self._reading_s)
 
     def finish(self, last_step: int) -> None:
         """Report it if none of the chosen steps was computed, or not the one after them.
@@ -185,7 +189,7 @@ class Recorder:
         """
         *parts, last = self._parts
         # The update of the weights follows the reading of the last part's times.
-        around = dataclasses.replace(last.around, ended_s=time.time() - self._reading_s)
+        around = dataclasses.replace(last.around, ended_s=time.time() - self._reading_s[-1])
         parts.append(dataclasses.replace(last, around=around))
         return self._assembler.step(parts, input_s, self._ahead)
 
@@ -195,7 +199,7 @@ class Recorder:
         spans, ahead = self._by_one_clock(self._stamps.read())
         self._parts.append(recorded.Part(breakdown.Around(begun_s, ended_s), spans))
         self._ahead |= ahead
-        self._reading_s = time.time() - ended_s
+        self._reading_s.append(time.time() - ended_s)
 
     def _by_one_clock(
         self, spans: Sequence[simulate.Span]

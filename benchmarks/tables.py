@@ -19,8 +19,9 @@
   bandwidths between P100 (9.3 TFLOP/s in float32, the peak of the version for PCIe).
 
 Table 2 is measured in interleaved rounds, each configuration in a process of its own; runs during
-which other processes took more than 0.06 cores do not count, unless all were like that. All else is
-derived, so the machine's load makes no difference.
+which other processes took more than 0.06 cores do not count, unless all were like that. Layers are
+measured once; their runs are counted with the others. All else is derived, so that the
+machine's load makes no difference.
 """
 
 from __future__ import annotations
@@ -211,6 +212,8 @@ def activation_bytes(plan: step_plan.Plan) -> int:
 def run_table_2(count: int, *, profile: bool) -> tuple[dict[str, list[Any]], dict[str, float]]:
     """Run Table 2; return `family,K,M` → what its runs printed, and → the simulated speed.
 
+    Runs that measured layers are among the first, as `times,family`.
+
     Args:
         count: rounds.
         profile: whether layers are measured first; else FLOPs count.
@@ -219,17 +222,19 @@ def run_table_2(count: int, *, profile: bool) -> tuple[dict[str, list[Any]], dic
 
     with contextlib.ExitStack() as stack:
         files = dict.fromkeys(paper_tables.FAMILIES, "")
+        measured: dict[str, list[Any]] = {}
         if profile:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             for name in files:
-                times = processes.run(["benchmarks.tables", f"times,{name}"])["times"]
+                run = processes.run(["benchmarks.tables", f"times,{name}"])
+                measured[f"times,{name}"] = [run]
                 path = Path(folder) / f"{name}.json"
-                path.write_text(json.dumps(times), encoding="utf-8")
+                path.write_text(json.dumps(run["times"]), encoding="utf-8")
                 files[name] = f",{path}"
         whole = {name: name + files[name.partition(",")[0]] for name in configurations()}
         found = processes.rounds("benchmarks.tables", list(whole.values()), count)
         simulated = {name: speed(configured(full)) for name, full in whole.items()}
-    return {name: found[full] for name, full in whole.items()}, simulated
+    return {name: found[full] for name, full in whole.items()} | measured, simulated
 
 
 def table_2(
@@ -349,7 +354,7 @@ def main() -> None:
             print(f"\n{families[name].table_2_name}\n{lines_of(rows)}")
         pictures["table_2.png"] = table_pictures.speeds(measured)
         least = min(
-            processes.median(processes.quiet(of_one), "share") for of_one in found_2.values()
+            processes.median(processes.quiet(found_2[name]), "share") for name in configurations()
         )
         figure = f"waiting cells, least share of the simulated speed {least:.3f}"
     if options.pictures is not None:

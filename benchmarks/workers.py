@@ -147,7 +147,10 @@ def _kind(pid: int) -> str:
 
 
 def curves(folder: Path) -> dict[tuple[str, str, int], float]:
-    """Return (folder, tag, step) → value of every curve, but times and traces of a process."""
+    """Return (folder, tag, step) → value of every curve of a run's numbers.
+
+    Left out are times and traces of a process, and what each start of a run writes again.
+    """
     import tensorflow as tf
     from tensorboard.backend.event_processing import event_accumulator
 
@@ -166,6 +169,7 @@ def curves(folder: Path) -> dict[tuple[str, str, int], float]:
                     and not tag.endswith(
                         ("_per_second", "_share", "_s", "/mib", "bubble", "traces")
                     )
+                    and not tag.startswith(("sampling_share/", "learning_rate_planned"))
                 ):
                     found[part, tag, event.step] = float(values)
     return found

@@ -120,12 +120,17 @@ def added(
 
 
 def table_of(rows: Sequence[Mapping[str, float]], labels: Sequence[str]) -> list[list[str]]:
-    """Return the shares of each part as rows of text: a head, then a row for each device."""
-    shown = [name for name in PARTS if any(row[name] for row in rows)]
+    """Return the shares of each part as rows of text: a head, then a row for each device.
+
+    A part that is 0.0 % of every device's time is left out.
+    """
+    shown = [
+        name for name in PARTS if any(abs(row[name]) >= 5e-4 * sum(row.values()) for row in rows)
+    ]
     lines = [["", *shown, "step ms"]]
     for label, row in zip(labels, rows, strict=True):
         whole_s = sum(row.values())
-        shares = [f"{100 * row[name] / whole_s:.1f} %" for name in shown]
+        shares = [f"{100 * row[name] / whole_s:z.1f} %" for name in shown]
         lines.append([label, *shares, f"{1e3 * whole_s:.1f}"])
     return lines
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import tensorflow as tf
+from absl import logging
 
 from lingvo_gpipe.console import units
 from lingvo_gpipe.run import summaries
@@ -123,12 +124,11 @@ class Recorder:
         measured = found.timelines[0]
         labels = self._labels(len(found.rows), len(found.timelines))
         folder = self._logdir / FOLDER
-        folder.mkdir(parents=True, exist_ok=True)
         for number, timelines in enumerate(found.timelines):
             path = folder / f"step_{step}_replica_{number}.json"
             both = {"measured": timelines, "simulated": list(map(_simulated_beside, timelines))}
             joined = {key: simulate.joined(each) for key, each in both.items()}
-            path.write_text(drawing.chrome_trace(joined), encoding="utf-8")
+            _write(path, drawing.chrome_trace(joined))
         rows = breakdown.table_of(found.rows, labels)
         lines = units.table(rows, "l" + "r" * (len(rows[0]) - 1))
         compared = prediction.line(measured, found.rows)
@@ -141,7 +141,7 @@ class Recorder:
         writer.png(step, "timeline/simulated_from_means", drawing.draw(simulated[-1]))
         writer.png(step, "timeline/breakdown", picture.of_breakdown(found.rows, labels))
         text = "\n".join([*lines, compared])
-        (folder / f"step_{step}.txt").write_text(text + "\n", encoding="utf-8")
+        _write(folder / f"step_{step}.txt", text + "\n")
         writer.text(step, "timeline/breakdown", text)
         writer.flush()
         slots_s = sum(timeline.length_s for timeline in measured)
@@ -217,6 +217,19 @@ class Recorder:
         if self._learner.pipe.analysis.params.num_replicas == 1:
             return [f"device {number}" for number in range(count)]
         return [f"replica {n // per_replica}, device {n % per_replica}" for n in range(count)]
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file whole, or warn: the run does not need it."""
+    partial = path.with_name(f"{path.name}.writing")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        logging.warning("%s cannot be written: %s", path, error.strerror)
 
 
 def _simulated(measured: simulate.Timeline) -> simulate.Timeline:

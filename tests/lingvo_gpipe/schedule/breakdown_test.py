@@ -125,3 +125,8 @@ def test_the_table_shows_parts_that_exist() -> None:
     head, *lines = breakdown.table_of(rows, ["device 0", "device 1"])
     assert head == ["", "forward", "backward", "fill and drain", "update", "step ms"]
     assert lines[0] == ["device 0", "20.0 %", "40.0 %", "30.0 %", "10.0 %", "10000.0"]
+    rounded = [{**row, "rest": -1e-12, "input": 1e-9} for row in rows]
+    assert breakdown.table_of(rounded, ["device 0", "device 1"]) == [head, *lines]
+    rounded[0]["rest"] = -0.02
+    with_rest, _, second = breakdown.table_of(rounded, ["device 0", "device 1"])
+    assert second[with_rest.index("rest")] == "0.0 %"  # not -0.0 %

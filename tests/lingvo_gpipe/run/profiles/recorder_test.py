@@ -176,6 +176,19 @@ def test_measured_layers_are_compared_with_steps(
     assert len(planned[0]) == task.model.num_partitions
 
 
+def test_a_trace_that_cannot_be_written_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever is in the way, as a full disk: the run goes on."""
+    folder, lines = tmp_path / "timeline", list[str]()
+    folder.touch()
+    profiles = Profiles(range(2, 3))
+    result = loop.run(tiny_task(max_steps=3), tmp_path, report=lines.append, profiles=profiles)
+    assert result.step == 3
+    assert f"{folder}/step_2_replica_0.json cannot be written: " in caplog.text
+    assert any(line.startswith("step 2: it took ") for line in lines)
+
+
 def test_steps_that_a_run_does_not_reach_are_reported(tmp_path: Path) -> None:
     lines: list[str] = []
     loop.run(tiny_task(max_steps=2), tmp_path, report=lines.append, profiles=Profiles(range(5, 7)))

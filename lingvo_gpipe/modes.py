@@ -62,7 +62,7 @@ def with_kept_choice(task: Task.Params, logdir: str | None) -> Task.Params:
             "--schedule=auto is chosen by --mode=train, train_eval or plan. Give the --logdir of a "
             "run that has chosen, or name a schedule"
         )
-    return auto.resolved(task, lambda _: None, kept=kept)
+    return auto.resolved(task, lambda _: None, kept=kept, trains=False)
 
 
 def _train(job: registry.Job) -> None:

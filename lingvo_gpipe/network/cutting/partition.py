@@ -105,7 +105,7 @@ def check_cuts(cuts: Sequence[int], num_layers: int, num_partitions: int) -> tup
     if len(cuts) != num_partitions:
         raise PartitionError(
             f"{shown} has {len(cuts)} cells, but num_partitions={num_partitions}. Give each cell's "
-            f"number of layers, or set num_partitions={len(cuts)}"
+            f"number of layers, or cuts=None to cut by cost, or set num_partitions={len(cuts)}"
         )
     for cell, count in enumerate(cuts):
         if not isinstance(count, numbers.Integral) or count < 1:
@@ -160,7 +160,8 @@ def check_cells(
     if cuts is not None and len(cuts) != num_cells:
         raise PartitionError(
             f"cuts={list(cuts)} has {len(cuts)} cells, but {text}. Give each cell's number of "
-            f"layers, or set cells_per_device or a table of {len(cuts)} cells"
+            "layers, or cuts=None to cut by cost, or set cells_per_device or a table of "
+            f"{len(cuts)} cells"
         )
     if num_layers < num_cells:
         raise PartitionError(

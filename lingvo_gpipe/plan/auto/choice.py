@@ -19,7 +19,10 @@ _DEVICES = "model.num_partitions"
 _CUTS = "model.cuts"
 _NUM_MICRO_BATCHES = "model.num_micro_batches"
 _JIT = "model.jit_compile"
-_CHOSEN = ("model.schedule", "model.cells_per_device", "model.recompute")
+_CELLS_PER_DEVICE = "model.cells_per_device"
+_RECOMPUTE = "model.recompute"
+_MEMORY = "model.device_memory"
+_CHOSEN = ("model.schedule", _CELLS_PER_DEVICE, _RECOMPUTE)
 _NEARLY_EQUAL_SHARE = 0.03  # by formula, which does not count what a call costs
 _PROBED = 2  # of the fastest candidates for one M, for which other M are tried
 _SHOWN = 5
@@ -190,6 +193,7 @@ def resolved(
     kept: Mapping[str, str] | None = None,
     profile: bool = False,
     cluster: hosts.Hosts | None = None,
+    trains: bool = True,
 ) -> Task.Params:
     """Return a task in which everything is chosen that is to be chosen.
 
@@ -197,9 +201,11 @@ def resolved(
         task: params of a task, complete.
         report: receives the table of the choice.
         kept: path → value as text, of the run that goes on; its choice is kept if it is for as many
-            devices. Its M stays where the task does not set another one.
+            devices, of as much memory, and the task sets no other cells per device or policies. Its
+            M stays where the task does not set another one.
         profile: see `choose`; cells are then cut by measured times, too.
         cluster: see `choose`. A choice that is kept was made before, so this changes nothing of it.
+        trains: whether the task is trained; else a run's choice is kept whatever the task sets.
 
     Raises:
         UserError: see `choose`.
@@ -210,14 +216,19 @@ def resolved(
     chooses_schedule = task.model.schedule == schedule.AUTO
     if chooses_schedule and kept and _NUM_MICRO_BATCHES in kept and has_open_count(task.model):
         open_task.override(f"{_NUM_MICRO_BATCHES}={kept[_NUM_MICRO_BATCHES]}")
-    if kept is not None and kept.get(_DEVICES) == repr(task.model.num_partitions):
+    has_devices = kept is not None and kept.get(_DEVICES) == repr(task.model.num_partitions)
+    if kept and has_devices and not (trains and _sets_others(open_task, kept)):
         result = _as_kept(open_task, kept)
         if not result.model.has_open_choices:
-            if chooses_schedule and cluster is not None and _states_sizes(cluster):
-                name = result.model.schedule
-                report(f"the run keeps its schedule, {name}: --hosts changes it no more")
+            if chooses_schedule:
+                changed = "--schedule=NAME changes it"
+                if cluster is not None and _states_sizes(cluster):
+                    changed = "--hosts changes it no more"
+                report(f"the run keeps its schedule, {result.model.schedule}: {changed}")
             return result
     result = open_task.copy()
+    if chooses_schedule and kept and not has_devices and _text(task, _CUTS) == kept.get(_CUTS):
+        open_task.model.cuts = result.model.cuts = None  # they are for the run's devices
     if chooses_schedule:
         choice = choose(open_task, profile=profile, cluster=cluster, goes_on=kept is not None)
         choice.set_in(result)
@@ -233,6 +244,28 @@ def resolved(
 def _states_sizes(cluster: hosts.Hosts) -> bool:
     """Return whether more is known of hosts than how many there are, such as of workers."""
     return cluster != hosts.Hosts(cluster.count)
+
+
+def _sets_others(task: Task.Params, kept: Mapping[str, str]) -> bool:
+    """Return whether a task that is to be chosen for sets something else than a run has.
+
+    Args:
+        task: params of the task.
+        kept: as in `_as_kept`.
+    """
+    if task.model.schedule != schedule.AUTO:
+        return False
+    paths = [_MEMORY]
+    if task.model.cells_per_device is not None:
+        paths.append(_CELLS_PER_DEVICE)
+    if task.model.recompute != "full":
+        paths.append(_RECOMPUTE)
+    return any(path in kept and kept[path] != _text(task, path) for path in paths)
+
+
+def _text(task: Task.Params, path: str) -> str:
+    """Return the value of a field of the network as in the text of params."""
+    return repr(getattr(task.model, path.removeprefix("model.")))
 
 
 def _as_kept(task: Task.Params, kept: Mapping[str, str]) -> Task.Params:

@@ -32,8 +32,8 @@ def test_ready_cells_of_another_number_are_refused() -> None:
     with pytest.raises(errors.PartitionError) as error:
         network.analyze(own, FIELDS)
     assert str(error.value) == (
-        "cuts=[1, 1] has 2 cells, but num_partitions=1. Give each cell's number of layers, or set "
-        "num_partitions=2"
+        "cuts=[1, 1] has 2 cells, but num_partitions=1. Give each cell's number of layers, "
+        "or cuts=None to cut by cost, or set num_partitions=2"
     )
 
 
@@ -53,7 +53,9 @@ def test_a_table_of_several_cells_per_device_is_named_where_cuts_do_not_fit() ->
     own = {"num_partitions": 2, "schedule": "0F0,2F0,2B0,0B0\n1F0,3F0,3B0,1B0"}
     given = [dense(4) for _ in range(4)]
     text = text_of(errors.PartitionError, *given, cuts=(2, 2), **own)
-    assert text.endswith("number of layers, or set cells_per_device or a table of 2 cells")
+    assert text.endswith(
+        "or cuts=None to cut by cost, or set cells_per_device or a table of 2 cells"
+    )
     assert text_of(errors.PartitionError, *given[1:], **own).endswith("of at most 3 cells")
 
 

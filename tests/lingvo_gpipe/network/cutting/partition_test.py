@@ -234,7 +234,7 @@ def test_check_cuts_returns_cuts_that_fit() -> None:
         (
             [3, 3],
             "cuts=[3, 3] has 2 cells, but num_partitions=3. Give each cell's number of layers, "
-            "or set num_partitions=2",
+            "or cuts=None to cut by cost, or set num_partitions=2",
         ),
         (
             [3, 0, 3],
@@ -259,7 +259,8 @@ def test_check_cuts_refuses_cuts_that_do_not_fit(cuts: list[int], text: str) -> 
             (2, 2),
             4,
             "cuts=[2, 2] has 2 cells, but the schedule's table has 4 cells on num_partitions=2. "
-            "Give each cell's number of layers, or set cells_per_device or a table of 2 cells",
+            "Give each cell's number of layers, or cuts=None to cut by cost, or set "
+            "cells_per_device or a table of 2 cells",
         ),
         (
             None,

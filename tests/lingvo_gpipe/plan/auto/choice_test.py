@@ -246,6 +246,42 @@ def test_a_run_keeps_a_choice_by_measured_times(
     assert modes.with_kept_choice(task, str(tmp_path)).model.cuts == (4, 4)
 
 
+def test_what_is_set_otherwise_than_in_the_run_is_chosen_again() -> None:
+    lines: list[str] = []
+    kept = {
+        "model.schedule": "'1f1b'",
+        "model.recompute": "'early'",
+        "model.cells_per_device": "1",
+        "model.num_partitions": "2",
+        "model.device_memory": "None",
+        "model.cuts": "(4, 4)",
+    }
+
+    def resolved(*, trains: bool = True, **model: Any) -> Any:
+        lines.clear()
+        return auto.resolved(deep(**model), lines.append, kept=kept, trains=trains).model
+
+    for same in ({}, {"recompute": "early"}, {"cells_per_device": 1}):
+        assert resolved(**same).recompute == "early"
+        assert lines == ["the run keeps its schedule, 1f1b: --schedule=NAME changes it"]
+    assert resolved(recompute="never").recompute == "never"
+    assert lines[0].startswith("auto ")
+    assert resolved(cells_per_device=2, cuts=None).cells_per_device == 2
+    assert lines[0].startswith("auto ")
+    with pytest.raises(errors.PartitionError, match="device_memory=64B, but layer"):
+        resolved(device_memory="64B")
+    kept_anyway = resolved(recompute="never", device_memory="64B", trains=False)
+    assert (kept_anyway.schedule, kept_anyway.recompute) == ("1f1b", "early")
+
+
+def test_cuts_of_a_run_go_with_its_devices() -> None:
+    kept = {"model.num_partitions": "2", "model.cuts": "(4, 4)", "model.schedule": "'1f1b'"}
+    for cuts in ((4, 4), None):
+        model = auto.resolved(deep(num_partitions=4, cuts=cuts), lambda _: None, kept=kept).model
+        assert model.cuts is None
+        assert model.schedule != schedule.AUTO
+
+
 def test_other_modes_need_a_run_that_has_chosen(tmp_path: Path) -> None:
     for folder in (None, str(tmp_path)):
         with pytest.raises(errors.ParamsError, match="auto is chosen by --mode=train"):

@@ -76,6 +76,9 @@ class Groups:
 def of(params: PipelineParams, fields: Mapping[str, SpecNest], *, in_parts: bool = False) -> Groups:
     """Return the groups in which a network runs its mini-batches.
 
+    Where it is built for a mini-batch of so few examples that all micro-batches are one group, all
+    its mini-batches are.
+
     Args:
         params: params of the network.
         fields: the mini-batch's fields, name → nest of `tf.TensorSpec`.
@@ -88,10 +91,14 @@ def of(params: PipelineParams, fields: Mapping[str, SpecNest], *, in_parts: bool
     size = None if in_parts else size_of(params)
     if size is None:
         return Groups(params, None, 1, params, fields)
+    num_examples = micro_batches.batch_size(fields, params.batch_dim, params.unbatched)
     of_group = params.copy()
     if params.micro_batch_size is None:
+        # No micro-batch is empty, so there may be few enough for one graph.
+        number = micro_batches.count_of(params, num_examples)
+        if number <= params.group_size * params.num_replicas:
+            return Groups(params, None, 1, params, fields)
         of_group.num_micro_batches = size
-    num_examples = micro_batches.batch_size(fields, params.batch_dim, params.unbatched)
     firsts = _firsts(params, size, num_examples)
     end = firsts[1] if len(firsts) > 1 else micro_batches.count_of(params, num_examples)
     largest = len(_examples(params, num_examples, 0, end))

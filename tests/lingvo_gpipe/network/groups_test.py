@@ -44,7 +44,7 @@ def test_the_size_of_a_group(fields: dict[str, object], expected: int | None) ->
     assert groups.size_of(params(**fields)) == expected
 
 
-@pytest.mark.parametrize("of_spec", [3, 12, 40])
+@pytest.mark.parametrize("of_spec", [5, 12, 40])
 @pytest.mark.parametrize(
     ("fields", "num_examples", "counts"),
     [
@@ -77,6 +77,19 @@ def test_they_have_the_micro_batches_of_the_mini_batch(
     of_training = groups.of(whole, {"x": tf.TensorSpec([num_examples], tf.int32)})
     assert of_training.count == len(counts)
     assert of_training.fields["x"].shape == cut[0].fields["x"].shape
+
+
+@pytest.mark.parametrize(("number", "num_examples"), [(200, 128), (129, 128), (512, 7)])
+def test_more_micro_batches_than_examples_are_as_many_as_examples(
+    number: int, num_examples: int
+) -> None:
+    x = tf.zeros([num_examples, 3])
+    made = groups.of(params(num_micro_batches=number), {"x": tf.TensorSpec(x.shape)})
+    (group,) = made.cut({"x": x})
+    assert made.count == 1
+    assert micro_batches.sizes_of(made.params, group.fields) == (1,) * num_examples
+    (whole,) = made.cut({"x": tf.zeros([2 * number, 3])})
+    assert micro_batches.sizes_of(made.params, whole.fields) == (2,) * number
 
 
 @pytest.mark.parametrize("fields", [{"num_micro_batches": 512}, {"micro_batch_size": 2}])

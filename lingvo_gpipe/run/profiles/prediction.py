@@ -40,7 +40,12 @@ class Planned:
     layers: Sequence[profiling.LayerTime] | None = None
 
 
-def line(timelines: Sequence[simulate.Timeline], rows: Sequence[Mapping[str, float]]) -> str:
+def line(
+    timelines: Sequence[simulate.Timeline],
+    rows: Sequence[Mapping[str, float]],
+    *,
+    builds: bool = False,
+) -> str:
     """Return one line that compares a step with its table and the median times of its slots.
 
     A median leaves out what disturbs a few slots. All else than the slots, such as the input, is
@@ -49,6 +54,7 @@ def line(timelines: Sequence[simulate.Timeline], rows: Sequence[Mapping[str, flo
     Args:
         timelines: when each slot of the first replica ran, in each mini-batch or group.
         rows: of each device, part → seconds; see `breakdown.of_step`.
+        builds: whether the step built graphs, as the first one of a process does.
     """
     whole = simulate.joined(timelines)
     medians = breakdown.mean_seconds(whole, statistics.median)
@@ -66,7 +72,8 @@ def line(timelines: Sequence[simulate.Timeline], rows: Sequence[Mapping[str, flo
     lost = {name: max(row[name] for row in rows) for name in _CAUSES if name != "uneven"}
     lost["uneven"] = _uneven_s(whole, medians)
     cause = max(lost, key=lambda name: lost[name])
-    return f"{took}, {ratio - 1:.0%} more than {needs}: {1e3 * lost[cause]:.1f} ms {_CAUSES[cause]}"
+    why = "building its graphs" if builds and cause == "start" else _CAUSES[cause]
+    return f"{took}, {ratio - 1:.0%} more than {needs}: {1e3 * lost[cause]:.1f} ms {why}"
 
 
 def planned(params: Task.Params, pipe: pipelining.PipeliningLayer) -> Planned:

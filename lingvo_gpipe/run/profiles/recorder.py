@@ -57,6 +57,7 @@ class Recorder:
         self._parts: list[recorded.Part] = []
         self._ahead: dict[int, clocks.Ahead] = {}
         self._reading_s: list[float] = []  # after each part
+        self._num_traces = 0  # before the step
         self._recorded_any = False
         self._traced = False
 
@@ -83,6 +84,7 @@ class Recorder:
         """Note the times of the step that runs inside."""
         self._parts, self._ahead, self._reading_s = [], {}, []
         self._learner.after_part = self._note
+        self._num_traces = self._learner.num_traces
         try:
             yield
         finally:
@@ -131,7 +133,8 @@ class Recorder:
             _write(path, drawing.chrome_trace(joined))
         rows = breakdown.table_of(found.rows, labels)
         lines = units.table(rows, "l" + "r" * (len(rows[0]) - 1))
-        compared = prediction.line(measured, found.rows)
+        builds = self._learner.num_traces > self._num_traces
+        compared = prediction.line(measured, found.rows, builds=builds)
         if self._planned is not None:
             beside = prediction.beside_plan(measured, found.rows, self._planned)
             compared = f"{compared}; {beside}"

@@ -58,6 +58,12 @@ def test_a_longer_step_names_what_took_most(parts: dict[str, float], cause: str)
     assert cause in found
 
 
+def test_a_step_that_builds_graphs_says_so() -> None:
+    ran = timeline()
+    rows = breakdown.of_step(ran, breakdown.Around(-0.5, ran.makespan_s))
+    assert prediction.line([ran], rows, builds=True).endswith("500.0 ms building its graphs")
+
+
 def test_a_few_slow_slots_do_not_change_the_prediction() -> None:
     found = line(timeline({3: 0.02, 5: 0.007}))
     assert found.startswith("it took 81.0 ms, 50% more than the 54.0 ms")

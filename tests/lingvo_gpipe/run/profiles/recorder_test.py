@@ -176,6 +176,14 @@ def test_measured_layers_are_compared_with_steps(
     assert len(planned[0]) == task.model.num_partitions
 
 
+def test_the_first_step_of_a_process_builds_its_graphs(tmp_path: Path) -> None:
+    lines: list[str] = []
+    loop.run(tiny_task(max_steps=2), tmp_path, report=lines.append, profiles=Profiles(range(1, 3)))
+    first, second = [line for line in lines if "that its table needs" in line]
+    assert first.endswith(" ms building its graphs")
+    assert "building" not in second
+
+
 def test_a_trace_that_cannot_be_written_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

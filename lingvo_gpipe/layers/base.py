@@ -403,12 +403,13 @@ def recompute_grad(
 ) -> Callable[..., list[tf.Tensor]]:
     """Return `tf.recompute_grad(function)` for positional tensors of any dtype.
 
-    TensorFlow adds a zero to every argument, so that the recomputation waits for the gradient.
-    Booleans and strings have no addition and no gradient, so the function closes over them.
+    TensorFlow adds a zero to every argument, so that the recomputation waits for the gradient, and
+    watches it. What has no gradient (ids, masks, seeds) it warns of or refuses, so the function
+    closes over it.
     """
 
     def call(*flat: tf.Tensor) -> list[tf.Tensor]:
-        added = [t.dtype not in (tf.bool, tf.string) for t in flat]
+        added = [t.dtype.is_floating or t.dtype.is_complex for t in flat]
 
         def forward(*numbers: tf.Tensor) -> list[tf.Tensor]:
             rest = iter(numbers)

@@ -7,11 +7,12 @@ line is complete alone: what, where, the nearest right thing, the way out. The t
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 # What TensorFlow adds to its messages for its developers: names of functions, nodes, operations.
 _GRAPH_NAMES = re.compile(r"\{\{[a-z_]*node [^}]*\}\}\s*|\s*\[Op:\w*\](?: name: ?[\w/]*)?")
@@ -24,6 +25,18 @@ def without_graph_names(message: str) -> str:
     'Input is empty.'
     """
     return _GRAPH_NAMES.sub("", message)
+
+
+@contextlib.contextmanager
+def noted(where: str) -> Iterator[None]:
+    """Add to exceptions of the `with` block where they came from; a `UserError` says it itself."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        error.add_note(where)
+        raise
 
 
 class UserError(Exception):

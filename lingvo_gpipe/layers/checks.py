@@ -5,11 +5,13 @@ And the dtype of ids: a field of small or unsigned integers is as good as one of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.layers import base
-from lingvo_gpipe.nests import SpecNest
+from lingvo_gpipe.nests import Nest, SpecNest
 
 
 def arity(params: base.Layer.Params, inputs: tuple[SpecNest, ...], forms: tuple[str, ...]) -> None:
@@ -106,3 +108,47 @@ def share(params: base.Layer.Params, name: str, value: float) -> None:
         raise errors.LayerError(
             f"{base.describe(params)}: field {name} is {value}, expected 0 <= {name} < 1"
         )
+
+
+def returned(
+    params: base.Layer.Params,
+    reads: Sequence[tuple[SpecNest, Nest]],
+    writes: Sequence[SpecNest],
+    outputs: Sequence[Nest],
+) -> None:
+    """Check what a layer's fprop has returned by its Meta.
+
+    Shapes are compared where the inputs have those for which the Meta was made.
+
+    Args:
+        params: params of the layer.
+        reads: (spec, value) of each name that it reads.
+        writes: spec of each name that it writes.
+        outputs: value of each of them.
+
+    Raises:
+        LayerError: structure, dtype, rank or shape is another one.
+    """
+    planned = all(
+        spec.shape == tensor.shape
+        for specs, values in reads
+        for spec, tensor in zip(tf.nest.flatten(specs), tf.nest.flatten(values), strict=True)
+        if isinstance(spec, tf.TensorSpec) and tf.is_tensor(tensor)
+    )
+    for name, specs, values in zip(params.writes, writes, outputs, strict=True):
+        wanted, found = tf.nest.flatten(specs), tf.nest.flatten(values)
+        if len(wanted) != len(found):
+            raise errors.LayerError(
+                f"{base.describe(params)}: fprop returned a nest of {len(found)} tensors for "
+                f"{name!r}, but its Meta has {len(wanted)}. Return what _meta declares"
+            )
+        for spec, tensor in zip(wanted, found, strict=True):
+            if not isinstance(spec, tf.TensorSpec) or not tf.is_tensor(tensor):
+                continue
+            shape = spec.shape if planned else [None] * (spec.shape.rank or 0)
+            if tensor.dtype != spec.dtype or not tensor.shape.is_compatible_with(shape):
+                raise errors.LayerError(
+                    f"{base.describe(params)}: fprop returned {tensor.dtype.name} of shape "
+                    f"{tensor.shape} for {name!r}, but its Meta has {spec.dtype.name} of shape "
+                    f"{spec.shape}. Return what _meta declares"
+                )

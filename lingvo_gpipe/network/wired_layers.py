@@ -223,7 +223,8 @@ def _known_meta(
 
 def _layer_meta(layer: base.Layer.Params, inputs: Sequence[SpecNest]) -> base.Meta:
     try:
-        meta = layer.fprop_meta(*inputs)
+        with errors.noted(f"in the Meta of {base.describe(layer)}"):
+            meta = layer.fprop_meta(*inputs)
     except errors.LayerError as error:
         text = str(error)
         raise errors.LayerError(text if layer.name in text else f"{layer.name}: {text}") from error

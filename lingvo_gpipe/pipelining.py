@@ -226,12 +226,18 @@ class PipeliningLayer(tensorflow_import.Module, hyperparams.Configurable):
             accumulators: path → what gradients are added to.
             loss_scale: factor on the gradients, against underflow in float16.
         """
+        fields, dtype = self._fields(batch), self.params.policy.variable
+        if loss_weights is None:
+            loss_weights = self.loss_weights(batch)
+        if accumulators is not None:
+            accumulators = fields_of.by_name("accumulators", accumulators, self.weights, dtype)
+        names = [loss.name for loss in self.analysis.losses]
         inputs = mini_batch.MiniBatchInputs(
-            fields=self._fields(batch),
+            fields=fields,
             step=_step(step),
-            loss_weights=self.loss_weights(batch) if loss_weights is None else dict(loss_weights),
+            loss_weights=fields_of.by_name("loss_weights", loss_weights, names, dtype),
             first_micro_batch=tf.convert_to_tensor(first_micro_batch, tf.int32),
-            accumulators=None if accumulators is None else dict(accumulators),
+            accumulators=accumulators,
             loss_scale=None if loss_scale is None else tf.convert_to_tensor(loss_scale),
         )
         return self._run("train", inputs)
@@ -414,8 +420,10 @@ class PipeliningLayer(tensorflow_import.Module, hyperparams.Configurable):
         """
         if isinstance(batch, Mapping) and not isinstance(batch, parts.InParts):
             self.build(batch)
+        of_batch = parts.of_batch(batch)
+        fields_of.check_mappings(of_batch)
         names = self.analysis.wiring.fields
-        return tuple(fields_of.tensors(part, names) for part in parts.of_batch(batch))
+        return tuple(fields_of.tensors(part, names) for part in of_batch)
 
     def _run(self, name: str, inputs: mini_batch.MiniBatchInputs) -> Result:
         """Run inside the caller's function, or in an outer function of these shapes."""
@@ -431,8 +439,17 @@ class PipeliningLayer(tensorflow_import.Module, hyperparams.Configurable):
 
 
 def _step(step: int | tf.Tensor) -> tf.Tensor:
-    """Return the number of an update as the int64 scalar that programs take."""
-    return tf.cast(tf.convert_to_tensor(step, dtype_hint=tf.int64), tf.int64)
+    """Return the number of an update as the int64 scalar that programs take.
+
+    Raises:
+        InputError: it is not an integer.
+    """
+    number = tf.convert_to_tensor(step, dtype_hint=tf.int64)
+    if not number.dtype.is_integer:
+        raise errors.InputError(
+            f"step={step!r} is not a whole number. Give the number of the update, from 0 on"
+        )
+    return tf.cast(number, tf.int64)
 
 
 def _names(collected: Collected) -> set[str]:

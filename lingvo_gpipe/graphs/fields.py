@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -47,17 +47,58 @@ def tensors(fields: Mapping[str, Nest], names: Collection[str]) -> dict[str, Nes
     return found
 
 
+def check_mappings(parts: Iterable[object]) -> None:
+    """Refuse what is not a mini-batch, such as the (x, y) of Keras.
+
+    Args:
+        parts: a mini-batch, or its parts.
+
+    Raises:
+        InputError: one is not a dictionary.
+    """
+    for part in parts:
+        if not isinstance(part, Mapping):
+            raise errors.InputError(
+                f"a mini-batch is a dictionary of fields, got {type(part).__name__}. Write "
+                "{'x': …}, with the names that the layers read"
+            )
+
+
+def by_name(
+    what: str, values: Mapping[str, Any], names: Collection[str], dtype: tf.DType
+) -> dict[str, tf.Tensor]:
+    """Return an argument with a value for each name, as tensors.
+
+    Args:
+        what: name of the argument.
+        values: name → tensor, or number.
+        names: those that it must have.
+        dtype: of numbers.
+
+    Raises:
+        InputError: a name is missing, or there is another one.
+    """
+    for name in sorted({*values} ^ {*names}):
+        if name in names:
+            raise errors.InputError(f"{what} has no {name!r}. Give a value for each of them")
+        near = errors.nearest(name, names) or sorted(names)[:3]
+        raise errors.InputError(
+            f"{what} names {name!r}, which the network does not have; nearest "
+            f"{', '.join(near) or 'none'}"
+        )
+    return {
+        name: value if tf.is_tensor(value) else tf.convert_to_tensor(value, dtype)
+        for name, value in values.items()
+    }
+
+
 def _leaf_by_leaf(fields: Mapping[str, Nest], function: Callable[[Any], Any]) -> dict[str, Nest]:
     """Return the fields with a function of each leaf.
 
     Raises:
         InputError: there are no fields, or the function refuses a leaf; names the field.
     """
-    if not isinstance(fields, Mapping):
-        raise errors.InputError(
-            f"a mini-batch is a dictionary of fields, got {type(fields).__name__}. Write "
-            "{'x': …}, with the names that the layers read"
-        )
+    check_mappings([fields])
     made = {}
     for name, value in fields.items():
         try:

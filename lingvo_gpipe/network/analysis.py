@@ -220,6 +220,9 @@ def analyze(
     layers = wired_layers.wire(params, fields)
     replicas.check(params.num_replicas, len(layers.sizes))
     largest_share = replicas.shares(len(layers.sizes), params.num_replicas)[0]
+    if params.cuts is None and params.schedule in schedule.SCHEDULES:
+        # Before a table of many devices is made, which takes time and memory.
+        partition.check_number(params.num_partitions, len(layers.layers))
     table = make_table(params, len(largest_share))
     policies = recompute.policies(params.recompute, table.num_cells)
     reuses = recompute.reuse(table, policies, fuse=params.fuse)

@@ -450,3 +450,53 @@ def test_losses_count_examples_along_the_batch_dimension(num_micro_batches: int)
     y = tf.matmul(x, pipe.by_path["dense/kernel"]) + pipe.by_path["dense/bias"]
     np.testing.assert_allclose(losses["loss"], tf.reduce_mean((y - target) ** 2), rtol=1e-12)
     np.testing.assert_allclose(losses["auxiliary_loss"], tf.reduce_mean(y**2), rtol=1e-12)
+
+
+def small() -> Any:
+    return pipelining.PipeliningLayer.Params(
+        layers=[layers.Dense.Params(units=1), layers.MeanSquaredError.Params()]
+    ).instantiate()
+
+
+@pytest.mark.parametrize("is_built", [False, True])
+def test_what_is_no_dictionary_is_refused_before_and_after_it_is_built(is_built: bool) -> None:
+    x, y = tf.ones([4, 3]), tf.zeros([4, 1])
+    pipe = small()
+    if is_built:
+        pipe.build({"x": x, "target": y})
+    for batch, kind in (((x, y), "tuple"), ([x, y], "list"), (x, "EagerTensor")):
+        with pytest.raises(errors.InputError, match=f"dictionary of fields, got {kind}. Write"):
+            pipe.value_and_gradients(batch)
+    with pytest.raises(errors.LayerError, match="has no variables yet"):
+        small().evaluate(({"x": x, "target": y},))
+
+
+def test_arguments_by_name_are_checked_and_numbers_are_taken() -> None:
+    pipe, batch = small(), {"x": tf.ones([4, 3]), "target": tf.zeros([4, 1])}
+    plain = pipe.value_and_gradients(batch)
+    weighted = pipe.value_and_gradients(batch, loss_weights={"loss": 8.0})
+    np.testing.assert_allclose(2.0 * weighted.loss, plain.loss, rtol=1e-6)
+    for wrong, text in (
+        ({"loss_weights": {}}, "loss_weights has no 'loss'"),
+        (
+            {"loss_weights": {"loss": 8.0, "los": 1.0}},
+            "loss_weights names 'los', which the network does not have; nearest loss",
+        ),
+        (
+            {"accumulators": {"dense/kernel": tf.zeros([3, 1])}},
+            "accumulators has no 'dense/bias'",
+        ),
+        ({"step": 1.5}, "step=1.5 is not a whole number"),
+        ({"step": "a"}, "step='a' is not a whole number"),
+    ):
+        with pytest.raises(errors.InputError, match=text):
+            pipe.value_and_gradients(batch, **wrong)
+
+
+def test_many_more_partitions_than_layers_are_refused_at_once() -> None:
+    pipe = pipelining.PipeliningLayer.Params(
+        layers=[layers.Dense.Params(units=1), layers.MeanSquaredError.Params()],
+        num_partitions=10**6,
+    ).instantiate()
+    with pytest.raises(errors.PartitionError, match="1000000"):
+        pipe.build({"x": tf.ones([4, 3]), "target": tf.zeros([4, 1])})

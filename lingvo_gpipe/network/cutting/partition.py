@@ -66,8 +66,7 @@ def partition(
     (2, 4)
     """
     num_layers = len(costs)
-    if not 1 <= num_partitions <= num_layers:
-        raise PartitionError(_wrong_number(num_partitions, num_layers))
+    check_number(num_partitions, num_layers)
     rows, links = _rows(costs, num_partitions, cell_costs or {}, link_costs)
     cells = [
         _Cell.of(row, [0, *links, 0], factor, _reaches(index, num_layers, reach))
@@ -90,6 +89,16 @@ def partition(
     )
     cuts = _most_even(cells, heaviest, ordered and rising)
     return tuple(after - before for before, after in itertools.pairwise(cuts))
+
+
+def check_number(num_partitions: int, num_layers: int) -> None:
+    """Refuse more cells than layers, or none.
+
+    Raises:
+        PartitionError: `num_partitions` is not in 1 to `num_layers`.
+    """
+    if not 1 <= num_partitions <= num_layers:
+        raise PartitionError(_wrong_number(num_partitions, num_layers))
 
 
 def check_cuts(cuts: Sequence[int], num_layers: int, num_partitions: int) -> tuple[int, ...]:

@@ -422,8 +422,8 @@ class PipeliningLayer(tensorflow_import.Module, hyperparams.Configurable):
             self.build(batch)
         of_batch = parts.of_batch(batch)
         fields_of.check_mappings(of_batch)
-        names = self.analysis.wiring.fields
-        return tuple(fields_of.tensors(part, names) for part in of_batch)
+        names, built = self.analysis.wiring.fields, self.analysis.fields
+        return tuple(fields_of.tensors(part, names, built) for part in of_batch)
 
     def _run(self, name: str, inputs: mini_batch.MiniBatchInputs) -> Result:
         """Run inside the caller's function, or in an outer function of these shapes."""

@@ -27,15 +27,19 @@ def specs(fields: Mapping[str, Nest | SpecNest]) -> dict[str, SpecNest]:
     return _leaf_by_leaf(fields, spec)
 
 
-def tensors(fields: Mapping[str, Nest], names: Collection[str]) -> dict[str, Nest]:
+def tensors(
+    fields: Mapping[str, Nest], names: Collection[str], built: Mapping[str, SpecNest]
+) -> dict[str, Nest]:
     """Return the fields of a mini-batch as tensors.
 
     Args:
         fields: name → nest of tensors or arrays.
-        names: of the fields with which the pipeline was built.
+        names: of those that the network reads.
+        built: name → nest of `tf.TensorSpec` with which the pipeline was built.
 
     Raises:
-        InputError: a field is missing, or is not a nest of tensors or arrays.
+        InputError: a field is missing, is not a nest of tensors or arrays, or has another
+            structure, number of dimensions or kind of values than in the build.
     """
     found = _leaf_by_leaf(fields, _tensor)
     missing = sorted(set(names) - set(found))
@@ -44,7 +48,32 @@ def tensors(fields: Mapping[str, Nest], names: Collection[str]) -> dict[str, Nes
             f"the mini-batch has no field {missing[0]!r}, with which the pipeline was built; "
             f"it has {', '.join(sorted(found)) or 'none'}. Include every field"
         )
+    for name in names:
+        _check_like(name, found[name], built[name])
     return found
+
+
+def _check_like(name: str, value: Nest, built: SpecNest) -> None:
+    """Check a field by the specs with which the pipeline was built; sizes may differ."""
+    leaves, specs = tf.nest.flatten(value), tf.nest.flatten(built)
+    if len(leaves) != len(specs):
+        raise errors.InputError(
+            f"field {name!r} is a nest of {len(leaves)} tensors, but the pipeline was built with "
+            f"{len(specs)}. Give the same nest"
+        )
+    for leaf, spec in zip(leaves, specs, strict=True):
+        ranks = {leaf.shape.rank, spec.shape.rank} - {None}
+        if len(ranks) > 1 or _kind(leaf.dtype) != _kind(spec.dtype):
+            raise errors.InputError(
+                f"field {name!r} is {leaf.dtype.name} of shape {leaf.shape}, but the pipeline was "
+                f"built with {spec.dtype.name} of shape {spec.shape}. Give it as many dimensions, "
+                "and values of the same kind"
+            )
+
+
+def _kind(dtype: tf.DType) -> str:
+    """Return which values stand for each other: those of all floating or all other dtypes."""
+    return "float" if dtype.is_floating else "string" if dtype == tf.string else "other"
 
 
 def check_mappings(parts: Iterable[object]) -> None:

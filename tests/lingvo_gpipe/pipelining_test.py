@@ -500,3 +500,28 @@ def test_many_more_partitions_than_layers_are_refused_at_once() -> None:
     ).instantiate()
     with pytest.raises(errors.PartitionError, match="1000000"):
         pipe.build({"x": tf.ones([4, 3]), "target": tf.zeros([4, 1])})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "found"),
+    [
+        (
+            "target",
+            np.zeros([6], "float32"),
+            r"'target' is float32 of shape \(6,\), .* shape \(4, 1\)",
+        ),
+        ("target", np.zeros([6, 1, 1], "float32"), r"'target' is float32 of shape \(6, 1, 1\)"),
+        ("target", np.zeros([6, 1], "int32"), "'target' is int32 of shape"),
+        ("x", np.ones([6, 3], "int64"), r"'x' is int64 of shape \(6, 3\), .* float32 of shape"),
+        ("x", (np.ones([6, 3]), np.ones([6, 3])), "'x' is a nest of 2 tensors, .* with 1"),
+    ],
+)
+def test_later_mini_batches_are_like_that_of_the_build(field: str, value: Any, found: str) -> None:
+    """A target [N] beside predictions [N, 1] would be spread to [N, N]."""
+    pipe = small()
+    pipe.build({"x": tf.ones([4, 3]), "target": tf.zeros([4, 1])})
+    batch = {"x": tf.ones([6, 3], tf.float64), "target": tf.zeros([6, 1])}
+    assert pipe.value_and_gradients(batch).num_micro_batches == 1
+    for run in (pipe.value_and_gradients, pipe.evaluate):
+        with pytest.raises(errors.InputError, match=found):
+            run({**batch, field: value})

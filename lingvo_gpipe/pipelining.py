@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -226,21 +226,15 @@ class PipeliningLayer(tensorflow_import.Module, hyperparams.Configurable):
             accumulators: path → what gradients are added to.
             loss_scale: factor on the gradients, against underflow in float16.
         """
-        fields, dtype = self._fields(batch), self.params.policy.variable
-        if loss_weights is None:
-            loss_weights = self.loss_weights(batch)
-        if accumulators is not None:
-            accumulators = fields_of.by_name("accumulators", accumulators, self.weights, dtype)
-        names = [loss.name for loss in self.analysis.losses]
         inputs = mini_batch.MiniBatchInputs(
-            fields=fields,
+            fields=self._fields(batch, training=True),
             step=_step(step),
-            loss_weights=fields_of.by_name("loss_weights", loss_weights, names, dtype),
+            loss_weights=self.loss_weights(batch) if loss_weights is None else dict(loss_weights),
             first_micro_batch=tf.convert_to_tensor(first_micro_batch, tf.int32),
-            accumulators=accumulators,
+            accumulators=None if accumulators is None else dict(accumulators),
             loss_scale=None if loss_scale is None else tf.convert_to_tensor(loss_scale),
         )
-        return self._run("train", inputs)
+        return self._run("train", _checked(inputs, self.analysis, self.weights))
 
     @_without_autograph
     def evaluate(
@@ -412,17 +406,12 @@ class PipeliningLayer(tensorflow_import.Module, hyperparams.Configurable):
         is_by_name = isinstance(inputs, dict) and inputs.keys() >= set(wiring.names(structure))
         return inputs if is_by_name else wiring.by_name(structure, inputs)
 
-    def _fields(self, batch: parts.Batch) -> tuple[dict[str, Nest], ...]:
-        """Return the parts of a mini-batch as tensors; one that is whole builds the pipeline.
-
-        Raises:
-            InputError: a field is missing, or is not a tensor.
-        """
+    def _fields(self, batch: parts.Batch, *, training: bool = False) -> tuple[dict[str, Nest], ...]:
+        """Return the parts of a mini-batch as tensors; one that is whole builds the pipeline."""
         if isinstance(batch, Mapping) and not isinstance(batch, parts.InParts):
             self.build(batch)
-        of_batch = parts.of_batch(batch)
-        fields_of.check_mappings(of_batch)
-        names, built = self.analysis.wiring.fields, self.analysis.fields
+        of_batch = fields_of.mappings(parts.of_batch(batch))
+        names, built = self.analysis.wiring.fields, self.analysis.fields if training else None
         return tuple(fields_of.tensors(part, names, built) for part in of_batch)
 
     def _run(self, name: str, inputs: mini_batch.MiniBatchInputs) -> Result:
@@ -436,6 +425,22 @@ class PipeliningLayer(tensorflow_import.Module, hyperparams.Configurable):
                 raise
             raise self._built.explain(inputs, error, training=name == "train") from error
         return Result(**result._asdict(), num_micro_batches=count)
+
+
+def _checked(
+    inputs: mini_batch.MiniBatchInputs, analysis: network.Analysis, weights: Collection[str]
+) -> mini_batch.MiniBatchInputs:
+    """Return a mini-batch of training whose values by name are tensors of the right names.
+
+    Raises:
+        InputError: a name is missing, or there is another one.
+    """
+    dtype, accumulators = analysis.params.policy.variable, inputs.accumulators
+    if accumulators is not None:
+        accumulators = fields_of.by_name("accumulators", accumulators, weights, dtype)
+    names = [loss.name for loss in analysis.losses]
+    of_losses = fields_of.by_name("loss_weights", inputs.loss_weights, names, dtype)
+    return inputs._replace(loss_weights=of_losses, accumulators=accumulators)
 
 
 def _step(step: int | tf.Tensor) -> tf.Tensor:

@@ -32,7 +32,7 @@ from lingvo_gpipe.execution.cell_calls import (
     in_read_dtype,
 )
 from lingvo_gpipe.execution.cut_backward import CutBackward, Held, RawGradients
-from lingvo_gpipe.layers import base, checks
+from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.context import Collected, Context
 from lingvo_gpipe.nests import Nest, floating
 from lingvo_gpipe.network.analysis import not_a_tensor
@@ -244,14 +244,12 @@ class CellPrograms:
             collected=collected,
         )
         reads = [values[v] for v in self._analysis.wiring.reads[number]]
-        where = f"in {base.describe(info.params)}, cell {cell.index}"
-        with tf.name_scope(info.name), errors.noted(where):
+        with tf.name_scope(info.name), self._analysis.noted(number, cell):
             outputs = layer.run(theta, reads[0] if len(reads) == 1 else tuple(reads), ctx)
         _check_collected(info, collected, cell.mode.training)
-        writes, specs = self._analysis.wiring.writes[number], self._analysis.specs
+        writes = self._analysis.wiring.writes[number]
         written = outputs if len(writes) > 1 else (outputs,)
-        given = [(specs[v], values[v]) for v in self._analysis.wiring.reads[number]]
-        checks.returned(info.params, given, [specs[v] for v in writes], written)
+        self._analysis.check_returned(number, values, written)
         return dict(zip(writes, written, strict=True)), collected
 
     def _exported(self, cell: network.Cell, inputs: CellInputs) -> CellOutputs:

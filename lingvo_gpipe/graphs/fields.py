@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -28,14 +28,17 @@ def specs(fields: Mapping[str, Nest | SpecNest]) -> dict[str, SpecNest]:
 
 
 def tensors(
-    fields: Mapping[str, Nest], names: Collection[str], built: Mapping[str, SpecNest]
+    fields: Mapping[str, Nest],
+    names: Collection[str],
+    built: Mapping[str, SpecNest] | None = None,
 ) -> dict[str, Nest]:
     """Return the fields of a mini-batch as tensors.
 
     Args:
         fields: name → nest of tensors or arrays.
         names: of those that the network reads.
-        built: name → nest of `tf.TensorSpec` with which the pipeline was built.
+        built: name → nest of `tf.TensorSpec` with which the pipeline was built; None: not
+            compared, as where the crops of an image are evaluated.
 
     Raises:
         InputError: a field is missing, is not a nest of tensors or arrays, or has another
@@ -48,8 +51,9 @@ def tensors(
             f"the mini-batch has no field {missing[0]!r}, with which the pipeline was built; "
             f"it has {', '.join(sorted(found)) or 'none'}. Include every field"
         )
-    for name in names:
-        _check_like(name, found[name], built[name])
+    if built is not None:
+        for name in names:
+            _check_like(name, found[name], built[name])
     return found
 
 
@@ -76,11 +80,8 @@ def _kind(dtype: tf.DType) -> str:
     return "float" if dtype.is_floating else "string" if dtype == tf.string else "other"
 
 
-def check_mappings(parts: Iterable[object]) -> None:
-    """Refuse what is not a mini-batch, such as the (x, y) of Keras.
-
-    Args:
-        parts: a mini-batch, or its parts.
+def mappings(parts: Sequence[Mapping[str, Nest]]) -> Sequence[Mapping[str, Nest]]:
+    """Return the parts of a mini-batch, if all are dictionaries, unlike the (x, y) of Keras.
 
     Raises:
         InputError: one is not a dictionary.
@@ -91,6 +92,7 @@ def check_mappings(parts: Iterable[object]) -> None:
                 f"a mini-batch is a dictionary of fields, got {type(part).__name__}. Write "
                 "{'x': …}, with the names that the layers read"
             )
+    return parts
 
 
 def by_name(
@@ -127,7 +129,7 @@ def _leaf_by_leaf(fields: Mapping[str, Nest], function: Callable[[Any], Any]) ->
     Raises:
         InputError: there are no fields, or the function refuses a leaf; names the field.
     """
-    check_mappings([fields])
+    mappings([fields])
     made = {}
     for name, value in fields.items():
         try:

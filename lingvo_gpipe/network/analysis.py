@@ -6,13 +6,15 @@ It needs no device and no variable, so a model of any size is analysed in second
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
 from lingvo_gpipe import errors, schedule
+from lingvo_gpipe.layers import base, checks
 from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.network import replicas, value_ranges, wired_layers, wiring
 from lingvo_gpipe.network.cell import Cell, Mode, Pass
@@ -138,6 +140,24 @@ class Analysis(wired_layers.WiredLayers):
             InputError: naming field, row, value and layer.
         """
         value_ranges.check(self._field_ranges, *parts)
+
+    def noted(self, number: int, cell: Cell) -> contextlib.AbstractContextManager[None]:
+        """Add to exceptions of the `with` block which layer they came from, in which cell."""
+        return errors.noted(f"in {base.describe(self.layers[number].params)}, cell {cell.index}")
+
+    def check_returned(
+        self, number: int, values: Mapping[int, Nest], written: Sequence[Nest]
+    ) -> None:
+        """Check what a layer has returned by its Meta; see `checks.returned`.
+
+        Args:
+            number: index of the layer.
+            values: version → nest; those that the layer reads.
+            written: value of each name that it writes.
+        """
+        reads = [(self.specs[v], values[v]) for v in self.wiring.reads[number]]
+        writes = [self.specs[v] for v in self.wiring.writes[number]]
+        checks.returned(self.layers[number].params, reads, writes, written)
 
     def asserted_values(self, fields: Mapping[str, Nest], device: str = "CPU:0") -> dict[str, Nest]:
         """Return tensors of a graph whose use fails if a label or id is out of range.

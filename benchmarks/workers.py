@@ -33,7 +33,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.support import saved
+from benchmarks.support import saved, scalars
 
 PACKAGE = "--params_package=benchmarks.worker_models"
 CASES = {
@@ -151,28 +151,14 @@ def curves(folder: Path) -> dict[tuple[str, str, int], float]:
 
     Left out are times and traces of a process, and what each start of a run writes again.
     """
-    import tensorflow as tf
-    from tensorboard.backend.event_processing import event_accumulator
-
-    found = {}
-    for part in ("train", "eval"):
-        if not (folder / part).exists():
-            continue
-        events = event_accumulator.EventAccumulator(str(folder / part), {"tensors": 0})
-        events.Reload()
-        for tag in events.Tags()["tensors"]:
-            for event in events.Tensors(tag):
-                values = tf.make_ndarray(event.tensor_proto)
-                if (
-                    values.dtype == np.float32
-                    and values.size == 1
-                    and not tag.endswith(
-                        ("_per_second", "_share", "_s", "/mib", "bubble", "traces")
-                    )
-                    and not tag.startswith(("sampling_share/", "learning_rate_planned"))
-                ):
-                    found[part, tag, event.step] = float(values)
-    return found
+    return {
+        (part, tag, point.step): point.value
+        for part in ("train", "eval")
+        for tag, points in scalars.read(folder / part).items()
+        if not tag.endswith(("_per_second", "_share", "_s", "/mib", "bubble", "traces"))
+        and not tag.startswith(("sampling_share/", "learning_rate_planned"))
+        for point in points
+    }
 
 
 def compare(one: Path, other: Path) -> str:

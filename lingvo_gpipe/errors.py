@@ -50,35 +50,23 @@ class UserError(Exception):
 
 
 class ParamsError(UserError, ValueError):
-    """A Params tree, override or text is wrong."""
+    """A Params tree, an override or a text is wrong, or names no model, mode or class."""
 
 
 class LayerError(UserError, ValueError):
-    """A layer was declared or called wrongly."""
-
-
-class StreamError(UserError, ValueError):
-    """Layers read or write names of the stream that do not fit."""
+    """A layer was declared or called wrongly, or reads a name that no layer before it writes."""
 
 
 class PartitionError(UserError, ValueError):
     """A sequence of layers cannot be cut as asked."""
 
 
-class CapacityError(PartitionError):
-    """No cut fits the memory of a device."""
-
-
 class ScheduleError(UserError, ValueError):
     """A schedule table is illegal."""
 
 
-class PlacementError(UserError, RuntimeError):
-    """Cells cannot be placed on the devices that exist."""
-
-
-class ClusterError(UserError, RuntimeError):
-    """The processes of a run cannot be named, reached or started as asked."""
+class DeviceError(UserError, RuntimeError):
+    """Devices, or the processes that serve them, are missing, unreachable or too few."""
 
 
 class NoNetworkError(UserError, ConnectionError):
@@ -89,16 +77,8 @@ class InputError(UserError, ValueError):
     """Data cannot be read, or does not fit the model."""
 
 
-class OptimizerError(UserError, ValueError):
-    """An optimizer cannot be used as asked."""
-
-
 class CheckpointError(UserError, RuntimeError):
     """A checkpoint is torn, foreign, or cannot be written."""
-
-
-class RegistryError(UserError, LookupError):
-    """A model, package or mode name is not known, or known twice."""
 
 
 class TrainingError(UserError, RuntimeError):

@@ -30,7 +30,7 @@ def find(name: str, task: Task.Params) -> registry.Mode:
     """Return the function of a mode.
 
     Raises:
-        RegistryError: the task has no such mode; the text names those that it has, and what is
+        ParamsError: the task has no such mode; the text names those that it has, and what is
             nearest in meaning.
     """
     known = registry.modes_of(task)
@@ -38,7 +38,7 @@ def find(name: str, task: Task.Params) -> registry.Mode:
         return registry.mode(name, task)
     where = f": only {_OF_TASKS[name]} have it" if name in _OF_TASKS else ""
     does = [f"--mode={mode} {_DOES[mode]}" for mode in _MEANT[name] if mode in known]
-    raise errors.RegistryError(
+    raise errors.ParamsError(
         f"no mode {name!r} for {task.name}{where}. {'; '.join(does)}. Use one of {', '.join(known)}"
     )
 

@@ -99,9 +99,9 @@ class Part:
         """Refuse to be a source of a `tf.GradientTape`, which asks this of its sources.
 
         Raises:
-            PlacementError: always.
+            DeviceError: always.
         """
-        raise errors.PlacementError(
+        raise errors.DeviceError(
             "on workers, weights are packed, so a tape has no gradients of pipe.weights. Use "
             "pipe.value_and_gradients; or watch theta = pipe.theta(), call pipe.fprop(theta, …) "
             "and ask for the gradients of theta"
@@ -192,14 +192,14 @@ def copies(variables: Mapping[_Key, Variable]) -> dict[_Key, Variable]:
     """Return variables of equal values that are not trained, packed alike.
 
     Raises:
-        OptimizerError: only some parts of a pack are among them.
+        ParamsError: only some parts of a pack are among them.
     """
     packs = {v.pack: 0 for v in variables.values() if isinstance(v, Part)}
     for variable in variables.values():
         if isinstance(variable, Part):
             packs[variable.pack] += 1
     if any(count < len(pack.parts) for pack, count in packs.items()):
-        raise errors.OptimizerError(
+        raise errors.ParamsError(
             "on workers, averages are of all weights of a network or of none. Give the updater "
             "every weight"
         )

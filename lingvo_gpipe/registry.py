@@ -46,7 +46,7 @@ class Model:
 
     def task(self) -> Task.Params:
         """Return the task of the model, complete: it trains by its name alone."""
-        raise errors.RegistryError(f"{type(self).__qualname__} defines no task()")
+        raise errors.ParamsError(f"{type(self).__qualname__} defines no task()")
 
     def resized(self, name: str, value: int) -> Self:
         """Return this recipe with another value of its size `name`.
@@ -156,12 +156,12 @@ def add_mode(
         tasks: class of the task's Params that it takes; the other tasks do not have this mode.
 
     Raises:
-        RegistryError: the name is taken by another function.
+        ParamsError: the name is taken by another function.
     """
     entry = _Entry(function, tuple(options), splits, tasks)
     known = _MODES.setdefault(name, entry).function
     if known is not function:
-        raise errors.RegistryError(
+        raise errors.ParamsError(
             f"mode {name!r} of {function.__module__} is already that of {known.__module__}; "
             "give one of the two another name"
         )
@@ -171,13 +171,13 @@ def mode(name: str, task: Task.Params) -> Mode:
     """Return the function of `--mode=name`.
 
     Raises:
-        RegistryError: the task has no such mode.
+        ParamsError: the task has no such mode.
     """
     names = modes_of(task)
     if name not in names:
         near = errors.nearest(name, names)
         hint = f"nearest {', '.join(map(repr, near))}; " if near else ""
-        raise errors.RegistryError(f"no mode {name!r}; {hint}use one of {', '.join(names)}")
+        raise errors.ParamsError(f"no mode {name!r}; {hint}use one of {', '.join(names)}")
     return _MODES[name].function
 
 
@@ -207,7 +207,7 @@ class Registry:
         """Look into the project's own package, the announced ones, and `packages`.
 
         Raises:
-            RegistryError: one of `packages`, or the project's own, cannot be found.
+            ParamsError: one of `packages`, or the project's own, cannot be found.
         """
         self.broken: dict[str, str] = {}
         self._packages: dict[str, ModuleType] = {PROJECT_PACKAGE: _project_package()}
@@ -215,7 +215,7 @@ class Registry:
             where = f"entry point {point.name} = {point.value}"
             try:
                 self._packages[point.module] = _user_package(point.module, where)
-            except errors.RegistryError as error:
+            except errors.ParamsError as error:
                 self.broken[where] = str(error).removeprefix(f"{where}: ")
         for name in packages:
             self._packages[name] = _user_package(name, f"--params_package={name}")
@@ -229,7 +229,7 @@ class Registry:
         """Return the sorted names of all models that match the glob `pattern`.
 
         Raises:
-            RegistryError: two packages give one name.
+            ParamsError: two packages give one name.
         """
         package_of: dict[str, str] = {}
         for package, root in self._packages.items():
@@ -245,7 +245,7 @@ class Registry:
         """Return the class of the model `name`; imports its module alone.
 
         Raises:
-            RegistryError: it is unknown, known twice, or its module cannot be imported.
+            ParamsError: it is unknown, known twice, or its module cannot be imported.
         """
         below, _, class_name = name.rpartition(".")
         models: dict[str, type[Model]] = {}
@@ -257,7 +257,7 @@ class Registry:
                 if kind.__name__ == class_name:
                     models[package] = kind
             if module in self.broken:
-                raise errors.RegistryError(
+                raise errors.ParamsError(
                     f"{name}: {module} cannot be imported: {self.broken[module]}"
                 )
         if len(models) > 1:
@@ -277,7 +277,7 @@ class Registry:
             if defined_here and issubclass(kind, Model) and not kind.__name__.startswith("_"):
                 yield kind
 
-    def _unknown(self, name: str) -> errors.RegistryError:
+    def _unknown(self, name: str) -> errors.ParamsError:
         names = self.names()
         near = errors.nearest(name, names)
         hint = f"nearest {', '.join(map(repr, near))}. " if near else ""
@@ -285,11 +285,11 @@ class Registry:
         if self.broken:
             text += ". Not looked into, since it cannot be imported:"
             text += "".join(f"\n    {where}: {why}" for where, why in self.broken.items())
-        return errors.RegistryError(text)
+        return errors.ParamsError(text)
 
 
-def _named_twice(name: str, first: str, second: str) -> errors.RegistryError:
-    return errors.RegistryError(
+def _named_twice(name: str, first: str, second: str) -> errors.ParamsError:
+    return errors.ParamsError(
         f"two packages have a model {name!r}: {first} and {second}. Rename one, or leave one "
         "package out"
     )
@@ -302,7 +302,7 @@ def _name(kind: type[Model], package: str) -> str:
 def _project_package() -> ModuleType:
     path = Path(__file__).with_name(PROJECT_PACKAGE.rsplit(".", 1)[-1])
     if path.is_file():
-        raise errors.RegistryError(
+        raise errors.ParamsError(
             f"{path} is a file and not a link to the folder ../{path.name}: this copy lost its "
             "links (a clone with core.symlinks=false, or a .zip unpacked without them). Clone "
             "again with them, or make both again: "
@@ -316,18 +316,18 @@ def _user_package(name: str, where: str) -> ModuleType:
         module = _import(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise errors.RegistryError(f"{where}: {errors.cause(error, __file__)}") from error
+            raise errors.ParamsError(f"{where}: {errors.cause(error, __file__)}") from error
         beside = Path(name.split(".", 1)[0]).is_dir()
         hint = "It is a folder beside you: " if beside else ""
-        raise errors.RegistryError(
+        raise errors.ParamsError(
             f"{where}: no module {error.name!r} on Python's path. {hint}python -m "
             "lingvo_gpipe.trainer looks into the current folder, the installed command does not. "
             "Install the package, or put the folder around it on PYTHONPATH"
         ) from error
     except Exception as error:
-        raise errors.RegistryError(f"{where}: {errors.cause(error, __file__)}") from error
+        raise errors.ParamsError(f"{where}: {errors.cause(error, __file__)}") from error
     if not hasattr(module, "__path__"):
-        raise errors.RegistryError(
+        raise errors.ParamsError(
             f"{where}: {name} is a single file. Name the package (the folder) around it"
         )
     return module

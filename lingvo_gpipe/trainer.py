@@ -264,7 +264,7 @@ def _list_models(models: registry.Registry, pattern: str) -> None:
     for where, why in models.broken.items():
         print(f"{where} is left out: {why}", file=sys.stderr)
     if not names:
-        raise errors.RegistryError(f"no model matches {pattern!r}. --list_models shows all")
+        raise errors.ParamsError(f"no model matches {pattern!r}. --list_models shows all")
     output.report("\n".join(names))
 
 
@@ -276,7 +276,7 @@ def task_of(values: argparse.Namespace, recipe: registry.Model) -> Task.Params:
     """
     task = recipe.task()
     if not isinstance(task, hyperparams.Params):
-        raise errors.RegistryError(
+        raise errors.ParamsError(
             f"{values.model}: task() returns {type(task).__name__}. Let it return task.Task.Params"
         )
     task.set_path("name", values.model)

@@ -66,7 +66,7 @@ class Options:
         max_restarts: how often a run may be started again.
         port_timeout_s: how long to wait for the chief's port, if it is in use.
         keep_workers: starts the supervisors of this machine's workers that have ended; may raise
-            `ClusterError`. Does nothing on clusters.
+            `DeviceError`. Does nothing on clusters.
     """
 
     cluster: members.Cluster
@@ -87,7 +87,7 @@ async def run(options: Options) -> int:
     """Run the chief to its end, however often it must be started; return its exit code.
 
     Raises:
-        ClusterError: the chief's port is in use, a worker does not come or cannot be one of this
+        DeviceError: the chief's port is in use, a worker does not come or cannot be one of this
             run, or the run is given up.
     """
     restarts = Restarts(options.max_restarts)
@@ -104,7 +104,7 @@ async def run(options: Options) -> int:
             code, fault = await attempt.run(), None
         except FaultError as error:
             code, fault = 1, error
-        except errors.ClusterError:
+        except errors.DeviceError:
             await attempt.end(1)
             raise
         if signals and fault is not None:
@@ -114,7 +114,7 @@ async def run(options: Options) -> int:
             return code
         try:
             wait_s = restarts.wait_s(str(fault), attempt.step)
-        except errors.ClusterError:
+        except errors.DeviceError:
             await attempt.end(1)
             raise
         await attempt.end(None)
@@ -157,7 +157,7 @@ class _Attempt:
 
         Raises:
             FaultError: something is lost.
-            ClusterError: no other attempt would help.
+            DeviceError: no other attempt would help.
         """
         self._holds = [asyncio.ensure_future(worker.hold()) for worker in self._workers]
         watch = self._watch = asyncio.ensure_future(self._watch_chief())
@@ -252,7 +252,7 @@ class _Attempt:
         """Check that every host sees the run's folder, and the checkpoint to start from.
 
         Raises:
-            ClusterError: one does not.
+            DeviceError: one does not.
         """
         folder, checkpoint = self._options.folder, self._options.checkpoint
         if folder is not None:
@@ -260,7 +260,7 @@ class _Attempt:
                 with sharing.marked(folder) as question:
                     await self._all_see(question, f"--logdir={folder}", "Name a folder")
             except OSError as error:
-                raise errors.ClusterError(
+                raise errors.DeviceError(
                     f"--logdir={folder} cannot be written: {error.strerror}. Name a folder that "
                     "all hosts share"
                 ) from error
@@ -274,7 +274,7 @@ class _Attempt:
         faults = await asyncio.gather(*(worker.look(question) for worker in self._workers))
         for worker, fault in zip(self._workers, faults, strict=True):
             if fault is not None:
-                raise errors.ClusterError(
+                raise errors.DeviceError(
                     f"{where}: {worker} {fault}. {way_out} that all hosts share, by the same path"
                 )
 
@@ -312,7 +312,7 @@ class _Worker:
 
         Raises:
             FaultError: the worker is lost, or cannot reach another one any more.
-            ClusterError: it does not come, cannot be a worker of this run, or never reaches
+            DeviceError: it does not come, cannot be a worker of this run, or never reaches
                 another one.
         """
         self._connection = await self._take()
@@ -365,7 +365,7 @@ class _Worker:
                 raise FaultError(f"{self} cannot reach {other}: {reason}")
             waited_s = wait.note(f"{self} to reach {other}", str(reason))
             if waited_s > self._options.start_timeout_s:
-                raise errors.ClusterError(
+                raise errors.DeviceError(
                     f"{self} cannot reach {other} after {waited_s:.0f} s (--start_timeout_s): "
                     f"{reason}. Let each worker reach the ports of the others"
                 )
@@ -411,7 +411,7 @@ class _Worker:
             except (lease.LostError, lease.RefusedError) as error:
                 waited_s = wait.note(str(self), str(error))
                 if waited_s > self._options.start_timeout_s:
-                    raise errors.ClusterError(
+                    raise errors.DeviceError(
                         f"{self} is missing after {waited_s:.0f} s (--start_timeout_s): {error}. "
                         "Start it there with --job=worker, and let the chief reach that port"
                     ) from error

@@ -37,7 +37,7 @@ class Connection:
             num_devices: number of devices that the network needs; CPUs are shared out evenly.
 
         Raises:
-            ClusterError: another program has the chief's port.
+            DeviceError: another program has the chief's port.
         """
         if self._is_connected:
             return
@@ -69,9 +69,7 @@ class Connection:
             # The port was free when the supervisor looked.
             chief = members.Member(members.CHIEF)
             _, port = members.host_and_port(cluster.task_address(members.CHIEF, 0))
-            raise errors.ClusterError(
-                ports.in_use(chief, port, "another program has it")
-            ) from error
+            raise errors.DeviceError(ports.in_use(chief, port, "another program has it")) from error
         self._channel.write(chief_supervisor.CONNECTED)
 
     def note_step(self, step: int) -> None:

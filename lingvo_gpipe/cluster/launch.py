@@ -47,18 +47,18 @@ def run(
         The exit code of the run; None where this process does the work itself.
 
     Raises:
-        ClusterError: the cluster cannot be one, a worker is missing, or the run is given up.
+        DeviceError: the cluster cannot be one, a worker is missing, or the run is given up.
     """
     named = membership(values)
     if values.workers is not None:
         num_workers = members.num_local_workers(values.workers)
         if named is not None:
-            raise errors.ClusterError(
+            raise errors.DeviceError(
                 f"--workers={values.workers} starts workers here, but --cluster or TF_CONFIG names "
                 "others. Leave one of them out"
             )
         if values.job is not None or values.task is not None:
-            raise errors.ClusterError(
+            raise errors.DeviceError(
                 f"--workers={values.workers} starts the workers itself: leave out --job and --task"
             )
         if not uses_workers:
@@ -73,7 +73,7 @@ def run(
     if named is None:
         given = [flag for flag in ("job", "task") if getattr(values, flag) is not None]
         if values.job == members.WORKER or (given and not os.environ.get(members.VARIABLE)):
-            raise errors.ClusterError(
+            raise errors.DeviceError(
                 f"--{given[0]}={getattr(values, given[0])}: of which cluster? Set TF_CONFIG, or "
                 "name its file by --cluster=FILE"
             )
@@ -107,7 +107,7 @@ def membership(values: argparse.Namespace) -> tuple[members.Cluster, members.Mem
     """Return the cluster that the flags or TF_CONFIG name, and which process this is; None: none.
 
     Raises:
-        ClusterError: it does not name a cluster that can run.
+        DeviceError: it does not name a cluster that can run.
     """
     if values.cluster is not None:
         return members.from_file(os.path.expanduser(values.cluster), values.job, values.task)
@@ -141,12 +141,12 @@ def _given(values: argparse.Namespace, *flags: str) -> dict[str, Any]:
     """Return the numbers of those flags that were given.
 
     Raises:
-        ClusterError: one is negative.
+        DeviceError: one is negative.
     """
     found = {flag: getattr(values, flag) for flag in flags if getattr(values, flag) is not None}
     for flag, value in found.items():
         if value < 0:
-            raise errors.ClusterError(f"--{flag}={value} is below 0")
+            raise errors.DeviceError(f"--{flag}={value} is below 0")
     return found
 
 
@@ -154,7 +154,7 @@ def _token(values: argparse.Namespace) -> str:
     """Return the run's secret.
 
     Raises:
-        ClusterError: there is none, or its file cannot be read.
+        DeviceError: there is none, or its file cannot be read.
     """
     token = os.environ.get(local.TOKEN, "").strip()
     if values.token_file is not None:
@@ -162,11 +162,11 @@ def _token(values: argparse.Namespace) -> str:
             path = os.path.expanduser(values.token_file)
             token = regular_files.read_text(path, _MAX_TOKEN_BYTES).strip()
         except OSError as error:
-            raise errors.ClusterError(
+            raise errors.DeviceError(
                 f"--token_file={values.token_file} cannot be read: {error.strerror}"
             ) from error
     if not token:
-        raise errors.ClusterError(
+        raise errors.DeviceError(
             "a cluster needs a secret that all of its processes know: write any text into a file "
             "and name it by --token_file, or set LINGVO_GPIPE_TOKEN"
         )

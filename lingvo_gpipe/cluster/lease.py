@@ -223,7 +223,7 @@ async def take(cluster: members.Cluster, index: int, token: str) -> tuple[Connec
     Raises:
         LostError: the worker is not there; try again later.
         RefusedError: it answers, but is in use; try again later.
-        ClusterError: it can never be a worker of this run.
+        DeviceError: it can never be a worker of this run.
     """
     address = cluster.workers[index]
     connection = await _connect(address)
@@ -236,7 +236,7 @@ async def take(cluster: members.Cluster, index: int, token: str) -> tuple[Connec
         answer = await connection.ask({"nonce": nonce, "proof": proof}, LOST_AFTER_S)
         expected = _proof(token, "worker", hello["nonce"], nonce)
         if not _is_same(answer.get("proof"), expected):
-            raise errors.ClusterError(
+            raise errors.DeviceError(
                 f"worker {index} at {address} has another token. Start all processes of a run with "
                 "the same one (--token_file, or LINGVO_GPIPE_TOKEN)"
             )
@@ -271,12 +271,12 @@ async def _connect(address: str) -> Connection:
 def _check_identity(worker: Identity, cluster: members.Cluster, index: int) -> None:
     address = cluster.workers[index]
     if worker.index != index:
-        raise errors.ClusterError(
+        raise errors.DeviceError(
             f"the process at {address} is worker {worker.index}, but the chief's cluster has "
             f"worker {index} there ({worker.host}). Give both the same list, in one order"
         )
     if worker.workers != cluster.workers:
-        raise errors.ClusterError(
+        raise errors.DeviceError(
             f"worker {index} ({worker.host}) was started with other workers: "
             f"{', '.join(worker.workers)}; the chief has {', '.join(cluster.workers)}. Give all "
             "processes the same cluster"
@@ -284,7 +284,7 @@ def _check_identity(worker: Identity, cluster: members.Cluster, index: int) -> N
     for package, version in versions().items():
         other = worker.versions.get(package, "unknown")
         if other != version:
-            raise errors.ClusterError(
+            raise errors.DeviceError(
                 f"worker {index} ({worker.host}) has {package} {other}, the chief has {version}. "
                 "Install the same version on all hosts"
             )

@@ -88,7 +88,7 @@ def run(
         max_restarts: how often the chief's supervisor may be started again.
 
     Raises:
-        ClusterError: a worker cannot be started, or the run is given up.
+        DeviceError: a worker cannot be started, or the run is given up.
     """
     if not is_local():
         supervisor = PrivateSupervisor(
@@ -139,7 +139,7 @@ class LocalWorkers:
         """Start every supervisor that does not run; one that is stopped is ended first.
 
         Raises:
-            ClusterError: supervisors end by themselves, again and again.
+            DeviceError: supervisors end by themselves, again and again.
         """
         count = len(self._cluster.workers)
         each = shares(sorted(os.sched_getaffinity(0)), count)
@@ -154,7 +154,7 @@ class LocalWorkers:
                 supervisor.end()
                 self._failures += failed
                 if failed and self._failures >= _MAX_FAILURES:
-                    raise errors.ClusterError(
+                    raise errors.DeviceError(
                         f"the supervisor of worker {index} {state}. Its own lines, above, say why"
                     )
             member = members.Member(members.WORKER, index)
@@ -244,7 +244,7 @@ class PrivateSupervisor:
             None where the run cannot be in a private network.
 
         Raises:
-            ClusterError: the supervisor was lost too often.
+            DeviceError: the supervisor was lost too often.
         """
         lost = short = 0
         with signals.handled(lambda number, _: self._received.append(number)):
@@ -267,7 +267,7 @@ class PrivateSupervisor:
                 lost += 1
                 short = short + 1 if time.monotonic() - began < _SHORT_S else 0
                 if lost > self._max_restarts or short >= restarts.SAME_STEP:
-                    raise errors.ClusterError(
+                    raise errors.DeviceError(
                         f"the chief's supervisor {fault}, after {lost - 1} restarts. The same "
                         "command continues the run"
                     )
@@ -325,4 +325,4 @@ def _free_ports(count: int) -> list[int]:
                 found.append(port)
             if len(found) == count:
                 return found
-    raise errors.ClusterError(f"this machine has no {count} free ports")
+    raise errors.DeviceError(f"this machine has no {count} free ports")

@@ -80,11 +80,11 @@ def num_local_workers(text: str) -> int:
     """Return N of `local:N`.
 
     Raises:
-        ClusterError: it is something else.
+        DeviceError: it is something else.
     """
     found = _LOCAL.fullmatch(text.strip())
     if found is None or not 1 <= int(found[1]) <= _MAX_WORKERS:
-        raise errors.ClusterError(
+        raise errors.DeviceError(
             f"--workers={text}: expected local:N with N from 1 to {_MAX_WORKERS}, such as local:2. "
             "Workers on other hosts are named by TF_CONFIG or --cluster=FILE"
         )
@@ -102,7 +102,7 @@ def from_environment(
         index: what --task says; None: what TF_CONFIG says.
 
     Raises:
-        ClusterError: it names no cluster that can run.
+        DeviceError: it names no cluster that can run.
     """
     text = environment.get(VARIABLE, "").strip()
     if not text:
@@ -115,7 +115,7 @@ def from_environment(
         job or (named.job if named else CHIEF), index if index is not None else _index(named, job)
     )
     if named is not None and member != named:
-        raise errors.ClusterError(
+        raise errors.DeviceError(
             f"{VARIABLE} says that this process is {named}, the flags say {member}. Leave out "
             "--job and --task, or correct one of them"
         )
@@ -135,16 +135,16 @@ def from_file(
         index: as in `from_environment`; None: 0.
 
     Raises:
-        ClusterError: it cannot be read, or names no cluster that can run.
+        DeviceError: it cannot be read, or names no cluster that can run.
     """
     where = f"--cluster={path}"
     try:
         text = regular_files.read_text(path)
     except OSError as error:
-        raise errors.ClusterError(f"{where} cannot be read: {error.strerror}") from error
+        raise errors.DeviceError(f"{where} cannot be read: {error.strerror}") from error
     values = _object(text, where)
     if job == WORKER and index is None:
-        raise errors.ClusterError(
+        raise errors.DeviceError(
             f"{where} names several workers. Say which one this is: --task=0, 1, …"
         )
     return _checked(values.get("cluster", values), where, Member(job or CHIEF, index or 0))
@@ -158,12 +158,12 @@ def _object(text: str, where: str) -> dict[str, Any]:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise errors.ClusterError(
+        raise errors.DeviceError(
             f"{where} is not JSON: {error}. Write "
             '{"cluster": {"chief": ["HOST:PORT"], "worker": ["HOST:PORT", …]}}'
         ) from error
     if not isinstance(values, dict):
-        raise errors.ClusterError(f"{where} holds a {type(values).__name__}, expected an object")
+        raise errors.DeviceError(f"{where} holds a {type(values).__name__}, expected an object")
     return values
 
 
@@ -175,7 +175,7 @@ def _member(task: Any, where: str) -> Member | None:
     if isinstance(index, str) and index.isdecimal():
         index = int(index)  # what scripts write
     if not isinstance(kind, str) or type(index) is not int:
-        raise errors.ClusterError(
+        raise errors.DeviceError(
             f'{where}: "task" is {json.dumps(task)[:80]}, expected '
             '{"type": "chief" or "worker", "index": a number}'
         )
@@ -185,32 +185,32 @@ def _member(task: Any, where: str) -> Member | None:
 def _checked(jobs: Any, where: str, member: Member) -> tuple[Cluster, Member]:
     """Return the cluster of an object job → addresses, and its member, both checked."""
     if not isinstance(jobs, Mapping):
-        raise errors.ClusterError(f"{where}: the cluster is a {type(jobs).__name__}, not an object")
+        raise errors.DeviceError(f"{where}: the cluster is a {type(jobs).__name__}, not an object")
     for job in jobs:
         if job not in JOBS:
             near = errors.nearest(job, JOBS) or list(JOBS)
-            raise errors.ClusterError(
+            raise errors.DeviceError(
                 f"{where} names the job {job!r}, which a pipeline does not have; nearest "
                 f"{near[0]!r}. Name one chief, and workers"
             )
     if member.job not in JOBS:
         near = errors.nearest(member.job, JOBS) or list(JOBS)
-        raise errors.ClusterError(
+        raise errors.DeviceError(
             f"there is no job {member.job!r}; nearest {near[0]!r}. Use {' or '.join(JOBS)}"
         )
     chiefs, workers = _addresses(jobs, CHIEF, where), _addresses(jobs, WORKER, where)
     if len(chiefs) != 1:
-        raise errors.ClusterError(
+        raise errors.DeviceError(
             f"{where} names {len(chiefs)} chiefs. Name one, by the address at which the workers "
             "reach it"
         )
     if not workers:
-        raise errors.ClusterError(f"{where} names no worker. Name at least one, as HOST:PORT")
+        raise errors.DeviceError(f"{where} names no worker. Name at least one, as HOST:PORT")
     cluster = Cluster(chiefs[0], workers)
     _refuse_twins(cluster, where)
     count = 1 if member.job == CHIEF else len(workers)
     if not 0 <= member.index < count:
-        raise errors.ClusterError(
+        raise errors.DeviceError(
             f"this process is {member.job} {member.index}, but {where} names {count} "
             f"{member.job}{'s' if count > 1 else ''}. Use 0 to {count - 1}"
         )
@@ -222,11 +222,11 @@ def _addresses(jobs: Mapping[str, Any], job: str, where: str) -> tuple[str, ...]
     if isinstance(addresses, str):
         addresses = [addresses]
     if not isinstance(addresses, list) or len(addresses) > _MAX_WORKERS:
-        raise errors.ClusterError(f"{where}: the addresses of {job} are not a list of HOST:PORT")
+        raise errors.DeviceError(f"{where}: the addresses of {job} are not a list of HOST:PORT")
     for address in addresses:
         found = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
         if found is None or not 1 <= int(found[2]) <= _MAX_PORT:
-            raise errors.ClusterError(
+            raise errors.DeviceError(
                 f"{where}: {json.dumps(address)[:80]} of {job} is not an address. Write HOST:PORT, "
                 f"with a port from 1 to {_MAX_PORT}"
             )
@@ -238,7 +238,7 @@ def _refuse_twins(cluster: Cluster, where: str) -> None:
     for member in cluster.members():
         address = cluster.address(member)
         if address in seen:
-            raise errors.ClusterError(
+            raise errors.DeviceError(
                 f"{where}: {seen[address]} and {member} have the same address {address}. Each "
                 "process needs a port of its own"
             )

@@ -54,19 +54,19 @@ class Restarts:
             step: the step that was being done; None: the run had not begun.
 
         Raises:
-            ClusterError: the run is given up.
+            DeviceError: the run is given up.
         """
         self._in_a_row = self._in_a_row + 1 if self.count and step == self._step else 1
         self._step = step
         where = "before its first step" if step is None else f"at step {step}"
         if self.count >= self._max_restarts:
             allowed = f"--max_restarts={self._max_restarts}"
-            raise errors.ClusterError(
+            raise errors.DeviceError(
                 f"{fault}, {where}, and {allowed} allows no further restart. The same command "
                 "continues the run"
             )
         if self._in_a_row >= SAME_STEP:
-            raise errors.ClusterError(
+            raise errors.DeviceError(
                 f"{fault}, {where}, the {self._in_a_row}rd time in a row at the same place: "
                 "another restart would not help. Look at the lines above; the same command "
                 "continues the run"

@@ -59,7 +59,7 @@ async def run(options: Options) -> int:
         The exit code: that of the run, or 128 + the number of the signal.
 
     Raises:
-        ClusterError: the address cannot be used, or the worker process does not start.
+        DeviceError: the address cannot be used, or the worker process does not start.
     """
     supervisor = _Supervisor(options)
     loop = asyncio.get_running_loop()
@@ -190,7 +190,7 @@ class _Supervisor:
             state = self._server.state()
             self._end_server()
             if self._early_ends >= _MAX_EARLY_ENDS:
-                raise errors.ClusterError(
+                raise errors.DeviceError(
                     f"the process of {self._name} ends before it serves: {state}. Its own lines, "
                     "above, say why"
                 )

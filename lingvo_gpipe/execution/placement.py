@@ -61,7 +61,7 @@ def place(
         num_replicas: R.
 
     Raises:
-        PlacementError: a kind or name is unknown, or there are too few devices.
+        DeviceError: a kind or name is unknown, or there are too few devices.
 
     >>> place(2, available=["/device:CPU:0", "/device:GPU:0", "/device:GPU:1"]).devices
     ('/device:GPU:0', '/device:GPU:1')
@@ -73,7 +73,7 @@ def place(
     )
     if kind not in KINDS:
         near = errors.nearest(kind, KINDS) or KINDS
-        raise errors.PlacementError(
+        raise errors.DeviceError(
             f"unknown placement {kind!r}; nearest {near[0]!r}. Use one of {', '.join(KINDS)}"
         )
     wanted = num_replicas * num_devices
@@ -85,7 +85,7 @@ def place(
         kind = next((k for k in ("tpu", "gpu") if groups[k]), "cpu")
     chosen = sorted(groups[kind], key=_task_and_number)
     if len(chosen) < wanted:
-        raise errors.PlacementError(_too_few(num_devices, num_replicas, kind, len(chosen)))
+        raise errors.DeviceError(_too_few(num_devices, num_replicas, kind, len(chosen)))
     devices = _shared_out(chosen, wanted, kind) if workers else chosen[:wanted]
     return Placement(tuple(devices), compile_all=kind == "tpu")
 
@@ -140,11 +140,11 @@ def refuse_strings(received: Mapping[str, SpecNest]) -> None:
         received: name in the stream → nest of `tf.TensorSpec`, for all imports of cells.
 
     Raises:
-        PlacementError: a cell would receive strings; the text names the first such name.
+        DeviceError: a cell would receive strings; the text names the first such name.
     """
     for name, nest in received.items():
         if any(leaf.dtype == tf.string for leaf in tf.nest.flatten(nest)):
-            raise errors.PlacementError(
+            raise errors.DeviceError(
                 f"{name!r} holds strings, which a compiled cell cannot receive (on TPU cores, all "
                 "cells are compiled). Convert them to numbers in the input, or use "
                 "placement='cpu' without jit_compile"
@@ -165,14 +165,14 @@ def _named(
     num_devices: int, num_replicas: int, names: Sequence[str], found: Sequence[str]
 ) -> Placement:
     if len(names) != num_replicas * num_devices:
-        raise errors.PlacementError(
+        raise errors.DeviceError(
             f"{len(names)} devices are named for {_needed(num_devices, num_replicas)}. Name one "
             f"per partition{'' if num_replicas == 1 else ' and replica'}"
         )
     for name in names:
         if short(name) not in found:
             near = errors.nearest(name, found) or list(found)[:3]
-            raise errors.PlacementError(
+            raise errors.DeviceError(
                 f"there is no device {name!r}; nearest {', '.join(near)}. "
                 "tf.config.list_logical_devices() lists them"
             )
@@ -211,7 +211,7 @@ def prepare_logical_cpus(count: int) -> None:
     """Configure TensorFlow with at least `count` logical CPU devices.
 
     Raises:
-        PlacementError: TensorFlow was already initialised with fewer devices.
+        DeviceError: TensorFlow was already initialised with fewer devices.
     """
     physical = tf.config.list_physical_devices("CPU")[0]
     if len(tf.config.get_logical_device_configuration(physical) or ()) >= count:
@@ -223,7 +223,7 @@ def prepare_logical_cpus(count: int) -> None:
     except (RuntimeError, ValueError) as error:
         there = len(tf.config.list_logical_devices("CPU"))
         if there < count:
-            raise errors.PlacementError(
+            raise errors.DeviceError(
                 f"{count} logical CPU devices are needed, but TensorFlow was initialised with "
                 f"{there}. Prepare them before its first operation"
             ) from error
@@ -355,14 +355,14 @@ def initialize_tpu(address: str = "local") -> None:
         address: address of the TPU system; "local": that of this machine.
 
     Raises:
-        PlacementError: no TPU answers at the address.
+        DeviceError: no TPU answers at the address.
     """
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=address)
         tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
     except (ValueError, tf.errors.OpError) as error:
-        raise errors.PlacementError(
+        raise errors.DeviceError(
             f"no TPU system answers at {address!r}: {str(error).splitlines()[0]}. Check the "
             "address, or use placement='gpu' or 'cpu'"
         ) from error

@@ -111,7 +111,7 @@ def wire(nodes: Sequence[Node], fields: Iterable[str], outputs: Sequence[str] = 
             writes.
 
     Raises:
-        StreamError: a name is read before it is written, or written and never read, unless by a
+        LayerError: a name is read before it is written, or written and never read, unless by a
             layer that compares; or a layer writes no name.
 
     >>> nodes = [Node("a"), Node("b", reads=("x", "label"), writes=("y",))]
@@ -134,16 +134,16 @@ def wire(nodes: Sequence[Node], fields: Iterable[str], outputs: Sequence[str] = 
     for number, node in enumerate(nodes):
         for name in node.reads:
             if name not in current:
-                raise errors.StreamError(_unknown(name, node, nodes[number:], current))
+                raise errors.LayerError(_unknown(name, node, nodes[number:], current))
             consumers[current[name]].append(number)
         reads.append(tuple(current[name] for name in node.reads))
         if len(set(node.writes)) != len(node.writes):
-            raise errors.StreamError(
+            raise errors.LayerError(
                 f"{node.name} writes a name twice: {', '.join(node.writes)}. Give each of its "
                 "outputs a different name"
             )
         if not node.writes:
-            raise errors.StreamError(
+            raise errors.LayerError(
                 f"{node.name} writes no name. Give its output a name; if no layer reads it, add "
                 "that name to the network's outputs"
             )
@@ -152,7 +152,7 @@ def wire(nodes: Sequence[Node], fields: Iterable[str], outputs: Sequence[str] = 
     for index, (name, producer) in enumerate(found):
         is_read = consumers[index] or index in leaving.values()
         if producer != FIELD and not is_read and not nodes[producer].compares:
-            raise errors.StreamError(_unread(name, nodes[producer], nodes[producer + 1 :]))
+            raise errors.LayerError(_unread(name, nodes[producer], nodes[producer + 1 :]))
     versions = tuple(
         Version(i, name, producer, tuple(dict.fromkeys(consumers[i])))
         for i, (name, producer) in enumerate(found)
@@ -164,7 +164,7 @@ def _leaving(wanted: Sequence[str], current: dict[str, int]) -> dict[str, int]:
     for name in wanted:
         if name not in current:
             near = errors.nearest(name, current) or sorted(current)
-            raise errors.StreamError(
+            raise errors.LayerError(
                 f"output {name!r} is neither a field nor written by a layer; nearest "
                 f"{', '.join(map(repr, near))}. Correct the network's outputs"
             )

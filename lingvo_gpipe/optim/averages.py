@@ -23,7 +23,7 @@ class Average(hyperparams.Configurable):
     def __init__(self, params: Average.Params) -> None:
         super().__init__(params)
         if not 0.0 <= params.decay < 1.0:
-            raise errors.OptimizerError(f"average.decay={params.decay} must be in [0, 1)")
+            raise errors.ParamsError(f"average.decay={params.decay} must be in [0, 1)")
 
     def decay(self, step: tf.Tensor) -> tf.Tensor:
         """Return the share of the old average in the new one after update `step`, float32."""

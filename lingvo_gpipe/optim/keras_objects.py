@@ -28,7 +28,7 @@ def make(
         mixin: class whose methods come before the Keras class's base.
 
     Raises:
-        OptimizerError: the module has no such class, the class refuses the arguments, or they
+        ParamsError: the module has no such class, the class refuses the arguments, or they
             name what would run code.
     """
     classes = {
@@ -39,18 +39,18 @@ def make(
     what = "optimizer" if base.__name__ == "Optimizer" else "learning rate schedule"
     if name not in classes:
         near = errors.nearest(name, classes)
-        raise errors.OptimizerError(
+        raise errors.ParamsError(
             f"no Keras {what} {name!r}; "
             + (f"nearest {', '.join(near)}" if near else f"there are {', '.join(sorted(classes))}")
         )
     reason = keras_references.refusal(config)
     if reason is not None:
-        raise errors.OptimizerError(f"no Keras {what} {name} of this config, since {reason}")
+        raise errors.ParamsError(f"no Keras {what} {name} of this config, since {reason}")
     kind = classes[name] if mixin is None else type(name, (classes[name], mixin), {})
     try:
         return kind(**config)
     except (TypeError, ValueError) as error:
         arguments = ", ".join(f"{key}={value!r}" for key, value in config.items())
-        raise errors.OptimizerError(
+        raise errors.ParamsError(
             f"Keras {what} {name}({arguments}): {str(error).splitlines()[0]}"
         ) from error

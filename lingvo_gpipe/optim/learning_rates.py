@@ -68,14 +68,12 @@ class RateRange(LearningRate):
     def __init__(self, params: RateRange.Params) -> None:
         super().__init__(params)
         if not 0.0 < params.lowest < params.highest < math.inf:
-            raise errors.OptimizerError(
+            raise errors.ParamsError(
                 f"RateRange: the rate cannot rise from lowest={params.lowest} to "
                 f"highest={params.highest}. Use 0 < lowest < highest"
             )
         if params.steps < 2:
-            raise errors.OptimizerError(
-                f"RateRange: steps={params.steps} is too small. Use 2 or more"
-            )
+            raise errors.ParamsError(f"RateRange: steps={params.steps} is too small. Use 2 or more")
 
     def at(self, step: tf.Tensor) -> tf.Tensor:
         """Return the rate, a float64 scalar, of update `step` (int64 scalar, from 0)."""
@@ -111,12 +109,12 @@ class InverseSquareRoot(LearningRate):
         super().__init__(params)
         for name in ("units", "warmup_steps"):
             if getattr(params, name) < 1:
-                raise errors.OptimizerError(
+                raise errors.ParamsError(
                     f"InverseSquareRoot: {name}={getattr(params, name)} is too small. Use 1 or more"
                 )
         _check_finite("InverseSquareRoot", factor=params.factor)
         if params.factor < 0.0:
-            raise errors.OptimizerError(
+            raise errors.ParamsError(
                 f"InverseSquareRoot: factor={params.factor} is negative. Use 0 or more"
             )
 
@@ -163,11 +161,11 @@ class WarmupStaircase(LearningRate):
         for name, smallest in least.items():
             value = getattr(params, name)
             if value < smallest:
-                raise errors.OptimizerError(
+                raise errors.ParamsError(
                     f"WarmupStaircase: {name}={value} is too small. Use {smallest} or more"
                 )
         if not params.decay_steps > 0.0:  # NaN, too
-            raise errors.OptimizerError(
+            raise errors.ParamsError(
                 f"WarmupStaircase: decay_steps={params.decay_steps} is not possible. Use more "
                 "than 0"
             )
@@ -187,4 +185,4 @@ class WarmupStaircase(LearningRate):
 def _check_finite(where: str, **values: float) -> None:
     for name, value in values.items():
         if not math.isfinite(value):
-            raise errors.OptimizerError(f"{where}: {name}={value} is not possible. Use a number")
+            raise errors.ParamsError(f"{where}: {name}={value} is not possible. Use a number")

@@ -34,17 +34,17 @@ class LossScale(hyperparams.Configurable):
     def __init__(self, params: LossScale.Params) -> None:
         super().__init__(params)
         if not 0 < params.initial < math.inf:
-            raise errors.OptimizerError(
+            raise errors.ParamsError(
                 f"loss_scale.initial={params.initial} must be above 0 and finite; loss_scale=None "
                 "turns scaling off"
             )
         if params.dynamic and not 1.0 <= params.initial <= _LARGEST_SCALE:
-            raise errors.OptimizerError(
+            raise errors.ParamsError(
                 f"loss_scale.initial={params.initial} must be 1 to {_LARGEST_SCALE:,.0f}, between "
                 "which it changes; loss_scale.dynamic=False keeps the scale constant"
             )
         if params.growth_steps < 1:
-            raise errors.OptimizerError(
+            raise errors.ParamsError(
                 f"loss_scale.growth_steps={params.growth_steps} must be 1 or more; "
                 "loss_scale.dynamic=False keeps the scale constant"
             )

@@ -52,7 +52,7 @@ class Optimizer(hyperparams.Configurable):
         if not isinstance(params.learning_rate, float):
             self._learning_rate = params.learning_rate.instantiate()
         elif not math.isfinite(params.learning_rate):
-            raise errors.OptimizerError(
+            raise errors.ParamsError(
                 f"optimizer.learning_rate={params.learning_rate} is not a finite number. Set a "
                 "rate such as 0.001"
             )
@@ -79,7 +79,7 @@ class Optimizer(hyperparams.Configurable):
         """Return the factor of the rate of each weight.
 
         Raises:
-            OptimizerError: a group's pattern matches no weight.
+            ParamsError: a group's pattern matches no weight.
         """
         paths = list(paths)
         for pattern, _ in self.params.groups:
@@ -98,7 +98,7 @@ class Optimizer(hyperparams.Configurable):
             specs: of the weights, by path.
 
         Raises:
-            OptimizerError: a pattern matches no weight, one that has no rows, or one all of whose
+            ParamsError: a pattern matches no weight, one that has no rows, or one all of whose
                 rows have a gradient in every update.
         """
         lazy: set[str] = set()
@@ -115,12 +115,12 @@ def _check_table(
     where = f"optimizer.lazy: pattern {pattern!r} matches {spec.path}"
     if len(spec.shape) < 2:
         tables = [path for path, other in specs.items() if len(other.shape) > 1]
-        raise errors.OptimizerError(
+        raise errors.ParamsError(
             f"{where} of shape {list(spec.shape)}, which has no rows; nearest "
             f"{', '.join(_nearest(pattern, tables)) or 'none'}"
         )
     if spec.all_rows:
-        raise errors.OptimizerError(
+        raise errors.ParamsError(
             f"{where}, the kernel of a softmax over its rows: all of them have a gradient in "
             "every update, and the option would do nothing. Remove the pattern, or the tie"
         )
@@ -130,7 +130,7 @@ def _matches(field: str, pattern: str, paths: Iterable[str]) -> list[str]:
     paths = list(paths)
     found = fnmatch.filter(paths, pattern)
     if not found:
-        raise errors.OptimizerError(
+        raise errors.ParamsError(
             f"optimizer.{field}: pattern {pattern!r} matches no weight; nearest "
             f"{', '.join(_nearest(pattern, paths))}"
         )

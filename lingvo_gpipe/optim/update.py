@@ -88,12 +88,12 @@ class Updater(hyperparams.Configurable):
             state: statistics by path; they are assigned and averaged, and have no slots.
 
         Raises:
-            OptimizerError: params do not fit the weights, or there is no weight.
+            ParamsError: params do not fit the weights, or there is no weight.
         """
         super().__init__(params)
         _check(params)
         if not variables:
-            raise errors.OptimizerError(
+            raise errors.ParamsError(
                 "there is nothing to train: every weight is frozen, or the network has none. Look "
                 "at model.frozen and the layers' trainable"
             )
@@ -176,7 +176,7 @@ class Updater(hyperparams.Configurable):
             skipped_updates.
 
         Raises:
-            OptimizerError: a weight has no gradient, or a gradient or statistic no variable.
+            ParamsError: a weight has no gradient, or a gradient or statistic no variable.
         """
         state = dict(state or {})
         _check_names("gradient", gradients, self._weights, complete=True)
@@ -348,12 +348,12 @@ def _by_layer(
 def _check(params: Updater.Params) -> None:
     scale = params.loss_scale
     if scale is not None and scale.dynamic and not params.finite_guard:
-        raise errors.OptimizerError(
+        raise errors.ParamsError(
             "loss_scale.dynamic needs finite_guard: set finite_guard=True or loss_scale.dynamic="
             "False"
         )
     if params.clip_norm is not None and not 0 < params.clip_norm < math.inf:
-        raise errors.OptimizerError(
+        raise errors.ParamsError(
             f"clip_norm={params.clip_norm} must be above 0 and finite; None turns clipping off"
         )
 
@@ -368,13 +368,13 @@ def _check_names(
     unknown = [path for path in values if path not in variables]
     if unknown:
         near = errors.nearest(unknown[0], variables)
-        raise errors.OptimizerError(
+        raise errors.ParamsError(
             f"{what} {unknown[0]!r} belongs to no variable of this update; nearest "
             f"{', '.join(near) or 'none'}"
         )
     missing = [path for path in variables if values.get(path) is None] if complete else []
     if missing:
-        raise errors.OptimizerError(
+        raise errors.ParamsError(
             f"weight {missing[0]!r} has no {what} ({len(missing)} such); freeze it, or let a loss "
             "depend on it"
         )

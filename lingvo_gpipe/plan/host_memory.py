@@ -32,7 +32,7 @@ def warning(
             always is.
 
     Raises:
-        PlacementError: the step cannot fit.
+        DeviceError: the step cannot fit.
     """
     if memory is None:
         return None
@@ -58,14 +58,14 @@ def warning(
         "or --recompute=full need less"
     )
     if kept > memory.total_bytes:
-        raise errors.PlacementError(
+        raise errors.DeviceError(
             f"{task.name or 'the model'} needs {units.size(kept)} for its variables and optimizer "
             f"slots alone, and {there} has {units.size(memory.total_bytes)}. A smaller model needs "
             "less, or workers on more machines"
         )
     has = f"{there} has {units.size(memory.total_bytes)}, {units.size(memory.available_bytes)} free"
     if refuse and step > _SURELY_TOO_MUCH * memory.total_bytes:
-        raise errors.PlacementError(
+        raise errors.DeviceError(
             f"a step of {task.name or 'the model'} is planned to need {units.size(step)}, and {has}"
             f". {way_out[0].upper()}{way_out[1:]}"
         )

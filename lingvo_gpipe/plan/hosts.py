@@ -48,13 +48,13 @@ class Hosts:
         Which device a cell has, `network.traffic.host_order` chooses.
 
         Raises:
-            PlacementError: there are too few devices.
+            DeviceError: there are too few devices.
         """
         if self.devices is None:
             return host_order.share_out(num_devices, [num_devices] * self.count)
         there = self.count * self.devices
         if there < num_devices:
-            raise errors.PlacementError(
+            raise errors.DeviceError(
                 f"{num_devices} devices are needed, but --hosts has {self.count} x {self.devices}"
                 f" = {there}. Lower num_partitions or num_replicas, or name more hosts"
             )

@@ -66,7 +66,7 @@ def check_memory(
         refuse: as in `host_memory.warning`.
 
     Raises:
-        PlacementError: it cannot fit.
+        DeviceError: it cannot fit.
     """
     if connection.current() is not None or not _on_logical_cpus(params.model):
         return

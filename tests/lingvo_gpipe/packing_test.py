@@ -103,7 +103,7 @@ def test_values_of_other_shapes_are_refused() -> None:
 @pytest.mark.usefixtures("packed")
 def test_averages_of_some_parts_of_a_pack_are_refused() -> None:
     made = packing.create({"a": wanted((2, 3)), "b": wanted((3,))})
-    with pytest.raises(errors.OptimizerError, match="averages are of all weights"):
+    with pytest.raises(errors.ParamsError, match="averages are of all weights"):
         packing.copies({"a": made["a"]})
 
 
@@ -200,5 +200,5 @@ def test_a_tape_that_is_asked_for_packed_weights_is_refused() -> None:
     pipe = pipelines.three()
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(pipe(pipelines.batch(), training=True))
-    with pytest.raises(errors.PlacementError, match=r"^on workers, weights are packed"):
+    with pytest.raises(errors.DeviceError, match=r"^on workers, weights are packed"):
         tape.gradient(loss, pipe.weights)

@@ -409,7 +409,7 @@ def test_too_few_devices_are_reported_when_it_is_built() -> None:
     own = pipelines.pipe(
         pipelines.mlp(*[layers.Identity.Params() for _ in range(9)]), num_partitions=10
     )
-    with pytest.raises(errors.PlacementError, match=r"^10 partitions need 10 CPU devices"):
+    with pytest.raises(errors.DeviceError, match=r"^10 partitions need 10 CPU devices"):
         own.build(pipelines.batch())
 
 

@@ -110,11 +110,11 @@ def test_a_broken_file_hides_no_other_and_is_reported_when_asked_for(package: Wr
     assert found.broken[f"{name}.ends"].endswith("ends.py, line 2)")
     assert found.broken[f"{name}.broken"].startswith("ValueError: on purpose")
 
-    with pytest.raises(errors.RegistryError) as caught:
+    with pytest.raises(errors.ParamsError) as caught:
         registry.Registry([name]).model("typo.A")
     assert f"{name}.typo cannot be imported: ModuleNotFoundError" in str(caught.value)
     assert "typo.py, line 4" in str(caught.value)
-    with pytest.raises(errors.RegistryError, match=r"broken\.inside cannot be imported: ValueErr"):
+    with pytest.raises(errors.ParamsError, match=r"broken\.inside cannot be imported: ValueErr"):
         registry.Registry([name]).model("broken.inside.Hidden")
 
 
@@ -122,7 +122,7 @@ def test_an_unknown_name_lists_near_ones_and_what_could_not_be_looked_into(
     package: Writer,
 ) -> None:
     name = package({"__init__.py": "", "lab.py": MODEL.format(name="Smaller"), "bad.py": "1 / 0"})
-    with pytest.raises(errors.RegistryError) as caught:
+    with pytest.raises(errors.ParamsError) as caught:
         registry.Registry([name]).model("lab.Smalller")
     first, *detail = str(caught.value).splitlines()
     assert first.startswith("no model 'lab.Smalller'; nearest 'lab.Smaller'")
@@ -136,7 +136,7 @@ def test_two_packages_with_one_name_are_both_named(package: Writer) -> None:
     one, other = package(files), package(files)
     found = registry.Registry([one, other])
     for ask in (found.names, lambda: found.model("lab.Small")):
-        with pytest.raises(errors.RegistryError) as caught:
+        with pytest.raises(errors.ParamsError) as caught:
             ask()
         assert str(caught.value).startswith("two packages have a model 'lab.Small': ")
         assert one in str(caught.value)
@@ -146,7 +146,7 @@ def test_two_packages_with_one_name_are_both_named(package: Writer) -> None:
 def test_a_package_that_is_not_there_names_the_ways_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(errors.RegistryError) as caught:
+    with pytest.raises(errors.ParamsError) as caught:
         registry.Registry(["no_such_models"])
     assert str(caught.value).startswith("--params_package=no_such_models: no module")
     assert "PYTHONPATH" in str(caught.value)
@@ -154,7 +154,7 @@ def test_a_package_that_is_not_there_names_the_ways_out(
     (tmp_path / "no_such_models").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
-    with pytest.raises(errors.RegistryError, match="It is a folder beside you"):
+    with pytest.raises(errors.ParamsError, match="It is a folder beside you"):
         registry.Registry(["no_such_models.lab"])
 
 
@@ -170,7 +170,7 @@ def test_a_package_that_cannot_be_imported_names_the_cause(
     package: Writer, source: str, cause: str
 ) -> None:
     name = package({"__init__.py": source})
-    with pytest.raises(errors.RegistryError) as caught:
+    with pytest.raises(errors.ParamsError) as caught:
         registry.Registry([name])
     assert str(caught.value).startswith(f"--params_package={name}: {cause}")
 
@@ -179,7 +179,7 @@ def test_a_recipe_without_a_task_is_refused() -> None:
     class Bare(registry.Model):
         pass
 
-    with pytest.raises(errors.RegistryError, match=r"<locals>\.Bare defines no task\(\)"):
+    with pytest.raises(errors.ParamsError, match=r"<locals>\.Bare defines no task\(\)"):
         Bare().task()
 
 
@@ -188,7 +188,7 @@ def test_a_package_that_is_a_single_file_is_refused(
 ) -> None:
     (tmp_path / "single_file_of_registry_test.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(errors.RegistryError, match=r"is a single file\. Name the package"):
+    with pytest.raises(errors.ParamsError, match=r"is a single file\. Name the package"):
         registry.Registry(["single_file_of_registry_test"])
 
 
@@ -213,7 +213,7 @@ def test_lost_links_are_named_as_the_cause(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "params").write_text("../params")
     monkeypatch.setattr(registry, "PROJECT_PACKAGE", "lingvo_gpipe.params")
     monkeypatch.setattr(registry, "__file__", str(tmp_path / "registry.py"))
-    with pytest.raises(errors.RegistryError, match="params is a file and not a link") as caught:
+    with pytest.raises(errors.ParamsError, match="params is a file and not a link") as caught:
         registry.Registry()
     assert "core.symlinks=false" in str(caught.value)
 
@@ -233,9 +233,9 @@ def test_modes_are_found_by_name_and_taken_once(monkeypatch: pytest.MonkeyPatch)
     assert registry.mode("export", task) is export
     assert registry.modes_that_read("follow") == ("export",)
     assert registry.modes_that_read("fit") == ()
-    with pytest.raises(errors.RegistryError, match=r"mode 'export' of .* is already that of"):
+    with pytest.raises(errors.ParamsError, match=r"mode 'export' of .* is already that of"):
         registry.add_mode("export", other)
-    with pytest.raises(errors.RegistryError, match="no mode 'exprt'; nearest 'export'; use one of"):
+    with pytest.raises(errors.ParamsError, match="no mode 'exprt'; nearest 'export'; use one of"):
         registry.mode("exprt", task)
 
 
@@ -249,7 +249,7 @@ def test_a_mode_may_be_of_one_kind_of_task(monkeypatch: pytest.MonkeyPatch) -> N
     registry.add_mode("train", lambda _: None)
     registry.add_mode("speak", lambda _: None, tasks=Spoken.Params)
     assert registry.modes_of(Spoken.Params()) == ("train", "speak")
-    with pytest.raises(errors.RegistryError, match=r"no mode 'speak'; use one of train$"):
+    with pytest.raises(errors.ParamsError, match=r"no mode 'speak'; use one of train$"):
         registry.mode("speak", Task.Params())
 
 

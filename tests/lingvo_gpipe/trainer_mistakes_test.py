@@ -26,8 +26,8 @@ def run(
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--list_models=x*"], "RegistryError: no model matches 'x*'. --list_models shows all"),
-        (["--model=lab.Tony"], "RegistryError: no model 'lab.Tony'; nearest 'lab.Tiny'"),
+        (["--list_models=x*"], "ParamsError: no model matches 'x*'. --list_models shows all"),
+        (["--model=lab.Tony"], "ParamsError: no model 'lab.Tony'; nearest 'lab.Tiny'"),
         ([], "ParamsError: --model=NAME is missing. --list_models shows all names"),
         (["--modle=x"], "ParamsError: unknown flag --modle; nearest --mode, --model"),
         (["--max_steps=x"], "ParamsError: flag --max_steps: 'x' is not a whole number. --help"),
@@ -66,19 +66,19 @@ def run(
             ["--model=lab.Tiny", "--mode=plan", "--params_override=model.slices={'head': 2}"],
             "LayerError: head (Softmax): it cannot be divided into slices. Embeddings, ",
         ),
-        (["--model=lab.Tiny", "--mode=trian"], "RegistryError: no mode 'trian'; nearest 'train'"),
+        (["--model=lab.Tiny", "--mode=trian"], "ParamsError: no mode 'trian'; nearest 'train'"),
         (
             ["--model=lab.Tiny", "--mode=decode"],
-            "RegistryError: no mode 'decode' for lab.Tiny: only translation models (mt.*) have it. "
+            "ParamsError: no mode 'decode' for lab.Tiny: only translation models (mt.*) have it. "
             "--mode=export saves a program that predicts; --mode=eval measures on held-out "
             "examples, and shows some with predictions in TensorBoard. Use one of train, eval, ",
         ),
         (
             ["--model=lab.Tiny", "--mode=score"],
-            "RegistryError: no mode 'score' for lab.Tiny: only translation models (mt.*) have it. "
+            "ParamsError: no mode 'score' for lab.Tiny: only translation models (mt.*) have it. "
             "--mode=eval measures on held-out examples",
         ),
-        (["--model=lab.Tiny", "--mode=fit"], "RegistryError: no mode 'fit' for lab.Tiny. --mode=t"),
+        (["--model=lab.Tiny", "--mode=fit"], "ParamsError: no mode 'fit' for lab.Tiny. --mode=t"),
         (["--model=lab.Tiny", "--follow"], "ParamsError: --follow goes with --mode=eval"),
         (
             ["--model=lab.Tiny", "--mode=eval", "--follow", "--checkpoint=c", "--logdir=l"],
@@ -261,7 +261,7 @@ def test_after_a_mistake_nothing_is_left_that_python_would_write_at_exit(
 def test_a_recipe_without_a_task_is_named(run: Run) -> None:
     found = run("--mode=describe", model="moded.Wrong")
     assert found.err == [
-        "RegistryError: moded.Wrong: task() returns dict. Let it return task.Task.Params"
+        "ParamsError: moded.Wrong: task() returns dict. Let it return task.Task.Params"
     ]
 
 

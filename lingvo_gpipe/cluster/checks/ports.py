@@ -30,7 +30,7 @@ async def listen(
         timeout_s: how long to wait for the port, if it is in use.
 
     Raises:
-        ClusterError: the port cannot be used.
+        DeviceError: the port cannot be used.
     """
     host, port = members.host_and_port(cluster.address(member))
     where = host if host.startswith(_LOOPBACK) else None
@@ -44,7 +44,7 @@ async def listen(
             if time.monotonic() - began < timeout_s:
                 await asyncio.sleep(lease.PING_S)
                 continue
-            raise errors.ClusterError(in_use(member, port, error.strerror or str(error))) from error
+            raise errors.DeviceError(in_use(member, port, error.strerror or str(error))) from error
 
 
 async def check(cluster: members.Cluster, member: members.Member, timeout_s: float) -> None:

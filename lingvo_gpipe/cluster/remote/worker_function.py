@@ -47,11 +47,11 @@ def register_first(function: Function) -> Registered:
     """Register the function that other processes call by `TOKEN`.
 
     Raises:
-        ClusterError: this process has registered another one before.
+        DeviceError: this process has registered another one before.
     """
     made = register(function)
     if made.token != TOKEN:
-        raise errors.ClusterError(
+        raise errors.DeviceError(
             f"this process has registered other Python functions (its own is {made.token}, "
             f"expected {TOKEN}). Leave out what is imported besides the worker"
         )

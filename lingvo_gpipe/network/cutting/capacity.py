@@ -13,7 +13,6 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
-from lingvo_gpipe import errors
 from lingvo_gpipe.console import units
 from lingvo_gpipe.network.cutting import partition
 from lingvo_gpipe.schedule import recompute
@@ -237,7 +236,7 @@ def cuts_within(
         links: for each layer except the last, the cost of a cut after it; None: no cost.
 
     Raises:
-        CapacityError: no cut fits; the text has the memory needed and the way out.
+        NoCutFitsError: no cut fits; the text has the memory needed and the way out.
     """
     num_layers, num_cells = len(names), len(costs)
     try:
@@ -263,13 +262,13 @@ def cuts_within(
             needed = units.size(alone[worst])
             if within.is_shared:
                 needed = f"a device of {needed}, which cells share"
-            raise errors.CapacityError(
+            raise partition.NoCutFitsError(
                 f"device_memory={limit}, but layer {names[worst]} alone needs "
                 f"{needed}. Use fewer examples, more micro-batches, larger devices, or slices of "
                 "the layer, which --mode=plan finds"
             ) from error
         whole = units.size(within.need_bytes(0, 0, num_layers))
-        raise errors.CapacityError(
+        raise partition.NoCutFitsError(
             f"device_memory={limit}, but no cut into {num_cells} cells fits: in one cell, the "
             f"layers need {whole}. Use more partitions, more micro-batches, or larger devices"
         ) from error

@@ -64,7 +64,7 @@ class Adafactor(Rule):
         }
         for name, way_out in wrong.items():
             if way_out:
-                raise errors.OptimizerError(
+                raise errors.ParamsError(
                     f"Adafactor: {name}={getattr(params, name)} is not possible. Use {way_out}"
                 )
 
@@ -143,7 +143,7 @@ class Adafactor(Rule):
         if whole_axes is None:
             return super().redivided(parts, division)
         if len(division.shape) != 2:
-            raise errors.OptimizerError(
+            raise errors.ParamsError(
                 f"Adafactor: slots of a weight of {list(division.shape)} numbers cannot be joined "
                 "or divided, those of matrices can. Start from the weights alone (--mode=train "
                 "--checkpoint)"

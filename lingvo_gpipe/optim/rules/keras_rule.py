@@ -70,12 +70,12 @@ class KerasRule(Rule):
         super().__init__(params)
         for argument in params.config:
             if argument in _REFUSED_ARGUMENTS:
-                raise errors.OptimizerError(
+                raise errors.ParamsError(
                     f"{params.name}: argument {argument!r} cannot be used here; "
                     f"{_REFUSED_ARGUMENTS[argument]}"
                 )
         if params.name in _WRAPPERS:
-            raise errors.OptimizerError(
+            raise errors.ParamsError(
                 f"{params.name} wraps other optimizers and cannot be used here; "
                 f"{_WRAPPERS[params.name]}"
             )
@@ -186,7 +186,7 @@ class KerasRule(Rule):
             return float(first)
         if values.shape == tuple(weight.shape) and (values == weight.numpy()).all():
             return None
-        raise errors.OptimizerError(
+        raise errors.ParamsError(
             f"{self.params.name}: its slot {name!r} begins neither with one value nor as a copy "
             "of the weight; write it as a Rule"
         )

@@ -38,11 +38,11 @@ class RMSProp(Rule):
         for name in ("decay", "momentum"):
             value = getattr(params, name)
             if not 0.0 <= value < 1.0:
-                raise errors.OptimizerError(
+                raise errors.ParamsError(
                     f"RMSProp: {name}={value} is not possible. Use 0 or more, and less than 1"
                 )
         if params.epsilon <= 0.0:
-            raise errors.OptimizerError(
+            raise errors.ParamsError(
                 f"RMSProp: epsilon={params.epsilon} is not possible. Use more than 0, such as 1e-10"
             )
 

@@ -107,7 +107,7 @@ class Rule(hyperparams.Configurable):
             division: of the weight.
 
         Raises:
-            OptimizerError: a slot is neither.
+            ParamsError: a slot is neither.
         """
         found: list[dict[str, Array]] = [{} for _ in division.after]
         for name in parts[0]:
@@ -117,7 +117,7 @@ class Rule(hyperparams.Configurable):
             elif not values[0].shape and all(np.array_equal(values[0], v) for v in values):
                 new = [values[0]] * len(found)
             else:
-                raise errors.OptimizerError(
+                raise errors.ParamsError(
                     f"slot {name!r} of {list(values[0].shape)} numbers, of a weight of "
                     f"{list(division.shapes_before[0])}, can neither be joined nor divided. Start "
                     "from the weights alone (--mode=train --checkpoint), or write the optimizer "

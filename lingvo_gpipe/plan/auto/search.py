@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, schedule
 from lingvo_gpipe.console import units
+from lingvo_gpipe.network.cutting import partition
 from lingvo_gpipe.network.params import stated_cuts
 from lingvo_gpipe.plan import hosts, step_plan
 from lingvo_gpipe.plan.auto import finalists
@@ -117,7 +118,7 @@ class Search:
                 candidate,
                 plan=None,
                 refusal=str(error).splitlines()[0],
-                refused_by_memory=isinstance(error, errors.CapacityError),
+                refused_by_memory=isinstance(error, partition.NoCutFitsError),
             )
         return self._corrected(dataclasses.replace(candidate, plan=plan))
 

@@ -53,7 +53,7 @@ def resliced(prefix: str, old: Layout, new: Layout) -> dict[str, Array]:
 
     Raises:
         CheckpointError: it is torn, or not of the old network.
-        OptimizerError: a slot can neither be joined nor divided.
+        ParamsError: a slot can neither be joined nor divided.
     """
     source = _Source(prefix)
     found = {
@@ -146,8 +146,8 @@ def _slots(
 ) -> list[dict[str, Array]]:
     try:
         return new.optimizer.rule.redivided(slots, division)
-    except errors.OptimizerError as error:
-        raise errors.OptimizerError(f"{whole}: {error}") from error
+    except errors.ParamsError as error:
+        raise errors.ParamsError(f"{whole}: {error}") from error
 
 
 def _keyed(

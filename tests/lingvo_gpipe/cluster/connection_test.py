@@ -50,6 +50,6 @@ def test_workers_without_a_cell_are_counted(
 def test_a_chief_s_port_that_another_program_took_is_named(connected: mock.Mock) -> None:
     channel = supervisor_s_channel()
     connected.side_effect = tf.errors.UnknownError(None, None, "Could not start gRPC server")
-    with pytest.raises(errors.ClusterError, match="the chief cannot listen at port 1: another pro"):
+    with pytest.raises(errors.DeviceError, match="the chief cannot listen at port 1: another pro"):
         connection.Connection(channel).connect(3)
     assert mock.call(chief_supervisor.CONNECTED) not in channel.write.call_args_list

@@ -152,8 +152,8 @@ def main(what: str, folder: str, *rest: str) -> int:
     }[what]
     try:
         return supervisor(Path(folder), cluster, rest[1])
-    except errors.ClusterError as error:
-        report(f"ClusterError: {error}")
+    except errors.DeviceError as error:
+        report(f"DeviceError: {error}")
         return 1
 
 

@@ -78,7 +78,7 @@ def test_a_mistake_is_one_line(flags: str, folder: Path, capfd: pytest.CaptureFi
     out, err = capfd.readouterr()
     assert out == ""
     (line,) = err.splitlines()
-    assert re.fullmatch(f"ClusterError: {MISTAKES[flags]}", line), line
+    assert re.fullmatch(f"DeviceError: {MISTAKES[flags]}", line), line
 
 
 def test_tf_config_and_local_workers_exclude_each_other(
@@ -149,5 +149,5 @@ def test_the_secret_is_in_no_command_line_and_tensorflow_is_not_needed(folder: P
     assert any(b"one.json" in line for line in words)
     assert not any(b"secret word" in line for line in words)
     assert supervisor.returncode == 1
-    assert err.startswith("ClusterError: worker 0 (127.0.0.1:1) is missing after 0 s")
+    assert err.startswith("DeviceError: worker 0 (127.0.0.1:1) is missing after 0 s")
     assert "secret word" not in err

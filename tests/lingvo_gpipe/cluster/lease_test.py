@@ -63,7 +63,7 @@ def test_versions_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     lease._check_identity(worker, cluster, 0)
     newer = {**lease.versions(), "tensorflow": "9.9"}
     monkeypatch.setattr(lease, "versions", lambda: newer)
-    with pytest.raises(errors.ClusterError, match=r"has tensorflow 2\.\S+, the chief has 9\.9\. "):
+    with pytest.raises(errors.DeviceError, match=r"has tensorflow 2\.\S+, the chief has 9\.9\. "):
         lease._check_identity(worker, cluster, 0)
 
 

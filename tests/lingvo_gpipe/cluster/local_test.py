@@ -91,13 +91,13 @@ def test_a_supervisor_that_is_lost_again_and_again_ends_the_run(tmp_path: Path) 
     def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
-    with pytest.raises(errors.ClusterError, match="was killed by SIGKILL, after 2 restarts"):
+    with pytest.raises(errors.DeviceError, match="was killed by SIGKILL, after 2 restarts"):
         run_and_do(tmp_path, kill, "waits")
     assert len(pids(tmp_path)) == 3
 
 
 def test_no_restart_is_allowed(tmp_path: Path) -> None:
-    with pytest.raises(errors.ClusterError, match="after 0 restarts"):
+    with pytest.raises(errors.DeviceError, match="after 0 restarts"):
         run_and_do(tmp_path, first_only(signal.SIGKILL, tmp_path), max_restarts=0)
 
 

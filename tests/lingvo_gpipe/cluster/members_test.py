@@ -55,9 +55,9 @@ def test_a_file_is_read_like_tf_config(tmp_path: Path, values: object) -> None:
     path.write_text(json.dumps(values))
     assert members.from_file(path) == (CLUSTER, members.Member("chief"))
     assert members.from_file(path, "worker", 1) == (CLUSTER, members.Member("worker", 1))
-    with pytest.raises(errors.ClusterError, match="Say which one this is: --task=0, 1"):
+    with pytest.raises(errors.DeviceError, match="Say which one this is: --task=0, 1"):
         members.from_file(path, "worker")
-    with pytest.raises(errors.ClusterError, match="cannot be read: No such file"):
+    with pytest.raises(errors.DeviceError, match="cannot be read: No such file"):
         members.from_file(tmp_path / "missing")
 
 
@@ -110,7 +110,7 @@ def test_a_wrong_cluster_is_refused_by_one_line(
 ) -> None:
     if isinstance(environment, str):
         environment = {members.VARIABLE: environment}
-    with pytest.raises(errors.ClusterError, match=expected) as caught:
+    with pytest.raises(errors.DeviceError, match=expected) as caught:
         members.from_environment(environment, *(flags or (None, None)))
     assert "\n" not in str(caught.value)
 
@@ -125,5 +125,5 @@ def test_a_host_name_may_have_labels_of_63_letters_and_a_dot_at_its_end() -> Non
 def test_local_workers() -> None:
     assert members.num_local_workers("local:12") == 12
     for text in ("2", "local", "local:0", "local:-1", "local:99999", "remote:2"):
-        with pytest.raises(errors.ClusterError, match=r"expected local:N with N from 1 to 4096"):
+        with pytest.raises(errors.DeviceError, match=r"expected local:N with N from 1 to 4096"):
             members.num_local_workers(text)

@@ -53,10 +53,10 @@ def test_a_run_is_given_up() -> None:
     for step in (7, 7, 8):
         policy.wait_s("a", step)
     assert policy.count == 3
-    with pytest.raises(errors.ClusterError, match="--max_restarts=3 allows no further restart"):
+    with pytest.raises(errors.DeviceError, match="--max_restarts=3 allows no further restart"):
         policy.wait_s("a", 9)
     policy = restarts.Restarts(100)
     for step in (6, 7, 7):
         policy.wait_s("a", step)
-    with pytest.raises(errors.ClusterError, match="a, at step 7, the 3rd time in a row"):
+    with pytest.raises(errors.DeviceError, match="a, at step 7, the 3rd time in a row"):
         policy.wait_s("a", 7)

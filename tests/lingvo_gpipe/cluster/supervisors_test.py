@@ -208,7 +208,7 @@ def test_a_fault_that_repeats_at_the_same_step_ends_the_run(run: Run) -> None:
     assert run.codes() == {"supervisor": 1, "supervisor0": 1, "supervisor1": 1}
     assert sum("restart" in line and " of 9" in line for line in run.lines()) == 2
     assert re.match(
-        f"ClusterError: the chief {named(run.pid('chief'))} could not go on, before its first "
+        f"DeviceError: the chief {named(run.pid('chief'))} could not go on, before its first "
         "step, the 3rd time in a row",
         run.lines()[-1],
     )
@@ -222,7 +222,7 @@ def test_a_chief_that_does_not_connect_is_not_waited_for(run: Run) -> None:
     what = r"the chief \(\S+, process \d+\) has not connected to the workers within 1 s"
     first, last = run.lines()
     assert re.fullmatch(f"{what}, before its first step: restart 1 of 1", first)
-    assert re.match(f"ClusterError: {what}, before its first step, and --max_restarts=1", last)
+    assert re.match(f"DeviceError: {what}, before its first step, and --max_restarts=1", last)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_supervisors_that_end_by_themselves_end_the_run(run: Run) -> None:
         run.start_chief(KEEP="1")
         assert run.code("supervisor") == 1
     assert run.lines()[-1].startswith(
-        "ClusterError: the supervisor of worker 0 ended with exit code 1. Its own lines, above"
+        "DeviceError: the supervisor of worker 0 ended with exit code 1. Its own lines, above"
     )
     assert sum("cannot listen at port" in line for line in run.lines()) == 3
 

@@ -64,7 +64,7 @@ def test_a_worker_that_is_missing_is_named_in_time_and_given_up(run: Run, why: s
     (of_worker,) = (each for each in waiting if not each.startswith("waiting for worker 0 "))
     assert re.fullmatch(line, of_worker)
     missing = r"is missing after \d s \(--start_timeout_s\)"
-    assert re.match(rf"ClusterError: worker 1 \({address}\) {missing}: {expected}", error)
+    assert re.match(rf"DeviceError: worker 1 \({address}\) {missing}: {expected}", error)
     assert run.code("supervisor0") == 1
 
 
@@ -100,7 +100,7 @@ def test_a_wrong_member_is_refused_by_one_line(run: Run, name: str) -> None:
     run.start_chief()
     assert run.code("supervisor") == 1
     (line,) = run.lines()
-    assert re.match(f"ClusterError: {expected}", line), line
+    assert re.match(f"DeviceError: {expected}", line), line
     assert not (run.folder / "went").exists()
 
 
@@ -124,7 +124,7 @@ def test_a_port_in_use_is_named(run: Run) -> None:
         run.start_worker(0)
         assert run.codes() == {"supervisor0": 1}
     (line,) = run.lines("supervisor0")
-    assert line.startswith(f"ClusterError: worker 0 cannot listen at port {port}: ")
+    assert line.startswith(f"DeviceError: worker 0 cannot listen at port {port}: ")
 
 
 def test_the_chief_s_port_in_use_is_named_before_a_lease_is_taken(run: Run) -> None:
@@ -135,7 +135,7 @@ def test_the_chief_s_port_in_use_is_named_before_a_lease_is_taken(run: Run) -> N
         run.start_chief()
         assert run.code("supervisor") == 1
     (line,) = run.lines()
-    assert line.startswith(f"ClusterError: the chief cannot listen at port {port}: ")
+    assert line.startswith(f"DeviceError: the chief cannot listen at port {port}: ")
     assert line.endswith("End the program that uses it, or name another port in the cluster")
     assert not any("serves the chief" in line for line in run.lines("supervisor0"))
     run.start_chief(PORT_TIMEOUT_S="20")  # the workers are free for it

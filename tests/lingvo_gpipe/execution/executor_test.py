@@ -559,11 +559,11 @@ def test_a_compiled_loop_is_kept_and_its_backward_split(recompute: str) -> None:
 def test_strings_are_refused_where_cells_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     fields = {**pipelines.batch(), "name": tf.constant(list("abcdefgh"))}
     wanted = r"^'name' holds strings, which a compiled cell cannot receive"
-    with pytest.raises(errors.PlacementError, match=wanted):
+    with pytest.raises(errors.DeviceError, match=wanted):
         _tagged(jit_compile=True).build(fields)
     tpu = placement.Placement(tuple(f"/device:CPU:{k}" for k in range(3)), compile_all=True)
     monkeypatch.setattr(placement, "place", lambda *_, **__: tpu)
-    with pytest.raises(errors.PlacementError, match=wanted):
+    with pytest.raises(errors.DeviceError, match=wanted):
         _tagged().build(fields)
     own = pipelines.three()
     own.build(pipelines.batch())

@@ -44,7 +44,7 @@ def test_replicas_have_devices_of_their_own(kind: str, there: int) -> None:
     assert placement.place(2, names=named, available=available, num_replicas=2).devices == tuple(
         named
     )
-    with pytest.raises(errors.PlacementError, match="3 replicas of 2 partitions need 6"):
+    with pytest.raises(errors.DeviceError, match="3 replicas of 2 partitions need 6"):
         placement.place(2, kind, available=available, num_replicas=3)
 
 
@@ -112,7 +112,7 @@ def test_devices_are_ordered_by_number_not_by_text() -> None:
 def test_too_few_devices_are_reported(
     wanted: int, kind: str, available: list[str], text: str
 ) -> None:
-    with pytest.raises(errors.PlacementError) as error:
+    with pytest.raises(errors.DeviceError) as error:
         placement.place(wanted, kind, available=available)
     assert str(error.value) == text
 
@@ -141,7 +141,7 @@ def test_one_named_tpu_core_compiles_all() -> None:
     ],
 )
 def test_wrong_device_names_are_reported(names: list[str], text: str) -> None:
-    with pytest.raises(errors.PlacementError) as error:
+    with pytest.raises(errors.DeviceError) as error:
         placement.place(2, names=names, available=GPUS)
     assert str(error.value) == text
 
@@ -175,7 +175,7 @@ def test_gpus_of_the_first_workers_that_have_enough_are_shared_out(
     found = placement.place(wanted, available=available).devices
     assert placement.workers(found) == shares
     assert len(set(found)) == wanted
-    with pytest.raises(errors.PlacementError, match="need 9 GPU devices, but there"):
+    with pytest.raises(errors.DeviceError, match="need 9 GPU devices, but there"):
         placement.place(9, available=of_workers("GPU", (4, 4)))
 
 
@@ -195,7 +195,7 @@ def test_a_run_uses_the_hosts_that_its_plan_shows(num_workers: int, there: int) 
 def test_strings_are_refused_by_compiled_cells() -> None:
     numbers = {"x": tf.TensorSpec([2]), "deep": {"ids": (tf.TensorSpec([2], tf.int32),)}}
     placement.refuse_strings(numbers)
-    with pytest.raises(errors.PlacementError) as error:
+    with pytest.raises(errors.DeviceError) as error:
         placement.refuse_strings({**numbers, "text": {"raw": [tf.TensorSpec([2], tf.string)]}})
     assert str(error.value) == (
         "'text' holds strings, which a compiled cell cannot receive (on TPU cores, all cells are "
@@ -255,7 +255,7 @@ def test_devices_are_spare_while_their_number_is_unknown(
 def test_logical_cpus_cannot_grow_once_tensorflow_has_begun() -> None:
     there = len(tf.config.list_logical_devices("CPU"))
     placement.prepare_logical_cpus(there)
-    with pytest.raises(errors.PlacementError) as error:
+    with pytest.raises(errors.DeviceError) as error:
         placement.prepare_logical_cpus(there + 1)
     assert str(error.value) == (
         f"{there + 1} logical CPU devices are needed, but TensorFlow was initialised with {there}. "

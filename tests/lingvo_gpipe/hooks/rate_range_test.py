@@ -104,5 +104,5 @@ def test_fields_out_of_range_are_refused(params: Any) -> None:
     "fields", [{"lowest": 0.0}, {"lowest": 20.0}, {"highest": float("inf")}, {"steps": 1}]
 )
 def test_a_range_that_does_not_rise_is_refused(fields: Any) -> None:
-    with pytest.raises(errors.OptimizerError, match="RateRange"):
+    with pytest.raises(errors.ParamsError, match="RateRange"):
         optim.RateRange.Params(**fields).instantiate()

@@ -223,9 +223,9 @@ def test_a_configuration_makes_a_layer_or_is_refused_in_one_line(data: st.DataOb
 def test_what_runs_code_is_refused_wherever_a_keras_object_is_made(hostile: Any) -> None:
     assert "but a configuration names only Keras" in str(keras_references.refusal([hostile]))
     config = {"units": hostile}
-    with pytest.raises(errors.OptimizerError, match=r"no Keras .*, since it names"):
+    with pytest.raises(errors.ParamsError, match=r"no Keras .*, since it names"):
         optim.KerasRule.Params(name="SGD", config=config).instantiate()
-    with pytest.raises(errors.OptimizerError, match=r"no Keras .*, since it names"):
+    with pytest.raises(errors.ParamsError, match=r"no Keras .*, since it names"):
         optim.KerasLearningRate.Params(name="CosineDecay", config=config).instantiate()
     metric = own_layers.KerasMetric.Params(metric="MeanMetricWrapper", config={"fn": hostile})
     with pytest.raises(errors.LayerError, match=r"no Keras .*, since it names"):

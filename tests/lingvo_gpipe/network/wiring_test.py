@@ -182,7 +182,7 @@ def test_what_is_not_a_name_is_refused() -> None:
 def test_wrong_names_are_reported_with_the_nearest(
     nodes: list[Node], outputs: tuple[str, ...], text: str
 ) -> None:
-    with pytest.raises(errors.StreamError) as error:
+    with pytest.raises(errors.LayerError) as error:
         stream.wire(nodes, ["image", "label"], outputs)
     assert str(error.value) == text
 

@@ -73,7 +73,7 @@ def test_a_staircase_goes_to_text_and_back() -> None:
     ],
 )
 def test_a_staircase_of_numbers_out_of_range_is_refused(config: dict[str, Any], text: str) -> None:
-    with pytest.raises(errors.OptimizerError, match=text):
+    with pytest.raises(errors.ParamsError, match=text):
         optim.WarmupStaircase.Params(**{**PUBLISHED, **config}).instantiate()
 
 
@@ -115,5 +115,5 @@ def test_an_optimizer_takes_it_and_its_text_leads_back() -> None:
     ],
 )
 def test_an_inverse_root_of_numbers_out_of_range_is_refused(fields: Any, text: str) -> None:
-    with pytest.raises(errors.OptimizerError, match=text):
+    with pytest.raises(errors.ParamsError, match=text):
         optim.InverseSquareRoot.Params(**fields).instantiate()

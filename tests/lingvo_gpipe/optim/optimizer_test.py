@@ -218,7 +218,7 @@ class Drawn(keras.optimizers.SGD):
 
 def test_a_slot_that_begins_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keras.optimizers, "Drawn", Drawn, raising=False)
-    with pytest.raises(errors.OptimizerError, match="Drawn: its slot 'drawn' begins neither with"):
+    with pytest.raises(errors.ParamsError, match="Drawn: its slot 'drawn' begins neither with"):
         make("Drawn").slots([spec("w", (3,))])
 
 
@@ -250,9 +250,7 @@ def test_the_first_group_that_matches_has_the_factor() -> None:
     own = make("SGD", groups=(("head/*", 10.0), ("*bias", 2.0)))
     paths = ["stem/kernel", "stem/bias", "head/bias"]
     assert own.factors(paths) == {"stem/kernel": 1.0, "stem/bias": 2.0, "head/bias": 10.0}
-    with pytest.raises(
-        errors.OptimizerError, match=r"'head/\*' matches no weight; nearest heads/b"
-    ):
+    with pytest.raises(errors.ParamsError, match=r"'head/\*' matches no weight; nearest heads/b"):
         own.factors(["heads/b", "stem/bias"])
 
 
@@ -295,18 +293,18 @@ def test_a_custom_rule_takes_the_place_of_keras() -> None:
     ],
 )
 def test_a_wrong_optimizer_is_refused(name: str, config: dict[str, Any], text: str) -> None:
-    with pytest.raises(errors.OptimizerError, match=text):
+    with pytest.raises(errors.ParamsError, match=text):
         make(name, config)
 
 
 def test_a_wrong_learning_rate_is_refused() -> None:
     learning_rate = optim.KerasLearningRate.Params(name="CosinDecay")
-    with pytest.raises(errors.OptimizerError, match="schedule 'CosinDecay'; nearest CosineDecay"):
+    with pytest.raises(errors.ParamsError, match="schedule 'CosinDecay'; nearest CosineDecay"):
         make("SGD", learning_rate=learning_rate)
     with pytest.raises(errors.ParamsError, match="learning_rate"):
         optim.Optimizer.Params(name="SGD").instantiate()
     for rate in (float("nan"), float("inf")):
-        with pytest.raises(errors.OptimizerError, match=f"learning_rate={rate} is not a finite n"):
+        with pytest.raises(errors.ParamsError, match=f"learning_rate={rate} is not a finite n"):
             make("SGD", learning_rate=rate)
 
 
@@ -349,9 +347,9 @@ def test_slots_of_a_weight_s_shape_and_equal_scalars_follow_its_slices() -> None
     np.testing.assert_array_equal(third["m"], [[3.0], [7.0]])
     assert first["u"] == second["u"] == third["u"] == 0.5
     parts[1]["u"] = np.array(0.25)
-    with pytest.raises(errors.OptimizerError, match=r"^slot 'u' of \[\] numbers, of a weight of"):
+    with pytest.raises(errors.ParamsError, match=r"^slot 'u' of \[\] numbers, of a weight of"):
         rule.redivided(parts, division)
-    with pytest.raises(errors.OptimizerError, match=r"^slot 'r' of \[3\] numbers, of a weight of"):
+    with pytest.raises(errors.ParamsError, match=r"^slot 'r' of \[3\] numbers, of a weight of"):
         rule.redivided([{"r": np.ones(3)}, {"r": np.ones(1)}], division)
 
 

@@ -442,13 +442,13 @@ def head(**more: Any) -> Any:
     ],
 )
 def test_a_pattern_that_matches_no_sparse_table_is_refused(pattern: str, text: str) -> None:
-    with pytest.raises(errors.OptimizerError, match=rf"^optimizer.lazy: .*{text}"):
+    with pytest.raises(errors.ParamsError, match=rf"^optimizer.lazy: .*{text}"):
         make([embedding("emb", writes=("x",)), head()], "emb/*", pattern)
 
 
 def test_a_table_that_a_softmax_shares_is_refused() -> None:
     tied = head(tie={"kernel": "emb/table"})
-    with pytest.raises(errors.OptimizerError, match=r"emb/table, the kernel of .* or the tie$"):
+    with pytest.raises(errors.ParamsError, match=r"emb/table, the kernel of .* or the tie$"):
         make([embedding("emb", writes=("x",)), tied], "emb/table")
 
 
@@ -472,6 +472,6 @@ def sliced_net(**more: Any) -> list[Any]:
 def test_slices_of_a_table_that_slices_of_a_softmax_share_are_refused() -> None:
     tied = sliced_net(tie={"kernel": "emb/table"})
     text = r"^optimizer.lazy: pattern 'emb_\*' matches emb_0/table, the kernel of .* or the tie$"
-    with pytest.raises(errors.OptimizerError, match=text):
+    with pytest.raises(errors.ParamsError, match=text):
         make(tied, "emb_*")
     make(sliced_net(), "emb_*", lazy={"emb_0/table", "emb_1/table"})

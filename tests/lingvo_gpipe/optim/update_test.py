@@ -396,20 +396,16 @@ def test_a_gradient_that_is_missing_or_unknown_is_named() -> None:
     own = make(variables())
     given = gradients(1)
     del given["two/bias"]
-    with pytest.raises(
-        errors.OptimizerError, match=r"'two/bias' has no gradient \(1 such\); freeze"
-    ):
+    with pytest.raises(errors.ParamsError, match=r"'two/bias' has no gradient \(1 such\); freeze"):
         run(own, given, step=0)
-    with pytest.raises(
-        errors.OptimizerError, match=r"'two/biass' belongs to no .* nearest two/bias"
-    ):
+    with pytest.raises(errors.ParamsError, match=r"'two/biass' belongs to no .* nearest two/bias"):
         run(own, gradients(1) | {"two/biass": tf.zeros([4])}, step=0)
-    with pytest.raises(errors.OptimizerError, match="statistic 'two/mean' belongs to no variable"):
+    with pytest.raises(errors.ParamsError, match="statistic 'two/mean' belongs to no variable"):
         run(own, gradients(1), {"two/mean": tf.zeros([2])}, step=0)
 
 
 def test_a_network_of_which_nothing_is_trained_is_refused() -> None:
-    with pytest.raises(errors.OptimizerError, match="nothing to train: every weight is frozen, or"):
+    with pytest.raises(errors.ParamsError, match="nothing to train: every weight is frozen, or"):
         make({}, statistics())
 
 
@@ -446,5 +442,5 @@ def test_a_network_of_which_nothing_is_trained_is_refused() -> None:
     ],
 )
 def test_params_that_do_not_fit_are_refused(more: dict[str, Any], text: str) -> None:
-    with pytest.raises(errors.OptimizerError, match=text):
+    with pytest.raises(errors.ParamsError, match=text):
         make(variables(), **more)

@@ -42,7 +42,7 @@ def test_what_does_not_fit_is_said_and_what_cannot_is_refused() -> None:
         (step // 2 - 1, True, r"^a step of lab.Tiny is planned to need .*, and this machine has "),
         (kept - 1, False, r"^lab.Tiny needs .* for its variables and optimizer slots alone"),
     ):
-        with pytest.raises(errors.PlacementError, match=match):
+        with pytest.raises(errors.DeviceError, match=match):
             said(total, 0, refuse=refuse)
 
 
@@ -68,7 +68,7 @@ def test_a_run_looks_before_it_makes_a_variable(
     step = step_plan.make_for(task).together_bytes
     small = MachineMemory(step * 9 // 20, 0, is_group=True)
     monkeypatch.setattr(machine_memory, "of_this_machine", lambda: small)
-    with pytest.raises(errors.PlacementError, match=r"is planned to need .*this control group has"):
+    with pytest.raises(errors.DeviceError, match=r"is planned to need .*this control group has"):
         loop.dry_run(task, None, report=lines.append)
     loop.run(task, tmp_path / "run", report=lines.append)
     assert sum("the system ends the run without a message" in line for line in lines) == 1

@@ -55,7 +55,7 @@ def test_neighbours_lie_on_one_host(shape: str, num_devices: int, placed: tuple[
 
 
 def test_too_few_devices_are_refused() -> None:
-    with pytest.raises(errors.PlacementError, match=r"3 devices are needed, but --hosts has 2 x"):
+    with pytest.raises(errors.DeviceError, match=r"3 devices are needed, but --hosts has 2 x"):
         hosts.parse("2x1").place(3)
 
 

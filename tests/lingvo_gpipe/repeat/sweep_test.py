@@ -202,7 +202,7 @@ def test_settings_that_a_model_does_not_have_are_refused(
 
 
 def test_a_model_that_is_not_there_is_refused() -> None:
-    with pytest.raises(errors.RegistryError, match=r"no model 'image\.digits\.MPL'; nearest "):
+    with pytest.raises(errors.ParamsError, match=r"no model 'image\.digits\.MPL'; nearest "):
         sweep.check(["--model=image.digits.MPL"], [sweep.Setting()])
 
 

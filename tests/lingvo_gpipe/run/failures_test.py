@@ -233,7 +233,7 @@ def test_a_network_of_which_all_is_frozen_is_evaluated_and_not_trained(tmp_path:
     params = tiny_task(max_steps=1)
     loop.run(params, tmp_path)
     params.model.frozen = ("*",)
-    with pytest.raises(errors.OptimizerError, match="there is nothing to train"):
+    with pytest.raises(errors.ParamsError, match="there is nothing to train"):
         loop.run(params, tmp_path / "frozen")
     assert eval_mode.run(params, tmp_path) is not None
 
@@ -343,7 +343,7 @@ def test_damaged_texts_of_a_run_are_set_aside_or_reported(
 
 def test_more_devices_than_tensorflow_began_with_are_refused() -> None:
     model = tiny_task().model.set(num_partitions=99)
-    with pytest.raises(errors.PlacementError, match=r"^99 logical CPU devices are needed, but Ten"):
+    with pytest.raises(errors.DeviceError, match=r"^99 logical CPU devices are needed, but Ten"):
         process.prepare_devices(model)
 
 

@@ -176,7 +176,7 @@ def test_slices_divide_a_table_between_owners() -> None:
 def test_too_few_devices_are_reported() -> None:
     params = task(6).model.set(num_partitions=2, num_micro_batches=6)
     with pytest.raises(
-        errors.PlacementError, match=r"^6 replicas of 2 partitions need 12 CPU devices"
+        errors.DeviceError, match=r"^6 replicas of 2 partitions need 12 CPU devices"
     ):
         params.instantiate().build(
             {"point": tf.TensorSpec([8, 4]), "label": tf.TensorSpec([8], tf.int32)}

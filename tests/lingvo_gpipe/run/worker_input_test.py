@@ -253,7 +253,7 @@ def test_a_bug_keeps_its_traceback(
 def test_a_function_of_a_worker_is_the_first_that_it_registers(token: str) -> None:
     """Those of other processes are found by that name."""
     server = requests.Server()
-    with pytest.raises(errors.ClusterError, match="has registered other Python functions"):
+    with pytest.raises(errors.DeviceError, match="has registered other Python functions"):
         worker_function.register_first(server)
     answers = [json.loads(server(b'{"do": "next", "kind": "x", "fields": {}}')[0])]
     assert answers[0]["error"]["kind"] == "InputError"

@@ -69,7 +69,7 @@ def test_workers_that_do_not_reach_each_other_yet_are_waited_for(apart: Run, hea
         assert len(apart.lines()) == 1
     else:
         assert re.match(
-            rf"ClusterError: {CUT} after 6 s \(--start_timeout_s\): no answer\. Let each worker",
+            rf"DeviceError: {CUT} after 6 s \(--start_timeout_s\): no answer\. Let each worker",
             apart.lines()[-1],
         )
         assert not (apart.folder / "went").exists()

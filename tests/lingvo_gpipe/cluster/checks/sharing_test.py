@@ -70,7 +70,7 @@ def test_files_that_a_host_does_not_see_are_named(run: Run, case: str) -> None:
     assert code == 1
     (line,) = run.lines()
     where = rf"--{flag.lower()}=files: worker 1 \(\S+, process \d+\)"
-    assert re.fullmatch(rf"ClusterError: {where} {expected}", line), line
+    assert re.fullmatch(rf"DeviceError: {where} {expected}", line), line
     assert not (run.folder / "went").exists()
 
 

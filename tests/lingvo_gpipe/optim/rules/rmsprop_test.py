@@ -116,5 +116,5 @@ def test_params_go_to_text_and_back() -> None:
     ],
 )
 def test_a_number_out_of_range_is_refused(config: dict[str, Any], text: str) -> None:
-    with pytest.raises(errors.OptimizerError, match=text):
+    with pytest.raises(errors.ParamsError, match=text):
         optim.RMSProp.Params(**config).instantiate()

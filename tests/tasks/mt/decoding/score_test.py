@@ -93,7 +93,7 @@ def job(params: Any, logdir: Path | None, **fields: Any) -> tuple[registry.Job, 
 
 def test_a_mode_by_another_name_leads_to_decode(folder: Path, tmp_path: Path) -> None:
     made, _ = job(params(folder), tmp_path)
-    with pytest.raises(errors.RegistryError, match=r"'predict' for .*\. --mode=decode writes what"):
+    with pytest.raises(errors.ParamsError, match=r"'predict' for .*\. --mode=decode writes what"):
         modes.find("predict", made.task)
 
 

@@ -60,7 +60,6 @@ lint: $(STAMP) ## Check style, format and types.
 	@$(PYTHON_BIN) -m ruff check
 	@$(PYTHON_BIN) -m ruff format --check
 	@$(PYTHON_BIN) -m mypy
-	@$(PYTHON_BIN) -m tools.dialect
 
 bazel: $(STAMP) ## Run every test as a Bazel target (installs Debian's Bazel where there is none).
 	@tools/bazel/bazel.sh test //... $(ARGS)
@@ -72,7 +71,7 @@ reliability: $(STAMP) ## Kill runs at random instants, fill disks, damage files:
 	@$(PYTEST) -m reliability_full $(ARGS)
 
 docs: $(DOCS_STAMP) ## Build the documents and the API reference into build/site; warnings are errors.
-	@$(PYTHON_BIN) -m tools.reference
+	@NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/.venv/bin:$$PATH" $(PYTHON_BIN) -m mkdocs build --strict --quiet
 
 $(DOCS_STAMP): requirements-docs.txt $(STAMP)
 	@echo 'docs: installing requirements-docs.txt into .venv'

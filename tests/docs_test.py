@@ -21,12 +21,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, modes, pipelining, registry, trainer
+from lingvo_gpipe import errors, modes, pipelining, registry, repeat, trainer
 from lingvo_gpipe.cluster import members
 from lingvo_gpipe.params.image import digits
 from lingvo_gpipe.params.mt import multi30k
 from lingvo_gpipe.plan import step_plan
-from lingvo_gpipe.repeat import program as repeat_program
 from lingvo_gpipe.tasks.mt import prepare
 from tests import architecture_test
 from tests.support.documents import FOREIGN_FIRST_COLUMN, NAMES, ROOT, code, fenced, prose, read
@@ -59,7 +58,7 @@ def test_named_make_targets_exist(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*NAMES, *MEASURED])
 def test_named_flags_exist(name: str) -> None:
-    known = {*trainer._flags().names, *prepare._flags().names, *repeat_program._flags().names}
+    known = {*trainer._flags().names, *prepare._flags().names, *repeat._flags().names}
     if name in (*MEASURED, "docs/measurements.md"):  # benchmarks have further flags
         sources = [path.read_text() for path in (ROOT / "benchmarks").rglob("*.py")]
         known.update(re.findall(r'"--([a-z_]+)"', "".join(sources)))

@@ -297,19 +297,19 @@ def _with_made_data(
     values: argparse.Namespace, recipe: registry.Model, task: Task.Params
 ) -> Task.Params:
     """Return a task with made-up examples in place of its data."""
-    from lingvo_gpipe.input import made
+    from lingvo_gpipe.input import synthetic
 
     if values.data != _MADE:
         raise errors.ParamsError(
             f"--data={values.data} is not possible: only --data={_MADE}, to rehearse a run. The "
             "folder of the data is --data_dir"
         )
-    if _is_of_run(values, recipe) and not made.is_made(task):
+    if _is_of_run(values, recipe) and not synthetic.is_synthetic(task):
         raise errors.ParamsError(
             f"--data={_MADE}, but {values.logdir or values.checkpoint} holds a run on data. Leave "
             "the flag out, or rehearse in another --logdir"
         )
-    return made.task(task)
+    return synthetic.task(task)
 
 
 def _is_of_run(values: argparse.Namespace, recipe: registry.Model) -> bool:

@@ -21,8 +21,6 @@ from lingvo_gpipe import errors, hyperparams, registry, schedule, task
 from lingvo_gpipe.keras_layers import weights
 from lingvo_gpipe.run import checkpoints, log_directory
 from lingvo_gpipe.run.checkpoints import files
-from lingvo_gpipe.tasks import lm
-from lingvo_gpipe.tasks.image import TFDS
 from lingvo_gpipe.tasks.mt.decoding.scoring import score_files
 from lingvo_gpipe.tasks.mt.text import records, vocabulary
 from lingvo_gpipe.tasks.mt.text.corpora import django_catalogues, text_files
@@ -238,12 +236,6 @@ def test_ten_thousand_damaged_files_are_read_or_refused_in_one_line(
     check(found, count)
 
 
-def read_tokens(path: Path) -> object:
-    ids = path.with_name("train.npy")
-    path.rename(ids)
-    return lm.Tokens.Params(data_dir=str(path.parent), batch_size=1).instantiate().arrays()
-
-
 def read_scores(path: Path) -> object:
     path.rename(path.with_name("test.tsv"))
     return score_files.read(path.parent, "test")
@@ -260,16 +252,10 @@ def read_records(path: Path) -> object:
         vocabulary.Vocabulary.load,
         lambda path: list(text_files.lines(str(path))),
         django_catalogues.catalogue,
-        read_tokens,
         read_scores,
         read_records,
         lambda path: records._file(path, 0, np.dtype("<i4")),
         lambda path: records._lines(path, 0),
-        lambda path: (
-            TFDS.Params(name="a", data_dir="b", batch_size=1, height=1, width=1)
-            .instantiate()
-            ._scanned(path)
-        ),
     ],
 )
 def test_devices_are_not_read(read: Callable[[Path], object], tmp_path: Path) -> None:

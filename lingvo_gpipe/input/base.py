@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams
-from lingvo_gpipe.input.reading import Batches
+from lingvo_gpipe.input.reading import Batches, InputPart
 from lingvo_gpipe.input.serving import Program, Serving
 from lingvo_gpipe.nests import Batch
+from lingvo_gpipe.network.parts import Part
 
 if TYPE_CHECKING:
-    from lingvo_gpipe.input.part import InputPart
     from lingvo_gpipe.task import Task
 
 
@@ -44,18 +44,19 @@ class Input(hyperparams.Configurable, abc.ABC):
             "not the chief; they need copies.",
         )
 
-        def made(self, task_params: Task.Params) -> Input.Params:
-            """Return params of an input with made-up examples in place of this one's.
+        def synthetic(self, task_params: Task.Params) -> Input.Params:
+            """Return params of an input with synthetic examples in place of this one's.
 
             Args:
-                task_params: the task, whose layers say which labels and ids they take.
+                task_params: the task, whose layers say which labels and ids they take; a number of
+                    classes that is not set may be set.
 
             Raises:
-                InputError: such examples cannot be made.
+                InputError: there are none for this input.
             """
-            from lingvo_gpipe.input import made
+            from lingvo_gpipe.input import synthetic
 
-            return made.MadeExamples.of(self, task_params)
+            return synthetic.SyntheticExamples.of(self, task_params)
 
     def __init__(self, params: Input.Params) -> None:
         super().__init__(params)
@@ -82,23 +83,37 @@ class Input(hyperparams.Configurable, abc.ABC):
         Args:
             numbers: attributes of `network.parts.Part`.
         """
-        from lingvo_gpipe.input import part
-        from lingvo_gpipe.network import parts
-
-        return part.InputPart(self, parts.Part(**numbers))
+        return InputPart(self, Part(**numbers))
 
     @property
     def class_names(self) -> tuple[str, ...]:
         """Names of the classes in the order of their labels; empty: not known."""
         return ()
 
+    @property
+    def where(self) -> str:
+        """Name of the data in messages."""
+        return type(self).__name__
+
     def complete(self, task_params: Task.Params) -> None:
-        """Set the fields of a task that only the data determines, such as the number of classes.
+        """Set the fields of a task that only the data determines: here, the number of classes.
 
         Raises:
             InputError: a field is set already and does not fit the data.
         """
-        del task_params
+        count, model = len(self.class_names), task_params.model
+        for path, value, declared in list(model.iter_paths()) if count else ():
+            if declared.name != "classes":
+                continue
+            if value is None or value is hyperparams.REQUIRED:
+                model.set_path(path, count)
+            elif value != count:
+                way_out = f"Try --params_override='model.{path}={count}', or use other data"
+                if value == count + 1 and getattr(self.params, "label_offset", 1) == 0:
+                    way_out = "Set input.label_offset=1 where class 0 is the background"
+                raise errors.InputError(
+                    f"{self.where} has {count} classes, but model.{path}={value}. {way_out}"
+                )
 
     def check_there(self, split: str | None = None) -> None:
         """Refuse data that is missing, from a look at the disk that takes no time.

@@ -7,7 +7,7 @@ permutation. A batch may span two epochs: every example is seen once per epoch a
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,16 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.input.base import Input, check_split
-from lingvo_gpipe.input.part import InputPart
-from lingvo_gpipe.input.reading import Batches, Reading, Repair, as_written
+from lingvo_gpipe.input.reading import Batches, InputPart, Reading
+from lingvo_gpipe.nests import Batch
 from lingvo_gpipe.network.parts import Part
 
 # Rounds of the permutation's block cipher; with 8, even 3 examples are permuted uniformly.
 _SHUFFLE_ROUNDS = 8
 _PREFETCH = 2
+
+# AutoGraph would convert nothing in these functions, and writes a temporary file for each.
+_as_graph = tf.autograph.experimental.do_not_convert
 
 
 class Indexed(Input):
@@ -34,6 +37,10 @@ class Indexed(Input):
 
         shuffle: bool = hyperparams.field(True, "A new order of the examples in each epoch.")
         train_split: str = hyperparams.field("train", "Part of the data that is trained on.")
+
+    def __init__(self, params: Params) -> None:
+        super().__init__(params)
+        self._unreadable: dict[str, set[int]] = {}  # by split
 
     @abc.abstractmethod
     def example_spec(self) -> dict[str, tf.TensorSpec]:
@@ -63,15 +70,21 @@ class Indexed(Input):
                 evaluation.
         """
 
-    def explain(self, split: str, indices: np.ndarray[Any, Any]) -> str | None:
-        """Return which of these examples cannot be read, and why; None: not known."""
-        del split, indices
-        return None
+    def unreadable(self, split: str) -> set[int]:
+        """Return the examples that were found unreadable so far; it grows as others are found."""
+        return self._unreadable.setdefault(split, set())
 
-    def repair(self, split: str, seed: int | None) -> Repair | None:
-        """Return what replaces examples that cannot be read; see `read`. None: they end a run."""
-        del split, seed
-        return None
+    def find_unreadable(self, split: str, indices: Collection[int]) -> Collection[int]:
+        """Return which of these examples cannot be read; called after a mini-batch failed.
+
+        Training reads the next readable example in their place, evaluation leaves them out. An
+        input that returns none, as here, ends the run.
+
+        Raises:
+            InputError: they end the run all the same; says why.
+        """
+        del split, indices
+        return ()
 
     def element_spec(self, training: bool = True) -> dict[str, tf.TensorSpec]:
         """Return the fields of one mini-batch, from params alone; evaluation's last may be less."""
@@ -93,14 +106,25 @@ class Indexed(Input):
         count = self._counted(split)
         shuffle_seed = seed if self.params.shuffle else None
 
-        @as_written
-        def rows_of(number: tf.Tensor) -> dict[str, tf.Tensor]:
-            numbers = number * size + tf.range(places.start, places.stop, dtype=tf.int64)
-            epoch = numbers // count
-            return {"index": _permute(numbers % count, epoch, count, shuffle_seed), "epoch": epoch}
+        def rows(first: int) -> tf.data.Dataset:
+            unreadable = self.unreadable(split)
+            bad = np.array(sorted(unreadable), np.int64)
+            good = np.array([_next_readable(n, unreadable, count) for n in bad], np.int64)
 
-        rows = tf.data.Dataset.range(position, tf.int64.max).map(rows_of)
-        return self._batches(rows, split, len(places), seed, position)
+            @_as_graph
+            def rows_of(number: tf.Tensor) -> dict[str, tf.Tensor]:
+                numbers = number * size + tf.range(places.start, places.stop, dtype=tf.int64)
+                epoch = numbers // count
+                index = _permute(numbers % count, epoch, count, shuffle_seed)
+                is_bad = index[:, tf.newaxis] == bad
+                replaced = tf.reduce_any(is_bad, 1)
+                instead = tf.reduce_sum(tf.where(is_bad, good, 0), 1)
+                index = tf.where(replaced, instead, index)
+                return {"index": index, "epoch": epoch, "replaced": replaced}
+
+            return tf.data.Dataset.range(position + first, tf.int64.max).map(rows_of)
+
+        return _Examples(self, split, rows, len(places), seed, position)
 
     def part(self, numbers: Mapping[str, Any]) -> InputPart:
         """Return what reads a part of each mini-batch; in training, only these examples."""
@@ -109,9 +133,18 @@ class Indexed(Input):
     def evaluation(self, split: str, batch_size: int | None = None) -> Batches:
         """Return mini-batches with every example of `split` once; the last may be smaller."""
         size = batch_size or self.params.eval_batch_size or self.params.batch_size
-        rows = tf.data.Dataset.range(self._counted(split)).batch(size)
-        rows = rows.map(as_written(lambda index: {"index": index, "epoch": tf.zeros_like(index)}))
-        return self._batches(rows, split, size, None)
+        count = self._counted(split)
+
+        def rows(first: int) -> tf.data.Dataset:
+            readable = np.setdiff1d(np.arange(count), list(self.unreadable(split)))
+            index = tf.data.Dataset.from_tensor_slices(readable[first * size :]).batch(size)
+            return index.map(_as_graph(lambda n: {"index": n, "epoch": tf.zeros_like(n)}))
+
+        return _Examples(self, split, rows, size, None)
+
+    def check_there(self, split: str | None = None) -> None:
+        """Refuse a split that is missing; see `Input.check_there`."""
+        self.num_examples(split or self.params.train_split)
 
     def fingerprint(self, split: str | None = None) -> dict[str, str]:
         """Return the number of examples, and what `Input.fingerprint` returns."""
@@ -125,15 +158,67 @@ class Indexed(Input):
             raise errors.InputError(f"{type(self).__name__}: split {split!r} has no examples")
         return count
 
-    def _batches(
-        self, rows: tf.data.Dataset, split: str, size: int, seed: int | None, first: int = 0
-    ) -> Batches:
-        def explain(number: int) -> str | None:
-            row = rows.skip(number).take(1)
-            return next((self.explain(split, each["index"].numpy()) for each in row), None)
 
-        dataset = self.read(rows, split, size, seed).prefetch(_PREFETCH)
-        return Batches(dataset, explain, self.repair(split, seed), first=first)
+class _Examples(Batches):
+    """Mini-batches of an `Indexed` input, which is asked which examples cannot be read.
+
+    The mini-batches are then made again from the one that failed: that an example is unreadable is
+    a property of the data, so they remain a function of (seed, position).
+    """
+
+    def __init__(
+        self,
+        source: Indexed,
+        split: str,
+        rows: Callable[[int], tf.data.Dataset],
+        size: int,
+        seed: int | None,
+        position: int = 0,
+    ) -> None:
+        """Begin at `position`.
+
+        Args:
+            source: the input.
+            split: split of the examples.
+            rows: number of a mini-batch from `position` on → the rows from it on.
+            size: see `Indexed.read`.
+            seed: see `Indexed.read`.
+            position: of the first mini-batch.
+        """
+        self._source, self._split, self._rows = source, split, rows
+        self._size, self._seed, self._position = size, seed, position
+        super().__init__(self._dataset(0), first=position)
+
+    def _dataset(self, first: int) -> tf.data.Dataset:
+        """Return the mini-batches from number `first` on."""
+        rows = self._rows(first)
+        return self._source.read(rows, self._split, self._size, self._seed).prefetch(_PREFETCH)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Begin to read."""
+        unreadable = self._source.unreadable(self._split)
+        dataset, done = self.dataset, 0
+        while True:
+            passed_over = set(unreadable)
+            if self._seed is None and passed_over:
+                self.counts["left_out"] = len(passed_over)
+            rows = iter(self._rows(done)) if passed_over else None
+            try:
+                for batch in Batches(dataset, first=self._position + done):
+                    if rows is not None and self._seed is not None:
+                        replaced = int(tf.math.count_nonzero(next(rows)["replaced"]))
+                        self.counts["replaced"] = self.counts.get("replaced", 0) + replaced
+                    yield batch
+                    done += 1
+                return
+            except errors.InputError:
+                (row,) = self._rows(done).take(1)
+                unreadable.update(
+                    self._source.find_unreadable(self._split, row["index"].numpy().tolist())
+                )
+                if unreadable == passed_over:
+                    raise
+                dataset = self._dataset(done)
 
 
 class _IndexedPart(InputPart):
@@ -166,15 +251,17 @@ class InMemory(Indexed):
         Raises:
             InputError: there is no such split, or an array contradicts its spec.
         """
-        fields = self._split(split)
+        arrays = self._split(split)
         for name, spec in self.example_spec().items():
-            problem = _contradiction(spec, fields.get(name))
-            if problem is not None:
+            array = np.asarray(arrays.get(name))
+            if not _fits(array, spec):
+                expected = ", ".join(map(str, ["n", *spec.shape]))
                 raise errors.InputError(
-                    f"{type(self).__name__}: field {name!r} of split {split!r} {problem}. Correct "
+                    f"{type(self).__name__}: field {name!r} of split {split!r} is {array.dtype} "
+                    f"{list(array.shape)}, expected {spec.dtype.name} [{expected}]. Correct "
                     "arrays(), or example_spec()"
                 )
-        lengths = {name: len(array) for name, array in fields.items()}
+        lengths = {name: len(array) for name, array in arrays.items()}
         if len(set(lengths.values())) != 1:
             listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
             raise errors.InputError(
@@ -193,7 +280,7 @@ class InMemory(Indexed):
                 for name, spec in self.example_spec().items()
             }
         return rows.map(
-            as_written(
+            _as_graph(
                 lambda row: {name: tf.gather(array, row["index"]) for name, array in fields.items()}
             )
         )
@@ -204,30 +291,21 @@ class InMemory(Indexed):
         return splits[split]
 
 
-def _contradiction(spec: tf.TensorSpec, array: Any) -> str | None:
-    """Return how the array of a field contradicts the spec of one example; None: it fits."""
-    if array is None:
-        return "has no array"
-    try:
-        found = np.asarray(array)
-    except ValueError:
-        return "is not an array: its rows differ in length"
-    expected = f"expected {spec.dtype.name} {['n', *spec.shape]}".replace("'", "")
-    got = f"is {found.dtype} {list(found.shape)}, {expected}"
-    if not found.ndim or not spec.shape.is_compatible_with(found.shape[1:]):
-        return got
-    wanted = spec.dtype.as_numpy_dtype
+def _fits(array: np.ndarray[Any, Any], spec: tf.TensorSpec) -> bool:
+    """Return whether an array holds examples of a spec along its first axis."""
+    if not array.ndim or not spec.shape.is_compatible_with(array.shape[1:]):
+        return False
     if spec.dtype == tf.string:
-        return None if found.dtype.kind in "OSU" else got
-    if found.dtype == wanted:
-        return None
-    if found.dtype.kind in "iu" and spec.dtype.is_integer:
-        limits = np.iinfo(wanted)
-        least, most = found.min(initial=0), found.max(initial=0)
-        outside = most if most > limits.max else least
-        fits = limits.min <= least and most <= limits.max
-        return None if fits else f"has the value {outside}, which {spec.dtype.name} cannot hold"
-    return None if np.can_cast(found.dtype, wanted, "same_kind") else got
+        return array.dtype.kind in "OSU"
+    return np.can_cast(array.dtype, spec.dtype.as_numpy_dtype, "same_kind")
+
+
+def _next_readable(index: int, unreadable: Collection[int], count: int) -> int:
+    """Return the first example from `index` on, in a circle, that can be read."""
+    for further in range(count):
+        if (index + further) % count not in unreadable:
+            return (index + further) % count
+    raise errors.InputError(f"none of the {count} examples can be read")
 
 
 def _permute(place: tf.Tensor, epoch: tf.Tensor, count: int, seed: int | None) -> tf.Tensor:

@@ -1,30 +1,28 @@
-"""Reading mini-batches one after the other, and what an error of reading says."""
+"""Reading mini-batches one after the other, whole or in parts; what an error of reading says."""
 
 from __future__ import annotations
 
 import abc
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias, TypeVar, cast
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.nests import Batch
+from lingvo_gpipe.network.parts import Part
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-Repair: TypeAlias = "Callable[[Iterator[Batch], dict[str, int]], Iterator[Batch]]"
-"""(mini-batches as read, counts of a `Batches`, which it increases) → whole mini-batches."""
+if TYPE_CHECKING:
+    from lingvo_gpipe.input.base import Input
 
 
 class Reading(abc.ABC):
     """Mini-batches that are read one after the other; an error of reading is a user's mistake.
 
     Attributes:
-        counts: examples that could not be read so far, by what became of them (`replaced`,
-            `left_out`); empty where the input allows none.
+        counts: number of examples that could not be read so far, by what became of them (`replaced`
+            in training, `left_out` in evaluation); empty: all could be read.
         is_cut: whether it returns parts of mini-batches that are read whole; the counts are theirs.
     """
 
@@ -42,61 +40,75 @@ class Batches(Reading):
     """Mini-batches of a `tf.data.Dataset`.
 
     Attributes:
-        dataset: dicts of tensors as they are read, before unreadable examples are replaced.
+        dataset: dicts of tensors.
     """
 
-    def __init__(
-        self,
-        dataset: tf.data.Dataset,
-        explain: Callable[[int], str | None],
-        repair: Repair | None = None,
-        *,
-        first: int = 0,
-    ) -> None:
+    def __init__(self, dataset: tf.data.Dataset, *, first: int = 0) -> None:
         """Wrap `dataset`.
 
         Args:
             dataset: dataset of mini-batches.
-            explain: returns what is wrong with the batch of a number; None: not known.
-            repair: replaces or leaves out examples that cannot be read, and counts them.
-            first: position of its first mini-batch; `explain` counts from there.
+            first: position of its first mini-batch, from which errors count.
         """
         super().__init__()
         options = tf.data.Options()
         options.deterministic = True
         options.autotune.enabled = False  # an iterator's end may wait for it, up to a minute
         self.dataset = dataset.with_options(options)
-        self._explain = explain
-        self._repair = repair
         self._first = first
 
     def __iter__(self) -> Iterator[Batch]:
-        """Begin to read; unreadable examples are replaced or left out."""
-        return self._read() if self._repair is None else self._repair(self._read(), self.counts)
-
-    def _read(self) -> Iterator[Batch]:
+        """Begin to read."""
         source = iter(self.dataset)
-        number = 0
+        position = self._first
         while True:
             try:
                 batch = next(source)
             except StopIteration:
                 return
             except tf.errors.OpError as error:
-                text = self._explain(number) or plain(error)
-                place = self._first + number
-                raise errors.InputError(f"mini-batch {place} cannot be read: {text}") from error
+                raise errors.InputError(
+                    f"mini-batch {position} cannot be read: {plain(error)}"
+                ) from error
             yield batch
-            number += 1
+            position += 1
 
 
-def as_written(function: _Function) -> _Function:
-    """Keep AutoGraph out of a function of a `tf.data.Dataset`.
+class InputPart:
+    """The part of each mini-batch that one replica computes, cut out of the whole one.
 
-    It would convert nothing, and writes each function that it converts to a temporary file, which
-    a process that is killed leaves behind.
+    Attributes:
+        whole: the input.
+        part: which examples.
     """
-    return cast(_Function, tf.autograph.experimental.do_not_convert(function))
+
+    def __init__(self, whole: Input, part: Part) -> None:
+        self.whole = whole
+        self.part = part
+
+    def batches(self, seed: int, position: int = 0) -> Reading:
+        """Return its part of the mini-batches of training; see `Input.batches`."""
+        return _CutOut(self.whole.batches(seed, position), self.part)
+
+    def evaluation(self, split: str, batch_size: int | None = None) -> Reading:
+        """Return its part of the mini-batches of an evaluation; it may have no examples."""
+        return _CutOut(self.whole.evaluation(split, batch_size), self.part)
+
+
+class _CutOut(Reading):
+    """Parts of mini-batches that are read whole."""
+
+    is_cut = True
+
+    def __init__(self, whole: Reading, part: Part) -> None:
+        super().__init__()
+        self._whole = whole
+        self._part = part
+        self.counts = whole.counts
+
+    def __iter__(self) -> Iterator[dict[str, tf.Tensor]]:
+        """Begin to read."""
+        return map(self._part.cut, self._whole)
 
 
 # What TensorFlow says about its graphs, before and after the message itself.

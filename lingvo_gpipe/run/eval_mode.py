@@ -15,7 +15,7 @@ import numpy as np
 from absl import logging
 
 from lingvo_gpipe import errors, pipelining, task
-from lingvo_gpipe.input import Input, made
+from lingvo_gpipe.input import Input, synthetic
 from lingvo_gpipe.run import (
     checkpoints,
     log_directory,
@@ -153,7 +153,7 @@ def run(
         The evaluation; None if it was stopped.
     """
     task.check(params)
-    for line in made.notices(params):
+    for line in synthetic.notices(params):
         report(line)
     directory = str(which if logdir is None else logdir / log_directory.CHECKPOINTS)
     evaluator = CheckpointEvaluator(params, directory, report)

@@ -13,7 +13,7 @@ from absl import logging
 from lingvo_gpipe import errors, regular_files, task
 from lingvo_gpipe.hyperparams import text
 from lingvo_gpipe.hyperparams.messages import shorten
-from lingvo_gpipe.input import made
+from lingvo_gpipe.input import synthetic
 from lingvo_gpipe.run import checkpoints
 from lingvo_gpipe.run.reslicing import layout
 from lingvo_gpipe.task import Task
@@ -106,7 +106,7 @@ def check_made(folder: Path, *, is_made: bool) -> None:
     Raises:
         TrainingError: they were not when the run began, or the other way round.
     """
-    was_made = (folder / made.FILE).exists()
+    was_made = (folder / synthetic.FILE).exists()
     if was_made == is_made or checkpoints.newest(str(folder / CHECKPOINTS)) is None:
         return
     there, here = ("made-up examples", "data") if was_made else ("data", "made-up examples")
@@ -185,7 +185,7 @@ def check_assets(folder: Path, assets: Mapping[str, bytes]) -> tuple[str, ...]:
     Raises:
         TrainingError: one differs, or cannot be read; or only one of both is made up.
     """
-    check_made(folder, is_made=made.FILE in assets)
+    check_made(folder, is_made=synthetic.FILE in assets)
     missing = []
     for name, content in assets.items():
         try:

@@ -37,7 +37,7 @@ from lingvo_gpipe.console import progress
 from lingvo_gpipe.execution.monitoring import stalls
 from lingvo_gpipe.hooks.base import Ended
 from lingvo_gpipe.hooks.calls import HookCalls, needing_network
-from lingvo_gpipe.input import Input, made
+from lingvo_gpipe.input import Input, synthetic
 from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.plan import auto
 from lingvo_gpipe.run import (
@@ -130,7 +130,7 @@ def run(
     folder = Path(logdir)
     params, source = _prepare(params, report, folder)
     with log_directory.locked(folder):
-        log_directory.check_made(folder, is_made=made.is_made(params))
+        log_directory.check_made(folder, is_made=synthetic.is_synthetic(params))
         kept = log_directory.kept_values(folder)
         params = auto.resolved(
             params, report, kept=kept, profile=profiles.layers, cluster=profiles.hosts
@@ -199,7 +199,7 @@ def _prepare(
 ) -> tuple[Task.Params, Input]:
     """Check a task and complete it; return its params and its input."""
     task.check(params)
-    for line in made.notices(params):
+    for line in synthetic.notices(params):
         report(line)
     if folder is not None and local.is_private():
         away = needing_network(params.train)
@@ -489,7 +489,7 @@ def _last_lines(params: Task.Params, logdir: Path, result: Result) -> Iterator[s
     for name, value in result.metrics.items():
         if not name.startswith("loss"):
             yield f"{params.eval.split} {name} {value:.4f}"
-    yield from made.notices(params)
+    yield from synthetic.notices(params)
     # The environment around this interpreter need not be active in the user's shell.
     found = shutil.which("tensorboard")
     program = ["tensorboard"] if found else [sys.executable, "-m", "tensorboard.main"]

@@ -12,7 +12,7 @@ from typing import cast
 from absl import logging
 
 from lingvo_gpipe import errors, packing, task
-from lingvo_gpipe.input import Input, made
+from lingvo_gpipe.input import Input, synthetic
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.run import checkpoints, log_directory
 from lingvo_gpipe.run.checkpoints import keys
@@ -182,7 +182,7 @@ def start_from(
     ):
         for line in lines:
             report(f"    {what}: {line}")
-    if any((folder / made.FILE).exists() for folder in folders(None, start)):
+    if any((folder / synthetic.FILE).exists() for folder in folders(None, start)):
         report("    it was trained on made-up examples: nothing that it has learned holds here")
     if _in_other_slices(start, params) is not None:
         report(f"    its slices are other ones: {layout.RESLICE.strip()}")

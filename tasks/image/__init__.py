@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from lingvo_gpipe.tasks.image.data.digits import SklearnDigits as SklearnDigits
     from lingvo_gpipe.tasks.image.data.folder import ImageFolder as ImageFolder
     from lingvo_gpipe.tasks.image.data.images import Images as Images
-    from lingvo_gpipe.tasks.image.data.made import MadeImages as MadeImages
     from lingvo_gpipe.tasks.image.data.tfds import TFDS as TFDS
     from lingvo_gpipe.tasks.image.model.amoebanet import AmoebaCell as AmoebaCell
     from lingvo_gpipe.tasks.image.model.amoebanet import AmoebaNet as AmoebaNet
@@ -30,7 +29,6 @@ __getattr__, __dir__, __all__ = lazy.exports(
         "data.digits": ["SklearnDigits"],
         "data.folder": ["ImageFolder"],
         "data.images": ["Images"],
-        "data.made": ["MadeImages"],
         "model.operations": ["DropPath", "FactorizedReduction", "Fit", "Operation", "WholeConv2D"],
         "data.tfds": ["TFDS"],
     },

@@ -1,17 +1,3 @@
 """Language models: a Transformer and its input of token ids."""
 
-from typing import TYPE_CHECKING
-
-from lingvo_gpipe.imports import lazy
-
-if TYPE_CHECKING:
-    from lingvo_gpipe.tasks.lm.input import Tokens as Tokens
-    from lingvo_gpipe.tasks.lm.made import MadeTokens as MadeTokens
-
-__getattr__, __dir__, __all__ = lazy.exports(
-    __name__,
-    {
-        "input": ["Tokens"],
-        "made": ["MadeTokens"],
-    },
-)
+from lingvo_gpipe.tasks.lm.input import Tokens as Tokens

@@ -5,40 +5,29 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, regular_files
-from lingvo_gpipe.input import InMemory, Input, check_split
+from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe.input import Indexed, check_split
 from lingvo_gpipe.input.serving import Serving
 
-if TYPE_CHECKING:
-    from lingvo_gpipe.task import Task
 
-Array = np.ndarray[Any, Any]
-
-
-class Tokens(InMemory):
+class Tokens(Indexed):
     """Rows of `length` ids each, cut from data_dir/SPLIT.npy, an array [n] of integers.
 
     Fields: target, label: [B, T] int32, label shifted by one id; weight: [B, T] float32, all 1. The
     incomplete row at the end of the text is not used.
     """
 
-    class Params(InMemory.Params):
+    class Params(Indexed.Params):
         """Fields of Tokens."""
 
         batch_size = hyperparams.required("Rows of `length` ids in a mini-batch of training.")
         data_dir: str = hyperparams.required("Folder with train.npy, test.npy and so on.")
         length: int = hyperparams.field(1024, "T: ids in a row.")
-
-        def made(self, task_params: Task.Params) -> Input.Params:
-            """Return params of made-up ids; see `Input.Params`."""
-            from lingvo_gpipe.tasks.lm import made
-
-            return made.params_like(self, task_params)
 
     params: Params
 
@@ -53,20 +42,10 @@ class Tokens(InMemory):
         ids = tf.TensorSpec(shape, tf.int32)
         return {"target": ids, "label": ids, "weight": tf.TensorSpec(shape)}
 
-    @functools.cache  # noqa: B019 (an input lives as long as its run)
-    def arrays(self) -> Mapping[str, Mapping[str, Array]]:
-        """Return split → field → array.
-
-        Raises:
-            InputError: there is no such file, or it is not an array of ids.
-        """
-        length = self.params.length
-        splits = {}
-        for split, ids in self._texts.items():
-            target, label = (shifted.reshape(-1, length) for shifted in (ids[:-1], ids[1:]))
-            weight = np.broadcast_to(np.float32(1.0), target.shape)
-            splits[split] = {"target": target, "label": label, "weight": weight}
-        return splits
+    def num_examples(self, split: str) -> int:
+        """Return the number of rows of a split."""
+        check_split(self.where, split, self._files)
+        return max(0, len(self._ids(split)) - 1) // self.params.length
 
     def read(
         self, rows: tf.data.Dataset, split: str, batch_size: int, seed: int | None
@@ -75,7 +54,8 @@ class Tokens(InMemory):
         del batch_size, seed
         length = self.params.length
         with tf.device("CPU:0"):
-            ids = tf.convert_to_tensor(self._texts[split], tf.int32)
+            used = self.num_examples(split) * length + 1
+            ids = tf.convert_to_tensor(self._ids(split)[:used], tf.int32)
 
         @tf.autograph.experimental.do_not_convert
         def fields(row: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -91,41 +71,25 @@ class Tokens(InMemory):
         return Serving({"target": tf.TensorSpec([None, self.params.length], tf.int32)}, dict)
 
     @functools.cached_property
-    def _texts(self) -> dict[str, Array]:
-        """Split → the ids of all its rows in order, and the last row's last label."""
+    def _files(self) -> dict[str, str]:
+        """Split → path of its ids."""
         folder = os.path.expanduser(self.params.data_dir)
         names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-        files = [name for name in names if name.endswith(".npy")]
+        files = {
+            n.removesuffix(".npy"): os.path.join(folder, n) for n in names if n.endswith(".npy")
+        }
         if not files:
             raise errors.InputError(
                 f"input.data_dir={folder!r} has no .npy file. Write each split's ids there: "
                 "numpy.save('train.npy', ids)"
             )
-        return {name.removesuffix(".npy"): self._ids(os.path.join(folder, name)) for name in files}
+        return files
 
-    def check_there(self, split: str | None = None) -> None:
-        """Refuse a folder without the file of this split; see `Input.check_there`."""
-        check_split(type(self).__name__, split or self.params.train_split, self._texts)
-
-    def complete(self, task_params: Task.Params) -> None:
-        """Refuse ids outside the model's vocabulary; see `Input.complete`."""
-        sizes = [
-            value
-            for _, value, declared in task_params.model.iter_paths()
-            if declared.name == "vocabulary"
-        ]
-        for split, ids in self._texts.items() if sizes else ():
-            least, most = int(ids.min(initial=0)), int(ids.max(initial=0))
-            if least < 0 or most >= min(sizes):
-                raise errors.InputError(
-                    f"{split}.npy in {self.params.data_dir} holds the id "
-                    f"{least if least < 0 else most}, but the model has ids 0 to "
-                    f"{min(sizes) - 1}. Use a larger vocabulary, or other ids"
-                )
-
-    def _ids(self, path: str) -> Array:
+    @functools.cache  # noqa: B019 (an input lives as long as its run)
+    def _ids(self, split: str) -> np.ndarray[Any, Any]:
+        """Return the ids of a split, from the file where they lie."""
+        path = self._files[split]
         try:
-            regular_files.size_of(path)
             ids = np.lib.format.open_memmap(path, mode="r")
         except (OSError, ValueError) as error:
             raise errors.InputError(
@@ -136,4 +100,4 @@ class Tokens(InMemory):
                 f"{path} holds {ids.dtype} {list(ids.shape)}, expected integers [n]. Save the ids "
                 "of the whole text in one row"
             )
-        return ids[: max(0, len(ids) - 1) // self.params.length * self.params.length + 1]
+        return ids

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from lingvo_gpipe.tasks.mt.decoding.scoring.scores import Scoring as Scoring
     from lingvo_gpipe.tasks.mt.decoding.search import Search as Search
     from lingvo_gpipe.tasks.mt.input import Translation as Translation
-    from lingvo_gpipe.tasks.mt.made import MadeTranslation as MadeTranslation
     from lingvo_gpipe.tasks.mt.model.block import Block as Block
     from lingvo_gpipe.tasks.mt.model.decoder import DecoderLayer as DecoderLayer
     from lingvo_gpipe.tasks.mt.model.embedding import EmbeddingPositions as EmbeddingPositions
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from lingvo_gpipe.tasks.mt.model.transformer import (
         TranslationTransformer as TranslationTransformer,
     )
+    from lingvo_gpipe.tasks.mt.synthetic import SyntheticTranslation as SyntheticTranslation
     from lingvo_gpipe.tasks.mt.task import TranslationTask as TranslationTask
     from lingvo_gpipe.tasks.mt.text.corpora.corpus import Corpus as Corpus
     from lingvo_gpipe.tasks.mt.text.corpora.django_catalogues import Django as Django
@@ -50,7 +50,7 @@ __getattr__, __dir__, __all__ = lazy.exports(
         "decoding.search": ["Search"],
         "decoding.decode_params": ["Decode"],
         "input": ["Translation"],
-        "made": ["MadeTranslation"],
+        "synthetic": ["SyntheticTranslation"],
         "model.block": ["Block"],
         "model.decoder": ["DecoderLayer"],
         "model.embedding": ["EmbeddingPositions", "TokenEmbedding", "TokenEmbeddingSlice"],

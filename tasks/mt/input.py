@@ -111,11 +111,11 @@ class Translation(Input):
             None, "Fingerprint of the records, filled in; a run on other records logs a warning."
         )
 
-        def made(self, task_params: task.Task.Params) -> Input.Params:
-            """Return params of made-up sentences; see `Input.Params`."""
-            from lingvo_gpipe.tasks.mt import made
+        def synthetic(self, task_params: task.Task.Params) -> Input.Params:
+            """Return params of synthetic sentences; see `Input.Params`."""
+            from lingvo_gpipe.tasks.mt import synthetic
 
-            return made.params_like(self, task_params)
+            return synthetic.params_like(self, task_params)
 
     params: Params
 
@@ -313,4 +313,4 @@ class Translation(Input):
         dataset = tf.data.Dataset.from_generator(
             arrays, output_signature=batch_fields.specs(None, None, packing)
         ).prefetch(_PREFETCH)
-        return Batches(dataset, lambda _: None, first=first)
+        return Batches(dataset, first=first)

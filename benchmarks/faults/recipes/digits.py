@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import tensorflow as tf
+
 from benchmarks.faults import notes
 from lingvo_gpipe import registry
-from lingvo_gpipe.input import Batch, Repair
+from lingvo_gpipe.input import Batch, Batches
 from lingvo_gpipe.params.image import digits
 from lingvo_gpipe.task import Task
 from lingvo_gpipe.tasks.image import SklearnDigits
@@ -21,18 +23,28 @@ class NotingDigits(SklearnDigits):
     class Params(SklearnDigits.Params):
         """Params of NotingDigits."""
 
-    def repair(self, split: str, seed: int | None) -> Repair:
-        """Return what notes mini-batches as they are drawn."""
-        del split
+    def batches(self, seed: int, position: int = 0) -> Batches:
+        """Return the mini-batches of training; each that is drawn is noted."""
+        return _Noted(super().batches(seed, position).dataset, notes.TRAINING)
 
-        def noted(batches: Iterator[Batch], counts: dict[str, int]) -> Iterator[Batch]:
-            del counts
-            for batch in batches:
-                notes.write(notes.EVALUATION if seed is None else notes.TRAINING)
-                yield batch
-            notes.write(notes.EVALUATED)
+    def evaluation(self, split: str, batch_size: int | None = None) -> Batches:
+        """Return the mini-batches of an evaluation; each that is drawn is noted."""
+        return _Noted(super().evaluation(split, batch_size).dataset, notes.EVALUATION)
 
-        return noted
+
+class _Noted(Batches):
+    """Mini-batches that are noted as they are drawn."""
+
+    def __init__(self, dataset: tf.data.Dataset, note: str) -> None:
+        super().__init__(dataset)
+        self._note = note
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Begin to read."""
+        for batch in super().__iter__():
+            notes.write(self._note)
+            yield batch
+        notes.write(notes.EVALUATED)
 
 
 class ConvNet(registry.Model):

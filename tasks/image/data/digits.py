@@ -6,21 +6,14 @@ Fields: image: [B, 8, 8, 1] float32; label: [B] int32.
 from __future__ import annotations
 
 import functools
-import gzip
-import importlib.util
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe.input import Batch, InMemory
 from lingvo_gpipe.input.serving import Serving
-from lingvo_gpipe.tasks.image.data import classes
-
-if TYPE_CHECKING:
-    from lingvo_gpipe.task import Task
 
 _SAMPLES = 16
 
@@ -43,10 +36,6 @@ class SklearnDigits(InMemory):
         """Names of the classes in the order of their labels."""
         return tuple("0123456789")
 
-    def complete(self, task_params: Task.Params) -> None:
-        """Fill in or check the model's number of classes; see `Input.complete`."""
-        classes.complete(task_params, len(self.class_names), "the set of digits")
-
     def serving(self) -> Serving:
         """Return how an exported model is called: pixels in [0, 1]."""
         image = self.example_spec()["image"]
@@ -65,8 +54,10 @@ class SklearnDigits(InMemory):
 
 @functools.cache
 def _digits() -> Mapping[str, Mapping[str, np.ndarray[Any, Any]]]:
-    *pixels, labels = _columns()
-    images = (np.stack(pixels, 1) / 16.0).astype(np.float32).reshape(-1, 8, 8, 1)
+    from sklearn import datasets  # takes a second, and few inputs need it
+
+    pixels, labels = datasets.load_digits(return_X_y=True)
+    images = (pixels / 16.0).astype(np.float32).reshape(-1, 8, 8, 1)
     # RandomState's numbers are the same in every version of numpy.
     random = np.random.RandomState(0)
     held_out = np.zeros(len(labels), bool)
@@ -77,20 +68,3 @@ def _digits() -> Mapping[str, Mapping[str, np.ndarray[Any, Any]]]:
         split: {"image": images[chosen], "label": labels[chosen].astype(np.int32)}
         for split, chosen in (("train", ~held_out), ("test", held_out))
     }
-
-
-def _columns() -> np.ndarray[Any, Any]:
-    """Return scikit-learn's table [65, 1797]: 64 pixels and the label of each example.
-
-    Its file is read without importing scikit-learn, which takes a second.
-    """
-    package = importlib.util.find_spec("sklearn")
-    if package is not None:
-        file = Path(*(package.submodule_search_locations or ())) / "datasets/data/digits.csv.gz"
-        if file.exists():
-            with gzip.open(file, "rt") as lines:
-                return np.loadtxt(lines, delimiter=",", unpack=True)
-    import sklearn.datasets
-
-    pixels, labels = sklearn.datasets.load_digits(return_X_y=True)
-    return np.column_stack([pixels, labels]).T

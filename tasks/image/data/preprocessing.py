@@ -1,7 +1,10 @@
-"""From the pixels of one image file to what the network reads.
+"""From the file of one image to what the network reads, in-graph.
 
 Training: a window or the whole image → H × W → padding, flip, policy, colour → mean and standard
 deviation → cutout. Evaluation: central window → H × W → mean and standard deviation.
+
+Each distortion of training is a pure function of (image, key). The key comes from (seed, epoch,
+index): the same position always has the same distortion, and each epoch another one.
 """
 
 from __future__ import annotations
@@ -10,15 +13,19 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from lingvo_gpipe import errors
-from lingvo_gpipe.tasks.image.data import augment, header
+from lingvo_gpipe import errors, seeds
+from lingvo_gpipe.tasks.image.data import auto_augment
 
 if TYPE_CHECKING:
     from lingvo_gpipe.tasks.image.data.images import Images
 
+# Folded into the image's key by each random draw.
+_PAD, _FLIP, _WINDOW, _POLICY, _BRIGHTNESS, _SATURATION, _CUTOUT = range(7)
+_WINDOW_TRIES = 100
+
 
 class Preprocessing:
-    """The preprocessing that the Params of an input of images describe; in-graph."""
+    """The preprocessing that the Params of an input of images describe."""
 
     def __init__(self, params: Images.Params) -> None:
         """Take the fields.
@@ -31,34 +38,18 @@ class Preprocessing:
 
     def decoded(self, content: tf.Tensor) -> tf.Tensor:
         """Return the pixels of a file, uint8 [h, w, C]; the operation fails on a broken image."""
-        channels, most = self.params.channels, self.params.max_pixels
-        count = header.num_pixels(content, most)
-
-        def decode() -> tf.Tensor:
-            return tf.io.decode_image(content, channels, expand_animations=False)
-
-        pixels = tf.cond(
-            (count >= 1) & (count <= most),
-            decode,
-            lambda: header.refuse(content, count, most, channels),
-        )
-        pixels.set_shape([None, None, self.params.channels])
-        least = self.params.min_side
-        message = f"height or width is under input.min_side={least}"
-        check = tf.debugging.assert_greater_equal(tf.shape(pixels)[:2], least, message=message)
-        # In a graph an assertion is an operation, in eager code it is None.
-        with tf.control_dependencies([check] if check is not None else []):
-            return tf.identity(pixels)
+        pixels = tf.io.decode_image(content, self.params.channels, expand_animations=False)
+        return tf.ensure_shape(pixels, [None, None, self.params.channels])
 
     def for_training(self, pixels: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
         """Return float32 [H, W, C], distorted as the key (int32 [2]) says."""
         if self.params.random_crop:
-            image = self._resized(augment.random_window(self.params, pixels, key))
+            image = self._resized(self.random_window(pixels, key))
         else:
             image = self._resized(pixels) if self.params.resize else self._whole(pixels)
-        image = self._normalised(augment.distort(self.params, image, key))
+        image = self._normalised(self.distort(image, key))
         if self.params.cutout:
-            image = augment.cutout(image, self.params.cutout, key)
+            image = cutout(image, self.params.cutout, key)
         return image
 
     def for_evaluation(self, pixels: tf.Tensor) -> tf.Tensor:
@@ -80,18 +71,68 @@ class Preprocessing:
             windows += [tf.reverse(window, [1]) for window in windows]
         return tf.stack(windows)
 
+    def random_window(self, pixels: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        """Return a window of random area, aspect and position of an image [h, w, C].
+
+        If no drawn window fits into the image, the whole image is returned.
+        """
+        begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
+            tf.shape(pixels),
+            tf.constant([[[0.0, 0.0, 1.0, 1.0]]]),
+            seeds.fold(key, _WINDOW),
+            min_object_covered=0.0,
+            aspect_ratio_range=self.params.crop_aspect,
+            area_range=self.params.crop_area,
+            max_attempts=_WINDOW_TRIES,
+            use_image_if_no_bounding_boxes=True,
+        )
+        window = tf.slice(pixels, begin, size)
+        window.set_shape([None, None, pixels.shape[-1]])
+        return window
+
+    def distort(self, image: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        """Return an image, float32 [H, W, C] in [0, 1], shifted, mirrored and coloured."""
+        params = self.params
+        if params.pad:
+            paddings = [[params.pad, params.pad], [params.pad, params.pad], [0, 0]]
+            wide = tf.pad(image, paddings)
+            image = tf.image.stateless_random_crop(wide, image.shape, seeds.fold(key, _PAD))
+        if params.flip:
+            image = tf.image.stateless_random_flip_left_right(image, seeds.fold(key, _FLIP))
+        if params.policy != "none":
+            policy_key = seeds.fold(key, _POLICY)
+            pixels = tf.image.convert_image_dtype(image, tf.uint8, saturate=True)
+            if params.policy == "autoaugment_v0":
+                pixels = auto_augment.auto_augment(pixels, policy_key)
+            else:
+                pixels = auto_augment.rand_augment(
+                    pixels, policy_key, params.policy_layers, params.policy_magnitude
+                )
+            image = tf.image.convert_image_dtype(pixels, tf.float32)
+        if params.brightness:
+            image = tf.image.stateless_random_brightness(
+                image, params.brightness, seeds.fold(key, _BRIGHTNESS)
+            )
+        if params.saturation:
+            image = tf.image.stateless_random_saturation(
+                image, *params.saturation, seeds.fold(key, _SATURATION)
+            )
+        if params.brightness or params.saturation:
+            image = tf.clip_by_value(image, 0.0, 1.0)
+        return image
+
     def _margins(self, size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the margin cut off at each edge and the size that is left, for height and width.
 
         Args:
             size: int32 [2], height and width of the image.
         """
-        kept = whole = tf.cast(size, tf.float64)
+        window = whole = tf.cast(size, tf.float64)
         if self.params.keep_aspect:
             shape = tf.constant([self.params.height, self.params.width], tf.float64)
-            kept = shape * tf.reduce_min(whole / shape)
+            window = shape * tf.reduce_min(whole / shape)
         # Rounded as in `tf.image.central_crop`.
-        margins = tf.cast(tf.floor((whole - kept * self.params.central) / 2.0), tf.int32)
+        margins = tf.cast(tf.floor((whole - window * self.params.central) / 2.0), tf.int32)
         return margins, size - 2 * margins
 
     def _resized(self, pixels: tf.Tensor) -> tf.Tensor:
@@ -111,48 +152,42 @@ class Preprocessing:
         return image
 
 
+def cutout(image: tf.Tensor, size: int, key: tf.Tensor) -> tf.Tensor:
+    """Set a square of size × size pixels to 0; its centre is anywhere, so edges may clip it.
+
+    Source: DeVries and Taylor 2017, who apply it after normalisation.
+    """
+    return auto_augment.erased(image, size, tf.zeros([], image.dtype), seeds.fold(key, _CUTOUT))
+
+
 def _check(params: Images.Params) -> None:
     """Refuse values out of range and fields that contradict each other."""
-    for name in ("mean", "std"):
-        values = params.get(name)
-        if values and len(values) != params.channels:
-            raise errors.InputError(
-                f"input.{name} has {len(values)} numbers, but images have {params.channels} "
-                "channels"
-            )
     coloured = bool(params.saturation) or params.policy != "none"
     is_whole = params.central == 1.0 and not params.keep_aspect
     needs_resize = "It needs input.resize=True"
+    per_channel = f"Use {params.channels} numbers, one for each channel"
     rules = (
         ("channels", params.channels in (1, 3), "Use 1 or 3"),
-        (
-            "channels",
-            params.channels == 3 or not coloured,
-            "input.saturation and input.policy need 3",
-        ),
-        ("max_broken_share", 0.0 <= params.max_broken_share <= 1.0, "Use 0 to 1"),
-        ("max_pixels", params.max_pixels >= 1, "Use 1 or more"),
-        ("brightness", params.brightness >= 0.0, "Use 0 or more"),
-        ("label_offset", params.label_offset >= 0, "Use 0 or more"),
+        ("channels", params.channels == 3 or not coloured, "input.saturation and policy need 3"),
+        ("mean", len(params.mean) in (0, params.channels), per_channel),
+        ("std", len(params.std) in (0, params.channels), per_channel),
+        ("std", all(value > 0.0 for value in params.std), "Use numbers above 0"),
         (
             "saturation",
             not params.saturation
-            or (_rises(params.saturation) and params.saturation[0] < params.saturation[1]),
+            or (len(params.saturation) == 2 and params.saturation[0] < params.saturation[1]),
             "Use two, rising",
         ),
         (
             "crop_area",
-            _rises(params.crop_area) and params.crop_area[0] > 0.0 and params.crop_area[1] <= 1.0,
-            "Use two above 0, up to 1",
+            0.0 < params.crop_area[0] <= params.crop_area[1] <= 1.0,
+            "Use two above 0, up to 1, rising",
         ),
         (
             "crop_aspect",
-            _rises(params.crop_aspect) and params.crop_aspect[0] > 0.0,
+            0.0 < params.crop_aspect[0] <= params.crop_aspect[1],
             "Use two above 0, rising",
         ),
-        ("std", all(value > 0.0 for value in params.std or ()), "Use numbers above 0"),
-        ("pad", params.pad >= 0, "Use 0 or more"),
-        ("cutout", params.cutout >= 0, "Use 0 or more"),
         ("central", 0.0 < params.central <= 1.0, "Use more than 0, at most 1"),
         ("central", params.resize or params.central == 1.0, needs_resize),
         ("keep_aspect", params.resize or not params.keep_aspect, needs_resize),
@@ -166,7 +201,3 @@ def _check(params: Images.Params) -> None:
     for name, is_right, way_out in rules:
         if not is_right:
             raise errors.InputError(f"input.{name}={params.get(name)} is not possible. {way_out}")
-
-
-def _rises(pair: tuple[float, ...]) -> bool:
-    return len(pair) == 2 and 0.0 <= pair[0] <= pair[1] and pair[1] > 0.0

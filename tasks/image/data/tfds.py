@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, regular_files
-from lingvo_gpipe.imports import tensorflow_import
+from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.input import check_split
 from lingvo_gpipe.tasks import tfds_preparing
 from lingvo_gpipe.tasks.image.data import images
-from lingvo_gpipe.tasks.tfds_preparing import first_line
+from lingvo_gpipe.tasks.tfds_preparing import one_line
 
 _BUFFER_BYTES = 1 << 16
 
@@ -78,9 +77,8 @@ class TFDS(images.Images):
         )
         label = tf.cast(example[label_key], tf.int32)
         # Test sets of competitions have −1.
-        check = tf.debugging.assert_non_negative(label, message="it has no label")
-        with tf.control_dependencies([check] if check is not None else []):
-            return example[image_key], tf.identity(label)
+        tf.debugging.assert_non_negative(label, message="it has no label")
+        return example[image_key], label
 
     @functools.cache  # noqa: B019 (an input lives as long as its run)
     def _tensors(self, split: str) -> dict[str, tf.Tensor]:
@@ -99,61 +97,10 @@ class TFDS(images.Images):
         return tfds_preparing.builder_of(self.params.name, self.params.data_dir)
 
     def check_there(self, split: str | None = None) -> None:
-        """Refuse a dataset that is not prepared and cannot be; see `Input.check_there`."""
-        del split  # names of parts of splits need the prepared dataset
-        with tensorflow_import.hidden():
-            if self._builder.is_prepared():
-                return
-            self._check_may_prepare()
-            try:
-                tfds_preparing.check_network(self._builder, self._folder)
-            except errors.NoNetworkError as error:
-                raise self._unprepared(error) from error
-
-    def _prepare(self) -> None:
-        if self._builder.is_prepared():
-            return
-        self._check_may_prepare()
-        try:
-            tfds_preparing.prepare(self._builder, self._folder)
-        except Exception as error:  # a builder may raise anything
-            raise self._unprepared(error) from error
-
-    def _check_may_prepare(self) -> None:
-        """Refuse a dataset whose files must be downloaded by hand, or may not be downloaded."""
-        manual, by_hand = self._by_hand
-        if by_hand and not (os.path.isdir(manual) and os.listdir(manual)):
-            raise errors.InputError(
-                f"{self._is_not_prepared}, and its files must be downloaded by hand, into "
-                f"{manual}: {by_hand}"
-            )
-        if not self.params.download:
-            raise errors.InputError(
-                f"{self._is_not_prepared}. Set input.download=True, or another --data_dir"
-            )
-
-    def _unprepared(self, error: Exception) -> errors.InputError:
-        manual, by_hand = self._by_hand
-        way_out = "Prepare it elsewhere and give its folder as --data_dir"
-        if by_hand:
-            way_out = f"{manual} needs: {by_hand}"
-        return errors.InputError(
-            f"{self._is_not_prepared}, and preparing it failed: {first_line(error)}. {way_out}"
-        )
-
-    @property
-    def _is_not_prepared(self) -> str:
-        return f"{self.where} is not prepared in {self.params.data_dir}"
-
-    @property
-    def _folder(self) -> str:
-        return os.path.expanduser(self.params.data_dir)
-
-    @property
-    def _by_hand(self) -> tuple[str, str]:
-        """Return the folder of files that are downloaded by hand, and which they are; or empty."""
-        instructions = " ".join((self._builder.MANUAL_DOWNLOAD_INSTRUCTIONS or "").split())
-        return os.path.join(self._folder, "downloads", "manual"), instructions
+        """Refuse a dataset that is not prepared and may not be; see `Input.check_there`."""
+        if self.params.download and not self._builder.is_prepared():
+            return  # the run prepares it
+        super().check_there(split)
 
     @functools.cached_property
     def _keys(self) -> tuple[str, str]:
@@ -171,7 +118,8 @@ class TFDS(images.Images):
     @functools.cache  # noqa: B019 (an input lives as long as its run)
     def _records(self, split: str) -> dict[str, np.ndarray[Any, Any]]:
         """Return file, offset and length of each record of a split, and the files."""
-        self._prepare()
+        params = self.params
+        tfds_preparing.prepare(self._builder, params.data_dir, download=params.download)
         info = self._builder.info
         check_split(self.where, re.split(r"[\[+]", split)[0], info.splits)
         if info.file_format.value != "tfrecord":
@@ -184,30 +132,27 @@ class TFDS(images.Images):
             instructions, count = subset.file_instructions, subset.num_examples
         except (ValueError, AssertionError, KeyError) as error:
             raise errors.InputError(
-                f"{self.where}: split {split!r}: {first_line(error)}. Write it as train[:90%]"
+                f"{self.where}: split {split!r}: {one_line(error)}. Write it as train[:90%]"
             ) from error
         paths = [str(instruction.filename) for instruction in instructions]
-        spans = []
-        for number, (path, instruction) in enumerate(zip(paths, instructions, strict=True)):
-            span = self._scanned(path)[instruction.skip :][: instruction.take]
-            spans.append(np.insert(span, 0, number, axis=1))
-        table = np.concatenate(spans) if spans else np.zeros([0, 3], np.int64)
+        spans = [np.zeros([0, 3], np.int64)]
+        try:
+            for number, (path, instruction) in enumerate(zip(paths, instructions, strict=True)):
+                span = _scan(path)[instruction.skip :][: instruction.take]
+                spans.append(np.insert(span, 0, number, axis=1))
+            sizes = np.array([os.path.getsize(path) for path in paths], np.int64)
+        except (OSError, ValueError) as error:  # an empty file cannot be mapped
+            raise errors.InputError(
+                f"{self.where}: {path} cannot be read: {one_line(error)}. Prepare it again"
+            ) from error
+        table = np.concatenate(spans)
         if len(table) != count:
             raise errors.InputError(
                 f"{self.where}: split {split!r} has {len(table)} records, but its metadata says "
                 f"{count}. Prepare it again"
             )
-        sizes = np.array([os.path.getsize(path) for path in paths], np.int64)
         columns = dict(zip(("file", "offset", "length"), table.T, strict=True))
         return {**columns, "path": np.array(paths), "bytes": sizes}
-
-    def _scanned(self, path: str) -> np.ndarray[Any, Any]:
-        try:
-            return _scan(path)
-        except (OSError, ValueError) as error:  # an empty file cannot be mapped
-            raise errors.InputError(
-                f"{self.where}: {path} cannot be read: {first_line(error)}. Prepare it again"
-            ) from error
 
 
 def _scan(path: str) -> np.ndarray[Any, Any]:
@@ -215,16 +160,16 @@ def _scan(path: str) -> np.ndarray[Any, Any]:
 
     A record is 8 bytes of length, 4 of checksum, the content, and 4 of checksum.
     """
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     with (
-        regular_files.open_binary(path) as file,
+        open(path, "rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
     ):
         place = 0
         while place + 12 <= len(content):
             (length,) = struct.unpack_from("<Q", content, place)
             if place + length + 16 > len(content):
-                raise ValueError(f"it ends within its record {len(found)}")
-            found.append((place + 12, length))
+                raise ValueError(f"it ends within its record {len(spans)}")
+            spans.append((place + 12, length))
             place += length + 16
-    return np.array(found, np.int64).reshape(-1, 2)
+    return np.array(spans, np.int64).reshape(-1, 2)

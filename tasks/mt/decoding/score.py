@@ -14,7 +14,7 @@ import numpy as np
 
 from lingvo_gpipe import errors, registry, task
 from lingvo_gpipe.console.progress import Count
-from lingvo_gpipe.input import made
+from lingvo_gpipe.input import synthetic
 from lingvo_gpipe.run import log_directory, restoring, summaries
 from lingvo_gpipe.tasks.mt.decoding import translator
 from lingvo_gpipe.tasks.mt.decoding.scoring import score_files, score_plot, scores
@@ -129,7 +129,7 @@ def run(job: registry.Job) -> None:
         )
     params = cast("TranslationTask.Params", job.task)
     scores.check(params.score)
-    for line in made.notices(params):
+    for line in synthetic.notices(params):
         job.report(line)
     source = params.input.instantiate()
     params = task.complete(params, source)

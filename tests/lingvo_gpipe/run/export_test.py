@@ -288,7 +288,7 @@ class CroppedDigits(ServedDigits):
         def cropped(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
             return {**batch, "image": crops(batch["image"])}
 
-        return Batches(given.map(cropped), lambda _: None)
+        return Batches(given.map(cropped))
 
     def serving(self) -> Serving:
         own = super().serving()

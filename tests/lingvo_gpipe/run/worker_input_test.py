@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, task
 from lingvo_gpipe.cluster.remote import requests, worker_function
-from lingvo_gpipe.input import Batch, InMemory, Input, Repair
+from lingvo_gpipe.input import Batch, Batches, InMemory, Input
 from lingvo_gpipe.network.parts import InParts, Part
 from lingvo_gpipe.run import loop, worker_input
 from lingvo_gpipe.run.worker_input import WorkerInput
@@ -31,6 +31,15 @@ hyperparams.register_package(__name__)
 
 DEVICE = "CPU:0"
 NAMED = f"worker 0 ({socket.gethostname()}), which reads the input: "
+
+
+class Counted(Batches):
+    """Counts one replaced example in each mini-batch."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in super().__iter__():
+            self.counts["replaced"] = self.counts.get("replaced", 0) + 1
+            yield batch
 
 
 class Stored(InMemory):
@@ -86,15 +95,11 @@ class Stored(InMemory):
         read = super().read(rows, split, batch_size, seed).map(check)
         return read.map(without) if self.params.fault == "missing" else read
 
-    def repair(self, split: str, seed: int | None) -> Repair:
-        del split, seed
+    def training(self, seed: int, position: int, places: range) -> Batches:
+        return Counted(super().training(seed, position, places).dataset, first=position)
 
-        def counted(batches: Iterator[Batch], counts: dict[str, int]) -> Iterator[Batch]:
-            for batch in batches:
-                counts["replaced"] = counts.get("replaced", 0) + 1
-                yield batch
-
-        return counted
+    def evaluation(self, split: str, batch_size: int | None = None) -> Batches:
+        return Counted(super().evaluation(split, batch_size).dataset)
 
     def assets(self) -> dict[str, bytes]:
         return {"names.txt": Path(self.params.data_dir, "names.txt").read_bytes()}
@@ -339,13 +344,15 @@ def test_copies_in_which_other_examples_cannot_be_read_are_refused(
 ) -> None:
     """In evaluation, examples that are left out move those after them."""
     own, _ = pair(write(tmp_path), token)
-    counted = iter([0, 1])
+    numbers = iter([0, 1])
+    evaluation = Stored.evaluation
 
-    def left_out(batches: Iterator[Batch], counts: dict[str, int]) -> Iterator[Batch]:
-        counts["left_out"] = next(counted)
-        yield from batches
+    def left_out(self: Stored, split: str, batch_size: int | None = None) -> Batches:
+        batches = Batches(evaluation(self, split, batch_size).dataset)
+        batches.counts["left_out"] = next(numbers)
+        return batches
 
-    monkeypatch.setattr(Stored, "repair", lambda *_: left_out)
+    monkeypatch.setattr(Stored, "evaluation", left_out)
     host = f"worker 0 ({socket.gethostname()}), which reads the input"
     with pytest.raises(errors.InputError) as caught:
         next(iter(in_parts(own, token, 2, 2).evaluation("test")))

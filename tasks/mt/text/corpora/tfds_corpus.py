@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -12,7 +11,7 @@ from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.tasks import tfds_preparing
 from lingvo_gpipe.tasks.mt.text.corpora.corpus import Corpus, Languages, all_pairs
 from lingvo_gpipe.tasks.mt.text.corpora.faults import Faults, SentencePair
-from lingvo_gpipe.tasks.tfds_preparing import first_line
+from lingvo_gpipe.tasks.tfds_preparing import one_line
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
@@ -97,7 +96,7 @@ class TFDSCorpus(Corpus):
         except tf.errors.OpError as error:
             raise errors.InputError(
                 f"TFDS dataset {self.name!r} cannot be read after example {number} of split "
-                f"{tfds_split!r}: {first_line(error)}. Remove {self._builder.data_path} and "
+                f"{tfds_split!r}: {one_line(error)}. Remove {self._builder.data_path} and "
                 "prepare it again"
             ) from error
 
@@ -147,18 +146,5 @@ class TFDSCorpus(Corpus):
         builder: tfds.core.DatasetBuilder = tfds_preparing.builder_of(
             self.params.dataset, self.params.tfds_dir
         )
-        if not builder.is_prepared():
-            self._prepare(builder)
+        tfds_preparing.prepare(builder, self.params.tfds_dir, download=self.params.download)
         return builder
-
-    def _prepare(self, builder: tfds.core.DatasetBuilder) -> None:
-        where = f"TFDS dataset {self.name!r} is not prepared in {self.params.tfds_dir}"
-        if not self.params.download:
-            raise errors.InputError(f"{where}. Set download=True, or another tfds_dir")
-        try:
-            tfds_preparing.prepare(builder, os.path.expanduser(self.params.tfds_dir))
-        except Exception as error:  # a builder may raise anything
-            raise errors.InputError(
-                f"{where}, and preparing it failed: {first_line(error)}. Prepare it elsewhere and "
-                "set tfds_dir to its folder"
-            ) from error

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from lingvo_gpipe import errors, modes, optim, registry
-from lingvo_gpipe.input import made
+from lingvo_gpipe.input import synthetic
 from lingvo_gpipe.run import checkpoints, eval_mode, loop
 from lingvo_gpipe.run.reslicing import mode
 from tests.sliced_task import ASSETS, THREE, UNEQUAL, WHOLE, Ids, in_slices, task_of
@@ -177,9 +177,9 @@ def test_files_are_kept_before_a_checkpoint(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder with a checkpoint but without the notice of made-up data holds a run on data."""
-    monkeypatch.setattr(made, "FILE", next(iter(ASSETS)))
+    monkeypatch.setattr(synthetic, "FILE", next(iter(ASSETS)))
     run = mode.run(in_slices(THREE), tmp_path / "new", str(source))
-    assert (run / made.FILE).is_file()
+    assert (run / synthetic.FILE).is_file()
 
 
 def test_the_lines_name_each_variable_in_other_slices(tmp_path: Path, source: Path) -> None:

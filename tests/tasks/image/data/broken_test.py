@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import pathlib
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,6 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.network.parts import Part
-from lingvo_gpipe.tasks.image.data import broken
 from tests.tasks.image import image_files
 from tests.tasks.image.image_files import drawn, folder_input, pixels
 
@@ -120,54 +117,34 @@ def test_images_in_the_other_places_are_those_of_the_whole_folder(folder: pathli
         np.testing.assert_array_equal(other["image"][3], other["image"][4])
 
 
-def test_broken_images_are_named_once_and_only_the_first(
+def test_broken_images_are_named_once(
     folder: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    spoil(folder, 0, 1, 2, 3, 4, 5, 6)
+    spoil(folder, 0, 3, 4)
     source = folder_input(folder, shuffle=False, max_broken_share=1.0)
     with caplog.at_level("WARNING"):
         drawn(source.batches(1), 10)
-    told = [text for text in caplog.messages if "broken image" in text]
-    assert [text.split(": ")[0] for text in told[:5]] == [
-        f"broken image {folder}/train/{TRAIN[index]}" for index in range(5)
-    ]
-    assert told[5:] == [
-        f"further broken images of image folder {folder}, split 'train' are counted only"
-    ]
+    named = sorted(text.split(": ")[0] for text in caplog.messages)
+    assert named == [f"broken image {folder}/train/{TRAIN[index]}" for index in (0, 3, 4)]
 
 
 REASONS: tuple[tuple[Callable[[], bytes], str], ...] = (
     (lambda: b"", "Input is empty"),
     (lambda: b"garbage", "Unknown image file format. One of JPEG"),
-    (lambda: b"\xff\xd8\xff", "Invalid JPEG data"),
-    (
-        lambda: (
-            b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
-            + struct.pack(">IIBBBBBI", 20_000, 20_000, 8, 2, 0, 0, 0, 0)
-        ),
-        "its header states 400000000 pixels, more than input.max_pixels=67108864",
-    ),
+    (lambda: b"\xff\xd8\xff", "jpeg::Uncompress failed"),
     (lambda: tf.io.encode_jpeg(pixels(0, 40, 40)).numpy()[:-200], "jpeg::Uncompress failed"),
-    (
-        lambda: tf.io.encode_png(pixels(0, 1, 1)).numpy(),
-        "height or width is under input.min_side=2",
-    ),
 )
 
 
-@pytest.mark.parametrize("reasons", [REASONS[:3], REASONS[3:]], ids=["first", "others"])
-def test_the_reason_is_reported(
-    folder: pathlib.Path, caplog: pytest.LogCaptureFixture, reasons: Any
-) -> None:
-    for index, (content, _) in enumerate(reasons):
+def test_the_reason_is_reported(folder: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    for index, (content, _) in enumerate(REASONS):
         spoil(folder, index, content=content())
     batches = folder_input(folder, resize=True, shuffle=False, max_broken_share=0.5).batches(1)
     with caplog.at_level("WARNING"):
         assert all(len(batch["label"]) == 4 for batch in drawn(batches, 5))
-    told = [text for text in caplog.messages if text.startswith("broken image ")]
-    for index, (text, (_, reason)) in enumerate(zip(told, reasons, strict=True)):
-        assert text.startswith(f"broken image {folder}/train/{TRAIN[index]}: {reason}")
-    assert batches.counts["replaced"] == 3 + 3 + 2  # the third epoch has begun
+    for index, (_, reason) in enumerate(REASONS):
+        assert f"broken image {folder}/train/{TRAIN[index]}: {reason}" in caplog.text
+    assert batches.counts["replaced"] == 4 + 4 + 2  # the third epoch has begun
 
 
 def test_a_file_that_is_gone_is_a_broken_image(
@@ -197,15 +174,14 @@ def test_too_many_broken_images_end_a_run(
         drawn(folder_input(folder, shuffle=False, max_broken_share=share).batches(1), 5)
     assert str(caught.value).startswith(
         f"image folder {folder}, split 'train': at least {number} of 9 images cannot be read, more "
-        f"than input.max_broken_share={share:g} allows; the first is "
-        f"{folder}/train/{TRAIN[spoilt[0]]}: Unknown image file format"
+        f"than input.max_broken_share={share:g} allows, such as {folder}/train/"
     )
     assert "\n" not in str(caught.value)
 
 
 def test_a_split_without_a_readable_image_is_reported(folder: pathlib.Path) -> None:
     spoil(folder, *range(9))
-    with pytest.raises(errors.InputError, match="none of the 9 images can be read"):
+    with pytest.raises(errors.InputError, match="none of the 9 examples can be read"):
         drawn(folder_input(folder, max_broken_share=1.0).batches(1), 1)
 
 
@@ -252,47 +228,3 @@ def test_too_many_broken_images_end_an_evaluation(folder: pathlib.Path) -> None:
     spoil(folder, 1, 7)
     with pytest.raises(errors.InputError, match="at least 2 of 9 images cannot be read"):
         drawn(folder_input(folder).evaluation("train"))
-
-
-# --- What is read at the second try only ----------------------------------------------------------
-
-
-def examples(*indices: int) -> dict[str, tf.Tensor]:
-    return {
-        "index": tf.constant(indices, tf.int64),
-        "image": tf.constant([[float(index)] for index in indices]),
-    }
-
-
-def careful(*spoilt: int) -> Callable[[int, int], dict[str, tf.Tensor] | str]:
-    def read(index: int, epoch: int) -> dict[str, tf.Tensor] | str:
-        del epoch
-        return "spoilt" if index in spoilt else {"image": tf.constant([float(index)])}
-
-    return read
-
-
-def book() -> broken.Broken:
-    return broken.Broken("here", 6, 0.5, str)
-
-
-def test_an_image_that_is_read_at_the_second_try_is_evaluated() -> None:
-    counts: dict[str, int] = {}
-    given = iter([examples(1, 3), examples(4)])
-    found = broken.left_out(given, counts, book(), careful(2), 6)
-    images = [batch["image"].numpy().ravel().tolist() for batch in found]
-    assert sorted(itertools.chain(*images)) == [0, 1, 3, 4, 5]
-    assert counts == {"left_out": 1}
-
-
-def test_an_image_that_is_read_at_the_second_try_keeps_its_place() -> None:
-    counts: dict[str, int] = {}
-
-    def batches() -> Iterator[dict[str, tf.Tensor]]:
-        batch = examples(0, 3)
-        batch["place"] = tf.constant([0, 3], tf.int64)
-        yield {**batch, "index": tf.range(4, dtype=tf.int64), "epoch": tf.zeros([4], tf.int64)}
-
-    (found,) = broken.replaced(batches(), counts, book(), careful(2), 6)
-    assert found["image"].numpy().ravel().tolist() == [0, 1, 3, 3]
-    assert counts == {"replaced": 1}

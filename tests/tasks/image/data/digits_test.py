@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from lingvo_gpipe.tasks.image import SklearnDigits
-from lingvo_gpipe.tasks.image.data import digits
 from tests.tasks.image.image_files import values
 
 
@@ -51,11 +47,3 @@ def test_digits_are_shown_and_served_as_they_are() -> None:
     np.testing.assert_array_equal(
         serving.fields({"image": batch["image"]})["image"], batch["image"]
     )
-
-
-def test_digits_are_those_of_scikit_learn_also_where_its_file_is_elsewhere(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    read = digits._columns()
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    np.testing.assert_array_equal(digits._columns(), read)

@@ -250,7 +250,7 @@ def test_the_number_of_classes_is_taken_from_the_data(folder: pathlib.Path) -> N
             "Try --params_override='model.layers[0].classes=3', or use other data",
         ),
         (4, 0, "has 3 classes, but model.layers[0].classes=4. Set input.label_offset=1 where "),
-        (3, 1, "has 4 classes (input.label_offset=1 included), but model.layers[0].classes=3. "),
+        (3, 1, "has 4 classes, but model.layers[0].classes=3. "),
     ],
 )
 def test_another_number_of_classes_is_refused(
@@ -273,11 +273,11 @@ def test_another_number_of_classes_is_refused(
     ("more", "text"),
     [
         ({"channels": 2}, "input.channels=2 is not possible. Use 1 or 3"),
+        ({"channels": 1, "policy": "randaugment"}, "input.saturation and policy need 3"),
         (
-            {"channels": 1, "policy": "randaugment"},
-            "input.channels=1 is not possible. input.saturation and input.policy need 3",
+            {"mean": (0.5,)},
+            r"input.mean=\(0.5,\) is not possible. Use 3 numbers, one for each chan",
         ),
-        ({"mean": (0.5,)}, "input.mean has 1 numbers, but images have 3 channels"),
         ({"central": 0.0}, "input.central=0.0 is not possible. Use more than 0, at most 1"),
         ({"central": 0.5}, "input.central=0.5 is not possible. It needs input.resize=True"),
         ({"keep_aspect": True}, "keep_aspect=True is not possible. It needs input.resize=True"),
@@ -289,9 +289,6 @@ def test_another_number_of_classes_is_refused(
         ({"crop_aspect": (0.0, 1.0)}, r"crop_aspect=\(0.0, 1.0\) is not possible. Use two above"),
         ({"std": (1.0, 0.0, 1.0)}, r"input.std=\(1.0, 0.0, 1.0\) is not possible. Use numbers"),
         ({"saturation": (1.0, 1.0)}, r"input.saturation=\(1.0, 1.0\) is not possible. Use two"),
-        ({"label_offset": -1}, "input.label_offset=-1 is not possible. Use 0 or more"),
-        ({"cutout": -1}, "input.cutout=-1 is not possible. Use 0 or more"),
-        ({"max_broken_share": 2.0}, "input.max_broken_share=2.0 is not possible. Use 0 to 1"),
     ],
 )
 def test_wrong_params_are_refused(folder: pathlib.Path, more: dict[str, Any], text: str) -> None:

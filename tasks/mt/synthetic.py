@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from sentencepiece import sentencepiece_model_pb2
 
 from lingvo_gpipe import errors, hyperparams
-from lingvo_gpipe.input import made
+from lingvo_gpipe.input import synthetic
 from lingvo_gpipe.task import Task
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.text import preparation, records, vocabulary_training
@@ -35,14 +35,13 @@ _WORD = "\u2581"
 _PROTOS: Any = sentencepiece_model_pb2  # its classes are created when it is imported
 
 
-class MadeTranslation(made.Made, Translation):
+class SyntheticTranslation(synthetic.Synthetic, Translation):
     """Sentences of made-up words: prepared in a second, in a folder that ends with the process."""
 
-    asset_names = (*Translation.asset_names, made.FILE)
-    contents = "sentences of made-up words"
+    asset_names = (*Translation.asset_names, synthetic.FILE)
 
-    class Params(made.Made.Params, Translation.Params):
-        """Params of MadeTranslation."""
+    class Params(synthetic.Synthetic.Params, Translation.Params):
+        """Params of SyntheticTranslation."""
 
         data_dir = ""
         vocabulary: int = hyperparams.required("Pieces of the vocabulary.")
@@ -88,23 +87,35 @@ class MadeTranslation(made.Made, Translation):
         return False
 
 
-def params_like(params: Translation.Params, task_params: Task.Params) -> MadeTranslation.Params:
+def params_like(
+    params: Translation.Params, task_params: Task.Params
+) -> SyntheticTranslation.Params:
     """Return params of made sentences in place of others; see `Input.Params.made`."""
     pairs: tuple[str, ...] = params.instantiate().params.pairs or _PAIRS
     split = cast("TranslationTask.Params", task_params).score.split
     held_out = {name for name in ("valid", "test", task_params.eval.split, split) if name}
     count = max(_FEWEST, 4 * params.batch_size // (_LONGEST // 2 * len(pairs)))
-    return made.like(
-        MadeTranslation.Params,
-        params,
+    fields = {
+        name: params.get(name)
+        for name in SyntheticTranslation.Params.fields()
+        if name in params.fields()
+    }
+    return SyntheticTranslation.Params(**fields).set(
         data_dir="",
         preparation=None,
         pairs=pairs,
-        vocabulary=made.size_of(task_params, "vocabulary") or _VOCABULARY,
+        vocabulary=_vocabulary_size(task_params),
         sentences={params.train_split: count, **dict.fromkeys(sorted(held_out), _HELD_OUT)},
         vocabulary_hash=None,
         records=None,
     )
+
+
+def _vocabulary_size(task_params: Task.Params) -> int:
+    """Return the smallest vocabulary of the model's layers."""
+    paths = task_params.model.iter_paths()
+    sizes = [value for _, value, declared in paths if declared.name == "vocabulary"]
+    return min((size for size in sizes if isinstance(size, int)), default=_VOCABULARY)
 
 
 @functools.cache

@@ -10,12 +10,13 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import seeds
-from lingvo_gpipe.tasks.image.data import augment
+from lingvo_gpipe.tasks.image.data import preprocessing
 from tests.tasks.image.image_files import folder_input, pixels
 
 
-def params(**more: Any) -> Any:
-    return folder_input(pathlib.Path("unread"), height=8, width=10, **more).params
+def preprocess(**more: Any) -> preprocessing.Preprocessing:
+    params = folder_input(pathlib.Path("unread"), height=8, width=10, **more).params
+    return preprocessing.Preprocessing(params)
 
 
 def key(number: int) -> tf.Tensor:
@@ -23,18 +24,18 @@ def key(number: int) -> tf.Tensor:
 
 
 def distorted(given: Any, count: int, **more: Any) -> list[Any]:
-    own = params(**more)
+    own = preprocess(**more)
     image = tf.constant(given / np.float32(255))
-    distort = tf.function(lambda k: augment.distort(own, image, k))
+    distort = tf.function(lambda k: own.distort(image, k))
     return [distort(key(number)).numpy() for number in range(count)]
 
 
 def test_a_window_has_the_area_and_the_aspect_that_were_requested() -> None:
-    own = params(crop_area=(0.2, 0.6), crop_aspect=(0.5, 1.5))
+    own = preprocess(crop_area=(0.2, 0.6), crop_aspect=(0.5, 1.5))
     # The value of each pixel encodes its position.
     rows, columns = np.meshgrid(np.arange(100), np.arange(120), indexing="ij")
     image = tf.constant(np.stack([rows, columns, rows], -1), tf.uint8)
-    cut = tf.function(lambda k: augment.random_window(own, image, k))
+    cut = tf.function(lambda k: own.random_window(image, k))
     shapes, starts = [], []
     for number in range(300):
         window = cut(key(number)).numpy()
@@ -56,10 +57,10 @@ def test_a_window_has_the_area_and_the_aspect_that_were_requested() -> None:
 
 
 def test_the_whole_image_is_taken_where_no_window_fits() -> None:
-    own = params(crop_area=(0.9, 1.0), crop_aspect=(0.9, 1.1))
+    own = preprocess(crop_area=(0.9, 1.0), crop_aspect=(0.9, 1.1))
     narrow = tf.zeros([4, 90, 3], tf.uint8)
-    assert augment.random_window(own, narrow, key(0)).shape == (4, 90, 3)
-    assert augment.random_window(own, tf.zeros([1, 1, 3], tf.uint8), key(0)).shape == (1, 1, 3)
+    assert own.random_window(narrow, key(0)).shape == (4, 90, 3)
+    assert own.random_window(tf.zeros([1, 1, 3], tf.uint8), key(0)).shape == (1, 1, 3)
 
 
 def test_colour_goes_as_far_as_asked_and_stays_a_colour() -> None:
@@ -113,7 +114,7 @@ def test_each_distortion_draws_its_own() -> None:
 
 
 def test_cutout_is_zero_and_of_the_requested_size() -> None:
-    cut = tf.function(lambda k: augment.cutout(tf.fill([9, 9, 3], 5.0), 4, k))
+    cut = tf.function(lambda k: preprocessing.cutout(tf.fill([9, 9, 3], 5.0), 4, k))
     holes = [(cut(key(number)).numpy() == 0.0).all(-1) for number in range(200)]
     assert max(hole.sum() for hole in holes) == 16
     assert min(hole.sum() for hole in holes) == 4  # its centre in a corner

@@ -131,7 +131,8 @@ def test_a_model_of_the_folders_classes_is_described_and_planned(
     assert trainer.run([model, "--mode=describe", f"--data_dir={tmp_path / 'none'}"]) == 1
     told = capsys.readouterr().err.splitlines()[-1]
     assert told == (
-        f"InputError: image folder {tmp_path / 'none'} does not exist. Give another --data_dir"
+        f"InputError: image folder {tmp_path / 'none'}: {tmp_path / 'none'} cannot be read: No "
+        "such file or directory. Give another --data_dir"
     )
 
 

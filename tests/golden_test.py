@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import json
-import lzma
 import re
 import shutil
 import subprocess
@@ -46,11 +45,6 @@ AMPLIFIED = 1e-3
 WITHOUT_EFFECT = re.compile(r"\.S(separable|key)\.Sbias(\.S|$)")
 # Thread counts depend on the machine.
 OF_THE_MACHINE = ("threads",)
-# Set → registered models whose recipe was changed on purpose or removed since: their texts are
-# still read, but differ from the current ones.
-CHANGED: dict[str, tuple[str, ...]] = {"flat_modules": ()}
-# Bases of Params that no object is made of, so that no text was written of them.
-BASES = ("convolution.ConvParams", "convolution.WindowParams", "pooling.PoolParams")
 
 
 def newest(home: Path) -> str:
@@ -121,7 +115,7 @@ def changed_fields(lines: list[str]) -> set[str]:
 def test_there_are_golden_files() -> None:
     """Bazel and a checkout have all sets: with a missing folder, its tests would be skipped."""
     assert set(SETS) == {path.name for path in GOLDEN.iterdir() if (path / "README.md").exists()}
-    assert {name.split("/")[0] for name in RUNS} == set(SETS) == set(CHANGED)
+    assert {name.split("/")[0] for name in RUNS} == set(SETS)
     assert len(RESUMABLE) >= 3 * len(SETS)
     assert len(EXPORTS) >= 2 * len(SETS)
 
@@ -287,16 +281,6 @@ def test_tensorflow_alone_serves_an_export(name: str, answers: dict[str, dict[st
 # --- Texts ----------------------------------------------------------------------------------------
 
 
-def sections(text: str) -> dict[str, str]:
-    """Return name → text of a file of params texts."""
-    parts = re.split(r"^### (.*)\n", text, flags=re.MULTILINE)[1:]
-    return dict(zip(parts[::2], parts[1::2], strict=True))
-
-
-def registered(set_name: str) -> dict[str, str]:
-    return sections(lzma.decompress((SETS[set_name] / "registered.txt.xz").read_bytes()).decode())
-
-
 def values(text: str) -> dict[str, str]:
     """Return path → value of the fields of a text, without names of classes."""
     pairs = (line.partition(": ") for line in text.splitlines())
@@ -320,27 +304,6 @@ def test_texts_that_runs_keep_are_read(name: str) -> None:
     assert paths
     for path in paths:
         check_read_again(check_read(path.read_text()))
-
-
-@pytest.mark.parametrize("set_name", SETS)
-def test_texts_of_registered_models_are_those_of_today(set_name: str) -> None:
-    found = registry.Registry()
-    for name, text in registered(set_name).items():
-        params = check_read(text)
-        if name in CHANGED[set_name]:
-            check_read_again(params)
-        else:
-            assert params == found.model(name)().task(), name
-
-
-@pytest.mark.parametrize("set_name", SETS)
-def test_texts_of_every_class_are_read(set_name: str) -> None:
-    """Old names of classes that no registered model contains are known as well."""
-    texts = sections((SETS[set_name] / "classes.txt").read_text())
-    assert len(texts) > 50
-    for name, text in texts.items():
-        if not name.endswith(BASES):
-            check_read_again(check_read(text))
 
 
 # --- What makes a set -----------------------------------------------------------------------------

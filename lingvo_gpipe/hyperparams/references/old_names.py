@@ -45,8 +45,6 @@ MODULES: Mapping[str, str] = {
 """Modules by which texts named classes before there were public names → the public place now."""
 
 RENAMED: Mapping[str, str] = {
-    "made.Made": "input.Made",
-    "made.MadeExamples": "input.MadeExamples",
     "optim.KerasSchedule": "optim.KerasLearningRate",
     "optim.Schedule": "optim.LearningRate",
     "tasks.mt.Files": "tasks.mt.FileCorpus",

@@ -109,10 +109,10 @@ def run(flags: Sequence[str], log: Path, marks: Sequence[Callable[[], bool]] = (
     return used
 
 
-def has_row(path: Path, step: int) -> bool:
-    """Return whether a CSV file of a run has the row of a step, or a later one."""
+def has_row(path: Path, epoch: int) -> bool:
+    """Return whether a CSV file of a run has the row of an epoch, or a later one."""
     rows = path.read_text().splitlines()[1:] if path.exists() else []
-    return bool(rows) and int(rows[-1].partition(",")[0] or 0) >= step
+    return bool(rows) and int(rows[-1].partition(",")[0] or 0) >= epoch
 
 
 def _used(root: int, kinds: dict[int, str]) -> Used:
@@ -269,10 +269,11 @@ def speed(names: Sequence[str], rounds: int) -> dict[str, float]:
                     flags += [f"--logdir={folder}", *extra]
                     marks: list[Callable[[], bool]]
                     if name in STACKS:
-                        flags += ["--params_override=train.hooks=[hooks.CSVLog]"]
+                        flags += ["--params_override=train.callbacks=[callbacks.CSVLogger]"]
                         flags += [f"--max_steps={2 * count + 50}", "--save_interval_steps=100000"]
-                        rows = folder / "train_metrics.csv"
-                        marks = [functools.partial(has_row, rows, n * count) for n in (1, 2)]
+                        flags += [f"--params_override=eval.interval_steps={count}"]
+                        rows = folder / "metrics.csv"
+                        marks = [functools.partial(has_row, rows, epoch) for epoch in (0, 1)]
                     else:
                         flags += [f"--max_steps={2 * count}", f"--save_interval_steps={count}"]
                         written = [f"ckpt-{n * count}.params.txt" for n in (1, 2)]

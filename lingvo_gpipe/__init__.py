@@ -13,7 +13,6 @@ from lingvo_gpipe.imports import lazy
 
 if TYPE_CHECKING:
     from lingvo_gpipe import errors as errors
-    from lingvo_gpipe import hooks as hooks
     from lingvo_gpipe import hyperparams as hyperparams
     from lingvo_gpipe import input as input
     from lingvo_gpipe import keras_layers as keras_layers
@@ -31,7 +30,6 @@ __getattr__, __dir__, __all__ = lazy.exports(
     __name__,
     {
         "errors": [],
-        "hooks": [],
         "hyperparams": [],
         "input": [],
         "keras_layers": [],

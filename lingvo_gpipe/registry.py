@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 PROJECT_PACKAGE = "lingvo_gpipe.params"
 ENTRY_POINT_GROUP = "lingvo_gpipe.params"
-HOOKS_GROUP = "lingvo_gpipe.hooks"
-"""Group of the entry points by which installed packages announce their hooks."""
 
 
 class Model:
@@ -222,8 +220,6 @@ class Registry:
         for name in self._packages:
             # So that the text of a user's model can name the user's classes.
             hyperparams.register_package(name.split(".", 1)[0])
-        for point in importlib.metadata.entry_points(group=HOOKS_GROUP):
-            hyperparams.register_package(point.module.split(".", 1)[0])
 
     def names(self, pattern: str = "*") -> list[str]:
         """Return the sorted names of all models that match the glob `pattern`.

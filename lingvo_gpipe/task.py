@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Literal, Protocol, TypeVar
 
-from lingvo_gpipe import errors, hooks, hyperparams, optim, pipelining
+from lingvo_gpipe import callbacks, errors, hyperparams, optim, pipelining
 from lingvo_gpipe.hyperparams import text as params_texts
 from lingvo_gpipe.input import Input
 from lingvo_gpipe.input.serving import Program, Serving
@@ -67,11 +67,8 @@ class Train(optim.Updater.Params):
         "always ends the chief, to be started again.",
     )
     start: Start = hyperparams.field(Start(), "What is taken from another run's checkpoint.")
-    hooks: tuple[hooks.Hook.Params, ...] = hyperparams.field(
-        (), "Hooks that the run calls, in this order, such as hooks.CSVLog."
-    )
-    installed_hooks: bool = hyperparams.field(
-        True, "Calls the hooks that installed packages announce, too."
+    callbacks: tuple[callbacks.Callback.Params, ...] = hyperparams.field(
+        (), "Callbacks of the run, in this order, such as callbacks.CSVLogger."
     )
 
 
@@ -191,8 +188,7 @@ _MAY_CHANGE = (
     "train.stall_after_s",
     "train.end_at_stall",
     "train.start.*",
-    "train.hooks*",
-    "train.installed_hooks",
+    "train.callbacks*",
     "train.clip_norm",
     "train.optimizer.learning_rate*",
     "train.optimizer.groups",

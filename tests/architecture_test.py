@@ -27,8 +27,8 @@ ROWS = (
     ("execution", "cells on devices"),
     ("pipelining", "the layer that users build"),
     (
-        "task+input+registry+hooks",
-        "network, data, training and hooks as one tree of Params; names of models",
+        "task+input+registry+callbacks",
+        "network, data, training and callbacks as one tree of Params; names of models",
     ),
     ("plan", "what a step will need"),
     ("run", "training, evaluation, checkpoints, export, other slices for a run"),

@@ -430,15 +430,15 @@ def test_own_package_trains_by_name(
             del sys.modules[name]  # as in a new process
 
 
-def test_own_hook_ends_a_run_by_name(
+def test_own_callback_ends_a_run_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (block,) = fenced("docs/hooks.md", "python")
+    _, block = fenced("docs/callbacks.md", "python")
     package = tmp_path / block.splitlines()[0].removeprefix("# ")
     package.parent.mkdir()
     package.write_text(block)
-    assert len(block.splitlines()) <= 15
-    session = fenced("docs/hooks.md", "console")[0]
+    assert len(block.splitlines()) <= 16
+    session = fenced("docs/callbacks.md", "console")[0]
     command, shown = session.splitlines()
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

@@ -15,7 +15,7 @@ from lingvo_gpipe.hyperparams.references import names
 from lingvo_gpipe.hyperparams.types import Node
 
 _SHOWN = 4
-_PACKAGES = ("hooks", "optim")
+_PACKAGES = ("callbacks", "optim")
 """Whose classes overrides name."""
 
 

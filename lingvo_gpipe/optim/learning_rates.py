@@ -46,7 +46,7 @@ class KerasLearningRate(LearningRate):
 
 
 class RateRange(LearningRate):
-    """A geometric rise from `lowest` to `highest`, for `hooks.RateRangeTest`; `highest` after it.
+    """A geometric rise from `lowest` to `highest` for `callbacks.RateRangeTest`, then `highest`.
 
     Source: Smith 2017, Cyclical Learning Rates for Training Neural Networks, section 3.3, with
     equal factors in place of equal steps.

@@ -59,6 +59,11 @@ class Evaluation:
             raise _not_a_number(name, self.values)
         return self.values[name]
 
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Name → number, of all that is shown as a curve."""
+        return self.values | self.curves | self.unread
+
     def line(self) -> str:
         """Return all numbers on one line, `eval step=100 accuracy=0.9861 loss=0.0543`."""
         numbers = [f"{name}={value:.4f}" for name, value in self.values.items()]
@@ -205,17 +210,6 @@ def check_names(pipe: pipelining.PipeliningLayer, params: task.Eval) -> None:
                     f"{path} names {name!r}, which the network does not compute; nearest "
                     f"{', '.join(map(repr, near)) or 'none: no layer computes a metric'}"
                 )
-
-
-def check_best(pipe: pipelining.PipeliningLayer, name: str, sums: Mapping[str, Nest]) -> None:
-    """Refuse a best metric that is not a number, as far as the sums of an update show it.
-
-    Raises:
-        ParamsError: names the metrics that are numbers.
-    """
-    ranks = {n: np.ndim(pipe.analysis.metrics[n].finish(total)) for n, total in sums.items()}
-    if ranks.get(name):
-        raise _not_a_number(name, [*(n for n, rank in ranks.items() if not rank), "loss"])
 
 
 def _not_a_number(name: str, numbers: Iterable[str]) -> errors.ParamsError:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import math
 import os
 import shlex
@@ -27,19 +26,20 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
+import keras
 import tensorflow as tf
 from absl import logging
 
 from lingvo_gpipe import errors, task
-from lingvo_gpipe.cluster import connection, local
+from lingvo_gpipe.callbacks import RunModel, RunOptimizer
+from lingvo_gpipe.cluster import connection
 from lingvo_gpipe.console import progress
 from lingvo_gpipe.execution.monitoring import stalls
-from lingvo_gpipe.hooks.base import Ended
-from lingvo_gpipe.hooks.calls import HookCalls, needing_network
 from lingvo_gpipe.input import Input, synthetic
 from lingvo_gpipe.nests import Nest
-from lingvo_gpipe.plan import auto
+from lingvo_gpipe.plan import auto, describe
 from lingvo_gpipe.run import (
     checkpoints,
     evaluation,
@@ -58,6 +58,9 @@ from lingvo_gpipe.run.views.texts import EvaluationTexts
 from lingvo_gpipe.run.writers import StepReport, Writers
 from lingvo_gpipe.task import Task
 
+Batches = Sequence[Mapping[str, Nest]]
+Ended = Literal["max_steps", "patience", "callback", "signal"]
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Result:
@@ -67,7 +70,8 @@ class Result:
         step: number of updates.
         checkpoint: prefix of the last checkpoint's files.
         metrics: metrics of the last evaluation, by name; empty without one.
-        ended: "max_steps", "patience" (early stopping), "hook" (one asked for it) or "signal".
+        ended: "max_steps", "patience" (early stopping), "callback" (one has set `stop_training`)
+            or "signal".
         best: value of `eval.best` at the best checkpoint; None before the first evaluation.
     """
 
@@ -80,23 +84,15 @@ class Result:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Options:
-    """Settings of a run that are not in its params.
-
-    Attributes:
-        evaluate: as in `run`.
-        report: as in `run`.
-        should_stop: as in `run`.
-        note_step: as in `run`.
-        profiles: as in `run`.
-        dry_run: whether an evaluation has one mini-batch, and hooks write nothing elsewhere.
-    """
+    """Settings of a run that are not in its params; see `run`."""
 
     evaluate: bool
     report: Callable[[str], None]
     should_stop: Callable[[], bool] = lambda: False
     note_step: Callable[[int], None] = lambda _: None
     profiles: Profiles = NO_PROFILES
-    dry_run: bool = False
+    callbacks: Sequence[keras.callbacks.Callback] = ()
+    dry_run: bool = False  # one mini-batch per evaluation, and no callbacks
 
 
 def run(
@@ -109,6 +105,7 @@ def run(
     should_stop: Callable[[], bool] = lambda: False,
     note_step: Callable[[int], None] = lambda _: None,
     profiles: Profiles = NO_PROFILES,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
 ) -> Result:
     """Train a task, or continue its training.
 
@@ -123,6 +120,7 @@ def run(
         note_step: called with the number of each update, before it begins.
         profiles: what is measured, or known of the hosts: layers before a schedule is chosen, slots
             of some updates.
+        callbacks: called besides `train.callbacks`; their `model` is a `callbacks.RunModel`.
 
     Raises:
         UserError: the params, the log directory, data or devices do not fit; a loss is not finite.
@@ -137,7 +135,7 @@ def run(
         )
         process.check_memory(params, source, report, refuse=False)
         change = log_directory.check_params(folder, params, report)
-        options = _Options(evaluate, report, should_stop, note_step, profiles)
+        options = _Options(evaluate, report, should_stop, note_step, profiles, callbacks)
         with contextlib.closing(_Training(params, source, folder, options)) as training:
             training.restore(start, change)
             log_directory.keep_assets(folder, source.assets())
@@ -201,10 +199,6 @@ def _prepare(
     task.check(params)
     for line in synthetic.notices(params):
         report(line)
-    if folder is not None and local.is_private():
-        away = needing_network(params.train)
-        if away:
-            raise errors.NoNetworkError(f"{', '.join(away)} reaches other hosts")
     process.prepare_devices(params.model, folder)  # before an input begins TensorFlow
     source: Input = params.input.instantiate()
     return task.complete(params, source), source
@@ -225,16 +219,9 @@ class _Training:
         self._last: evaluation.Evaluation | None = None
         if params.eval.patience is not None and not options.evaluate:
             options.report("eval.patience does nothing in this run, which does not evaluate")
-        self._hooks = HookCalls(
-            self._params,
-            logdir,
-            options.report,
-            lambda work: self._watchdog.watching(work),
-            dry_run=options.dry_run,
-        )
         threads = process.prepare_devices(params.model, logdir)
         self._learner = Learner(params, source.element_spec(training=True))
-        pipe = self._learner.pipe
+        pipe = self._pipe = self._learner.pipe
         evaluation.check_names(pipe, params.eval)
         self._recorder: recorder.Recorder | None = None
         if options.profiles.steps:
@@ -248,6 +235,16 @@ class _Training:
         self._histograms = Histograms(pipe, lambda: self._learner.updater.loss_scale)
         self._texts = EvaluationTexts(params, pipe, source, options.report)
         self.state = RunState(params, self._learner, logdir, threads, evaluates=options.evaluate)
+        self._model = RunModel(
+            self._params,
+            logdir,
+            options.report,
+            RunOptimizer(self._learner.updater.optimizer, self._learner.step),
+            lambda: describe.describe_network(pipe.params, pipe.analysis.fields).splitlines(),
+        )
+        # Updates between two evaluations, or two checkpoints: an epoch, for callbacks.
+        self._epoch_steps = params.eval.interval_steps or params.train.save_interval_steps
+        self._callbacks = self._listed_callbacks()
         self._watchdog = stalls.watchdog_of(
             pipe.executor,
             params.train.stall_after_s,
@@ -257,6 +254,19 @@ class _Training:
             over_workers=connection.current() is not None,
         )
 
+    def _listed_callbacks(self) -> keras.callbacks.Callback | None:
+        """Return the run's callbacks as one; None: it has none."""
+        if self._options.dry_run:
+            return None
+        own = [params.make(self._logdir) for params in self._params.train.callbacks]
+        every = [*own, *self._options.callbacks]
+        if not every:
+            return None
+        epochs = -(-self._params.train.max_steps // self._epoch_steps)
+        return keras.callbacks.CallbackList(
+            every, model=self._model, epochs=epochs, steps=self._epoch_steps, verbose=0
+        )
+
     def restore(self, start: str | None, change: task.Change | None) -> None:
         """Continue from the newest whole checkpoint of the run, or start.
 
@@ -264,160 +274,131 @@ class _Training:
             start: checkpoint to start from.
             change: how the params have changed since the newest checkpoint.
         """
-        if self.state.restore(change, self._options.report):
+        report = self._options.report
+        if self.state.restore(change, report):
             if start is not None:
-                self._options.report(
-                    f"{start} is not read: the run goes on from its own checkpoint"
-                )
+                report(f"{start} is not read: the run goes on from its own checkpoint")
         elif start is not None:
-            restoring.start_from(
-                start, self._learner, self._params, self._input, self._options.report
-            )
+            restoring.start_from(start, self._learner, self._params, self._input, report)
 
     def train(self) -> Result:
-        """Do the updates that are left, and call the hooks."""
-        writers = Writers(self._logdir, self._learner, self._params, self._input.class_names)
-        with contextlib.closing(writers), self._watchdog:
-            try:
-                self._hooks.begin(self.state.step)
-                result = self._train(writers)
-            except BaseException:
-                self._hooks.abort(self.state.step)
-                raise
-            self._hooks.end(result.step, result.metrics, result.ended)
-        return result
-
-    def _train(self, writers: Writers) -> Result:
+        """Do the updates that are left."""
         train, state = self._params.train, self.state
+        writers = Writers(self._logdir, self._learner, self._params, self._input.class_names)
         shown = progress.Progress(total=train.max_steps, start=state.step)
-        try:
-            with contextlib.closing(shown):
-                writers.constants(state.step, self._input.constants())
-                self._evaluate_if_due(writers)  # a signal may have interrupted it
-                for report in self._updates(writers):
-                    step = state.step
-                    shown.update(step, {"loss": report.loss})
-                    curves = functools.cache(functools.partial(writers.curves, report))
-                    if step % train.log_interval_steps == 0:
-                        writers.update(step, curves())
-                    self._hooks.after_update(step, curves)
-                    self._evaluate_if_due(writers)
-                    if self._hooks.takes_save() or step % train.save_interval_steps == 0:
-                        with self._watchdog.watching(f"the checkpoint of step {step}"):
-                            state.save()
-                    self._note_checkpoints(writers, state.written())
-                ended = self._ended()
-                if self._recorder is not None:
-                    self._recorder.finish(state.step)
-                if self._options.evaluate and ended != "signal" and not self._is_evaluated_here():
+        with contextlib.closing(writers), contextlib.closing(shown), self._watchdog:
+            writers.constants(state.step, self._input.constants())
+            self._epoch_ended_at = state.step
+            with self._saving_on_error():
+                self._call("on_train_begin")
+                is_due = self._options.evaluate and self._epoch_ends()
+                if is_due and not state.is_evaluated:  # a signal came before that
                     self._evaluate(writers)
-                    if not self._is_evaluated_here():
-                        ended = "signal"
-                with self._watchdog.watching(f"the checkpoint of step {state.step}"):
-                    path = state.save()
-                    written = state.wait()
-                self._note_checkpoints(writers, written)
-        except (BrokenPipeError, errors.HookError):
-            # The reader of the lines has ended, such as `tee` by the same ^C; or a hook failed.
-            state.save()
-            raise
-        best = None if state.best is None else state.best.value
-        return Result(
-            state.step,
-            path,
-            {} if self._last is None else self._last.values,
-            ended,
-            None if best is None or math.isinf(best) else best,
-        )
-
-    def _note_checkpoints(self, writers: Writers, written: Sequence[checkpoints.Written]) -> None:
-        writers.checkpoints(written)
-        for one in written:
-            self._hooks.after_checkpoint(one.step, one.path, one.metrics)
+            curves: dict[str, float] = {}
+            for batches, input_s in self._mini_batches(writers):
+                report = self._update(batches, input_s, writers)
+                with self._saving_on_error():
+                    shown.update(state.step, {"loss": report.loss})
+                    is_logged = state.step % train.log_interval_steps == 0
+                    if is_logged or self._callbacks is not None:
+                        curves = writers.curves(report)
+                    if is_logged:
+                        writers.update(state.step, curves)
+                    self._call("on_train_batch_end", (state.step - 1) % self._epoch_steps, curves)
+                    if self._epoch_ends():
+                        self._end_epoch(writers, curves)
+                if state.step % train.save_interval_steps == 0:
+                    with self._watchdog.watching(f"the checkpoint of step {state.step}"):
+                        state.save()
+                writers.checkpoints(state.written())
+            ended = self._ended()
+            if self._recorder is not None:
+                self._recorder.finish(state.step)
+            if ended != "signal" and not self._end_epoch(writers, curves):
+                ended = "signal"
+            with self._watchdog.watching(f"the checkpoint of step {state.step}"):
+                path = state.save()
+                writers.checkpoints(state.wait())
+            metrics = {} if self._last is None else self._last.values
+            self._call("on_train_end", metrics)
+        best = None if state.best is None or math.isinf(state.best.value) else state.best.value
+        return Result(state.step, path, metrics, ended, best)
 
     def close(self) -> None:
         """Wait until the checkpoints that were begun are written."""
         self.state.close(self._options.report)
 
-    def _updates(self, writers: Writers) -> Iterator[StepReport]:
-        """Do updates until the last step, yielding a report of each."""
-        train, state = self._params.train, self.state
-        data = self._source.batches(self._params.model.seed, int(state.position.numpy()))
+    def _mini_batches(self, writers: Writers) -> Iterator[tuple[Batches, float]]:
+        """Yield the mini-batches of each update, and the seconds that reading them took."""
+        train, state, options = self._params.train, self.state, self._options
+        first, position = state.step, int(state.position.numpy())
+        data = self._source.batches(self._params.model.seed, position)
+        self._unread = data.counts
         source = iter(data)
-        first = state.step
         while (step := state.step) < train.max_steps and not state.is_out_of_patience:
-            if self._hooks.stop_reason is not None or self._options.should_stop():
+            if self._model.stop_training or options.should_stop():
                 return
-            self._options.note_step(step)
+            options.note_step(step)
+            if step % self._epoch_steps == 0 or step == first:
+                self._call("on_epoch_begin", step // self._epoch_steps)
             begun = time.perf_counter()
-            with self._watchdog.watching(f"reading the mini-batch of step {step}"):
-                batches = self._read(source)
-            drawn = time.perf_counter()
+            with (
+                self._saving_on_error(),
+                self._watchdog.watching(f"reading the mini-batch of step {step}"),
+            ):
+                position = int(state.position.numpy())
+                batches = worker_input.next_batches(source, train.accumulate, position)
+            input_s = time.perf_counter() - begun
             if step == first:
-                with self._learner.pipe.executor.beside_input():
-                    pictures = self._input.pictures(dict(batches[0]))
-                writers.pictures(first, pictures)
-            input_s = drawn - begun
-            every = train.histogram_interval_steps
-            if every and (step + 1) % every == 0:
-                with self._watchdog.watching(f"the histograms of step {step}"):
-                    group = self._learner.groups.cut(batches[0])[0].fields
-                    counted = self._histograms(group, self._learner.step.read_value())
-                writers.train.histograms(step + 1, counted)
-                drawn = time.perf_counter()
-            traces = self._learner.num_traces
-            scale = self._learner.updater.loss_scale
-            with self._watchdog.watching(f"step {step}", "step"), self._profiled(step + 1):
-                result = self._learner.update(batches)
-                finite = bool(result.scalars["finite"]) and math.isfinite(result.loss)
-            state.position.assign_add(train.accumulate)
-            if not finite and not self._may_lower(scale):
-                self._stop_at_nonfinite(batches, step)
-            if step == first and self._options.evaluate and state.best is not None:
-                evaluation.check_best(self._learner.pipe, str(self._params.eval.best), result.sums)
-            step_s = time.perf_counter() - drawn
-            if self._recorder is not None:
-                step_s -= self._recorder.record(step + 1, input_s, writers.train)
-            if step > first and self._learner.num_traces > traces:
-                self._options.report(
-                    f"step {state.step} took {step_s:.1f} s: another shape was traced"
-                )
-            yield StepReport(
-                result,
-                num_rows=sum(evaluation.num_rows(self._learner.pipe, b) for b in batches),
-                unread=dict(data.counts),
-                input_s=input_s,
-                step_s=step_s,
-            )
+                with self._pipe.executor.beside_input():
+                    writers.pictures(first, self._input.pictures(dict(batches[0])))
+            self._call("on_train_batch_begin", step % self._epoch_steps)
+            yield batches, input_s
 
-    def _read(self, source: Iterator[Mapping[str, Nest]]) -> list[Mapping[str, Nest]]:
-        """Return the mini-batches of an update; if they cannot be read, save what is trained."""
-        position = int(self.state.position.numpy())
-        try:
-            return worker_input.next_batches(source, self._params.train.accumulate, position)
-        except Exception as error:  # an input of the user's may raise anything
-            if self.state.step and not isinstance(error, connection.lost_errors()):
-                self.state.save()
-            raise
+    def _update(self, batches: Batches, input_s: float, writers: Writers) -> StepReport:
+        """Do one update.
 
-    def _profiled(self, step: int) -> contextlib.AbstractContextManager[None]:
-        """Record a step, if it was chosen."""
-        return contextlib.nullcontext() if self._recorder is None else self._recorder.watching(step)
-
-    def _ended(self) -> Ended:
-        """Return why the run ends: no further update is due, or somebody asked to stop."""
-        if self.state.step >= self._params.train.max_steps:
-            return "max_steps"
-        if self.state.is_out_of_patience:
-            return "patience"
-        return "signal" if self._hooks.stop_reason is None else "hook"
+        Raises:
+            TrainingError: it is not finite.
+        """
+        learner, step = self._learner, self.state.step
+        every = self._params.train.histogram_interval_steps
+        if every and (step + 1) % every == 0:
+            with self._watchdog.watching(f"the histograms of step {step}"):
+                group = learner.groups.cut(batches[0])[0].fields
+                counted = self._histograms(group, learner.step.read_value())
+            writers.train.histograms(step + 1, counted)
+        begun = time.perf_counter()
+        scale = learner.updater.loss_scale
+        recorded = (
+            contextlib.nullcontext()
+            if self._recorder is None
+            else self._recorder.watching(step + 1)
+        )
+        with self._watchdog.watching(f"step {step}", "step"), recorded:
+            result = learner.update(batches)
+            finite = bool(result.scalars["finite"]) and math.isfinite(result.loss)
+        self.state.position.assign_add(len(batches))
+        if not finite and not self._may_lower(scale):
+            raise self._not_finite(batches, step)
+        step_s = time.perf_counter() - begun
+        if self._recorder is not None:
+            step_s -= self._recorder.record(step + 1, input_s, writers.train)
+        return StepReport(
+            result,
+            num_rows=sum(evaluation.num_rows(self._pipe, batch) for batch in batches),
+            unread=dict(self._unread),
+            input_s=input_s,
+            step_s=step_s,
+        )
 
     def _may_lower(self, scale: tf.Tensor | None) -> bool:
         """Return whether the next update, with a smaller loss scale, may be finite."""
         params = self._params.train.loss_scale
         return scale is not None and params is not None and params.dynamic and float(scale) > 1.0
 
-    def _stop_at_nonfinite(self, batches: Sequence[Mapping[str, Nest]], step: int) -> None:
+    def _not_finite(self, batches: Batches, step: int) -> errors.TrainingError:
+        """Return the error for an update that is not finite, with the place where it began."""
         place = self._learner.first_nonfinite(batches, step) or "the update itself"
         with contextlib.suppress(errors.CheckpointError):
             self.state.wait()
@@ -425,58 +406,85 @@ class _Training:
         last = f"the last good checkpoint is {whole}" if whole else "there is no checkpoint yet"
         if not self._params.train.finite_guard:  # by now the weights are not finite either
             place += ", or before it (train.finite_guard=True shows the place)"
-        raise errors.TrainingError(
+        return errors.TrainingError(
             f"the update of step {step} is not finite: it began in {place}; {last}. Lower the "
             "rate (train.optimizer.learning_rate, or its fields), or set train.clip_norm"
         )
 
-    def _evaluate_if_due(self, writers: Writers) -> None:
-        step = self.state.step
-        every = self._params.eval.interval_steps or self._params.train.save_interval_steps
-        last = step >= self._params.train.max_steps  # before its checkpoint, which records it
-        due = step > 0 and (step % every == 0 or last)
-        if self._options.evaluate and due and not self.state.is_evaluated:
-            self._evaluate(writers)
+    def _ended(self) -> Ended:
+        """Return why the run ends: no further update is due, or somebody asked to stop."""
+        if self.state.step >= self._params.train.max_steps:
+            return "max_steps"
+        if self.state.is_out_of_patience:
+            return "patience"
+        return "callback" if self._model.stop_training else "signal"
 
-    def _is_evaluated_here(self) -> bool:
-        """Return whether this process has evaluated the current step."""
-        return self._last is not None and self._last.step == self.state.step
+    def _epoch_ends(self) -> bool:
+        """Return whether the present step is the last of an epoch, or of the run."""
+        step = self.state.step
+        return step > 0 and (step % self._epoch_steps == 0 or step >= self._params.train.max_steps)
+
+    def _end_epoch(self, writers: Writers, curves: Mapping[str, float]) -> bool:
+        """Evaluate if this run does so; return False if a signal interrupted it."""
+        step, last = self.state.step, self._last
+        if self._options.evaluate and (last is None or last.step != step):
+            with self._saving_on_error():
+                self._evaluate(writers)
+            last = self._last
+            if last is None or last.step != step:
+                return False
+        logs = dict(curves)
+        if last is not None:
+            logs |= {f"val_{name}": value for name, value in last.numbers.items()}
+        if self._epoch_ended_at != step:
+            self._epoch_ended_at = step
+            self._call("on_epoch_end", (step - 1) // self._epoch_steps, logs)
+        return True
 
     def _evaluate(self, writers: Writers) -> None:
-        params = self._params.eval
-        step = self.state.step
+        """Evaluate the present weights, and keep the checkpoint if it is the best."""
+        params, options, step = self._params.eval, self._options, self.state.step
         name = f"a mini-batch of the evaluation at step {step}"
-        try:
-            batches = evaluation.batches(self._source, params, 1 if self._options.dry_run else None)
-            with self._learner.updater.averaged():
-                evaluated = evaluation.evaluate(
-                    self._learner.pipe,
-                    batches,
-                    step=step,
-                    groups=self._learner.groups,
-                    metrics=params.metrics,
-                    should_stop=self._options.should_stop,
-                    watch=lambda batches: self._watchdog.each(batches, name, "evaluation"),
-                    examples=Examples(self._learner.pipe, self._input, params.examples),
-                )
-                if evaluated is not None:
-                    with self._watchdog.watching(f"the texts of the evaluation at step {step}"):
-                        evaluated = self._texts.added(evaluated, self._options.should_stop)
-                    writers.evaluation(evaluated)
-            value = 0.0
-            if evaluated is not None and params.best is not None:
-                value = evaluated.number(params.best)
-        except Exception:
-            self.state.save()  # the updates before it are not lost
-            raise
-        if evaluated is None:
-            return
+        self._call("on_test_begin")
+        batches = evaluation.batches(self._source, params, 1 if options.dry_run else None)
+        with self._learner.updater.averaged():
+            evaluated = evaluation.evaluate(
+                self._pipe,
+                batches,
+                step=step,
+                groups=self._learner.groups,
+                metrics=params.metrics,
+                should_stop=options.should_stop,
+                watch=lambda batches: self._watchdog.each(batches, name, "evaluation"),
+                examples=Examples(self._pipe, self._input, params.examples),
+            )
+            if evaluated is None:
+                return
+            with self._watchdog.watching(f"the texts of the evaluation at step {step}"):
+                evaluated = self._texts.added(evaluated, options.should_stop)
+        writers.evaluation(evaluated)
+        value = 0.0 if params.best is None else evaluated.number(params.best)
         self._last = evaluated
         self.state.record_evaluation(value)
-        self._options.report(evaluated.line())
-        self._hooks.after_evaluation(
-            evaluated.step, evaluated.values | evaluated.curves | evaluated.unread
-        )
+        options.report(evaluated.line())
+        self._call("on_test_end", evaluated.numbers)
+
+    def _call(self, moment: str, *arguments: object) -> None:
+        """Call the callbacks."""
+        if self._callbacks is not None:
+            with self._watchdog.watching(f"the callbacks at step {self.state.step}, {moment}"):
+                getattr(self._callbacks, moment)(*arguments)
+
+    @contextlib.contextmanager
+    def _saving_on_error(self) -> Iterator[None]:
+        """Save the updates so far if the `with` block fails, unless nothing can be saved."""
+        try:
+            yield
+        except Exception as error:
+            is_lost = isinstance(error, connection.lost_errors())
+            if self.state.step and not (is_lost or isinstance(error, errors.CheckpointError)):
+                self.state.save()
+            raise
 
 
 def _last_lines(params: Task.Params, logdir: Path, result: Result) -> Iterator[str]:

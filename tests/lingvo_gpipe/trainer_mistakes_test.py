@@ -182,7 +182,7 @@ def test_an_override_of_the_wrong_kind_comes_with_the_present_value(
 @pytest.mark.parametrize(
     ("assignment", "offered"),
     [
-        ("train.hooks=hooks.CSVLog", "train.hooks=[hooks.CSVLog]"),
+        ("train.callbacks=callbacks.CSVLogger", "train.callbacks=[callbacks.CSVLogger]"),
         ("eval.metrics=accuracy", "eval.metrics=['accuracy']"),
     ],
 )
@@ -199,9 +199,9 @@ def test_one_value_in_place_of_several_comes_with_its_brackets(
 @pytest.mark.parametrize(
     ("assignment", "offered"),
     [
-        ("train.hooks=[CSVLog]", "train.hooks=[hooks.CSVLog]"),
-        ("train.hooks=csvlog", "train.hooks=[hooks.CSVLog]"),
-        ("train.hooks=[hooks.CSVLogg]", "train.hooks=[hooks.CSVLog]"),
+        ("train.callbacks=[CSVLogger]", "train.callbacks=[callbacks.CSVLogger]"),
+        ("train.callbacks=csvlogger", "train.callbacks=[callbacks.CSVLogger]"),
+        ("train.callbacks=[callbacks.CSVLoggger]", "train.callbacks=[callbacks.CSVLogger]"),
         ("train.average=Averag", "train.average=optim.Average"),
     ],
 )

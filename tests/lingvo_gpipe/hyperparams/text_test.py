@@ -9,7 +9,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import hooks, hyperparams, optim, task
+from lingvo_gpipe import callbacks, hyperparams, optim, task
 from lingvo_gpipe.hyperparams import field, from_text
 from tests.lingvo_gpipe.hyperparams import cases
 from tests.lingvo_gpipe.hyperparams.cases import (
@@ -268,9 +268,11 @@ def test_none_takes_the_place_of_params_that_need_not_be_there() -> None:
 
 def test_the_name_of_a_class_means_its_params() -> None:
     train = task.Train()
-    train.override("hooks=[hooks.CSVLog, hooks.CSVLog]").override("hooks[1].eval_file=x.csv")
-    assert train.hooks == (hooks.CSVLog.Params(), hooks.CSVLog.Params(eval_file="x.csv"))
-    assert repr(train.override("hooks=[hooks.Hook]").hooks) == "(Hook(),)"
+    logger = callbacks.CSVLogger.Params
+    train.override("callbacks=[callbacks.CSVLogger, callbacks.CSVLogger]")
+    train.override("callbacks[1].file=x.csv")
+    assert train.callbacks == (logger(), logger(file="x.csv"))
+    assert repr(train.override("callbacks=[callbacks.Callback]").callbacks) == "(Callback(),)"
     optimizer = optim.Optimizer.Params(learning_rate=0.1)
     optimizer.override("learning_rate=optim.InverseSquareRoot")
     assert optimizer.learning_rate == optim.InverseSquareRoot.Params()
@@ -283,11 +285,11 @@ def test_the_name_of_a_class_means_its_params() -> None:
     assert "has no class 'optim.RateRang'; nearest 'optim.RateRange'" in message(
         lambda: optimizer.override("learning_rate=optim.RateRang")
     )
-    assert message(lambda: train.override("hooks=[os.system]")).endswith(
-        "'hooks' holds Params, which no plain value replaces; override its fields"
+    assert message(lambda: train.override("callbacks=[os.system]")).endswith(
+        "'callbacks' holds Params, which no plain value replaces; override its fields"
     )
-    assert "'hooks[0]' must be Hook.Params, got optim.Average" in message(
-        lambda: task.Train().override("hooks=[optim.Average]")
+    assert "'callbacks[0]' must be Callback.Params, got optim.Average" in message(
+        lambda: task.Train().override("callbacks=[optim.Average]")
     )
 
 

@@ -252,7 +252,7 @@ def test_a_loss_that_is_not_finite_stops_with_step_and_layer(tmp_path: Path) -> 
     assert text.startswith("the update of step 3 is not finite: it began in layer ")
     assert f"the last good checkpoint is {tmp_path}/checkpoints/ckpt-3" in text
     assert len(text.splitlines()) == 1
-    values = final_values(loop.Result(3, f"{tmp_path}/checkpoints/ckpt-3", {}, ""))
+    values = final_values(loop.Result(3, f"{tmp_path}/checkpoints/ckpt-3", {}, "signal"))
     assert all(np.isfinite(value).all() for key, value in values.items() if "variables" in key)
 
 

@@ -1,0 +1,211 @@
+"""Callbacks of a run: Keras' own class, with Params so that recipes and command lines name them.
+
+    class StopAt(callbacks.Callback):
+        class Params(callbacks.Callback.Params):
+            accuracy: float = hyperparams.field(0.9, "Accuracy that is enough.")
+
+        def on_test_end(self, logs=None):
+            self.model.stop_training = logs["accuracy"] >= self.params.accuracy
+
+    train = task.Train(callbacks=(StopAt.Params(),), ...)
+
+Any `keras.callbacks.Callback` goes to `run.loop.run(params, logdir, callbacks=[...])`. What a
+callback receives are numbers, so it cannot change a result. When each method is called is decided
+by `lingvo_gpipe.run.loop`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gpipe import errors, hyperparams, optim
+
+if TYPE_CHECKING:
+    from lingvo_gpipe.task import Task
+
+Logs = Mapping[str, float]
+
+
+class Callback(hyperparams.Configurable, keras.callbacks.Callback):
+    """A Keras callback that is made from Params.
+
+    Attributes:
+        model: the run, a `RunModel`.
+    """
+
+    class Params(hyperparams.Configurable.Params):
+        """Params of Callback."""
+
+        def make(self, logdir: Path) -> keras.callbacks.Callback:
+            """Return the callback of a run.
+
+            Args:
+                logdir: log directory of the run.
+            """
+            del logdir
+            return self.instantiate()
+
+    params: Any
+
+    def __init__(self, params: Callback.Params) -> None:
+        keras.callbacks.Callback.__init__(self)
+        hyperparams.Configurable.__init__(self, params)
+
+    def set_params(self, params: object) -> None:
+        """Ignore what Keras calls params, numbers of epochs and steps; `params` are its own."""
+
+
+class CSVLogger(Callback):
+    """Writes a row per epoch by `keras.callbacks.CSVLogger`; a resumed run continues the file."""
+
+    class Params(Callback.Params):
+        """Params of CSVLogger."""
+
+        file: str = hyperparams.field("metrics.csv", "Name of the file in the log directory.")
+
+        def make(self, logdir: Path) -> keras.callbacks.Callback:
+            """See `Callback.Params.make`.
+
+            Raises:
+                ParamsError: it is not the name of a file.
+            """
+            if PurePath(self.file).name != self.file or self.file in ("", ".", ".."):
+                raise errors.ParamsError(
+                    f"CSVLogger: file={self.file!r} is not the name of a file in the log directory"
+                )
+            return keras.callbacks.CSVLogger(str(logdir / self.file), append=True)
+
+
+class RateRangeTest(Callback):
+    """Learning-rate range test: the loss at rising rates, and the rate that it suggests.
+
+        --params_override=train.optimizer.learning_rate=optim.RateRange
+        --params_override=train.callbacks=[callbacks.RateRangeTest]
+
+    The run ends when the smoothed loss is `divergence` times its lowest value, or when all rates
+    were tried. A tenth of the rate with the lowest loss is suggested.
+
+    Source: Smith 2017, Cyclical Learning Rates for Training Neural Networks, section 3.3; the
+    tenth is that of `lr_find` of fastai (Howard and Gugger 2020).
+    """
+
+    class Params(Callback.Params):
+        """Params of RateRangeTest."""
+
+        smoothing: float = hyperparams.field(
+            0.9, "Share of the earlier losses in the smoothed loss, from 0 to below 1."
+        )
+        divergence: float = hyperparams.field(
+            4.0, "The run ends at this multiple of the lowest smoothed loss."
+        )
+
+    params: Params
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Check that the rate rises."""
+        del logs
+        rate = self.model.params.train.optimizer.learning_rate
+        if not isinstance(rate, optim.RateRange.Params):
+            raise errors.ParamsError(
+                "RateRangeTest: the rate does not rise. Set "
+                "train.optimizer.learning_rate=optim.RateRange"
+            )
+        self._num_rates = rate.steps
+        self._rates: list[float] = []
+        self._losses: list[float] = []  # smoothed
+        self._mean = 0.0
+
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
+        """Record the loss; ask for a stop when the test is over."""
+        del batch
+        smoothing, logs = self.params.smoothing, logs or {}
+        self._rates.append(logs["learning_rate"])
+        self._mean = smoothing * self._mean + (1 - smoothing) * logs["loss"]
+        self._losses.append(self._mean / (1 - smoothing ** len(self._rates)))
+        lowest = min(self._losses)
+        has_diverged = self._losses[-1] - lowest > (self.params.divergence - 1) * abs(lowest)
+        if has_diverged or self.model.step >= self._num_rates:
+            self.model.stop_training = True
+
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        """Report the suggestion."""
+        del logs
+        if not self._rates:
+            return
+        tried = f"learning rates from {self._rates[0]:.2g} to {self._rates[-1]:.2g}"
+        best = int(np.argmin(self._losses))
+        if best == 0:
+            self.model.report(f"{tried}: none lowered the loss. Set other rates of optim.RateRange")
+            return
+        slopes = np.gradient(self._losses, np.log(self._rates))[: best + 1]
+        steepest, lowest = self._rates[int(np.argmin(slopes))], self._rates[best]
+        self.model.report(
+            f"{tried}: the loss falls fastest at {steepest:.2g} and is lowest at {lowest:.2g}; try "
+            f"train.optimizer.learning_rate={lowest / 10:.2g}, a tenth of that"
+        )
+
+
+@dataclasses.dataclass  # without slots: callbacks set attributes of their model
+class RunModel:
+    """A run as the `model` of its callbacks, with what those of Keras, MLflow and W&B read of it.
+
+    Attributes:
+        params: params of the run, frozen.
+        logdir: log directory of the run.
+        report: prints a line for the user.
+        optimizer: settings and the present rate of the optimizer.
+        summary_lines: returns the description of the model.
+        stop_training: a callback sets it to end the run after this update; the run then evaluates
+            and saves as at its last step.
+    """
+
+    params: Task.Params
+    logdir: Path
+    report: Callable[[str], None]
+    optimizer: RunOptimizer
+    summary_lines: Callable[[], Iterable[str]]
+    stop_training: bool = False
+
+    @property
+    def step(self) -> int:
+        """Number of updates done."""
+        return int(self.optimizer.step.numpy())
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        return self.params.name
+
+    def summary(self, print_fn: Callable[[str], object] = print, **_: object) -> None:
+        """Print the description of the model, as `keras.Model.summary` does."""
+        for line in self.summary_lines():
+            print_fn(line)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunOptimizer:
+    """The optimizer of a run as callbacks read it.
+
+    Attributes:
+        optimizer: of the run.
+        step: number of updates, a variable.
+    """
+
+    optimizer: optim.Optimizer
+    step: tf.Variable
+
+    @property
+    def learning_rate(self) -> tf.Tensor:
+        """Rate of the next update, a scalar."""
+        return self.optimizer.rate(self.step.read_value())
+
+    def get_config(self) -> dict[str, str]:
+        """Return path → value as text of its settings."""
+        return {path: str(value) for path, value, _ in self.optimizer.params.iter_paths()}

@@ -1,0 +1,277 @@
+"""When callbacks are called, what they may do, and that they change no number of a run."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import callbacks, errors, hyperparams, optim
+from lingvo_gpipe.run import checkpoints, log_directory, loop
+from tests.support import saved
+from tests.tiny_task import one_layer_task, stop_after, tiny_task
+
+CALLS: list[tuple[str, int]] = []
+
+
+class Recorded(callbacks.Callback):
+    """Records its calls; stops and fails where its params say so."""
+
+    class Params(callbacks.Callback.Params):
+        """Params of Recorded."""
+
+        fails_in: str = hyperparams.field("", "Method that fails.")
+        fails_at: int = hyperparams.field(0, "First step at which it does.")
+        stop_at: int = hyperparams.field(0, "Step after which it ends the run; 0: never.")
+
+    params: Params
+
+    def record(self, moment: str) -> None:
+        CALLS.append((moment, self.model.step))
+        if self.params.fails_in == moment and self.model.step >= self.params.fails_at:
+            raise ValueError("it is broken")
+
+    def on_train_begin(self, *_: Any) -> None:
+        self.record("train_begin")
+
+    def on_epoch_begin(self, epoch: int, *_: Any) -> None:
+        assert epoch == self.model.step // 2
+        self.record("epoch_begin")
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        assert batch == (self.model.step - 1) % 2
+        assert logs["loss"] > 0
+        self.record("batch_end")
+        if self.model.step == self.params.stop_at:
+            self.model.stop_training = True
+
+    def on_test_end(self, logs: Any = None) -> None:
+        assert 0 <= logs["accuracy"] <= 1
+        self.record("test_end")
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        assert epoch == (self.model.step - 1) // 2
+        assert logs["loss"] > 0
+        self.record("epoch_end")
+
+    def on_train_end(self, *_: Any) -> None:
+        self.record("train_end")
+
+
+def recorded(**fields: Any) -> Any:
+    """Return a task of 4 updates with a `Recorded` callback."""
+    CALLS.clear()
+    params = one_layer_task(max_steps=4, save_interval_steps=2, async_checkpoints=False)
+    params.train.callbacks = (Recorded.Params(**fields),)
+    return params
+
+
+def test_a_callback_is_called_at_each_moment_of_a_run_and_of_a_resumed_one(tmp_path: Path) -> None:
+    params = recorded()
+    # Asked before each update, and before each of two mini-batches of an evaluation.
+    cut = loop.run(params, tmp_path, evaluate=True, should_stop=stop_after(5))
+    assert cut.ended == "signal"
+    assert CALLS[:] == [
+        *[("train_begin", 0), ("epoch_begin", 0), ("batch_end", 1), ("batch_end", 2)],
+        *[("test_end", 2), ("epoch_end", 2), ("epoch_begin", 2), ("batch_end", 3)],
+        ("train_end", 3),
+    ]
+    CALLS.clear()
+    loop.run(params, tmp_path, evaluate=True)
+    assert CALLS[:] == [
+        *[("train_begin", 3), ("epoch_begin", 3), ("batch_end", 4), ("test_end", 4)],
+        *[("epoch_end", 4), ("train_end", 4)],
+    ]
+
+
+def test_without_evaluations_an_epoch_lies_between_two_checkpoints(tmp_path: Path) -> None:
+    loop.run(recorded(), tmp_path)
+    assert [step for moment, step in CALLS if moment == "epoch_end"] == [2, 4]
+    assert "test_end" not in dict(CALLS)
+
+
+class Meddling(callbacks.Callback):
+    """Does all that a callback can: draws, seeds, and changes what it receives."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        tf.random.set_seed(batch)
+        keras.utils.set_random_seed(batch)
+        np.random.rand()
+        tf.random.normal([2])
+        logs.clear()
+
+
+def test_no_callback_changes_a_number(tmp_path: Path) -> None:
+    params = tiny_task(max_steps=5, save_interval_steps=2)
+    plain = loop.run(params, tmp_path / "plain", evaluate=True)
+    params.train.callbacks = (Meddling.Params(), callbacks.CSVLogger.Params())
+    called = loop.run(params, tmp_path / "called", evaluate=True)
+    assert called.metrics == plain.metrics
+    one, other = saved.values(plain.checkpoint), saved.values(called.checkpoint)
+    assert one.keys() == other.keys()
+    assert all(one[key].tobytes() == other[key].tobytes() for key in one)
+
+
+def test_a_callback_may_end_a_run(tmp_path: Path) -> None:
+    result = loop.run(recorded(stop_at=3), tmp_path, evaluate=True)
+    assert (result.step, result.ended) == (3, "callback")
+    assert result.metrics  # it is evaluated as at a last step
+    assert json.loads((tmp_path / "result.json").read_text())["ended"] == "callback"
+    assert CALLS[-3:] == [("test_end", 3), ("epoch_end", 3), ("train_end", 3)]
+
+
+@pytest.mark.parametrize(
+    ("moment", "step", "restored"),
+    [
+        ("train_begin", 0, 0),
+        ("batch_end", 3, 3),
+        ("test_end", 2, 2),
+        ("epoch_end", 2, 2),
+        ("train_end", 4, 4),
+    ],
+)
+def test_a_callback_that_fails_ends_the_run_and_no_update_is_lost(
+    tmp_path: Path, moment: str, step: int, restored: int
+) -> None:
+    with pytest.raises(ValueError, match="it is broken"):
+        loop.run(recorded(fails_in=moment, fails_at=step), tmp_path, evaluate=True)
+    whole = checkpoints.find(str(tmp_path / log_directory.CHECKPOINTS))
+    assert [checkpoints.step_of(path) for path in whole][-1:] == ([restored] if restored else [])
+    assert loop.run(recorded(), tmp_path, evaluate=True).step == 4
+
+
+def test_callbacks_may_change_when_a_run_is_resumed(tmp_path: Path) -> None:
+    params = recorded()
+    loop.run(params, tmp_path)
+    params.train.callbacks = ()
+    params.train.max_steps = 5
+    assert loop.run(params, tmp_path).step == 5
+
+
+def test_a_dry_run_calls_none(tmp_path: Path) -> None:
+    loop.dry_run(recorded(), tmp_path / "run", report=lambda _: None)
+    assert CALLS == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_metrics_of_epochs_are_a_table_that_a_resumed_run_continues(tmp_path: Path) -> None:
+    params = recorded()
+    params.train.set(max_steps=2, callbacks=(callbacks.CSVLogger.Params(file="x.csv"),))
+    loop.run(params, tmp_path, evaluate=True)
+    params.train.max_steps = 4
+    result = loop.run(params, tmp_path, evaluate=True)
+    with (tmp_path / "x.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["epoch"] for row in rows] == ["0", "1"]
+    assert float(rows[1]["val_accuracy"]) == pytest.approx(result.metrics["accuracy"])
+    params.train.callbacks = (callbacks.CSVLogger.Params(file="../x.csv"),)
+    with pytest.raises(errors.ParamsError, match=r"file='\.\./x\.csv' is not the name of a file"):
+        loop.run(params, tmp_path)
+
+
+# --- callbacks of others --------------------------------------------------------------------------
+
+
+def test_callbacks_of_keras_run_as_they_are(tmp_path: Path) -> None:
+    params = one_layer_task(max_steps=100, save_interval_steps=2)
+    params.train.optimizer.learning_rate = 0.0
+    history = keras.callbacks.History()
+    stopping = keras.callbacks.EarlyStopping("val_loss", patience=2)
+    result = loop.run(params, tmp_path, evaluate=True, callbacks=[history, stopping])
+    assert (result.step, result.ended) == (6, "callback")
+    assert history.epoch == [0, 1, 2]
+    assert history.history["val_loss"] == [pytest.approx(result.metrics["loss"])] * 3
+
+
+def test_a_run_has_what_trackers_read_of_a_model(tmp_path: Path) -> None:
+    """As `mlflow.keras.MlflowCallback` and `wandb.integration.keras.WandbMetricsLogger` read it."""
+    found: dict[str, Any] = {}
+
+    class Tracker(keras.callbacks.Callback):
+        def on_train_begin(self, *_: Any) -> None:
+            found["config"] = self.model.optimizer.get_config()
+            lines: list[str] = []
+            self.model.summary(print_fn=lines.append)
+            found["summary"] = "\n".join(lines)
+
+        def on_epoch_end(self, *_: Any) -> None:
+            found["rate"] = float(self.model.optimizer.learning_rate.numpy().item())
+
+    loop.run(one_layer_task(max_steps=1), tmp_path, callbacks=[Tracker()])
+    assert found["config"]["learning_rate"] == "0.02"
+    assert "head" in found["summary"]
+    assert found["rate"] == 0.02
+
+
+# --- learning-rate range test ---------------------------------------------------------------------
+
+
+def ranged(**fields: Any) -> Any:
+    """Return a range test of a task of one layer."""
+    params = one_layer_task(max_steps=1000)
+    params.train.optimizer.learning_rate = optim.RateRange.Params(**fields)
+    params.train.callbacks = (callbacks.RateRangeTest.Params(),)
+    return params
+
+
+def test_a_range_test_stops_and_suggests(tmp_path: Path) -> None:
+    lines: list[str] = []
+    params = ranged(lowest=1e-3, highest=1e4, steps=40)
+    result = loop.run(params, tmp_path, report=lines.append)
+    assert result.ended == "callback"
+    assert 10 < result.step < 40  # the loss has diverged
+    (line,) = [line for line in lines if line.startswith("learning rates from 0.001 to ")]
+    assert 1e-3 < float(line.split("learning_rate=")[1].split(",")[0]) < 10
+
+
+def test_a_range_test_tries_all_rates(tmp_path: Path) -> None:
+    result = loop.run(ranged(lowest=1e-9, highest=1e-8, steps=3), tmp_path)
+    assert (result.step, result.ended) == (3, "callback")
+
+
+def suggestion(rates: Any, losses: Any) -> str:
+    """Return what a range test reports of losses that are not smoothed."""
+    params = one_layer_task(max_steps=1)
+    params.train.optimizer.learning_rate = optim.RateRange.Params(steps=1000)
+    lines: list[str] = []
+    optimizer = callbacks.RunOptimizer(params.train.optimizer.instantiate(), tf.Variable(0))
+    model = callbacks.RunModel(params, Path(), lines.append, optimizer, list)
+    test = callbacks.RateRangeTest.Params(smoothing=0.0, divergence=1e9).instantiate()
+    test.set_model(model)
+    test.on_train_begin()
+    for rate, loss in zip(rates, losses, strict=True):
+        test.on_train_batch_end(0, {"learning_rate": rate, "loss": loss})
+    test.on_train_end()
+    return lines[0]
+
+
+def test_the_steepest_and_the_lowest_loss_are_found() -> None:
+    rates = np.logspace(-5, 1, 61)
+    position = np.log10(rates)
+    # Falls around 1e-2, is lowest at 1e-1, rises after it.
+    losses = 2.0 - 1.5 / (1 + np.exp(-6 * (position + 2))) + np.maximum(position + 1, 0) ** 2
+    found = suggestion(rates, losses)
+    assert "falls fastest at 0.01 and is lowest at 0.1; try" in found
+    assert "learning_rate=0.01," in found
+    assert "none lowered the loss" in suggestion([1e-3, 1e-2, 1e-1], [1.0, 2.0, 3.0])
+
+
+def test_a_rate_that_does_not_rise_is_refused(tmp_path: Path) -> None:
+    params = one_layer_task(max_steps=1)
+    params.train.callbacks = (callbacks.RateRangeTest.Params(),)
+    with pytest.raises(errors.ParamsError, match=r"the rate does not rise\. Set train.optimizer"):
+        loop.run(params, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"lowest": 0.0}, {"lowest": 20.0}, {"highest": float("inf")}, {"steps": 1}]
+)
+def test_a_range_that_does_not_rise_is_refused(fields: Any) -> None:
+    with pytest.raises(errors.ParamsError, match="RateRange"):
+        optim.RateRange.Params(**fields).instantiate()

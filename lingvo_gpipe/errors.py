@@ -69,10 +69,6 @@ class DeviceError(UserError, RuntimeError):
     """Devices, or the processes that serve them, are missing, unreachable or too few."""
 
 
-class NoNetworkError(UserError, ConnectionError):
-    """Data must be fetched, or a hook reaches other hosts, and none can be reached."""
-
-
 class InputError(UserError, ValueError):
     """Data cannot be read, or does not fit the model."""
 

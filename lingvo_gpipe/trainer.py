@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lingvo_gpipe import errors, hyperparams, modes, recipes, registry
-from lingvo_gpipe.cluster import child, launch, local
+from lingvo_gpipe.cluster import child, launch
 from lingvo_gpipe.cluster.chief_supervisor import LOST_EXIT_CODE
 from lingvo_gpipe.console import command, output
 from lingvo_gpipe.console.flags import Flags
@@ -89,7 +89,6 @@ def run(argv: Sequence[str]) -> int:
     """Do what the arguments `argv` (without the program's name) ask; return the exit code."""
 
     def work() -> command.Exit:
-        child.receive_interrupts()
         values = read_flags(argv)
         if values is None:
             return command.Exit()
@@ -176,12 +175,11 @@ def _run_as_chief(values: argparse.Namespace, channel: child.Channel) -> int:
     tensorflow_import.defer()
     from lingvo_gpipe.cluster import connection
 
-    chief = connection.open_to(channel)
+    folder = values.logdir and os.path.expanduser(values.logdir)
+    chief = connection.open_to(channel, folder)
     try:
         return _run(values, chief.note_step)
     except Exception as error:
-        if local.is_private() and connection.was_caused_by(error, errors.NoNetworkError):
-            return local.NEEDS_NETWORK_EXIT_CODE
         if not connection.lost_a_worker(error):
             raise
         output.note(f"the chief ends, to be started again: {error}")

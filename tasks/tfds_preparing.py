@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from lingvo_gpipe import errors
+from lingvo_gpipe.cluster import local
 
 
 def builder_of(name: str, data_dir: str) -> Any:
@@ -49,6 +50,8 @@ def prepare(builder: Any, data_dir: str, *, download: bool) -> None:
     where = f"TFDS dataset {builder.info.full_name!r} is not prepared in {data_dir}"
     if not download:
         raise errors.InputError(f"{where}. Allow its download, or give another folder")
+    if local.is_private():
+        raise errors.InputError(f"{where}, and {local.NO_NETWORK}")
     try:
         builder.download_and_prepare()
     except Exception as error:  # a builder may raise anything

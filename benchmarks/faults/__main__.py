@@ -1,6 +1,6 @@
 """Disturbs runs on workers, one fault each, and prints what became of them.
 
-`python -m benchmarks.faults`: 84 runs of a small network on two workers. In each, one process is
+`python -m benchmarks.faults`: 68 runs of a small network on two workers. In each, one process is
 killed or stopped, or the link of a host or between two workers is cut, at a random instant of the
 start, a step, a checkpoint or an evaluation. Its last checkpoint must have the bits of the
 undisturbed run, and nothing may be left behind: else the exit code is 1. `--quick` does each fault

@@ -63,13 +63,7 @@ class Fault:
 FAULTS = (
     *(
         Fault(role, kind)
-        for role in (
-            processes.WORKER,
-            processes.WORKER_SUPERVISOR,
-            processes.CHIEF,
-            processes.CHIEF_SUPERVISOR,
-            processes.PARENT,
-        )
+        for role in (processes.WORKER, processes.CHIEF, processes.CHIEF_SUPERVISOR)
         for kind in (KILLED, STOPPED)
     ),
     Fault(processes.WORKER, CUT, on_hosts=True),
@@ -185,7 +179,9 @@ class Run:
         """Start the command that trains."""
         words = [*FLAGS, f"--logdir={self.folder / 'run'}", *flags]
         if self._net is None:
-            self._start((processes.PARENT, 0), [*words, f"--workers=local:{NUM_WORKERS}"], None)
+            self._start(
+                (processes.CHIEF_SUPERVISOR, 0), [*words, f"--workers=local:{NUM_WORKERS}"], None
+            )
         else:
             self._start((processes.CHIEF_SUPERVISOR, 0), [*words, *self._cluster()], 0)
 

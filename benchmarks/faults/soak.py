@@ -27,7 +27,7 @@ _STEPS = 10**7
 _LONG_LIVED = (processes.PARENT, processes.CHIEF_SUPERVISOR)
 _FAULTS = [
     disturbed.Fault(role, kind)
-    for role in (processes.WORKER, processes.CHIEF, processes.WORKER_SUPERVISOR)
+    for role in (processes.WORKER, processes.CHIEF)
     for kind in (disturbed.KILLED, disturbed.STOPPED)
 ]
 

@@ -1,4 +1,4 @@
-"""A process that a supervisor starts: it ends with it, and its state can be asked at any time.
+"""A process that a supervisor starts: it ends with its supervisor, and both exchange lines.
 
 It is started from the main thread: the system's signal at the parent's end (PR_SET_PDEATHSIG)
 follows the thread that started the process.
@@ -8,170 +8,139 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import dataclasses
 import os
 import signal
+import socket
 import subprocess
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
+STOPPED_AFTER_S = 1.25
+"""For how long a process is seen stopped (by SIGSTOP or a debugger) until it counts as lost."""
+_CHANNEL = "LINGVO_GPIPE_SUPERVISOR"
 _PR_SET_PDEATHSIG = 1
-_EXIT_WITHOUT_PARENT = 125
-_CLOSED = -1
-RUNNING = "running"
-STOPPED = "stopped"
-_STOPPED_STATES = ("T", "t")  # by a signal, by a debugger; see proc_pid_stat(5)
+_MAX_LINE_BYTES = 2**20
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Settings:
-    """How a child is started.
+class Channel:
+    """One end of a socket between a supervisor and its child; a message is a line of text."""
 
-    Attributes:
-        environment: its environment variables.
-        cores: the cores that it may use; None: those of its supervisor.
-        prepare: called in the child before its program begins; None: nothing.
-        channel: whether the child knows its ends of the pipes.
-    """
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
 
-    environment: Mapping[str, str]
-    cores: Collection[int] | None = None
-    prepare: Callable[[], None] | None = None
-    channel: bool = False
+    def write(self, line: str) -> None:
+        """Write a line; it is lost if the other end is gone, or does not read."""
+        with contextlib.suppress(OSError):
+            self._socket.send(line.encode(), socket.MSG_DONTWAIT)
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines that have come, without waiting."""
+        with contextlib.suppress(OSError):
+            while message := self._socket.recv(_MAX_LINE_BYTES, socket.MSG_DONTWAIT):
+                yield message.decode()
+
+    def wait(self) -> str:
+        """Wait for a line; empty if the other end is gone."""
+        return self._socket.recv(_MAX_LINE_BYTES).decode()
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
+
+
+def channel() -> Channel | None:
+    """Return the channel to the supervisor that started this process; None if none did."""
+    descriptor = os.environ.pop(_CHANNEL, None)
+    if descriptor is None:
+        return None
+    end = socket.socket(fileno=int(descriptor))
+    end.set_inheritable(False)
+    return Channel(end)
 
 
 class Child:
-    """A process with two pipes of lines: its supervisor writes to one and reads from the other.
+    """A process and the channel to it.
 
-    A child that talks finds the numbers of its ends in `CHANNEL`, as "read,write"; see `channel`.
-    Its other files are those of the supervisor. A signal from the terminal does not reach it: its
-    supervisor passes it on. SIGINT waits until the child calls `receive_interrupts`, since Python
-    would print a traceback while it imports.
+    Signals from the terminal do not reach it: its supervisor passes them on.
 
     Attributes:
         pid: its number.
-        lines: file descriptor from which the supervisor reads; does not block.
+        channel: the supervisor's end.
     """
 
-    CHANNEL = "LINGVO_GPIPE_SUPERVISOR"
-
-    def __init__(self, command: Sequence[str], settings: Settings) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        cores: Collection[int] | None = None,
+    ) -> None:
         """Start it.
 
         Args:
             command: program and arguments.
-            settings: see `Settings`.
+            environment: its environment variables.
+            cores: the cores that it may use; None: those of its supervisor.
         """
-        child_reads, self._to_child = os.pipe()
-        self.lines, child_writes = os.pipe()
-        os.set_blocking(self.lines, False)
         parent = os.getpid()
-        libc = ctypes.CDLL(None, use_errno=True)
+        libc = ctypes.CDLL(None)
 
         def begin() -> None:
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            if settings.cores is not None:
-                os.sched_setaffinity(0, settings.cores)
-            if settings.prepare is not None:
-                settings.prepare()
-            # Last, since a change of the process's rights undoes it.
+            if cores is not None:
+                os.sched_setaffinity(0, cores)
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != parent:
-                os._exit(_EXIT_WITHOUT_PARENT)
+                os._exit(1)
 
-        ends = (child_reads, child_writes) if settings.channel else ()
-        environment = dict(settings.environment)
-        if ends:
-            environment[self.CHANNEL] = ",".join(map(str, ends))
-        try:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.channel = Channel(ours)
+        with theirs:
             self._process = subprocess.Popen(
                 list(command),
-                env=environment,
-                pass_fds=ends,
+                env={**environment, _CHANNEL: str(theirs.fileno())},
+                pass_fds=[theirs.fileno()],
                 preexec_fn=begin,
                 start_new_session=True,
             )
-        except BaseException:
-            os.close(self._to_child)
-            os.close(self.lines)
-            raise
-        finally:
-            os.close(child_reads)
-            os.close(child_writes)
         self.pid = self._process.pid
-        self._rest = b""
-
-    def state(self) -> str:
-        """Return `RUNNING`, `STOPPED`, or how it ended, such as "killed by SIGKILL"."""
-        code = self._process.poll()
-        if code is not None:
-            return ending(code)
-        with contextlib.suppress(OSError, IndexError):
-            status = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8")
-            # The name of the program, in parentheses, may hold anything.
-            if status.rpartition(")")[2].split()[0] in _STOPPED_STATES:
-                return STOPPED
-        return RUNNING
+        self._stopped_since: float | None = None
 
     @property
     def exit_code(self) -> int | None:
         """Its exit code; −N after signal N; None while it runs."""
         return self._process.poll()
 
-    def write(self, line: str) -> None:
-        """Write a line to the child; lost if it has ended."""
-        with contextlib.suppress(OSError):
-            os.write(self._to_child, f"{line}\n".encode())
+    def fault(self) -> str | None:
+        """Return how it has ended, or that it is stopped; None: it runs.
 
-    def read(self) -> list[str]:
-        """Return the whole lines that the child has written since the last call."""
-        with contextlib.suppress(OSError):  # there is no more for now, or the pipe is closed
-            while part := os.read(self.lines, 65536):
-                self._rest += part
-        *whole, self._rest = self._rest.split(b"\n")
-        return [line.decode(errors="replace") for line in whole]
+        To be called again and again: see `STOPPED_AFTER_S`.
+        """
+        if (code := self.exit_code) is not None:
+            return ending(code)
+        if not self._is_stopped():
+            self._stopped_since = None
+            return None
+        now = time.monotonic()
+        self._stopped_since = self._stopped_since or now
+        return "its process is stopped" if now - self._stopped_since >= STOPPED_AFTER_S else None
+
+    def _is_stopped(self) -> bool:
+        try:
+            status = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8")
+        except OSError:
+            return False
+        # The state follows the name of the program, which may hold anything; T, t: stopped.
+        return status.rpartition(")")[2].split()[0] in "Tt"
 
     def signal(self, number: int) -> None:
         """Send it a signal; nothing if it has ended."""
         self._process.send_signal(number)
 
     def end(self) -> None:
-        """Kill it, if it still runs, and wait until it is gone; close the pipes."""
-        if self._process.poll() is None:
-            self._process.kill()
+        """Kill it, if it still runs, and wait until it is gone."""
+        self._process.kill()
         self._process.wait()
-        for descriptor in {self._to_child, self.lines} - {_CLOSED}:
-            os.close(descriptor)
-        self._to_child = self.lines = _CLOSED
-
-
-def receive_interrupts() -> None:
-    """Let SIGINT reach this process, which a supervisor may have started: `KeyboardInterrupt`."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-
-
-class StoppedFor:
-    """For how long something has been stopped.
-
-    >>> timer = StoppedFor(clock=iter([1.0, 3.0]).__next__)
-    >>> timer.note(True), timer.note(True)
-    (0.0, 2.0)
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._since: float | None = None
-
-    def note(self, stopped: bool) -> float:
-        """Note whether it is stopped now; return for how many seconds it has been."""
-        if not stopped:
-            self._since = None
-            return 0.0
-        now = self._clock()
-        if self._since is None:
-            self._since = now
-        return now - self._since
+        self.channel.close()
 
 
 def ending(code: int) -> str:
@@ -185,40 +154,4 @@ def ending(code: int) -> str:
     """
     if code >= 0:
         return f"ended with exit code {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"killed by signal {-code}"
-
-
-class Channel:
-    """A child's side of the pipes to its supervisor.
-
-    Attributes:
-        from_supervisor: file of lines that the supervisor writes.
-    """
-
-    def __init__(self, reads: int, writes: int) -> None:
-        for descriptor in (reads, writes):
-            os.set_inheritable(descriptor, False)
-        os.set_blocking(writes, False)  # a supervisor that is stopped must not stop the child
-        self.from_supervisor = os.fdopen(reads, encoding="utf-8")
-        self._writes = writes
-
-    def write(self, line: str) -> None:
-        """Write a line to the supervisor; lost if it has ended, or does not read."""
-        with contextlib.suppress(OSError):
-            os.write(self._writes, f"{line}\n".encode())
-
-    def read(self) -> str:
-        """Wait for a line from the supervisor; empty if it has ended."""
-        return self.from_supervisor.readline().rstrip("\n")
-
-
-def channel() -> Channel | None:
-    """Return the channel to the supervisor that started this process; None if none did."""
-    numbers = os.environ.pop(Child.CHANNEL, None)
-    if numbers is None:
-        return None
-    reads, writes = map(int, numbers.split(","))
-    return Channel(reads, writes)
+    return f"killed by {signal.Signals(-code).name}"

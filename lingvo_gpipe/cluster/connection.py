@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
 
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.cluster import chief_supervisor, child, members
-from lingvo_gpipe.cluster.checks import ports
 from lingvo_gpipe.console import output
 from lingvo_gpipe.imports import tensorflow_import
-
-_SERVER_FAULT = "Could not start gRPC server"
 
 
 def lost_errors() -> tuple[type[Exception], ...]:
@@ -26,8 +26,9 @@ def lost_errors() -> tuple[type[Exception], ...]:
 class Connection:
     """The connection of a chief to its supervisor, and through TensorFlow to its workers."""
 
-    def __init__(self, channel: child.Channel) -> None:
+    def __init__(self, channel: child.Channel, folder: str | None) -> None:
         self._channel = channel
+        self._folder = folder
         self._is_connected = False
 
     def connect(self, num_devices: int) -> None:
@@ -37,7 +38,8 @@ class Connection:
             num_devices: number of devices that the network needs; CPUs are shared out evenly.
 
         Raises:
-            DeviceError: another program has the chief's port.
+            DeviceError: another program has the chief's port, or a worker does not see the folder
+                of the run.
         """
         if self._is_connected:
             return
@@ -54,27 +56,54 @@ class Connection:
             "packages": hyperparams.registered_packages(),
         }
         self._channel.write(chief_supervisor.NEEDS + json.dumps(needs))
-        if self._channel.read() != chief_supervisor.GO:
+        if self._channel.wait() != chief_supervisor.GO:
             os._exit(chief_supervisor.LOST_EXIT_CODE)  # without its supervisor nobody would end it
         os.environ["GRPC_FAIL_FAST"] = "true"  # the supervisor knows that they are there
         _without_spinning()
-        try:
-            tf.config.experimental_connect_to_cluster(
-                cluster, job_name="chief", task_index=0, protocol="grpc"
-            )
-            tf.config.list_logical_devices()
-        except tf.errors.UnknownError as error:
-            if _SERVER_FAULT not in str(error):
-                raise
-            # The port was free when the supervisor looked.
-            chief = members.Member(members.CHIEF)
-            _, port = members.host_and_port(cluster.task_address(members.CHIEF, 0))
-            raise errors.DeviceError(ports.in_use(chief, port, "another program has it")) from error
+        tf.config.experimental_connect_to_cluster(
+            cluster, job_name=members.CHIEF, task_index=0, protocol="grpc"
+        )
+        tf.config.list_logical_devices()
         self._channel.write(chief_supervisor.CONNECTED)
+        if self._folder is not None:
+            names = [f"worker {i} ({cluster.task_address('worker', i)})" for i in range(workers)]
+            devices = [f"/job:worker/task:{i}/device:CPU:0" for i in range(workers)]
+            check_shared(self._folder, dict(zip(names, devices, strict=True)))
 
     def note_step(self, step: int) -> None:
         """Note that an update begins."""
         self._channel.write(f"{chief_supervisor.STEP}{step}")
+
+
+def check_shared(folder: str, workers: Mapping[str, str]) -> None:
+    """Check that all workers see the folder of a run, by a file that is made in it meanwhile.
+
+    Args:
+        folder: the run's; made if it is not there.
+        workers: name for messages → a device of the worker's process.
+
+    Raises:
+        DeviceError: one does not.
+    """
+    way_out = "Name a folder that all hosts share, by the same path"
+    try:
+        os.makedirs(folder, exist_ok=True)
+        for left in Path(folder).glob("shared-*"):  # by a chief that was killed
+            left.unlink(missing_ok=True)
+        mark = tempfile.NamedTemporaryFile(prefix="shared-", dir=folder)  # noqa: SIM115
+    except OSError as error:
+        raise errors.DeviceError(
+            f"--logdir={folder} cannot be written: {error.strerror}. {way_out}"
+        ) from error
+    with mark:
+        for name, device in workers.items():
+            try:
+                with tf.device(device):
+                    tf.io.read_file(os.path.join(folder, os.path.basename(mark.name))).numpy()
+            except tf.errors.NotFoundError as error:
+                raise errors.DeviceError(
+                    f"--logdir={folder}: {name} does not see what the chief sees there. {way_out}"
+                ) from error
 
 
 def _without_spinning() -> None:
@@ -97,10 +126,15 @@ def _without_spinning() -> None:
 _connection: Connection | None = None
 
 
-def open_to(channel: child.Channel) -> Connection:
-    """Make the connection of this process, which a supervisor has started as a chief."""
+def open_to(channel: child.Channel, folder: str | None) -> Connection:
+    """Make the connection of this process, which a supervisor has started as a chief.
+
+    Args:
+        channel: to the supervisor.
+        folder: of the run, which all hosts must share; None: there is none.
+    """
     global _connection
-    _connection = Connection(channel)
+    _connection = Connection(channel, folder)
     return _connection
 
 

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from lingvo_gpipe import errors, regular_files
-from lingvo_gpipe.cluster import chief_supervisor, local, members, worker_supervisor
+from lingvo_gpipe.cluster import chief_supervisor, lease, local, members, worker_supervisor
 from lingvo_gpipe.console.flags import Flags
 
+TOKEN = "LINGVO_GPIPE_TOKEN"
+"""The environment variable of a run's secret."""
 _MAX_TOKEN_BYTES = 4096
 
 
 def add_flags(flags: Flags) -> None:
     """Add the flags of several processes to a command's."""
-    flags.text("workers", "local:N starts N worker processes on this machine.")
+    flags.text("workers", "local:N starts N worker processes on this machine; see also open:N.")
     flags.text("cluster", "JSON file of a cluster's addresses, like TF_CONFIG, which it replaces.")
     flags.text("job", "What this process is in the cluster: chief or worker.")
     flags.number("task", "Its number among the workers.")
@@ -49,9 +51,10 @@ def run(
     Raises:
         DeviceError: the cluster cannot be one, a worker is missing, or the run is given up.
     """
-    named = membership(values)
+    named = _membership(values)
+    link: Callable[[int], Any]
     if values.workers is not None:
-        num_workers = members.num_local_workers(values.workers)
+        kind, num_workers = members.local_workers(values.workers)
         if named is not None:
             raise errors.DeviceError(
                 f"--workers={values.workers} starts workers here, but --cluster or TF_CONFIG names "
@@ -61,16 +64,12 @@ def run(
             raise errors.DeviceError(
                 f"--workers={values.workers} starts the workers itself: leave out --job and --task"
             )
+        limits = _limits(values)
         if not uses_workers:
             return None
-        return local.run(
-            num_workers,
-            arguments,
-            lambda cluster, token: _chief_options(values, arguments, cluster, token, report),
-            report,
-            **_given(values, "max_restarts"),
-        )
-    if named is None:
+        cluster = local.cluster(num_workers, private=kind == members.LOCAL, report=report)
+        link = functools.partial(local.start_worker, cluster)
+    elif named is None:
         given = [flag for flag in ("job", "task") if getattr(values, flag) is not None]
         if values.job == members.WORKER or (given and not os.environ.get(members.VARIABLE)):
             raise errors.DeviceError(
@@ -78,32 +77,41 @@ def run(
                 "name its file by --cluster=FILE"
             )
         return None
-    cluster, member = named
-    if member.job == members.WORKER:
+    else:
+        cluster, member = named
+        if member.job == members.WORKER:
+            if not uses_workers:
+                report(f"{member} has nothing to do: what was asked for needs the chief alone")
+                return 0
+            options = worker_supervisor.Options(cluster, member.index, _token(values), report)
+            return asyncio.run(worker_supervisor.run(options))
         if not uses_workers:
-            report(f"{member} has nothing to do: what was asked for needs the chief alone")
-            return 0
-        lines = (lambda _: None) if local.is_local() else report
-        options = worker_supervisor.Options(
-            cluster, member.index, _token(values), lines, cores=local.cores()
-        )
-        return asyncio.run(worker_supervisor.run(options))
-    if not uses_workers:
-        return None
+            return None
+        limits = _limits(values)
+        link = functools.partial(lease.take, cluster, _token(values))
     return asyncio.run(
-        chief_supervisor.run(_chief_options(values, arguments, cluster, _token(values), report))
+        chief_supervisor.run(
+            chief_supervisor.Options(
+                cluster,
+                (sys.executable, "-m", "lingvo_gpipe.trainer", *arguments),
+                dict(os.environ),
+                report,
+                link,
+                **limits,
+            )
+        )
     )
 
 
 def hosts(values: argparse.Namespace) -> str | None:
     """Return the number of workers that the flags or TF_CONFIG name, as text; None: none."""
     if values.workers is not None:
-        return str(members.num_local_workers(values.workers))
-    named = membership(values)
+        return str(members.local_workers(values.workers)[1])
+    named = _membership(values)
     return None if named is None else str(len(named[0].workers))
 
 
-def membership(values: argparse.Namespace) -> tuple[members.Cluster, members.Member] | None:
+def _membership(values: argparse.Namespace) -> tuple[members.Cluster, members.Member] | None:
     """Return the cluster that the flags or TF_CONFIG name, and which process this is; None: none.
 
     Raises:
@@ -114,40 +122,21 @@ def membership(values: argparse.Namespace) -> tuple[members.Cluster, members.Mem
     return members.from_environment(os.environ, values.job, values.task)
 
 
-def _chief_options(
-    values: argparse.Namespace,
-    arguments: Sequence[str],
-    cluster: members.Cluster,
-    token: str,
-    report: Callable[[str], None],
-) -> chief_supervisor.Options:
-    return chief_supervisor.Options(
-        cluster,
-        token,
-        (sys.executable, "-m", "lingvo_gpipe.trainer", *arguments),
-        dict(os.environ),
-        report,
-        folder=_path(values.logdir),
-        checkpoint=_path(values.checkpoint),
-        **_given(values, "start_timeout_s", "max_restarts"),
-    )
-
-
-def _path(flag: str | None) -> Path | None:
-    return None if flag is None else Path(os.path.expanduser(flag))
-
-
-def _given(values: argparse.Namespace, *flags: str) -> dict[str, Any]:
-    """Return the numbers of those flags that were given.
+def _limits(values: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of `chief_supervisor.Options` that flags set.
 
     Raises:
         DeviceError: one is negative.
     """
-    found = {flag: getattr(values, flag) for flag in flags if getattr(values, flag) is not None}
-    for flag, value in found.items():
+    limits = {
+        flag: getattr(values, flag)
+        for flag in ("start_timeout_s", "max_restarts")
+        if getattr(values, flag) is not None
+    }
+    for flag, value in limits.items():
         if value < 0:
             raise errors.DeviceError(f"--{flag}={value} is below 0")
-    return found
+    return limits
 
 
 def _token(values: argparse.Namespace) -> str:
@@ -156,7 +145,7 @@ def _token(values: argparse.Namespace) -> str:
     Raises:
         DeviceError: there is none, or its file cannot be read.
     """
-    token = os.environ.get(local.TOKEN, "").strip()
+    token = os.environ.get(TOKEN, "").strip()
     if values.token_file is not None:
         try:
             path = os.path.expanduser(values.token_file)

@@ -1,183 +1,150 @@
-"""Workers on this machine: pinned to cores, in a network of their own.
+"""Workers on this machine: `--workers=local:N` and `--workers=open:N`.
 
-    parent ── supervisor of the chief ──┬── chief
-              (from here on in the      ├── supervisor of worker 0 ── worker 0
-               private network)         └── supervisor of worker 1 ── worker 1
+The command itself supervises its chief and its workers, without leases. Each worker has its share
+of the cores and of the GPUs.
 
-Each process ends with the one that started it, however that ended, and the one that started it
-starts it again if it is killed or stopped. Where the system has no private network, or the run must
-reach another (to fetch data), the parent is itself the chief's supervisor, and says so.
+TensorFlow's port listens on every interface, without authentication. So with `local:N`, all of
+these processes are in a network namespace of Linux, whose only interface is its own loopback.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import dataclasses
+import ctypes
+import errno
+import fcntl
 import itertools
 import os
 import random
-import secrets
 import socket
-import subprocess
-import sys
-import time
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.cluster import chief_supervisor, child, isolation, lease, members, restarts
-from lingvo_gpipe.console import signals
+from lingvo_gpipe.cluster import chief_supervisor, members, worker_supervisor
 
 _Item = TypeVar("_Item")
-NEEDS_NETWORK_EXIT_CODE = 76
-"""Exit code of a chief in a private network that must reach other hosts."""
-TOKEN = "LINGVO_GPIPE_TOKEN"
-"""The environment variable of a run's secret."""
-LOCAL = "LINGVO_GPIPE_LOCAL"
-"""Set for processes of `--workers=local:N`: `_PRIVATE` or `_OPEN`."""
-CORES = "LINGVO_GPIPE_CORES"
-"""Numbers of the cores of a worker process, which its supervisor sets."""
+PRIVATE = "LINGVO_GPIPE_PRIVATE_NETWORK"
+"""Set in the processes of a private network."""
+NO_NETWORK = (
+    "with --workers=local:N a run has a network of its own, in which it reaches no other host. To "
+    "prepare data, run the command once with --dry_run and without --workers; or use "
+    "--workers=open:N, which lets other hosts reach TensorFlow's ports"
+)
 _DRIVER = Path("/proc/driver/nvidia/gpus")
-_PRIVATE = "private"
-_OPEN = "open"
 _FIRST_PORT = 2222
-_FIRST_NOTE_S = 5.0  # the supervisors that are waited for begin only now
-_TICK_S = 0.05
-_END_S = 1.0
-_TRAINER = (sys.executable, "-m", "lingvo_gpipe.trainer")
-# A supervisor that was lost later than this after its start has done something.
-_SHORT_S = 60.0
 _LOWEST_PORT = 10_000
 _EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_MAX_FAILURES = 3
+_CLONE_NEWUSER = 0x10000000
+_CLONE_NEWNET = 0x40000000
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP = 0x1
 
 
 def is_private() -> bool:
-    """Return whether this process is in a private network."""
-    return os.environ.get(LOCAL) == _PRIVATE
+    """Return whether this process is in a network that no other host can reach."""
+    return PRIVATE in os.environ
 
 
-def cores() -> tuple[int, ...] | None:
-    """Return the cores of this supervisor's worker process; None: they are not set."""
-    text = os.environ.get(CORES)
-    return None if text is None else tuple(map(int, text.split(",")))
-
-
-def is_local() -> bool:
-    """Return whether this process was started for `--workers=local:N`."""
-    return LOCAL in os.environ
-
-
-def run(
-    num_workers: int,
-    arguments: Sequence[str],
-    options: Callable[[members.Cluster, str], chief_supervisor.Options],
-    report: Callable[[str], None],
-    *,
-    max_restarts: int = chief_supervisor.MAX_RESTARTS,
-) -> int:
-    """Run a chief with workers on this machine; return the run's exit code.
+def cluster(num_workers: int, *, private: bool, report: Callable[[str], None]) -> members.Cluster:
+    """Return a cluster on this machine.
 
     Args:
         num_workers: N.
-        arguments: the command line's, for the processes that do the same again.
-        options: (cluster, token) → options of the chief's supervisor.
-        report: receives lines for the user.
-        max_restarts: how often the chief's supervisor may be started again.
+        private: whether to move this process into a network of its own, for good.
+        report: receives a line where the system allows no such network.
+    """
+    ports: Sequence[int] = range(_FIRST_PORT, _FIRST_PORT + num_workers + 1)
+    if private:
+        try:
+            enter_private_network()
+        except OSError as error:
+            private = False
+            report(
+                f"this system allows no private network ({error.strerror}): the workers' ports are "
+                "open to every host that reaches this machine"
+            )
+    if not private:
+        ports = _free_ports(num_workers + 1)
+    chief, *workers = (f"127.0.0.1:{port}" for port in ports)
+    return members.Cluster(chief, tuple(workers))
+
+
+def enter_private_network() -> None:
+    """Move this process, which must have one thread, into a network namespace of its own.
 
     Raises:
-        DeviceError: a worker cannot be started, or the run is given up.
+        OSError: the system does not allow it.
     """
-    if not is_local():
-        supervisor = PrivateSupervisor(
-            (*_TRAINER, *arguments), {**os.environ, LOCAL: _PRIVATE}, report, max_restarts
-        )
-        code = supervisor.run()
-        if code is not None:
-            return code
-    os.environ.setdefault(LOCAL, _OPEN)
-    ports = (
-        range(_FIRST_PORT, _FIRST_PORT + num_workers + 1)
-        if is_private()
-        else _free_ports(num_workers + 1)
-    )
-    chief, *workers = (f"127.0.0.1:{port}" for port in ports)
-    cluster, token = members.Cluster(chief, tuple(workers)), secrets.token_hex(16)
-    os.environ[TOKEN] = token
-    local = LocalWorkers(cluster)
-    made = dataclasses.replace(
-        options(cluster, token), keep_workers=local.keep, first_note_s=_FIRST_NOTE_S
-    )
-    try:
-        return asyncio.run(chief_supervisor.run(made))
-    finally:
-        local.end()
+    trial = os.fork()  # it cannot be undone
+    if trial == 0:
+        number = errno.EPERM
+        try:
+            _unshare()
+            number = 0
+        finally:
+            os._exit(number)
+    if number := os.waitstatus_to_exitcode(os.waitpid(trial, 0)[1]):
+        raise OSError(number, os.strerror(number))
+    _unshare()
+    os.environ[PRIVATE] = "1"
 
 
-class LocalWorkers:
-    """The supervisors of this machine's workers."""
+def _unshare() -> None:
+    user, group = os.geteuid(), os.getegid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNET if user == 0 else _CLONE_NEWUSER | _CLONE_NEWNET) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    if user != 0:  # in a user namespace of its own, too, in which this user has the rights for it
+        Path("/proc/self/setgroups").write_text("deny", encoding="utf-8")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1", encoding="utf-8")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1", encoding="utf-8")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP))
 
-    def __init__(
-        self,
-        cluster: members.Cluster,
-        command: Callable[[int], Sequence[str]] = lambda _: (*_TRAINER, "--job=worker"),
-    ) -> None:
-        """Start none yet.
 
-        Args:
-            cluster: processes of the run.
-            command: number of a worker → program of its supervisor.
-        """
-        self._cluster = cluster
-        self._command = command
-        self._supervisors: dict[int, child.Child] = {}
-        self._failures = 0
+class Link:
+    """A worker process of this machine, which is its own `chief_supervisor.Link`.
 
-    def keep(self) -> None:
-        """Start every supervisor that does not run; one that is stopped is ended first.
+    Attributes:
+        host: name of this host.
+        pid: number of this process.
+    """
 
-        Raises:
-            DeviceError: supervisors end by themselves, again and again.
-        """
-        count = len(self._cluster.workers)
-        each = shares(sorted(os.sched_getaffinity(0)), count)
-        gpus_of_each = shares(gpus(os.environ), count)
-        for index, (own_cores, own_gpus) in enumerate(zip(each, gpus_of_each, strict=True)):
-            supervisor = self._supervisors.get(index)
-            if supervisor is not None:
-                state = supervisor.state()
-                if state == child.RUNNING:
-                    continue
-                failed = (supervisor.exit_code or 0) > 0
-                supervisor.end()
-                self._failures += failed
-                if failed and self._failures >= _MAX_FAILURES:
-                    raise errors.DeviceError(
-                        f"the supervisor of worker {index} {state}. Its own lines, above, say why"
-                    )
-            member = members.Member(members.WORKER, index)
-            environment = {
-                **os.environ,
-                members.VARIABLE: self._cluster.to_config(member),
-                CORES: ",".join(map(str, own_cores)),
-            }
-            if own_gpus:
-                environment[chief_supervisor.GPUS] = ",".join(own_gpus)
-            self._supervisors[index] = child.Child(
-                self._command(index), child.Settings(environment)
-            )
+    def __init__(self, worker: worker_supervisor.Worker) -> None:
+        self.host, self.pid = socket.gethostname(), os.getpid()
+        self._worker = worker
 
-    def end(self) -> None:
-        """End all supervisors; most end by themselves, once the run has ended."""
-        limit_s = time.monotonic() + _END_S
-        while time.monotonic() < limit_s and any(
-            supervisor.exit_code is None for supervisor in self._supervisors.values()
-        ):
-            time.sleep(_TICK_S)
-        for supervisor in self._supervisors.values():
-            supervisor.end()
+    async def ask(self, line: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the worker's answer to a line; all workers reach each other."""
+        return {**self._worker.answer(line), "unreachable": {}}
+
+    async def send(self, line: Mapping[str, Any]) -> None:
+        """Do nothing: `close` ends the worker."""
+
+    async def close(self) -> None:
+        """End the worker process."""
+        self._worker.end()
+
+
+async def start_worker(
+    cluster: members.Cluster, index: int, command: tuple[str, ...] = worker_supervisor.SERVER
+) -> Link:
+    """Start a worker process on its share of this machine's cores and GPUs.
+
+    Args:
+        cluster: processes of the run.
+        index: number of the worker.
+        command: its program.
+    """
+    count = len(cluster.workers)
+    environment = dict(os.environ)
+    if own_gpus := shares(gpus(os.environ), count)[index]:
+        environment[chief_supervisor.GPUS] = ",".join(own_gpus)
+    cores = shares(sorted(os.sched_getaffinity(0)), count)[index]
+    return Link(worker_supervisor.Worker(cluster, index, command, environment, cores))
 
 
 def shares(items: Sequence[_Item], count: int) -> list[list[_Item]]:
@@ -199,111 +166,11 @@ def gpus(environment: Mapping[str, str]) -> list[str]:
     ['2', 'GPU-5f']
     """
     named = environment.get(chief_supervisor.GPUS)
-    if named is not None:
-        # CUDA ignores what follows a device that there is not.
-        return list(itertools.takewhile(_may_be_gpu, map(str.strip, named.split(","))))
-    try:
-        return [str(number) for number in range(len(os.listdir(_DRIVER)))]
-    except OSError:
-        return []
-
-
-def _may_be_gpu(name: str) -> bool:
-    return name != "" and not name.startswith("-")
-
-
-class PrivateSupervisor:
-    """The supervisor of a chief in a private network, which is watched from outside of it."""
-
-    def __init__(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        report: Callable[[str], None],
-        max_restarts: int,
-    ) -> None:
-        """Start nothing yet.
-
-        Args:
-            command: program of the supervisor.
-            environment: its environment variables.
-            report: receives lines for the user.
-            max_restarts: how often it may be started again.
-        """
-        self._command = command
-        self._environment = environment
-        self._report = report
-        self._max_restarts = max_restarts
-        self._received: list[int] = []
-        self._passed_on = 0
-
-    def run(self) -> int | None:
-        """Run the supervisor, again if it is killed or stopped; return its exit code.
-
-        Returns:
-            None where the run cannot be in a private network.
-
-        Raises:
-            DeviceError: the supervisor was lost too often.
-        """
-        lost = short = 0
-        with signals.handled(lambda number, _: self._received.append(number)):
-            while True:
-                began = time.monotonic()
-                try:
-                    supervisor = self._start()
-                except (OSError, subprocess.SubprocessError) as error:
-                    self._report(
-                        f"this system allows no private network ({error}): the workers' ports are "
-                        "open to every host that reaches this machine"
-                    )
-                    return None
-                try:
-                    fault = self._watch(supervisor)
-                finally:
-                    supervisor.end()
-                if fault is None or self._received:
-                    break
-                lost += 1
-                short = short + 1 if time.monotonic() - began < _SHORT_S else 0
-                if lost > self._max_restarts or short >= restarts.SAME_STEP:
-                    raise errors.DeviceError(
-                        f"the chief's supervisor {fault}, after {lost - 1} restarts. The same "
-                        "command continues the run"
-                    )
-                self._report(
-                    f"the chief's supervisor {fault}: restart {lost} of {self._max_restarts}"
-                )
-        code = supervisor.exit_code or 0
-        if code == NEEDS_NETWORK_EXIT_CODE:
-            self._report(
-                "the data must be fetched, or a hook reaches other hosts: the run begins again "
-                "without a private network"
-            )
-            return None
-        return code if code >= 0 else 128 - code
-
-    def _start(self) -> child.Child:
-        """Start the supervisor in a new network: the ports of the last one may still be in use."""
-        network = isolation.PrivateNetwork()
-        try:
-            return child.Child(
-                self._command, child.Settings(self._environment, prepare=network.enter)
-            )
-        finally:
-            network.close()
-
-    def _watch(self, supervisor: child.Child) -> str | None:
-        """Wait for the supervisor's end; return what became of it; None: it has ended by itself."""
-        stopped = child.StoppedFor()
-        while supervisor.exit_code is None:
-            for number in self._received[self._passed_on :]:
-                self._passed_on += 1
-                supervisor.signal(number)
-            if stopped.note(supervisor.state() == child.STOPPED) >= lease.STOPPED_AFTER_S:
-                return f"(process {supervisor.pid}) is stopped"
-            time.sleep(lease.PING_S)
-        return None if supervisor.exit_code >= 0 else f"was {child.ending(supervisor.exit_code)}"
+    if named is None:
+        return [str(n) for n in range(len(os.listdir(_DRIVER)))] if _DRIVER.exists() else []
+    # CUDA ignores what follows a device that there is not.
+    names = map(str.strip, named.split(","))
+    return list(itertools.takewhile(lambda name: name and not name.startswith("-"), names))
 
 
 def _free_ports(count: int) -> list[int]:
@@ -312,17 +179,15 @@ def _free_ports(count: int) -> list[int]:
     They are below those that the system uses for connections, of which one might take a worker's
     port between two of its processes.
     """
-    try:
-        end = int(_EPHEMERAL_PORTS.read_text(encoding="ascii").split()[0])
-    except (OSError, ValueError):
-        end = 0
+    end = int(_EPHEMERAL_PORTS.read_text(encoding="utf-8").split()[0])
     candidates = range(_LOWEST_PORT, end) or range(_LOWEST_PORT, 2**16)
-    found: list[int] = []
-    with contextlib.ExitStack() as stack:
-        for port in random.sample(candidates, len(candidates)):
-            with contextlib.suppress(OSError):
-                stack.enter_context(socket.create_server(("127.0.0.1", port)))
-                found.append(port)
-            if len(found) == count:
-                return found
+    free: list[int] = []
+    for port in random.sample(candidates, len(candidates)):
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        free.append(port)
+        if len(free) == count:
+            return free
     raise errors.DeviceError(f"this machine has no {count} free ports")

@@ -6,6 +6,8 @@ import dataclasses
 import json
 import os
 import re
+import socket
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,12 +18,14 @@ WORKER = "worker"
 JOBS = (CHIEF, WORKER)
 VARIABLE = "TF_CONFIG"
 """The environment variable of TensorFlow, Slurm scripts and Kubernetes operators for a cluster."""
+LOCAL = "local"
+"""Workers on this machine, which no other host can reach; `open`: which others can reach."""
 
-_LABEL = "[A-Za-z0-9_-]{1,63}"  # of a host name; Python encodes only such ones to look them up
-_ADDRESS = re.compile(rf"(\[[0-9A-Fa-f:.]+\]|{_LABEL}(?:\.{_LABEL})*\.?):(\d{{1,5}})")
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):(\d{1,5})")
 _MAX_PORT = 65535
-_MAX_WORKERS = 4096
-_LOCAL = re.compile(r"local:(\d+)")
+_LOCAL_WORKERS = re.compile(r"(local|open):([1-9]\d{0,3})")
+PORT_TIMEOUT_S = 5.0
+"""How long to wait for a port: a process that had it may need a moment to end."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,14 +56,6 @@ class Cluster:
     chief: str
     workers: tuple[str, ...]
 
-    def address(self, member: Member) -> str:
-        """Return the address of a member."""
-        return self.chief if member.job == CHIEF else self.workers[member.index]
-
-    def members(self) -> tuple[Member, ...]:
-        """Return the chief, then the workers in order."""
-        return (Member(CHIEF), *(Member(WORKER, i) for i in range(len(self.workers))))
-
     def to_config(self, member: Member) -> str:
         """Return the value of TF_CONFIG with which a member is started."""
         cluster = {CHIEF: [self.chief], WORKER: list(self.workers)}
@@ -76,19 +72,45 @@ def host_and_port(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def num_local_workers(text: str) -> int:
-    """Return N of `local:N`.
+def listen(name: str, address: str) -> socket.socket:
+    """Return a socket that listens at the port of an address of this host.
+
+    Args:
+        name: whose address it is, for messages.
+        address: host:port.
+
+    Raises:
+        DeviceError: the port cannot be used.
+    """
+    _, port = host_and_port(address)
+    end_s = time.monotonic() + PORT_TIMEOUT_S
+    while True:
+        try:
+            if socket.has_dualstack_ipv6():
+                return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+            return socket.create_server(("", port))
+        except OSError as error:
+            if time.monotonic() >= end_s:
+                raise errors.DeviceError(
+                    f"{name} cannot listen at port {port}: {error.strerror}. End the program that "
+                    "uses it, or name another port in the cluster"
+                ) from error
+        time.sleep(0.1)
+
+
+def local_workers(text: str) -> tuple[str, int]:
+    """Return the kind and the number of workers on this machine, as in `local:2` or `open:2`.
 
     Raises:
         DeviceError: it is something else.
     """
-    found = _LOCAL.fullmatch(text.strip())
-    if found is None or not 1 <= int(found[1]) <= _MAX_WORKERS:
+    match = _LOCAL_WORKERS.fullmatch(text.strip())
+    if match is None:
         raise errors.DeviceError(
-            f"--workers={text}: expected local:N with N from 1 to {_MAX_WORKERS}, such as local:2. "
-            "Workers on other hosts are named by TF_CONFIG or --cluster=FILE"
+            f"--workers={text}: expected local:N or open:N, such as local:2. Workers on other "
+            "hosts are named by TF_CONFIG or --cluster=FILE"
         )
-    return int(found[1])
+    return match[1], int(match[2])
 
 
 def from_environment(
@@ -105,23 +127,25 @@ def from_environment(
         DeviceError: it names no cluster that can run.
     """
     text = environment.get(VARIABLE, "").strip()
-    if not text:
-        return None
-    values = _object(text, VARIABLE)
-    if not values.get("cluster", {}):
-        return None
-    named = _member(values.get("task"), VARIABLE)
-    member = Member(
-        job or (named.job if named else CHIEF), index if index is not None else _index(named, job)
-    )
-    if named is not None and member != named:
+    values = _object(text, VARIABLE) if text else {}
+    jobs = values.get("cluster")
+    if not jobs or (isinstance(jobs, Mapping) and set(jobs) == {CHIEF}):
+        return None  # a chief alone is one process
+    task = values.get("task", {})
+    try:
+        named = Member(str(task.get("type", job or CHIEF)), int(task.get("index", index or 0)))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise errors.DeviceError(
+            f'{VARIABLE}: "task" is {json.dumps(task)[:80]}, expected '
+            '{"type": "chief" or "worker", "index": a number}'
+        ) from error
+    member = Member(job or named.job, named.index if index is None else index)
+    if member != named:
         raise errors.DeviceError(
             f"{VARIABLE} says that this process is {named}, the flags say {member}. Leave out "
             "--job and --task, or correct one of them"
         )
-    if isinstance(values["cluster"], Mapping) and not values["cluster"].get(WORKER):
-        return None  # a chief alone is one process
-    return _checked(values["cluster"], VARIABLE, member)
+    return _checked(jobs, VARIABLE, member)
 
 
 def from_file(
@@ -150,10 +174,6 @@ def from_file(
     return _checked(values.get("cluster", values), where, Member(job or CHIEF, index or 0))
 
 
-def _index(named: Member | None, job: str | None) -> int:
-    return named.index if named is not None and job in (None, named.job) else 0
-
-
 def _object(text: str, where: str) -> dict[str, Any]:
     try:
         values = json.loads(text)
@@ -167,38 +187,18 @@ def _object(text: str, where: str) -> dict[str, Any]:
     return values
 
 
-def _member(task: Any, where: str) -> Member | None:
-    if task is None:
-        return None
-    kind = task.get("type") if isinstance(task, Mapping) else None
-    index = task.get("index", 0) if isinstance(task, Mapping) else None
-    if isinstance(index, str) and index.isdecimal():
-        index = int(index)  # what scripts write
-    if not isinstance(kind, str) or type(index) is not int:
-        raise errors.DeviceError(
-            f'{where}: "task" is {json.dumps(task)[:80]}, expected '
-            '{"type": "chief" or "worker", "index": a number}'
-        )
-    return Member(kind, index)
-
-
 def _checked(jobs: Any, where: str, member: Member) -> tuple[Cluster, Member]:
     """Return the cluster of an object job → addresses, and its member, both checked."""
     if not isinstance(jobs, Mapping):
         raise errors.DeviceError(f"{where}: the cluster is a {type(jobs).__name__}, not an object")
-    for job in jobs:
+    for job in (*jobs, member.job):
         if job not in JOBS:
-            near = errors.nearest(job, JOBS) or list(JOBS)
+            near = errors.nearest(job, JOBS) or JOBS
             raise errors.DeviceError(
-                f"{where} names the job {job!r}, which a pipeline does not have; nearest "
-                f"{near[0]!r}. Name one chief, and workers"
+                f"{where}: there is no job {job!r}; nearest {near[0]!r}. Name one chief, and "
+                "workers"
             )
-    if member.job not in JOBS:
-        near = errors.nearest(member.job, JOBS) or list(JOBS)
-        raise errors.DeviceError(
-            f"there is no job {member.job!r}; nearest {near[0]!r}. Use {' or '.join(JOBS)}"
-        )
-    chiefs, workers = _addresses(jobs, CHIEF, where), _addresses(jobs, WORKER, where)
+    chiefs, workers = (_addresses(jobs, job, where) for job in JOBS)
     if len(chiefs) != 1:
         raise errors.DeviceError(
             f"{where} names {len(chiefs)} chiefs. Name one, by the address at which the workers "
@@ -206,40 +206,33 @@ def _checked(jobs: Any, where: str, member: Member) -> tuple[Cluster, Member]:
         )
     if not workers:
         raise errors.DeviceError(f"{where} names no worker. Name at least one, as HOST:PORT")
-    cluster = Cluster(chiefs[0], workers)
-    _refuse_twins(cluster, where)
-    count = 1 if member.job == CHIEF else len(workers)
-    if not 0 <= member.index < count:
+    owners: dict[str, Member] = {}
+    for owner in (Member(CHIEF), *(Member(WORKER, i) for i in range(len(workers)))):
+        address = chiefs[0] if owner.job == CHIEF else workers[owner.index]
+        if other := owners.get(address):
+            raise errors.DeviceError(
+                f"{where}: {other} and {owner} have the same address {address}. Each process needs "
+                "a port of its own"
+            )
+        owners[address] = owner
+    if member not in owners.values():
+        count = 1 if member.job == CHIEF else len(workers)
         raise errors.DeviceError(
             f"this process is {member.job} {member.index}, but {where} names {count} "
             f"{member.job}{'s' if count > 1 else ''}. Use 0 to {count - 1}"
         )
-    return cluster, member
+    return Cluster(chiefs[0], workers), member
 
 
 def _addresses(jobs: Mapping[str, Any], job: str, where: str) -> tuple[str, ...]:
     addresses = jobs.get(job, [])
-    if isinstance(addresses, str):
-        addresses = [addresses]
-    if not isinstance(addresses, list) or len(addresses) > _MAX_WORKERS:
+    if not isinstance(addresses, list):
         raise errors.DeviceError(f"{where}: the addresses of {job} are not a list of HOST:PORT")
     for address in addresses:
-        found = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
-        if found is None or not 1 <= int(found[2]) <= _MAX_PORT:
+        match = _ADDRESS.fullmatch(str(address))
+        if match is None or not 1 <= int(match[2]) <= _MAX_PORT:
             raise errors.DeviceError(
                 f"{where}: {json.dumps(address)[:80]} of {job} is not an address. Write HOST:PORT, "
                 f"with a port from 1 to {_MAX_PORT}"
             )
     return tuple(addresses)
-
-
-def _refuse_twins(cluster: Cluster, where: str) -> None:
-    seen: dict[str, Member] = {}
-    for member in cluster.members():
-        address = cluster.address(member)
-        if address in seen:
-            raise errors.DeviceError(
-                f"{where}: {seen[address]} and {member} have the same address {address}. Each "
-                "process needs a port of its own"
-            )
-        seen[address] = member

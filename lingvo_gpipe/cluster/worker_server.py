@@ -12,7 +12,7 @@ import os
 import sys
 
 from lingvo_gpipe.cluster import child
-from lingvo_gpipe.cluster.worker_supervisor import SERVING
+from lingvo_gpipe.cluster.worker_supervisor import SERVES
 from lingvo_gpipe.imports import tensorflow_import
 
 
@@ -33,7 +33,7 @@ def main() -> int:
 
     from lingvo_gpipe.cluster.remote import input_server, requests, worker_function
 
-    settings = channel.read()
+    settings = channel.wait()
     if not settings:
         return 0
     values = json.loads(settings)
@@ -62,8 +62,8 @@ def main() -> int:
     except tf.errors.OpError as error:
         channel.write(f"its server does not start: {error.message}")
         return 1
-    channel.write(SERVING)
-    while channel.read():
+    channel.write(SERVES)
+    while channel.wait():
         pass
     del server, registered
     os._exit(0)  # the server has no end of its own

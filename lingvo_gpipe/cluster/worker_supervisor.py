@@ -9,23 +9,65 @@ address, and stops listening there when the lease is taken: TensorFlow's server 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import json
 import os
-import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.cluster import child, lease, members
-from lingvo_gpipe.cluster.checks import peers, ports, sharing
+from lingvo_gpipe.cluster import child, lease, members, peers
+from lingvo_gpipe.console import signals
 
 SERVER = (sys.executable, "-m", "lingvo_gpipe.cluster.worker_server")
-SERVING = "serving"
-STARTING = "starting"
+"""Program of a worker process."""
+SERVES = "serves"
+"""The worker's line once its port is open; any other line is the reason why it ends."""
 _MAX_EARLY_ENDS = 3
+
+
+class Worker:
+    """A worker process."""
+
+    def __init__(
+        self,
+        cluster: members.Cluster,
+        index: int,
+        command: tuple[str, ...] = SERVER,
+        environment: Mapping[str, str] = os.environ,
+        cores: Collection[int] | None = None,
+    ) -> None:
+        """Start it; it serves when it is asked to.
+
+        Args:
+            cluster: processes of the run.
+            index: its number.
+            command: its program.
+            environment: its environment variables.
+            cores: the cores that it may use; None: those of this process.
+        """
+        self._config = json.loads(cluster.to_config(members.Member(members.WORKER, index)))
+        self._child = child.Child(command, environment, cores)
+        self._line = ""
+
+    def answer(self, line: Mapping[str, Any]) -> dict[str, object]:
+        """Answer a line of the chief's supervisor: "ping", or "serve" with what the chief needs."""
+        if line["do"] == "serve":
+            self._child.channel.write(json.dumps({**self._config, **line}))
+        fault = self.fault()
+        return {"serves": self._line == SERVES, "fault": fault, "pid": self._child.pid}
+
+    def fault(self) -> str | None:
+        """Return why it does not run; None: it does."""
+        fault = self._child.fault()  # first, so that the last line of one that has ended is read
+        for line in self._child.channel.lines():
+            self._line = line
+        return self._line if fault and self._line not in ("", SERVES) else fault
+
+    def end(self) -> None:
+        """End it."""
+        self._child.end()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,9 +80,6 @@ class Options:
         token: secret of the run.
         report: receives lines for the user.
         command: program of the worker process.
-        port_timeout_s: how long to wait for its port, if that is in use.
-        cores: cores of the worker process; None: those of the supervisor, which itself answers in
-            time only if it can run on any core.
     """
 
     cluster: members.Cluster
@@ -48,38 +87,22 @@ class Options:
     token: str
     report: Callable[[str], None]
     command: tuple[str, ...] = SERVER
-    port_timeout_s: float = ports.TIMEOUT_S
-    cores: tuple[int, ...] | None = None
 
 
 async def run(options: Options) -> int:
-    """Serve chiefs until one says that the run has ended, or a signal comes.
+    """Serve chiefs until one says that the run has ended; return the run's exit code.
 
-    Returns:
-        The exit code: that of the run, or 128 + the number of the signal.
+    A signal ends this process with 128 + its number.
 
     Raises:
         DeviceError: the address cannot be used, or the worker process does not start.
     """
     supervisor = _Supervisor(options)
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[int] = loop.create_future()
-
-    def end(number: int) -> None:
-        if not ended.done():
-            ended.set_result(128 + number)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, end, number)
-    serving = asyncio.ensure_future(supervisor.serve())
-    try:
-        await asyncio.wait([serving, ended], return_when=asyncio.FIRST_COMPLETED)
-        return ended.result() if ended.done() else serving.result()
-    finally:
-        serving.cancel()
-        with contextlib.suppress(asyncio.CancelledError, Exception):
-            await serving
-        supervisor.close()
+    with signals.handled(lambda number, _: sys.exit(128 + number)):
+        try:
+            return await supervisor.serve()
+        finally:
+            supervisor.end_worker()
 
 
 class _Supervisor:
@@ -87,38 +110,27 @@ class _Supervisor:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._member = members.Member(members.WORKER, options.index)
-        self._identity = lease.identity(options.cluster, options.index)
-        self._server: _Server | None = None
+        self._name = f"worker {options.index}"
+        self._worker: Worker | None = None
         self._early_ends = 0
-        self._refused: set[str] = set()
-        self._look: sharing.Look | None = None
 
     async def serve(self) -> int:
         """Grant leases, one after the other, until a chief says that the run has ended."""
         while True:
             connection = await self._next_lease()
+            self._options.report(f"{self._name} serves the chief at {connection.peer}")
             self._early_ends = 0
             try:
-                code = await self._hold(connection)
-                if code is not None:
-                    return code
+                return await self._hold(connection)
             except (lease.LostError, lease.RefusedError) as error:
                 self._options.report(f"{self._name} lost its chief: {error}; it waits for the next")
             finally:
-                connection.close()
-                self._end_server()
-
-    def close(self) -> None:
-        """End the worker process."""
-        self._end_server()
-
-    @property
-    def _name(self) -> str:
-        return str(self._member)
+                await connection.close()
+                self.end_worker()
 
     async def _next_lease(self) -> lease.Connection:
         """Listen until a chief with the right token has connected."""
+        options = self._options
         granted: asyncio.Future[lease.Connection] = asyncio.get_running_loop().create_future()
 
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -131,131 +143,59 @@ class _Supervisor:
                 return True
 
             try:
-                await lease.grant(connection, self._identity, self._options.token, claim)
+                await lease.grant(connection, options.cluster, options.index, options.token, claim)
             except (lease.LostError, lease.RefusedError) as error:
-                self._note_refusal(connection.peer, error)
-                await connection.finish()
+                peer = connection.peer
+                options.report(f"{self._name} refused a connection from {peer}: {error}")
+                await connection.close()
 
-        listener = await ports.listen(
-            self._options.cluster, self._member, connected, self._options.port_timeout_s
+        address = options.cluster.workers[options.index]
+        listener = await asyncio.start_server(
+            connected, sock=members.listen(self._name, address), limit=lease.MAX_LINE_BYTES
         )
-        address = self._options.cluster.workers[self._options.index]
-        self._options.report(f"{self._name} waits for its chief at {address}")
+        options.report(f"{self._name} waits for its chief at {address}")
         try:
             while not granted.done():
-                self._keep_server()
+                self._running_worker()
                 await asyncio.wait([granted], timeout=lease.PING_S)
         finally:
             listener.close()
         return granted.result()
 
-    async def _hold(self, connection: lease.Connection) -> int | None:
+    async def _hold(self, connection: lease.Connection) -> int:
         """Answer the chief's supervisor; return the run's exit code once it has ended."""
-        self._options.report(f"{self._name} serves the chief at {connection.peer}")
         others = peers.Peers(self._options.cluster, self._options.index)
         watch: asyncio.Task[None] | None = None
         try:
             while True:
                 line = await connection.receive(lease.DROPPED_AFTER_S)
-                asked = line.get("do")
-                if asked == "end":
-                    return int(line.get("code", 0))
-                answer: Mapping[str, object]
-                if asked == "serve":
-                    self._keep_server().serve(self._options, line)
-                    watch = watch or asyncio.ensure_future(others.watch())
-                    answer = {"state": STARTING}
-                elif asked == "look":
-                    answer = self._answer_look(sharing.Question.of_line(line))
-                else:
-                    state, pid = STARTING, None
-                    if self._server is not None:
-                        state, pid = self._server.state(), self._server.pid
-                    answer = {"state": state, "pid": pid, "unreachable": others.unreachable}
-                await connection.send(answer)
+                if line["do"] == "end":
+                    return int(line["code"])
+                if line["do"] == "serve":
+                    watch = asyncio.create_task(others.watch())
+                worker = self._worker or self._running_worker()
+                await connection.send({**worker.answer(line), "unreachable": others.unreachable})
         finally:
             if watch is not None:
                 watch.cancel()
 
-    def _answer_look(self, question: sharing.Question) -> Mapping[str, object]:
-        """Return whether a look is done, and what it has found; the first call begins it."""
-        if self._look is None or self._look.question != question:
-            self._look = sharing.Look(question)
-        return {"done": self._look.done.is_set(), "fault": self._look.fault}
-
-    def _keep_server(self) -> _Server:
-        """Start a worker process, unless one runs."""
-        if self._server is not None and self._server.has_ended:
+    def _running_worker(self) -> Worker:
+        """Return the worker process; start one, unless one runs."""
+        if self._worker is not None and (fault := self._worker.fault()) is not None:
             self._early_ends += 1
-            state = self._server.state()
-            self._end_server()
+            self.end_worker()
             if self._early_ends >= _MAX_EARLY_ENDS:
                 raise errors.DeviceError(
-                    f"the process of {self._name} ends before it serves: {state}. Its own lines, "
+                    f"the process of {self._name} ends before it serves: {fault}. Its own lines, "
                     "above, say why"
                 )
-        if self._server is None:
-            self._server = _Server(self._options.command, self._options.cores)
-        return self._server
+        if self._worker is None:
+            options = self._options
+            self._worker = Worker(options.cluster, options.index, options.command)
+        return self._worker
 
-    def _end_server(self) -> None:
-        if self._server is not None:
-            self._server.end()
-            self._server = None
-
-    def _note_refusal(self, peer: str, error: Exception) -> None:
-        if peer not in self._refused:
-            self._refused.add(peer)
-            self._options.report(f"{self._name} refused a connection from {peer}: {error}")
-
-
-class _Server:
-    """A worker process.
-
-    Attributes:
-        pid: number of the process.
-        has_ended: whether it has ended.
-    """
-
-    def __init__(self, command: tuple[str, ...], cores: tuple[int, ...] | None) -> None:
-        settings = child.Settings(dict(os.environ), cores, channel=True)
-        self._child = child.Child(command, settings)
-        self._said = STARTING
-
-    @property
-    def pid(self) -> int:
-        """Number of the process."""
-        return self._child.pid
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether it has ended."""
-        return self._child.exit_code is not None
-
-    def serve(self, options: Options, needs: Mapping[str, Any]) -> None:
-        """Let it open its port.
-
-        Args:
-            options: settings of its supervisor.
-            needs: what the chief needs of it: "devices", the number of its CPU devices, and
-                "packages", whose classes the text of an input may name.
-        """
-        member = members.Member(members.WORKER, options.index)
-        config = json.loads(options.cluster.to_config(member))
-        needed = {
-            "devices": int(needs.get("devices", 1)),
-            "packages": [str(name) for name in needs.get("packages", ())],
-        }
-        self._child.write(json.dumps({**config, **needed}))
-
-    def state(self) -> str:
-        """Return `STARTING`, `SERVING`, `child.STOPPED`, or why it does not serve."""
-        state = self._child.state()  # first, so that the last line of one that has ended is read
-        for line in self._child.read():
-            self._said = line
-        gave_reason = self.has_ended and self._said not in (STARTING, SERVING)
-        return self._said if state == child.RUNNING or gave_reason else state
-
-    def end(self) -> None:
-        """End it."""
-        self._child.end()
+    def end_worker(self) -> None:
+        """End the worker process."""
+        if self._worker is not None:
+            self._worker.end()
+            self._worker = None

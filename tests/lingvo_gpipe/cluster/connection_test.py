@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -28,7 +29,7 @@ def connected(monkeypatch: pytest.MonkeyPatch) -> mock.Mock:
 
 
 def supervisor_s_channel() -> mock.Mock:
-    return mock.Mock(read=mock.Mock(return_value=chief_supervisor.GO))
+    return mock.Mock(wait=mock.Mock(return_value=chief_supervisor.GO))
 
 
 @pytest.mark.parametrize(("num_devices", "idle"), [(1, 2), (2, 1), (3, 0), (4, 0)])
@@ -36,7 +37,7 @@ def test_workers_without_a_cell_are_counted(
     num_devices: int, idle: int, connected: mock.Mock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     channel = supervisor_s_channel()
-    connection.Connection(channel).connect(num_devices)
+    connection.Connection(channel, None).connect(num_devices)
     assert connected.called
     assert channel.write.call_args_list[-1] == mock.call(chief_supervisor.CONNECTED)
     assert tf_context.context().config.experimental.disable_thread_spinning  # sent to the workers
@@ -47,9 +48,29 @@ def test_workers_without_a_cell_are_counted(
     assert capsys.readouterr().err == (line if idle else "")
 
 
-def test_a_chief_s_port_that_another_program_took_is_named(connected: mock.Mock) -> None:
-    channel = supervisor_s_channel()
-    connected.side_effect = tf.errors.UnknownError(None, None, "Could not start gRPC server")
-    with pytest.raises(errors.DeviceError, match="the chief cannot listen at port 1: another pro"):
-        connection.Connection(channel).connect(3)
-    assert mock.call(chief_supervisor.CONNECTED) not in channel.write.call_args_list
+def test_a_folder_that_a_worker_does_not_see_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "new" / "run"
+    workers = {"worker 0 (a:1)": "CPU:0", "worker 1 (b:2)": "CPU:1"}
+    connection.check_shared(str(folder), workers)
+    (folder / "shared-left").touch()  # by a chief that was killed
+    connection.check_shared(str(folder), workers)
+    assert list(folder.iterdir()) == []
+    read = tf.io.read_file
+
+    def elsewhere(path: str) -> tf.Tensor:
+        is_second = tf.zeros([]).device.endswith("CPU:1")
+        return read(path.replace("new", "old") if is_second else path)
+
+    monkeypatch.setattr(tf.io, "read_file", elsewhere)
+    with pytest.raises(errors.DeviceError) as caught:
+        connection.check_shared(str(folder), workers)
+    assert str(caught.value) == (
+        f"--logdir={folder}: worker 1 (b:2) does not see what the chief sees there. Name a folder "
+        "that all hosts share, by the same path"
+    )
+    assert list(folder.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(errors.DeviceError, match=r"cannot be written: Not a directory\. Name"):
+        connection.check_shared(str(tmp_path / "file" / "run"), workers)

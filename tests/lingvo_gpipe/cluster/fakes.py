@@ -14,19 +14,20 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import platform
 import sys
 import tempfile
 import time
+from collections.abc import Awaitable
 from pathlib import Path
-from unittest import mock
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.cluster import (
     chief_supervisor,
     child,
+    lease,
     local,
     members,
-    temporary,
     worker_supervisor,
 )
 
@@ -53,24 +54,16 @@ def command(*words: object) -> tuple[str, ...]:
     return (sys.executable, __file__, *map(str, words))
 
 
-class SlowFolder(temporary.Folder):
-    """A temporary folder that may take a while to be removed, as a large one does."""
-
-    def remove(self) -> None:
-        time.sleep(float(os.environ.get("REMOVE_S", "0")))
-        super().remove()
-
-
 def worker(folder: Path, index: str) -> int:
     channel = child.channel()
     assert channel is not None
     note_pid(folder, f"worker{index}")
     note_gpus(folder, f"worker{index}")
-    settings = json.loads(channel.read())
+    settings = json.loads(channel.wait())
     assert settings["devices"] == 3
     assert settings["task"] == {"type": "worker", "index": int(index)}
-    channel.write(worker_supervisor.SERVING)
-    channel.read()
+    channel.write(worker_supervisor.SERVES)
+    channel.wait()
     return 0
 
 
@@ -82,7 +75,7 @@ def chief(folder: Path, steps: str) -> int:
     while "GATED" in os.environ and not (folder / "gate").exists():
         time.sleep(0.01)
     channel.write(chief_supervisor.NEEDS + json.dumps({"devices": 3}))
-    if channel.read() != chief_supervisor.GO:
+    if channel.wait() != chief_supervisor.GO:
         return chief_supervisor.LOST_EXIT_CODE
     (folder / "went").write_text(os.environ[members.VARIABLE])
     note_gpus(folder, "chief")
@@ -109,39 +102,35 @@ def supervisor_of_worker(folder: Path, cluster: members.Cluster, index: str) -> 
         os.environ.get("TOKEN", TOKEN),
         report,
         command=command("worker", folder, index),
-        port_timeout_s=float(os.environ.get("PORT_TIMEOUT_S", "0")),
     )
     return asyncio.run(worker_supervisor.run(options))
 
 
 def supervisor_of_chief(folder: Path, cluster: members.Cluster, steps: str) -> int:
     note_pid(folder, "supervisor")
-    addresses = json.dumps([cluster.chief, *cluster.workers])
-    workers = local.LocalWorkers(
-        cluster, lambda index: command("supervisor-of-worker", folder, addresses, index)
-    )
+
+    def link(index: int) -> Awaitable[chief_supervisor.Link]:
+        if "LOCAL" in os.environ:
+            return local.start_worker(cluster, index, command("worker", folder, index))
+        return lease.take(cluster, TOKEN, index)
+
     options = chief_supervisor.Options(
         cluster,
-        TOKEN,
         command("chief", folder, steps),
         dict(os.environ),
         report,
-        folder=Path(os.environ.get("LOGDIR", str(folder / "shared"))),
-        checkpoint=Path(os.environ["CHECKPOINT"]) if "CHECKPOINT" in os.environ else None,
+        link,
         start_timeout_s=float(os.environ.get("START_TIMEOUT_S", "20")),
         max_restarts=int(os.environ.get("MAX_RESTARTS", "9")),
-        port_timeout_s=float(os.environ.get("PORT_TIMEOUT_S", "0")),
-        keep_workers=workers.keep if "KEEP" in os.environ else lambda: None,
     )
-    try:
-        with mock.patch.object(temporary, "Folder", SlowFolder):
-            return asyncio.run(chief_supervisor.run(options))
-    finally:
-        workers.end()
+    return asyncio.run(chief_supervisor.run(options))
 
 
 def main(what: str, folder: str, *rest: str) -> int:
-    child.receive_interrupts()
+    members.PORT_TIMEOUT_S = float(os.environ.get("PORT_TIMEOUT_S", "0"))
+    if "VERSION" in os.environ:
+        major, minor = os.environ["VERSION"].split(".")
+        platform.python_version_tuple = lambda: (major, minor, "0")
     if not what.startswith("supervisor"):
         return {"worker": worker, "chief": chief}[what](Path(folder), *rest)
     addresses = json.loads(rest[0])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lingvo_gpipe import trainer
-from lingvo_gpipe.cluster import chief_supervisor, local, members
+from lingvo_gpipe.cluster import launch, members
 
 ROOT = str(Path(__file__).parents[3])
 JOBS = {"chief": ["127.0.0.1:21"], "worker": ["127.0.0.1:22", "127.0.0.1:23"]}
@@ -28,7 +28,7 @@ FILES: dict[str, bytes] = {
 
 # Flags ({} is the folder of FILES) → the line.
 MISTAKES = {
-    "--workers=2": r"--workers=2: expected local:N with N from 1 to 4096, such as local:2. .*",
+    "--workers=2": r"--workers=2: expected local:N or open:N, such as local:2. .*",
     "--workers=local:2 --job=worker": r"--workers=local:2 starts the workers itself: leave out .*",
     "--workers=local:2 --task=1": r"--workers=local:2 starts the workers itself: leave out .*",
     "--workers=local:2 --cluster={}/cluster.json": r"--workers=local:2 starts workers here, but .*",
@@ -41,7 +41,9 @@ MISTAKES = {
     "--cluster={}": r"--cluster=\S+ cannot be read: Is a directory",
     "--cluster={}/broken.json": r"--cluster=\S+/broken.json is not JSON: .*",
     "--cluster={}/twice.json": r"--cluster=\S+: worker 0 and worker 1 have the same address h:1.*",
-    "--cluster={}/cluster.json --job=wroker": r"there is no job 'wroker'; nearest 'worker'.*",
+    "--cluster={}/cluster.json --job=wroker": (
+        r"--cluster=\S+: there is no job 'wroker'; nearest 'worker'.*"
+    ),
     "--cluster={}/cluster.json --job=worker": r"--cluster=\S+ names several workers. Say which .*",
     "--cluster={}/cluster.json --job=worker --task=7": (
         r"this process is worker 7, but \S+ names 2 workers. Use 0 to 1"
@@ -67,7 +69,7 @@ MISTAKES = {
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, content in FILES.items():
         (tmp_path / name).write_bytes(content)
-    for name in (members.VARIABLE, local.TOKEN, local.LOCAL):
+    for name in (members.VARIABLE, launch.TOKEN):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
@@ -97,24 +99,6 @@ def test_a_worker_of_which_a_mode_needs_none_ends(
     assert capfd.readouterr().err == (
         "worker 1 has nothing to do: what was asked for needs the chief alone\n"
     )
-
-
-def test_the_files_that_all_hosts_must_see_are_those_of_the_flags(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[chief_supervisor.Options] = []
-
-    async def run(options: chief_supervisor.Options) -> int:
-        asked.append(options)
-        return 7
-
-    monkeypatch.setattr(chief_supervisor, "run", run)
-    flags = [f"--cluster={folder}/cluster.json", f"--token_file={folder}/token", "--mode=eval"]
-    assert trainer.run([*flags, "--logdir=~/run", "--checkpoint=~/other"]) == 7
-    assert trainer.run(flags) == 7
-    given, missing = asked
-    assert (given.folder, given.checkpoint) == (Path.home() / "run", Path.home() / "other")
-    assert (missing.folder, missing.checkpoint) == (None, None)
 
 
 def test_the_secret_is_in_no_command_line_and_tensorflow_is_not_needed(folder: Path) -> None:

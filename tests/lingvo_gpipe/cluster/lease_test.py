@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from lingvo_gpipe import errors
 from lingvo_gpipe.cluster import lease, members
 from tests.lingvo_gpipe.cluster import fakes
 from tests.lingvo_gpipe.cluster.runs import LIMIT_S
@@ -38,8 +37,8 @@ def test_a_line_that_came_while_this_process_did_not_run_is_read() -> None:
         try:
             return await waiting
         finally:
-            one.close()
-            other.close()
+            await one.close()
+            await other.close()
 
     assert asyncio.run(run()) == {"state": "running"}
 
@@ -48,23 +47,15 @@ def test_silence_is_noticed_in_time() -> None:
     async def run() -> float:
         one, other = await pair()
         began = time.monotonic()
-        with pytest.raises(lease.LostError, match=r"has not answered for 0\.5 s: it is stopped"):
+        with pytest.raises(
+            lease.LostError, match=r"no answer for 0\.5 s: it is stopped, or its host"
+        ):
             await one.receive(0.5)
-        one.close()
-        other.close()
+        await one.close()
+        await other.close()
         return time.monotonic() - began
 
     assert 0.45 < asyncio.run(run()) < 1.0
-
-
-def test_versions_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = members.Cluster("a:1", ("b:1",))
-    worker = lease.identity(cluster, 0)
-    lease._check_identity(worker, cluster, 0)
-    newer = {**lease.versions(), "tensorflow": "9.9"}
-    monkeypatch.setattr(lease, "versions", lambda: newer)
-    with pytest.raises(errors.DeviceError, match=r"has tensorflow 2\.\S+, the chief has 9\.9\. "):
-        lease._check_identity(worker, cluster, 0)
 
 
 def test_of_two_chiefs_at_once_the_second_waits() -> None:
@@ -86,32 +77,24 @@ def test_of_two_chiefs_at_once_the_second_waits() -> None:
                 waits.set()
             await waits.wait()
             try:
-                await lease.grant(connection, worker, fakes.TOKEN, claim)
+                await lease.grant(connection, cluster, 0, fakes.TOKEN, claim)
                 ends.append("granted")
             except lease.RefusedError as error:
                 ends.append(str(error))
-                await connection.finish()
+                await connection.close()
 
         server = await asyncio.start_server(connected, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         cluster = members.Cluster("127.0.0.1:1", (f"127.0.0.1:{port}",))
-        worker = lease.identity(cluster, 0)
         found = await asyncio.gather(
-            *(lease.take(cluster, 0, fakes.TOKEN) for _ in range(2)), return_exceptions=True
+            *(lease.take(cluster, fakes.TOKEN, 0) for _ in range(2)), return_exceptions=True
         )
         kinds = sorted(type(each).__name__ for each in found)
-        for connection in (*connections, *(each[0] for each in found if isinstance(each, tuple))):
-            connection.close()
+        for connection in (*connections, *found):
+            if isinstance(connection, lease.Connection):
+                await connection.close()
         server.close()
-        await asyncio.sleep(0.01)  # they are closed by the loop
         return [*sorted(ends), *kinds]
 
     ends = asyncio.run(asyncio.wait_for(both(), LIMIT_S))
-    assert ends == ["another chief has just taken the lease", "granted", "LostError", "tuple"]
-
-
-@pytest.mark.parametrize("proof", ["é", "\ud800", None, 7, {}])
-def test_a_strange_proof_is_refused(proof: object) -> None:
-    expected = lease._proof("a token é \udc80", "chief", "0", "a nonce \ud800")
-    assert not lease._is_same(proof, expected)
-    assert lease._is_same(str(expected), expected)
+    assert ends == ["another chief has just taken the lease", "granted", "Connection", "LostError"]

@@ -1,128 +1,60 @@
-"""The parent of a run on this machine, and the ports of its workers."""
+"""Workers on this machine: their network, ports, cores and GPUs."""
 
 from __future__ import annotations
 
 import os
-import re
-import signal
+import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from lingvo_gpipe import errors
-from lingvo_gpipe.cluster import isolation, local
+from lingvo_gpipe.cluster import local
 
-# Notes its number; the first one waits, the next ones end.
-SUPERVISOR = """
-import os, pathlib, sys, time
-pids = pathlib.Path(sys.argv[1])
-first = not pids.exists()
-with pids.open("a") as file: file.write(f"{os.getpid()}\\n")
-if first or sys.argv[2] == "waits": time.sleep(60)
-sys.exit(int(sys.argv[2]))
+NETWORK = """
+import ctypes, os, socket, sys
+from lingvo_gpipe.cluster import local
+if user := int(sys.argv[1]):
+    "a".encode("idna")  # imports what this user may not be able to read
+    os.setgid(user)
+    os.setuid(user)
+    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: its files in /proc are its own
+lines = []
+cluster = local.cluster(2, private=True, report=lines.append)
+assert bool(lines) is not local.is_private()
+print(*lines, *cluster.workers, sep="\\n")
+if local.is_private():
+    server = socket.create_server(("127.0.0.1", 2222))
+    socket.create_connection(("127.0.0.1", 2222)).close()
+    try: socket.create_connection(("192.0.2.1", 80), 5)
+    except OSError as error: print(error.strerror)
 """
 
 
-@pytest.fixture(autouse=True)
-def _needs_networks() -> None:
-    try:
-        isolation.PrivateNetwork().close()
-    except OSError as error:
-        pytest.skip(f"this system allows no network namespace: {error.strerror}")
-
-
-def pids(folder: Path) -> list[int]:
-    path = folder / "pids"
-    return list(map(int, path.read_text().split())) if path.exists() else []
-
-
-def run_and_do(
-    folder: Path, to_each: Callable[[int], None], what: str = "0", max_restarts: int = 9
-) -> tuple[int | None, list[str]]:
-    """Run a supervisor; call `to_each` with the number of each of its processes, once."""
-    lines: list[str] = []
-    is_done = threading.Event()
-
-    def follow() -> None:
-        seen = 0
-        while not is_done.is_set():
-            for pid in pids(folder)[seen:]:
-                seen += 1
-                to_each(pid)
-            time.sleep(0.01)
-
-    command = (sys.executable, "-c", SUPERVISOR, str(folder / "pids"), what)
-    supervisor = local.PrivateSupervisor(command, dict(os.environ), lines.append, max_restarts)
-    thread = threading.Thread(target=follow)
-    thread.start()
-    try:
-        return supervisor.run(), lines
-    finally:
-        is_done.set()
-        thread.join()
-
-
-def first_only(number: int, folder: Path) -> Callable[[int], None]:
-    return lambda pid: os.kill(pid, number) if pid == pids(folder)[0] else None
-
-
-@pytest.mark.parametrize(
-    ("number", "expected"),
-    [
-        (signal.SIGKILL, r"the chief's supervisor was killed by SIGKILL: restart 1 of 9"),
-        (signal.SIGSTOP, r"the chief's supervisor \(process \d+\) is stopped: restart 1 of 9"),
-    ],
-)
-def test_a_supervisor_that_is_lost_is_started_again(
-    tmp_path: Path, number: int, expected: str
-) -> None:
-    code, lines = run_and_do(tmp_path, first_only(number, tmp_path), "7")
-    assert code == 7
-    assert len(pids(tmp_path)) == 2
-    (line,) = lines
-    assert re.fullmatch(expected, line)
-
-
-def test_a_supervisor_that_is_lost_again_and_again_ends_the_run(tmp_path: Path) -> None:
-    def kill(pid: int) -> None:
-        os.kill(pid, signal.SIGKILL)
-
-    with pytest.raises(errors.DeviceError, match="was killed by SIGKILL, after 2 restarts"):
-        run_and_do(tmp_path, kill, "waits")
-    assert len(pids(tmp_path)) == 3
-
-
-def test_no_restart_is_allowed(tmp_path: Path) -> None:
-    with pytest.raises(errors.DeviceError, match="after 0 restarts"):
-        run_and_do(tmp_path, first_only(signal.SIGKILL, tmp_path), max_restarts=0)
-
-
-def test_a_signal_reaches_the_supervisor_and_ends_the_run(tmp_path: Path) -> None:
-    def terminate(pid: int) -> None:
-        del pid
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    code, lines = run_and_do(tmp_path, terminate, "waits")
-    assert code == 128 + signal.SIGTERM
-    assert lines == []
-
-
-def test_a_private_network_is_given_up_for_data(tmp_path: Path) -> None:
-    kill = first_only(signal.SIGKILL, tmp_path)
-    code, lines = run_and_do(tmp_path, kill, str(local.NEEDS_NETWORK_EXIT_CODE))
-    assert code is None
-    assert lines[-1].startswith("the data must be fetched, or a hook reaches other hosts: ")
+@pytest.mark.parametrize("user", [0, 12345])
+def test_a_private_network_has_nothing_but_its_own_loopback(user: int) -> None:
+    if user and os.geteuid():
+        pytest.skip("only root can become another user")
+    found = subprocess.run(
+        [sys.executable, "-c", NETWORK, str(user)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    first, *lines = found.stdout.splitlines()
+    if first.startswith("this system allows no private network"):
+        pytest.skip(first)
+    assert [first, *lines] == ["127.0.0.1:2223", "127.0.0.1:2224", "Network is unreachable"]
 
 
 def test_free_ports_are_not_those_of_connections() -> None:
-    found = local._free_ports(3)
-    assert len(set(found)) == 3
+    cluster = local.cluster(2, private=False, report=print)
+    ports = [int(address.rpartition(":")[2]) for address in (cluster.chief, *cluster.workers)]
+    assert len(set(ports)) == 3
     lowest, _ = map(int, local._EPHEMERAL_PORTS.read_text().split())
-    assert max(found) < lowest
+    assert max(ports) < lowest
 
 
 def test_gpus_are_those_of_the_driver_unless_some_are_named(
@@ -136,3 +68,9 @@ def test_gpus_are_those_of_the_driver_unless_some_are_named(
     assert local.gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
     monkeypatch.setattr(local, "_DRIVER", tmp_path / "none")
     assert local.gpus({}) == []
+
+
+def test_cores_are_shared_out() -> None:
+    assert local.shares([0, 1], 2) == [[0], [1]]
+    assert local.shares([3], 2) == [[3], [3]]
+    assert local.shares([0, 1, 2, 3], 3) == [[0], [1], [2, 3]]

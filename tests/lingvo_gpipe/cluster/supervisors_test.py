@@ -17,14 +17,13 @@ from pathlib import Path
 
 import pytest
 
-from lingvo_gpipe.cluster import chief_supervisor, child, lease, worker_supervisor
+from lingvo_gpipe.cluster import chief_supervisor, members, worker_supervisor
 from tests.lingvo_gpipe.cluster.runs import (
     DETECTED_S,
     STEPS,
     STEPS_OF_STOPS,
     Run,
     has_gone_on,
-    in_use,
     is_gone,
     named,
     says,
@@ -40,7 +39,6 @@ def test_a_run_ends_everywhere_with_its_exit_code_and_leaves_nothing(run: Run) -
     config = json.loads((run.folder / "went").read_text())
     assert config["task"] == {"type": "chief", "index": 0}
     assert config["cluster"]["worker"] == run.addresses[1:]
-    assert list((run.folder / "shared").iterdir()) == []  # of the probes
     assert list(run.temporary.iterdir()) == []
     for name in ("chief", "worker0", "worker1"):
         assert is_gone(run.pid(name))
@@ -49,28 +47,22 @@ def test_a_run_ends_everywhere_with_its_exit_code_and_leaves_nothing(run: Run) -
             pass
 
 
-def test_workers_do_not_wait_for_a_chief_s_temporary_folder(run: Run) -> None:
-    run.start_worker(0)
-    run.start_worker(1)
-    run.start_chief("5", REMOVE_S=str(lease.DROPPED_AFTER_S + 0.5))
-    assert run.codes() == {"supervisor": 0, "supervisor0": 0, "supervisor1": 0}
-
-
 @pytest.mark.parametrize(
-    ("said", "state"),
+    ("line", "fault"),
     [
         ("its server does not start: no port", "its server does not start: no port"),
-        (worker_supervisor.SERVING, "ended with exit code 3"),
-        (None, "ended with exit code 3"),
+        (worker_supervisor.SERVES, "ended with exit code 3"),
+        ("", "ended with exit code 3"),
     ],
 )
-def test_a_worker_that_has_ended_leaves_its_reason(said: str | None, state: str) -> None:
-    write = f"os.write(int(os.environ['{child.Child.CHANNEL}'].split(',')[1]), b'{said}\\n')"
-    program = f"import os; {'pass' if said is None else write}; os._exit(3)"
-    server = worker_supervisor._Server((sys.executable, "-c", program), None)
-    wait_for(lambda: server.has_ended, "the end")
-    assert server.state() == state
-    server.end()
+def test_a_worker_that_has_ended_leaves_its_reason(line: str, fault: str) -> None:
+    imports = "from lingvo_gpipe.cluster import child\n"
+    program = f"{imports}child.channel().write({line!r}); raise SystemExit(3)"
+    cluster = members.Cluster("a:1", ("b:2",))
+    worker = worker_supervisor.Worker(cluster, 0, (sys.executable, "-c", program))
+    wait_for(worker.fault, "the end")
+    assert worker.fault() == fault
+    worker.end()
 
 
 def test_a_user_s_mistake_ends_all_with_its_code(run: Run) -> None:
@@ -161,8 +153,8 @@ def test_a_worker_s_supervisor_that_is_stopped_is_waited_for(run: Run) -> None:
     assert time.monotonic() - began_s < DETECTED_S
     (line,) = [line for line in run.lines() if "restart 1" in line]
     assert re.match(
-        f"the supervisor of worker 0 {named(run.pid('supervisor0'))} is lost: its host is there, "
-        r"but its process has not answered for 1\.5 s: it is stopped, at step",
+        f"the supervisor of worker 0 {named(run.pid('supervisor0'))} is lost: no answer for "
+        r"1\.5 s: it is stopped, or its host cannot be reached, at step",
         line,
     )
     os.kill(run.pid("supervisor0"), signal.SIGCONT)
@@ -180,7 +172,6 @@ def test_the_chief_s_supervisor_that_is_killed_takes_the_chief_along(run: Run) -
     run.start_chief()  # the workers wait for the next chief
     assert run.codes() == {"supervisor": 0, "supervisor0": 0, "supervisor1": 0}
     assert run.step == STEPS
-    assert list(run.temporary.iterdir()) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -232,7 +223,7 @@ def test_a_chief_that_does_not_connect_is_not_waited_for(run: Run) -> None:
 def test_workers_on_this_machine_share_its_gpus_and_the_chief_has_none(
     run: Run, given: str, of_workers: list[str]
 ) -> None:
-    run.start_chief(KEEP="1", CUDA_VISIBLE_DEVICES=given)
+    run.start_chief(LOCAL="1", CUDA_VISIBLE_DEVICES=given)
     assert run.codes() == {"supervisor": 0}
     found = [(run.folder / f"worker{index}.gpus").read_text() for index in range(2)]
     assert found == of_workers
@@ -240,27 +231,26 @@ def test_workers_on_this_machine_share_its_gpus_and_the_chief_has_none(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_supervisor_on_this_machine_is_replaced_before_its_lease_is_taken(
-    run: Run, number: int
-) -> None:
-    with in_use(run.addresses[1]):
-        run.start_chief(KEEP="1", PORT_TIMEOUT_S="20")  # worker 0 waits for its port
-        wait_for((run.folder / "supervisor0.pid").exists, "the supervisor of worker 0")
-        before = run.pid("supervisor0")
-        os.kill(before, number)
+def test_a_worker_on_this_machine_that_is_lost_is_replaced(run: Run, number: int) -> None:
+    run.start_chief(str(STEPS_OF_STOPS), LOCAL="1")
+    wait_for(lambda: run.step >= 5, "step 5")
+    before = run.pid("worker1")
+    os.kill(before, number)
+    began_s = time.monotonic()
+    wait_for(lambda: says(run, "restart 1"), "the restart")
+    assert time.monotonic() - began_s < DETECTED_S
     assert run.codes() == {"supervisor": 0}
-    assert run.step == STEPS
-    assert run.pid("supervisor0") != before
+    assert run.step == STEPS_OF_STOPS
+    assert is_gone(before)
+    assert list(run.temporary.iterdir()) == []
 
 
-def test_supervisors_that_end_by_themselves_end_the_run(run: Run) -> None:
-    with in_use(run.addresses[1]):
-        run.start_chief(KEEP="1")
-        assert run.code("supervisor") == 1
-    assert run.lines()[-1].startswith(
-        "DeviceError: the supervisor of worker 0 ended with exit code 1. Its own lines, above"
-    )
-    assert sum("cannot listen at port" in line for line in run.lines()) == 3
+def test_a_supervisor_on_this_machine_that_is_killed_takes_all_along(run: Run) -> None:
+    run.start_chief(LOCAL="1")
+    wait_for(lambda: run.step >= 5, "step 5")
+    pids = [run.pid(name) for name in ("chief", "worker0", "worker1")]
+    os.kill(run.pid("supervisor"), signal.SIGKILL)
+    wait_for(lambda: all(map(is_gone, pids)), "the end of all", 2.0)
 
 
 def test_a_signal_ends_the_wait_for_the_next_start(run: Run) -> None:

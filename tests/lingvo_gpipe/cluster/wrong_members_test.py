@@ -40,7 +40,7 @@ MISSING: dict[str, tuple[Callable[[Run], contextlib.AbstractContextManager[None]
     "unreachable": (lambda run: black_hole(run.addresses[2]), "its host does not answer"),
     "stopped": (
         stopped_supervisor,
-        r"its host is there, but its process has not answered for 1\.5 s: it is stopped",
+        r"no answer for 1\.5 s: it is stopped, or its host cannot be reached",
     ),
 }
 
@@ -59,7 +59,7 @@ def test_a_worker_that_is_missing_is_named_in_time_and_given_up(run: Run, why: s
         assert run.code("supervisor") == 1
     *waiting, error = run.lines()
     address = re.escape(run.addresses[2])
-    line = rf"waiting for worker 1 \({address}\) since \d\d:\d\d:\d\d: {expected}"
+    line = rf"waiting for worker 1 \({address}\): {expected}"
     # On a busy machine worker 0 may be late, too.
     (of_worker,) = (each for each in waiting if not each.startswith("waiting for worker 0 "))
     assert re.fullmatch(line, of_worker)
@@ -81,6 +81,12 @@ WRONG: dict[str, tuple[Callable[[list[str]], list[str]], int, dict[str, str], st
         0,
         {},
         r"the process at \S+ is worker 0, but the chief's cluster has worker 1 there",
+    ),
+    "another version": (
+        lambda each: each,
+        1,
+        {"VERSION": "9.9"},
+        r"worker 1 \(.*\) has python 9\.9, the chief has 3\.\d+\. Install the same version on all",
     ),
     "other workers": (
         lambda each: [each[0], "127.0.0.1:9", each[2]],

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors
+from lingvo_gpipe.cluster import local
 from lingvo_gpipe.tasks.image import TFDS
 from tests.tasks.image import mock_tfds
 from tests.tasks.image.image_files import drawn, pixels
@@ -249,3 +250,11 @@ def test_a_set_of_the_paper_is_trained_on_and_evaluated(
     (batch,) = drawn(source.evaluation(evaluated, 5))
     assert batch["image"].shape == (5, 9, 8, 3)
     assert batches.counts == {}
+
+
+def test_nothing_is_downloaded_in_a_private_network(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(local.PRIVATE, "1")
+    with pytest.raises(errors.InputError, match=r"is not prepared in .*, and with --workers=local"):
+        tfds_input(tmp_path, "cifar10", download=True).num_examples("train")

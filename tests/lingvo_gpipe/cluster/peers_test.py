@@ -9,8 +9,7 @@ import time
 
 import pytest
 
-from lingvo_gpipe.cluster import members
-from lingvo_gpipe.cluster.checks import peers
+from lingvo_gpipe.cluster import members, peers
 from tests.lingvo_gpipe.cluster.runs import (
     DETECTED_S,
     STEPS_OF_STOPS,
@@ -61,7 +60,7 @@ def test_workers_that_do_not_reach_each_other_yet_are_waited_for(apart: Run, hea
         if not heals:
             assert apart.code("supervisor") == 1
     assert re.fullmatch(
-        rf"waiting for {CUT.replace('cannot', 'to')} since \d\d:\d\d:\d\d: no answer",
+        rf"waiting for {CUT.replace('cannot', 'to')}: no answer",
         apart.lines()[0],
     )
     if heals:

@@ -1,1 +1,0 @@
-"""What is checked of hosts before a run uses them: ports, the way to each other, shared files."""

@@ -7,9 +7,8 @@
 Every name is imported when it is first used: `import lingvo_gpipe` loads no TensorFlow.
 """
 
+import importlib
 from typing import TYPE_CHECKING
-
-from lingvo_gpipe.imports import lazy
 
 if TYPE_CHECKING:
     from lingvo_gpipe import errors as errors
@@ -26,20 +25,33 @@ if TYPE_CHECKING:
     from lingvo_gpipe.pipelining import PipeliningLayer as PipeliningLayer
     from lingvo_gpipe.pipelining import Result as Result
 
-__getattr__, __dir__, __all__ = lazy.exports(
-    __name__,
-    {
-        "errors": [],
-        "hyperparams": [],
-        "input": [],
-        "keras_layers": [],
-        "layers": [],
-        "network": [],
-        "optim": [],
-        "registry": [],
-        "schedule": [],
-        "task": [],
-        "execution.placement": ["prepare_logical_cpus"],
-        "pipelining": ["PipeliningLayer", "Result"],
-    },
+_MODULES = (
+    "errors",
+    "hyperparams",
+    "input",
+    "keras_layers",
+    "layers",
+    "network",
+    "optim",
+    "registry",
+    "schedule",
+    "task",
 )
+_MODULE_OF = {
+    "PipeliningLayer": "pipelining",
+    "Result": "pipelining",
+    "prepare_logical_cpus": "execution.placement",
+}
+__all__ = [*_MODULES, *_MODULE_OF]
+
+
+def __getattr__(name: str) -> object:
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

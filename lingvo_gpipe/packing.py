@@ -22,7 +22,6 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.imports import tensorflow_import
 
 MAX_BYTES = 32 * 2**20
 """A pack of more would need much memory to be assigned, and save little time."""
@@ -404,4 +403,4 @@ def _to_tensor(
     return tf.convert_to_tensor(part.read_value(), dtype)
 
 
-tensorflow_import.when_loaded(lambda: tf.register_tensor_conversion_function(Part, _to_tensor))
+tf.register_tensor_conversion_function(Part, _to_tensor)

@@ -26,7 +26,6 @@ from lingvo_gpipe.execution import (
 from lingvo_gpipe.execution.executor import Executor
 from lingvo_gpipe.graphs import fields as fields_of
 from lingvo_gpipe.graphs.sums import in_order
-from lingvo_gpipe.imports import tensorflow_import
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.context import Collected, Context
 from lingvo_gpipe.nests import Nest, SpecNest
@@ -36,13 +35,10 @@ from lingvo_gpipe.network.traffic import host_order
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-_called_in_functions: list[str] = []
-
-
 def _without_autograph(method: _Function) -> _Function:
     """Keep AutoGraph out of a method that is called in a caller's own tf.function."""
-    _called_in_functions.append(method.__name__)
-    return method
+    without: _Function = tf.autograph.experimental.do_not_convert(method)
+    return without
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,7 +64,7 @@ class Result:
     num_micro_batches: int
 
 
-class PipeliningLayer(tensorflow_import.Module, hyperparams.Configurable):
+class PipeliningLayer(tf.Module, hyperparams.Configurable):
     """A sequence of layers, cut into K cells, run on M micro-batches by a schedule table.
 
     Whatever K, M and schedule: the gradients of the plain network. It is a `tf.Module`.
@@ -464,15 +460,6 @@ def _names(collected: Collected) -> set[str]:
         | {f"the metric {name!r}" for name in collected.sums}
         | {f"moments of {path!r}" for path in collected.moments}
     )
-
-
-def _keep_autograph_out() -> None:
-    for name in _called_in_functions:
-        method = getattr(PipeliningLayer, name)
-        setattr(PipeliningLayer, name, tf.autograph.experimental.do_not_convert(method))
-
-
-tensorflow_import.when_loaded(_keep_autograph_out)
 
 
 def _refuse_strings(analysis: network.Analysis, compiled: Sequence[bool]) -> None:

@@ -34,7 +34,6 @@ from lingvo_gpipe.cluster.chief_supervisor import LOST_EXIT_CODE
 from lingvo_gpipe.console import command, output
 from lingvo_gpipe.console.flags import Flags
 from lingvo_gpipe.console.signals import StopRequest
-from lingvo_gpipe.imports import tensorflow_import
 from lingvo_gpipe.schedule import AUTO, SCHEDULES
 
 if TYPE_CHECKING:
@@ -69,9 +68,6 @@ _OPTIONS = tuple(
 )
 _DEFAULT_MODE = "train"
 _MADE = "made"
-# TensorFlow reads it when it is first imported, and logs its own affairs otherwise.
-LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
-_WITHOUT_TENSORFLOW = ("params",)
 _WITHOUT_WORKERS = ("describe", "params", "plan", "export", "reslice")
 
 
@@ -101,7 +97,7 @@ def run(argv: Sequence[str]) -> int:
         uses_workers = values.list_models is None and mode not in _WITHOUT_WORKERS
         code = launch.run(values, argv, output.note, uses_workers=uses_workers)
         if code is None:
-            os.environ.setdefault(LOG_LEVEL, "2")
+            output.quiet_tensorflow("2")
             code = _run(values)
         return command.Exit(code, output_required)
 
@@ -171,8 +167,7 @@ def _flags() -> Flags:
 
 def _run_as_chief(values: argparse.Namespace, channel: child.Channel) -> int:
     """Do the work with the workers of the supervisor that started this process."""
-    os.environ.setdefault(LOG_LEVEL, "3")  # the loss of a worker is the supervisor's line
-    tensorflow_import.defer()
+    output.quiet_tensorflow("3")  # the supervisor reports the loss of a worker
     from lingvo_gpipe.cluster import connection
 
     folder = values.logdir and os.path.expanduser(values.logdir)
@@ -189,26 +184,21 @@ def _run_as_chief(values: argparse.Namespace, channel: child.Channel) -> int:
 def _run(values: argparse.Namespace, note_step: Callable[[int], None] = lambda _: None) -> int:
     """List models, or find the model and call the mode; return the exit code."""
     modes.register()
-    tensorflow_import.defer()  # mistakes are found without it
     models = registry.Registry(values.params_package)
     if values.list_models is not None:
         _list_models(models, values.list_models)
         return 0
-    from lingvo_gpipe.execution import placement
-
     name = values.mode or _DEFAULT_MODE
-    # A recipe that builds a Keras model begins TensorFlow.
-    with placement.spare_devices(_num_devices(values)) as spare:
-        values.model, recipe = recipes.find(
-            models,
-            model=values.model,
-            params=values.params,
-            logdir=values.logdir,
-            checkpoint=values.checkpoint,
-            trains=name.startswith("train"),
-        )
-        task = task_of(values, recipe)  # which may register a mode
-        mode = modes.find(name, task)
+    values.model, recipe = recipes.find(
+        models,
+        model=values.model,
+        params=values.params,
+        logdir=values.logdir,
+        checkpoint=values.checkpoint,
+        trains=name.startswith("train"),
+    )
+    task = task_of(values, recipe)  # which may register a mode
+    mode = modes.find(name, task)
     _check_options(values, name)
     if task.model.has_open_choices and name not in _CHOOSING:
         task = modes.with_kept_choice(task, values.logdir)
@@ -218,13 +208,6 @@ def _run(values: argparse.Namespace, note_step: Callable[[int], None] = lambda _
         values.hosts = launch.hosts(values)
     _check_partitions(values, task)
     _check_data(task, registry.splits_of(name, task), of_run=_is_of_run(values, recipe))
-    if name not in _WITHOUT_TENSORFLOW:
-        tensorflow_import.quietly()
-    if spare.has_begun and name not in _WITHOUT_WORKERS:
-        from lingvo_gpipe.run import process
-
-        for line in process.thread_notes(task.model):
-            output.note(line)
     if name not in modes.MODES:
         from lingvo_gpipe.run import process
 
@@ -247,14 +230,6 @@ def _run(values: argparse.Namespace, note_step: Callable[[int], None] = lambda _
             )
         )
     return 0 if stop.seen is None else 128 + stop.seen
-
-
-def _num_devices(values: argparse.Namespace) -> int | None:
-    """Return the number of devices as far as flags show it; None: it is the recipe's."""
-    wanted: int | None = values.num_partitions
-    if wanted is None or wanted < 1:
-        return None
-    return wanted * max(1, values.num_replicas or 1)
 
 
 def _list_models(models: registry.Registry, pattern: str) -> None:

@@ -22,7 +22,6 @@ import numpy as np
 
 from benchmarks.faults import disturbed, soak
 from benchmarks.support import machine, saved
-from lingvo_gpipe.imports import tensorflow_import
 
 
 def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
@@ -107,7 +106,6 @@ def main() -> None:
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="one long run")
     parser.add_argument("--every_s", type=float, default=120.0, help="between its faults")
     values = parser.parse_args()
-    tensorflow_import.quietly()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends the runs, too
     if values.soak is not None:
         with tempfile.TemporaryDirectory(prefix="lingvo_gpipe_soak_") as temporary:

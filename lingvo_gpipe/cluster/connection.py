@@ -13,14 +13,10 @@ import tensorflow as tf
 from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.cluster import chief_supervisor, child, members
 from lingvo_gpipe.console import output
-from lingvo_gpipe.imports import tensorflow_import
 
 
-def lost_errors() -> tuple[type[Exception], ...]:
-    """Return what TensorFlow raises for a worker that is gone; nothing while it is not loaded."""
-    if tensorflow_import.is_deferred():
-        return ()
-    return tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError
+LOST_ERRORS = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError)
+"""What TensorFlow raises for a worker that is gone."""
 
 
 class Connection:
@@ -147,7 +143,7 @@ def lost_a_worker(error: BaseException) -> bool:
     """Return whether an error may come from the loss of a worker, so that a new start may help."""
     if isinstance(error, errors.StepError) and error.micro_batch is not None:
         return False  # its slot fails by itself
-    return was_caused_by(error, lost_errors()) or isinstance(error, errors.StepError)
+    return was_caused_by(error, LOST_ERRORS) or isinstance(error, errors.StepError)
 
 
 def was_caused_by(

@@ -13,7 +13,7 @@ import sys
 
 from lingvo_gpipe.cluster import child
 from lingvo_gpipe.cluster.worker_supervisor import SERVES
-from lingvo_gpipe.imports import tensorflow_import
+from lingvo_gpipe.console import output
 
 
 def thread_counts(num_devices: int, cores: int) -> tuple[int, int]:
@@ -27,8 +27,7 @@ def main() -> int:
     if channel is None:
         sys.stderr.write("this program is started by a worker: trainer --job=worker\n")
         return 1
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    tensorflow_import.quietly()
+    output.quiet_tensorflow("2")
     import tensorflow as tf
 
     from lingvo_gpipe.cluster.remote import input_server, requests, worker_function

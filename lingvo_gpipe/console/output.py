@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
+
+
+def quiet_tensorflow(level: str) -> None:
+    """Turn down what TensorFlow logs about itself; call it before TensorFlow is imported.
+
+    Args:
+        level: of its C++ code, where `TF_CPP_MIN_LOG_LEVEL` is not set: "2" logs errors, "3" only
+            fatal ones. Its Python code logs errors.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", level)
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
 
 
 def report(line: str) -> None:

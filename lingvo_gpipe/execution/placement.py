@@ -7,21 +7,17 @@ slot at a time.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.imports import tensorflow_import
 from lingvo_gpipe.nests import SpecNest
 from lingvo_gpipe.network.traffic import host_order
 
 KINDS = ("auto", "cpu", "gpu", "tpu")
-SPARE_DEVICES = 64
-"""Logical CPU devices where the number is unknown: 0.3 MiB more than 2, and no time."""
 _WORKER = "/job:worker/"
 
 
@@ -210,6 +206,8 @@ def _too_few(num_devices: int, num_replicas: int, kind: str, there: int) -> str:
 def prepare_logical_cpus(count: int) -> None:
     """Configure TensorFlow with at least `count` logical CPU devices.
 
+    Call it before TensorFlow's first operation, such as the first variable of a Keras model.
+
     Raises:
         DeviceError: TensorFlow was already initialised with fewer devices.
     """
@@ -225,81 +223,9 @@ def prepare_logical_cpus(count: int) -> None:
         if there < count:
             raise errors.DeviceError(
                 f"{count} logical CPU devices are needed, but TensorFlow was initialised with "
-                f"{there}. Prepare them before its first operation"
+                f"{there}. Call lingvo_gpipe.prepare_logical_cpus({count}) before its first "
+                "operation, in task() of a recipe before it builds a Keras model"
             ) from error
-
-
-@dataclasses.dataclass(slots=True)
-class Spare:
-    """What `spare_devices` finds at its end.
-
-    Attributes:
-        has_begun: whether TensorFlow has begun inside, as far as its threads show it.
-    """
-
-    has_begun: bool = False
-
-
-@contextlib.contextmanager
-def spare_devices(num_devices: int | None = None) -> Iterator[Spare]:
-    """Let code begin TensorFlow before the number of devices is known, such as a recipe's.
-
-    Whatever makes a variable begins TensorFlow, a Keras model for example, and then the number of
-    devices and threads is fixed. Inside, there are `SPARE_DEVICES` logical CPU devices, which are
-    names and cost nothing, and as many threads as cores. If TensorFlow has not begun at the end,
-    everything is as before. Where its import is deferred, only code that uses it imports it.
-
-    Args:
-        num_devices: the probable number of devices, whose thread counts there are; None: unknown.
-    """
-    before: list[_Configuration] = []
-    spare = Spare()
-
-    def prepare() -> None:
-        before.append(_Configuration.now())
-        cores = num_cores()
-        count = max(SPARE_DEVICES, before[0].num_devices, num_devices or 0)
-        threads = spare_thread_counts(cores)
-        if num_devices is not None:
-            threads = thread_counts(num_devices, cores)
-        _Configuration(count, *threads).set()
-
-    try:
-        with tensorflow_import.loading_calls(prepare):
-            yield spare
-    finally:
-        for each in before:
-            each.set()
-            spare.has_begun = _Configuration.now() != each
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Configuration:
-    """What TensorFlow begins with: its logical CPU devices and its threads."""
-
-    num_devices: int
-    inter_op_threads: int
-    intra_op_threads: int
-
-    @classmethod
-    def now(cls) -> _Configuration:
-        """Return how it would begin now."""
-        physical = tf.config.list_physical_devices("CPU")[0]
-        return cls(
-            len(tf.config.get_logical_device_configuration(physical) or [None]),
-            tf.config.threading.get_inter_op_parallelism_threads(),
-            tf.config.threading.get_intra_op_parallelism_threads(),
-        )
-
-    def set(self) -> None:
-        """Let it begin so; nothing if it has begun."""
-        physical = tf.config.list_physical_devices("CPU")[0]
-        with contextlib.suppress(RuntimeError):
-            tf.config.set_logical_device_configuration(
-                physical, [tf.config.LogicalDeviceConfiguration()] * self.num_devices
-            )
-            tf.config.threading.set_inter_op_parallelism_threads(self.inter_op_threads)
-            tf.config.threading.set_intra_op_parallelism_threads(self.intra_op_threads)
 
 
 def num_cores() -> int:
@@ -324,26 +250,16 @@ def thread_counts(num_devices: int, cores: int) -> tuple[int, int]:
     return max(2, min(num_devices, cores)), max(1, cores // num_devices)
 
 
-def spare_thread_counts(cores: int) -> tuple[int, int]:
-    """Return the (inter-op, intra-op) thread counts while the number of devices is unknown."""
-    return max(2, cores), cores
-
-
 def prepare_threads(num_devices: int, cores: int) -> tuple[int, int]:
-    """Set TensorFlow's thread counts to those of `thread_counts`, and return them."""
-    counts = thread_counts(num_devices, cores)
-    set_threads(counts)
-    return counts
-
-
-def set_threads(counts: tuple[int, int]) -> None:
-    """Set TensorFlow's (inter-op, intra-op) thread counts.
+    """Set TensorFlow's thread counts to those of `thread_counts`, and return them.
 
     Raises:
-        RuntimeError: it has begun with others.
+        RuntimeError: TensorFlow is initialised, with other counts.
     """
+    counts = thread_counts(num_devices, cores)
     tf.config.threading.set_inter_op_parallelism_threads(counts[0])
     tf.config.threading.set_intra_op_parallelism_threads(counts[1])
+    return counts
 
 
 def initialize_tpu(address: str = "local") -> None:

@@ -10,12 +10,11 @@ import tensorflow as tf
 from lingvo_gpipe import packing, seeds
 from lingvo_gpipe.execution import cell_calls
 from lingvo_gpipe.execution.executor import Executor
-from lingvo_gpipe.imports import tensorflow_import
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.nests import Nest
 
 
-class PipelineVariables(tensorflow_import.Module):
+class PipelineVariables(tf.Module):
     """Every variable of a network by its path.
 
     Attributes:

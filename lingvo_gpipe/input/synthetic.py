@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, network
-from lingvo_gpipe.input import Batch, Indexed, Input
+from lingvo_gpipe.input.base import Input
+from lingvo_gpipe.input.indexed import Indexed
 from lingvo_gpipe.input.serving import Program, Serving
+from lingvo_gpipe.nests import Batch
 from lingvo_gpipe.network import value_ranges
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ import keras
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, nests, precision
-from lingvo_gpipe.imports import tensorflow_import
 from lingvo_gpipe.layers import keras_references
 from lingvo_gpipe.layers.context import Collected as Collected
 from lingvo_gpipe.layers.context import Context as Context
@@ -184,7 +183,7 @@ class Meta:
     children: tuple[Meta, ...] = ()
 
 
-class Layer(tensorflow_import.Module, hyperparams.Configurable):
+class Layer(tf.Module, hyperparams.Configurable):
     """Base of every layer: `Params` says what it needs and returns, `fprop` computes it.
 
     A layer is a `tf.Module`.

@@ -126,7 +126,7 @@ def run(
         UserError: the params, the log directory, data or devices do not fit; a loss is not finite.
     """
     folder = Path(logdir)
-    params, source = _prepare(params, report, folder)
+    params, source = _prepare(params, report)
     with log_directory.locked(folder):
         log_directory.check_made(folder, is_made=synthetic.is_synthetic(params))
         kept = log_directory.kept_values(folder)
@@ -169,7 +169,7 @@ def dry_run(
         report: as in `run`.
         profiles: as in `run`; no updates are timed.
     """
-    params, source = _prepare(params, report, None)
+    params, source = _prepare(params, report)
     kept = None if logdir is None else log_directory.kept_values(Path(logdir))
     params = auto.resolved(
         params, report, kept=kept, profile=profiles.layers, cluster=profiles.hosts
@@ -192,14 +192,12 @@ def dry_run(
     report(f"dry run: {', '.join(tried)} and a checkpoint went well; nothing is kept")
 
 
-def _prepare(
-    params: Task.Params, report: Callable[[str], None], folder: Path | None
-) -> tuple[Task.Params, Input]:
+def _prepare(params: Task.Params, report: Callable[[str], None]) -> tuple[Task.Params, Input]:
     """Check a task and complete it; return its params and its input."""
     task.check(params)
     for line in synthetic.notices(params):
         report(line)
-    process.prepare_devices(params.model, folder)  # before an input begins TensorFlow
+    process.prepare_devices(params.model)  # before an input begins TensorFlow
     source: Input = params.input.instantiate()
     return task.complete(params, source), source
 
@@ -219,7 +217,7 @@ class _Training:
         self._last: evaluation.Evaluation | None = None
         if params.eval.patience is not None and not options.evaluate:
             options.report("eval.patience does nothing in this run, which does not evaluate")
-        threads = process.prepare_devices(params.model, logdir)
+        threads = process.prepare_devices(params.model)
         self._learner = Learner(params, source.element_spec(training=True))
         pipe = self._pipe = self._learner.pipe
         evaluation.check_names(pipe, params.eval)
@@ -481,7 +479,7 @@ class _Training:
         try:
             yield
         except Exception as error:
-            is_lost = isinstance(error, connection.lost_errors())
+            is_lost = isinstance(error, connection.LOST_ERRORS)
             if self.state.step and not (is_lost or isinstance(error, errors.CheckpointError)):
                 self.state.save()
             raise

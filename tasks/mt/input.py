@@ -27,7 +27,6 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.console import output
-from lingvo_gpipe.imports import tensorflow_import
 from lingvo_gpipe.input import Batches, Input
 from lingvo_gpipe.input.serving import Program
 from lingvo_gpipe.tasks.mt import batch_fields
@@ -274,11 +273,10 @@ class Translation(Input):
     def check_there(self, split: str | None = None) -> None:
         """Refuse records that are missing and cannot be made; see `Input.check_there`."""
         folder, recipe = os.path.expanduser(self.params.data_dir), self.params.preparation
-        with tensorflow_import.hidden():
-            if recipe is None:
-                records.Records(folder).check_split(split or self.params.train_split)
-            else:
-                recipe.instantiate().check_there(folder)
+        if recipe is None:
+            records.Records(folder).check_split(split or self.params.train_split)
+        else:
+            recipe.instantiate().check_there(folder)
 
     def is_there(self) -> bool:
         """Return whether the records exist and fit the params; see `Input.is_there`."""

@@ -17,7 +17,6 @@ ALIKE = [
     "scaling",
     "schedules",
     "speedup",
-    "startup",
     "tables",
     "plans/activations",
     "plans/prediction",

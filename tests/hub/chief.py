@@ -16,11 +16,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lingvo_gpipe.imports import tensorflow_import
-
-if __name__ == "__main__":
-    tensorflow_import.quietly()  # without the imports of Keras that no chief needs
-
 import tensorflow as tf
 
 from lingvo_gpipe import errors, layers, optim, packing, pipelining, task

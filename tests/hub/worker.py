@@ -21,12 +21,9 @@ def end_with_parent() -> None:
 
 def main(addresses: str, index: str) -> None:
     """Serve the devices of a worker until the process is killed."""
-    from lingvo_gpipe import hyperparams
-    from lingvo_gpipe.imports import tensorflow_import
-
-    tensorflow_import.quietly()  # without the imports of Keras that no worker needs
     import tensorflow as tf
 
+    from lingvo_gpipe import hyperparams
     from lingvo_gpipe.cluster.remote import requests, worker_function
 
     hyperparams.register_package("tests")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import logging
 import os
 import re
 import signal
@@ -12,10 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import tensorflow as tf
 
 from lingvo_gpipe.cluster import launch
-from lingvo_gpipe.imports import tensorflow_import
 from lingvo_gpipe.run import process
 from tests.support import trainer_calls
 from tests.support.trainer_calls import PACKAGE, Run
@@ -44,19 +40,6 @@ def test_params_as_text_are_those_of_the_model_with_its_flags(run: Run) -> None:
     task = tiny_task().set(name="lab.Tiny")
     task.model.num_micro_batches = 3
     assert "\n".join(found.out) == task.to_text().rstrip("\n")
-
-
-def test_deprecations_of_tensorflow_are_not_logged(run: Run) -> None:
-    assert run("--mode=describe").code == 0
-    logger, shown = tf.get_logger(), io.StringIO()
-    handler = logging.StreamHandler(shown)
-    logger.addHandler(handler)
-    try:
-        logger.warning("From %s: %s is deprecated and will be removed.", "a.py:1", "f (from g)")
-        logger.warning("something else")
-    finally:
-        logger.removeHandler(handler)
-    assert shown.getvalue() == "something else\n"
 
 
 def test_the_curves_are_shown_by_a_command_that_this_shell_has(
@@ -202,18 +185,6 @@ def test_a_file_that_cannot_be_imported_is_left_out_of_the_list(run: Run, tmp_pa
     assert (found.code, found.out) == (0, ["lab.Tiny"])
     (line,) = found.err
     assert line.startswith(f"{PACKAGE}.torn is left out: ZeroDivisionError: division by zero")
-
-
-@pytest.mark.parametrize("has_gpu", [True, False])
-def test_only_what_every_machine_without_a_gpu_says_is_hidden(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], has_gpu: bool
-) -> None:
-    lines = ["I0000 00:00 cudart_stub.cc", "E0000 cuInit: UNKNOWN", "E0000 the disk is full"]
-    told = "".join(f"{line}\n" for line in lines).encode()
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda: os.write(2, told))
-    monkeypatch.setattr(Path, "exists", lambda path: path.name == "nvidiactl" and has_gpu)
-    tensorflow_import.quietly()
-    assert capfd.readouterr().err.splitlines() == lines[1 if has_gpu else 2 :]
 
 
 def test_describe_and_plan_need_no_logdir(run: Run) -> None:

@@ -15,6 +15,7 @@ from lingvo_gpipe import registry, trainer
 PACKAGE = "models_of_trainer_test"
 MODELS = """
 import keras
+import lingvo_gpipe as lg
 from tests import tiny_task
 from lingvo_gpipe import registry
 
@@ -23,6 +24,7 @@ class Tiny(tiny_task.Tiny):
 
 class BeginsTensorFlow(Tiny):
     def task(self):
+        lg.prepare_logical_cpus(4)
         keras.layers.Dense(2).build((None, 3))
         return super().task()
 

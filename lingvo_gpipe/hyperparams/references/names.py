@@ -26,7 +26,6 @@ from lingvo_gpipe import errors
 from lingvo_gpipe.errors import ParamsError
 from lingvo_gpipe.hyperparams.messages import shown
 from lingvo_gpipe.hyperparams.references import old_names
-from lingvo_gpipe.imports import tensorflow_import
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -291,7 +290,6 @@ def _module_of(name: str) -> tuple[types.ModuleType | None, list[str]]:
 
 def _import(module: str, name: str) -> types.ModuleType | None:
     """Return a module of a registered package, or None where there is none of this name."""
-    tensorflow_import.load(module)
     known = sys.modules.get(module)
     if known is not None or module.rsplit(".", 1)[-1].startswith("__"):
         return known

@@ -212,7 +212,7 @@ class Checkpoints:
                 saved.assign(tuple(self._variables.items()))
             except errors.CheckpointError:
                 raise
-            except connection.lost_errors():
+            except connection.LOST_ERRORS:
                 raise  # the loss of a worker says nothing about the file
             except UNREADABLE as error:
                 check_damaged(prefix, error)
@@ -306,7 +306,7 @@ def restore_matching(
                 restored.append(key)
                 pairs.append((source, variable))
         saved.assign(pairs)
-    except connection.lost_errors():
+    except connection.LOST_ERRORS:
         raise
     except UNREADABLE as error:
         check_damaged(prefix, error)

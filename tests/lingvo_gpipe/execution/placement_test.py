@@ -219,39 +219,6 @@ def test_devices_that_were_requested_before_stay(monkeypatch: pytest.MonkeyPatch
     assert list(map(len, asked)) == [3, 4]
 
 
-@pytest.mark.parametrize(
-    ("begins", "num_devices"), [(False, None), (True, None), (False, 1000), (True, 1000)]
-)
-def test_devices_are_spare_while_their_number_is_unknown(
-    monkeypatch: pytest.MonkeyPatch, begins: bool, num_devices: int | None
-) -> None:
-    """As in a process in which TensorFlow is not initialised, or becomes so inside."""
-    has_begun = False
-    now: dict[str, Any] = {"devices": None, "inter": 0, "intra": 0}
-
-    def keep(name: str, value: Any) -> None:
-        if has_begun:
-            raise RuntimeError("cannot be modified after initialization")
-        now[name] = value
-
-    config, threads = tf.config, tf.config.threading
-    monkeypatch.setattr(config, "get_logical_device_configuration", lambda _: now["devices"])
-    monkeypatch.setattr(
-        config, "set_logical_device_configuration", lambda _, value: keep("devices", value)
-    )
-    for name in ("inter", "intra"):
-        function = f"{name}_op_parallelism_threads"
-        monkeypatch.setattr(threads, f"get_{function}", lambda name=name: now[name])
-        monkeypatch.setattr(threads, f"set_{function}", lambda n, name=name: keep(name, n))
-    inside = (num_devices or placement.SPARE_DEVICES, 1 if num_devices else placement.num_cores())
-    with placement.spare_devices(num_devices) as spare:
-        assert now["inter"] >= 2
-        assert (len(now["devices"]), now["intra"]) == inside
-        has_begun = begins
-    assert (len(now["devices"]), now["intra"]) == (inside if begins else (1, 0))
-    assert spare.has_begun == begins
-
-
 def test_logical_cpus_cannot_grow_once_tensorflow_has_begun() -> None:
     there = len(tf.config.list_logical_devices("CPU"))
     placement.prepare_logical_cpus(there)
@@ -259,5 +226,6 @@ def test_logical_cpus_cannot_grow_once_tensorflow_has_begun() -> None:
         placement.prepare_logical_cpus(there + 1)
     assert str(error.value) == (
         f"{there + 1} logical CPU devices are needed, but TensorFlow was initialised with {there}. "
-        "Prepare them before its first operation"
+        f"Call lingvo_gpipe.prepare_logical_cpus({there + 1}) before its first operation, in "
+        "task() of a recipe before it builds a Keras model"
     )

@@ -240,7 +240,6 @@ def test_no_name_leads_out_of_the_registered_packages(monkeypatch: pytest.Monkey
         "hyperparams.names.tf.function",
         "layers",
         "layers.dense",
-        "__init__.lazy",
         "lingvo_gpipe.hyperparams.Params.set",
         "lingvo_gpipe.hyperparams.Params.__init__",
         "lingvo_gpipe.hyperparams.Mapping",

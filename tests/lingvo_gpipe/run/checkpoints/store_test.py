@@ -440,8 +440,6 @@ def test_a_best_that_is_torn_is_written_again(tmp_path: pathlib.Path) -> None:
 # A process per instant, of one that has imported TensorFlow and computed nothing with it.
 KILLED_CHILDREN = """
     import os, signal, sys, threading
-    from lingvo_gpipe.imports import tensorflow_import
-    tensorflow_import.quietly()
     import tensorflow as tf
     from lingvo_gpipe.run import checkpoints
 

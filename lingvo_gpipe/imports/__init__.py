@@ -1,1 +1,0 @@
-"""Imports that wait until a name is used: a package's own modules, and TensorFlow."""

@@ -116,7 +116,8 @@ class Outcome:
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code = code
         self.out = out.splitlines()
-        self.err = [line for line in err.splitlines() if not re.match(r"step \d+/\d+  ", line)]
+        progress = r"step \d+/\d+  |evaluating: "  # the second on a busy machine
+        self.err = [line for line in err.splitlines() if not re.match(progress, line)]
 
 
 def write_package(folder: Path) -> Path:

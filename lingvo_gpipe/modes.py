@@ -44,7 +44,7 @@ def find(name: str, task: Task.Params) -> registry.Mode:
 
 
 def with_kept_choice(task: Task.Params, logdir: str | None) -> Task.Params:
-    """Return a task with what its run has chosen by `--schedule=auto` and `jit_compile=auto`.
+    """Return a task with what its run has chosen by `--schedule=auto`.
 
     Raises:
         ParamsError: there is no such run.
@@ -53,10 +53,6 @@ def with_kept_choice(task: Task.Params, logdir: str | None) -> Task.Params:
     from lingvo_gpipe.run import log_directory
 
     kept = None if logdir is None else log_directory.kept_values(Path(logdir).expanduser())
-    if task.model.schedule != schedule.AUTO and kept is None:
-        task = task.copy()
-        task.model.jit_compile = False  # results are the same, up to rounding
-        return task
     if kept is None:
         raise errors.ParamsError(
             "--schedule=auto is chosen by --mode=train, train_eval or plan. Give the --logdir of a "
@@ -77,11 +73,10 @@ def _run_loop(job: registry.Job, mode: str, *, evaluate: bool) -> None:
     from lingvo_gpipe.run.profiles import steps
 
     chosen = steps.parse(job.options.profile_steps) if job.options.profile_steps else range(0)
-    if job.options.profile and not chosen and not job.task.model.has_open_choices:
+    if job.options.profile and not chosen and job.task.model.schedule != schedule.AUTO:
         raise errors.ParamsError(
-            f"--profile measures layers, which --mode={mode} needs only for --schedule=auto, "
-            "model.jit_compile=auto, or to compare the steps of --profile_steps=A:B. Add one of "
-            "them, or leave --profile out"
+            f"--profile measures layers, which --mode={mode} needs only for --schedule=auto, or to "
+            "compare the steps of --profile_steps=A:B. Add one of them, or leave --profile out"
         )
     if job.options.hosts is not None and job.task.model.schedule != schedule.AUTO:
         raise errors.ParamsError(

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, network, packing, schedule, seeds
+from lingvo_gpipe import errors, hyperparams, network, packing, seeds
 from lingvo_gpipe.execution import (
     cell_programs,
     mini_batch,
@@ -108,12 +108,6 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         """
         if self._runner is not None:
             return
-        if self.params.jit_compile == schedule.AUTO:
-            raise errors.ParamsError(
-                "jit_compile='auto' is not chosen yet: plan.auto.resolved(task, print, "
-                "profile=True) chooses it, as the trainer does with --profile. Or set True, False, "
-                "or one of them for each cell"
-            )
         specs = fields_of.specs(fields)
         analysis = network.analyze(self.params, specs)
         num_devices, num_replicas = analysis.table.num_devices, self.params.num_replicas

@@ -200,7 +200,7 @@ def _run(values: argparse.Namespace, note_step: Callable[[int], None] = lambda _
     task = task_of(values, recipe)  # which may register a mode
     mode = modes.find(name, task)
     _check_options(values, name)
-    if task.model.has_open_choices and name not in _CHOOSING:
+    if task.model.schedule == AUTO and name not in _CHOOSING:
         task = modes.with_kept_choice(task, values.logdir)
     # Plan and training choose by the same hosts.
     chooses = task.model.schedule == AUTO and name.startswith("train")

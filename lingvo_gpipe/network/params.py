@@ -5,9 +5,9 @@ from __future__ import annotations
 import fnmatch
 import itertools
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from lingvo_gpipe import errors, hyperparams, precision, schedule
+from lingvo_gpipe import errors, hyperparams, precision
 from lingvo_gpipe.layers import base, composite
 from lingvo_gpipe.layers.sliced import dividing
 
@@ -113,10 +113,10 @@ class PipelineParams(hyperparams.Configurable.Params):
     dtype: str | None = hyperparams.field(
         None, "Precision policy; None is float32, or float64 if a layer has that."
     )
-    jit_compile: bool | Literal["auto"] | tuple[bool, ...] = hyperparams.field(
+    jit_compile: bool | tuple[bool, ...] = hyperparams.field(
         False,
         "Compiles the programs of every cell with XLA, or of each cell for which it is True: "
-        "(True,False); auto: with --profile, of those that then take less time.",
+        "(True,False).",
     )
     fuse: bool = hyperparams.field(
         True, "Fuses the last cell's forward and backward where the table has them in a row."
@@ -136,11 +136,6 @@ class PipelineParams(hyperparams.Configurable.Params):
             layers = [layer for cell in self.cells for layer in cell] or self.layers
             dtype = "float64" if any(layer.dtype == "float64" for layer in layers) else None
         return precision.policy(dtype)
-
-    @property
-    def has_open_choices(self) -> bool:
-        """Whether `plan.auto` is to choose the schedule, or which cells are compiled."""
-        return schedule.AUTO in (self.schedule, self.jit_compile)
 
 
 def layer_params(params: PipelineParams) -> list[base.Layer.Params]:
@@ -166,18 +161,18 @@ def stated_cuts(params: PipelineParams) -> tuple[int, ...] | None:
 
 
 def compiled_cells(params: PipelineParams, num_cells: int) -> tuple[bool, ...]:
-    """Return for each cell whether `jit_compile` states that XLA compiles it; auto: not yet.
+    """Return for each cell whether `jit_compile` states that XLA compiles it.
 
     Raises:
         PartitionError: it states neither one value nor as many as cells.
     """
     stated = params.jit_compile
-    if not isinstance(stated, tuple):
-        return (stated is True,) * num_cells
+    if isinstance(stated, bool):
+        return (stated,) * num_cells
     if len(stated) != num_cells:
         raise errors.PartitionError(
-            f"jit_compile has {len(stated)} values for {num_cells} cells. Give True, False, auto, "
-            "or one value for each cell"
+            f"jit_compile has {len(stated)} values for {num_cells} cells. Give True, False, or "
+            "one value for each cell"
         )
     return stated
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import itertools
 import re
 from collections.abc import Iterator, Sequence
 
@@ -137,16 +136,6 @@ def link_s(
     return seconds
 
 
-def slowest_link(hosts: Hosts, order: HostOrder, analysis: network.Analysis) -> int | None:
-    """Return the bytes per second of the slowest link from a cell to the next; None: not known."""
-    pairs = (
-        pair
-        for cell, following in itertools.pairwise(analysis.cells)
-        for pair in _host_pairs(order, analysis, cell.index, following.index)
-    )
-    return min(filter(None, itertools.starmap(hosts.bytes_per_s, pairs)), default=None)
-
-
 def _host_pairs(
     order: HostOrder, analysis: network.Analysis, source: int, target: int
 ) -> Iterator[tuple[int, int]]:
@@ -203,6 +192,17 @@ def exchange_times(hosts: Hosts, order: HostOrder, exchange: Exchange) -> Exchan
     return ExchangeTimes(*found)
 
 
+def link_texts(hosts: Hosts, order: HostOrder, analysis: network.Analysis, link: Link) -> list[str]:
+    """Return over what a link of the first replica goes, and its seconds in a step."""
+    if link.source == INPUT:
+        return ["", ""]
+    source, target = next(_host_pairs(order, analysis, link.source, link.target))
+    speed = hosts.bytes_per_s(source, target)
+    size = link.forward_bytes + link.backward_bytes
+    over = f"within host {source}" if source == target else f"hosts {source} → {target}"
+    return [over, "" if speed is None else f"{size / speed:.3g}"]
+
+
 def lines(
     hosts: Hosts,
     order: HostOrder,
@@ -222,47 +222,30 @@ def lines(
         links: what goes from cell to cell.
         device_bytes: bytes that each device of all replicas needs.
         exchange: what replicas send each other.
-        reads_on_worker: whether workers read the mini-batches.
+        reads_on_worker: whether workers read the mini-batches, not the chief.
     """
     host_of = order.hosts
     text = [*_rule(hosts, order, analysis), *_hosts(hosts, host_of, device_bytes)]
     if hosts.devices is None:
         text.append(f"for GPUs, add how many each host has: --hosts={hosts.count}x8")
-    text.append("")
-    text += _links(hosts, order, analysis, links)
-    carried: collections.Counter[tuple[int, int]] = collections.Counter()
-    for sent in host_order.sent_by_all(analysis, links, exchange):
-        carried[host_of[sent.source], host_of[sent.target]] += sent.size
-    between = {ends: size for ends, size in carried.items() if size and ends[0] != ends[1]}
-    shown = sorted(sorted(between, key=lambda ends: -between[ends])[:_MAX_ROWS])
-    for source, target in shown:
-        size = between[source, target]
-        time = "" if hosts.between is None else f", {size / hosts.between:.3g} s"
-        text.append(f"host {source} sends host {target} {units.size(size)} a step{time}")
-    if len(between) > len(shown):
-        text.append(f"and {len(between) - len(shown)} more links between hosts, of less")
-    return text if reads_on_worker else [*text, *_from_chief(hosts, order, analysis, links)]
-
-
-def _from_chief(
-    hosts: Hosts, order: HostOrder, analysis: network.Analysis, links: Sequence[Link]
-) -> Iterator[str]:
-    """Yield a line for each host that the chief sends fields of the mini-batch."""
     if hosts.count == 1:
-        return
-    sent: collections.Counter[int] = collections.Counter()
+        return text
+    carried: collections.Counter[tuple[str, str]] = collections.Counter()
+    for sent in host_order.sent_by_all(analysis, links, exchange):
+        source, target = host_of[sent.source], host_of[sent.target]
+        if source != target:
+            carried[f"host {source}", f"host {target}"] += sent.size
     for link in links:
-        if link.source == INPUT:
+        if link.source == INPUT and not reads_on_worker:
             device = analysis.cells[link.target].device_number
-            for host in order.hosts[device :: analysis.table.num_devices]:  # of each replica
-                sent[host] += link.forward_bytes
-    used = sorted(sent)
-    for host in used[:_MAX_ROWS]:
-        time = "" if hosts.between is None else f", {sent[host] / hosts.between:.3g} s"
-        yield f"chief sends host {host} {units.size(sent[host])} of the mini-batch a step{time}"
-    if len(used) > _MAX_ROWS:
-        rest = sum(sent[host] for host in used[_MAX_ROWS:])
-        yield f"and {len(used) - _MAX_ROWS} more hosts {units.size(rest)} in all"
+            for host in host_of[device :: analysis.table.num_devices]:  # of each replica
+                carried["chief", f"host {host}"] += link.forward_bytes
+    for (sender, receiver), size in carried.most_common(_MAX_ROWS):
+        time = "" if hosts.between is None else f", {size / hosts.between:.3g} s"
+        text.append(f"{sender} sends {receiver} {units.size(size)} a step{time}")
+    if len(carried) > _MAX_ROWS:
+        text.append(f"and {len(carried) - _MAX_ROWS} more links between hosts, of less")
+    return text
 
 
 def _rule(hosts: Hosts, order: HostOrder, analysis: network.Analysis) -> Iterator[str]:
@@ -279,13 +262,10 @@ def _rule(hosts: Hosts, order: HostOrder, analysis: network.Analysis) -> Iterato
     ]
     if order.busiest.chooses_cell_by_cell:
         orders.reverse()
-    if hosts.between is None:
-        verb, costs = "carry", [units.size(size) for _, size in orders]
-    else:
-        verb, costs = "take", [f"{size / hosts.between:.3g} s" for _, size in orders]
-    (chosen, _), (other, _) = orders
+    (chosen, least), (other, most) = orders
     yield (
-        f"placed {chosen}: the busiest host's links {verb} {costs[0]} a step; {other} {costs[1]}"
+        f"placed {chosen}: the busiest host's links carry {units.size(least)} a step; "
+        f"{other} {units.size(most)}"
     )
 
 
@@ -295,7 +275,9 @@ def _hosts(hosts: Hosts, host_of: Sequence[int], device_bytes: Sequence[int]) ->
     for host in used[:_MAX_ROWS]:
         here = [number for number, other in enumerate(host_of) if other == host]
         needed = [device_bytes[number] for number in here]
-        line = f"host {host}: {_span(here)}, {units.size(sum(needed))}"
+        devices = ", ".join(map(str, here[:_MAX_ROWS])) + ", …" * (len(here) > _MAX_ROWS)
+        line = f"host {host}: {'device' if len(here) == 1 else 'devices'} {devices}, "
+        line += units.size(sum(needed))
         if hosts.memory is not None and max(needed) > hosts.memory:
             line += (
                 f"; the heaviest needs {units.size(max(needed) - hosts.memory)} more than it has"
@@ -308,43 +290,3 @@ def _hosts(hosts: Hosts, host_of: Sequence[int], device_bytes: Sequence[int]) ->
             f"{hosts.count - len(used)} of {hosts.count} hosts have no cell: raise num_partitions "
             "or num_replicas"
         )
-
-
-def _span(numbers: Sequence[int]) -> str:
-    """Return the devices of a host as text.
-
-    >>> _span([3]), _span([4, 5, 6]), _span([0, 2])
-    ('device 3', 'devices 4 to 6', 'devices 0, 2')
-    """
-    if len(numbers) == 1:
-        return f"device {numbers[0]}"
-    if numbers[-1] - numbers[0] == len(numbers) - 1:
-        return f"devices {numbers[0]} to {numbers[-1]}"
-    return f"devices {', '.join(map(str, numbers[:_MAX_ROWS]))}" + ", …" * (
-        len(numbers) > _MAX_ROWS
-    )
-
-
-def _links(
-    hosts: Hosts, order: HostOrder, analysis: network.Analysis, links: Sequence[Link]
-) -> list[str]:
-    """Return a table of the links between the cells of the first replica."""
-    is_alone = len(order.hosts) == analysis.table.num_devices
-    head = "link, per step" if is_alone else "link of replica 0, per step"
-    rows = [[head, "forward", "back", "over", "seconds"]]
-    for link in links:
-        if link.source == INPUT:
-            continue
-        source, target = next(_host_pairs(order, analysis, link.source, link.target))
-        speed = hosts.bytes_per_s(source, target)
-        size = link.forward_bytes + link.backward_bytes
-        rows.append(
-            [
-                f"cell {link.source} → cell {link.target}",
-                units.size(link.forward_bytes),
-                units.size(link.backward_bytes),
-                f"within host {source}" if source == target else f"hosts {source} → {target}",
-                "" if speed is None else f"{size / speed:.3g}",
-            ]
-        )
-    return units.table(rows, "lrrlr") if len(rows) > 1 else []

@@ -17,6 +17,7 @@ from lingvo_gpipe.task import Task
 PARTITIONS = (1, 2, 4, 8)
 # The search ends at this depth, even if deeper members fit.
 _MOST_LAYERS = 20_000
+_SMALL_VALUES = sorted(factor * 2**power for power in range(14) for factor in (1, 3))
 
 Rebuild: TypeAlias = Callable[[str, int], Task.Params]
 """(name, value) → task whose recipe has another value of an integer, such as a number of layers."""
@@ -48,10 +49,10 @@ class LargestMember:
     Attributes:
         num_partitions: K.
         value: value of the field that grows; None: not even the smallest member fits.
-        plan: plan of that member, or of the smallest one if none fits.
+        plan: plan of that member, or of the smallest one if none fits; None: the model accepts no
+            value.
         is_largest: False if the search ended before a member did not fit.
-        refusal: why the model accepts no value at all, or not the next one, if that is not for a
-            layer's sake; else empty.
+        refusal: why the model accepts no value; else empty.
     """
 
     num_partitions: int
@@ -78,21 +79,19 @@ class Family:
         self._task = task
         self._grow = grow
         self._rebuild = rebuild
-        self._refusals: dict[tuple[int, int], str] = {}  # by partitions and value
         try:
             value = task.get(grow)
         except errors.ParamsError:
             if rebuild is None:
                 raise
-            self._is_of_recipe = True
-        else:
-            self._is_of_recipe = False
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise errors.ParamsError(f"--grow={grow}: its value {value!r} is not an integer")
+            return
+        self._rebuild = None
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise errors.ParamsError(f"--grow={grow}: its value {value!r} is not an integer")
 
     def member(self, value: int, partitions: int) -> Task.Params:
         """Return the task whose field has this value, with this many partitions."""
-        if self._is_of_recipe and self._rebuild is not None:
+        if self._rebuild is not None:
             task = self._rebuild(self._grow, value)
         else:
             task = self._task.copy()
@@ -106,8 +105,8 @@ class Family:
     ) -> LargestMember:
         """Find the largest value with which every device stays within `limit_bytes`.
 
-        Doubles the value while it fits, then bisects. Values that the model refuses (not a multiple
-        of its heads, fewer layers than partitions) are skipped.
+        Doubles the value while it fits, then adds ever smaller steps. Values that the model refuses
+        (not a multiple of its heads, fewer layers than partitions) count as too large.
 
         Args:
             partitions: K.
@@ -120,30 +119,25 @@ class Family:
             return needed <= limit_bytes
 
         try:
-            smallest = self._smallest(partitions)
+            value, plan = self._smallest(partitions)
         except errors.UserError as refusal:
             return LargestMember(partitions, None, None, refusal=str(refusal))
-        if not fits(smallest[1]):
-            return LargestMember(partitions, None, smallest[1])
-        best, above = smallest, None
-        while above is None:
-            if len(best[1].analysis.layers) > _MOST_LAYERS or best[0] > 2**40:
-                return LargestMember(partitions, *best, is_largest=False)
-            tried = self._near(2 * best[0], best[0], partitions)
-            if tried is None or not fits(tried[1]):
-                above = 2 * best[0]
+        if not fits(plan):
+            return LargestMember(partitions, None, plan)
+        step, grows = value, True
+        while step:
+            if len(plan.analysis.layers) > _MOST_LAYERS or value > 2**40:
+                return LargestMember(partitions, value, plan, is_largest=False)
+            larger = None
+            with contextlib.suppress(errors.UserError):
+                larger = self._plan(value + step, partitions)
+            if larger is not None and fits(larger):
+                value, plan = value + step, larger
+                step = value if grows else step
             else:
-                best = tried
-        while above - best[0] > 1:
-            middle = (best[0] + above) // 2
-            tried = self._near(middle, best[0], partitions)
-            if tried is not None and fits(tried[1]):
-                best = tried
-            else:
-                above = middle if tried is None else tried[0]
-        return LargestMember(
-            partitions, *best, refusal=self._refusals.get((partitions, best[0] + 1), "")
-        )
+                grows = False
+                step //= 2
+        return LargestMember(partitions, value, plan)
 
     def _smallest(self, partitions: int) -> tuple[int, step_plan.Plan]:
         """Return the first of some small round values that the model accepts, and its plan.
@@ -151,22 +145,10 @@ class Family:
         Raises:
             UserError: it accepts none of them; the error is that of the last.
         """
-        values = sorted({factor * 2**power for power in range(14) for factor in (1, 3)})
-        for value in values[:-1]:
+        for value in _SMALL_VALUES[:-1]:
             with contextlib.suppress(errors.UserError):
                 return value, self._plan(value, partitions)
-        return values[-1], self._plan(values[-1], partitions)
-
-    def _near(self, value: int, above: int, partitions: int) -> tuple[int, step_plan.Plan] | None:
-        """Return the largest value in (above, value] that the model accepts, and its plan."""
-        for lower in range(value, above, -1):
-            try:
-                return lower, self._plan(lower, partitions)
-            except errors.LayerError:
-                continue
-            except errors.UserError as refusal:
-                self._refusals[partitions, lower] = str(refusal)
-        return None
+        return _SMALL_VALUES[-1], self._plan(_SMALL_VALUES[-1], partitions)
 
     def _plan(self, value: int, partitions: int) -> step_plan.Plan:
         return step_plan.make_for(self.member(value, partitions))

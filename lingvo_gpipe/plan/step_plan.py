@@ -139,6 +139,13 @@ class Plan:
         return self.in_seconds and self.cluster is not None and self.cluster.states_speeds
 
     @property
+    def links_text(self) -> str:
+        """Whether links take time, as text."""
+        if self.counts_links:
+            return "links take time at the speeds of --hosts"
+        return "links take no time: that needs speeds in --hosts, and flops= or --profile"
+
+    @property
     def mini_batch_s(self) -> float:
         """Time of a mini-batch: of all its groups, one after the other."""
         return self.step_s * self.num_groups

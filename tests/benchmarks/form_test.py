@@ -22,7 +22,6 @@ ALIKE = [
     "plans/prediction",
     "kernels/__main__",
     "rivals/__main__",
-    "parts/compiled_cells",
     "parts/groups",
     "parts/phases",
     "parts/step_checks",

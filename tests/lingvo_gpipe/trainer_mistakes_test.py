@@ -51,12 +51,8 @@ def run(
             "ParamsError: --hosts goes with --mode=",
         ),
         (
-            ["--model=lab.Tiny", "--logdir=/x", "--params_override=model.jit_compile=auto"],
-            "ParamsError: model.jit_compile=auto needs times that are measured. Add --profile",
-        ),
-        (
             ["--model=lab.Tiny", "--logdir=/x", "--params_override=model.jit_compile=fast"],
-            "ParamsError: lab.Tiny: 'model.jit_compile' must be bool or 'auto' or ",
+            "ParamsError: lab.Tiny: 'model.jit_compile' must be bool or ",
         ),
         (
             ["--model=lab.Tiny", "--logdir=/x", "--num_replicas=3", "--num_micro_batches=2"],

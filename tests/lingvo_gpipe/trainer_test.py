@@ -208,7 +208,7 @@ def test_plan_and_training_choose_by_the_hosts_of_the_workers(
     for arguments in (["--mode=plan"], ["--mode=train", "--dry_run"]):
         found = run(*arguments, "--schedule=auto")
         assert found.code == 0, found.err
-        assert "links count at the speeds of --hosts" in "\n".join(found.out)
+        assert "links take time at the speeds of --hosts" in "\n".join(found.out)
     # Without a choice, training does not ask for them.
     assert run("--mode=train", "--dry_run").code == 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from lingvo_gpipe.console import units
 from lingvo_gpipe.layers import base
@@ -55,7 +56,8 @@ def choose(layers: WiredLayers, settings: CellSettings) -> tuple[int, ...]:
             link_costs=links,
         )
     else:
-        within = _capacity(layers, settings, params.device_memory)
+        holdings = capacity.holdings(table, settings.policies)
+        within = _capacity(layers, holdings, units.parse_size(params.device_memory))
         even = capacity.cuts_within(
             params.device_memory,
             within,
@@ -72,7 +74,19 @@ def choose(layers: WiredLayers, settings: CellSettings) -> tuple[int, ...]:
     return shared_devices.cut(table, costs, even)
 
 
-def _capacity(layers: WiredLayers, settings: CellSettings, device_memory: str) -> capacity.Capacity:
+def alone_bytes(layers: WiredLayers) -> list[int]:
+    """Return what each layer needs of a device that holds nothing else, one micro-batch at a time.
+
+    By formula; with several replicas, it is the need of the one that owns its largest weight.
+    """
+    one = capacity.Holding(near=1, far=1, inside=((1, 0),), share=1.0)
+    within = _capacity(layers, [one], limit_bytes=0)
+    return [within.need_bytes(0, n, n + 1) for n in range(len(layers.layers))]
+
+
+def _capacity(
+    layers: WiredLayers, holdings: Sequence[capacity.Holding], limit_bytes: int
+) -> capacity.Capacity:
     """Return how many layers cells can hold in the memory of a device, by formula."""
     unbatched = layers.params.unbatched
     return capacity.Capacity(
@@ -86,9 +100,9 @@ def _capacity(layers: WiredLayers, settings: CellSettings, device_memory: str) -
             )
             for v in layers.wiring.versions
         ],
-        capacity.holdings(settings.table, settings.policies),
-        settings.table.num_micro_batches,
-        units.parse_size(device_memory),
+        holdings,
+        len(replicas.shares(len(layers.sizes), layers.params.num_replicas)[0]),
+        limit_bytes,
     )
 
 

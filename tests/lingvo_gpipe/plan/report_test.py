@@ -8,7 +8,7 @@ import pytest
 
 from lingvo_gpipe import errors, layers, optim
 from lingvo_gpipe.console import units
-from lingvo_gpipe.plan import hosts, largest, more_devices, report, step_plan
+from lingvo_gpipe.plan import largest, report, step_plan
 from tests import tiny_task
 
 
@@ -105,12 +105,6 @@ def test_names_of_layers_are_shown_in_full_however_wide_the_table() -> None:
         assert max(map(len, text.splitlines())) <= 100
 
 
-def test_a_name_wider_than_a_line_is_shortened() -> None:
-    task = tiny_task.tiny_task()
-    task.model.layers[1].name = "n" * 200
-    assert max(map(len, report.plan(task).splitlines())) <= 100
-
-
 def test_a_devices_memory_is_reported_with_what_the_cut_really_needs() -> None:
     task = tiny_task.tiny_task()
     assert "device_memory" not in report.plan(task)
@@ -166,7 +160,7 @@ def test_an_update_that_needs_more_than_the_step_is_a_column() -> None:
 def test_what_was_measured_can_be_given_to_training() -> None:
     task = tiny_task.tiny_task()
     text = report.plan(task, profile=True)
-    assert re.search(r"of the step of \S+ s, links", text)
+    assert re.search(r"of the step of \S+ s$", text, re.MULTILINE)
     assert re.search(
         r"^call of the step, and update where devices own most weights: \S+ s$", text, re.MULTILINE
     )
@@ -218,8 +212,9 @@ def test_values_that_are_refused_end_no_search(
     task.model.set(**model)
     found = largest.Family(task, grow).largest(1, 2**40)
     assert (found.value, found.is_largest) == (largest_value, True)
-    assert "replica" in found.refusal
-    assert f"K=1: {found.refusal}" in report.plan(task, partitions=1, fit="1GiB", grow=grow)
+    task.model.set(num_replicas=9, micro_batch_size=None)
+    with pytest.raises(errors.ParamsError, match=r"^--grow=model.seed: num_replicas=9, but a"):
+        report.plan(task, partitions=1, fit="1GiB", grow="model.seed")
 
 
 def test_growth_ends_at_very_many_layers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,16 +234,6 @@ def test_devices_that_share_a_memory_hold_less() -> None:
     assert step_plan.make_for(above).together_bytes > limit
 
 
-def test_twice_the_devices_that_cannot_be_used_say_why() -> None:
-    task = tiny_task.tiny_task()
-    task.model.recompute = "full,never"
-    head, replicas, partitions, why, *_ = more_devices.lines(task)
-    assert head.split() == ["twice", "the", "devices", "step", "heaviest", "device"]
-    assert replicas.startswith("R=2, K=2 ")
-    assert partitions.split() == ["R=1,", "K=4", "-", "-"]
-    assert why.startswith("R=1, K=4: model.recompute='full,never' is for the cells of num_part")
-
-
 def replicated(num_replicas: int) -> Any:
     """Return a task of equal layers that divide alike over replicas, or partitions."""
     task = deep_task(7, units=64)
@@ -256,56 +241,14 @@ def replicated(num_replicas: int) -> Any:
     return task
 
 
-def test_a_plan_of_replicas_has_the_bytes_of_every_device_and_of_every_link() -> None:
+def test_a_plan_of_replicas_has_the_bytes_of_its_devices_and_what_they_send() -> None:
     given = step_plan.make_for(replicated(2))
-    rows = report.plan(replicated(2)).splitlines()
-    texts = [", ".join(map(units.size, given.device_bytes[2 * r : 2 * r + 2])) for r in range(2)]
-    assert texts[0] != texts[1]
-    assert [row for row in rows if row.startswith("  replica")] == [
-        f"  replica {r}: {text}" for r, text in enumerate(texts)
-    ]
-    assert sum(row.endswith(f"needs {units.size(given.heaviest_bytes)}:") for row in rows) == 1
-    weights, gradients = (
-        {(one.source, one.target): one.size for one in kind}
-        for kind in (given.exchange.weights(), given.exchange.gradients())
-    )
-    assert set(weights) == {(0, 2), (1, 3), (2, 0), (3, 1)}
-    for (source, target), size in weights.items():
-        (row,) = [row for row in rows if row.startswith(f"device {source} → device {target} ")]
-        assert row.endswith(units.size(gradients[source, target]))
-        assert units.size(size) in row
-    assert max(map(len, rows)) <= 100
-    many = report.plan(replicated(8)).splitlines()
-    links = {(one.source, one.target) for one in step_plan.make_for(replicated(8)).exchange.sent()}
-    assert f"and {len(links) - 8} more, of no more" in many
-    assert any(re.match("  replicas [0-9] to [0-9]: ", row) for row in many)
-
-
-def test_the_better_use_of_more_devices_depends_on_links_and_memory() -> None:
-    task = replicated(1)
-    assert more_devices.lines(task)[-1].startswith("R=2, K=2 is the better use: its step is ")
-    assert more_devices.lines(task)[-1].endswith("(links taken as free)")
-    # A replica sends all weights, a link between cells 64 numbers an example.
-    slow = hosts.parse("2x1,between=1MB,flops=1G")
-    *_, line = more_devices.lines(task, slow)
-    assert line.startswith("R=1, K=4 is the better use: its step is ")
-    assert line.endswith("(links taken at the speeds of --hosts)")
-    plans = [
-        step_plan.make_for(
-            largest.with_partitions(task, k), cluster=dataclasses.replace(slow, count=k)
-        )
-        for k in (2, 4)
-    ]
-    share = plans[1].step_s / plans[0].step_s
-    table = [row.split("  ") for row in more_devices.lines(task, slow)]
-    assert [units.percent(share) in [cell.strip() for cell in row] for row in table[1:3]] == [
-        False,
-        True,
-    ]
-    most = step_plan.make_for(replicated(2)).heaviest_bytes
-    refused, *rest = more_devices.lines(task, None, most - 1)[3:]
-    assert refused == f"R=2, K=2: {units.size(1)} more than a device has"
-    assert not rest
+    text = report.plan(replicated(2))
+    least, most = units.size(min(given.device_bytes)), units.size(given.heaviest_bytes)
+    assert least != most
+    assert f"a device needs {least} to {most}\n" in text
+    sent = units.size(given.exchange.sent_bytes)
+    assert f"\neach replica sends {sent} of weights and gradients a step, on average\n" in text
 
 
 def test_the_largest_with_replicas_counts_the_weights_of_all_owners() -> None:

@@ -40,7 +40,7 @@ $(STAMP): requirements.txt pyproject.toml tools/setup.sh
 	@tools/setup.sh
 	@touch $@
 
-bench-setup: $(BENCH_STAMP) ## Make .venv-bench with PyTorch, for benchmarks.rivals and .kernels.
+bench-setup: $(BENCH_STAMP) ## Make .venv-bench with PyTorch, for benchmarks.rivals.
 
 $(BENCH_STAMP): requirements-bench.txt
 	@python3 -m venv --clear .venv-bench

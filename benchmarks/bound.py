@@ -1,90 +1,100 @@
 """How close does the executor come to its schedule's bound, when cells only wait?
 
-`python -m benchmarks.bound [--quick]`: K=8, M=32; see `benchmarks.support.waiting`. A pair is the
-forward and the backward of a device's cells. Schedules of several cells per device have two, each
-of which waits half as long, so that steps can be compared: of ZB-H1 and of interleaved with 1F1B,
-as measured and as simulated. They also run with twice the pair, so that each cell waits as long as
-those of the others.
+`python -m benchmarks.bound [--quick]`: K=8, M=32. A cell waits, forward and backward, without using
+a core, so that many devices fit on any machine. Every wait measures itself; the step is compared
+with the simulation of the table on those measured times. "Pair" is the time of a forward and a
+backward of all cells of a device, which share it equally; schedules of two cells a device also run
+with twice the pair, so that each cell waits as long as those of the others. The last row has two
+replicas.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.support import machine, processes
-from lingvo_gpipe import schedule
+from benchmarks.support import networks, processes
 
-ROUNDS, QUICK_ROUNDS = 5, 1
 K, M = 8, 32
-PAIRS_MS = (20.0, 4.0)
-AIM = 0.97
-CELLS = {  # schedule → cells per device
-    name: made.cells_per_device
-    for name, made in schedule.SCHEDULES.items()
-    if name != "optimal"  # it is for small tables
+SCHEDULES = {  # schedule → cells per device
+    "gpipe": 1,
+    "1f1b": 1,
+    "zb_h1": 1,
+    "interleaved": 2,
+    "looped_bfs": 2,
+    "zb_v": 2,
+    "dualpipe_v": 2,
 }
+# schedule, milliseconds of a pair, replicas
+CONFIGURATIONS = [
+    *(f"{name},{pair_ms},1" for pair_ms in (20, 4) for name in SCHEDULES),
+    *(f"{name},40,1" for name, num_cells in SCHEDULES.items() if num_cells == 2),
+    "1f1b,20,2",
+]
 
 
-def measure(configuration: str) -> dict[str, float]:
-    """Return the figures of `SCHEDULE,MS`."""
+def measure(configuration: str) -> dict[str, Any]:
+    """Return the step's seconds, the simulated ones, and the share of the second in the first."""
+    schedule, pair_ms, replicas = configuration.split(",")
+    import ctypes
+
+    ctypes.CDLL(None).prctl(29, 1)  # PR_SET_TIMERSLACK: wake after 1 ns, not 50 µs
+    import tensorflow as tf
+
     from benchmarks.support import waiting
+    from lingvo_gpipe import pipelining
+    from lingvo_gpipe.execution import placement
+    from lingvo_gpipe.schedule import simulate
 
-    name, pair_ms = configuration.split(",")
-    return waiting.measure(name, float(pair_ms), K, M, cells_per_device=CELLS[name])
+    num_cells = K * SCHEDULES[schedule]
+    num_devices = K * int(replicas)
+    placement.prepare_logical_cpus(num_devices)
+    tf.config.threading.set_inter_op_parallelism_threads(2 * num_devices)
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    cell = waiting.Wait.Params(seconds=float(pair_ms) / 3e3 / SCHEDULES[schedule])
+    pipe = pipelining.PipeliningLayer.Params(
+        layers=[*[cell] * num_cells, waiting.Sum.Params()],
+        num_partitions=K,
+        num_micro_batches=M * int(replicas),
+        num_replicas=int(replicas),
+        schedule=schedule,
+        cells_per_device=SCHEDULES[schedule],
+        cuts=(1,) * (num_cells - 1) + (2,),
+        fuse=False,  # in one program, F and I would wait at the same time
+    ).instantiate()
+    batch = {"x": tf.random.stateless_normal([M * int(replicas), 2], [1, 2])}
+    pipe.build(batch)
 
+    def step() -> None:
+        float(pipe.value_and_gradients(batch).loss)
 
-def beside_1f1b(found: Mapping[str, Sequence[Any]], pair_ms: float) -> str:
-    """Return the steps of two schedules divided by that of 1F1B, measured and simulated.
-
-    Args:
-        found: `SCHEDULE,MS` → its runs.
-        pair_ms: milliseconds of a pair.
-    """
-
-    def ratio(name: str, key: str) -> float:
-        pair = (processes.quiet(found[f"{each},{pair_ms}"]) for each in (name, "1f1b"))
-        step, other = (processes.median(runs, key) for runs in pair)
-        return step / other
-
-    return ", ".join(
-        f"step of {name} / 1f1b {ratio(name, 's'):.3f}, simulated {ratio(name, 'simulated_s'):.3f}"
-        for name in ("zb_h1", "interleaved")
-    )
+    step()
+    waits = waiting.operation()
+    waits.clear()
+    step_s = networks.step_s(step, 3)
+    num_waits = 5 * M * int(replicas)  # two steps are not counted, but wait as well
+    names = [info.name for info in pipe.analysis.layers[:num_cells]]
+    f, i, w = ([waits.mean_s((name, phase), num_waits) for name in names] for phase in "FIW")
+    backward = [input_s + weight_s for input_s, weight_s in zip(i, w, strict=True)]
+    simulated_s = simulate.simulate(
+        pipe.analysis.table, f, backward, input_gradient_s=i, weight_gradient_s=w
+    ).makespan_s
+    return {"s": step_s, "simulated_s": simulated_s, "share": simulated_s / step_s}
 
 
 def main() -> None:
-    """Run every configuration in processes of their own and print a table."""
+    """Measure every schedule and print a table."""
     options = processes.parser(__doc__).parse_args()
-    if options.configuration:
-        print(json.dumps(measure(options.configuration)))
-        return
-    count = QUICK_ROUNDS if options.quick else ROUNDS
-    print(machine.describe())
-    print(f"K={K}, M={M}; waiting cells, each wait measured, medians of {count} rounds")
-    names = [f"{name},{pair}" for pair in PAIRS_MS for name in CELLS]
-    alike = [f"{name},{PAIRS_MS[0] * cells}" for name, cells in CELLS.items()]
-    names += [name for name in alike if name not in names]
-    found = processes.rounds("benchmarks.bound", names, count)
-    print(f"{'pair ms':>8} {'schedule':<11} {'step s':>7} {'simulated s':>12} {'share':>6}  spread")
-    shares = {}
-    for name in names:
-        pair, chosen = name.split(",")[::-1]
-        runs = processes.quiet(found[name])
-        shares[name] = processes.median(runs, "share")
-        print(
-            f"{pair:>8} {chosen:<11} {processes.median(runs, 's'):7.3f} "
-            f"{processes.median(runs, 'simulated_s'):12.3f} {shares[name]:6.3f}"
-            f"  {processes.spread(runs, 'share')}"
+    runs = processes.measured(options, "benchmarks.bound", CONFIGURATIONS, measure, 5)
+    print(f"{'schedule':<11} {'pair ms':>7} {'R':>2} {'step s':>7} {'simulated':>9} {'share':>6}")
+    for name, of_name in runs.items():
+        schedule, pair_ms, replicas = name.split(",")
+        step_s, simulated_s, share = (
+            processes.median(of_name, key) for key in ("s", "simulated_s", "share")
         )
-    least = min(shares[name] for name in alike)
-    of_device = min(shares[f"{name},{PAIRS_MS[0]}"] for name in CELLS)
-    for pair_ms in PAIRS_MS:
-        print(f"pairs of {pair_ms:g} ms: {beside_1f1b(found, pair_ms)}")
-    figure = f"{least:.3f} ({of_device:.3f} where it is the pair of all cells of a device)"
-    aim = f"at least {AIM} of the simulated table where a cell's pair is {PAIRS_MS[0]:g} ms"
-    processes.conclude("bound", f"{figure}; {beside_1f1b(found, PAIRS_MS[0])}", aim, found)
+        print(
+            f"{schedule:<11} {pair_ms:>7} {replicas:>2} {step_s:7.3f} {simulated_s:9.3f} "
+            f"{share:6.3f}  {processes.spread(of_name, 'share')}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
 """How much memory does a step take: recomputed and kept, GPipe and 1F1B?
 
-`python -m benchmarks.memory`: peak bytes (VmHWM) over what was resident before the first step, on
-logical CPU devices, each configuration in a process of its own since freed memory is not returned.
-Beside it the bytes by formula: recomputed, each device O(N + L/K · N/M), its cell's inputs and one
-micro-batch inside it, where no more devices work at once than there are cores; kept, O(L · N).
+`python -m benchmarks.memory [--quick]`: peak bytes (VmHWM) over what was resident before the first
+step, on logical CPU devices, each configuration in a process of its own since freed memory is not
+returned. Beside it the bytes by formula: recomputed, each device O(N + L/K · N/M), its cell's
+inputs and one micro-batch inside it, where no more devices work at once than there are cores; kept,
+O(L · N).
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from typing import Any
 
-ROUNDS = 3
+from benchmarks.support import processes
+
 L, WIDTH, ROWS = 16, 1024, 8192
 KEPT = 6  # tensors of x's shape that a block keeps: gelu alone four
 MIB = 2**20
@@ -28,7 +28,6 @@ CONFIGURATIONS = {  # text → K, M, schedule, recompute
 
 def measure(configuration: str) -> dict[str, Any]:
     """Return the peak bytes of two steps over the state before the first."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     num_partitions, num_micro_batches, schedule, recompute = CONFIGURATIONS[configuration]
     import tensorflow as tf
 
@@ -83,22 +82,17 @@ def formula_mib(configuration: str) -> float:
 
 
 def main() -> None:
-    """Run every configuration in processes of their own and print a table."""
-    if len(sys.argv) == 2:
-        print(json.dumps(measure(sys.argv[1])))
-        return
-    from benchmarks.support import machine, processes
-
-    print(machine.describe())
+    """Measure every configuration and print a table."""
+    options = processes.parser(__doc__).parse_args()
+    runs = processes.measured(options, "benchmarks.memory", list(CONFIGURATIONS), measure)
     print(
         f"{L} blocks gelu(xW) + x, x [{ROWS}, {WIDTH}] float32 = {ROWS * WIDTH * 4 / MIB:.0f} MiB"
     )
-    found = processes.rounds("benchmarks.memory", list(CONFIGURATIONS), ROUNDS)
     print(f"{'':<24} {'peak MiB':>9}  {'formula MiB':>11}  spread")
     for name in CONFIGURATIONS:
         print(
-            f"{name:<24} {processes.median(found[name], 'mib'):9.0f}  {formula_mib(name):11.0f}  "
-            f"{processes.spread(found[name], 'mib')}"
+            f"{name:<24} {processes.median(runs[name], 'mib'):9.0f}  {formula_mib(name):11.0f}  "
+            f"{processes.spread(runs[name], 'mib')}"
         )
 
 

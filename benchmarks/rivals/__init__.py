@@ -1,1 +1,5 @@
-"""Steps of PyTorch's pipelining and of plain Keras beside ours: equal blocks, weights, batch."""
+"""Steps of PyTorch's pipelining and of plain Keras beside ours: equal layers, weights, mini-batch.
+
+One program each, since neither environment has the other library: `ours` and `pytorch` measure a
+step, `reference` is what they exchange, `__main__` runs them in turn.
+"""

@@ -1,8 +1,8 @@
-"""A step of ours: K devices of one thread each.
+"""Our side: the reference, a step on K devices of one thread each, and a step beside plain Keras.
 
-`python -m benchmarks.rivals.ours KIND,POLICY REFERENCE [--cap=MIB]` prints one JSON object. POLICY
-is full or never, by 1F1B with the automatic cut; or auto, which chooses what fits a device of that
-many MiB, weights and gradients included, by measured times.
+`python -m benchmarks.rivals.ours KIND,WHAT FILE` prints one JSON object. WHAT is reference, which
+writes FILE; a recompute policy, for a step of 1F1B with the automatic cut; or keras, for steps of
+the MLP with K=1, M=1, everything kept, turn by turn with those of a plain Keras model.
 """
 
 from __future__ import annotations
@@ -10,42 +10,49 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
+import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rivals import measures
-from benchmarks.support import blocks
+from benchmarks.rivals.reference import MIB, Reference
+from benchmarks.support import networks
+
+KERAS_ROWS, KERAS_TURNS = 512, 40
 
 
-def measure(configuration: str, path: Path, cap_mib: float | None) -> dict[str, Any]:
-    """Return the seconds of a step, its peak memory and how far its gradients are from Keras's."""
-    import tensorflow as tf
+def write_reference(kind: str, path: Path) -> None:
+    """Write the first weights of the uncut network, its loss and its gradients."""
+    from lingvo_gpipe import pipelining
 
-    from benchmarks import breakdown, speedup
+    layers, batch = networks.blocks(kind)
+    pipe = pipelining.PipeliningLayer.Params(layers=layers, recompute="never").instantiate()
+    result = pipe.value_and_gradients(batch)
+    Reference(
+        loss=float(result.loss),
+        batch={"x": batch["x"].numpy()},
+        weights={path: weight.numpy() for path, weight in pipe.weights.items()},
+        gradients={path: value.numpy() for path, value in result.gradients.items()},
+    ).write(path)
+
+
+def measure(kind: str, policy: str, path: Path) -> dict[str, Any]:
+    """Return the seconds of a step, its peak of tensors, and how far its gradients are off."""
     from benchmarks.plans import activations
-    from benchmarks.rivals import plain
-    from lingvo_gpipe import optim
+    from lingvo_gpipe import pipelining
     from lingvo_gpipe.execution import placement
-    from lingvo_gpipe.plan import auto, step_plan
 
-    placement.prepare_logical_cpus(blocks.K)
-    placement.prepare_threads(blocks.K, blocks.K)
-    kind, policy = configuration.split(",")
-    known = measures.Reference.read(path)
-    task, _ = breakdown.task_of(kind)
-    task.model.slots_per_weight = 0.0
-    task.train.optimizer = optim.Optimizer.Params(name="SGD", learning_rate=1e-4)
-    x = tf.constant(known.batch["x"])
-    batch = {"x": x, "target": tf.zeros_like(x)}
-    specs = {name: tf.TensorSpec.from_tensor(value) for name, value in batch.items()}
-    if policy == "auto":
-        speedup.set_input(task, batch)
-        task.model.set(schedule="auto", device_memory=f"{cap_mib}MiB")
-        task = auto.resolved(task, lambda _: None, profile=True)
-    else:
-        task.model.set(schedule="1f1b", recompute=policy)
-    resident = measures.Resident()
-    pipe = task.model.instantiate()
+    placement.prepare_logical_cpus(networks.K)
+    placement.prepare_threads(networks.K, networks.K)
+    reference = Reference.read(path)
+    layers, batch = networks.blocks(kind)
+    pipe = pipelining.PipeliningLayer.Params(
+        layers=layers,
+        num_partitions=networks.K,
+        num_micro_batches=networks.M,
+        schedule="1f1b",
+        recompute=policy,
+    ).instantiate()
     result = pipe.value_and_gradients(batch)
     gradients = {name: value.numpy() for name, value in result.gradients.items()}
     loss = float(result.loss)
@@ -54,30 +61,71 @@ def measure(configuration: str, path: Path, cap_mib: float | None) -> dict[str, 
     def step() -> None:
         float(pipe.value_and_gradients(batch).loss)
 
-    planned = step_plan.make(task.model, specs)
     return {
         "loss": loss,
-        "error": known.worst_error(gradients),
+        "error": reference.worst_error(gradients),
         "paths": list(gradients),
-        "s": blocks.seconds(step),
-        "resident_mib": resident.grown_mib(),
-        "device_mib": activations.traced_peak_bytes(step) / blocks.K / measures.MIB,
-        "weights_mib": sum(v.nbytes for v in known.weights.values()) / blocks.K / measures.MIB,
-        "planned_mib": planned.heaviest_bytes / measures.MIB,
-        "product_s": measures.product_s(plain.product(blocks.K)),
-        "chosen": f"{task.model.schedule}, {task.model.recompute}, cuts {pipe.analysis.cuts}",
+        "s": networks.step_s(step),
+        "device_mib": activations.traced_peak_bytes(step) / networks.K / MIB,
     }
 
 
+def measure_beside_keras() -> dict[str, float]:
+    """Return seconds of a step of plain Keras, and how much longer ours takes, as a share."""
+    import keras
+    import tensorflow as tf
+
+    from lingvo_gpipe import pipelining
+
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    layers, batch = networks.blocks("mlp")
+    batch = {name: value[:KERAS_ROWS] for name, value in batch.items()}
+    pipe = pipelining.PipeliningLayer.Params(layers=layers, recompute="never").instantiate()
+    pipe.build(batch)
+    model = keras.Sequential([keras.Input(batch["x"].shape[1:])])
+    for weight in pipe.weights.values():
+        dense = keras.layers.Dense(weight.shape[1], activation="gelu", use_bias=False)
+        model.add(dense)
+        dense.set_weights([weight.numpy()])
+
+    @tf.function(autograph=False)
+    def keras_step(x: tf.Tensor, target: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x, training=True) - target))
+        return loss, tape.gradient(loss, [variable.value for variable in model.variables])
+
+    times: dict[str, list[float]] = {"keras": [], "ours": []}
+    for _ in range(KERAS_TURNS + 3):
+        start = time.perf_counter()
+        keras_loss = float(keras_step(batch["x"], batch["target"])[0])
+        middle = time.perf_counter()
+        our_loss = float(pipe.value_and_gradients(batch).loss)
+        times["keras"].append(middle - start)
+        times["ours"].append(time.perf_counter() - middle)
+    if abs(our_loss / keras_loss - 1) > 1e-5:
+        raise ValueError(f"the losses differ: ours is {our_loss}, that of Keras {keras_loss}")
+    pairs = zip(times["ours"][3:], times["keras"][3:], strict=True)
+    over = statistics.median(ours / theirs for ours, theirs in pairs) - 1
+    return {"s": statistics.median(times["keras"][3:]), "over": over}
+
+
 def main() -> None:
-    """Measure one configuration and print it."""
+    """Do one of the three, and print it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("configuration", help="KIND,POLICY")
-    parser.add_argument("reference", type=Path, help="file of benchmarks.rivals.plain")
-    parser.add_argument("--cap", type=float, help="MiB of a device")
+    parser.add_argument("configuration", help="KIND,WHAT")
+    parser.add_argument("file", type=Path)
     options = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    print(json.dumps(measure(options.configuration, options.reference, options.cap)))
+    kind, what = options.configuration.split(",")
+    result: dict[str, Any] = {}
+    if what == "reference":
+        write_reference(kind, options.file)
+    elif what == "keras":
+        result = measure_beside_keras()
+    else:
+        result = measure(kind, what, options.file)
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """A step of `torch.distributed.pipelining`: K processes of one thread each, gloo over loopback.
 
-`.venv-bench/bin/python -m benchmarks.rivals.pytorch KIND,SCHEDULE,POLICY REFERENCE` prints one JSON
-object. The environment has no TensorFlow, and the library's has no PyTorch; REFERENCE is the .npz
-file of `benchmarks.rivals.plain`. SCHEDULE is gpipe or 1f1b; POLICY kept or checkpointed.
+`.venv-bench/bin/python -m benchmarks.rivals.pytorch KIND,POLICY FILE` prints one JSON object. FILE
+is the reference that `benchmarks.rivals.ours` has written; POLICY is kept or checkpointed. The
+schedule is 1F1B.
 """
 
 from __future__ import annotations
@@ -23,10 +23,8 @@ from torch.distributed import pipelining
 from torch.nn import functional
 from torch.utils import checkpoint
 
-from benchmarks.rivals import measures
-from benchmarks.support import blocks
-
-SCHEDULES = {"gpipe": pipelining.ScheduleGPipe, "1f1b": pipelining.Schedule1F1B}
+from benchmarks.rivals.reference import MIB, Reference
+from benchmarks.support.networks import K, M, step_s
 
 
 class Mlp(nn.Module):
@@ -62,11 +60,12 @@ class Transformer(nn.Module):
         self.outer = _linear(weights["attention/output/kernel"], weights["attention/output/bias"])
         self.attention_norm = _norm(weights, "attention_norm")
         self.feed_forward_norm = _norm(weights, "feed_forward_norm")
-        self.first, self.second = (
-            _linear(weights[f"feed_forward/{name}/kernel"], weights[f"feed_forward/{name}/bias"])
-            for name in _dense_names(weights)
-        )
-        self.dense_names = _dense_names(weights)
+        self.feed_forward = {
+            path.removesuffix("/bias"): _linear(weights[path.replace("bias", "kernel")], bias)
+            for path, bias in weights.items()
+            if path.startswith("feed_forward/") and path.endswith("/bias")
+        }
+        self.first, self.second = self.feed_forward.values()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return x after both parts."""
@@ -79,19 +78,17 @@ class Transformer(nn.Module):
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Return the gradient of each weight in the reference's layout."""
-        found = {}
+        linears = {"attention/output": self.outer, **self.feed_forward}
+        norms = {"attention_norm": self.attention_norm, "feed_forward_norm": self.feed_forward_norm}
+        gradients = {f"{path}/kernel": _grad(each.weight).T for path, each in linears.items()}
+        gradients |= {f"{path}/bias": _grad(each.bias) for path, each in linears.items()}
+        gradients |= {f"{path}/gamma": _grad(each.weight) for path, each in norms.items()}
+        gradients |= {f"{path}/beta": _grad(each.bias) for path, each in norms.items()}
         kernels = _grad(self.inner.weight).T.chunk(3, 1)
         biases = _grad(self.inner.bias).chunk(3)
         for name, kernel, bias in zip(self.NAMES, kernels, biases, strict=True):
-            found[f"attention/{name}/kernel"], found[f"attention/{name}/bias"] = kernel, bias
-        outer = (("attention/output", self.outer),)
-        dense = zip(self.dense_names, (self.first, self.second), strict=True)
-        for path, part in (*outer, *((f"feed_forward/{name}", part) for name, part in dense)):
-            found[f"{path}/kernel"], found[f"{path}/bias"] = _grad(part.weight).T, _grad(part.bias)
-        for path in ("attention_norm", "feed_forward_norm"):
-            norm = getattr(self, path)
-            found[f"{path}/gamma"], found[f"{path}/beta"] = _grad(norm.weight), _grad(norm.bias)
-        return found
+            gradients |= {f"attention/{name}/kernel": kernel, f"attention/{name}/bias": bias}
+        return gradients
 
 
 class Convolution(nn.Module):
@@ -125,67 +122,73 @@ BLOCKS = {"mlp": Mlp, "transformer": Transformer, "convolution": Convolution}
 class Stage(nn.Module):
     """The blocks of a process, recomputed as a whole if `is_checkpointed`."""
 
-    def __init__(self, parts: list[Any], *, is_checkpointed: bool) -> None:
+    def __init__(self, layers: list[Any], *, is_checkpointed: bool) -> None:
         super().__init__()
-        self.parts = nn.Sequential(*parts)
+        self.layers = nn.Sequential(*layers)
         self.is_checkpointed = is_checkpointed
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the output of the last block."""
         if not self.is_checkpointed:
-            return self.parts(x)
-        return checkpoint.checkpoint(self.parts, x, use_reentrant=False)
+            return self.layers(x)
+        return checkpoint.checkpoint(self.layers, x, use_reentrant=False)
 
 
 def measure(configuration: str, reference: Path) -> dict[str, Any]:
-    """Return the seconds of a step, its peak memory and how far its gradients are from ours."""
+    """Return the seconds of a step, its peak of tensors, and how far its gradients are off."""
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         started = multiprocessing.spawn(
-            _rank, (configuration, reference, folder, results), nprocs=blocks.K, join=False
+            _rank, (configuration, reference, folder, results), nprocs=K, join=False
         )
         ranks: list[dict[str, Any]] = []
-        while len(ranks) < blocks.K:
+        while len(ranks) < K:
             try:
                 ranks.append(results.get(timeout=1.0))
             except queue.Empty:
                 started.join(timeout=0.1)  # raises what a process raised
         while not started.join():
             pass
-    return measures.joined(ranks)
+    return {
+        "s": max(rank["s"] for rank in ranks),
+        "error": max(rank["error"] for rank in ranks),
+        "paths": [path for rank in ranks for path in rank["paths"]],
+        "loss": next(rank["loss"] for rank in ranks if rank["loss"] is not None),
+        "device_mib": max(rank["device_mib"] for rank in ranks),
+    }
 
 
-def _rank(rank: int, configuration: str, reference: Path, folder: str, results: Any) -> None:
+def _rank(rank: int, configuration: str, path: Path, folder: str, results: Any) -> None:
     """Measure the step as process `rank` of the K."""
-    kind, schedule, policy = configuration.split(",")
+    kind, policy = configuration.split(",")
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=blocks.K
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=K
     )
-    known = measures.Reference.read(reference)
-    mine = _shares(known.layers)[rank]
-    x = torch.from_numpy(known.batch["x"])
+    reference = Reference.read(path)
+    per_rank = len(reference.layers) // K
+    names = reference.layers[rank * per_rank : (rank + 1) * per_rank]
+    x = torch.from_numpy(reference.batch["x"])
     target = torch.zeros_like(x)
-    resident = measures.Resident()
-    parts: list[Any] = [BLOCKS[kind](_tensors(known.weights_of(name))) for name in mine]
-    stage = Stage(parts, is_checkpointed=policy == "checkpointed")
+    layers: list[Any] = [BLOCKS[kind](_tensors(reference.weights_of(name))) for name in names]
+    stage = Stage(layers, is_checkpointed=policy == "checkpointed")
     losses: list[torch.Tensor] = []
 
     def new_step() -> Callable[[], None]:
-        pipeline = pipelining.PipelineStage(stage, rank, blocks.K, torch.device("cpu"))
-        steps = SCHEDULES[schedule](pipeline, blocks.M, loss_fn=functional.mse_loss)
+        pipeline = pipelining.PipelineStage(stage, rank, K, torch.device("cpu"))
+        schedule = pipelining.Schedule1F1B(pipeline, M, loss_fn=functional.mse_loss)
 
         def step() -> None:
             stage.zero_grad(set_to_none=True)
             losses.clear()
             if rank == 0:
-                steps.step(x)
+                schedule.step(x)
             else:
-                steps.step(target=target, losses=losses, return_outputs=False)
+                schedule.step(target=target, losses=losses, return_outputs=False)
             distributed.barrier()
 
         return step
@@ -194,31 +197,23 @@ def _rank(rank: int, configuration: str, reference: Path, folder: str, results: 
     step()
     gradients = {
         f"{name}/{path}": value.numpy()
-        for name, part in zip(mine, parts, strict=True)
-        for path, value in part.gradients().items()
+        for name, layer in zip(names, layers, strict=True)
+        for path, value in layer.gradients().items()
     }
-    found = {
-        "error": known.worst_error(gradients),
+    result = {
+        "error": reference.worst_error(gradients),
         "paths": list(gradients),
         "loss": float(torch.stack(losses).mean()) if losses else None,
-        "seconds": blocks.seconds(step),
-        "resident_mib": resident.grown_mib(),
-        "product_s": measures.product_s(_product()),
+        "s": step_s(step),
     }
     stage.zero_grad(set_to_none=True)
-    found["tensors_mib"] = _tensors_mib(new_step())  # the first one makes the receiving buffers
-    results.put(found)
+    result["device_mib"] = _peak_mib(new_step())  # the first step makes the receiving buffers
+    results.put(result)
     distributed.barrier()
     distributed.destroy_process_group()
 
 
-def _shares(layers: list[str]) -> list[list[str]]:
-    """Return the layers of each process, equally many."""
-    size = len(layers) // blocks.K
-    return [layers[rank * size : (rank + 1) * size] for rank in range(blocks.K)]
-
-
-def _tensors_mib(step: Callable[[], None]) -> float:
+def _peak_mib(step: Callable[[], None]) -> float:
     """Return the most that tensors of a step hold at once beyond those before it, in MiB."""
     with torch.profiler.profile(profile_memory=True) as profile:
         step()
@@ -227,36 +222,24 @@ def _tensors_mib(step: Callable[[], None]) -> float:
     for event in sorted(memory, key=lambda event: event.start_ns()):
         held += event.nbytes()
         most = max(most, held)
-    return most / measures.MIB
-
-
-def _product() -> Callable[[], Any]:
-    """Return a product of two 1,024² matrices."""
-    one = torch.ones(measures.SIDE, measures.SIDE)
-    return lambda: one @ one
+    return most / MIB
 
 
 def _linear(kernel: torch.Tensor, bias: torch.Tensor | None = None) -> nn.Linear:
     """Return a linear layer of a kernel [D, U] and a bias [U]."""
-    made = nn.Linear(*kernel.shape, bias=bias is not None)
-    made.weight.data = kernel.T.contiguous()
+    linear = nn.Linear(*kernel.shape, bias=bias is not None)
+    linear.weight.data = kernel.T.contiguous()
     if bias is not None:
-        made.bias.data = bias
-    return made
+        linear.bias.data = bias
+    return linear
 
 
 def _norm(weights: dict[str, torch.Tensor], path: str) -> nn.LayerNorm:
     """Return a layer norm with gamma and beta of a path."""
     gamma = weights[f"{path}/gamma"]
-    made = nn.LayerNorm(len(gamma), eps=1e-6)
-    made.weight.data, made.bias.data = gamma, weights[f"{path}/beta"]
-    return made
-
-
-def _dense_names(weights: dict[str, torch.Tensor]) -> list[str]:
-    """Return the names of the feed-forward part's dense layers, in order."""
-    paths = [path.split("/") for path in weights if path.startswith("feed_forward/")]
-    return list(dict.fromkeys(path[1] for path in paths))
+    norm = nn.LayerNorm(len(gamma), eps=1e-6)
+    norm.weight.data, norm.bias.data = gamma, weights[f"{path}/beta"]
+    return norm
 
 
 def _tensors(weights: dict[str, np.ndarray[Any, Any]]) -> dict[str, torch.Tensor]:
@@ -273,8 +256,8 @@ def _grad(weight: torch.Tensor) -> torch.Tensor:
 def main() -> None:
     """Measure one configuration and print it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("configuration", help="KIND,SCHEDULE,POLICY")
-    parser.add_argument("reference", type=Path, help="file of benchmarks.rivals.plain")
+    parser.add_argument("configuration", help="KIND,POLICY")
+    parser.add_argument("reference", type=Path, help="file of benchmarks.rivals.ours")
     options = parser.parse_args()
     print(json.dumps(measure(options.configuration, options.reference)))
 

@@ -1,7 +1,7 @@
 """Runs a benchmark's configurations, each in a process of its own, in interleaved rounds.
 
-All benchmarks begin and end alike: `parser` reads the command line, `conclude` prints how busy
-other processes were, how many runs do not count for that, and the figure beside its aim.
+Every benchmark has the same frame: its `main` calls `measured`, and prints a table of what it
+returns. A process that is started with a configuration measures that one and prints it as JSON.
 """
 
 from __future__ import annotations
@@ -12,51 +12,57 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.support import machine
 
+QUIET_CORES = 0.06
+"""A run during which other processes used more cores than this does not count."""
 
-def parser(description: str | None, *, measures: bool = True) -> argparse.ArgumentParser:
-    """Return a parser of the flags that every benchmark takes.
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser of the flags that every benchmark has.
 
     Args:
         description: docstring of the benchmark.
-        measures: whether processes of the benchmark measure one configuration each.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    found = argparse.ArgumentParser(
+    arguments = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    found.add_argument("--quick", action="store_true", help="fewer rounds, or fewer cases")
-    if measures:
-        found.add_argument("configuration", nargs="?", help=argparse.SUPPRESS)
-    return found
+    arguments.add_argument("--quick", action="store_true", help="one round, or fewer cases")
+    arguments.add_argument("configuration", nargs="?", help=argparse.SUPPRESS)
+    return arguments
 
 
-def conclude(
-    name: str, figure: str, aim: str, found: Mapping[str, Sequence[Any]] | None = None
-) -> None:
-    """Print the last lines of a benchmark.
+def measured(
+    options: argparse.Namespace,
+    module: str,
+    configurations: Sequence[str],
+    measure: Callable[[str], Mapping[str, Any]],
+    count: int = 3,
+) -> dict[str, list[Any]]:
+    """Return configuration → what its undisturbed runs found; all runs if every one was disturbed.
+
+    Prints the machine, and how busy other processes kept it. In a process that was started for one
+    configuration, prints what `measure` returns, and exits.
 
     Args:
-        name: name of the figure.
-        figure: what was measured.
-        aim: what it should be.
-        found: configuration → its runs, as `rounds` returns them; None: the load makes no
-            difference, since nothing was measured.
+        options: what `parser` has parsed.
+        module: name of the benchmark's module, for `python -m`.
+        configurations: texts, one argument each.
+        measure: measures one configuration.
+        count: rounds.
     """
-    if found is not None:
-        runs = [run for of_one in found.values() for run in of_one]
-        dropped = sum(len(of_one) - len(quiet(of_one)) for of_one in found.values())
-        kept = sum(map(disturbed, found.values())) - dropped
-        also = f"; {kept} more count, since no run of their kind was quiet" if kept else ""
-        print(
-            f"other load {spread(runs, 'other_load')} cores; dropped for more than {QUIET_CORES}: "
-            f"{dropped} of {len(runs)} runs{also}"
-        )
-    print(f"{name}: {figure} (aim {aim})")
+    if options.configuration:
+        print(json.dumps(measure(options.configuration)))
+        sys.exit()
+    count = 1 if options.quick else count
+    print(f"{machine.describe()}; medians of {count} rounds")
+    runs = rounds(module, configurations, count)
+    print_load(runs)
+    return {name: quiet(of_name) for name, of_name in runs.items()}
 
 
 def rounds(module: str, configurations: Sequence[str], count: int) -> dict[str, list[Any]]:
@@ -70,11 +76,11 @@ def rounds(module: str, configurations: Sequence[str], count: int) -> dict[str, 
     Returns:
         configuration → what its runs printed, each with `other_load`: cores used by others.
     """
-    found: dict[str, list[Any]] = {name: [] for name in configurations}
+    runs: dict[str, list[Any]] = {name: [] for name in configurations}
     for _ in range(count):
         for name in configurations:
-            found[name].append(run([module, name]))
-    return found
+            runs[name].append(run([module, name]))
+    return runs
 
 
 def run(arguments: Sequence[str], python: str = sys.executable) -> dict[str, Any]:
@@ -88,18 +94,23 @@ def run(arguments: Sequence[str], python: str = sys.executable) -> dict[str, Any
     return {**result, "other_load": load.stop()}
 
 
-QUIET_CORES = 0.06
-"""A repetition during which other processes took more cores than this does not count."""
-
-
 def quiet(runs: Sequence[Any]) -> list[Any]:
     """Return the runs that were not disturbed by other processes; all, if every run was."""
     return [run for run in runs if run["other_load"] <= QUIET_CORES] or list(runs)
 
 
-def disturbed(runs: Sequence[Any]) -> int:
-    """Return how many runs other processes disturbed."""
-    return sum(run["other_load"] > QUIET_CORES for run in runs)
+def print_load(runs: Mapping[str, Sequence[Any]]) -> None:
+    """Print how busy other processes were, and how many runs do not count for that.
+
+    Args:
+        runs: configuration → its runs, as `rounds` returns them.
+    """
+    every = [run for of_name in runs.values() for run in of_name]
+    dropped = len(every) - sum(len(quiet(of_name)) for of_name in runs.values())
+    busy = sum(run["other_load"] > QUIET_CORES for run in every) - dropped
+    print(f"other load {spread(every, 'other_load')} cores; {dropped} of {len(every)} runs dropped")
+    if busy:
+        print(f"{busy} runs beside more than {QUIET_CORES} cores of other load count all the same")
 
 
 def median(runs: Sequence[Any], key: str) -> float:

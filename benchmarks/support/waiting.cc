@@ -1,7 +1,7 @@
 // MeasuredWait: x → x, after some seconds in which no core is used; it notes how long they were.
 //
 // A wait in Python takes the interpreter's lock to begin and to end, of which there is one for all
-// devices: that time would be counted as the executor's. See benchmarks/support/measured_wait.py.
+// devices: that time would be counted as the executor's. See benchmarks/support/waiting.py.
 
 #include <time.h>
 

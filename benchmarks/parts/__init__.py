@@ -1,1 +1,0 @@
-"""Parts of a step: backwards whole and cut, checks, updates of tables."""

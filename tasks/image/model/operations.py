@@ -140,7 +140,7 @@ class FactorizedReduction(layers.Composite):
     def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
         """See `Layer.fprop`."""
         # The gradient of tf.slice is a pad; that of inputs[:, 1:, 1:] is slow on a CPU, see
-        # docs/decisions/0024-what-layers-cost.md.
+        # docs/decisions/0011-rounding-of-norms-and-losses.md.
         shifted = tf.slice(inputs, [0, 1, 1, 0], [-1, -1, -1, -1])
         odd_rows, odd_columns = (size % 2 for size in inputs.shape[1:3])
         if odd_rows or odd_columns:  # else no stride reaches beyond the edge

@@ -14,7 +14,6 @@ from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.cluster import chief_supervisor, child, members
 from lingvo_gpipe.console import output
 
-
 LOST_ERRORS = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError)
 """What TensorFlow raises for a worker that is gone."""
 

@@ -133,10 +133,10 @@ def _measured_by_single_calls() -> Iterator[None]:
     if "tensorflow" not in sys.modules:
         yield
         return
-    from lingvo_gpipe.plan.measured import cell_runner
+    from lingvo_gpipe.plan import measuring
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cell_runner, "_LONG_S", 0.0)
+        patch.setattr(measuring, "_LONG_S", 0.0)
         yield
 
 

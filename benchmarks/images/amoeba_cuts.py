@@ -32,11 +32,12 @@ def network(filters: int) -> Any:
 def layer_costs(params: Any, fields: dict[str, Any]) -> tuple[list[float], list[float]]:
     """Return per layer (FLOPs, measured seconds) of forward, recomputation and backward."""
     from lingvo_gpipe import network
-    from lingvo_gpipe.plan.measured import profiling
+    from lingvo_gpipe.plan import profiling
 
     layers = network.analyze(params, fields).layers
     flops = [2.0 * info.meta.flops_forward + info.meta.flops_backward for info in layers]
-    return flops, [time.recomputed_s for time in profiling.layer_times(params, fields)]
+    times = profiling.layer_times(params, fields)
+    return flops, [time.forward_s + time.recompute_s + time.backward_s for time in times]
 
 
 def rows(flops: Sequence[float], seconds: Sequence[float]) -> list[str]:

@@ -28,8 +28,7 @@ def measure(configuration: str) -> dict[str, float]:
     import tensorflow as tf
 
     from lingvo_gpipe.execution import placement
-    from lingvo_gpipe.plan import step_plan
-    from lingvo_gpipe.plan.measured import update_times
+    from lingvo_gpipe.plan import profiling, step_plan
     from lingvo_gpipe.run import learner
 
     placement.prepare_logical_cpus(networks.K)
@@ -54,7 +53,7 @@ def measure(configuration: str) -> dict[str, float]:
     predicted, ratios = [], []
     for _ in range(TURNS):
         plan = step_plan.make(network, specs, profile=True)
-        update_s = update_times.measure(task.train, network, plan.analysis)
+        update_s = profiling.update_s(task.train, network, plan.analysis)
         predicted.append(plan.step_s + (update_s or 0.0))
         found.append(updates())
         ratios.append(predicted[-1] / statistics.fmean(found[-2:]))

@@ -116,6 +116,25 @@ class Cell:
             return True
         return bool(self.imports_with_gradient if phase == "I" else self.weights)
 
+    def program(self, phase: Phase, micro_batch: int) -> str | None:
+        """Return the name of the program that a slot runs; None: it computes nothing.
+
+        F, B, I, W and R are named by their phases. FB is forward and backward as one program, K a
+        forward that also returns what its backward reads. BK and IK continue from what K or R
+        returned; B and I compute the forward again.
+        """
+        if not self.computes(phase):
+            return None
+        if micro_batch in self.fused:
+            return "FB"
+        if phase == "F":
+            return "K" if micro_batch in self.kept else "F"
+        if phase in "IW" and not (self.computes("I") and self.computes("W")):
+            phase = "B"  # the other half computes nothing
+        if phase in "BI" and (micro_batch in self.kept or micro_batch in self.early):
+            return f"{phase}K"
+        return phase
+
     def in_pass(self, mode: Mode, exports: tuple[int, ...], reuse: recompute.CellReuse) -> Cell:
         """Return the same cell in a pass other than training.
 

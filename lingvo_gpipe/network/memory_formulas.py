@@ -170,41 +170,32 @@ def activations(layers: WiredLayers, layer: LayerInfo) -> Activations:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CellBytes:
-    """Peak bytes of a cell for one micro-batch while a slot runs; imports do not count.
+    """Bytes that a cell holds for one micro-batch; imports do not count.
 
     Attributes:
-        forward: peak of a forward, exports included.
-        backward: peak of a backward that computes its forward again, including new accumulators
-            and the gradients of the imports.
-        fused: peak of forward and backward as one program.
-        kept_forward: peak of a kept forward, `residual` included.
-        residual: bytes that a kept forward leaves for its backward.
-        kept_backward: peak of a backward from a kept forward, without `residual`.
-        import_gradients: peak of an I that computes its forward again, and leaves both `left_*`.
-        kept_import_gradients: peak of an I from a kept forward, without `residual`.
-        weight_gradients: peak of W, without what I left.
-        left_residual: bytes of the forward that I leaves for W.
-        left_gradients: bytes of its own that I leaves for W.
+        peaks: name of a program (see `Cell.program`) → peak while it runs, its results included,
+            without what other programs have left for it.
+        residual: what K and R leave for the backward.
+        left_residual: what I leaves of the forward for W.
+        left_gradients: what I leaves of its own for W.
         is_estimate: whether any of these is by formula.
     """
 
-    forward: int
-    backward: int = 0
-    fused: int = 0
-    kept_forward: int = 0
+    peaks: Mapping[str, int]
     residual: int = 0
-    kept_backward: int = 0
-    import_gradients: int = 0
-    kept_import_gradients: int = 0
-    weight_gradients: int = 0
     left_residual: int = 0
     left_gradients: int = 0
     is_estimate: bool = False
 
     def at_least(self, other: CellBytes) -> CellBytes:
         """Return the larger value of each number; an estimate if one of the two is."""
-        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        return CellBytes(*map(max, pairs))
+        return CellBytes(
+            {name: max(peak, other.peaks.get(name, 0)) for name, peak in self.peaks.items()},
+            max(self.residual, other.residual),
+            max(self.left_residual, other.left_residual),
+            max(self.left_gradients, other.left_gradients),
+            self.is_estimate or other.is_estimate,
+        )
 
 
 def cell_bytes(layers: WiredLayers, cell: Cell) -> CellBytes:
@@ -215,20 +206,18 @@ def cell_bytes(layers: WiredLayers, cell: Cell) -> CellBytes:
     gradients = weights(layers, cell.layers).gradients
     # The gradients become new accumulators, which are made while the old ones exist.
     beside = max(layer.beside for layer in held)
-    kept_backward = beside + gradients
-    backward = max(forward, residual + kept_backward)
+    backward = max(forward, residual + beside + gradients)
     left = sum(layer.left for layer in held)
-    return CellBytes(
-        forward=forward,
-        backward=backward,
-        fused=backward,
-        kept_forward=max(forward, residual),
-        residual=residual,
-        kept_backward=kept_backward,
-        import_gradients=max(forward, residual + left + beside),
-        kept_import_gradients=left + beside,
-        weight_gradients=gradients,
-        left_residual=left,
-        left_gradients=left,
-        is_estimate=True,
-    )
+    kept = max(forward, residual)
+    peaks = {
+        "F": forward,
+        "K": kept,
+        "R": kept,
+        "B": backward,
+        "FB": backward,
+        "BK": beside + gradients,
+        "I": max(forward, residual + left + beside),
+        "IK": left + beside,
+        "W": gradients,
+    }
+    return CellBytes(peaks, residual, left, left, is_estimate=True)

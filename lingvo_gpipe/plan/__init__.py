@@ -1,4 +1,4 @@
 """What a training step will need, before it runs: memory, time, links, and the text of the plan.
 
-Nothing here trains; `profiling` runs single layers and `cell_times` whole cells to measure them.
+Nothing here trains; `profiling` runs layers and cells to measure them.
 """

@@ -1,14 +1,17 @@
-"""How long the slots of a step take, from the times of layers, and their simulated timeline."""
+"""How long the slots of a step take, from the times of programs, and their simulated timeline.
+
+The times of a cell's programs are those of its layers, added up, or measured (`profiling`).
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from lingvo_gpipe import network
 from lingvo_gpipe.network.traffic.links import INPUT, Stream
-from lingvo_gpipe.plan.measured.profiling import LayerTime
-from lingvo_gpipe.schedule import simulate
+from lingvo_gpipe.schedule import recompute, simulate
 from lingvo_gpipe.schedule.slot import Phase
 
 # Zero-length slots would hold no memory, so every slot lasts at least this share of the longest:
@@ -17,8 +20,83 @@ _LEAST_SHARE = 1e-9
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class LayerTime:
+    """Seconds of one micro-batch in one layer (or FLOPs, where nothing was measured).
+
+    Attributes:
+        forward_s: its forward.
+        backward_s: its backward from a kept forward.
+        recompute_s: what a backward takes in addition if it computes the forward again.
+        fused_s: forward and backward as one program.
+    """
+
+    forward_s: float
+    backward_s: float
+    recompute_s: float
+    fused_s: float
+
+    @property
+    def work(self) -> recompute.Work:
+        """The same as a partition takes it."""
+        return recompute.Work(self.forward_s, self.backward_s, self.recompute_s)
+
+
+def by_flops(analysis: network.Analysis, per_s: float = 1.0) -> tuple[LayerTime, ...]:
+    """Return the time of each layer at FLOPs per second; a stated cost is divided as its FLOPs."""
+    times = []
+    for layer in analysis.layers:
+        forward, backward = layer.meta.flops_forward / per_s, layer.meta.flops_backward / per_s
+        costs = analysis.params.costs
+        stated = layer.params.cost if costs is None else costs[layer.index]
+        if not layer.has_gradient:
+            forward = forward if stated is None else stated / per_s
+            times.append(LayerTime(forward, 0.0, 0.0, forward))
+            continue
+        if stated is not None:
+            total = 2 * forward + backward
+            shares = (forward / total, backward / total) if total else (0.25, 0.5)
+            forward, backward = (stated / per_s * share for share in shares)
+        times.append(LayerTime(forward, backward, forward, forward + backward))
+    return tuple(times)
+
+
+def program_times(
+    analysis: network.Analysis, cell: network.Cell, times: Sequence[LayerTime]
+) -> dict[str, float]:
+    """Return name → seconds of the programs of a cell, added up from its layers.
+
+    Half of a layer's backward computes the gradient of its inputs, half that of its weights, if it
+    has any that are trained.
+
+    Args:
+        analysis: analysis of the network.
+        cell: one of its cells.
+        times: times of each layer of the network.
+    """
+    layers = [times[n] for n in cell.layers]
+    forward = sum(layer.forward_s for layer in layers)
+    backward = sum(layer.backward_s for layer in layers)
+    # A frozen layer has no backward, but its forward is recomputed with that of its cell.
+    again = sum(layer.recompute_s if layer.backward_s else layer.forward_s for layer in layers)
+    inputs = sum(
+        (0.5 if analysis.is_trained[n] else 1.0) * times[n].backward_s for n in cell.layers
+    )
+    return {
+        "F": forward,
+        "K": forward,
+        "R": again,
+        "B": again + backward,
+        "BK": backward,
+        "I": again + inputs,
+        "IK": inputs,
+        "W": backward - inputs,
+        "FB": sum(layer.fused_s for layer in layers),
+    }
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class SlotTimes:
-    """Seconds (FLOPs, where nothing was measured) that the slots of a cell take.
+    """Seconds (FLOPs, where nothing was measured) that the slots of a cell take, on average.
 
     Attributes:
         forward_s: seconds of F.
@@ -27,7 +105,7 @@ class SlotTimes:
         input_gradient_s: seconds of I.
         weight_gradient_s: seconds of W.
         recompute_s: seconds of R.
-        mean_backward_s: of the backward of one micro-batch, in all its slots, on average.
+        mean_backward_s: of the backward of one micro-batch, in all its slots.
     """
 
     forward_s: float
@@ -38,131 +116,42 @@ class SlotTimes:
     recompute_s: float
     mean_backward_s: float
 
-    def shorter(self, other: SlotTimes) -> SlotTimes:
-        """Return the shorter of each two times."""
-        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        return SlotTimes(*map(min, pairs))
-
-    def on(self, speed: float) -> SlotTimes:
-        """Return the times on a device `speed` times as fast."""
-        return SlotTimes(*(seconds / speed for seconds in dataclasses.astuple(self)))
-
-
-def by_flops(analysis: network.Analysis, per_s: float = 1.0) -> tuple[LayerTime, ...]:
-    """Return the time of each layer at FLOPs per second; a stated cost is divided as its FLOPs."""
-    times = (_layer_flops(analysis, layer) for layer in analysis.layers)
-    return tuple(
-        LayerTime(time.forward_s / per_s, time.kept_backward_s / per_s, time.backward_s / per_s)
-        for time in times
-    )
-
-
-def _layer_flops(analysis: network.Analysis, layer: network.LayerInfo) -> LayerTime:
-    forward, backward = float(layer.meta.flops_forward), float(layer.meta.flops_backward)
-    costs = analysis.params.costs
-    stated = layer.params.cost if costs is None else costs[layer.index]
-    if not layer.has_gradient:
-        return LayerTime(forward if stated is None else stated, 0.0, 0.0)
-    if stated is not None:
-        total = 2 * forward + backward
-        shares = (forward / total, backward / total) if total else (0.25, 0.5)
-        forward, backward = stated * shares[0], stated * shares[1]
-    return LayerTime(forward, backward, forward + backward)
-
 
 def of_cell(
-    analysis: network.Analysis, cell: network.Cell, times: Sequence[LayerTime]
+    analysis: network.Analysis, cell: network.Cell, seconds: Callable[[str], float]
 ) -> SlotTimes:
     """Return the times of a cell's slots on its device.
 
     Args:
         analysis: analysis of the network.
         cell: one of its cells.
-        times: seconds of each layer of the network, on a device of speed 1.
+        seconds: name of a program (see `network.Cell.program`) → seconds on a device of speed 1.
     """
-    table = analysis.table
-    layers = [times[n] for n in cell.layers]
-    forward = sum(layer.forward_s for layer in layers)
-    if not cell.has_backward:
-        return SlotTimes(forward, *[0.0] * 6).on(cell.device_speed)
-    from_kept = sum(layer.kept_backward_s for layer in layers)
-    again = _again(layers)
-    split = table.split()[cell.index]
-    there = cell.kept | cell.early
-    again_in_split = (1 - _share(there, split)) * again
-    inputs, weights = _halves(analysis, cell, times)
-    if cell.returned_gradients:
-        inputs += again_in_split
-    else:
-        weights += again_in_split
-    whole = frozenset(range(table.num_micro_batches)) - split
-    backward = (1 - _share(there, whole)) * again + from_kept
-    split_share = len(split) / table.num_micro_batches
-    early_share = len(cell.early) / table.num_micro_batches
+    every = frozenset(range(analysis.table.num_micro_batches))
+    split = analysis.table.split()[cell.index]
+
+    def mean(phase: Phase, micro_batches: frozenset[int]) -> float:
+        names = [cell.program(phase, m) for m in micro_batches]
+        times = {name: seconds(name) / cell.device_speed for name in set(names) if name}
+        return statistics.fmean(times.get(name or "", 0.0) for name in names) if names else 0.0
+
+    apart = every - cell.fused
+    forward_s = mean("F", apart) if apart else seconds("F") / cell.device_speed
+    fused_s = seconds("FB") / cell.device_speed if cell.fused else 0.0
+    whole = apart - split
+    backward_s = mean("B", whole) if whole else max(0.0, fused_s - forward_s)
+    inputs_s, weights_s, early_s = mean("I", split), mean("W", split), mean("R", cell.early)
+    total_s = len(split) * (inputs_s + weights_s) + len(cell.early) * early_s
+    total_s += len(every - split) * backward_s
     return SlotTimes(
-        forward_s=forward,
-        backward_s=backward,
-        # A frozen layer has no backward.
-        fused_s=sum(layer.fused_s if layer.backward_s else layer.forward_s for layer in layers),
-        input_gradient_s=inputs,
-        weight_gradient_s=weights,
-        recompute_s=again,
-        mean_backward_s=(1 - split_share) * backward
-        + split_share * (inputs + weights)
-        + early_share * again,
-    ).on(cell.device_speed)
-
-
-def recomputed_share(
-    analysis: network.Analysis, cell: network.Cell, times: Sequence[LayerTime], phase: Phase
-) -> float:
-    """Return the share of the recomputation in a slot that computes the forward again, in [0, 1].
-
-    Args:
-        analysis: analysis of the network.
-        cell: one of its cells, with a backward.
-        times: as in `of_cell`.
-        phase: B, I or W.
-    """
-    layers = [times[n] for n in cell.layers]
-    inputs, weights = _halves(analysis, cell, times)
-    whole = sum(layer.kept_backward_s for layer in layers)
-    again = _again(layers)
-    length = again + {"B": whole, "I": inputs, "W": weights}[phase]
-    return again / length if length else 0.0
-
-
-def _again(layers: Sequence[LayerTime]) -> float:
-    """Return the time of the recomputation of a cell's layers."""
-    # A frozen layer has no backward, but its forward is recomputed with that of its cell.
-    return sum(layer.again_s if layer.backward_s else layer.forward_s for layer in layers)
-
-
-def _share(part: frozenset[int], whole: frozenset[int]) -> float:
-    return len(part & whole) / len(whole) if whole else 0.0
-
-
-def _halves(
-    analysis: network.Analysis, cell: network.Cell, times: Sequence[LayerTime]
-) -> tuple[float, float]:
-    """Return the times of a cell's I and W, recomputation not counted.
-
-    Half of a layer's backward computes the gradient of its inputs, half that of its weights, if it
-    has any that are trained. Where only one of the two has gradients to compute in the cell, it
-    takes the whole backward.
-
-    Args:
-        analysis: analysis of the network.
-        cell: one of its cells.
-        times: seconds of each layer of the network.
-    """
-    backwards = [times[n].kept_backward_s for n in cell.layers]
-    whole = sum(backwards)
-    if not cell.returned_gradients:
-        return 0.0, whole
-    shares = [0.5 if analysis.is_trained[n] else 1.0 for n in cell.layers]
-    inputs = sum(share * time for share, time in zip(shares, backwards, strict=True))
-    return inputs, whole - inputs
+        forward_s=forward_s,
+        backward_s=backward_s,
+        fused_s=fused_s,
+        input_gradient_s=inputs_s,
+        weight_gradient_s=weights_s,
+        recompute_s=early_s,
+        mean_backward_s=total_s / len(every),
+    )
 
 
 def timeline(

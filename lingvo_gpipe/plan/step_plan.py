@@ -16,8 +16,7 @@ from lingvo_gpipe.network import memory_formulas, replicas
 from lingvo_gpipe.network.traffic import host_order, links
 from lingvo_gpipe.network.traffic.exchange import Exchange
 from lingvo_gpipe.network.traffic.host_order import HostOrder
-from lingvo_gpipe.plan import describe, hosts, memory_timeline, slot_times, traced_cells
-from lingvo_gpipe.plan.measured import cell_times, profiling, update_times
+from lingvo_gpipe.plan import activations, describe, hosts, profiling, slot_times
 from lingvo_gpipe.schedule import recompute, simulate
 from lingvo_gpipe.task import Task, groups_of
 
@@ -60,6 +59,11 @@ class CellPlan:
     is_estimate: bool
 
     @property
+    def kept_bytes(self) -> int:
+        """What it holds all the time."""
+        return self.parameter_bytes + self.gradient_bytes + self.slot_bytes
+
+    @property
     def total_bytes(self) -> int:
         """All its bytes; those of its device, if no other cell is there."""
         return _device_bytes([self])
@@ -67,23 +71,11 @@ class CellPlan:
 
 def _device_bytes(cells: Sequence[CellPlan]) -> int:
     """Return what the cells of one device of a replica need together."""
-    kept = sum(cell.parameter_bytes + cell.gradient_bytes + cell.slot_bytes for cell in cells)
     # Activations are the peak of the device: each of its cells has the same number.
     step = cells[0].activation_bytes + sum(cell.copy_bytes for cell in cells)
-    return kept + max(step, *(cell.update_bytes for cell in cells))
-
-
-def _of_devices(
-    analysis: network.Analysis, of_replicas: Sequence[Sequence[CellPlan]]
-) -> tuple[int, ...]:
-    """Return what the devices of all replicas need, K for each, from the cells of each."""
-    needed: list[int] = []
-    for cells in of_replicas:
-        devices: list[list[CellPlan]] = [[] for _ in range(analysis.table.num_devices)]
-        for cell, needs in zip(analysis.cells, cells, strict=True):
-            devices[cell.device_number].append(needs)
-        needed += map(_device_bytes, devices)
-    return tuple(needed)
+    return sum(cell.kept_bytes for cell in cells) + max(
+        step, *(cell.update_bytes for cell in cells)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,8 +90,6 @@ class Plan:
         step_bytes: the most that a step holds at once on all devices together, besides variables
             and slots: gradients, and activations and copies of weights or an update's new values.
         parameters: number of elements of the trained weights that inference uses.
-        cluster: hosts of the devices; None: not known.
-        order: which of these devices each cell has; None: no hosts are known.
         profiled: whether times were measured and activations read from traced programs, except
             those marked by `CellPlan.is_estimate`.
         in_seconds: whether the unit of times is a second; else it is a FLOP.
@@ -108,7 +98,8 @@ class Plan:
         exchange: what replicas send each other.
         step_s: time of a step with what replicas send each other, at most, without the update; in
             the unit of `timeline`.
-        by_programs: whether times are those of the measured programs of whole cells.
+        cluster: hosts of the devices; None: not known.
+        order: which of these devices each cell has; None: no hosts are known.
         num_groups: number of groups of micro-batches in a mini-batch, of which this is one.
         reads_on_worker: whether workers read the mini-batches.
         update_s: seconds of the update that follows, and of the call of a step; None: not measured.
@@ -128,20 +119,14 @@ class Plan:
     step_s: float
     cluster: hosts.Hosts | None = None
     order: HostOrder | None = None
-    by_programs: bool = False
     num_groups: int = 1
     reads_on_worker: bool = False
     update_s: float | None = None
 
     @property
-    def counts_links(self) -> bool:
-        """Whether links take time."""
-        return self.in_seconds and self.cluster is not None and self.cluster.states_speeds
-
-    @property
     def links_text(self) -> str:
         """Whether links take time, as text."""
-        if self.counts_links:
+        if self.in_seconds and self.cluster is not None and self.cluster.states_speeds:
             return "links take time at the speeds of --hosts"
         return "links take no time: that needs speeds in --hosts, and flops= or --profile"
 
@@ -174,12 +159,12 @@ class Known:
     Attributes:
         slots: path → bytes of the variable's optimizer slots and average; see `slot_bytes`.
         layer_times: measured times of the layers; None: FLOPs count.
-        cell_times: times of the cells that were measured so far.
+        programs: times of the programs that were measured so far.
     """
 
     slots: Mapping[str, int]
-    layer_times: Sequence[profiling.LayerTime] | None = None
-    cell_times: cell_times.Known = dataclasses.field(default_factory=list)
+    layer_times: Sequence[slot_times.LayerTime] | None = None
+    programs: profiling.ProgramTimes = dataclasses.field(default_factory=list)
 
 
 def known_of(task: Task.Params, *, profile: bool = False) -> Known:
@@ -196,6 +181,36 @@ def known_of(task: Task.Params, *, profile: bool = False) -> Known:
         slot_bytes(variables, task.train.optimizer, averages=averages),
         profiling.layer_times(groups.params, groups.fields) if profile else None,
     )
+
+
+def make_for(
+    task: Task.Params,
+    *,
+    profile: bool = False,
+    cluster: hosts.Hosts | None = None,
+    known: Known | None = None,
+) -> Plan:
+    """Plan the training of a task, of one of its groups of micro-batches; see `make`."""
+    groups = groups_of(task, describe.fields_of(task))
+    planned = make(
+        groups.params,
+        groups.fields,
+        optimizer_params=task.train.optimizer,
+        averages=task.train.average is not None,
+        accumulate=task.train.accumulate * groups.count,
+        profile=profile,
+        cluster=cluster,
+        known=known,
+    )
+    return dataclasses.replace(
+        planned, num_groups=groups.count, reads_on_worker=task.input.on_worker
+    )
+
+
+def with_update(plan: Plan, task: Task.Params) -> Plan:
+    """Return the plan of a task with the time of its update, as measured on this machine."""
+    update_s = profiling.update_s(task.train, task.model, plan.analysis)
+    return dataclasses.replace(plan, update_s=update_s)
 
 
 def make(
@@ -230,7 +245,7 @@ def make(
     layer_times = None if known is None else known.layer_times
     if profile and layer_times is None:
         layer_times = profiling.layer_times(*whole)
-    is_measured = layer_times is not None
+    in_seconds = layer_times is not None or bool(cluster and cluster.flops)
     if layer_times is None:
         layer_times = slot_times.by_flops(analysis, (cluster and cluster.flops) or 1.0)
     else:
@@ -238,66 +253,52 @@ def make(
         costs = recompute.costs(reuses, [time.work for time in layer_times])
         params = _with_cuts_of(params, *whole, costs=costs)
         analysis = network.analyze(params, fields, costs=costs)
-    cells = None
-    if profile:
-        needs = traced_cells.cell_bytes(analysis)
-        measured = None if known is None else known.cell_times
-        cells = cell_times.measure(whole[0], analysis, needs, measured)
-    else:
-        needs = [memory_formulas.cell_bytes(analysis, cell) for cell in analysis.cells]
-    by_programs = cells is not None
-    cells = cells or cell_times.by_layers(analysis, layer_times)
-    times = cells.busy
-    stream = links.Stream(analysis)
-    all_links = links.links(analysis, stream)
-    owners = analysis.owners(num_replicas)
-    exchange = Exchange(analysis, owners, num_replicas)
-    order, link_s, sending = None, None, None
-    in_seconds = is_measured or bool(cluster and cluster.flops)
-    if cluster:
-        places = cluster.place(num_replicas * exchange.num_devices)
-        if params.devices is None:
-            sent = host_order.sent_by_all(analysis, all_links, exchange)
-            order = host_order.choose(places, exchange.num_devices, sent)
-        else:
-            order = host_order.replica_by_replica(places)
-        if in_seconds:
-            link_s = hosts.link_s(cluster, order, analysis, all_links)
-            sending = hosts.exchange_times(cluster, order, exchange)
-    simulated = functools.partial(slot_times.timeline, analysis, stream, link_s=link_s)
-    timeline = cells.timeline(simulated, num_replicas)
-    peaks = memory_timeline.peak_activations(analysis, stream, timeline, needs)
     if known is None:
         slots = slot_bytes(analysis.variables, optimizer_params, averages=averages)
-    else:
-        slots = dict(known.slots)
-    several_hosts = cluster is not None and cluster.count > 1
-    packed = several_hosts or any(packing.is_packed(name) for name in params.devices or ())
-    variables = [
-        [
-            _variables(
-                analysis,
-                cell,
-                slots,
-                elsewhere={path for path, owner in owners.items() if owner != replica},
-                num_replicas=num_replicas,
-                accumulate=accumulate,
-                updates=optimizer_params is not None,
-                packed=packed,
-            )
-            for cell in analysis.cells
-        ]
-        for replica in range(num_replicas)
+        known = Known(slots)
+    stream = links.Stream(analysis)
+    all_links = links.links(analysis, stream)
+    exchange = Exchange(analysis, analysis.owners(num_replicas), num_replicas)
+    order = None if cluster is None else _order(cluster, analysis, all_links, exchange)
+    link_s, sending = None, None
+    if cluster is not None and order is not None and in_seconds:
+        link_s = hosts.link_s(cluster, order, analysis, all_links)
+        sending = hosts.exchange_times(cluster, order, exchange)
+    simulated = functools.partial(slot_times.timeline, analysis, stream, link_s=link_s)
+    times = [
+        slot_times.of_cell(
+            analysis,
+            cell,
+            slot_times.program_times(analysis, cell, layer_times).__getitem__,
+        )
+        for cell in analysis.cells
     ]
-    worst = [max(of_cell, key=lambda held: held.kept) for of_cell in zip(*variables, strict=True)]
-    at_once = [0] * analysis.table.num_devices  # of an update
-    for cell, held in zip(analysis.cells, worst, strict=True):
-        at_once[cell.device_number] = max(at_once[cell.device_number], held.update)
-    step = max(peaks.together + sum(held.copies for held in worst), sum(at_once))
+    timeline = simulated(times)
+    if profile:
+        needs = activations.traced(analysis)
+        num_live = max(timeline.peak_live)
+        measured = profiling.cell_times(whole[0], analysis, needs, num_live, known.programs)
+        if measured is not None:
+            times = measured
+            timeline = simulated(times)
+    else:
+        needs = [memory_formulas.cell_bytes(analysis, cell) for cell in analysis.cells]
+    peaks = activations.peak_activations(analysis, stream, timeline, needs)
     estimated = {cell.device_number for cell in analysis.cells if needs[cell.index].is_estimate}
     total_cost = sum(cell.cost for cell in analysis.cells)
+    several_hosts = cluster is not None and cluster.count > 1
+    packed = several_hosts or any(packing.is_packed(name) for name in params.devices or ())
 
-    def cell_plan(cell: network.Cell, held: _Variables) -> CellPlan:
+    def cell_plan(cell: network.Cell, replica: int) -> CellPlan:
+        held = _variables(
+            analysis,
+            cell,
+            known.slots,
+            elsewhere={path for path, owner in exchange.owners.items() if owner != replica},
+            num_replicas=num_replicas,
+            accumulate=accumulate,
+            packed=packed,
+        )
         return CellPlan(
             layers=tuple(analysis.layers[n].name for n in cell.layers),
             cost_share=cell.cost / (total_cost or 1.0),
@@ -308,20 +309,32 @@ def make(
             slot_bytes=held.slots,
             copy_bytes=held.copies,
             activation_bytes=peaks.devices[cell.device_number],
-            update_bytes=held.update,
+            update_bytes=0 if optimizer_params is None else held.update,
             live_micro_batches=timeline.peak_live[cell.device_number],
             is_estimate=cell.device_number in estimated,
         )
 
+    of_replicas = [[cell_plan(cell, r) for cell in analysis.cells] for r in range(num_replicas)]
+    heaviest = tuple(
+        max(of_cell, key=lambda cell: cell.kept_bytes + cell.copy_bytes)
+        for of_cell in zip(*of_replicas, strict=True)
+    )
+    devices = [
+        [cell.index for cell in analysis.cells if cell.device_number == number]
+        for number in range(analysis.table.num_devices)
+    ]
+    update = sum(max(heaviest[k].update_bytes for k in cells) for cells in devices)
+    step = peaks.together + sum(cell.copy_bytes for cell in heaviest)
     return Plan(
-        cells=tuple(map(cell_plan, analysis.cells, worst)),
-        device_bytes=_of_devices(
-            analysis,
-            [list(map(cell_plan, analysis.cells, of_replica)) for of_replica in variables],
+        cells=heaviest,
+        device_bytes=tuple(
+            _device_bytes([of_replica[k] for k in cells])
+            for of_replica in of_replicas
+            for cells in devices
         ),
         links=all_links,
         timeline=timeline,
-        step_bytes=sum(held.gradients for held in worst) + step,
+        step_bytes=sum(cell.gradient_bytes for cell in heaviest) + max(step, update),
         parameters=describe.counts(analysis).parameters,
         profiled=profile,
         in_seconds=in_seconds,
@@ -331,7 +344,6 @@ def make(
         num_replicas=num_replicas,
         exchange=exchange,
         step_s=_step_s(timeline, sending),
-        by_programs=by_programs,
     )
 
 
@@ -354,6 +366,20 @@ def _with_cuts_of(
     if params.num_replicas == 1 or params.device_memory is None or params.cells:
         return one
     return one.copy().set(cuts=network.analyze(params, fields, costs=costs).cuts)
+
+
+def _order(
+    cluster: hosts.Hosts,
+    analysis: network.Analysis,
+    all_links: Sequence[links.Link],
+    exchange: Exchange,
+) -> HostOrder:
+    """Return which device of the hosts each cell has."""
+    places = cluster.place(exchange.num_replicas * exchange.num_devices)
+    if analysis.params.devices is not None:
+        return host_order.replica_by_replica(places)
+    sent = host_order.sent_by_all(analysis, all_links, exchange)
+    return host_order.choose(places, exchange.num_devices, sent)
 
 
 def _step_s(timeline: simulate.Timeline, sending: hosts.ExchangeTimes | None) -> float:
@@ -383,11 +409,6 @@ class _Variables:
     slots: int
     update: int
 
-    @property
-    def kept(self) -> int:
-        """All but what only an update needs."""
-        return self.variables + self.gradients + self.copies + self.slots
-
 
 def _variables(
     analysis: network.Analysis,
@@ -397,7 +418,6 @@ def _variables(
     elsewhere: Collection[str],
     num_replicas: int,
     accumulate: int,
-    updates: bool,
     packed: bool,
 ) -> _Variables:
     """Return what a cell of a replica holds for its variables.
@@ -409,7 +429,6 @@ def _variables(
         elsewhere: paths of variables that other replicas own.
         num_replicas: R.
         accumulate: mini-batches of an update.
-        updates: whether weights are updated.
         packed: whether variables are packed, as they are on workers.
     """
     weights = memory_formulas.weights(analysis, cell.layers, elsewhere)
@@ -433,7 +452,7 @@ def _variables(
         gradients=weights.gradients + earlier + received,
         copies=weights.copies,
         slots=sum(slots[path] for path in owned),
-        update=update if updates else 0,
+        update=update,
     )
 
 
@@ -460,33 +479,3 @@ def slot_bytes(
             if spec.trainable or spec.is_state:
                 sizes[path] += spec.size_bytes
     return sizes
-
-
-def make_for(
-    task: Task.Params,
-    *,
-    profile: bool = False,
-    cluster: hosts.Hosts | None = None,
-    known: Known | None = None,
-) -> Plan:
-    """Plan the training of a task, of one of its groups of micro-batches; see `make`."""
-    groups = groups_of(task, describe.fields_of(task))
-    planned = make(
-        groups.params,
-        groups.fields,
-        optimizer_params=task.train.optimizer,
-        averages=task.train.average is not None,
-        accumulate=task.train.accumulate * groups.count,
-        profile=profile,
-        cluster=cluster,
-        known=known,
-    )
-    return dataclasses.replace(
-        planned, num_groups=groups.count, reads_on_worker=task.input.on_worker
-    )
-
-
-def with_update(plan: Plan, task: Task.Params) -> Plan:
-    """Return the plan of a task with the time of its update, as measured on this machine."""
-    update_s = update_times.measure(task.train, task.model, plan.analysis)
-    return dataclasses.replace(plan, update_s=update_s)

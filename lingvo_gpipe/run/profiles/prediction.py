@@ -7,8 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from lingvo_gpipe import pipelining
-from lingvo_gpipe.plan import step_plan
-from lingvo_gpipe.plan.measured import profiling
+from lingvo_gpipe.plan import slot_times, step_plan
 from lingvo_gpipe.schedule import breakdown, simulate
 from lingvo_gpipe.schedule.slot import Phase
 from lingvo_gpipe.task import Task
@@ -37,7 +36,7 @@ class Planned:
 
     slots_s: float
     update_s: float
-    layers: Sequence[profiling.LayerTime] | None = None
+    layers: Sequence[slot_times.LayerTime] | None = None
 
 
 def line(

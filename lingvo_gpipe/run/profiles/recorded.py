@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 
 from lingvo_gpipe.network import analysis, replicas
 from lingvo_gpipe.plan import slot_times
-from lingvo_gpipe.plan.measured import profiling
 from lingvo_gpipe.run.profiles import clocks
 from lingvo_gpipe.schedule import breakdown, simulate
 from lingvo_gpipe.schedule.slot import Slot
@@ -56,7 +55,7 @@ class Assembler:
     def __init__(
         self,
         analyzed: analysis.Analysis,
-        layers: Sequence[profiling.LayerTime] | None = None,
+        layers: Sequence[slot_times.LayerTime] | None = None,
     ) -> None:
         """Prepare.
 
@@ -118,22 +117,22 @@ class Assembler:
         return found
 
     @functools.cached_property
-    def _times(self) -> Sequence[profiling.LayerTime]:
+    def _times(self) -> Sequence[slot_times.LayerTime]:
         """Times of the layers."""
         return self._layers or slot_times.by_flops(self.analysis)
 
     @functools.cached_property
     def _fused(self) -> float:
         """Share of the forward where it is fused with its backward."""
-        times = slot_times.of_cell(self.analysis, self.analysis.cells[-1], self._times)
+        times = slot_times.program_times(self.analysis, self.analysis.cells[-1], self._times)
         # Measured apart, a forward may take longer than both together.
-        return min(1.0, times.forward_s / times.fused_s) if times.fused_s else 1 / 3
+        return min(1.0, times["F"] / times["FB"]) if times["FB"] else 1 / 3
 
     def _recomputed(self, num_micro_batches: int, slot: Slot) -> float:
         """Return the share of the recomputation in a slot."""
         cell = self.analysis.training_pass(num_micro_batches).cells[slot.cell]
-        if slot.micro_batch in cell.kept | cell.early | cell.fused:
+        name = cell.program(slot.phase, slot.micro_batch)
+        if name not in ("B", "I"):
             return 0.0
-        if slot.phase == "W" and cell.computes("I"):
-            return 0.0
-        return slot_times.recomputed_share(self.analysis, cell, self._times, slot.phase)
+        times = slot_times.program_times(self.analysis, cell, self._times)
+        return times["R"] / times[name] if times[name] else 0.0

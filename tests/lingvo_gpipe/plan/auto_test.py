@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,7 @@ import pytest
 from lingvo_gpipe import errors, layers, modes, registry, schedule
 from lingvo_gpipe.hyperparams import text
 from lingvo_gpipe.network import micro_batches
-from lingvo_gpipe.plan import auto, describe, hosts, report, step_plan
-from lingvo_gpipe.plan.measured import cell_times, profiling
+from lingvo_gpipe.plan import auto, describe, hosts, profiling, report, slot_times, step_plan
 from lingvo_gpipe.run import checkpoints, loop
 from lingvo_gpipe.run.profiles.steps import Profiles
 from tests.tiny_task import tiny_task
@@ -159,10 +157,13 @@ def test_a_run_keeps_a_choice_by_measured_times(
 ) -> None:
     lines: list[str] = []
     task = deep(cells_per_device=1, recompute="early")
-    long, short = profiling.LayerTime(5.0, 10.0, 15.0), profiling.LayerTime(1.0, 2.0, 3.0)
+    long, short = (
+        slot_times.LayerTime(5.0, 10.0, 5.0, 15.0),
+        slot_times.LayerTime(1.0, 2.0, 1.0, 3.0),
+    )
     calls = []
 
-    def measured(*_: object) -> tuple[profiling.LayerTime, ...]:
+    def measured(*_: object) -> tuple[slot_times.LayerTime, ...]:
         calls.append(1)
         return (long, *[short] * 7)
 
@@ -307,14 +308,14 @@ def test_measured_times_count_what_a_call_costs(
 ) -> None:
     measured = []
 
-    def layer_times(params: Any, fields: Any) -> tuple[profiling.LayerTime, ...]:
+    def layer_times(params: Any, fields: Any) -> tuple[slot_times.LayerTime, ...]:
         size = max(micro_batches.sizes_of(params, fields))
         measured.append(size)
         forward_s = call_s + size
-        return (profiling.LayerTime(forward_s, 2 * forward_s, 3 * forward_s),) * 8
+        return (slot_times.LayerTime(forward_s, 2 * forward_s, forward_s, 3 * forward_s),) * 8
 
     monkeypatch.setattr(profiling, "layer_times", layer_times)
-    monkeypatch.setattr(cell_times, "measure", lambda *_: None)
+    monkeypatch.setattr(profiling, "cell_times", lambda *_: None)
     choice = auto.choose(open_task(cells_per_device=1), profile=True)
     assert sorted(measured) == [1, 2, 4, 8]
     assert choice.best.num_micro_batches == count
@@ -327,20 +328,21 @@ def test_measured_programs_decide_how_many_cells_a_device_has(
     """Cells of their own programs take longer, or less time, than their layers; None: unknown."""
     measured = []
 
-    def measure(_: Any, analysis: Any, *__: Any) -> cell_times.StepTimes | None:
+    def measure(_: Any, analysis: Any, *__: Any) -> list[slot_times.SlotTimes] | None:
         if factor is None:
             return None
         V = analysis.table.num_cells // analysis.table.num_devices
         measured.append(V)
-        times = cell_times.by_layers(analysis, TIMES)
-        if V == 1:
-            return times
-        return times.with_cells(
-            [dataclasses.replace(cell, busy=cell.busy.on(1 / factor)) for cell in times.cells]
-        )
+        longer = 1.0 if V == 1 else factor
+
+        def of_cell(cell: Any) -> slot_times.SlotTimes:
+            times = slot_times.program_times(analysis, cell, TIMES)
+            return slot_times.of_cell(analysis, cell, lambda name: longer * times[name])
+
+        return list(map(of_cell, analysis.cells))
 
     monkeypatch.setattr(profiling, "layer_times", lambda *_: TIMES)
-    monkeypatch.setattr(cell_times, "measure", measure)
+    monkeypatch.setattr(profiling, "cell_times", measure)
     task = deep(num_partitions=4)
     task.input.batch_size = 16
     assert auto.choose(task).best.cells_per_device > 1
@@ -349,7 +351,7 @@ def test_measured_programs_decide_how_many_cells_a_device_has(
     assert len(measured) <= 6  # of some fifty
 
 
-TIMES = (profiling.LayerTime(1.0, 2.0, 3.0),) * 8
+TIMES = (slot_times.LayerTime(1.0, 2.0, 1.0, 3.0),) * 8
 
 
 def run_mode(task: Any, mode: str, lines: list[str], **options: Any) -> None:

@@ -11,7 +11,6 @@ import tensorflow as tf
 from lingvo_gpipe import network
 from lingvo_gpipe.network import replicas
 from lingvo_gpipe.plan import slot_times
-from lingvo_gpipe.plan.measured import profiling
 from lingvo_gpipe.run.profiles import prediction, recorded
 from lingvo_gpipe.schedule import breakdown, simulate
 from tests.tiny_task import tiny_task
@@ -20,7 +19,7 @@ BEGUN_S = 1_000.0
 
 
 def assembled(
-    num_replicas: int = 1, layers: Sequence[profiling.LayerTime] | None = None
+    num_replicas: int = 1, layers: Sequence[slot_times.LayerTime] | None = None
 ) -> recorded.Assembler:
     model = tiny_task().model
     model.set(num_replicas=num_replicas, num_micro_batches=3, schedule="gpipe")
@@ -64,7 +63,7 @@ def test_parts_follow_each_other_without_what_is_between_them() -> None:
 
 def test_measured_layers_divide_slots() -> None:
     """Of a backward of 2 s, a quarter is recomputed; the last cell recomputes nothing once."""
-    layers = [profiling.LayerTime(1.0, 3.0, 4.0)] * 4
+    layers = [slot_times.LayerTime(1.0, 3.0, 1.0, 4.0)] * 4
     assembler = assembled(layers=layers)
     step = assembler.step([part(assembler, 3, BEGUN_S, 13.0)], 0.0, {})
     first, second = step.rows
@@ -77,7 +76,7 @@ def test_measured_layers_divide_slots() -> None:
 
 def test_a_forward_that_is_measured_longer_than_the_fused_program_is_all_of_it() -> None:
     """As where another process disturbed one of the two measurements."""
-    layers = [profiling.LayerTime(1.0, 0.1, 1.2, measured_fused_s=0.9)] * 4
+    layers = [slot_times.LayerTime(1.0, 0.1, 1.1, 0.9)] * 4
     assembler = assembled(layers=layers)
     whole = part(assembler, 3, BEGUN_S, 13.0)
     fused = [s for s in whole.spans if str(s.slot) != "1B2"]  # its backward is in its forward
@@ -86,22 +85,6 @@ def test_a_forward_that_is_measured_longer_than_the_fused_program_is_all_of_it()
         assert min(row.values()) >= -1e-9
         assert row["recomputation"] <= 3 * 2.0
     assert prediction.line(step.timelines[0], step.rows).startswith("it took 13000.0 ms")
-
-
-def test_recomputation_is_part_of_the_slot_that_recomputes() -> None:
-    """Some micro-batches of a split cell are kept, so that its mean slot is shorter."""
-    model = tiny_task().model
-    model.set(num_micro_batches=8, schedule="dualpipe_v", cells_per_device=2)
-    specs = {"point": tf.TensorSpec([16, 4]), "label": tf.TensorSpec([16], tf.int32)}
-    analysis = network.analyze(model, specs)
-    (cell,) = [
-        cell
-        for cell in analysis.cells
-        if 0 < len(cell.kept & analysis.table.split()[cell.index]) < 8
-    ]
-    times = [profiling.LayerTime(1.0, 2.0, 3.0)] * 4
-    assert slot_times.recomputed_share(analysis, cell, times, "B") == pytest.approx(1 / 3)
-    assert slot_times.recomputed_share(analysis, cell, times, "I") == pytest.approx(1 / 2)
 
 
 def test_a_replica_without_micro_batches_waits_for_the_others() -> None:

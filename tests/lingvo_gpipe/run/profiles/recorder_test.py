@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, network
 from lingvo_gpipe.execution.monitoring import stamps
-from lingvo_gpipe.plan.measured import cell_times, profiling
+from lingvo_gpipe.plan import profiling, slot_times
 from lingvo_gpipe.run import loop
 from lingvo_gpipe.run.profiles import clocks, steps, worker_traces
 from lingvo_gpipe.run.profiles.steps import Profiles
@@ -161,12 +161,12 @@ def test_measured_layers_are_compared_with_steps(
 ) -> None:
     planned: list[tuple[int, ...] | None] = []
 
-    def measured(params: network.PipelineParams, _: object) -> tuple[profiling.LayerTime, ...]:
+    def measured(params: network.PipelineParams, _: object) -> tuple[slot_times.LayerTime, ...]:
         planned.append(params.cuts)
-        return (profiling.LayerTime(0.1, 0.2, 0.3),) * len(network.layer_params(params))
+        return (slot_times.LayerTime(0.1, 0.2, 0.1, 0.3),) * len(network.layer_params(params))
 
     monkeypatch.setattr(profiling, "layer_times", measured)
-    monkeypatch.setattr(cell_times, "measure", lambda *_: None)  # so that layers add up
+    monkeypatch.setattr(profiling, "cell_times", lambda *_: None)  # so that layers add up
     task, lines = tiny_task(max_steps=2), list[str]()
     loop.run(task, tmp_path, report=lines.append, profiles=Profiles(range(2, 3), layers=True))
     (line,) = [line for line in lines if line.startswith("step 2: it took ")]

@@ -1,21 +1,98 @@
 """Peak activations of a step: the bytes of every slot, added over the schedule's timeline.
 
 A tensor is held from the slot that makes it to the slot that reads it last, and every slot holds
-more while it runs. What it holds (`CellBytes`) comes from `network.memory_formulas` or, traced,
-from `plan.traced_cells`.
+more while it runs. What it holds (`CellBytes`) is known by formula (`network.memory_formulas`), or
+more exactly from the cell's traced programs.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 from collections.abc import Iterable, Iterator, Sequence
 
+import tensorflow as tf
+
 from lingvo_gpipe import network
+from lingvo_gpipe.execution import cell_programs
+from lingvo_gpipe.graphs import traced_memory
+from lingvo_gpipe.layers import base
+from lingvo_gpipe.network import memory_formulas
 from lingvo_gpipe.network.memory_formulas import CellBytes
 from lingvo_gpipe.network.traffic.links import INPUT, Stream
+from lingvo_gpipe.plan import measuring
 from lingvo_gpipe.schedule import simulate
 from lingvo_gpipe.schedule.table import Slot
+
+
+def traced(analysis: network.Analysis, threads: int | None = None) -> list[CellBytes]:
+    """Trace the programs of every cell and return what they hold, for the largest micro-batch.
+
+    Nothing is run, and no variable is created. The bodies of loops and conditions are not read: a
+    cell with such operations holds at least what the layers' formulas say, and is marked as an
+    estimate.
+
+    Args:
+        analysis: analysis of the network.
+        threads: how many operations of a cell run at a time; None: as many as TensorFlow has for
+            operations in this process, all of which a device may use while others wait.
+    """
+    if threads is None:
+        # 0 is TensorFlow's own choice: the number of cores.
+        threads = tf.config.threading.get_inter_op_parallelism_threads() or os.cpu_count() or 1
+    layers = [info.params.instantiate() for info in analysis.layers]
+    slots: list[set[str]] = [set() for _ in analysis.cells]
+    for slot in analysis.table:
+        name = analysis.cells[slot.cell].program(slot.phase, slot.micro_batch)
+        slots[slot.cell] |= {name} if name else set()
+    return [
+        _traced(analysis, cell, layers, names, threads)
+        for cell, names in zip(analysis.cells, slots, strict=True)
+    ]
+
+
+def _traced(
+    analysis: network.Analysis,
+    cell: network.Cell,
+    layers: Sequence[base.Layer],
+    names: set[str],
+    threads: int,
+) -> CellBytes:
+    programs = cell_programs.CellPrograms(cell.index, analysis, layers, jit=False)
+    if names & {"I", "IK"}:
+        names = names | {"I", "IK"}  # they leave the same, of which IK finds a part
+    num_left = {}
+
+    def call_all() -> None:
+        inputs, upstream = measuring.values(analysis, cell)
+        for name in sorted(names):
+            held = measuring.held_for(programs, cell, name, inputs, upstream)
+            if name in ("BK", "IK"):
+                num_left["K"] = len(held)
+            results, _ = measuring.call_program(programs, cell, name, inputs, upstream, held)
+            if name in ("I", "IK"):
+                num_left[name] = len(results[1].keys() - held.keys())
+
+    tf.function(call_all, autograph=False).get_concrete_function()
+    graphs = programs.graphs
+
+    def left(name: str) -> int:
+        """Return the bytes that a program leaves for the next one, after its other outputs."""
+        if name not in num_left:
+            return 0
+        count = len(graphs[name].outputs)
+        return traced_memory.kept_bytes(graphs[name], range(count - num_left[name], count))
+
+    result = CellBytes(
+        {name: traced_memory.peak_bytes(graph, threads) for name, graph in graphs.items()},
+        residual=left("K"),
+        left_residual=max(0, left("I") - left("IK")),
+        left_gradients=left("IK"),
+    )
+    if all(map(traced_memory.is_complete, graphs.values())):
+        return result
+    return result.at_least(memory_formulas.cell_bytes(analysis, cell))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -177,19 +254,13 @@ class _Tensors:
 
 def _slot_bytes(cell: network.Cell, slot: Slot, needs: CellBytes) -> int:
     """Return what a slot holds while it runs, without residuals and what I leaves for W."""
-    is_kept = slot.micro_batch in cell.kept | cell.early
-    if slot.micro_batch in cell.fused:
-        return needs.fused
-    if slot.phase == "F" and slot.micro_batch not in cell.kept:
-        return needs.forward
-    if slot.phase in "FR":
-        return max(0, needs.kept_forward - needs.residual) if is_kept else 0
-    if not cell.computes(slot.phase):
+    name = cell.program(slot.phase, slot.micro_batch)
+    if name is None:
         return 0
-    if slot.phase in "IW" and cell.computes("I") and cell.computes("W"):
-        if slot.phase == "W":
-            return needs.weight_gradients
-        if is_kept:
-            return max(0, needs.kept_import_gradients - needs.left_gradients)
-        return max(0, needs.import_gradients - needs.left_gradients - needs.left_residual)
-    return needs.kept_backward if is_kept else needs.backward
+    left = {
+        "K": needs.residual,
+        "R": needs.residual,
+        "I": needs.left_gradients + needs.left_residual,
+        "IK": needs.left_gradients,
+    }
+    return max(0, needs.peaks.get(name, 0) - left.get(name, 0))

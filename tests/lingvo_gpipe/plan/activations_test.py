@@ -1,3 +1,5 @@
+"""Activations read from traced programs are those that TensorFlow requests."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -6,13 +8,12 @@ import keras
 import pytest
 import tensorflow as tf
 
-from benchmarks.plans import activations
+from benchmarks.plans.activations import traced_peak_bytes
 from lingvo_gpipe import layers, network, pipelining
-from lingvo_gpipe.execution import cell_calls, cell_programs
+from lingvo_gpipe.execution import cell_programs
 from lingvo_gpipe.keras_layers import adapter
 from lingvo_gpipe.network import memory_formulas
-from lingvo_gpipe.plan import step_plan, traced_cells
-from lingvo_gpipe.plan.measured import cell_runner
+from lingvo_gpipe.plan import activations, measuring, step_plan
 
 
 def pipe(*own: Any, **fields: Any) -> Any:
@@ -62,38 +63,35 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_backward_holds_what_is_requested_from_the_allocator(name: str) -> None:
     params, fields = CASES[name]
-    analysis = network.analyze(params, fields)
+    analysis = network.analyze(params.copy().set(fuse=False), fields)
     made = [info.params.instantiate() for info in analysis.layers]
     programs = cell_programs.CellPrograms(0, analysis, made, jit=False)
     (cell,) = analysis.cells
-    given = cell_runner.values(analysis, cell)
-    totals = [tf.zeros(analysis.variables[path].shape) for path in cell.weights]
-
-    upstream = cell_calls.BackwardInputs({}, [tf.ones([])], totals)
+    given, upstream = measuring.values(analysis, cell)
 
     def backward() -> Any:
         return programs.backward(cell, given, upstream)
 
-    (traced,) = traced_cells.cell_bytes(analysis)
+    (traced,) = activations.traced(analysis)
     assert not traced.is_estimate
     backward()
     # The machine decides which operations run at the same time: a busy one may hold one or two
     # tensors more in most runs, never fewer. Bytes requested from the allocator count, not those it
     # returns: if memory is fragmented, it returns blocks of up to twice the size.
-    held = min(activations.traced_peak_bytes(backward) for _ in range(5))
-    assert traced.backward == pytest.approx(held, rel=0.1)
+    held = min(traced_peak_bytes(backward) for _ in range(5))
+    assert traced.peaks["B"] == pytest.approx(held, rel=0.1)
 
 
 def test_traced_activations_are_in_the_plan_and_said_to_be() -> None:
     params, fields = CASES["gelu"]
     (by_formula,) = step_plan.make(params, fields).cells
     profiled = step_plan.make(params, fields, profile=True)
-    (needs,) = traced_cells.cell_bytes(network.analyze(params, fields))
+    (needs,) = activations.traced(network.analyze(params, fields))
     imports = 2 * 512 * 128 * 4
     (cell,) = profiled.cells
     assert profiled.profiled
     # The last cell's only micro-batch runs as one program.
-    assert cell.activation_bytes == needs.fused + imports
+    assert cell.activation_bytes == needs.peaks["FB"] + imports
     # The formula knows two tensors per gelu; its gradient keeps more.
     assert by_formula.activation_bytes < cell.activation_bytes
 
@@ -102,12 +100,12 @@ def test_a_kept_forward_leaves_what_tensorflow_keeps_of_it() -> None:
     block = layers.Residual.Params(body=[layers.Dense.Params(units=128, activation="gelu")])
     params, fields = regression(block)
     params.set(recompute="never", num_micro_batches=4)
-    (needs,) = traced_cells.cell_bytes(network.analyze(params, fields))
+    (needs,) = activations.traced(network.analyze(params, fields))
     one = 512 // 4 * 128 * 4
     # Of gelu the half of the sum, the sum by √2 and erfc of it; the error's difference.
     assert needs.residual == pytest.approx(4 * one, rel=1e-3)
     (cell,) = step_plan.make(params, fields, profile=True).cells
-    working = max(needs.kept_backward, needs.kept_forward - needs.residual)
+    working = max(needs.peaks["BK"], needs.peaks["K"] - needs.residual)
     # x and target of all four, and what each keeps.
     assert cell.activation_bytes == 4 * (2 * one + needs.residual) + working
 
@@ -117,26 +115,25 @@ def test_a_loop_holds_what_its_formula_predicts_and_is_an_estimate() -> None:
     params = pipe(lstm, layers.MeanSquaredError.Params(), num_partitions=2, cuts=(1, 1))
     fields = {"x": floats(32, 50, 64), "target": floats(32, 64)}
     analysis = network.analyze(params, fields)
-    looped, plain = traced_cells.cell_bytes(analysis)
+    looped, plain = activations.traced(analysis)
     estimate = memory_formulas.cell_bytes(analysis, analysis.cells[0])
     assert looped.is_estimate
-    assert looped.forward >= estimate.forward > 50 * 32 * 64 * 4
-    assert (looped.backward, looped.residual) == (estimate.backward, estimate.residual)
+    assert looped.peaks["F"] >= estimate.peaks["F"] > 50 * 32 * 64 * 4
+    assert looped.peaks["B"] == estimate.peaks["B"]
     assert not plain.is_estimate
 
 
 def test_a_cell_without_a_backward_holds_its_forward_alone() -> None:
     params, fields = regression(*(layers.Dense.Params(units=128) for _ in range(2)))
     params.set(num_partitions=2, cuts=(1, 2), frozen=("dense/*",))
-    frozen, trained = traced_cells.cell_bytes(network.analyze(params, fields))
-    assert frozen.forward >= 512 * 128 * 4
-    assert (frozen.backward, frozen.fused, frozen.residual, frozen.is_estimate) == (0, 0, 0, False)
-    assert trained.backward > 0
+    frozen, trained = activations.traced(network.analyze(params, fields))
+    assert frozen.peaks["F"] >= 512 * 128 * 4
+    assert (set(frozen.peaks), frozen.residual, frozen.is_estimate) == ({"F"}, 0, False)
+    assert set(trained.peaks) == {"FB"}
 
 
 def test_more_threads_hold_more_at_once() -> None:
     params, fields = CASES["dense"]
-    analysis = network.analyze(params, fields)
-    (one,), (four,) = traced_cells.cell_bytes(analysis, 1), traced_cells.cell_bytes(analysis, 4)
-    assert (one.residual, one.backward) != (four.residual, four.backward)
-    assert one.residual == four.residual
+    analysis = network.analyze(params.copy().set(fuse=False), fields)
+    (one,), (four,) = activations.traced(analysis, 1), activations.traced(analysis, 4)
+    assert one.peaks != four.peaks

@@ -69,10 +69,10 @@ def serve(addresses: Sequence[str], index: int) -> object:
     import tensorflow as tf
 
     from lingvo_gpipe import hyperparams
-    from lingvo_gpipe.cluster.remote import requests, worker_function
+    from lingvo_gpipe.run.worker import Requests, register
 
     hyperparams.register_package("benchmarks")
-    registered = worker_function.register_first(requests.Server())
+    registered = register(Requests())
     config = tf.compat.v1.ConfigProto(
         intra_op_parallelism_threads=1, inter_op_parallelism_threads=2
     )

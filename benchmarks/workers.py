@@ -143,7 +143,7 @@ def _kind(pid: int) -> str:
         words = Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
         return _SUPERVISOR
-    return "worker" if "worker_server" in words else "chief"
+    return "worker" if "lingvo_gpipe.run.worker" in words else "chief"
 
 
 def curves(folder: Path) -> dict[tuple[str, str, int], float]:

@@ -15,7 +15,7 @@ PARENT, CHIEF_SUPERVISOR, CHIEF = "parent", "chief's supervisor", "chief"
 WORKER_SUPERVISOR, WORKER = "worker's supervisor", "worker"
 REMOVER = "remover of temporary files"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_SERVER = "lingvo_gpipe.cluster.worker_server"
+_SERVER = "lingvo_gpipe.run.worker"
 TRAINER = "lingvo_gpipe.trainer"
 _JOB = "--job=worker"
 _CHANNEL = "LINGVO_GPIPE_SUPERVISOR="

@@ -20,7 +20,7 @@ from lingvo_gpipe import errors
 from lingvo_gpipe.cluster import child, lease, members, peers
 from lingvo_gpipe.console import signals
 
-SERVER = (sys.executable, "-m", "lingvo_gpipe.cluster.worker_server")
+SERVER = (sys.executable, "-m", "lingvo_gpipe.run.worker")
 """Program of a worker process."""
 SERVES = "serves"
 """The worker's line once its port is open; any other line is the reason why it ends."""
@@ -48,7 +48,8 @@ class Worker:
             cores: the cores that it may use; None: those of this process.
         """
         self._config = json.loads(cluster.to_config(members.Member(members.WORKER, index)))
-        self._child = child.Child(command, environment, cores)
+        quiet = {"TF_CPP_MIN_LOG_LEVEL": "2"}
+        self._child = child.Child(command, {**quiet, **environment}, cores)
         self._line = ""
 
     def answer(self, line: Mapping[str, Any]) -> dict[str, object]:

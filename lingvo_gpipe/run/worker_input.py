@@ -14,28 +14,18 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from lingvo_gpipe import errors, packing
-from lingvo_gpipe.cluster.remote import worker_function
 from lingvo_gpipe.execution import placement
 from lingvo_gpipe.execution.executor import Executor
-from lingvo_gpipe.input import Batch, Input, Reading
+from lingvo_gpipe.input import Input, Reading
 from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.network import parts
 from lingvo_gpipe.network.parts import InParts, Part
-
-
-class Source(Protocol):
-    """Where mini-batches come from: an `Input`, or a worker that has one."""
-
-    def batches(self, seed: int, position: int = 0) -> Reading:
-        """Return the endless mini-batches of training from number `position` on."""
-
-    def evaluation(self, split: str) -> Reading:
-        """Return mini-batches with every example of `split` once; the last may be smaller."""
+from lingvo_gpipe.run import worker
 
 
 def source_of(own: Input, executor: Executor, report: Callable[[str], None]) -> Source:
@@ -55,10 +45,10 @@ def source_of(own: Input, executor: Executor, report: Callable[[str], None]) -> 
     params = executor.analysis.params
     if len(set(devices)) == 1 or params.unbatched:  # a field without examples has no parts
         executor.input_devices = (devices[0],)
-        return WorkerInput(own, devices[0])
+        return WorkerInput(own, devices[:1])
     executor.input_devices = tuple(devices)
-    of_replicas = [parts.Part.of(params, replica) for replica in range(params.num_replicas)]
-    return WorkerInput(own, devices, parts=of_replicas)
+    of_replicas = [Part.of(params, replica) for replica in range(params.num_replicas)]
+    return WorkerInput(own, devices, of_replicas)
 
 
 def next_batches(
@@ -89,248 +79,155 @@ class WorkerInput:
     def __init__(
         self,
         own: Input,
-        devices: str | Sequence[str],
-        token: str = worker_function.TOKEN,
-        *,
+        devices: Sequence[str],
         parts: Sequence[Part] = (),
+        token: str = worker.TOKEN,
     ) -> None:
         """Read nothing yet.
 
         Args:
             own: the input of this process; each worker makes another one of its params.
-            devices: CPU of the worker; with `parts`, of the worker of each.
-            token: name of the workers' function.
+            devices: CPU of each worker.
             parts: which examples each worker reads; empty: one worker reads all.
+            token: name of the workers' function.
         """
         self._own = own
-        self._parts = tuple(parts)
-        names = [devices] if isinstance(devices, str) else devices
-        self._workers = [_Worker(device, token) for device in names]
+        self._devices = devices
+        self._parts = parts
+        self._token = token
 
     def batches(self, seed: int, position: int = 0) -> Reading:
-        """Return the endless mini-batches of training from number `position` on.
-
-        Raises:
-            UserError: the worker cannot read the data, or has other data.
-        """
+        """Return the endless mini-batches of training from number `position` on."""
         return self._reading("training", {"split": None, "seed": seed, "position": position})
 
     def evaluation(self, split: str) -> Reading:
-        """Return mini-batches with every example of `split` once; the last may be smaller.
-
-        Raises:
-            UserError: the worker cannot read the data, or has other data.
-        """
+        """Return mini-batches with every example of `split` once; the last may be smaller."""
         return self._reading("evaluation", {"split": split})
 
-    def _reading(self, kind: str, asked: Mapping[str, Any]) -> Reading:
-        own, split = self._own, asked["split"]
+    def _reading(self, kind: str, which: Mapping[str, Any]) -> Reading:
+        own, split = self._own, which["split"]
         spec = own.element_spec(training=split is None)
-        request = {"kind": kind, "input": own.params.to_text(), **asked}
-        data = _Data({name: one.dtype for name, one in spec.items()}, own.fingerprint(split))
-        numbers: list[dict[str, Any] | None] = [dataclasses.asdict(part) for part in self._parts]
-        readers = [
-            _WorkerReader(worker, {**request, "part": part}, data)
-            for worker, part in zip(self._workers, numbers or [None], strict=True)
-        ]
-        return _WorkerReading(readers, self._parts)
+        request = {
+            "do": "read",
+            "kind": kind,
+            "input": own.params.to_text(),
+            "fields": {name: field.dtype.name for name, field in spec.items()},
+            "fingerprint": dict(own.fingerprint(split)),
+            **which,
+        }
+        return _WorkerReading(request, self._devices, self._parts, self._token)
 
 
-class _Worker:
-    """The worker that reads; it is named in errors."""
-
-    def __init__(self, device: str, token: str) -> None:
-        self._device = device
-        self._token = token
-
-    def request(self, asked: Mapping[str, Any]) -> tf.Tensor:
-        """Return a request as a tensor of the worker."""
-        with tf.device(self._device):
-            return tf.constant(json.dumps(asked))
-
-    def ask(self, request: tf.Tensor, dtypes: Sequence[tf.DType] = ()) -> list[tf.Tensor]:
-        """Begin to ask; return the answer that the worker will have, and what comes with it."""
-        return worker_function.call(self._device, request, [tf.string, *dtypes], self._token)
-
-    def received(self, answer: tf.Tensor) -> dict[str, Any]:
-        """Wait for an answer.
-
-        Raises:
-            UserError: what the worker's input has raised.
-            RuntimeError: anything else that it has raised, with its traceback.
-            tf.errors.OpError: the worker is lost.
-        """
-        found: dict[str, Any] = json.loads(answer.numpy())
-        error = found.get("error")
-        if error is None:
-            return found
-        raise _kind(error["kind"])(f"{self.name(found)}: {error['text']}")
-
-    def name(self, answer: Mapping[str, Any]) -> str:
-        """Return how messages name the worker that has answered."""
-        number = tf.DeviceSpec.from_string(self._device).task or 0
-        return f"worker {number} ({answer['host']}), which reads the input"
-
-
-def _kind(name: str) -> type[Exception]:
-    """Return the class of an error that users meet; `RuntimeError` for any other name."""
-    found = vars(errors).get(name)
-    if isinstance(found, type) and issubclass(found, errors.UserError):
-        return found
-    return RuntimeError
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Data:
-    """What the data is like in this process.
-
-    Attributes:
-        dtypes: of each field of a mini-batch.
-        fingerprint: see `Input.fingerprint`.
-    """
-
-    dtypes: Mapping[str, tf.DType]
-    fingerprint: Mapping[str, str]
-
-
-class _WorkerReader:
-    """Mini-batches, or a part of each, that a worker reads.
-
-    Attributes:
-        counts: see `Reading`.
-        is_cut: see `Reading`.
-        name: how messages call the worker; empty until it has answered.
-    """
-
-    def __init__(self, worker: _Worker, request: Mapping[str, Any], data: _Data) -> None:
-        """Let the worker begin.
-
-        Args:
-            worker: the worker.
-            request: what it is asked for.
-            data: the data of this process.
-
-        Raises:
-            UserError: the worker cannot read the data, or has other data.
-        """
-        self.counts: dict[str, int] = {}
-        self.is_cut = False
-        self.name = ""
-        self._worker = worker
-        self._request = request
-        self._data = data
-        self._opened: int | None = self._open()
-
-    def begin(self) -> tf.Tensor:
-        """Begin to read, where the worker has begun if nobody has read there; see `ask`."""
-        reader, self._opened = self._opened, None
-        return self._worker.request(
-            {
-                "do": "next",
-                "kind": self._request["kind"],
-                "part": self._request["part"],
-                "reader": self._open() if reader is None else reader,
-                "fields": {name: dtype.name for name, dtype in self._data.dtypes.items()},
-            }
-        )
-
-    def ask(self, begun: tf.Tensor) -> list[tf.Tensor]:
-        """Let the worker read the next mini-batch; see `begin` and `received`."""
-        return self._worker.ask(begun, list(self._data.dtypes.values()))
-
-    def received(self, asked: Sequence[tf.Tensor]) -> Batch | None:
-        """Wait for what was asked for; return it, or None after the last mini-batch."""
-        answer, *tensors = asked
-        found = self._worker.received(answer)
-        self.counts, self.is_cut = found["counts"], found["is_cut"]
-        self.name = self._worker.name(found)
-        return None if found["end"] else dict(zip(self._data.dtypes, tensors, strict=True))
-
-    def _open(self) -> int:
-        """Let the worker begin; return the number of its reader."""
-        worker = self._worker
-        answer = worker.received(worker.ask(worker.request({"do": "open", **self._request}))[0])
-        for name, own in self._data.fingerprint.items():
-            found = answer["fingerprint"].get(name, "unknown")
-            if found != own:
-                raise errors.InputError(
-                    f"{worker.name(answer)}, has other data than the chief: {name} is "
-                    f"{found}, here {own}. Copy the same data to both hosts, or set "
-                    "input.on_worker=False"
-                )
-        return int(answer["reader"])
+Source: TypeAlias = "Input | WorkerInput"
+"""Where mini-batches come from."""
+_LOOPS = itertools.count(1)
 
 
 class _WorkerReading(Reading):
     """Mini-batches that workers read, all at the same time."""
 
-    def __init__(self, readers: Sequence[_WorkerReader], parts: Sequence[Part]) -> None:
-        """Join what they read.
+    def __init__(
+        self, request: Mapping[str, Any], devices: Sequence[str], parts: Sequence[Part], token: str
+    ) -> None:
+        """Read nothing yet.
 
         Args:
-            readers: one; or one for each part.
-            parts: which examples each reads; empty: one reads all.
+            request: what all workers are asked; see `worker`.
+            devices: as of `WorkerInput`; so are `parts` and `token`.
+            parts: which examples each reads.
+            token: name of the workers' function.
         """
         super().__init__()
-        self._readers = tuple(readers)
+        self._request = request
+        self._devices = devices
         self._parts = parts
+        self._token = token
 
     def __iter__(self) -> Iterator[Mapping[str, tf.Tensor]]:
         """Begin to read.
 
         Raises:
-            InputError: some end before others, or do not fit each other.
+            UserError: what the input of a worker has raised.
+            InputError: some workers end before others, or what they read does not fit together.
+            RuntimeError: anything else that a worker has raised, with its traceback.
+            tf.errors.OpError: a worker is lost.
         """
-        begun = [(reader, reader.begin()) for reader in self._readers]
+        loop = next(_LOOPS)
+        fields = self._request["fields"]
+        dtypes = [tf.dtypes.as_dtype(name) for name in fields.values()]
+        requests = []
+        of_devices: Sequence[Part | None] = self._parts or [None]
+        for device, part in zip(self._devices, of_devices, strict=True):
+            numbers = None if part is None else dataclasses.asdict(part)
+            with tf.device(device):
+                text = json.dumps({**self._request, "loop": loop, "part": numbers})
+                requests.append(tf.constant(text))
         while True:
-            asked = [reader.ask(request) for reader, request in begun]
-            found = [r.received(tensors) for r, tensors in zip(self._readers, asked, strict=True)]
-            self.counts.update(self._counted())
-            batches = [batch for batch in found if batch is not None]
-            if not batches:
+            results = [
+                worker.call(device, request, dtypes, self._token)
+                for device, request in zip(self._devices, requests, strict=True)
+            ]
+            answers = [
+                _received(device, result[0])
+                for device, result in zip(self._devices, results, strict=True)
+            ]
+            self.counts.update(_counted(answers))
+            if all(answer["end"] for answer in answers):
                 return
-            if len(batches) < len(found):
-                raise self._different(["ended" if b is None else "goes on" for b in found])
-            yield self._joined(batches)
+            if any(answer["end"] for answer in answers):
+                raise _different(answers, ["ended" if a["end"] else "goes on" for a in answers])
+            batches = [dict(zip(fields, result[1:], strict=True)) for result in results]
+            yield self._joined(batches, answers)
 
-    def _counted(self) -> dict[str, int]:
-        """Return the counts of all readers.
-
-        Raises:
-            InputError: some that read whole mini-batches could not read other examples.
-        """
-        first = self._readers[0]
-        if first.is_cut:
-            if any(other.counts != first.counts for other in self._readers):
-                raise self._different([_shown(reader.counts) for reader in self._readers])
-            return first.counts
-        total: collections.Counter[str] = collections.Counter()
-        for reader in self._readers:
-            total.update(reader.counts)
-        return dict(total)
-
-    def _joined(self, batches: list[Batch]) -> Mapping[str, tf.Tensor]:
-        """Return a mini-batch of its parts.
-
-        Raises:
-            InputError: they do not fit each other.
-        """
+    def _joined(
+        self, batches: list[dict[str, tf.Tensor]], answers: Sequence[Mapping[str, Any]]
+    ) -> Mapping[str, tf.Tensor]:
+        """Return a mini-batch of its parts."""
         if not self._parts:
             return batches[0]
         dim = self._parts[0].batch_dim
         sizes = [parts.num_examples(batch, dim) for batch in batches]
         if sizes != [len(part.examples(sum(sizes))) for part in self._parts]:
-            raise self._different([f"{size} examples" for size in sizes])
+            raise _different(answers, [f"{size} examples" for size in sizes])
         return InParts([b for b, size in zip(batches, sizes, strict=True) if size], dim)
 
-    def _different(self, found: Sequence[str]) -> errors.InputError:
-        names = [reader.name for reader in self._readers]
-        listed = "; ".join(f"{name}: {text}" for name, text in zip(names, found, strict=True))
-        return errors.InputError(
-            f"the workers do not read the same mini-batches ({listed}). Copy the same data to all "
-            "hosts, or set input.on_worker=False"
-        )
+
+def _received(device: str, answer: tf.Tensor) -> dict[str, Any]:
+    """Wait for an answer; return it, with the name by which messages call the worker."""
+    values: dict[str, Any] = json.loads(answer.numpy())
+    number = tf.DeviceSpec.from_string(device).task or 0
+    values["name"] = f"worker {number} ({values['host']}), which reads the input"
+    if "error" not in values:
+        return values
+    kind = vars(errors).get(values["error"]["kind"], RuntimeError)
+    raise kind(f"{values['name']}: {values['error']['text']}")
 
 
-def _shown(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} examples {name}" for name, count in counts.items()) or "all read"
+def _counted(answers: Sequence[Mapping[str, Any]]) -> Mapping[str, int]:
+    """Return how many examples of the whole mini-batches could not be read.
+
+    Raises:
+        InputError: workers that read whole mini-batches could not read other examples.
+    """
+    counts = [answer["counts"] for answer in answers]
+    if not answers[0]["is_cut"]:
+        total = collections.Counter[str]()
+        for each in counts:
+            total.update(each)
+        return total
+    if any(other != counts[0] for other in counts):
+        shown = [", ".join(f"{n} examples {what}" for what, n in each.items()) for each in counts]
+        raise _different(answers, [text or "all read" for text in shown])
+    first: Mapping[str, int] = counts[0]
+    return first
+
+
+def _different(
+    answers: Sequence[Mapping[str, Any]], differences: Sequence[str]
+) -> errors.InputError:
+    names = [answer["name"] for answer in answers]
+    listed = "; ".join(f"{name}: {what}" for name, what in zip(names, differences, strict=True))
+    return errors.InputError(
+        f"the workers do not read the same mini-batches ({listed}). Copy the same data to all "
+        "hosts, or set input.on_worker=False"
+    )

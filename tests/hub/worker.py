@@ -24,10 +24,10 @@ def main(addresses: str, index: str) -> None:
     import tensorflow as tf
 
     from lingvo_gpipe import hyperparams
-    from lingvo_gpipe.cluster.remote import requests, worker_function
+    from lingvo_gpipe.run import worker
 
     hyperparams.register_package("tests")
-    registered = worker_function.register_first(requests.Server())
+    registered = worker.register(worker.Requests())
     config = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=1)
     spec = tf.train.ClusterSpec({"worker": json.loads(addresses)})
     server = tf.distribute.Server(spec, "worker", int(index), protocol="grpc", config=config)

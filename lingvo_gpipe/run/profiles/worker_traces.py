@@ -11,8 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from lingvo_gpipe import packing
-from lingvo_gpipe.cluster.remote import worker_function
 from lingvo_gpipe.execution import placement
+from lingvo_gpipe.run import worker
 
 
 def workers_of(devices: Sequence[Sequence[str]]) -> dict[int, str]:
@@ -61,7 +61,8 @@ def _ask(device: str, asked: dict[str, Any]) -> str | None:
     """Ask a worker; return what it could not do, as text."""
     with tf.device(device):
         request = tf.constant(json.dumps(asked))
-    (answer,) = worker_function.call(device, request, [tf.string])
-    found: dict[str, str] = json.loads(answer.numpy())
-    error = found.get("error")
-    return None if error is None else f"{error} (on {found['host']})"
+    (answer,) = worker.call(device, request)
+    values: dict[str, Any] = json.loads(answer.numpy())
+    if "error" not in values:
+        return None
+    return f"{values['error']['text'].splitlines()[0]} (on {values['host']})"

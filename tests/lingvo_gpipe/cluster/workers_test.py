@@ -19,20 +19,11 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 
-from lingvo_gpipe.cluster import worker_server
-from lingvo_gpipe.execution import placement
 from tests.support import saved
 
 ROOT = str(Path(__file__).parents[3])
 LIMIT_S = 240.0
 HISTOGRAMS = "train.histogram_interval_steps"
-
-
-def test_a_worker_has_the_threads_of_one_process() -> None:
-    for devices in range(1, 9):
-        for cores in range(1, 40):
-            expected = placement.thread_counts(devices, cores)
-            assert worker_server.thread_counts(devices, cores) == expected
 
 
 def start(folder: Path, *flags: str) -> subprocess.Popen[str]:
@@ -110,9 +101,7 @@ def test_workers_have_the_bits_of_one_process_and_survive_a_kill(tmp_path: Path)
         assert time.monotonic() < end_s
         time.sleep(0.02)
     started = children(run.pid)
-    workers = [
-        pid for pid, words in started.items() if "lingvo_gpipe.cluster.worker_server" in words
-    ]
+    workers = [pid for pid, words in started.items() if "lingvo_gpipe.run.worker" in words]
     assert len(workers) == 2
     os.kill(workers[1], signal.SIGKILL)
     out = finish(run)

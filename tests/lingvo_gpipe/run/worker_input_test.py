@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-import json
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -20,10 +19,10 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, task
-from lingvo_gpipe.cluster.remote import requests, worker_function
 from lingvo_gpipe.input import Batch, Batches, InMemory, Input
 from lingvo_gpipe.network.parts import InParts, Part
-from lingvo_gpipe.run import loop, worker_input
+from lingvo_gpipe.run import loop
+from lingvo_gpipe.run.worker import Requests, register
 from lingvo_gpipe.run.worker_input import WorkerInput
 from tests.tiny_task import one_layer_task
 
@@ -108,8 +107,8 @@ class Stored(InMemory):
 @pytest.fixture(scope="module")
 def token() -> Iterator[str]:
     """Return the name of a worker's function in this process."""
-    registered = worker_function.register(requests.Server())
-    yield registered.token
+    token, registered = register(Requests())
+    yield token
     del registered
 
 
@@ -123,7 +122,7 @@ def pair(folder: Path, token: str, **more: Any) -> tuple[Stored, WorkerInput]:
     """Return an input in this process, and the same one of the worker."""
     params = Stored.Params(batch_size=4, data_dir=str(folder), on_worker=True, **more)
     own: Stored = params.instantiate()
-    return own, WorkerInput(own, DEVICE, token)
+    return own, WorkerInput(own, [DEVICE], token=token)
 
 
 def arrays(
@@ -225,24 +224,21 @@ def test_other_data_on_the_worker_is_refused(
     monkeypatch.setattr(own, "fingerprint", lambda _: expected)
     theirs = f"sha256 {hashlib.sha256(b'b').hexdigest()[:16]}"
     for count, names, text in (
-        (10, "a", "number of examples in split 'train' is 10, here 11. Copy the same data to both"),
-        (11, "b", f"names.txt is {theirs}, here {expected['names.txt']}. Copy the same data to"),
+        (10, "a", "number of examples in split 'train' is 10, the chief's 11. Copy the same data"),
+        (11, "b", f"names.txt is {theirs}, the chief's {expected['names.txt']}. Copy the same"),
     ):
         write(tmp_path, count, names)
-        assert refusal(worker).startswith(
-            f"{NAMED.removesuffix(': ')}, has other data than the chief: {text}"
-        )
+        assert refusal(worker).startswith(f"{NAMED}other data than the chief's: {text}")
 
 
-def test_an_input_that_cannot_be_imported_is_named(tmp_path: Path, token: str) -> None:
+def test_an_input_that_cannot_be_imported_is_named(
+    tmp_path: Path, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own, worker = pair(write(tmp_path), token)
-    request = {"do": "open", "kind": "training", "input": "class: my_data.Mine\n"}
-    (reader,) = worker._workers
-    with pytest.raises(errors.ParamsError) as caught:
-        reader.received(reader.ask(reader.request(request))[0])
-    assert str(caught.value).startswith(f"{NAMED}")
-    assert "'my_data.Mine' is not in a registered package" in str(caught.value)
-    assert own.params.to_text().startswith(f"class: {__name__}.Stored\n")
+    monkeypatch.setattr(type(own.params), "to_text", lambda _: "class: my_data.Mine\n")
+    text = refusal(worker, errors.ParamsError)
+    assert text.startswith(f"{NAMED}")
+    assert "'my_data.Mine' is not in a registered package" in text
 
 
 def test_a_bug_keeps_its_traceback(
@@ -253,16 +249,6 @@ def test_a_bug_keeps_its_traceback(
     text = refusal(worker, RuntimeError)
     assert text.startswith(f"{NAMED}ZeroDivisionError: in the input\nTraceback (most recent call")
     assert "in arrays" in text
-
-
-def test_a_function_of_a_worker_is_the_first_that_it_registers(token: str) -> None:
-    """Those of other processes are found by that name."""
-    server = requests.Server()
-    with pytest.raises(errors.DeviceError, match="has registered other Python functions"):
-        worker_function.register_first(server)
-    answers = [json.loads(server(b'{"do": "next", "kind": "x", "fields": {}}')[0])]
-    assert answers[0]["error"]["kind"] == "InputError"
-    assert token
 
 
 def test_without_workers_a_line_says_that_the_setting_does_nothing(tmp_path: Path) -> None:
@@ -296,7 +282,7 @@ def in_parts(own: Input, token: str, num_replicas: int, num_micro_batches: int) 
     of_replicas = [
         Part(replica, num_replicas, num_micro_batches, None, 0) for replica in range(num_replicas)
     ]
-    return WorkerInput(own, [DEVICE] * num_replicas, token, parts=of_replicas)
+    return WorkerInput(own, [DEVICE] * num_replicas, of_replicas, token)
 
 
 @pytest.mark.parametrize("kind", [Stored, Ragged])
@@ -366,13 +352,13 @@ def test_copies_of_which_one_ends_first_are_refused(
     tmp_path: Path, token: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, _ = pair(write(tmp_path), token)
-    plain = worker_input._WorkerReader.received
+    sizes = iter([5, 0])
+    evaluation = Stored.evaluation
 
-    def received(self: Any, asked: Any) -> Batch | None:
-        batch = plain(self, asked)
-        return None if self._request["part"]["replica"] == 1 else batch
+    def shorter(self: Stored, split: str, batch_size: int | None = None) -> Batches:
+        return Batches(evaluation(self, split, batch_size).dataset.take(next(sizes)))
 
-    monkeypatch.setattr(worker_input._WorkerReader, "received", received)
+    monkeypatch.setattr(Stored, "evaluation", shorter)
     host = f"worker 0 ({socket.gethostname()}), which reads the input"
     with pytest.raises(errors.InputError) as caught:
         next(iter(in_parts(own, token, 2, 2).evaluation("test")))

@@ -9,7 +9,6 @@ this attempt ends, and another one begins.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import json
 import signal
@@ -17,10 +16,10 @@ import socket
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.cluster import child, lease, members
+from lingvo_gpipe.cluster import child, lease, members, worker_supervisor
 from lingvo_gpipe.console import signals
 
 LOST_EXIT_CODE = 75
@@ -49,25 +48,8 @@ class FaultError(Exception):
     """Something of an attempt is lost; its text says what."""
 
 
-class Link(Protocol):
-    """What the chief's supervisor asks a worker by: a lease, or the worker process itself.
-
-    Attributes:
-        host: name of the worker's host.
-        pid: number of the process that answers.
-    """
-
-    host: str
-    pid: int
-
-    async def ask(self, line: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to a line; see `worker_supervisor.Worker.answer`."""
-
-    async def send(self, line: Mapping[str, Any]) -> None:
-        """Send a line that has no answer."""
-
-    async def close(self) -> None:
-        """End the worker process, or the lease, which ends it."""
+Link: TypeAlias = "lease.Connection | worker_supervisor.Worker"
+"""What the chief's supervisor asks a worker by: a lease, or the worker process itself."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -351,7 +333,7 @@ class _Worker:
                     if not self.serves and wait.is_over:
                         raise FaultError(f"{self} does not begin to serve")
                 await asyncio.sleep(lease.PING_S)
-        except (lease.LostError, lease.RefusedError) as error:
+        except lease.LostError as error:
             raise FaultError(
                 f"the supervisor of worker {self._index} ({link.host}, process {link.pid}) is "
                 f"lost: {error}"
@@ -376,7 +358,7 @@ class _Worker:
         while True:
             try:
                 return await self._options.link(self._index)
-            except (lease.LostError, lease.RefusedError) as error:
+            except lease.LostError as error:
                 if wait.note(str(self), str(error)):
                     raise errors.DeviceError(
                         f"{self} is missing after {self._options.start_timeout_s:.0f} s "
@@ -387,12 +369,8 @@ class _Worker:
 
     async def end(self, code: int | None) -> None:
         """End the lease; `code` as in `_Attempt.end`."""
-        if self._link is None:
-            return
-        if code is not None:
-            with contextlib.suppress(lease.LostError):
-                await self._link.send({"do": "end", "code": code})
-        await self._link.close()
+        if self._link is not None:
+            await self._link.close(code)
 
 
 class _Wait:

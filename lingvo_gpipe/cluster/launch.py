@@ -51,7 +51,7 @@ def run(
     Raises:
         DeviceError: the cluster cannot be one, a worker is missing, or the run is given up.
     """
-    named = _membership(values)
+    named = members.read(values.cluster, values.job, values.task)
     link: Callable[[int], Any]
     if values.workers is not None:
         kind, num_workers = members.local_workers(values.workers)
@@ -83,8 +83,8 @@ def run(
             if not uses_workers:
                 report(f"{member} has nothing to do: what was asked for needs the chief alone")
                 return 0
-            options = worker_supervisor.Options(cluster, member.index, _token(values), report)
-            return asyncio.run(worker_supervisor.run(options))
+            token = _token(values)
+            return asyncio.run(worker_supervisor.run(cluster, member.index, token, report))
         if not uses_workers:
             return None
         limits = _limits(values)
@@ -107,19 +107,8 @@ def hosts(values: argparse.Namespace) -> str | None:
     """Return the number of workers that the flags or TF_CONFIG name, as text; None: none."""
     if values.workers is not None:
         return str(members.local_workers(values.workers)[1])
-    named = _membership(values)
+    named = members.read(values.cluster, values.job, values.task)
     return None if named is None else str(len(named[0].workers))
-
-
-def _membership(values: argparse.Namespace) -> tuple[members.Cluster, members.Member] | None:
-    """Return the cluster that the flags or TF_CONFIG name, and which process this is; None: none.
-
-    Raises:
-        DeviceError: it does not name a cluster that can run.
-    """
-    if values.cluster is not None:
-        return members.from_file(os.path.expanduser(values.cluster), values.job, values.task)
-    return members.from_environment(os.environ, values.job, values.task)
 
 
 def _limits(values: argparse.Namespace) -> dict[str, Any]:

@@ -52,11 +52,7 @@ _NOT_A_LEASE = (
 
 
 class LostError(Exception):
-    """The other end is gone, or does not answer; its text says why."""
-
-
-class RefusedError(Exception):
-    """The other end refuses the lease; its text says why."""
+    """The other end is gone, does not answer, or refuses the lease; its text says why."""
 
 
 def versions() -> dict[str, str]:
@@ -102,8 +98,7 @@ class Connection:
         """Return the next line.
 
         Raises:
-            LostError: the connection is gone, or no line came in time.
-            RefusedError: what came is not a line of a lease.
+            LostError: the connection is gone, no line came in time, or it is not one of a lease.
         """
         try:
             line = json.loads(await self._line(timeout_s))
@@ -112,15 +107,14 @@ class Connection:
                 f"no answer for {timeout_s:.1f} s: it is stopped, or its host cannot be reached"
             ) from error
         except asyncio.IncompleteReadError as error:
-            if error.partial:
-                raise RefusedError(_NOT_A_LEASE) from error
-            raise LostError("its connection was closed") from error
+            reason = _NOT_A_LEASE if error.partial else "its connection was closed"
+            raise LostError(reason) from error
         except OSError as error:
             raise LostError(_reason(error)) from error
         except (asyncio.LimitOverrunError, ValueError, RecursionError) as error:
-            raise RefusedError(_NOT_A_LEASE) from error
+            raise LostError(_NOT_A_LEASE) from error
         if not isinstance(line, dict):
-            raise RefusedError(_NOT_A_LEASE)
+            raise LostError(_NOT_A_LEASE)
         return line
 
     async def _line(self, timeout_s: float) -> bytes:
@@ -136,10 +130,16 @@ class Connection:
         await self.send(line)
         return await self.receive()
 
-    async def close(self) -> None:
-        """Close the connection once everything is sent, or after half a second."""
-        with contextlib.suppress(OSError, TimeoutError):
+    async def close(self, code: int | None = None) -> None:
+        """Close the connection once everything is sent, or after half a second.
+
+        Args:
+            code: exit code of the run, if it has ended, to send before.
+        """
+        with contextlib.suppress(LostError, OSError, TimeoutError):
             async with asyncio.timeout(0.5):
+                if code is not None:
+                    await self.send({"do": "end", "code": code})
                 self._writer.close()
                 await self._writer.wait_closed()
         self._writer.transport.abort()
@@ -154,8 +154,7 @@ async def take(cluster: members.Cluster, token: str, index: int) -> Connection:
         index: number of the worker.
 
     Raises:
-        LostError: the worker is not there; try again later.
-        RefusedError: it answers, but is in use; try again later.
+        LostError: the worker is not there, or is in use; try again later.
         DeviceError: it can never be a worker of this run.
     """
     address = cluster.workers[index]
@@ -163,7 +162,7 @@ async def take(cluster: members.Cluster, token: str, index: int) -> Connection:
     try:
         hello = await connection.receive()
         if hello.get("lease") != _VERSION:
-            raise RefusedError(_NOT_A_LEASE)
+            raise LostError(_NOT_A_LEASE)
         nonces = str(hello.get("nonce")), secrets.token_hex(16)
         answer = await connection.ask({"nonce": nonces[1], "proof": _proof(token, "chief", nonces)})
         if not _is_same(answer.get("proof"), _proof(token, "worker", nonces)):
@@ -233,8 +232,8 @@ async def grant(
             have the lease, which another may have got meanwhile.
 
     Raises:
-        LostError: the other end is gone.
-        RefusedError: it is not a chief's supervisor, has another token, or comes too late.
+        LostError: the other end is gone, is no chief's supervisor, has another token, or comes too
+            late.
     """
     nonce = secrets.token_hex(16)
     await connection.send({"lease": _VERSION, "nonce": nonce})
@@ -242,9 +241,9 @@ async def grant(
     nonces = nonce, str(answer.get("nonce"))
     if not _is_same(answer.get("proof"), _proof(token, "chief", nonces)):
         await connection.send({"proof": ""})
-        raise RefusedError("it has another token")
+        raise LostError("it has another token")
     if not claim():
-        raise RefusedError("another chief has just taken the lease")
+        raise LostError("another chief has just taken the lease")
     await connection.send(
         {
             "proof": _proof(token, "worker", nonces),

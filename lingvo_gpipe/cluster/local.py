@@ -9,19 +9,18 @@ these processes are in a network namespace of Linux, whose only interface is its
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
 import itertools
 import os
-import random
 import socket
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from lingvo_gpipe import errors
 from lingvo_gpipe.cluster import chief_supervisor, members, worker_supervisor
 
 _Item = TypeVar("_Item")
@@ -34,8 +33,6 @@ NO_NETWORK = (
 )
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 _FIRST_PORT = 2222
-_LOWEST_PORT = 10_000
-_EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWNET = 0x40000000
 _SIOCSIFFLAGS = 0x8914
@@ -105,33 +102,9 @@ def _unshare() -> None:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP))
 
 
-class Link:
-    """A worker process of this machine, which is its own `chief_supervisor.Link`.
-
-    Attributes:
-        host: name of this host.
-        pid: number of this process.
-    """
-
-    def __init__(self, worker: worker_supervisor.Worker) -> None:
-        self.host, self.pid = socket.gethostname(), os.getpid()
-        self._worker = worker
-
-    async def ask(self, line: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the worker's answer to a line; all workers reach each other."""
-        return {**self._worker.answer(line), "unreachable": {}}
-
-    async def send(self, line: Mapping[str, Any]) -> None:
-        """Do nothing: `close` ends the worker."""
-
-    async def close(self) -> None:
-        """End the worker process."""
-        self._worker.end()
-
-
 async def start_worker(
-    cluster: members.Cluster, index: int, command: tuple[str, ...] = worker_supervisor.SERVER
-) -> Link:
+    cluster: members.Cluster, index: int, command: Sequence[str] = worker_supervisor.SERVER
+) -> worker_supervisor.Worker:
     """Start a worker process on its share of this machine's cores and GPUs.
 
     Args:
@@ -144,7 +117,7 @@ async def start_worker(
     if own_gpus := shares(gpus(os.environ), count)[index]:
         environment[chief_supervisor.GPUS] = ",".join(own_gpus)
     cores = shares(sorted(os.sched_getaffinity(0)), count)[index]
-    return Link(worker_supervisor.Worker(cluster, index, command, environment, cores))
+    return worker_supervisor.Worker(cluster, index, command, environment, cores)
 
 
 def shares(items: Sequence[_Item], count: int) -> list[list[_Item]]:
@@ -174,20 +147,9 @@ def gpus(environment: Mapping[str, str]) -> list[str]:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return free ports; another program may take one before it is used.
-
-    They are below those that the system uses for connections, of which one might take a worker's
-    port between two of its processes.
-    """
-    end = int(_EPHEMERAL_PORTS.read_text(encoding="utf-8").split()[0])
-    candidates = range(_LOWEST_PORT, end) or range(_LOWEST_PORT, 2**16)
-    free: list[int] = []
-    for port in random.sample(candidates, len(candidates)):
-        try:
-            socket.create_server(("127.0.0.1", port)).close()
-        except OSError:
-            continue
-        free.append(port)
-        if len(free) == count:
-            return free
-    raise errors.DeviceError(f"this machine has no {count} free ports")
+    """Return free ports; another program may take one before it is used."""
+    with contextlib.ExitStack() as stack:
+        servers = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
+        ]
+        return [server.getsockname()[1] for server in servers]

@@ -113,65 +113,55 @@ def local_workers(text: str) -> tuple[str, int]:
     return match[1], int(match[2])
 
 
-def from_environment(
-    environment: Mapping[str, str], job: str | None = None, index: int | None = None
+def read(
+    path: str | None, job: str | None = None, index: int | None = None
 ) -> tuple[Cluster, Member] | None:
-    """Read TF_CONFIG; return None where it is not set, or names no worker.
+    """Return a cluster, and which process of it this is.
 
     Args:
-        environment: environment variables.
-        job: what --job says that this process is; None: what TF_CONFIG says.
-        index: what --task says; None: what TF_CONFIG says.
+        path: a file like TF_CONFIG: JSON with `cluster` → {job → addresses}, or that inner object;
+            None: the environment variable TF_CONFIG.
+        job: what --job says that this process is; None: what the file says, or the chief.
+        index: what --task says; None: what the file says, or 0.
 
-    Raises:
-        DeviceError: it names no cluster that can run.
-    """
-    text = environment.get(VARIABLE, "").strip()
-    values = _object(text, VARIABLE) if text else {}
-    jobs = values.get("cluster")
-    if not jobs or (isinstance(jobs, Mapping) and set(jobs) == {CHIEF}):
-        return None  # a chief alone is one process
-    task = values.get("task", {})
-    try:
-        named = Member(str(task.get("type", job or CHIEF)), int(task.get("index", index or 0)))
-    except (AttributeError, TypeError, ValueError) as error:
-        raise errors.DeviceError(
-            f'{VARIABLE}: "task" is {json.dumps(task)[:80]}, expected '
-            '{"type": "chief" or "worker", "index": a number}'
-        ) from error
-    member = Member(job or named.job, named.index if index is None else index)
-    if member != named:
-        raise errors.DeviceError(
-            f"{VARIABLE} says that this process is {named}, the flags say {member}. Leave out "
-            "--job and --task, or correct one of them"
-        )
-    return _checked(jobs, VARIABLE, member)
-
-
-def from_file(
-    path: str | os.PathLike[str], job: str | None = None, index: int | None = None
-) -> tuple[Cluster, Member]:
-    """Read a file like TF_CONFIG: JSON with `cluster` → {job → addresses}, or that inner object.
-
-    Args:
-        path: the file.
-        job: as in `from_environment`; None: chief.
-        index: as in `from_environment`; None: 0.
+    Returns:
+        None where TF_CONFIG is not set, or names no worker.
 
     Raises:
         DeviceError: it cannot be read, or names no cluster that can run.
     """
-    where = f"--cluster={path}"
+    if path is None:
+        where, text = VARIABLE, os.environ.get(VARIABLE, "").strip()
+    else:
+        where = f"--cluster={path}"
+        try:
+            text = regular_files.read_text(os.path.expanduser(path))
+        except OSError as error:
+            raise errors.DeviceError(f"{where} cannot be read: {error.strerror}") from error
+    values = _object(text, where) if text or path else {}
+    jobs = values.get("cluster", {} if path is None else values)
+    if path is None and (not jobs or (isinstance(jobs, Mapping) and set(jobs) == {CHIEF})):
+        return None  # a chief alone is one process
+    task = values.get("task", {})
     try:
-        text = regular_files.read_text(path)
-    except OSError as error:
-        raise errors.DeviceError(f"{where} cannot be read: {error.strerror}") from error
-    values = _object(text, where)
-    if job == WORKER and index is None:
+        named_job, named_index = task.get("type"), task.get("index")
+        named_index = None if named_index is None else int(named_index)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise errors.DeviceError(
+            f'{where}: "task" is {json.dumps(task)[:80]}, expected '
+            '{"type": "chief" or "worker", "index": a number}'
+        ) from error
+    if job == WORKER and index is None and named_index is None:
         raise errors.DeviceError(
             f"{where} names several workers. Say which one this is: --task=0, 1, …"
         )
-    return _checked(values.get("cluster", values), where, Member(job or CHIEF, index or 0))
+    member = Member(job or named_job or CHIEF, named_index or 0 if index is None else index)
+    if named_job not in (None, member.job) or named_index not in (None, member.index):
+        raise errors.DeviceError(
+            f"{where} says that this process is {Member(named_job, named_index or 0)}, the flags "
+            f"say {member}. Leave out --job and --task, or correct one of them"
+        )
+    return _checked(jobs, where, member)
 
 
 def _object(text: str, where: str) -> dict[str, Any]:

@@ -96,14 +96,9 @@ def chief(folder: Path, steps: str) -> int:
 
 def supervisor_of_worker(folder: Path, cluster: members.Cluster, index: str) -> int:
     note_pid(folder, f"supervisor{index}")
-    options = worker_supervisor.Options(
-        cluster,
-        int(index),
-        os.environ.get("TOKEN", TOKEN),
-        report,
-        command=command("worker", folder, index),
-    )
-    return asyncio.run(worker_supervisor.run(options))
+    token = os.environ.get("TOKEN", TOKEN)
+    program = command("worker", folder, index)
+    return asyncio.run(worker_supervisor.run(cluster, int(index), token, report, program))
 
 
 def supervisor_of_chief(folder: Path, cluster: members.Cluster, steps: str) -> int:

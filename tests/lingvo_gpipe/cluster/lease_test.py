@@ -79,7 +79,7 @@ def test_of_two_chiefs_at_once_the_second_waits() -> None:
             try:
                 await lease.grant(connection, cluster, 0, fakes.TOKEN, claim)
                 ends.append("granted")
-            except lease.RefusedError as error:
+            except lease.LostError as error:
                 ends.append(str(error))
                 await connection.close()
 

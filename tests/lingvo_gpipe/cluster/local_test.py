@@ -49,14 +49,6 @@ def test_a_private_network_has_nothing_but_its_own_loopback(user: int) -> None:
     assert [first, *lines] == ["127.0.0.1:2223", "127.0.0.1:2224", "Network is unreachable"]
 
 
-def test_free_ports_are_not_those_of_connections() -> None:
-    cluster = local.cluster(2, private=False, report=print)
-    ports = [int(address.rpartition(":")[2]) for address in (cluster.chief, *cluster.workers)]
-    assert len(set(ports)) == 3
-    lowest, _ = map(int, local._EPHEMERAL_PORTS.read_text().split())
-    assert max(ports) < lowest
-
-
 def test_gpus_are_those_of_the_driver_unless_some_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

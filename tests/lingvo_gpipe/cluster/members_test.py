@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +16,22 @@ JOBS = {"chief": ["a:1"], "worker": ["b:2", "[fe80::1]:3"]}
 CLUSTER = members.Cluster("a:1", ("b:2", "[fe80::1]:3"))
 
 
-def config(cluster: object, task: object = None) -> dict[str, str]:
-    values = {"cluster": cluster} | ({} if task is None else {"task": task})
-    return {members.VARIABLE: json.dumps(values)}
+def config(cluster: object, task: object = None) -> str:
+    return json.dumps({"cluster": cluster} | ({} if task is None else {"task": task}))
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
+    """Return what reads a value of TF_CONFIG, and flags."""
+
+    def from_environment(value: str | None, *flags: Any) -> object:
+        if value is None:
+            monkeypatch.delenv(members.VARIABLE, raising=False)
+        else:
+            monkeypatch.setenv(members.VARIABLE, value)
+        return members.read(None, *flags)
+
+    return from_environment
 
 
 @pytest.mark.parametrize(
@@ -32,33 +47,37 @@ def config(cluster: object, task: object = None) -> dict[str, str]:
     ],
 )
 def test_tf_config_names_the_cluster_and_this_process(
-    task: object, job: str | None, index: int | None, member: members.Member
+    read: Callable[..., object],
+    task: object,
+    job: str | None,
+    index: int | None,
+    member: members.Member,
 ) -> None:
-    assert members.from_environment(config(JOBS, task), job, index) == (CLUSTER, member)
+    assert read(config(JOBS, task), job, index) == (CLUSTER, member)
 
 
-@pytest.mark.parametrize("environment", [{}, {"TF_CONFIG": " "}, {"TF_CONFIG": "{}"}])
-def test_without_a_cluster_there_is_one_process(environment: dict[str, str]) -> None:
-    assert members.from_environment(environment) is None
-    assert members.from_environment(config({"chief": ["a:1"]}, {"type": "chief"})) is None
+@pytest.mark.parametrize("value", [None, " ", "{}", config({"chief": ["a:1"]}, {"type": "chief"})])
+def test_without_a_cluster_there_is_one_process(
+    read: Callable[..., object], value: str | None
+) -> None:
+    assert read(value) is None
 
 
-def test_what_a_member_is_started_with_is_read_back() -> None:
+def test_what_a_member_is_started_with_is_read_back(read: Callable[..., object]) -> None:
     for member in (members.Member("chief"), members.Member("worker", 1)):
-        environment = {members.VARIABLE: CLUSTER.to_config(member)}
-        assert members.from_environment(environment) == (CLUSTER, member)
+        assert read(CLUSTER.to_config(member)) == (CLUSTER, member)
 
 
 @pytest.mark.parametrize("values", [JOBS, {"cluster": JOBS}])
 def test_a_file_is_read_like_tf_config(tmp_path: Path, values: object) -> None:
-    path = tmp_path / "cluster.json"
-    path.write_text(json.dumps(values))
-    assert members.from_file(path) == (CLUSTER, members.Member("chief"))
-    assert members.from_file(path, "worker", 1) == (CLUSTER, members.Member("worker", 1))
+    path = str(tmp_path / "cluster.json")
+    Path(path).write_text(json.dumps(values))
+    assert members.read(path) == (CLUSTER, members.Member("chief"))
+    assert members.read(path, "worker", 1) == (CLUSTER, members.Member("worker", 1))
     with pytest.raises(errors.DeviceError, match="Say which one this is: --task=0, 1"):
-        members.from_file(path, "worker")
+        members.read(path, "worker")
     with pytest.raises(errors.DeviceError, match="cannot be read: No such file"):
-        members.from_file(tmp_path / "missing")
+        members.read(str(tmp_path / "missing"))
 
 
 WRONG = [
@@ -100,14 +119,12 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("environment", "flags", "expected"), WRONG)
+@pytest.mark.parametrize(("value", "flags", "expected"), WRONG)
 def test_a_wrong_cluster_is_refused_by_one_line(
-    environment: dict[str, str] | str, flags: tuple[str, int] | None, expected: str
+    read: Callable[..., object], value: str, flags: tuple[str, int] | None, expected: str
 ) -> None:
-    if isinstance(environment, str):
-        environment = {members.VARIABLE: environment}
     with pytest.raises(errors.DeviceError, match=expected) as caught:
-        members.from_environment(environment, *(flags or (None, None)))
+        read(value, *(flags or ()))
     assert "\n" not in str(caught.value)
 
 

@@ -5,6 +5,7 @@ Chief and workers are fakes, so that a case takes a second; the supervisors are 
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import os
@@ -62,7 +63,7 @@ def test_a_worker_that_has_ended_leaves_its_reason(line: str, fault: str) -> Non
     worker = worker_supervisor.Worker(cluster, 0, (sys.executable, "-c", program))
     wait_for(worker.fault, "the end")
     assert worker.fault() == fault
-    worker.end()
+    asyncio.run(worker.close())
 
 
 def test_a_user_s_mistake_ends_all_with_its_code(run: Run) -> None:

@@ -21,9 +21,7 @@ from lingvo_gpipe import errors, hyperparams, registry, schedule, task
 from lingvo_gpipe.keras_layers import weights
 from lingvo_gpipe.run import checkpoints, log_directory
 from lingvo_gpipe.run.checkpoints import files
-from lingvo_gpipe.tasks.mt.decoding.scoring import score_files
-from lingvo_gpipe.tasks.mt.text import records, vocabulary
-from lingvo_gpipe.tasks.mt.text.corpora import django_catalogues, text_files
+from lingvo_gpipe.tasks.mt.text import vocabulary
 from tests.tasks.mt import toy_text
 
 WHOLE_COUNT, SHARE = 10_000, 100
@@ -98,14 +96,15 @@ def weights_of_keras_layers() -> bytes:
 @functools.cache
 def kinds() -> tuple[Kind, ...]:
     text = params_text()
-    golden = Path(__file__).parent / "golden" / "flat_modules" / "translation" / "run"
+    training = vocabulary.VocabularyTraining(size=300, num_threads=1)
+    words = vocabulary.train(toy_text.sentences(200, 5), training)
     line = f"{files._checksum_line(text)}\n"
     return (
         Kind("text beside a checkpoint", f"{line}{text}".encode(), read_checkpoint_text),
         Kind("earlier text beside one", text.encode(), read_checkpoint_text),
         Kind("schedule", schedule.make("1f1b", 4, 8).to_text().encode(), read_schedule),
         Kind("text of params", text.encode(), read_params),
-        Kind("vocabulary", (golden / "vocabulary.model").read_bytes(), read_vocabulary),
+        Kind("vocabulary", words.proto, read_vocabulary),
         Kind("weights of Keras layers", weights_of_keras_layers(), weights.load),
     )
 
@@ -234,56 +233,3 @@ def test_ten_thousand_damaged_files_are_read_or_refused_in_one_line(
     record_property("damaged_files", line)
 
     check(found, count)
-
-
-def read_scores(path: Path) -> object:
-    path.rename(path.with_name("test.tsv"))
-    return score_files.read(path.parent, "test")
-
-
-def read_records(path: Path) -> object:
-    path.rename(path.with_name(records.MANIFEST))
-    return records.Records(path.parent)
-
-
-@pytest.mark.parametrize(
-    "read",
-    [
-        vocabulary.Vocabulary.load,
-        lambda path: list(text_files.lines(str(path))),
-        django_catalogues.catalogue,
-        read_scores,
-        read_records,
-        lambda path: records._file(path, 0, np.dtype("<i4")),
-        lambda path: records._lines(path, 0),
-    ],
-)
-def test_devices_are_not_read(read: Callable[[Path], object], tmp_path: Path) -> None:
-    path = tmp_path / "data"
-    path.symlink_to("/dev/null")  # /dev/zero would have no end where this is broken
-    with pytest.raises(errors.InputError, match="it is a device, not a regular file") as caught:
-        read(path)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "text"
-    with path.open("wb") as file:
-        file.write(b"one\n")
-        file.truncate(2**33)  # a hole of 8 GiB
-    found = text_files.lines(str(path))
-    assert next(found) == b"one"
-    with pytest.raises(errors.InputError) as caught:
-        next(found)
-    assert str(caught.value) == (
-        f"{path} cannot be read after line 1: the next line has more than 16,777,216 bytes. Use "
-        "another file, or copy it again"
-    )
-
-
-def test_a_vocabulary_of_a_limited_size_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "vocabulary.model"
-    with path.open("wb") as file:
-        file.truncate(2**33)
-    with pytest.raises(errors.InputError, match=r"it has more than 16,777,216 bytes\. Use another"):
-        vocabulary.Vocabulary.load(path)

@@ -116,8 +116,8 @@ def test_there_are_golden_files() -> None:
     """Bazel and a checkout have all sets: with a missing folder, its tests would be skipped."""
     assert set(SETS) == {path.name for path in GOLDEN.iterdir() if (path / "README.md").exists()}
     assert {name.split("/")[0] for name in RUNS} == set(SETS)
-    assert len(RESUMABLE) >= 3 * len(SETS)
-    assert len(EXPORTS) >= 2 * len(SETS)
+    assert len(RESUMABLE) >= 2 * len(SETS)
+    assert len(EXPORTS) >= len(SETS)
 
 
 # --- Checkpoints ----------------------------------------------------------------------------------

@@ -6,15 +6,15 @@ parameters, K, M, and whether equal steps or equal tokens were compared. Chosen:
 trains translation, the learning rate of the multilingual models, equal steps.
 
 Records are read from `--data_dir`, by default data/bilingual.
-`--params_override=input.language=fr` selects another language.
+`'--params_override=input.pairs=("fr:en",)'` selects another language.
 """
 
 from __future__ import annotations
 
 from lingvo_gpipe import optim, pipelining, registry, task
-from lingvo_gpipe.tasks.mt import bilingual
 from lingvo_gpipe.tasks.mt import task as mt_task
 from lingvo_gpipe.tasks.mt.decoding.scoring import scores
+from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.model import transformer
 
 VOCABULARY = 32_000
@@ -40,9 +40,9 @@ class _Big(registry.Model):
                 num_micro_batches=self.num_micro_batches,
                 schedule="1f1b",
             ),
-            input=bilingual.Bilingual.Params(
+            input=Translation.Params(
                 data_dir="data/bilingual",
-                language="de",
+                pairs=("de:en",),
                 batch_size=65_536,
                 max_length=256,
                 multiple_of=self.num_micro_batches,

@@ -20,7 +20,7 @@ from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.model import transformer
 from lingvo_gpipe.tasks.mt.text import preparation
 from lingvo_gpipe.tasks.mt.text.corpora import text_files
-from lingvo_gpipe.tasks.mt.text.vocabulary_training import VocabularyTraining
+from lingvo_gpipe.tasks.mt.text.vocabulary import VocabularyTraining
 
 VOCABULARY = 8_000
 UNITS = 192

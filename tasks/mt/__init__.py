@@ -1,6 +1,5 @@
 """Translation to English: text preparation, the Transformer, decoding and scores."""
 
-from lingvo_gpipe.tasks.mt.bilingual import Bilingual
 from lingvo_gpipe.tasks.mt.decoding.decode_params import Decode
 from lingvo_gpipe.tasks.mt.decoding.scoring.scores import Scoring
 from lingvo_gpipe.tasks.mt.decoding.search import Search
@@ -16,21 +15,18 @@ from lingvo_gpipe.tasks.mt.model.encoder import EncoderLayer, MixtureEnd, Transp
 from lingvo_gpipe.tasks.mt.model.mixture import Mixture
 from lingvo_gpipe.tasks.mt.model.softmax import TranslationLoss, TranslationSoftmax
 from lingvo_gpipe.tasks.mt.model.transformer import TranslationTransformer
-from lingvo_gpipe.tasks.mt.synthetic import SyntheticTranslation
+from lingvo_gpipe.tasks.mt.synthetic import SyntheticText, SyntheticTranslation
 from lingvo_gpipe.tasks.mt.task import TranslationTask
 from lingvo_gpipe.tasks.mt.text.corpora.corpus import Corpus
 from lingvo_gpipe.tasks.mt.text.corpora.django_catalogues import Django
-from lingvo_gpipe.tasks.mt.text.corpora.faults import FaultPolicy
-from lingvo_gpipe.tasks.mt.text.corpora.made_text import MadeText
 from lingvo_gpipe.tasks.mt.text.corpora.text_files import TSV, Aligned, FileCorpus, TranslateFolder
 from lingvo_gpipe.tasks.mt.text.corpora.tfds_corpus import TFDSCorpus
 from lingvo_gpipe.tasks.mt.text.preparation import Preparation
-from lingvo_gpipe.tasks.mt.text.vocabulary_training import VocabularyTraining
+from lingvo_gpipe.tasks.mt.text.vocabulary import VocabularyTraining
 
 __all__ = [
     "TSV",
     "Aligned",
-    "Bilingual",
     "Block",
     "Corpus",
     "Decode",
@@ -38,14 +34,13 @@ __all__ = [
     "Django",
     "EmbeddingPositions",
     "EncoderLayer",
-    "FaultPolicy",
     "FileCorpus",
-    "MadeText",
     "Mixture",
     "MixtureEnd",
     "Preparation",
     "Scoring",
     "Search",
+    "SyntheticText",
     "SyntheticTranslation",
     "TFDSCorpus",
     "TokenEmbedding",

@@ -23,25 +23,27 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.console import output
 from lingvo_gpipe.input import Batches, Input
 from lingvo_gpipe.input.serving import Program
-from lingvo_gpipe.tasks.mt import batch_fields
-from lingvo_gpipe.tasks.mt.batch_planning import BatchPlanner
 from lingvo_gpipe.tasks.mt.decoding import search, serving
 from lingvo_gpipe.tasks.mt.model import transformer
-from lingvo_gpipe.tasks.mt.text import batches, preparation, records
-from lingvo_gpipe.tasks.mt.text.batches import BatchPlan, PlannedBatch, Units
+from lingvo_gpipe.tasks.mt.text import batches, mixture, preparation, records
+from lingvo_gpipe.tasks.mt.text.batches import BatchPlan, Examples, PlannedBatch, Units
 from lingvo_gpipe.tasks.mt.text.records import Array, Split
-from lingvo_gpipe.tasks.mt.text.vocabulary import Vocabulary
+from lingvo_gpipe.tasks.mt.text.vocabulary import BEGIN, END, Vocabulary
 
 if TYPE_CHECKING:
     from lingvo_gpipe import task
 
 _PREFETCH = 4
+_TOKEN_FIELDS = ("source", "target", "label")
+_PACKED_FIELDS = ("source_segment", "source_position", "target_segment", "target_position")
 
 
 class Translation(Input):
@@ -131,7 +133,7 @@ class Translation(Input):
         params = self.params
         tokens = params.batch_size if training else params.eval_batch_size or params.batch_size
         rows = batches.rows_of(tokens, params.max_length, params.multiple_of)
-        return batch_fields.specs(rows, params.max_length, params.packing)
+        return _specs(rows, params.max_length, params.packing)
 
     @functools.cached_property
     def records(self) -> records.Records:
@@ -150,10 +152,6 @@ class Translation(Input):
             prepared.check_vocabulary(self.params.vocabulary_hash)
         return prepared
 
-    @functools.cached_property
-    def _planner(self) -> BatchPlanner:
-        return BatchPlanner(self.records, self.params)
-
     @property
     def vocabulary(self) -> Vocabulary:
         """The vocabulary that `recall` received, else the records'."""
@@ -164,10 +162,21 @@ class Translation(Input):
         """Whether sources begin with <2xx>."""
         return self.records.target_tokens if self._restored is None else self._restored[1]
 
-    @property
+    @functools.cached_property
     def pairs(self) -> tuple[str, ...]:
-        """Pairs of languages, such as de:en, in the order of the field `language`."""
-        return self._planner.pairs
+        """Pairs of languages, such as de:en, in the order of the field `language`.
+
+        Raises:
+            InputError: the records lack a pair of the params.
+        """
+        available = self.records.pairs
+        for pair in self.params.pairs:
+            if pair not in available:
+                near = errors.nearest(pair, available) or available[:3]
+                raise errors.InputError(
+                    f"{self.records.folder} has no pair {pair!r}; nearest {', '.join(near)}"
+                )
+        return tuple(self.params.pairs) or available
 
     def batches(self, seed: int, position: int = 0) -> Batches:
         """Return the endless mini-batches of training from number `position` on."""
@@ -197,16 +206,119 @@ class Translation(Input):
         """
         params = self.params
         tokens = batch_size or params.eval_batch_size or params.batch_size
-        units = self._planner.evaluation(split, tokens)
+        units = self._evaluated(split, tokens)
         return self._batches(self.records.split(split), units, lambda: iter(batches.once(units)))
 
+    @functools.lru_cache(maxsize=2)  # noqa: B019 (an input lives as long as its run)
     def plan(self, seed: int) -> BatchPlan:
-        """Return the plan of training; see `BatchPlanner.training`."""
-        return self._planner.training(seed)
+        """Return the plan of training; the number of dropped examples is logged.
+
+        Raises:
+            InputError: no example is left, or `batch_size` is too small for one mini-batch.
+        """
+        params = self.params
+        if params.packing:
+            units = batches.packed(
+                self._trained,
+                tokens=params.batch_size,
+                length=params.max_length,
+                seed=seed,
+                multiple_of=params.multiple_of,
+            )
+        else:
+            units = batches.by_length(
+                self._trained,
+                tokens=params.batch_size,
+                num_shapes=params.num_shapes,
+                multiple_of=params.multiple_of,
+            )
+        longest = max(shape.length for shape in units.shapes)
+        if params.batch_size < (least := params.multiple_of * longest):
+            raise errors.InputError(
+                f"input.batch_size={params.batch_size} is too small for mini-batches of "
+                f"{params.multiple_of} rows (input.multiple_of) of {longest} tokens. Use {least} "
+                "or more, or a smaller input.max_length"
+            )
+        return BatchPlan(
+            units,
+            temperature=params.temperature,
+            seed=seed,
+            epoch_examples=params.epoch_examples,
+        )
+
+    @functools.lru_cache(maxsize=4)  # noqa: B019 (TensorFlow keeps the generators that use it)
+    def _evaluated(self, split: str, tokens: int) -> Units:
+        """Return the units of an evaluation, all examples of the chosen pairs."""
+        examples = self._chosen(self.records.split(split))
+        if not len(examples.numbers):
+            raise errors.InputError(f"{self.records.folder}: split {split!r} has no examples")
+        units = batches.by_length(
+            examples,
+            tokens=tokens,
+            num_shapes=self.params.num_shapes,
+            multiple_of=self.params.multiple_of,
+        )
+        largest = max(units.shapes, key=lambda shape: shape.rows * shape.length)
+        if largest.rows * largest.length > tokens:
+            output.note(
+                f"split {split!r} has an example of {largest.length} tokens: a mini-batch of "
+                f"{largest.rows} rows takes {largest.rows * largest.length}, not {tokens}, and "
+                "the memory for them"
+            )
+        return units
+
+    @functools.cached_property
+    def _trained(self) -> Examples:
+        """The examples that are trained on; the number of the others is logged.
+
+        Raises:
+            InputError: no example is within the limits of length.
+        """
+        params = self.params
+        examples = self._chosen(self.records.split(params.train_split))
+        lengths = examples.lengths
+        short = lengths.max(1) <= params.max_length
+        even = np.ones_like(short)
+        if params.max_ratio is not None:
+            without_end = lengths - 1
+            even = without_end.max(1) <= params.max_ratio * np.maximum(without_end.min(1), 1)
+        within = short & even
+        long, uneven = int((~short).sum()), int((short & ~even).sum())
+        if not within.any():
+            raise errors.InputError(
+                f"{self.records.folder}: no training example is left: {long} of {len(within)} are "
+                f"longer than input.max_length={params.max_length}, {uneven} of uneven lengths"
+            )
+        if long or uneven:
+            logging.warning(
+                "left out of %d training examples: %d longer than %d tokens, %d of uneven lengths",
+                len(within),
+                long,
+                params.max_length,
+                uneven,
+            )
+        return Examples(
+            examples.numbers[within],
+            lengths[within],
+            examples.languages[within],
+            examples.num_languages,
+        )
+
+    def _chosen(self, split: Split) -> Examples:
+        """Return the examples of the chosen pairs."""
+        index = {pair: number for number, pair in enumerate(self.pairs)}
+        spans = [span for span in split.spans if span.pair in index]
+        numbers = [np.arange(span.first, span.first + span.count) for span in spans]
+        languages = [np.full(span.count, index[span.pair]) for span in spans]
+        none = np.zeros(0, np.int64)
+        chosen = np.concatenate([none, *numbers])
+        lengths = split.lengths[chosen] + 1  # with </s>
+        return Examples(chosen, lengths, np.concatenate([none, *languages]), len(index))
 
     def shares(self) -> dict[str, float]:
         """Return the share of each pair of languages in training, by the temperature's formula."""
-        return self._planner.shares()
+        shares = mixture.probabilities(self._trained.sizes.tolist(), self.params.temperature)
+        return dict(zip(self.pairs, map(float, shares), strict=True))
 
     def complete(self, task_params: task.Task.Params) -> None:
         """Set the model's vocabulary size and the languages that it counts separately.
@@ -304,11 +416,57 @@ class Translation(Input):
         first: int = 0,
     ) -> Batches:
         packing = self.params.packing
-
-        def arrays() -> Iterator[dict[str, Array]]:
-            return (batch_fields.arrays(split, units, batch, packing) for batch in planned())
-
         dataset = tf.data.Dataset.from_generator(
-            arrays, output_signature=batch_fields.specs(None, None, packing)
+            lambda: (_fields(split, units, batch, packing) for batch in planned()),
+            output_signature=_specs(None, None, packing),
         ).prefetch(_PREFETCH)
         return Batches(dataset, first=first)
+
+
+def _specs(rows: int | None, length: int | None, packing: bool) -> dict[str, tf.TensorSpec]:
+    """Return the specs of the fields; with `packing` also those of packed rows."""
+    names = (*_TOKEN_FIELDS, *(_PACKED_FIELDS if packing else ()))
+    fields = {name: tf.TensorSpec([rows, length], tf.int32) for name in names}
+    fields["weight"] = tf.TensorSpec([rows, length], tf.float32)
+    fields["language"] = tf.TensorSpec([rows], tf.int32)
+    return fields
+
+
+def _fields(split: Split, units: Units, planned: PlannedBatch, packing: bool) -> dict[str, Array]:
+    """Return the fields of a mini-batch.
+
+    Args:
+        split: split of the examples.
+        units: units of the plan.
+        planned: the mini-batch.
+        packing: whether to include the fields of packed rows.
+    """
+    rows, length = planned.shape.rows, planned.shape.length
+    names = (*_TOKEN_FIELDS, *(_PACKED_FIELDS if packing else ()))
+    fields: dict[str, Array] = {name: np.zeros((rows, length), np.int32) for name in names}
+    fields["weight"] = np.zeros((rows, length), np.float32)
+    fields["language"] = np.zeros(rows, np.int32)
+    fields["language"][: len(planned.units)] = units.languages[planned.units]
+    fields["source"][len(planned.units) :, 0] = END
+    fields["target"][len(planned.units) :, 0] = BEGIN
+    for row, unit in enumerate(planned.units):
+        source_start = target_start = 0
+        for segment, number in enumerate(units.of(int(unit)), 1):
+            source, target = split.example(int(number))
+            source_end = source_start + len(source) + 1
+            target_end = target_start + len(target) + 1
+            source_slice = slice(source_start, source_end)
+            target_slice = slice(target_start, target_end)
+            ids = fields["source"][row, source_slice]
+            ids[:-1], ids[-1] = source, END
+            ids = fields["target"][row, target_slice]
+            ids[0], ids[1:] = BEGIN, target
+            ids = fields["label"][row, target_slice]
+            ids[:-1], ids[-1] = target, END
+            fields["weight"][row, target_slice] = 1.0
+            if packing:
+                for name, where in (("source", source_slice), ("target", target_slice)):
+                    fields[f"{name}_segment"][row, where] = segment
+                    fields[f"{name}_position"][row, where] = np.arange(where.stop - where.start)
+            source_start, target_start = source_end, target_end
+    return fields

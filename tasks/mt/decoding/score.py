@@ -73,7 +73,7 @@ def sentences_to_translate(
     records = source.records
     trained = source.params.train_split
     if split == trained:
-        others = [name for name in records.splits if name != trained]
+        others = [name for name in records.spans if name != trained]
         raise errors.ParamsError(
             f"split {split!r} is trained on, and its text is not stored. Score another split by "
             f"--params_override=score.split=NAME: {', '.join(others) or 'there is none'}"
@@ -95,8 +95,9 @@ def sentences_to_translate(
     chosen: list[PairSentences] = []
     for span, allowed in found:
         places = _spaced(allowed.tolist(), most)
-        texts = records.text(split, span.pair)
-        sources, references = ([lines[place] for place in places] for lines in texts)
+        lines = records.text(split, span.pair)
+        sources = [lines[place][0] for place in places]
+        references = [lines[place][1] for place in places]
         ids = [[*records_split.example(span.first + place)[0].tolist(), END] for place in places]
         chosen.append(
             PairSentences(span.pair, examples.get(span.pair, 0), ids, sources, references)

@@ -1,37 +1,39 @@
-"""From corpora to records: clean text, vocabulary, ids.
+"""From corpora to records: text, vocabulary, ids.
 
-Text is read once. Faults are counted, and faultless text goes to temporary files; a sample of them
-trains the vocabulary, and all of it is tokenised. The folder gets its name only when it is
-complete.
+Corpora are read once. Faulty text is counted, the rest goes to files, a pair of languages each. A
+sample of it trains the vocabulary, and all of it is tokenised. The folder gets its name only when
+it is complete.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
-import dataclasses
 import functools
 import json
 import os
+import re
 import shutil
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TextIO
 
+import numpy as np
 import sentencepiece
 from absl import logging
 
 from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.console import progress, units
-from lingvo_gpipe.tasks.mt.text import clean_text, output_folder, records
-from lingvo_gpipe.tasks.mt.text.clean_text import CleanText
+from lingvo_gpipe.tasks.mt.text import mixture, records, vocabulary
+from lingvo_gpipe.tasks.mt.text.corpora import corpus
 from lingvo_gpipe.tasks.mt.text.corpora.corpus import Corpus, languages_of
-from lingvo_gpipe.tasks.mt.text.pair_selection import PairSelection
-from lingvo_gpipe.tasks.mt.text.reading import CorpusReader, FaultLog
-from lingvo_gpipe.tasks.mt.text.vocabulary import Vocabulary
-from lingvo_gpipe.tasks.mt.text.vocabulary_source import VocabularySource
-from lingvo_gpipe.tasks.mt.text.vocabulary_training import VocabularyTraining
+from lingvo_gpipe.tasks.mt.text.records import PairText
+from lingvo_gpipe.tasks.mt.text.vocabulary import END, Vocabulary, VocabularyTraining
 
-_SCRATCH = "scratch"
+_BLOCK = 8192
+# Splits and languages are parts of file names.
+_NAME = re.compile(r"(?!\.)[\w.-]+")
 
 
 class Preparation(hyperparams.Configurable):
@@ -63,7 +65,6 @@ class Preparation(hyperparams.Configurable):
         if not params.corpora:
             raise errors.InputError("there is no corpus to prepare. Name one or more")
         self._corpora: list[Corpus] = [corpus.instantiate() for corpus in params.corpora]
-        self._selection = PairSelection(self._corpora, params.pairs, params.train_split)
 
     def run(
         self,
@@ -80,24 +81,23 @@ class Preparation(hyperparams.Configurable):
             num_threads: threads that tokenise; None: one for each core. The result is the same.
 
         Raises:
-            InputError: the text has a fault that a policy sets to `fail`, or the folder is in use.
+            InputError: the text cannot be prepared, or the folder is in use.
         """
         target = _absolute(folder)
-        if output_folder.is_prepared(target, records.MANIFEST):
+        if _is_prepared(target):
             self.check(prepared := records.Records(target))
-            prepared.check_files()
             report(f"{target} is prepared already")
-            if (change := self._changed_text(prepared)) is not None:
-                report(
-                    f"warning: {target} was prepared from other text: {change}. Prepare into "
-                    "another folder, or remove this one"
-                )
+            sizes = prepared.manifest["files"]
+            for path, size in self._file_sizes().items():
+                if sizes.get(path, 0) != size:
+                    report(
+                        f"warning: {path} has changed since {target} was prepared. Prepare into "
+                        "another folder, or remove this one"
+                    )
             return prepared
-        self._check_text()  # before all text is read
-        report(f"preparing {units.things(len(self._selection.pairs), 'pair')} of languages")
-        for line in self._selection.warnings():
-            report(line)
-        with output_folder.building(target) as partial:
+        self.check_text()  # before all text is read
+        report(f"preparing {units.things(len(self._pairs), 'pair')} of languages")
+        with _building(target) as partial:
             self._make(partial, report, num_threads or os.cpu_count() or 1)
         return records.Records(target)
 
@@ -111,24 +111,37 @@ class Preparation(hyperparams.Configurable):
             InputError: the text is missing, or the folder holds something else.
         """
         target = _absolute(folder)
-        if output_folder.is_prepared(target, records.MANIFEST):
+        if _is_prepared(target):
             self.check(records.Records(target))
         else:
-            self._check_text()
+            self.check_text()
 
-    def _check_text(self) -> None:
-        for corpus in self._corpora:
-            corpus.check_names()
-        _ = self._selection.pairs
-        self.vocabulary_source.check()
+    def check_text(self) -> None:
+        """Refuse corpora, pairs of languages or a vocabulary that cannot be prepared.
+
+        Raises:
+            InputError: says which.
+        """
+        for each in self._corpora:
+            for split in each.splits:
+                for name in (split, *sorted({name for pair in each.pairs(split) for name in pair})):
+                    if not _NAME.fullmatch(name):
+                        raise errors.InputError(
+                            f"{each.name}: split or language {name!r} cannot be part of a file "
+                            "name. Use letters, digits, '-', '_' and '.', and do not begin with '.'"
+                        )
+        if self.params.vocabulary_file is None:
+            vocabulary.check_size(self.params.vocabulary, len(self._targets))
+        else:
+            _ = self._vocabulary_of_file
 
     def check(self, prepared: records.Records) -> None:
-        """Refuse records that other params made; a field that they lack has its default.
+        """Refuse records that other params made.
 
         Raises:
             InputError: names the differences.
         """
-        from lingvo_gpipe import task  # imports TensorFlow, which takes seconds
+        from lingvo_gpipe import task  # which needs this module
 
         old, new = prepared.manifest["params"], self.params.to_text()
         if old != new and (lines := task.change(old, new).lines):
@@ -139,157 +152,277 @@ class Preparation(hyperparams.Configurable):
             )
 
     @functools.cached_property
-    def vocabulary_source(self) -> VocabularySource:
-        """Where the vocabulary comes from."""
-        return VocabularySource(
-            self.params.vocabulary,
-            self.params.vocabulary_file,
-            targets=self._selection.targets,
-            target_tokens=self._target_tokens,
-        )
+    def _pairs(self) -> tuple[str, ...]:
+        """The pairs of languages that are prepared.
 
-    def _changed_text(self, prepared: records.Records) -> str | None:
-        """Describe the first text file that changed since records were made; None: none did.
-
-        Records do not need their text: a file that is missing now is not a change.
+        Raises:
+            InputError: no corpus has the training split, or one of the pairs in it.
         """
-        sizes_then = prepared.manifest.get("files")
-        if sizes_then is None:  # records of a version that did not store them
-            return None
-        for path, size in sorted(self._file_sizes().items()):
-            if path not in sizes_then:
-                return f"{path} was not there"
-            if size != sizes_then[path]:
-                return f"{path} had {sizes_then[path]} bytes, not {size}"
-        return None
-
-    def _file_sizes(self) -> dict[str, int]:
-        """Return path → bytes of the text files that exist."""
-        sizes = {}
-        for corpus in self._corpora:
-            with contextlib.suppress(errors.InputError):
-                for path in corpus.files():
-                    with contextlib.suppress(OSError):
-                        sizes[path] = os.path.getsize(path)
-        return sizes
-
-    def _make(self, folder: Path, report: Callable[[str], None], num_threads: int) -> None:
-        scratch = folder / _SCRATCH
-        scratch.mkdir()
-        files = self._file_sizes()
-        normalise = self.vocabulary_source.normaliser()
-        with FaultLog(folder / records.FAULTS) as log:
-            texts, faults = CorpusReader(self._selection, scratch, normalise, log, report).read()
-        seen = _targets_seen_in_training(self._selection, texts)
-        for split, number in seen.items():
-            report(f"{split}: targets in the training text too: {number}")
-        training = [text for text in texts if text.split == self.params.train_split]
-        vocabulary = self.vocabulary_source.make(training, self.params.seed, report)
-        vocabulary.save(folder / records.VOCABULARY)
-        splits = self._tokenise(folder, texts, vocabulary, report, num_threads)
-        shutil.rmtree(scratch)
-        manifest = {
-            "format": records.FORMAT,
-            "params": self.params.to_text(),
-            "pairs": list(self._selection.pairs),
-            "target_tokens": self._target_tokens,
-            "vocabulary": {
-                "hash": vocabulary.hash,
-                "size": len(vocabulary),
-                "num_threads": self.params.vocabulary.num_threads,
-                "sentencepiece": sentencepiece.__version__,
-            },
-            "splits": splits,
-            "corpora": faults,
-            "left_out": self._selection.unused,
-            "files": files,
-            "targets_seen_in_training": seen,
+        split = self.params.train_split
+        available = {
+            f"{source}:{target}"
+            for each in self._corpora
+            if split in each.splits
+            for source, target in each.pairs(split)
         }
-        text = json.dumps(manifest, indent=1, ensure_ascii=False)
-        (folder / records.MANIFEST).write_text(
-            text + "\n", encoding="utf-8", errors="surrogateescape"
-        )
+        if not available:
+            splits = sorted({name for each in self._corpora for name in each.splits})
+            raise errors.InputError(
+                f"no corpus has a split {split!r} (there are {', '.join(splits) or 'none'}). Set "
+                "train_split to the one to train on"
+            )
+        pairs = self.params.pairs or sorted(pair for pair in available if pair.endswith(":en"))
+        if not pairs:
+            raise errors.InputError(
+                f"no corpus has English in split {split!r}; name the pairs, such as "
+                f"pairs={min(available)}"
+            )
+        for pair in pairs:
+            if pair not in available:
+                near = errors.nearest(pair, available) or sorted(available)[:3]
+                raise errors.InputError(
+                    f"no corpus has the pair {pair!r} in split {split!r}; nearest {', '.join(near)}"
+                )
+        return tuple(dict.fromkeys(pairs))
+
+    @property
+    def _targets(self) -> list[str]:
+        """Target languages, sorted."""
+        return sorted({languages_of(pair)[1] for pair in self._pairs})
 
     @property
     def _target_tokens(self) -> bool:
         if self.params.target_tokens is not None:
             return bool(self.params.target_tokens)
-        return len(self._selection.targets) > 1
+        return len(self._targets) > 1
 
-    def _tokenise(
-        self,
-        folder: Path,
-        texts: Sequence[CleanText],
-        vocabulary: Vocabulary,
-        report: Callable[[str], None],
-        num_threads: int,
-    ) -> dict[str, dict[str, Any]]:
-        """Write the ids of all splits; return their entries of the manifest."""
-        by_languages = {(text.split, frozenset((text.one, text.other))): text for text in texts}
-        entries = {}
-        (folder / clean_text.KEPT).mkdir()
-        total = sum(text.count for text, _ in self._selection.directed(texts))
-        with progress.Count("tokenising", "pair", total) as bar:
-            for split in sorted({text.split for text in texts}):
-                with records.SplitWriter(
+    def _file_sizes(self) -> dict[str, int]:
+        """Return path → bytes of the text files that exist; records do not need them any more."""
+        sizes: dict[str, int] = {}
+        for each in self._corpora:
+            with contextlib.suppress(errors.InputError):
+                sizes |= {
+                    path: os.path.getsize(path) for path in filter(os.path.exists, each.files())
+                }
+        return sizes
+
+    def _make(self, folder: Path, report: Callable[[str], None], num_threads: int) -> None:
+        files, trained = self._file_sizes(), self.params.train_split
+        with open(folder / records.FAULTS, "w", encoding="utf-8", errors="replace") as faults_file:
+            counts, faults = self._read(folder, faults_file, report)
+        training = {text: count for text, count in counts.items() if text.split == trained}
+        total = sum(training.values())
+        if not total:
+            raise errors.InputError("no training pair is left: every one is faulty or left out")
+        report(f"read {units.things(total, 'training pair')}")
+        words = self._vocabulary(training, report)
+        words.save(folder / records.VOCABULARY)
+        splits = {}
+        with progress.Count("tokenising", "pair", sum(counts.values())) as bar:
+            for split in sorted({text.split for text in counts}):
+                texts = {
+                    pair: bar.over(text.sentences())
+                    for pair in self._pairs
+                    if (text := PairText(folder, split, pair)) in counts
+                }
+                splits[split] = records.write_split(
                     folder,
                     split,
-                    vocabulary,
+                    words,
+                    texts,
                     target_tokens=self._target_tokens,
                     num_threads=num_threads,
-                ) as writer:
-                    for pair in self._selection.pairs:
-                        languages = languages_of(pair)
-                        text = by_languages.get((split, frozenset(languages)))
-                        if text is None:
-                            continue
-                        names = None
-                        if split != self.params.train_split:
-                            names = clean_text.keep(folder, text, languages)
-                        sentences = bar.over(text.directed(languages[0]))
-                        writer.add(pair, sentences, corpora=text.corpora, text=names)
-                    entries[split] = writer.entry()
-                report(f"{split}: {units.things(entries[split]['examples'], 'example')} tokenised")
-        return entries
+                )
+                report(f"{split}: {units.things(splits[split]['examples'], 'example')} tokenised")
+        for text in training:
+            for path in text.paths:
+                path.unlink()
+        manifest = {
+            "format": records.FORMAT,
+            "params": self.params.to_text(),
+            "pairs": list(self._pairs),
+            "target_tokens": self._target_tokens,
+            "vocabulary": {
+                "hash": words.hash,
+                "size": len(words),
+                "num_threads": self.params.vocabulary.num_threads,
+                "sentencepiece": sentencepiece.__version__,
+            },
+            "splits": splits,
+            "faults": faults,
+            "files": files,
+        }
+        (folder / records.MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+
+    def _read(
+        self, folder: Path, faults_file: TextIO, report: Callable[[str], None]
+    ) -> tuple[dict[PairText, int], dict[str, dict[str, int]]]:
+        """Write all faultless text to files; return their counts, and corpus → its faults."""
+        counts: collections.Counter[PairText] = collections.Counter()
+        faults_of: dict[str, dict[str, int]] = {}
+        with progress.Count("reading", "pair") as bar:
+            for number, each in enumerate(self._corpora):
+                earlier = [other.name for other in self._corpora[:number]].count(each.name)
+                name = f"{each.name}#{earlier + 1}" if earlier else each.name
+                faults = corpus.Faults(faults_file, each.params.strict)
+                for split in each.splits:
+                    self._report_unused(name, each, split, report)
+                    rows: dict[str, list[tuple[str, str]]] = collections.defaultdict(list)
+                    found = each.sentence_pairs(
+                        split, self._pairs, faults, limits=split == self.params.train_split
+                    )
+                    for place, (pair, sentences) in enumerate(bar.over(found), 1):
+                        rows[pair].append(sentences)
+                        if place % _BLOCK == 0:
+                            _append(folder, split, rows, counts)
+                    _append(folder, split, rows, counts)
+                faults_of[name] = dict(faults.counts)
+                for kind, count in sorted(faults.counts.items()):
+                    report(f"{name}: {units.things(count, 'pair')} {kind}, see {records.FAULTS}")
+        return dict(counts), faults_of
+
+    def _report_unused(
+        self, name: str, each: Corpus, split: str, report: Callable[[str], None]
+    ) -> None:
+        """Report the languages of a split of which no text is used, though no pairs were named."""
+        pairs = each.pairs(split)
+        used = {name for pair in map(languages_of, self._pairs) if pair in pairs for name in pair}
+        left = sorted({name for pair in pairs for name in pair} - used)
+        if left and not self.params.pairs:
+            report(
+                f"warning: {name}: no text is used of {', '.join(left)} in split {split!r}, since "
+                f"split {self.params.train_split!r} has no such pair with English. Name their pairs"
+            )
+
+    def _vocabulary(
+        self, training: dict[PairText, int], report: Callable[[str], None]
+    ) -> Vocabulary:
+        """Return the vocabulary of the file, or train one on a sample of the training text."""
+        if self.params.vocabulary_file is not None:
+            return self._vocabulary_of_file
+        settings = self.params.vocabulary
+        sample = sampled(training, settings, self.params.seed)
+        report(f"training a vocabulary of {settings.size} pieces on {len(sample)} sentences")
+        words = vocabulary.train(sample, settings, self._targets)
+        fewer = "" if len(words) == settings.size else f" (not {settings.size}: too little text)"
+        report(f"vocabulary of {len(words)} pieces{fewer}, {words.hash[:12]}")
+        return words
+
+    @functools.cached_property
+    def _vocabulary_of_file(self) -> Vocabulary:
+        """The vocabulary of the file.
+
+        Raises:
+            InputError: it cannot be read, has no byte fallback, or has other control symbols.
+        """
+        path = os.path.expanduser(self.params.vocabulary_file or "")
+        words = Vocabulary.load(path)
+        if not words.byte_fallback:
+            raise errors.InputError(
+                f"vocabulary {path} has no byte fallback: characters without a piece would vanish. "
+                "Train it with byte_fallback=true, or by the prepare command"
+            )
+        expected = {n: f"<2{target}>" for n, target in enumerate(words.targets, END + 1)}
+        if words.controls != expected:
+            symbols = ", ".join(f"{symbol} ({n})" for n, symbol in words.controls.items())
+            raise errors.InputError(
+                f"vocabulary {path} has the control symbols {symbols}, but only <2xx> are allowed, "
+                f"from id {END + 1} on. Train it by the prepare command"
+            )
+        for target in self._targets if self._target_tokens else ():
+            words.target_id(target)
+        return words
+
+
+def _append(
+    folder: Path,
+    split: str,
+    rows: dict[str, list[tuple[str, str]]],
+    counts: collections.Counter[PairText],
+) -> None:
+    """Append sentences to the files of their pairs, and forget them.
+
+    In blocks, because there may be more files than a process can have open.
+    """
+    for pair, sentences in rows.items():
+        text = PairText(folder, split, pair)
+        text.append(sentences)
+        counts[text] += len(sentences)
+    rows.clear()
+
+
+def sampled(texts: dict[PairText, int], training: VocabularyTraining, seed: int) -> list[str]:
+    """Return the sentences that a vocabulary is trained on, in shares by temperature.
+
+    Args:
+        texts: training text, and number of its sentence pairs.
+        training: how the vocabulary is trained.
+        seed: seed of the choice.
+    """
+    sizes: collections.Counter[str] = collections.Counter()
+    # The two directions of a pair have the same sentences.
+    once = {frozenset(languages_of(text.pair)): text for text in texts}.values()
+    for text in once:
+        for language in languages_of(text.pair):
+            sizes[language] += texts[text]
+    languages = sorted(sizes)
+    shares = mixture.probabilities([sizes[name] for name in languages], training.temperature)
+    quotas = mixture.apportion(min(training.sentences, sum(sizes.values())), shares)
+    picks = {}
+    for index, (name, quota) in enumerate(zip(languages, quotas, strict=True)):
+        drawn = mixture.draws(sizes[name], 0, int(quota), seed, index)
+        picks[name] = iter(np.bincount(drawn, minlength=sizes[name]).tolist())
+    sample: list[str] = []
+    for text in once:
+        for pair in text.sentences():
+            for language, sentence in zip(languages_of(text.pair), pair, strict=True):
+                sample += [sentence] * next(picks[language])
+    return sample
 
 
 def _absolute(folder: str | os.PathLike[str]) -> Path:
     return Path(os.path.abspath(os.path.expanduser(folder)))
 
 
-def _targets_seen_in_training(
-    selection: PairSelection, texts: Sequence[CleanText]
-) -> dict[str, int]:
-    """Return split → number of its targets that the training text of their language contains."""
-    training: list[_Targets] = []
-    others: list[_Targets] = []
-    for text, (source, target) in selection.directed(texts):
-        trained = text.split == selection.train_split
-        (training if trained else others).append(_Targets(text, source, target))
-    if not others:
-        return {}
-    languages = {each.language for each in others}
-    training = [each for each in training if each.language in languages]
-    counts: dict[tuple[str, str], dict[str, int]] = {}  # (language, split) → sentence → number
-    total = sum(each.text.count for each in (*others, *training))
-    with progress.Count("comparing targets", "pair", total) as bar:
-        for each in others:
-            of_split = counts.setdefault((each.language, each.text.split), {})
-            for _, sentence in bar.over(each.text.directed(each.source)):
-                of_split[sentence] = of_split.get(sentence, 0) + 1
-        seen = {split: 0 for _, split in sorted(counts)}
-        for each in training:
-            for _, sentence in bar.over(each.text.directed(each.source)):
-                for split in seen:
-                    # Removed when it is first seen, because training may repeat it.
-                    seen[split] += counts.get((each.language, split), {}).pop(sentence, 0)
-    return seen
+def _is_prepared(target: Path) -> bool:
+    """Return whether a folder holds records; if not, it is free to be made.
+
+    Raises:
+        InputError: it holds something else, or cannot be read.
+    """
+    try:
+        if (target / records.MANIFEST).exists():
+            return True
+        used = target.exists() and (not target.is_dir() or any(target.iterdir()))
+    except OSError as error:
+        raise errors.InputError(
+            f"{target} cannot be read: {error.strerror}. Use another folder"
+        ) from error
+    if used:
+        raise errors.InputError(f"{target} is in use, but holds no records. Use a new folder")
+    return False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Targets:
-    """A text whose sentences in `language` are targets, translated from `source`."""
+@contextlib.contextmanager
+def _building(target: Path) -> Iterator[Path]:
+    """Yield an empty folder; it becomes `target` if the block succeeds, and is removed if not.
 
-    text: CleanText
-    source: str
-    language: str
+    Raises:
+        InputError: it cannot be written.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        try:
+            yield partial
+            partial.chmod(0o755)
+            partial.rename(target)  # also in place of an empty folder
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    except BrokenPipeError:  # whoever read the lines has ended
+        raise
+    except OSError as error:
+        raise errors.InputError(
+            f"{target} cannot be prepared: {error.strerror} ({error.filename or target}). Free "
+            "disk space, or use another folder"
+        ) from error

@@ -1,4 +1,4 @@
-"""One vocabulary for source and target: a SentencePiece model with our reserved ids.
+"""One vocabulary for source and target: a SentencePiece model with our reserved ids, trained here.
 
 Ids: padding 0, unknown 1, <s> 2, </s> 3, then a control symbol <2xx> for each target language, 256
 bytes, pieces. No text contains a control symbol: `<2de>` in a sentence is five characters.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import io
 import os
 import struct
 from collections.abc import Iterable, Sequence
@@ -17,10 +18,10 @@ from typing import Any, Self
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
-from lingvo_gpipe import errors, regular_files
+from lingvo_gpipe import errors, hyperparams
 
 PAD, UNKNOWN, BEGIN, END = range(4)
-_MAX_BYTES = 2**24  # about a million pieces
+NUM_BYTES = 256
 RESERVED = ("<pad>", "<unk>", "<s>", "</s>")
 _PROTOS: Any = sentencepiece_model_pb2  # its classes are created when it is imported
 
@@ -63,13 +64,13 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a `.model` file, a regular file of 16 MiB at most.
+        """Read a `.model` file.
 
         Raises:
             InputError: it cannot be read, or is not a vocabulary.
         """
         try:
-            proto = regular_files.read(path, _MAX_BYTES)
+            proto = Path(path).read_bytes()
         except OSError as error:
             raise errors.InputError(
                 f"vocabulary {path} cannot be read: {error.strerror}. Use another file"
@@ -106,19 +107,11 @@ class Vocabulary:
         for spec in (self._model.normalizer_spec, self._model.denormalizer_spec):
             digest.update(struct.pack("<I", len(spec.precompiled_charsmap)))
             digest.update(spec.precompiled_charsmap)
-            digest.update(
-                bytes(
-                    (
-                        spec.add_dummy_prefix,
-                        spec.remove_extra_whitespaces,
-                        spec.escape_whitespaces,
-                    )
-                )
-            )
+            spaces = (spec.add_dummy_prefix, spec.remove_extra_whitespaces, spec.escape_whitespaces)
+            digest.update(bytes(spaces))
         trainer = self._model.trainer_spec
-        digest.update(bytes((trainer.model_type, trainer.byte_fallback)))
-        if trainer.treat_whitespace_as_suffix:
-            digest.update(b"suffix")  # only where it is set, so that older hashes stay valid
+        kinds = (trainer.model_type, trainer.byte_fallback, trainer.treat_whitespace_as_suffix)
+        digest.update(bytes(kinds))
         return digest.hexdigest()
 
     @functools.cached_property
@@ -146,10 +139,6 @@ class Vocabulary:
             raise errors.InputError(f"vocabulary has no <2{language}>; its target tokens: {known}")
         return int(self._processor.piece_to_id(f"<2{language}>"))
 
-    def normalise(self, text: str) -> str:
-        """Return the text that is split into pieces; if it is empty, `text` has no ids."""
-        return str(self._processor.normalize(text))
-
     def encode(self, texts: Sequence[str], num_threads: int = 1) -> list[list[int]]:
         """Return the ids of each text, without <s> and </s>; equal at any number of threads.
 
@@ -176,3 +165,80 @@ class Vocabulary:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the `.model` file."""
         Path(path).write_bytes(self.proto)
+
+
+class VocabularyTraining(hyperparams.Params):
+    """How a vocabulary is trained."""
+
+    size: int = hyperparams.field(
+        64_000, "Maximum number of pieces, with reserved ones; with little text there may be fewer."
+    )
+    temperature: float = hyperparams.field(5.0, "T of the languages' shares in its text.")
+    sentences: int = hyperparams.field(2_000_000, "Maximum number of sentences to train on.")
+    character_coverage: float = hyperparams.field(
+        0.9995, "Share of the text's characters that get pieces; the others become bytes."
+    )
+    num_threads: int = hyperparams.field(
+        2, "Threads of the training. The vocabulary depends on their number."
+    )
+    normalization: str = hyperparams.field("nmt_nfkc", "SentencePiece's rule: nmt_nfkc, identity …")
+    max_bytes: int = hyperparams.field(4192, "Longer sentences are not trained on.")
+
+
+def check_size(params: VocabularyTraining, num_targets: int) -> None:
+    """Refuse a size without room for bytes and control symbols.
+
+    Raises:
+        InputError: it is too small.
+    """
+    smallest = len(RESERVED) + num_targets + NUM_BYTES + 1
+    if params.size < smallest:
+        raise errors.InputError(
+            f"vocabulary.size={params.size} is too small for {num_targets} target tokens and "
+            f"{NUM_BYTES} bytes. Use {smallest} or more"
+        )
+
+
+def train(
+    texts: Sequence[str], params: VocabularyTraining, targets: Sequence[str] = ()
+) -> Vocabulary:
+    """Train a unigram vocabulary; equal texts and params produce the same one, bit for bit.
+
+    Args:
+        texts: sentences.
+        params: size and options.
+        targets: languages that get a target token.
+
+    Raises:
+        InputError: a field of `params` is out of range, or the text is too little for the size.
+    """
+    check_size(params, len(targets))
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(texts),
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=params.size,
+            hard_vocab_limit=False,
+            byte_fallback=True,
+            character_coverage=params.character_coverage,
+            normalization_rule_name=params.normalization,
+            pad_id=PAD,
+            unk_id=UNKNOWN,
+            bos_id=BEGIN,
+            eos_id=END,
+            control_symbols=[f"<2{language}>" for language in targets],
+            num_threads=params.num_threads,
+            max_sentence_length=params.max_bytes,
+            input_sentence_size=0,
+            shuffle_input_sentence=False,
+            minloglevel=2,
+        )
+    except (RuntimeError, OSError, ValueError) as error:
+        reason = " ".join(str(error).split()).rpartition("] ")[2] or "there is no text"
+        raise errors.InputError(
+            f"no vocabulary of {params.size} pieces can be trained: {reason}. Add text, or change "
+            "vocabulary.size"
+        ) from error
+    return Vocabulary(model.getvalue())

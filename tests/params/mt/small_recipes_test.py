@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lingvo_gpipe import errors, network, registry
+from lingvo_gpipe import network, registry
 from lingvo_gpipe import task as tasks
 from lingvo_gpipe.plan import describe
 from lingvo_gpipe.run import loop
-from lingvo_gpipe.tasks.mt import bilingual
 from tests.tasks.mt import toy_text
 
 REGISTRY = registry.Registry()
@@ -87,17 +86,6 @@ def test_batches_of_every_size_see_the_same_tokens() -> None:
         seen[name] = size * params.train.max_steps
     assert len(set(seen.values())) == 1
     assert made("mt.multi30k.Batch64k").train.max_steps >= 100
-
-
-def test_a_bilingual_model_is_of_the_language_that_is_named() -> None:
-    params = made("mt.bilingual.T6x8192x16")
-    assert params.input.instantiate().params.pairs == ("de:en",)
-    params.override("input.language=fr")
-    assert params.input.instantiate().params.pairs == ("fr:en",)
-    params.input.pairs = ("de:en",)
-    with pytest.raises(errors.InputError, match="pairs=de:en is not fr:en, the pair of input"):
-        params.input.instantiate()
-    assert isinstance(bilingual.Bilingual.Params(data_dir="x").instantiate(), bilingual.Bilingual)
 
 
 @pytest.fixture(name="text", scope="module")

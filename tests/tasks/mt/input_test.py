@@ -1,4 +1,4 @@
-"""Mini-batches as TensorFlow sees them, and TFDS datasets as corpora."""
+"""Mini-batches as TensorFlow sees them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_datasets as tfds
 
 from lingvo_gpipe import errors, pipelining, task
-from lingvo_gpipe.tasks import tfds_preparing
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.text import batches, records
-from lingvo_gpipe.tasks.mt.text.corpora import text_files, tfds_corpus
-from lingvo_gpipe.tasks.mt.text.corpora.faults import Faults
 from tests.tasks.mt import toy_model, toy_text
 
 SIZES = {"de": 300, "sw": 40}
@@ -310,7 +306,7 @@ def test_missing_records_and_text_are_found_before_they_are_read(
     params.instantiate().check_there()
     assert not (tmp_path / "out").exists()
     shutil.rmtree(text)
-    refused("corpus folder .* does not exist", params)
+    refused("corpus folder .* holds no LANG", params)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "else").touch()
     refused("is in use, but holds no records", params)
@@ -408,104 +404,6 @@ def test_a_run_without_its_records_keeps_the_languages_of_its_params(folder: Pat
     assert recipe.to_text() != text
     source.recall_params(recipe, params)
     assert recipe.to_text() == text
-
-
-# --- TFDS ---
-
-
-def read(params: Any, source: str, target: str) -> tuple[list[tuple[str, str]], Faults]:
-    faults = Faults(params.policy)
-    made = params.instantiate()
-    found = made.read("train", {(source, target): faults})
-    return [(pair.source, pair.target) for _, pair in found], faults
-
-
-def test_a_translate_folder_is_read_as_tfds_reads_it(tmp_path: Path) -> None:
-    text = toy_text.write_folder(tmp_path, {"de": 30}) / "de"
-    theirs = tfds.TranslateFolder(str(text)).as_dataset(split="train").as_numpy_iterator()
-    ours, _ = read(text_files.TranslateFolder.Params(folder=str(text)), "de", "en")
-    assert [(pair["de"].decode(), pair["en"].decode()) for pair in theirs] == ours
-    assert len(ours) == 30
-
-
-@pytest.fixture
-def network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TFDS's mocks stand for the network: no host is asked."""
-    monkeypatch.setattr(tfds_preparing, "network_fault", lambda _: None)
-
-
-def tfds_params(name: str, **fields: Any) -> Any:
-    made = {"tfds_dir": "/nonexistent", "split_names": {"train": "train"}} | fields
-    return tfds_corpus.TFDSCorpus.Params(dataset=name, **made)
-
-
-@pytest.mark.usefixtures("network")
-@pytest.mark.parametrize(
-    ("name", "languages"),
-    [
-        ("wmt14_translate/de-en", ("de", "en")),
-        ("ted_hrlr_translate/az_to_en", ("az", "en")),
-        ("para_crawl/enbg", ("bg", "en")),
-        ("opus/medical", ("de", "en")),
-    ],
-)
-def test_tfds_translations_are_read_by_name(name: str, languages: tuple[str, str]) -> None:
-    with tfds.testing.mock_data(num_examples=4):
-        params = tfds_params(name)
-        assert params.instantiate().pairs("train") == {languages, languages[::-1]}
-        found, faults = read(params, *languages)
-        back, _ = read(params, *languages[::-1])
-    assert len(found) + sum(faults.counts.values()) >= 4
-    assert found
-    assert back == [(target, source) for source, target in found]
-
-
-def nested(*examples: dict[str, str]) -> Any:
-    """Return a mock of a dataset of which each example has some of many languages."""
-    rows = [{"language": list(row), "translation": list(row.values())} for row in examples]
-    spec = {name: tf.TensorSpec([None], tf.string) for name in ("language", "translation")}
-
-    def as_dataset(builder: Any, **_: Any) -> tf.data.Dataset:
-        del builder
-        dataset = tf.data.Dataset.from_generator(lambda: iter(rows), output_signature=spec)
-        return dataset.map(lambda row: {"translations": row, "talk_name": "x"})
-
-    return tfds.testing.mock_data(as_dataset_fn=as_dataset)
-
-
-@pytest.mark.usefixtures("network")
-def test_tfds_translations_of_many_languages_give_each_pair() -> None:
-    params = tfds_params("ted_multi_translate")
-    with nested({"de": "ja", "en": "yes", "fr": "oui"}, {"en": "no", "fr": "non"}, {"de": "was"}):
-        pairs = params.instantiate().pairs("train")
-        assert {("de", "en"), ("fr", "de"), ("pt-br", "en")} <= pairs
-        assert read(params, "de", "en")[0] == [("ja", "yes")]
-        assert read(params, "en", "fr")[0] == [("yes", "oui"), ("no", "non")]
-
-
-@pytest.mark.usefixtures("network")
-def test_bad_text_of_tfds_is_named_by_its_number() -> None:
-    params = tfds_params("ted_multi_translate")
-    rows = [{"de": "a\u2028b", "en": "x"}, {"de": "", "en": "y"}, {"de": "c", "en": "z"}]
-    with nested(*rows):
-        found, faults = read(params, "de", "en")
-    assert found == [("c", "z")]
-    assert faults.counts == {"separator": 1, "empty": 1}
-    assert faults.examples["empty"] == ["ted_multi_translate train:1: sentence is empty"]
-
-
-@pytest.mark.usefixtures("network")
-def test_what_is_no_tfds_translation_is_refused() -> None:
-    def refused_name(text: str, params: Any) -> None:
-        with pytest.raises(errors.InputError, match=text) as caught:
-            params.instantiate().pairs("train")
-        assert "\n" not in str(caught.value)
-        assert len(str(caught.value)) < 300
-
-    refused_name("TFDS has no dataset 'wmt14'; ", tfds_params("wmt14"))
-    refused_name("not prepared in .*Set download=True", tfds_params("mnist", download=False))
-    with tfds.testing.mock_data(num_examples=1):
-        refused_name("'mnist' is not a translation dataset: its features are", tfds_params("mnist"))
 
 
 def test_packed_rows_are_refused_by_a_model_that_would_mix_them(folder: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from lingvo_gpipe.tasks.mt import prepare
 from lingvo_gpipe.tasks.mt.text import records
-from lingvo_gpipe.tasks.mt.text.corpora import text_files
+from lingvo_gpipe.tasks.mt.text.corpora import django_catalogues, text_files, tfds_corpus
 from tests.tasks.mt import toy_text
 
 
@@ -24,7 +24,7 @@ def test_the_command_makes_records(
         f"--output={tmp_path / 'out'}",
         "--vocabulary_size=330",
         "--pairs=de:en,en:de",
-        "--override=policy.empty=fail",
+        "--override=corpora[1].strict=True",
         "--override=seed=3",
         "--threads=1",
     ]
@@ -33,34 +33,34 @@ def test_the_command_makes_records(
         flags.append(f"--aligned=en,de:{split}={paths}")
     assert prepare.run(flags) == 0
     reported = capsys.readouterr().out.splitlines()
-    assert "read 300 training pairs of 2 pairs of languages" in reported
+    assert "read 600 training pairs" in reported
     assert reported[-1] == f"{tmp_path / 'out'}: 2 pairs of languages, complete"
     found = records.Records(tmp_path / "out")
-    assert found.splits == ("test", "train")
-    assert "policy.empty: 'fail'" in found.manifest["params"]
+    assert list(found.spans) == ["test", "train"]
+    assert "corpora[1].strict: True" in found.manifest["params"]
     assert "seed: 3" in found.manifest["params"]
 
 
 def test_flags_name_corpora_of_every_kind() -> None:
-    values = prepare._read_flags(
+    values = prepare._flags().read(
         [
             "--output=x",
             "--translate_folder=a",
-            "--tsv=en,de:train=b.tsv",
+            "--aligned=en,de:train=b.en,b.de",
             "--tsv=en,de:test=c.tsv.gz",
-            "--tsv=en,de:train=second.tsv",
             "--tfds=wmt14_translate/de-en",
             "--tfds_dir=d",
             "--django",
         ]
     )
     assert values is not None
-    kinds = [each.class_name().rpartition(".")[2] for each in prepare._corpora(values)]
-    assert kinds == ["TranslateFolder", "TSV", "TSV", "TFDSCorpus", "Django"]
-    first = prepare._corpora(values)[1]
-    assert first == text_files.TSV.Params(
-        languages=("en", "de"), files={"train": "b.tsv", "test": "c.tsv.gz"}
-    )
+    assert prepare._corpora(values) == [
+        text_files.TranslateFolder.Params(folder="a"),
+        text_files.Aligned.Params(files={"train": {"en": "b.en", "de": "b.de"}}),
+        text_files.TSV.Params(languages=("en", "de"), files={"test": "c.tsv.gz"}),
+        tfds_corpus.TFDSCorpus.Params(dataset="wmt14_translate/de-en", tfds_dir="d"),
+        django_catalogues.Django.Params(),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -76,20 +76,22 @@ def test_flags_name_corpora_of_every_kind() -> None:
         ),
         (["--output=x", "--tsv=a.tsv"], "ParamsError: --tsv=a.tsv is not of the form LANG,LANG"),
         (["--output=x", "--aligned=a,b:c=d"], "has 1 files for 2 languages"),
-        (["--output=x", "--translate_folder=/none"], "InputError: corpus folder /none does not"),
+        (
+            ["--output=x", "--translate_folder=/none"],
+            "InputError: corpus folder /none holds no LANG",
+        ),
         ([f"--output={'x' * 300}", "--django"], "cannot be read: File name too long. Use another"),
         (
             ["--output=x", "--django", "--override=vocabulry.size=3"],
             "has no field 'vocabulry.size'; nearest 'vocabulary.size'",
         ),
-        (["--output=x", "--django", "--override=policy.empty=5"], "must be 'skip' or 'fail', got"),
         (
             ["--output=x", "--tsv=en,de:train=a", "--tsv=en,de:../evil=a"],
-            "InputError: tsv: split '../evil' cannot be part of a file name. Use letters, digits",
+            "InputError: tsv: split or language '../evil' cannot be part of a file name. Use",
         ),
         (
             ["--output=x", "--tsv=en,d/e:train=a"],
-            "tsv: language 'd/e' cannot be part of a file name. Use",
+            "tsv: split or language 'd/e' cannot be part of a file name. Use",
         ),
         (["--output=x", "--django", "--pairs=de:enn"], "no corpus has the pair 'de:enn'"),
     ],

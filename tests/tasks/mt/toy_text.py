@@ -9,7 +9,7 @@ import numpy as np
 
 from lingvo_gpipe.tasks.mt.text import preparation
 from lingvo_gpipe.tasks.mt.text.corpora import text_files
-from lingvo_gpipe.tasks.mt.text.vocabulary_training import VocabularyTraining
+from lingvo_gpipe.tasks.mt.text.vocabulary import VocabularyTraining
 
 SYLLABLES = ("ba", "do", "ke", "li", "mu", "na", "po", "ri", "su", "te")
 WORDS = [one + other for one in SYLLABLES for other in SYLLABLES]

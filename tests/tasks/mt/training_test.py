@@ -28,7 +28,7 @@ from lingvo_gpipe.tasks.mt.decoding.scoring import scores
 from lingvo_gpipe.tasks.mt.decoding.translator import Decoder
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.text import records, vocabulary
-from lingvo_gpipe.tasks.mt.text.vocabulary_training import VocabularyTraining
+from lingvo_gpipe.tasks.mt.text.vocabulary import VocabularyTraining
 from tests.tasks.mt import toy_model, toy_text
 
 PAIRS = ("de:en", "sw:en")
@@ -418,18 +418,3 @@ def test_lines_are_decoded_by_the_run_itself(ran: Run, tmp_path: Path) -> None:
     *_, text_shown = curves(ran.folder / "eval")["translations/de:en"]
     assert np.asarray(text_shown).item().decode() == table
     assert reported[-1] == f"decode step=3 lines=3 empty=1 split=0 replaced=0 to {found}"
-
-
-def test_every_further_shape_is_reported_with_its_time(ran: Run, tmp_path: Path) -> None:
-    params = ran.params.copy()
-    params.input.num_shapes = 2
-    params.model.set(num_partitions=1, num_micro_batches=1, devices=None)
-    source = params.input.instantiate()
-    shapes = [
-        batch["source"].shape for batch in itertools.islice(source.batches(params.model.seed), 3)
-    ]
-    lines: list[str] = []
-    loop.run(params, tmp_path, report=lines.append)
-    reported = [int(line.split()[1]) for line in lines if line.endswith("another shape was traced")]
-    assert len(set(shapes)) > 1
-    assert reported == [n + 1 for n in range(1, 3) if shapes[n] not in shapes[:n]]

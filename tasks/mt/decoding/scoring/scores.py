@@ -5,8 +5,6 @@ functions that its significance tests use. A bootstrap resample is a weighted su
 counts, so that thousands take seconds. The sentences of a resample depend only on the seed, the
 pair of languages and the number of sentences: two systems that translated the same sentences have
 the same resamples, and the interval of their difference is that of a paired bootstrap.
-
-Needs no TensorFlow.
 """
 
 from __future__ import annotations

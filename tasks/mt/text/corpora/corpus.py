@@ -1,33 +1,48 @@
-"""The interface of corpora: splits, each with pairs of languages, whose sentences are read once.
+"""The interface of corpora, and what is a fault in their text.
 
-A corpus yields sentences of two languages, aligned. Several pairs of languages are read in one pass
-if each line or example holds all of them. A pair is written `de:en`, source first, because codes
-such as `zh-Hans` contain hyphens.
+A corpus yields examples: sentences of two or more languages that translate each other. A pair of
+languages is written `de:en`, source first, because codes such as `zh-Hans` contain hyphens.
 """
 
 from __future__ import annotations
 
 import abc
+import collections
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TypeAlias
+import unicodedata
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TextIO, TypeAlias
 
 from lingvo_gpipe import errors, hyperparams
-from lingvo_gpipe.tasks.mt.text.corpora.faults import FaultPolicy, Faults, SentencePair
 
 Languages: TypeAlias = tuple[str, str]  # source, target
+Sentence: TypeAlias = bytes | str
+Example: TypeAlias = tuple[str, Mapping[str, Sentence]]
+"""Where it is, such as `de.txt:7`; language → sentence."""
 
-# Splits and languages are parts of file names.
-_NAME = re.compile(r"(?!\.)[\w.-]+")
+_INVISIBLE_CATEGORIES = frozenset(("Cc", "Cf", "Zs", "Zl", "Zp"))
+# Where `str.splitlines` splits (a line of a file has no line feed, but an example of a dataset
+# may); NUL ends strings in other tools.
+_SEPARATOR = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029\x00]")
 
 
 class Corpus(hyperparams.Configurable, abc.ABC):
-    """Base of corpora: aligned sentences of several languages, in splits."""
+    """Base of corpora: examples in splits."""
 
     class Params(hyperparams.Configurable.Params):
         """Fields that every corpus has."""
 
-        policy: FaultPolicy = hyperparams.field(FaultPolicy(), "What to do with faulty text.")
+        strict: bool = hyperparams.field(
+            False, "Ends the preparation at the first faulty text, which is dropped otherwise."
+        )
+        max_characters: int | None = hyperparams.field(
+            1000, "Training pairs with a longer sentence are dropped; None: no limit."
+        )
+        max_ratio: float | None = hyperparams.field(
+            None,
+            "Training pairs in which one sentence has more than this many times the characters of "
+            "the other are dropped; None: no limit.",
+        )
 
     params: Params
 
@@ -36,61 +51,127 @@ class Corpus(hyperparams.Configurable, abc.ABC):
     def name(self) -> str:
         """Name in manifests and messages."""
 
-    @abc.abstractmethod
-    def pairs(self, split: str) -> frozenset[Languages]:
-        """Return the pairs of languages of a split, each in both directions."""
-
     @property
     @abc.abstractmethod
     def splits(self) -> tuple[str, ...]:
         """Names of its splits."""
 
     @abc.abstractmethod
+    def pairs(self, split: str) -> frozenset[Languages]:
+        """Return the pairs of languages of a split, each in both directions."""
+
+    @abc.abstractmethod
+    def examples(
+        self, split: str, pairs: Collection[Languages], faults: Faults
+    ) -> Iterator[Example]:
+        """Yield the examples of a split; those without any of `pairs` may be left out.
+
+        Raises:
+            InputError: the text cannot be read.
+        """
+
     def sentence_pairs(
-        self, split: str, wanted: Mapping[Languages, Faults]
-    ) -> Iterator[tuple[Languages, SentencePair]]:
-        """Yield the sentence pairs of a split that have no fault; count the others."""
-
-    def files(self) -> Iterable[str]:
-        """Return the paths of its text; nothing if it does not read the user's files.
-
-        Raises:
-            InputError: the files are not a corpus.
-        """
-        return ()
-
-    def check_names(self) -> None:
-        """Refuse names of splits and languages that cannot be part of a file name.
-
-        Raises:
-            InputError: names the first.
-        """
-        for split in self.splits:
-            languages = sorted({name for pair in self.pairs(split) for name in pair})
-            for what, name in (("split", split), *(("language", name) for name in languages)):
-                if not _NAME.fullmatch(name):
-                    raise errors.InputError(
-                        f"{self.name}: {what} {name!r} cannot be part of a file name. Use letters, "
-                        "digits, '-', '_' and '.', and do not begin with '.'"
-                    )
-
-    def read(
-        self, split: str, wanted: Mapping[Languages, Faults]
-    ) -> Iterator[tuple[Languages, SentencePair]]:
-        """Yield the sentence pairs of a split that have no fault and are within the limits.
-
-        Pairs of the same two languages come in their order, mixed with those of others.
+        self, split: str, pairs: Collection[str], faults: Faults, *, limits: bool
+    ) -> Iterator[tuple[str, tuple[str, str]]]:
+        """Yield the faultless sentences of a split: pair of languages, source and target.
 
         Args:
             split: one of `splits`.
-            wanted: languages, as in `pairs` → counter of their faults.
+            pairs: pairs such as `de:en`; it may lack some.
+            faults: counts the others.
+            limits: whether the limits of length apply.
 
         Raises:
-            InputError: a file cannot be read, or has a fault that the policy sets to `fail`.
+            InputError: the text cannot be read, or faults end the preparation.
         """
-        for languages, pair in self.sentence_pairs(split, wanted):
-            if wanted[languages].fits(pair, split):
-                yield languages, pair
+        available = self.pairs(split)
+        wanted = {pair: languages_of(pair) for pair in pairs if languages_of(pair) in available}
+        for where, sentences in self.examples(split, wanted.values(), faults):
+            for pair, languages in wanted.items():
+                if sentences.keys() >= set(languages):
+                    try:
+                        source, target = (_decoded(sentences, name) for name in languages)
+                        if limits:
+                            _check_length(source, target, self.params)
+                    except _TextFault as fault:
+                        faults.record(fault.kind, where, str(fault))
+                    else:
+                        yield pair, (source, target)
+
+    def files(self) -> Iterable[str]:
+        """Return the paths of its text; nothing if it does not read the user's files."""
+        return ()
+
+
+class Faults:
+    """Counts the faulty text of a corpus by kind, and lists it in a file.
+
+    Attributes:
+        counts: kind → number of sentence pairs.
+    """
+
+    def __init__(self, file: TextIO, strict: bool) -> None:
+        """Start with no fault.
+
+        Args:
+            file: receives a line for each: kind, place and description, separated by tabs.
+            strict: whether a fault ends the preparation.
+        """
+        self.counts: collections.Counter[str] = collections.Counter()
+        self._file = file
+        self._strict = strict
+
+    def record(self, kind: str, where: str, what: str) -> None:
+        """Count a fault.
+
+        Raises:
+            InputError: faults end the preparation.
+        """
+        if self._strict:
+            raise errors.InputError(f"{where}: {what}. Correct it, or leave out strict=True")
+        self.counts[kind] += 1
+        self._file.write(f"{kind}\t{where}\t{what}\n")
+
+
+class _TextFault(Exception):  # noqa: N818 (no error: the pair is dropped)
+    """A sentence or a pair of sentences is faulty."""
+
+    def __init__(self, kind: str, what: str) -> None:
+        super().__init__(what)
+        self.kind = kind
+
+
+def _decoded(sentences: Mapping[str, Sentence], language: str) -> str:
+    """Return the text of an example's sentence in a language.
+
+    Raises:
+        _TextFault: it is not UTF-8, has no text, or holds a character that would end its line.
+    """
+    sentence = sentences[language]
+    try:
+        text = sentence if isinstance(sentence, str) else sentence.decode()
+    except UnicodeDecodeError as error:
+        what = f"{language}: byte {error.start + 1} is not UTF-8"
+        raise _TextFault("encoding", what) from error
+    if (separator := _SEPARATOR.search(text)) is not None:
+        place = f"U+{ord(separator[0]):04X} at character {separator.start() + 1}"
+        raise _TextFault("separator", f"{language}: {place} would end the line elsewhere")
+    if all(unicodedata.category(character) in _INVISIBLE_CATEGORIES for character in text):
+        raise _TextFault("empty", f"{language}: sentence is empty")
+    return text
+
+
+def _check_length(source: str, target: str, params: Corpus.Params) -> None:
+    """Refuse a pair of training beyond the limits of its corpus.
+
+    Raises:
+        _TextFault: a sentence is too long, or the lengths differ too much.
+    """
+    short, long = sorted((len(source), len(target)))
+    if params.max_characters is not None and long > params.max_characters:
+        raise _TextFault("long", f"{long} characters, over {params.max_characters}")
+    if params.max_ratio is not None and long > params.max_ratio * short:
+        raise _TextFault("ratio", f"{short} against {long} characters")
 
 
 def languages_of(pair: str) -> Languages:

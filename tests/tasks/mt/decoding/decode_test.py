@@ -20,8 +20,7 @@ import pytest
 from lingvo_gpipe import errors, registry
 from lingvo_gpipe.tasks.mt.decoding import decode, text_streams, translator
 from lingvo_gpipe.tasks.mt.decoding.decode_params import Decode
-from lingvo_gpipe.tasks.mt.text.vocabulary import END, Vocabulary
-from lingvo_gpipe.tasks.mt.text.vocabulary_training import VocabularyTraining, train
+from lingvo_gpipe.tasks.mt.text.vocabulary import END, Vocabulary, VocabularyTraining, train
 from tests.tasks.mt import toy_text
 
 MAX_LENGTH = 12

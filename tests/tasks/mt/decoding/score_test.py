@@ -110,9 +110,9 @@ def test_a_run_is_translated_and_scored(
     for text in texts:
         language = text.pair.partition(":")[0]
         assert text.examples == SIZES[language]
-        sources, references = source.records.text("test", text.pair)
-        assert (text.sources, text.references) == (sources, references)
-        ids = source.vocabulary.encode(sources)
+        pairs = list(zip(text.sources, text.references, strict=True))
+        assert pairs == source.records.text("test", text.pair)
+        ids = source.vocabulary.encode(text.sources)
         halves = [row[(len(row) + 1) // 2 :] for row in ids]
         assert list(text.hypotheses) == source.vocabulary.decode(halves)
     wanted = [

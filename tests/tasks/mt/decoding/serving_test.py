@@ -13,8 +13,7 @@ import tensorflow_text
 from lingvo_gpipe import pipelining
 from lingvo_gpipe.run import inference
 from lingvo_gpipe.tasks.mt.decoding import search, serving
-from lingvo_gpipe.tasks.mt.text import vocabulary, vocabulary_training
-from lingvo_gpipe.tasks.mt.text.vocabulary_training import VocabularyTraining
+from lingvo_gpipe.tasks.mt.text import vocabulary
 from tests.tasks.mt import toy_model, toy_text
 
 SENTENCES = ["bado keli", "", "munapo ri <2de> </s>", "Ж 語 😀 ﬁ", "  li\tmu\u2028na  "]
@@ -27,7 +26,7 @@ def padded(rows: list[list[int]]) -> Any:
 @pytest.fixture(scope="module")
 def tokenizers() -> tuple[vocabulary.Vocabulary, serving.Tokenizer]:
     texts = [*toy_text.sentences(300, 3), "straße naïve 日本語 résumé"]
-    made = vocabulary_training.train(iter(texts), VocabularyTraining(size=360), ["de", "zh-Hans"])
+    made = vocabulary.train(texts, vocabulary.VocabularyTraining(size=360), ["de", "zh-Hans"])
     return made, serving.Tokenizer(made, tensorflow_text)
 
 

@@ -63,9 +63,9 @@ def test_as_many_sentences_of_each_pair_are_shown(source: Translation, count: in
     tables = made(source, count)(lambda: False)
     assert list(tables) == ["translations/de:en", "translations/sw:en"]
     for pair in ("de:en", "sw:en"):
-        sources, references = source.records.text("test", pair)
+        sources, references = zip(*source.records.text("test", pair), strict=True)
         places = [n * HELD_OUT // min(count, HELD_OUT) for n in range(min(count, HELD_OUT))]
-        repeated = source.vocabulary.decode(source.vocabulary.encode(sources))
+        repeated = source.vocabulary.decode(source.vocabulary.encode(list(sources)))
         rows = [[sources[n], repeated[n], references[n]] for n in places]
         wanted = markdown.table(["source", "translation", "reference"], rows)
         assert tables[f"translations/{pair}"] == wanted

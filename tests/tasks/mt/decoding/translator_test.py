@@ -23,8 +23,7 @@ from lingvo_gpipe.tasks.mt.decoding import (
 from lingvo_gpipe.tasks.mt.decoding.decode_params import Decode
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.model import transformer
-from lingvo_gpipe.tasks.mt.text import records, vocabulary_training
-from lingvo_gpipe.tasks.mt.text.vocabulary_training import VocabularyTraining
+from lingvo_gpipe.tasks.mt.text import records, vocabulary
 from tests.tasks.mt import toy_model, toy_text
 
 BEGIN, END = 2, 3
@@ -314,8 +313,8 @@ def test_what_cannot_be_done_is_refused(field: Any, text: str) -> None:
 
 def run_of(folder: Path) -> tuple[Any, Any, list[list[int]]]:
     """Write a run's vocabulary and a checkpoint; return params, the averaged model, sources."""
-    found = vocabulary_training.train(
-        toy_text.sentences(300, 0), VocabularyTraining(size=300), ["de", "en"]
+    found = vocabulary.train(
+        toy_text.sentences(300, 0), vocabulary.VocabularyTraining(size=300), ["de", "en"]
     )
     found.save(folder / records.VOCABULARY)
     (folder / records.TARGET_TOKENS).write_text("True\n")

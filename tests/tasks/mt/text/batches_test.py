@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import io
 import itertools
-import sys
 import threading
 from typing import Any
 
@@ -262,19 +260,6 @@ def test_packing_is_first_fit_over_few_open_rows(longest: int, capacity: int) ->
     for unit in range(len(units.ends)):
         assert units.of(unit).tolist() == order[rows == unit].tolist()
     assert len(units.ends) == rows.max() + 1
-
-
-def test_a_long_packing_is_shown(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    units_of(True)
-    assert f"packing: 100%|##########| {sum(SIZES)}/{sum(SIZES)}" in terminal.getvalue()
 
 
 def test_an_evaluation_has_every_sentence_once() -> None:

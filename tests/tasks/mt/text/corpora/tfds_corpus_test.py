@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,19 +12,21 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.tasks import tfds_preparing
 from lingvo_gpipe.tasks.mt import prepare
 from lingvo_gpipe.tasks.mt.text import records
-from lingvo_gpipe.tasks.mt.text.corpora import tfds_corpus
-from lingvo_gpipe.tasks.mt.text.corpora.faults import FaultPolicy, Faults
+from lingvo_gpipe.tasks.mt.text.corpora import text_files, tfds_corpus
+from tests.tasks.mt import toy_text
+from tests.tasks.mt.text.corpora.corpus_test import read, read_all
 
 EXAMPLES = 30
 
 
-def test_a_name_of_tfds_becomes_records(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tfds_preparing, "network_fault", lambda _: None)
+def params_of(name: str, **fields: Any) -> Any:
+    made = {"tfds_dir": "/nonexistent", "split_names": {"train": "train"}} | fields
+    return tfds_corpus.TFDSCorpus.Params(dataset=name, **made)
+
+
+def test_a_name_of_tfds_becomes_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with tfds.testing.mock_data(num_examples=EXAMPLES):
         code = prepare.run(
             [
@@ -40,24 +41,20 @@ def test_a_name_of_tfds_becomes_records(
             ]
         )
         builder = tfds.builder("wmt14_translate/de-en", data_dir=str(tmp_path / "tfds"))
-        truth = [
+        truth = {
             (example["de"].decode(), example["en"].decode())
             for example in tfds.as_numpy(builder.as_dataset(split="validation"))
-        ]
+        }
     reported = capsys.readouterr()
     assert code == 0, reported.err
     found = records.Records(tmp_path / "records")
     assert found.pairs == ("az:en", "de:en", "en:de")
-    assert found.splits == ("train", "valid")
-    for split in found.splits:
+    for split in ("train", "valid"):
         spans = {span.pair: span for span in found.split(split).spans}
         assert set(spans) == set(found.pairs)
         assert 0 < spans["de:en"].count <= EXAMPLES
         assert spans["de:en"].count == spans["en:de"].count
-        assert spans["de:en"].corpora == {"wmt14_translate/de-en": spans["de:en"].count}
-        assert spans["az:en"].corpora == {"ted_hrlr_translate/az_to_en": spans["az:en"].count}
-    pairs = list(zip(*found.text("valid", "de:en"), strict=True))
-    assert set(pairs) <= set(truth)
+    assert set(found.text("valid", "de:en")) <= truth
     train = found.split("train")
     there, back = (next(s for s in train.spans if s.pair == pair) for pair in ("de:en", "en:de"))
     # Both directions of a pair are the same sentences, with the target's token before the source.
@@ -76,86 +73,95 @@ def test_validation_is_valid() -> None:
     splits = {"train": 9, "validation": 3, "test": 3}
     made.__dict__["_builder"] = SimpleNamespace(info=SimpleNamespace(splits=splits))
     assert made.splits == ("train", "valid", "test")
-    assert made._split_names["valid"] == "validation"
 
 
-@pytest.mark.parametrize(
-    ("kept_bytes", "text"),
-    [(200, "after example 5 of split 'train': truncated record at 180"), (None, "No such file")],
-)
-def test_a_file_that_is_torn_or_lost_ends_in_one_line(
-    tmp_path: Path, kept_bytes: int | None, text: str
-) -> None:
+def test_a_file_that_is_torn_ends_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "train.tfrecord"
     with tf.io.TFRecordWriter(str(path)) as writer:
         for number in range(9):
             writer.write(f"sentence number {number}: tail".encode()[:20])
-    if kept_bytes is None:
-        path.unlink()
-    else:
-        path.write_bytes(path.read_bytes()[:kept_bytes])
-    made = tfds_corpus.TFDSCorpus.Params(dataset="a/b").instantiate()
+    path.write_bytes(path.read_bytes()[:200])
+    made = params_of("a/b").instantiate()
     both = tf.data.TFRecordDataset(str(path)).map(lambda line: {"de": line, "en": line})
-    made.__dict__["_builder"] = SimpleNamespace(
-        as_dataset=lambda **_: both, data_path=tmp_path, info=SimpleNamespace(splits={"train": 9})
-    )
+    made.__dict__["_builder"] = SimpleNamespace(as_dataset=lambda **_: both)
     made.__dict__.update(_languages=("de", "en"), _nested=None)
-    read = []
     with pytest.raises(errors.InputError) as caught:
-        read.extend(made.read("train", {("de", "en"): Faults(FaultPolicy())}))
-    reported = str(caught.value)
-    assert reported.startswith("TFDS dataset 'a/b' cannot be read after example ")
-    assert text in reported
-    assert reported.endswith(f". Remove {tmp_path} and prepare it again")
-    assert not {"\n", "{", "["} & set(reported)
+        list(made.examples("train", [("de", "en")], None))
+    text = str(caught.value)
+    assert text.startswith("TFDS dataset 'a/b': split 'train' cannot be read after example 4: ")
+    assert "truncated record at 180" in text
+    assert "\n" not in text
 
 
-def nested(*texts: tuple[str, str]) -> dict[str, Any]:
-    """Return an example of some of many languages, as TFDS returns it."""
-    names, sentences = (
-        np.array([side.encode() for side in sides]) for sides in zip(*texts, strict=True)
-    )
-    return {"translations": {"language": names, "translation": sentences}}
+def test_a_translate_folder_is_read_as_tfds_reads_it(tmp_path: Path) -> None:
+    text = toy_text.write_folder(tmp_path, {"de": 30}) / "de"
+    theirs = tfds.TranslateFolder(str(text)).as_dataset(split="train").as_numpy_iterator()
+    ours = read(text_files.TranslateFolder.Params(folder=str(text)))
+    assert [(pair["de"].decode(), pair["en"].decode()) for pair in theirs] == ours
+    assert len(ours) == 30
 
 
-def test_examples_of_many_languages_are_decoded_once_for_all_pairs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    examples = [
-        nested(("de", "eins"), ("en", "one"), ("fr", "un")),
-        nested(("en", "two"), ("fr", "deux")),
-        nested(("de", ""), ("en", "three"), ("fr", "trois")),
-        nested(("de", "vier"), ("en", "four"), ("de", "viere"), ("en", "fore"), ("fr", "quatre")),
+@pytest.mark.parametrize(
+    ("name", "languages"),
+    [
+        ("wmt14_translate/de-en", ("de", "en")),
+        ("ted_hrlr_translate/az_to_en", ("az", "en")),
+        ("para_crawl/enbg", ("bg", "en")),
+        ("opus/medical", ("de", "en")),
+    ],
+)
+def test_translations_are_read_by_name(name: str, languages: tuple[str, str]) -> None:
+    with tfds.testing.mock_data(num_examples=4):
+        params = params_of(name)
+        assert params.instantiate().pairs("train") == {languages, languages[::-1]}
+        found, counts, _ = read_all(params, ":".join(languages))
+        back = read(params, ":".join(languages[::-1]))
+    assert len(found) + sum(counts.values()) >= 4
+    assert found
+    assert back == [sentences[::-1] for _, sentences in found]
+
+
+def nested(*examples: dict[str, str]) -> Any:
+    """Return a mock of a dataset of which each example has some of many languages."""
+    rows = [{"language": [*row], "translation": [*row.values()]} for row in examples]
+    # A second sentence in a language.
+    rows[0] = {name: [*values, values[0]] for name, values in rows[0].items()}
+    spec = {name: tf.TensorSpec([None], tf.string) for name in ("language", "translation")}
+
+    def as_dataset(builder: Any, **_: Any) -> tf.data.Dataset:
+        del builder
+        dataset = tf.data.Dataset.from_generator(lambda: iter(rows), output_signature=spec)
+        return dataset.map(lambda row: {"translations": row, "talk_name": "x"})
+
+    return tfds.testing.mock_data(as_dataset_fn=as_dataset)
+
+
+def test_examples_of_many_languages_have_each_pair() -> None:
+    params = params_of("ted_multi_translate")
+    rows = ({"de": "ja", "en": "yes", "fr": "oui"}, {"en": "no", "fr": ""}, {"de": "was"})
+    with nested(*rows):
+        pairs = params.instantiate().pairs("train")
+        assert {("de", "en"), ("fr", "de"), ("pt-br", "en")} <= pairs
+        found, counts, lines = read_all(params, "de:en", "en:fr")
+    assert found == [("de:en", ("ja", "yes")), ("en:fr", ("yes", "oui"))]
+    assert counts == {"repeated": 1, "empty": 1}
+    assert lines == [
+        "repeated\tted_multi_translate train:0\tanother sentence in de is left out",
+        "empty\tted_multi_translate train:1\tfr: sentence is empty",
     ]
-    made = tfds_corpus.TFDSCorpus.Params(dataset="a/b").instantiate()
-    made.__dict__.update(_nested="translations", _split_names={"train": "train"})
-    passes: list[str] = []
 
-    def read_all(own: str) -> Iterator[dict[str, Any]]:
-        passes.append(own)
-        return iter(examples)
 
-    monkeypatch.setattr(made, "_examples", read_all)
-    policy = FaultPolicy()
-    wanted = {both: Faults(policy) for both in (("de", "en"), ("fr", "en"), ("fr", "de"))}
-    found = list(made.read("train", wanted))
-    assert passes == ["train"]
-    for both, faults in wanted.items():
-        apart = Faults(policy)
-        alone = [pair for _, pair in made.read("train", {both: apart})]
-        assert [pair for name, pair in found if name == both] == alone
-        assert (faults.counts, faults.examples) == (apart.counts, apart.examples)
-    # The first of two sentences of a language is taken, and the other counted.
-    texts = [(pair.source, pair.target) for name, pair in found if name == ("de", "en")]
-    assert texts == [("eins", "one"), ("vier", "four")]
-    assert [faults.counts for faults in wanted.values()] == [
-        {"empty": 1, "repeated": 1},
-        {"repeated": 1},
-        {"empty": 1, "repeated": 1},
-    ]
-    assert wanted["de", "en"].examples["repeated"] == [
-        "a/b train:3: all but the first sentence in de and en is left out"
-    ]
+def test_what_is_no_translation_dataset_is_refused() -> None:
+    def refused(text: str, params: Any) -> None:
+        with pytest.raises(errors.InputError, match=text) as caught:
+            params.instantiate().pairs("train")
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 300
+
+    refused("TFDS has no dataset 'wmt14'; ", params_of("wmt14"))
+    refused("is not prepared in .*Allow its download", params_of("mnist", download=False))
+    with tfds.testing.mock_data(num_examples=1):
+        refused("'mnist' is not a translation dataset: its features are", params_of("mnist"))
 
 
 def test_a_name_that_tfds_does_not_have_leaves_nothing(

@@ -205,11 +205,11 @@ def main() -> None:
             print(each.line(), flush=True)
         by_name.setdefault(f"{each.name}, V={each.V}", []).append(each)
     by_name["all"] = [each for of_name in by_name.values() for each in of_name]
-    print(f"\n{'tables':<16}{'longer than best':<34}{'longer than shortest':<34}PyTorch")
+    print(f"\n{'tables':<18}{'longer than best':<18}{'longer than shortest':<37}PyTorch")
     for name, ours in by_name.items():
         best = against(ours, [each.best_ticks for each in ours])
         shortest = against(ours, [each.shortest_ticks for each in ours])
-        print(f"{name:<16}{best:<34}{shortest:<34}{against_pytorch(ours)}")
+        print(f"{name:<18}{best:<18}{shortest:<37}{against_pytorch(ours)}")
     print("PyTorch: tables that are better than its own of the same name, equal, worse")
 
 

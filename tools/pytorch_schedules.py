@@ -1,9 +1,9 @@
-"""Write down the figures of PyTorch's schedule tables, with which ours are compared.
+"""Writes the figures of PyTorch's schedule tables, with which ours are compared.
 
 In an environment with PyTorch, which the project does not need:
 `python -m tools.pytorch_schedules > tests/lingvo_gpipe/schedule/pytorch.json`. For each schedule, K
 and V, a list by M: ticks with F=1, B=2, I=1, W=1; ticks where cells recompute, B=3, I=2; the most
-live micro-batches on a device; their sum over the devices. PyTorch refuses the others.
+live micro-batches on a device; their sum over the devices. PyTorch refuses the other sizes.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def text(name: str, K: int, M: int, V: int) -> str:
     Raises:
         ValueError: PyTorch does not have it for these numbers.
     """
-    kind: Any = schedules.get_schedule_class(NAMES[name])
+    schedule_class: Any = schedules.get_schedule_class(NAMES[name])
     stages = [Stage(K * v, K * V, K) for v in range(V)]
-    made = kind(stages, M, loss_fn=lambda *_: None)
+    schedule = schedule_class(stages, M, loss_fn=lambda *_: None)
     rows = []
     for device in range(K):
-        actions = [action for action in made.pipeline_order[device] if action is not None]
+        actions = [action for action in schedule.pipeline_order[device] if action is not None]
         parts = [part for action in actions for part in action.sub_actions or [action]]
         rows.append(
             ",".join(
@@ -63,21 +63,16 @@ def text(name: str, K: int, M: int, V: int) -> str:
     return "\n".join(rows)
 
 
-def figures(of: Table) -> list[int]:
+def figures(table: Table) -> list[int]:
     """Return ticks, ticks where cells recompute, the most live on a device, and all devices'."""
-    cells, found = of.num_cells, []
+    ticks = []
     live: tuple[int, ...] = ()
-    for f, b, i, w in LENGTHS:
-        timeline = simulate.simulate(
-            of,
-            [f] * cells,
-            [b] * cells,
-            input_gradient_s=[i] * cells,
-            weight_gradient_s=[w] * cells,
-        )
-        found.append(int(timeline.makespan_s))
+    for lengths in LENGTHS:
+        f, b, i, w = ([length] * table.num_cells for length in lengths)
+        timeline = simulate.simulate(table, f, b, input_gradient_s=i, weight_gradient_s=w)
+        ticks.append(int(timeline.makespan_s))
         live = timeline.peak_live
-    return [*found, max(live), sum(live)]
+    return [*ticks, max(live), sum(live)]
 
 
 def main() -> None:
@@ -87,15 +82,15 @@ def main() -> None:
     for name in NAMES:
         for V in range(1, MAX_V + 1):
             for K in range(1, MAX_K + 1):
-                found: dict[int, list[int]] = {}
+                by_size: dict[int, list[int]] = {}
                 for M in range(1, MAX_M + 1):
                     try:
-                        made = text(name, K, M, V)
+                        table = text(name, K, M, V)
                     except ValueError:
                         continue
-                    found[M] = figures(Table.from_text(made))
-                if found:
-                    entries = json.dumps(found, separators=(",", ":"))
+                    by_size[M] = figures(Table.from_text(table))
+                if by_size:
+                    entries = json.dumps(by_size, separators=(",", ":"))
                     lines.append(f'"{name} {K} {V}": {entries}')
     print("{\n" + ",\n".join(lines) + "\n}")
 

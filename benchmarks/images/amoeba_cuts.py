@@ -44,7 +44,7 @@ def rows(flops: Sequence[float], seconds: Sequence[float]) -> list[str]:
     """Return the table's rows: for each K three cuts, and their heaviest cells' shares."""
     from lingvo_gpipe.network.cutting import partition
 
-    found = []
+    rows_of_text = []
     for count, by_hand in BY_HAND.items():
         cuts = {
             "plan, by FLOPs": partition.partition(flops, count),
@@ -54,8 +54,8 @@ def rows(flops: Sequence[float], seconds: Sequence[float]) -> list[str]:
         for name, cut in cuts.items():
             shares = (partition.heaviest_share(costs, cut) for costs in (flops, seconds))
             percents = " | ".join(f"{100 * share:.1f} %" for share in shares)
-            found.append(f"| {count} | {name} | {', '.join(map(str, cut))} | {percents} |")
-    return found
+            rows_of_text.append(f"| {count} | {name} | {', '.join(map(str, cut))} | {percents} |")
+    return rows_of_text
 
 
 def main() -> None:

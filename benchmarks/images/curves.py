@@ -86,9 +86,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("picture", type=Path, help="PNG to write")
     parser.add_argument("runs", nargs="+", metavar="NAME=PATH")
-    given = parser.parse_args()
+    options = parser.parse_args()
     curves = []
-    for run in given.runs:
+    for run in options.runs:
         name, _, path = run.rpartition("=")
         curves.append(read(name, Path(path)))
     print("run\tupdates\tminutes\tlast accuracy\tbest accuracy")
@@ -96,7 +96,7 @@ def main() -> None:
         minutes = curve.seconds[-1] / 60.0
         last, best = curve.accuracy[-1], max(curve.accuracy)
         print(f"{curve.name}\t{curve.steps[-1]}\t{minutes:.1f}\t{last:.4f}\t{best:.4f}")
-    draw(curves, given.picture)
+    draw(curves, options.picture)
 
 
 if __name__ == "__main__":

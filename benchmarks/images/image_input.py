@@ -54,8 +54,10 @@ def source(folder: pathlib.Path, side: int, batch: int, more: dict[str, Any]) ->
     """Return endless mini-batches."""
     from lingvo_gpipe.tasks.image import ImageFolder
 
-    given = {"height": side, "width": side, "resize": True, "max_broken_share": 0.1, **more}
-    params = ImageFolder.Params(data_dir=str(folder), batch_size=batch, **given)
+    size = {"height": side, "width": side, "resize": True}
+    params = ImageFolder.Params(
+        data_dir=str(folder), batch_size=batch, max_broken_share=0.1, **size, **more
+    )
     return iter(params.instantiate().batches(seed=1))
 
 
@@ -70,24 +72,24 @@ def per_second(batches: Iterator[Any], size: int, count: int) -> float:
 
 
 def table(side: int, policies: dict[str, dict[str, Any]], broken: int, rounds: int) -> None:
-    """Measure and print."""
+    """Measure the policies of one size in turn, and print images per second."""
     from benchmarks.support import machine
 
     height, width, batch, count = SIZES[side]
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
         write_files(folder, height, width, broken)
-        found: dict[str, list[float]] = {name: [] for name in policies}
+        speeds: dict[str, list[float]] = {name: [] for name in policies}
         load = machine.Load()
         for _ in range(rounds):
             for name, more in policies.items():
                 # A new input each time, so that only one reads ahead.
-                found[name].append(per_second(source(folder, side, batch, more), batch, count))
+                speeds[name].append(per_second(source(folder, side, batch, more), batch, count))
         other = load.stop()
     broken_text = f", {broken} of {FILES} files broken" if broken else ""
     files = f"files of {height} x {width}{broken_text}"
     print(f"\n{side} x {side} from {files}; other load {other:.1f} cores")
-    for name, values in found.items():
+    for name, values in speeds.items():
         spread = f"{min(values):,.0f} to {max(values):,.0f}"
         print(f"    {name:<26} {statistics.median(values):>8,.0f} images/s ({spread})")
 

@@ -29,7 +29,7 @@ def resnet(width: int, classes: int, shape: tuple[int, int, int], blocks: int = 
     import keras
 
     def conv(x: Any, filters: int, size: int, stride: int) -> Any:
-        made = keras.layers.Conv2D(
+        convolution = keras.layers.Conv2D(
             filters,
             size,
             stride,
@@ -37,17 +37,17 @@ def resnet(width: int, classes: int, shape: tuple[int, int, int], blocks: int = 
             use_bias=False,
             kernel_initializer="he_normal",
         )
-        return keras.layers.BatchNormalization(momentum=0.9, epsilon=1e-5)(made(x))
+        return keras.layers.BatchNormalization(momentum=0.9, epsilon=1e-5)(convolution(x))
 
     inputs = keras.Input(shape)
     x = keras.layers.ReLU()(conv(inputs, width, 3, 1))
     for stage in range(3):
         for block in range(blocks):
             filters, stride = width * 2**stage, 2 if stage and not block else 1
-            own = keras.layers.ReLU()(conv(x, filters, 3, stride))
-            own = conv(own, filters, 3, 1)
-            skip = x if x.shape == own.shape else conv(x, filters, 1, stride)
-            x = keras.layers.ReLU()(keras.layers.add([own, skip]))
+            branch = keras.layers.ReLU()(conv(x, filters, 3, stride))
+            branch = conv(branch, filters, 3, 1)
+            skip = x if x.shape == branch.shape else conv(x, filters, 1, stride)
+            x = keras.layers.ReLU()(keras.layers.add([branch, skip]))
     x = keras.layers.GlobalAveragePooling2D()(x)
     return keras.Model(inputs, keras.layers.Dense(classes)(x))
 
@@ -99,8 +99,8 @@ def train(
 
     @tf.function(autograph=False, reduce_retracing=True)
     def hits(image: tf.Tensor, label: tf.Tensor) -> tf.Tensor:
-        found = tf.argmax(model(image, training=False), 1, label.dtype)
-        return tf.reduce_sum(tf.cast(found == label, tf.int32))
+        prediction = tf.argmax(model(image, training=False), 1, label.dtype)
+        return tf.reduce_sum(tf.cast(prediction == label, tf.int32))
 
     def accuracy() -> float:
         right = total = 0
@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", help="TSV file beside what is printed")
-    given = parser.parse_args()
+    options = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from benchmarks.support import machine
     from lingvo_gpipe import network
@@ -140,17 +140,17 @@ def main() -> None:
     from lingvo_gpipe.plan import describe
 
     task = cifar10.AmoebaNetSmallFolder().task()
-    task.input.set(data_dir=given.data_dir)
+    task.input.set(data_dir=options.data_dir)
     analysis = network.analyze(task.model, describe.fields_of(task))
     parameters = describe.counts(analysis).parameters
     print(f"# {machine.describe()}; equal in size to {parameters} parameters")
     rows = ["step\tseconds\tloss\taccuracy"]
     print(rows[0])
-    for step, seconds, loss, accuracy in train(task, 10, parameters, given.minutes, given.seed):
+    for step, seconds, loss, accuracy in train(task, 10, parameters, options.minutes, options.seed):
         rows.append(f"{step}\t{seconds:.1f}\t{loss:.4f}\t{accuracy:.4f}")
         print(rows[-1], flush=True)
-    if given.out:
-        with open(given.out, "w", encoding="ascii") as file:
+    if options.out:
+        with open(options.out, "w", encoding="ascii") as file:
             file.write("\n".join(rows) + "\n")
 
 

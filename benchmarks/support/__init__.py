@@ -1,1 +1,1 @@
-"""What benchmarks share: networks, waiting cells, processes, figures of the paper, the machine."""
+"""What benchmarks share: processes in rounds, networks, waiting cells, curves, the machine."""

@@ -50,7 +50,7 @@ def main() -> None:
         parser.error(f"--tokens has {len(tokens)} numbers for {len(arguments.runs)} runs")
     curves = []
     print("run", "updates", "tokens", "minutes", f"last {arguments.tag}", sep="\t")
-    for run, each in zip(arguments.runs, tokens, strict=True):
+    for run, per_update in zip(arguments.runs, tokens, strict=True):
         name, _, logdir = run.rpartition("=")
         points = scalars.read(Path(logdir) / "eval").get(arguments.tag)
         training = scalars.read(Path(logdir) / "train")
@@ -60,8 +60,11 @@ def main() -> None:
         # Constants such as sampling shares are written before the first update.
         times = [point.wall_s for series in (*training.values(), points) for point in series]
         minutes = (max(times) - min(times)) / 60.0
-        print(*(name, last.step, last.step * each, f"{minutes:.1f}", f"{last.value:.4f}"), sep="\t")
-        curves.append((name, each, points))
+        print(
+            *(name, last.step, last.step * per_update, f"{minutes:.1f}", f"{last.value:.4f}"),
+            sep="\t",
+        )
+        curves.append((name, per_update, points))
     draw(
         curves,
         arguments.tag,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lingvo_gpipe import errors, registry, schedule
+from lingvo_gpipe.hyperparams import text
 
 if TYPE_CHECKING:
     from lingvo_gpipe.task import Task
@@ -163,20 +164,20 @@ def _describe(job: registry.Job) -> None:
 
 
 def _params(job: registry.Job) -> None:
-    from lingvo_gpipe.hyperparams import listing
-
     if job.options.text:
         if job.options.fields is not None:
             raise errors.ParamsError("--text prints all fields, --fields some. Leave one out")
         job.report(job.task.to_text().rstrip("\n"))
         return
     pattern = job.options.fields or "*"
-    lines = listing.lines(job.task, pattern)
+    lines = text.listed(job.task, pattern)
     if not lines:
+        near = errors.nearest(pattern.strip("*."), [path for path, _, _ in job.task.iter_paths()])
+        hint = (
+            f"nearest {', '.join(map(repr, near))}" if near else "without --fields, all are listed"
+        )
         raise errors.ParamsError(
-            f"no field of {job.model} matches {pattern!r}, a pattern of whole paths. "
-            f"Try --fields={listing.near(job.task, pattern)!r}; without --fields, all "
-            "are listed"
+            f"no field of {job.model} matches {pattern!r}, a pattern of whole paths; {hint}"
         )
     job.report("\n".join(lines))
 

@@ -21,8 +21,6 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler and (
 
 import argparse
 import dataclasses
-import re
-import shlex
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -262,7 +260,8 @@ def task_of(values: argparse.Namespace, recipe: registry.Model) -> Task.Params:
         try:
             task.override(assignment)
         except errors.ParamsError as error:
-            raise errors.ParamsError(_override_text(error, assignment, task)) from error
+            text = str(error).replace(task.class_name(), task.name, 1)
+            raise errors.ParamsError(text) from error
     return task if values.data is None else _with_made_data(values, recipe, task)
 
 
@@ -310,47 +309,6 @@ def _check_data(task: Task.Params, splits: Sequence[str | None], *, of_run: bool
         first, *rest = str(error).split("\n", 1)
         text = f"{first.rstrip('.')}. --data={_MADE} rehearses the run without it"
         raise errors.InputError("\n".join([text, *rest])) from error
-
-
-def _override_text(error: errors.ParamsError, assignment: str, task: Task.Params) -> str:
-    """Return the message for a wrong override: it names the model and the way out."""
-    text = str(error)
-    if text.startswith(type(task).class_name()):
-        text = task.name + text.removeprefix(type(task).class_name())
-    near: tuple[str, ...] = ()
-    if isinstance(error, hyperparams.UnknownFieldError):
-        near = error.nearest
-    elif isinstance(error, hyperparams.HoldsParamsError):
-        near = error.instead
-    path, _, value = (part.strip() for part in assignment.partition("="))
-    # A field of several values may lack only the brackets.
-    tried = [*((each, value) for each in near), (path, f"[{value}]"), (path, f"[{value!r}]")]
-    tried += [(path, v) for name in hyperparams.classes_like(value) for v in (f"[{name}]", name)]
-    for override in filter(None, (task.suggestion(*each) for each in tried)):
-        return f"{text}. Try --params_override={_quoted(override)}"
-    if near:
-        return text
-    present = _present(task, assignment)
-    return text if present is None else f"{text}. Try --params_override={present}, as it is now"
-
-
-def _present(task: Task.Params, assignment: str) -> str | None:
-    """Return the assignment of the named field's present value; None where it has no value."""
-    path, sign, _ = assignment.partition("=")
-    lines = task.to_text().splitlines() if sign else []
-    start = f"{path.strip()}: "
-    value = next((line.removeprefix(start) for line in lines if line.startswith(start)), None)
-    if value is None:
-        return None
-    # A plain string needs no quotes, which a shell would ask to be quoted again.
-    word = re.fullmatch(r"'([A-Za-z_][\w./:-]*)'", value)
-    plain = word[1] if word and word[1] not in ("None", "True", "False") else value
-    return _quoted(f"{path.strip()}={plain}")
-
-
-def _quoted(word: str) -> str:
-    """Return a word as a shell reads it, in double quotes if it has single quotes inside."""
-    return f'"{word}"' if "'" in word and not re.search(r'["$`\\!]', word) else shlex.quote(word)
 
 
 def _set_data_dir(task: Task.Params, folder: str, model: str) -> None:

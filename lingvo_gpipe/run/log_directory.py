@@ -12,7 +12,6 @@ from absl import logging
 
 from lingvo_gpipe import errors, regular_files, task
 from lingvo_gpipe.hyperparams import text
-from lingvo_gpipe.hyperparams.messages import shorten
 from lingvo_gpipe.input import synthetic
 from lingvo_gpipe.run import checkpoints
 from lingvo_gpipe.run.reslicing import layout
@@ -23,6 +22,7 @@ BEST = "best"
 LOCK = "run.lock"
 _RESULT = "result.json"
 _SHOWN_CHANGES = 20
+_SHOWN_CHARS = 200
 _MAX_ASSET_BYTES = 2**26
 
 
@@ -139,9 +139,9 @@ def _refusal(change: task.Change, newest: str, folder: Path, way: str) -> str:
     """
     ways = f"{way}Give another --logdir; there, --checkpoint={newest} starts from these weights"
     if change.models is not None:
-        there, here = map(shorten, change.models)
+        there, here = change.models
         return f"{folder} holds a run of {there}, not of {here}. {ways}"
-    lines = [shorten(line) for line in change.refused[: _SHOWN_CHANGES + 1]]
+    lines = [line[:_SHOWN_CHARS] for line in change.refused[: _SHOWN_CHANGES + 1]]
     first = lines[0] if len(lines) == 1 else f"{lines[0]} and {len(change.refused) - 1} more"
     shown = [*lines[:_SHOWN_CHANGES], *(["…"] if len(lines) > _SHOWN_CHANGES else [])]
     detail = "".join(f"\n    {line}" for line in shown)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lingvo_gpipe import errors, recipes, registry
-from lingvo_gpipe.hyperparams import listing, register_package
+from lingvo_gpipe.hyperparams import register_package
 from lingvo_gpipe.run import loop
 from tests.tiny_task import tiny_task
 
@@ -109,34 +107,6 @@ def test_a_size_of_a_recipe_needs_the_recipe(run: Path) -> None:
         recipe.resized("num_cells", 3)
 
 
-def test_every_field_is_listed_with_value_type_and_help() -> None:
-    lines = listing.lines(tiny_task(), "*")
-    fields = [path for path, _, _ in tiny_task().iter_paths()]
-    assert [line.split(" = ")[0] for line in lines if not line.startswith("    ")] == fields
-    (first, *rest) = listing.lines(tiny_task(), "train.max_steps")
-    assert first == "train.max_steps = 12 (int)"
-    assert "".join(rest).strip()
-    assert listing.lines(tiny_task(), "train.nothing*") == []
-    (first, *_) = listing.lines(tiny_task(), "model.layers[*].units")
-    assert first == "model.layers[0].units = 8 (int)"
-
-
-@pytest.mark.parametrize(
-    ("pattern", "found"),
-    [
-        ("batch_size", "*batch_size*"),
-        ("optimizer.*", "*optimizer*"),
-        ("train.optimiser.*", "train.optimizer.*"),
-        ("train.clipnorm", "train.clip_norm"),
-        ("qqq", "*batch_size"),
-    ],
-)
-def test_a_pattern_of_no_field_has_a_near_one_of_some(pattern: str, found: str) -> None:
-    assert listing.lines(tiny_task(), pattern) == []
-    assert listing.near(tiny_task(), pattern) == found
-    assert listing.lines(tiny_task(), found)
-
-
 def test_training_ends_with_the_best_checkpoint(tmp_path: Path) -> None:
     lines: list[str] = []
     task = tiny_task(max_steps=8)
@@ -146,23 +116,3 @@ def test_training_ends_with_the_best_checkpoint(tmp_path: Path) -> None:
     assert result.best is not None
     assert line.startswith(f"best accuracy {result.best:.4f} at step ")
     assert line.endswith(str(tmp_path / "best" / f"ckpt-{line.split()[5].removesuffix(':')}"))
-
-
-def test_a_folder_that_may_not_be_looked_into_names_no_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = os.stat
-
-    def stat(path: Any, **named: Any) -> os.stat_result:
-        if str(path).startswith(f"{tmp_path}/private/"):
-            raise PermissionError(errno.EACCES, "Permission denied", path)
-        return real(path, **named)
-
-    monkeypatch.setattr(os, "stat", stat)
-    private = tmp_path / "private"
-    private.mkdir()
-    for folder in (private, private / "run"):
-        with pytest.raises(errors.ParamsError, match="--model=NAME is missing"):
-            find(logdir=str(folder))
-    with pytest.raises(errors.CheckpointError, match="there is no checkpoint"):
-        find(checkpoint=str(private / "ckpt-3"))

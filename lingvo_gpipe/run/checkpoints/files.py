@@ -36,7 +36,7 @@ _SHARD = re.compile(r"\.data-\d{5}-of-(\d{5})")
 _OURS = re.compile(rf"({NAME}-\d+)({re.escape(_PARAMS)}|{re.escape(_WRITING)}|{re.escape(_TORN)})")
 _PATTERN = re.compile(r"[*?\[\\]")
 _CHECKSUM = re.compile("# crc32: [0-9a-f]{8}")
-_MAX_TEXT_BYTES = params_texts.MAX_BYTES + 100  # with the checksum
+_MAX_TEXT_BYTES = 4 * params_texts.MAX_TEXT_CHARS + 100  # with the checksum
 # What reading a file reports that is missing, cut short, too large or not a regular one.
 _DAMAGE = frozenset(
     [

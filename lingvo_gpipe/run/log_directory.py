@@ -139,7 +139,7 @@ def _refusal(change: task.Change, newest: str, folder: Path, way: str) -> str:
     """
     ways = f"{way}Give another --logdir; there, --checkpoint={newest} starts from these weights"
     if change.models is not None:
-        there, here = change.models
+        there, here = (name[:_SHOWN_CHARS] for name in change.models)
         return f"{folder} holds a run of {there}, not of {here}. {ways}"
     lines = [line[:_SHOWN_CHARS] for line in change.refused[: _SHOWN_CHANGES + 1]]
     first = lines[0] if len(lines) == 1 else f"{lines[0]} and {len(change.refused) - 1} more"

@@ -42,7 +42,7 @@ def test_the_command_makes_records(
 
 
 def test_flags_name_corpora_of_every_kind() -> None:
-    values = prepare._flags().read(
+    values = prepare.flags().read(
         [
             "--output=x",
             "--translate_folder=a",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -65,7 +66,10 @@ def find(
     folder = None if logdir is None else Path(logdir).expanduser() / "checkpoints"
     if model is not None:
         recipe = models.model(model)()
-        of_run = None if trains or checkpoint or folder is None else _of_run(folder)
+        of_run = None
+        if folder is not None and not trains and checkpoint is None:
+            with contextlib.suppress(errors.UserError):  # the recipe needs no text
+                of_run = _of_run(folder)
         if of_run is None:
             return model, recipe
         if of_run.name not in ("", model):  # a run that was started in Python may have no name

@@ -57,12 +57,20 @@ def exit_code(work: Callable[[], int]) -> int:
     reader ends (head, a pager); 130 after Ctrl-C. A bug keeps its traceback.
     """
     try:
-        return work()
-    except errors.UserError as error:
-        sys.stderr.write(f"{mistake(error)}\n")
-        return 1
+        try:
+            code = work()
+        except errors.UserError as error:
+            sys.stderr.write(f"{mistake(error)}\n")
+            code = 1
+        except SystemExit as end:  # help was printed
+            if end.code:
+                raise
+            code = 0
+        sys.stdout.flush()
+        return code
     except BrokenPipeError:
-        drop()
+        # Python would fail again to write the rest of the output at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
@@ -72,8 +80,3 @@ def mistake(error: errors.UserError) -> str:
     """Return the line for a user's mistake: the name of its class in errors.py, and its text."""
     kinds = (kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
     return f"{next(kinds).__name__}: {error}"
-
-
-def drop() -> None:
-    """Discard the rest of the output: Python would fail again to write it at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

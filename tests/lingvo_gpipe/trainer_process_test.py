@@ -11,15 +11,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 import tensorflow as tf
 
 from tests.support import trainer_calls
 from tests.support.trainer_calls import PACKAGE
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--model=image.digits.MLP", "--mode=describe"]])
-def test_a_reader_that_leaves_is_not_a_fault(arguments: list[str]) -> None:
+def test_a_reader_that_leaves_is_not_a_fault() -> None:
+    arguments = ["--model=image.digits.MLP", "--mode=describe"]
     reader, writer = os.pipe()
     os.close(reader)
     program = [sys.executable, "-m", "lingvo_gpipe.trainer", *arguments]

@@ -1,1 +1,0 @@
-"""What only an accelerator answers: a file for each question, asked by `__main__`."""

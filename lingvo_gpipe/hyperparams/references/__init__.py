@@ -1,0 +1,1 @@
+"""Classes, functions and dtypes in texts: by which name a text refers to them, today and before."""

@@ -117,7 +117,7 @@ def nearest(name: str, names: Iterable[str], count: int = 3) -> list[str]:
     >>> nearest("num_microbatches", ["model.num_micro_batches", "input.batch_size"])
     ['model.num_micro_batches']
     """
-    wanted = name.lower()
+    wanted = name.lower()[:100]  # what is longer comes from hostile texts
     tail = wanted.rsplit(".", 1)[-1]
 
     def likeness(candidate: str) -> float:

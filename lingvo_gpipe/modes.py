@@ -1,15 +1,17 @@
-"""The trainer's own modes: train, eval, train_eval, export, describe, params, plan.
+"""The trainer's own modes: train, eval, train_eval, export, reslice, describe, params, plan.
 
 What is slow to import is imported by the mode that needs it.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lingvo_gpipe import errors, registry, schedule
+from lingvo_gpipe.hyperparams import text
 
 if TYPE_CHECKING:
     from lingvo_gpipe.task import Task
@@ -18,29 +20,20 @@ if TYPE_CHECKING:
 def register() -> None:
     """Make these modes known to the registry."""
     for name, function in MODES.items():
-        registry.add_mode(
-            name,
-            function,
-            [o for o, modes in _MODES_OF_OPTION.items() if name in modes],
-            _SPLITS.get(name, lambda _: ()),
-        )
+        registry.add_mode(name, function)
 
 
-def find(name: str, task: Task.Params) -> registry.Mode:
-    """Return the function of a mode.
+def check_options(options: registry.Options, mode: str) -> None:
+    """Refuse a flag that the mode does not read.
 
     Raises:
-        ParamsError: the task has no such mode; the text names those that it has, and what is
-            nearest in meaning.
+        ParamsError: naming the modes that read it.
     """
-    known = registry.modes_of(task)
-    if name in known or name not in _MEANT:
-        return registry.mode(name, task)
-    where = f": only {_OF_TASKS[name]} have it" if name in _OF_TASKS else ""
-    does = [f"--mode={mode} {_DOES[mode]}" for mode in _MEANT[name] if mode in known]
-    raise errors.ParamsError(
-        f"no mode {name!r} for {task.name}{where}. {'; '.join(does)}. Use one of {', '.join(known)}"
-    )
+    for flag, readers in _MODES_OF_OPTION.items():
+        if getattr(options, flag) and mode not in readers:
+            raise errors.ParamsError(
+                f"--{flag} goes with --mode={' or '.join(readers)}, not with --mode={mode}"
+            )
 
 
 def with_kept_choice(task: Task.Params, logdir: str | None) -> Task.Params:
@@ -61,35 +54,24 @@ def with_kept_choice(task: Task.Params, logdir: str | None) -> Task.Params:
     return auto.resolved(task, lambda _: None, kept=kept, trains=False)
 
 
-def _train(job: registry.Job) -> None:
-    _run_loop(job, "train", evaluate=False)
-
-
-def _train_eval(job: registry.Job) -> None:
-    _run_loop(job, "train_eval", evaluate=True)
-
-
-def _run_loop(job: registry.Job, mode: str, *, evaluate: bool) -> None:
-    from lingvo_gpipe.run.profiles import steps
-
-    chosen = steps.parse(job.options.profile_steps) if job.options.profile_steps else range(0)
-    if job.options.profile and not chosen and job.task.model.schedule != schedule.AUTO:
-        raise errors.ParamsError(
-            f"--profile measures layers, which --mode={mode} needs only for --schedule=auto, or to "
-            "compare the steps of --profile_steps=A:B. Add one of them, or leave --profile out"
-        )
-    if job.options.hosts is not None and job.task.model.schedule != schedule.AUTO:
-        raise errors.ParamsError(
-            f"--hosts states links and memory by which --schedule=auto chooses; --mode={mode} with "
-            "a schedule that is named uses the devices that are there. Add --schedule=auto, or "
-            "leave --hosts out"
-        )
+def _train(job: registry.Job, *, evaluate: bool = False) -> None:
     from lingvo_gpipe.plan import hosts
     from lingvo_gpipe.run import loop
+    from lingvo_gpipe.run.profiles import steps
 
-    cluster = None if job.options.hosts is None else hosts.parse(job.options.hosts)
-    profiles = steps.Profiles(chosen, layers=job.options.profile, hosts=cluster)
-    if job.options.dry_run:
+    options = job.options
+    chosen = steps.parse(options.profile_steps) if options.profile_steps else range(0)
+    if job.task.model.schedule != schedule.AUTO:
+        for flag, used in (("profile", options.profile and not chosen), ("hosts", options.hosts)):
+            if used:
+                raise errors.ParamsError(
+                    f"training uses --{flag} only to choose by --schedule=auto"
+                    f"{' or with --profile_steps=A:B' if flag == 'profile' else ''}. Add it, or "
+                    f"leave --{flag} out"
+                )
+    cluster = None if options.hosts is None else hosts.parse(options.hosts)
+    profiles = steps.Profiles(chosen, layers=options.profile, hosts=cluster)
+    if options.dry_run:
         if chosen:
             raise errors.ParamsError(
                 "--dry_run computes one step, in which programs are traced. Leave --profile_steps "
@@ -106,7 +88,7 @@ def _run_loop(job: registry.Job, mode: str, *, evaluate: bool) -> None:
         return
     loop.run(
         job.task,
-        _logdir(job, mode),
+        _logdir(job),
         evaluate=evaluate,
         start=job.checkpoint,
         report=job.report,
@@ -119,29 +101,36 @@ def _run_loop(job: registry.Job, mode: str, *, evaluate: bool) -> None:
 def _evaluate(job: registry.Job) -> None:
     from lingvo_gpipe.run import eval_mode, process
 
-    logdir = job.logdir if job.checkpoint is not None else _logdir(job, "eval")
-    process.prepare_devices(job.task.model)
-    if not job.options.follow:
-        eval_mode.run(
-            job.task,
-            logdir,
-            which=job.checkpoint,
-            report=job.report,
-            should_stop=job.should_stop,
-        )
-        return
-    if job.checkpoint is not None:
+    if job.options.follow and job.checkpoint is not None:
         raise errors.ParamsError(
             "--follow evaluates each new checkpoint of --logdir, --checkpoint a certain one. "
             "Give one of the two"
         )
-    eval_mode.follow(job.task, _logdir(job, "eval"), report=job.report, should_stop=job.should_stop)
+    logdir = job.logdir if job.checkpoint is not None else _logdir(job)
+    process.prepare_devices(job.task.model)
+    if job.options.follow:
+        eval_mode.follow(job.task, _logdir(job), report=job.report, should_stop=job.should_stop)
+        return
+    eval_mode.run(
+        job.task, logdir, which=job.checkpoint, report=job.report, should_stop=job.should_stop
+    )
 
 
 def _export(job: registry.Job) -> None:
     from lingvo_gpipe.run import export
 
-    export.run(job.task, _logdir(job, "export"), which=job.checkpoint, report=job.report)
+    export.run(job.task, _logdir(job), which=job.checkpoint, report=job.report)
+
+
+def _reslice(job: registry.Job) -> None:
+    from lingvo_gpipe.run.reslicing import mode
+
+    if job.checkpoint is None:
+        raise errors.ParamsError(
+            "--mode=reslice needs --checkpoint=RUN, the run that is read; --logdir is a new folder "
+            "for one in other slices"
+        )
+    mode.run(job.task, _logdir(job), job.checkpoint, report=job.report)
 
 
 def _describe(job: registry.Job) -> None:
@@ -151,20 +140,20 @@ def _describe(job: registry.Job) -> None:
 
 
 def _params(job: registry.Job) -> None:
-    from lingvo_gpipe.hyperparams import listing
-
     if job.options.text:
         if job.options.fields is not None:
             raise errors.ParamsError("--text prints all fields, --fields some. Leave one out")
         job.report(job.task.to_text().rstrip("\n"))
         return
     pattern = job.options.fields or "*"
-    lines = listing.lines(job.task, pattern)
+    lines = text.listed(job.task, pattern)
     if not lines:
+        near = errors.nearest(pattern.strip("*."), [path for path, _, _ in job.task.iter_paths()])
+        hint = (
+            f"nearest {', '.join(map(repr, near))}" if near else "without --fields, all are listed"
+        )
         raise errors.ParamsError(
-            f"no field of {job.model} matches {pattern!r}, a pattern of whole paths. "
-            f"Try --fields={listing.near(job.task, pattern)!r}; without --fields, all "
-            "are listed"
+            f"no field of {job.model} matches {pattern!r}, a pattern of whole paths; {hint}"
         )
     job.report("\n".join(lines))
 
@@ -213,11 +202,10 @@ def _completion(job: registry.Job) -> Callable[[Task.Params], Task.Params]:
     return complete
 
 
-def _logdir(job: registry.Job, mode: str) -> Path:
+def _logdir(job: registry.Job) -> Path:
     if job.logdir is None:
         raise errors.ParamsError(
-            f"--mode={mode} needs --logdir=FOLDER, for checkpoints and TensorBoard files; it is "
-            "made where it is not there"
+            "--logdir=FOLDER is missing: the run's folder of checkpoints and TensorBoard files"
         )
     return job.logdir
 
@@ -225,34 +213,12 @@ def _logdir(job: registry.Job, mode: str) -> Path:
 MODES: dict[str, registry.Mode] = {
     "train": _train,
     "eval": _evaluate,
-    "train_eval": _train_eval,
+    "train_eval": functools.partial(_train, evaluate=True),
     "export": _export,
+    "reslice": _reslice,
     "describe": _describe,
     "params": _params,
     "plan": _plan,
-}
-# Modes that only some tasks add, and the models that have them.
-_OF_TASKS = dict.fromkeys(("decode", "score"), "translation models (mt.*)")
-# What a user may ask for → the modes that serve best where they are there.
-_MEANT = {
-    **dict.fromkeys(("decode", "predict", "infer", "inference"), ("decode", "export", "eval")),
-    **dict.fromkeys(("score", "test", "validate", "evaluate", "validation"), ("score", "eval")),
-    "fit": ("train", "train_eval"),
-    "serve": ("export",),
-}
-_DOES = {
-    "decode": "writes what the model makes of a file",
-    "score": "compares it with references",
-    "export": "saves a program that predicts",
-    "eval": "measures on held-out examples, and shows some with predictions in TensorBoard",
-    "train": "trains",
-    "train_eval": "trains and evaluates",
-}
-# Which parts of the data the modes read; None is that of training.
-_SPLITS: dict[str, registry.Splits] = {
-    "train": lambda _: (None,),
-    "train_eval": lambda task: (None, task.eval.split),
-    "eval": lambda task: (task.eval.split,),
 }
 # Options that only some modes read, and which of these modes read them.
 _MODES_OF_OPTION = {

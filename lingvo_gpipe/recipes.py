@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -12,14 +13,12 @@ if TYPE_CHECKING:
     from lingvo_gpipe.task import Task
 
 _MAX_FILE_BYTES = 2**26
-_SHOWN_RUNS = 3
 
 
-class Kept(registry.Model):
+class FromText(registry.Model):
     """A model from params as text, such as those that a run keeps beside its checkpoints."""
 
     def __init__(self, params: Task.Params) -> None:
-        """Hold them."""
         self._params = params
 
     def task(self) -> Task.Params:
@@ -63,65 +62,34 @@ def find(
                 "--params and --model both name a model. Leave one of them out"
             )
         task = _of_file(os.path.expanduser(params))
-        return task.name or Path(params).stem, Kept(task)
-    place = None if logdir is None else Path(os.path.expanduser(logdir)) / "checkpoints"
+        return task.name or Path(params).stem, FromText(task)
+    folder = None if logdir is None else Path(logdir).expanduser() / "checkpoints"
     if model is not None:
         recipe = models.model(model)()
-        kept = None if trains or checkpoint or place is None else _of_run(place, quiet=True)
-        if kept is None:
+        of_run = None
+        if folder is not None and not trains and checkpoint is None:
+            with contextlib.suppress(errors.UserError):  # the recipe needs no text
+                of_run = _of_run(folder)
+        if of_run is None:
             return model, recipe
-        if kept.name not in ("", model):  # a run that was started in Python may have no name
+        if of_run.name not in ("", model):  # a run that was started in Python may have no name
             raise errors.ParamsError(
-                f"{logdir} holds a run of {kept.name}, not of {model}. Leave --model out, or name "
-                "the run's"
+                f"{logdir} holds a run of {of_run.name}, not of {model}. Leave --model out, or "
+                "name the run's"
             )
-        return model, Kept(kept)
-    if checkpoint is not None and not trains:
-        place = Path(os.path.expanduser(checkpoint))
-    found = None if place is None else _of_run(place, quiet=False)
-    if found is None:
-        raise errors.ParamsError(_no_model(checkpoint if checkpoint and not trains else logdir))
-    return found.name, Kept(found)
-
-
-def _no_model(folder: str | None) -> str:
-    """Return what to do where no flag names a model, nor a checkpoint in a folder."""
-    missing = "--model=NAME is missing"
-    if folder is None:
-        return (
-            f"{missing}. --list_models shows all names; the --logdir of a run that has a "
-            "checkpoint names its own"
-        )
-    place = Path(os.path.expanduser(folder))
-    if place.name in ("best", "checkpoints") and os.path.isdir(place.parent / "checkpoints"):
-        run = place.parent
-        best = f" --checkpoint={folder}" if place.name == "best" else ""
-        return f"{missing}: {folder} is a part of a run. Use --logdir={run}{best}"
-    is_folder = os.path.isdir(place)
-    where = place if is_folder else place.parent
-    runs = [path.parent.name for path in sorted(where.glob("*/checkpoints"))]
-    if is_folder:
-        text = f"{missing}, and {folder} has no checkpoint"
-        near = runs[:_SHOWN_RUNS]
-    else:
-        text = f"{missing}, and {folder} does not exist"
-        near = errors.nearest(place.name, runs)
-    if near:
-        flags = " or ".join(f"--logdir={where / name}" for name in near)
-        return f"{text}. Use {flags}; --list_models shows all names"
-    return f"{text}. --list_models shows all names"
+        return model, FromText(of_run)
+    place = folder if trains or checkpoint is None else Path(checkpoint).expanduser()
+    of_run = None if place is None else _of_run(place)
+    if of_run is None:
+        where = "" if place is None else f", and there is no checkpoint in {place}"
+        raise errors.ParamsError(f"--model=NAME is missing{where}. --list_models shows all names")
+    return of_run.name, FromText(of_run)
 
 
 def _of_file(path: str) -> Task.Params:
     try:
         text = regular_files.read_text(path, _MAX_FILE_BYTES)
     except OSError as error:
-        kept = sorted(Path(path, "checkpoints").glob("ckpt-*.params.txt"))
-        if kept:
-            raise errors.ParamsError(
-                f"--params={path} is the folder of a run. --logdir={path} alone takes its params; "
-                f"for a new run, use --params={kept[-1]}"
-            ) from error
         raise errors.ParamsError(
             f"--params={path} cannot be read: {error.strerror}. Name a file with the text that "
             "--mode=params --text prints, or ckpt-N.params.txt of a run's checkpoints"
@@ -129,39 +97,31 @@ def _of_file(path: str) -> Task.Params:
     return _of_text(text, path)
 
 
-def _of_run(place: Path, *, quiet: bool) -> Task.Params | None:
+def _of_run(place: Path) -> Task.Params | None:
     """Return the params of a checkpoint, or of the newest one of a folder; None without one.
 
     Args:
-        place: the checkpoint or the folder.
-        quiet: what cannot be read is None, too.
+        place: a checkpoint, a folder of checkpoints, or of a run.
     """
     from lingvo_gpipe.run import checkpoints
 
-    try:
-        if os.path.isdir(place / "checkpoints"):  # Path.is_dir raises without permissions
-            place = place / "checkpoints"
-        if os.path.isdir(place):
-            kept = checkpoints.newest_text(str(place))
-            text = None if kept is None else kept[1]
-        elif place.name == "checkpoints":
-            text = None
-        else:
-            text = checkpoints.params_text(checkpoints.at(str(place)))
-        return None if text is None else _of_text(text, str(place))
-    except errors.UserError:
-        if quiet:
-            return None
-        raise
+    if (place / "checkpoints").is_dir():
+        place = place / "checkpoints"
+    if place.is_dir():
+        newest = checkpoints.newest_text(str(place))
+        text = None if newest is None else newest[1]
+    elif place.name == "checkpoints":
+        text = None
+    else:
+        text = checkpoints.params_text(checkpoints.at(str(place)))
+    return None if text is None else _of_text(text, str(place))
 
 
 def _of_text(text: str, source: str) -> Task.Params:
     from lingvo_gpipe.task import Task
 
-    lines = text.split("\n", 1)
-    body = lines[1] if lines[0].startswith("# ") and len(lines) > 1 else text
     try:
-        params = hyperparams.from_text(body)
+        params = hyperparams.from_text(text)
     except errors.ParamsError as error:
         raise errors.ParamsError(f"{source}: {error}") from error
     if not isinstance(params, Task.Params):

@@ -30,7 +30,7 @@ from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2, summ
 from tensorboard.summary.writer import record_writer
 
 from lingvo_gpipe import errors, trainer
-from lingvo_gpipe.console import command, output, signals, units
+from lingvo_gpipe.console import output, signals, units
 from lingvo_gpipe.console.flags import Flags
 
 _TRAINER = (sys.executable, "-m", "lingvo_gpipe.trainer")
@@ -99,17 +99,15 @@ def run(argv: Sequence[str], program: Sequence[str] = _TRAINER) -> int:
         argv: arguments without the program's name.
         program: the trainer.
     """
-    return command.exit_code(lambda: command.Exit(_run(list(argv), program)))
+    return output.exit_code(lambda: _run(list(argv), program))
 
 
 def _run(arguments: list[str], program: Sequence[str]) -> int:
     place = arguments.index("--") if "--" in arguments else len(arguments)
-    own, of_trainer = _flags().read(arguments[:place]), arguments[place + 1 :]
-    if own is not None and not of_trainer:
+    own, of_trainer = flags().read(arguments[:place]), arguments[place + 1 :]
+    if not of_trainer:
         raise errors.ParamsError(f"the trainer's flags are missing after --. Write {_USAGE}")
-    given = None if own is None else trainer.read_flags(of_trainer)
-    if own is None or given is None:
-        return 0  # help was printed
+    given = trainer.read_flags(of_trainer)
     if given.logdir is None:
         raise errors.ParamsError(f"--logdir=FOLDER is missing after --. Write {_USAGE}")
     if given.seed is not None or given.mode is not None:
@@ -134,7 +132,8 @@ def _run(arguments: list[str], program: Sequence[str]) -> int:
     return int(len(results) < len(runs))
 
 
-def _flags() -> Flags:
+def flags() -> Flags:
+    """Return the flags before `--`."""
     flags = Flags(f"{__doc__}")
     flags.text("seeds", "Seeds of the runs, between commas; 1 if not given.")
     flags.repeated("sweep", "A field and its values, PATH=VALUE,VALUE; several make a grid.")

@@ -9,20 +9,10 @@ done. A second signal ends it at once.
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-
-# Ctrl-C while Python imports the rest ends a program, too, without a traceback.
-if signal.getsignal(signal.SIGINT) is signal.default_int_handler and (
-    __name__ == "__main__" or os.path.basename(sys.argv[0]) == "lingvo-gpipe"
-):
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
 import argparse
 import dataclasses
-import re
-import shlex
+import os
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,13 +21,12 @@ from typing import TYPE_CHECKING
 from lingvo_gpipe import errors, hyperparams, modes, recipes, registry
 from lingvo_gpipe.cluster import child, launch
 from lingvo_gpipe.cluster.chief_supervisor import LOST_EXIT_CODE
-from lingvo_gpipe.console import command, output
+from lingvo_gpipe.console import output
 from lingvo_gpipe.console.flags import Flags
 from lingvo_gpipe.console.signals import StopRequest
 from lingvo_gpipe.schedule import AUTO, SCHEDULES
 
 if TYPE_CHECKING:
-    from lingvo_gpipe.input import Input
     from lingvo_gpipe.task import Task
 
 _USAGE = """\
@@ -60,21 +49,12 @@ _FIELD_OF_FLAG = {
     "schedule": "model.schedule",
     "recompute": "model.recompute",
 }
-# Modes that choose what is auto, or only print params.
-_CHOOSING = ("train", "train_eval", "plan", "params")
-# Flags that only some modes read.
-_OPTIONS = tuple(
-    field.name for field in dataclasses.fields(registry.Options) if field.name != "num_partitions"
-)
 _DEFAULT_MODE = "train"
-_MADE = "made"
-_WITHOUT_WORKERS = ("describe", "params", "plan", "export")
+_WITHOUT_WORKERS = ("describe", "params", "plan", "export", "reslice")
 
 
 def main() -> None:
     """Run the command line's arguments and end the process."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # as before the imports
     if not sys.warnoptions:  # python -W asks for them
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", FutureWarning)
@@ -84,36 +64,33 @@ def main() -> None:
 def run(argv: Sequence[str]) -> int:
     """Do what the arguments `argv` (without the program's name) ask; return the exit code."""
 
-    def work() -> command.Exit:
+    def work() -> int:
         values = read_flags(argv)
-        if values is None:
-            return command.Exit()
-        # The result of training is in its folder; of all other modes the output is the result.
-        mode = values.mode or _DEFAULT_MODE
-        output_required = not mode.startswith("train")
+        values.mode = values.mode or _DEFAULT_MODE
         channel = child.channel()
         if channel is not None:
-            return command.Exit(_run_as_chief(values, channel), output_required)
-        uses_workers = values.list_models is None and mode not in _WITHOUT_WORKERS
+            return _run_as_chief(values, channel)
+        uses_workers = values.list_models is None and values.mode not in _WITHOUT_WORKERS
         code = launch.run(values, argv, output.note, uses_workers=uses_workers)
         if code is None:
             output.quiet_tensorflow("2")
             code = _run(values)
-        return command.Exit(code, output_required)
+        return code
 
-    return command.exit_code(work)
+    return output.exit_code(work)
 
 
-def read_flags(argv: Sequence[str]) -> argparse.Namespace | None:
-    """Return the flags of `argv`; None where it asked for help, which is printed.
+def read_flags(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the flags of `argv`.
 
     Raises:
         ParamsError: a flag is unknown, misspelt, or has a value of the wrong kind.
+        SystemExit: help was asked for, and is printed.
     """
-    return _flags().read(argv)
+    return flags().read(argv)
 
 
-def _flags() -> Flags:
+def flags() -> Flags:
     """Return the trainer's flags."""
     flags = Flags(_USAGE)
     flags.text(
@@ -124,26 +101,30 @@ def _flags() -> Flags:
     flags.text("logdir", "Folder of checkpoints and TensorBoard files; made where it is missing.")
     flags.text(
         "mode",
-        "train, eval, train_eval, export, describe, params, plan, or one of the task; "
+        "train, eval, train_eval, export, reslice, describe, params, plan, or one of the task; "
         "train if not given.",
     )
-    flags.optional_text(
-        "list_models", "Lists the models' names, or those that match a glob given with it.", "*"
+    flags.add_argument(
+        "--list_models",
+        nargs="?",
+        const="*",
+        help="Lists the models' names, or those that match a glob given with it.",
     )
     flags.repeated("params_override", "Sets a field of the task: PATH=VALUE, train.accumulate=2.")
     flags.repeated("params_package", "A package of your own with params files.")
     flags.text("data_dir", "Folder of the data, for inputs that read one.")
-    flags.text("data", "made: examples are made up, to rehearse a run without its data.")
-    flags.text("checkpoint", "Checkpoint to evaluate, or export, or to start from.")
+    flags.add_argument(
+        "--data",
+        choices=["made"],
+        help="made: examples are made up, to rehearse a run without its data.",
+    )
+    flags.text("checkpoint", "Checkpoint to evaluate, export or reslice, or to start from.")
     flags.switch("follow", "With --mode=eval: evaluates each new checkpoint of a run to its end.")
     flags.switch("dry_run", "Tries input, a step, an evaluation, a checkpoint; leaves nothing.")
     flags.number("max_steps", "Updates to train for.")
     flags.number("save_interval_steps", "Updates between two checkpoints.")
     flags.number("seed", "Seed of the weights, of the data's order and of every random number.")
-    flags.number(
-        "num_partitions",
-        "K: number of devices, each with V cells.",
-    )
+    flags.number("num_partitions", "K: number of devices, each with V cells.")
     flags.number("cells_per_device", "V: cells on each device; what the schedule has if not given.")
     flags.number("num_micro_batches", "M: micro-batches per mini-batch; auto may choose it.")
     flags.number("num_replicas", "R: replicas of the pipeline, each of K devices and a part of M.")
@@ -188,27 +169,30 @@ def _run(values: argparse.Namespace, note_step: Callable[[int], None] = lambda _
     if values.list_models is not None:
         _list_models(models, values.list_models)
         return 0
-    name = values.mode or _DEFAULT_MODE
+    trains = values.mode.startswith("train")
     values.model, recipe = recipes.find(
         models,
         model=values.model,
         params=values.params,
         logdir=values.logdir,
         checkpoint=values.checkpoint,
-        trains=name.startswith("train"),
+        trains=trains,
     )
     task = task_of(values, recipe)  # which may register a mode
-    mode = modes.find(name, task)
-    _check_options(values, name)
-    if task.model.schedule == AUTO and name not in _CHOOSING:
+    mode = registry.mode(values.mode, task)
+    chooses = trains and task.model.schedule == AUTO
+    if values.hosts is None and (chooses or values.mode == "plan"):
+        values.hosts = launch.hosts(values)  # plan and training choose by the same hosts
+    if task.model.schedule == AUTO and not trains and values.mode not in ("plan", "params"):
         task = modes.with_kept_choice(task, values.logdir)
-    # Plan and training choose by the same hosts.
-    chooses = task.model.schedule == AUTO and name.startswith("train")
-    if values.hosts is None and (name == "plan" or chooses):
-        values.hosts = launch.hosts(values)
-    _check_partitions(values, task)
-    _check_data(task, registry.splits_of(name, task), of_run=_is_of_run(values, recipe))
-    if name not in modes.MODES:
+    options = registry.Options(
+        **{
+            field.name: getattr(values, field.name)
+            for field in dataclasses.fields(registry.Options)
+        }
+    )
+    modes.check_options(options, values.mode)
+    if values.mode not in modes.MODES:
         from lingvo_gpipe.run import process
 
         process.prepare_devices(task.model)  # before the task's mode begins TensorFlow
@@ -217,16 +201,13 @@ def _run(values: argparse.Namespace, note_step: Callable[[int], None] = lambda _
             registry.Job(
                 model=values.model,
                 task=task,
-                logdir=None if values.logdir is None else Path(os.path.expanduser(values.logdir)),
+                logdir=None if values.logdir is None else Path(values.logdir).expanduser(),
                 checkpoint=values.checkpoint and os.path.expanduser(values.checkpoint),
                 report=output.report,
                 should_stop=stop.should_stop,
                 note_step=note_step,
                 rebuild=lambda size, value: task_of(values, recipe.resized(size, value)),
-                options=registry.Options(
-                    num_partitions=values.num_partitions,
-                    **{option: getattr(values, option) for option in _OPTIONS},
-                ),
+                options=options,
             )
         )
     return 0 if stop.seen is None else 128 + stop.seen
@@ -262,95 +243,13 @@ def task_of(values: argparse.Namespace, recipe: registry.Model) -> Task.Params:
         try:
             task.override(assignment)
         except errors.ParamsError as error:
-            raise errors.ParamsError(_override_text(error, assignment, task)) from error
-    return task if values.data is None else _with_made_data(values, recipe, task)
-
-
-def _with_made_data(
-    values: argparse.Namespace, recipe: registry.Model, task: Task.Params
-) -> Task.Params:
-    """Return a task with made-up examples in place of its data."""
+            text = str(error).replace(task.class_name(), task.name, 1)
+            raise errors.ParamsError(text) from error
+    if values.data is None:
+        return task
     from lingvo_gpipe.input import synthetic
 
-    if values.data != _MADE:
-        raise errors.ParamsError(
-            f"--data={values.data} is not possible: only --data={_MADE}, to rehearse a run. The "
-            "folder of the data is --data_dir"
-        )
-    if _is_of_run(values, recipe) and not synthetic.is_synthetic(task):
-        raise errors.ParamsError(
-            f"--data={_MADE}, but {values.logdir or values.checkpoint} holds a run on data. Leave "
-            "the flag out, or rehearse in another --logdir"
-        )
     return synthetic.task(task)
-
-
-def _is_of_run(values: argparse.Namespace, recipe: registry.Model) -> bool:
-    """Return whether a run in a folder has kept the params."""
-    return isinstance(recipe, recipes.Kept) and values.params is None
-
-
-def _check_data(task: Task.Params, splits: Sequence[str | None], *, of_run: bool) -> None:
-    """Refuse data that is missing.
-
-    Args:
-        task: params of the task.
-        splits: the parts of the data that are needed; see `registry.splits_of`.
-        of_run: a run has kept the params; its data is not replaced by a rehearsal's.
-    """
-    if not splits:
-        return
-    source: Input = task.input.instantiate()
-    try:
-        for split in splits:
-            source.check_there(split)
-    except errors.InputError as error:
-        if of_run:
-            raise
-        first, *rest = str(error).split("\n", 1)
-        text = f"{first.rstrip('.')}. --data={_MADE} rehearses the run without it"
-        raise errors.InputError("\n".join([text, *rest])) from error
-
-
-def _override_text(error: errors.ParamsError, assignment: str, task: Task.Params) -> str:
-    """Return the message for a wrong override: it names the model and the way out."""
-    text = str(error)
-    if text.startswith(type(task).class_name()):
-        text = task.name + text.removeprefix(type(task).class_name())
-    near: tuple[str, ...] = ()
-    if isinstance(error, hyperparams.UnknownFieldError):
-        near = error.nearest
-    elif isinstance(error, hyperparams.HoldsParamsError):
-        near = error.instead
-    path, _, value = (part.strip() for part in assignment.partition("="))
-    # A field of several values may lack only the brackets.
-    tried = [*((each, value) for each in near), (path, f"[{value}]"), (path, f"[{value!r}]")]
-    tried += [(path, v) for name in hyperparams.classes_like(value) for v in (f"[{name}]", name)]
-    for override in filter(None, (task.suggestion(*each) for each in tried)):
-        return f"{text}. Try --params_override={_quoted(override)}"
-    if near:
-        return text
-    present = _present(task, assignment)
-    return text if present is None else f"{text}. Try --params_override={present}, as it is now"
-
-
-def _present(task: Task.Params, assignment: str) -> str | None:
-    """Return the assignment of the named field's present value; None where it has no value."""
-    path, sign, _ = assignment.partition("=")
-    lines = task.to_text().splitlines() if sign else []
-    start = f"{path.strip()}: "
-    value = next((line.removeprefix(start) for line in lines if line.startswith(start)), None)
-    if value is None:
-        return None
-    # A plain string needs no quotes, which a shell would ask to be quoted again.
-    word = re.fullmatch(r"'([A-Za-z_][\w./:-]*)'", value)
-    plain = word[1] if word and word[1] not in ("None", "True", "False") else value
-    return _quoted(f"{path.strip()}={plain}")
-
-
-def _quoted(word: str) -> str:
-    """Return a word as a shell reads it, in double quotes if it has single quotes inside."""
-    return f'"{word}"' if "'" in word and not re.search(r'["$`\\!]', word) else shlex.quote(word)
 
 
 def _set_data_dir(task: Task.Params, folder: str, model: str) -> None:
@@ -362,33 +261,6 @@ def _set_data_dir(task: Task.Params, folder: str, model: str) -> None:
         )
     for path in places:
         task.input.set_path(path, folder)
-
-
-def _check_partitions(values: argparse.Namespace, task: Task.Params) -> None:
-    wanted = values.num_partitions
-    if wanted is None or not task.model.layers:
-        return
-    from lingvo_gpipe import network
-
-    try:
-        count = len(network.layer_params(task.model))
-    except errors.LayerError:
-        return  # the input may still complete the layers; if not, their analysis says it
-    if not 1 <= wanted <= count:
-        raise errors.PartitionError(
-            f"--num_partitions={wanted}, but {values.model} has {count} layers. "
-            f"Use 1 to {count}; --mode=describe lists them"
-        )
-
-
-def _check_options(values: argparse.Namespace, mode: str) -> None:
-    """Refuse a flag that the mode does not read."""
-    for flag in _OPTIONS:
-        readers = registry.modes_that_read(flag)
-        if getattr(values, flag) and mode not in readers:
-            raise errors.ParamsError(
-                f"--{flag} goes with --mode={' or '.join(readers)}, not with --mode={mode}"
-            )
 
 
 if __name__ == "__main__":

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import NoReturn
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.console import output
-
-_HELP = ("-h", "-help", "--help", "--helpfull")
-_TRUE = ("true", "t", "1", "yes", "y")
-_FALSE = ("false", "f", "0", "no", "n")
 
 
-class Flags:
-    """The closed list of a command's flags, each written `--name=value`.
-
-    Attributes:
-        names: names of the flags.
+class Flags(argparse.ArgumentParser):
+    """Flags, each written `--name=value`; a mistake is a `ParamsError`.
 
     >>> flags = Flags("Counts.")
     >>> flags.number("most", "Where it ends.")
@@ -32,110 +24,47 @@ class Flags:
         Args:
             usage: what the command does and how it is called, printed before the flags' help.
         """
-        self._parser = argparse.ArgumentParser(
+        super().__init__(
             usage=argparse.SUPPRESS,
             description=usage.strip(),
-            formatter_class=lambda prog: _Formatter(prog, width=100),
-            add_help=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
-            exit_on_error=False,
         )
-        self.names: list[str] = []
 
     def text(self, name: str, help_text: str) -> None:
         """Add a flag with a text; None where it is not given."""
-        self._add(name, help_text)
-
-    def optional_text(self, name: str, help_text: str, bare: str) -> None:
-        """Add a flag with a text; `bare` where the flag is given without a text."""
-        self._add(name, help_text, nargs="?", const=bare)
+        self.add_argument(f"--{name}", help=help_text)
 
     def number(self, name: str, help_text: str) -> None:
         """Add a flag with a whole number; None where it is not given."""
-        self._add(name, help_text, type=_of_kind(int, "a whole number"))
+        self.add_argument(f"--{name}", help=help_text, type=int)
 
     def switch(self, name: str, help_text: str) -> None:
-        """Add a flag that turns something on; `--noNAME` turns it off again."""
-        kind = _of_kind(_boolean, "true or false")
-        self._add(name, help_text, nargs="?", const=True, default=False, type=kind)
-        self._parser.add_argument(
-            f"--no{name}",
-            f"-no{name}",
-            dest=name,
-            action="store_false",
-            default=False,
-            help=argparse.SUPPRESS,
-        )
+        """Add a flag that turns something on."""
+        self.add_argument(f"--{name}", help=help_text, action="store_true")
 
     def repeated(self, name: str, help_text: str) -> None:
         """Add a flag that may be given several times, each with a text."""
-        self._add(name, help_text, action="append", default=[])
+        self.add_argument(f"--{name}", help=help_text, action="append", default=[])
 
-    def several(self, name: str, help_text: str) -> None:
-        """Add a flag with texts between commas."""
-        self._add(name, help_text, default=[], type=_split)
-
-    def read(self, arguments: Sequence[str]) -> argparse.Namespace | None:
+    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Return the values of `arguments`, which does not hold the program's name.
 
-        Returns:
-            The values as attributes; None where help was asked for, which is printed.
-
         Raises:
-            ParamsError: a flag is unknown, misspelt, or has a value of the wrong kind.
+            ParamsError: a flag is unknown, misspelt, empty, or has a value of the wrong kind.
+            SystemExit: help was asked for, and is printed.
         """
-        if any(argument in _HELP for argument in arguments):
-            output.report(self._parser.format_help().rstrip())
-            return None
-        try:
-            values, rest = self._parser.parse_known_args(list(arguments))
-        except argparse.ArgumentError as error:
-            flag = (error.argument_name or "").partition("/")[0]
-            raise errors.ParamsError(
-                f"flag {flag}: {error.message}. --help lists all flags"
-            ) from error
+        values, rest = self.parse_known_args(arguments)
         for argument in rest:
-            if not argument.startswith("-"):
-                raise errors.ParamsError(
-                    f"{argument!r} stands alone: every argument is a flag. --help lists them"
-                )
-            name = argument.lstrip("-").partition("=")[0]
-            near = [f"--{flag}" for flag in errors.nearest(name, self.names)]
+            name = argument.partition("=")[0]
+            near = errors.nearest(name, self._option_string_actions)
             hint = f"nearest {', '.join(near)}. " if near else ""
-            raise errors.ParamsError(f"unknown flag --{name}; {hint}--help lists all flags")
+            raise errors.ParamsError(f"unknown flag {name}; {hint}--help lists all flags")
+        for name, value in vars(values).items():
+            if value == "":
+                raise errors.ParamsError(f"--{name}= is empty. Give a value, or leave it out")
         return values
 
-    def _add(self, name: str, help_text: str, **settings: Any) -> None:
-        self.names.append(name)
-        self._parser.add_argument(
-            f"--{name}", f"-{name}", help=help_text.replace("%", "%%"), **settings
-        )
-
-
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Shows each flag as `--name`, which is how it is written in all documents."""
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        return action.option_strings[0]
-
-
-def _of_kind(convert: Callable[[str], object], kind: str) -> Callable[[str], object]:
-    """Return `convert` with an error that says what a value must be."""
-
-    def converted(text: str) -> object:
-        try:
-            return convert(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {kind}") from None
-
-    return converted
-
-
-def _boolean(text: str) -> bool:
-    if text.lower() not in (*_TRUE, *_FALSE):
-        raise ValueError(text)
-    return text.lower() in _TRUE
-
-
-def _split(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",")] if text else []
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse would print."""
+        raise errors.ParamsError(f"{message}. --help lists all flags")

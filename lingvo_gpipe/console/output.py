@@ -1,11 +1,15 @@
-"""Lines that a command prints for its user."""
+"""What a command prints for its user, and how it ends."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
+import signal
 import sys
+from collections.abc import Callable
+
+from lingvo_gpipe import errors
 
 
 def quiet_tensorflow(level: str) -> None:
@@ -20,11 +24,7 @@ def quiet_tensorflow(level: str) -> None:
 
 
 def report(line: str) -> None:
-    r"""Print a line for the user, above a progress bar.
-
-    A full disk under the output does not end the work: the line is written later, or lost. A
-    character that the output's encoding lacks, such as a path's byte that is not UTF-8, is printed
-    as `\udcff`.
+    """Print a line for the user, above a progress bar; lose it where a disk is full.
 
     Raises:
         BrokenPipeError: the reader of the output has ended.
@@ -32,8 +32,9 @@ def report(line: str) -> None:
     import tqdm
 
     encoding = sys.stdout.encoding or "utf-8"
+    shown = line.encode(encoding, "backslashreplace").decode(encoding)
     try:
-        tqdm.tqdm.write(line.encode(encoding, "backslashreplace").decode(encoding), file=sys.stdout)
+        tqdm.tqdm.write(shown, file=sys.stdout)
         sys.stdout.flush()
     except BrokenPipeError:
         raise
@@ -49,23 +50,33 @@ def note(line: str) -> None:
         tqdm.tqdm.write(line, file=sys.stderr)
 
 
-def finish() -> bool:
-    """Flush the output; return whether it could be written, which a full disk prevents.
+def exit_code(work: Callable[[], int]) -> int:
+    """Do the work of a command; return its exit code.
 
-    Raises:
-        BrokenPipeError: the reader of the output has ended.
+    It is 1 after a user's mistake, which is printed on one line; 128 + SIGPIPE if the output's
+    reader ends (head, a pager); 130 after Ctrl-C. A bug keeps its traceback.
     """
     try:
+        try:
+            code = work()
+        except errors.UserError as error:
+            sys.stderr.write(f"{mistake(error)}\n")
+            code = 1
+        except SystemExit as end:  # help was printed
+            if end.code:
+                raise
+            code = 0
         sys.stdout.flush()
+        return code
     except BrokenPipeError:
-        raise
-    except OSError as error:
-        drop()
-        note(f"the end of the output cannot be written: {error.strerror}")
-        return False
-    return True
+        # Python would fail again to write the rest of the output at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
-def drop() -> None:
-    """Discard the rest of the output: Python would fail again to write it at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def mistake(error: errors.UserError) -> str:
+    """Return the line for a user's mistake: the name of its class in errors.py, and its text."""
+    kinds = (kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+    return f"{next(kinds).__name__}: {error}"

@@ -1,58 +1,28 @@
-"""Values in texts: Python literals of constants, numbers, strings, containers and dotted names.
+"""Values and paths in texts: Python literals, dotted names, and `model.layers[0].units`.
 
-Text from outside is data: nothing in it is evaluated. Before Python's own parser sees a value, its
-length, the kinds of its tokens and the depth of its brackets are checked, so that no text makes the
-parser recurse deeply or warn.
-
-Limits: a value has at most 200,000 characters, its brackets are at most 50 deep, and an integer has
-at most 4,000 digits.
+Text from outside is data. Python's own parser turns it into a syntax tree, of which only constants,
+containers and names are read; nothing is evaluated.
 """
 
 from __future__ import annotations
 
 import ast
 import dataclasses
-import enum
 import keyword
-import re
-import types
-import unicodedata
 from typing import Any, TypeAlias
 
 from lingvo_gpipe.errors import ParamsError
-from lingvo_gpipe.hyperparams.messages import shown
-from lingvo_gpipe.hyperparams.references import names
 
 Value: TypeAlias = Any
 """What a field may hold."""
+Step: TypeAlias = str | int
+"""One step of a path: a field's name, a dict's key, or an index of a list or tuple."""
 
 MAX_CHARS = 200_000
-MAX_DEPTH = 50
-_MAX_DIGITS = 4_000
-_MAX_INT_BITS = 13_287  # of the largest integer of that many digits
-_TOO_LONG = f"an integer has more than {_MAX_DIGITS} digits"
-
+"""Limit of a value's text, so that a hostile one is refused within seconds."""
+_MAX_INT_BITS = 14_000  # Python writes integers of at most 4,300 digits
+_SHOWN_CHARS = 80
 _CONSTANTS = {"inf": float("inf"), "nan": float("nan")}
-_KEYWORDS = "|".join(word for word in keyword.kwlist if word not in ("None", "True", "False"))
-_ESCAPE = (
-    r"\\(?:[\\'\"nrtabfv]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}"
-    r"|[0-3][0-7]{0,2}|[4-7][0-7]?(?![0-7]))"
-)
-# Possessive quantifiers (`*+`) do not backtrack, so that matching takes linear time.
-_STRING = rf"""(?:'(?:[^'\\\n\r\0]|{_ESCAPE})*+'|"(?:[^"\\\n\r\0]|{_ESCAPE})*+")"""
-_NUMBER = (
-    r"(?:0[xX][0-9a-fA-F_]++|0[oO][0-7_]++|0[bB][01_]++"
-    r"|(?:[0-9][0-9_]*+(?:\.[0-9_]*+)?|\.[0-9][0-9_]*+)(?:[eE][+-]?[0-9][0-9_]*+)?)(?!\w)"
-)
-_NAME = (
-    rf"(?!(?:{_KEYWORDS})\b)[^\W\d]\w*+(?:\.[^\W\d]\w*+){{0,{names.MAX_PARTS - 1}}}+(?![\w'\".])"
-)
-_CONSTANT = rf"(?:-\s*+(?:{_NUMBER}|(?:inf|nan)\b)|{_NUMBER}|{_STRING}|{_NAME})"
-_END = r"(?=\s*+(?:[,:)\]}]|\Z))"  # after a value
-_TOKENS = re.compile(rf"(?:{_CONSTANT}{_END}|[)\]}}]{_END}|[(\[{{,:]|\s++)*+")
-_LONG_INTEGER = re.compile(rf"[0-9]{{{_MAX_DIGITS + 1}}}")
-_NEXT_CONSTANT = re.compile(_CONSTANT)
-_NOT_A_MARK = re.compile(rf"{_STRING}|[^()\[\]{{}},:'\"]++")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
@@ -65,8 +35,21 @@ class Name:
         return self.text
 
 
+def shown(value: object) -> str:
+    """Return a short text of any value, for a message.
+
+    >>> shown("a" * 100)[-6:]
+    'aaa...'
+    """
+    try:
+        text = repr(value)
+    except ValueError:
+        text = "an integer of very many digits"
+    return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 3]}..."
+
+
 def parse_literal(text: str) -> Value:
-    """Return the value of a Python literal of None, booleans, numbers, strings and containers.
+    """Return the value of a literal: None, a boolean, number or string, or a container of them.
 
     Containers are tuples, lists, and dicts whose keys are strings. Floats may also be `inf` and
     `nan`; another dotted name becomes a `Name`.
@@ -77,62 +60,28 @@ def parse_literal(text: str) -> Value:
     Raises:
         ParamsError: the text is anything else.
     """
-    if len(text) > MAX_CHARS:
-        raise ParamsError(
-            f"cannot read {shown(text)}: {len(text)} characters, more than {MAX_CHARS}"
-        )
-    source = text.strip()
     try:
-        _check_tokens(source)
-        return _value_of(ast.parse(source, mode="eval").body)
-    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        reason = error.msg if isinstance(error, SyntaxError) else str(error)
+        return _value_of(_parsed(text))
+    except (ValueError, RecursionError) as error:
         raise ParamsError(
-            f"cannot read {shown(text)} as a literal: {reason} (literals and names only, no "
-            "operators)"
+            f"cannot read {shown(text)} as a literal, whose strings are in quotes: {error}"
         ) from None
 
 
-def _check_tokens(source: str) -> None:
-    """Refuse a text whose tokens alone show that it is not a literal.
+def _parsed(text: str) -> ast.expr:
+    """Return the syntax tree of an expression.
 
     Raises:
-        ValueError: a token is not allowed at its place, or brackets are too deep.
+        ValueError: it has none.
     """
-    if not source:
-        raise ValueError("it is empty")
-    match = _TOKENS.match(source)
-    end = match.end() if match else 0
-    if end < len(source):
-        constant = _NEXT_CONSTANT.match(source, end)
-        # If a constant is there, what follows it is wrong.
-        rest = shown(source[constant.end() if constant else end :].strip())
-        if constant is None and source[end] in "'\"":
-            raise ValueError(f"the string {rest} is not closed, or has an unknown escape")
-        raise ValueError(f"unexpected {rest}")
-    if len(source) > _MAX_DIGITS and _LONG_INTEGER.search(re.sub(_STRING, "", source)):
-        raise ValueError(_TOO_LONG)
-    if not source.isascii() and not unicodedata.is_normalized("NFKC", re.sub(_STRING, "", source)):
-        raise ValueError("a name has characters that Python would replace")
-    _check_brackets(source)
-
-
-def _check_brackets(source: str) -> None:
-    """Refuse deep brackets, and commas and colons outside them.
-
-    Raises:
-        ValueError: there are some.
-    """
-    depth = 0
-    for mark in _NOT_A_MARK.sub("", source):
-        if mark in "([{":
-            depth += 1
-            if depth > MAX_DEPTH:
-                raise ValueError(f"brackets are more than {MAX_DEPTH} deep")
-        elif mark in ")]}":
-            depth -= 1
-        elif depth <= 0:
-            raise ValueError(f"unexpected {mark!r} outside brackets")
+    if len(text) > MAX_CHARS:
+        raise ValueError(f"{len(text)} characters, more than {MAX_CHARS}")
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except SyntaxError as error:
+        raise ValueError(error.msg) from None
+    except MemoryError:
+        raise ValueError("it is too complex") from None
 
 
 def _value_of(node: ast.expr) -> Value:
@@ -142,23 +91,25 @@ def _value_of(node: ast.expr) -> Value:
         ValueError: it is not a literal.
     """
     match node:
-        case ast.Constant(value=value):
-            if type(value) is int and value.bit_length() > _MAX_INT_BITS:
-                raise ValueError(_TOO_LONG)
+        case ast.Constant(value=None | bool() | float() | str() as value):
+            return value
+        case ast.Constant(value=int() as value) if value.bit_length() <= _MAX_INT_BITS:
             return value
         case ast.Name(id=name):
-            return _CONSTANTS[name] if name in _CONSTANTS else Name(name)
+            return _CONSTANTS.get(name, Name(name))
         case ast.Attribute():
             return Name(_dotted_name_of(node))
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_value_of(operand)
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant() | ast.Name() as operand):
+            number = _value_of(operand)
+            if type(number) in (int, float):
+                return -number
         case ast.Tuple(elts=items):
             return tuple(map(_value_of, items))
         case ast.List(elts=items):
             return list(map(_value_of, items))
         case ast.Dict():
             return _dict_of(node)
-    raise ValueError(f"{shown(ast.unparse(node))} is not a constant, container or name")
+    raise ValueError("it must be a constant, a container or a name, without operators or calls")
 
 
 def _dotted_name_of(node: ast.expr) -> str:
@@ -182,20 +133,49 @@ def _dict_of(node: ast.Dict) -> dict[str, Value]:
     return items
 
 
-def format_value(value: Value) -> str:
-    """Return the text of a value that holds no Params, as `parse_literal` reads it.
+def parse_path(path: str) -> list[Step]:
+    """Split a path into names, keys and indices.
 
-    >>> format_value({"a": (1,), "b": [-0.5, int]})
-    "{'a': (1,), 'b': [-0.5, builtins.int]}"
+    >>> parse_path("model.layers[-1].tie['a b']")
+    ['model', 'layers', -1, 'tie', 'a b']
+
+    Raises:
+        ParamsError: it is not of this form.
     """
-    if isinstance(value, enum.Enum):
-        return f"{names.public_name(type(value))}.{value.name}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(format_value, value))}]"
-    if isinstance(value, tuple):
-        return f"({', '.join(map(format_value, value))}{',' if len(value) == 1 else ''})"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{k!r}: {format_value(v)}' for k, v in value.items())}}}"
-    if isinstance(value, type | types.FunctionType):
-        return names.public_name(value)
-    return f"tf.{value.name}" if names.is_dtype(type(value)) else repr(value)
+    names = path.split(".")
+    if all(map(str.isidentifier, names)):
+        return [*names]
+    steps: list[Step] = []
+    try:
+        node = _parsed(path)
+        while not isinstance(node, ast.Name):
+            match node:
+                case ast.Attribute(value=inner, attr=name):
+                    steps.append(name)
+                case ast.Subscript(value=inner, slice=index):
+                    step = _value_of(index)
+                    if type(step) not in (str, int):
+                        raise ValueError(f"[{shown(step)}] is no step")
+                    steps.append(step)
+                case _:
+                    raise ValueError("it must be names and brackets")
+            node = inner
+    except (ValueError, RecursionError):
+        raise ParamsError(
+            f"{shown(path)} is not a dotted path such as model.layers[0].units"
+        ) from None
+    return [node.id, *reversed(steps)]
+
+
+def join_path(path: str, step: Step) -> str:
+    """Return `path` with one more step.
+
+    >>> join_path(join_path("layers", 0), "a b")
+    "layers[0]['a b']"
+    """
+    if isinstance(step, int):
+        return f"{path}[{step}]"
+    # Python's parser normalises other letters.
+    if step.isascii() and step.isidentifier() and not keyword.iskeyword(step):
+        return f"{path}.{step}" if path else step
+    return f"{path}[{step!r}]"

@@ -1,86 +1,205 @@
-"""Params as text, a `dotted.path: value` per line: writing it, and comparing two of them.
+"""Params as text, a `dotted.path: value` per line: written, read, compared and listed.
 
 Params and containers that hold some have a line `path.class: name` before those of their fields or
-elements; the first line is that of the tree itself, `class: name`.
+elements; the first line is that of the tree itself, `class: name`. A text from outside is data:
+whatever it holds, reading it ends in a tree or in a `ParamsError` that names the line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import dataclasses
+import enum
+import fnmatch
+import re
+import textwrap
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lingvo_gpipe.errors import ParamsError
-from lingvo_gpipe.hyperparams import types
-from lingvo_gpipe.hyperparams.literals import MAX_CHARS, format_value
-from lingvo_gpipe.hyperparams.messages import shorten
-from lingvo_gpipe.hyperparams.paths import MAX_STEPS, parse_path
-from lingvo_gpipe.hyperparams.references import old_names
-from lingvo_gpipe.hyperparams.references.names import check_references
-from lingvo_gpipe.hyperparams.tree import walk
+from lingvo_gpipe.hyperparams import references
+from lingvo_gpipe.hyperparams import types as kinds
+from lingvo_gpipe.hyperparams.literals import (
+    MAX_CHARS,
+    Step,
+    Value,
+    parse_literal,
+    parse_path,
+    shown,
+)
 from lingvo_gpipe.hyperparams.types import Node
 
-MAX_BYTES = 4_000_000
-"""Limit of a text, four times that of 1,663 layers; comparing two of these takes seconds."""
+if TYPE_CHECKING:
+    from lingvo_gpipe.hyperparams.params import Params
+
+MAX_TEXT_CHARS = 4_000_000
+"""Limit of a text, four times that of 1,663 layers."""
+_WIDTH = 100
+_LINE = re.compile(
+    r"""((?:[^'":]|'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")++): (.*)"""  # keys are in quotes
+)
+_T = TypeVar("_T")
 
 
-def values_by_path(tree: Node) -> Iterator[tuple[str, str]]:
-    """Yield (path, text of the value) of every line."""
-    yield "class", tree.class_name()
-    for path, value, _ in walk(tree):
-        if isinstance(value, Node):
-            yield f"{path}.class", value.class_name()
-        elif types.holds_params(value):
-            yield f"{path}.class", types.container(value).__name__
-        else:
-            yield path, format_value(value)
-
-
-def write(tree: Node) -> str:
-    """Return the text of a tree, which `parsing.read` reads.
+def values_by_path(tree: Params) -> Iterator[tuple[str, str]]:
+    """Yield (path, text of the value) of every line.
 
     Raises:
-        ParamsError: a value has no text (a lambda, a class made inside a function), or its text is
-            too long or too deep.
+        ParamsError: a value has no text (a lambda, a class made inside a function).
     """
-    _check(tree)
-    lines = [f"{path}: {value}\n" for path, value in values_by_path(tree)]
-    longest = max(lines, key=len)
-    if len(longest) > MAX_CHARS:
-        raise ParamsError(
-            f"{tree.class_name()}: '{shorten(longest)}' is too long for a text "
-            f"(more than {MAX_CHARS} characters); keep it in a file"
-        )
-    text = "".join(lines)
-    if len(text.encode()) > MAX_BYTES:
-        raise ParamsError(
-            f"{tree.class_name()} is too long for a text (more than {MAX_BYTES} bytes); make one "
-            "layer of several, or keep large values in files"
-        )
-    return text
-
-
-def _check(tree: Node) -> None:
-    for path, value, _ in [("class", tree, None), *walk(tree)]:
+    for path, value, _ in [("", tree, None), *tree.walk()]:
+        place = f"{path}.class" if path else "class"
         try:
-            if path.count(".") + path.count("[") >= MAX_STEPS:
-                parse_path(path)
-            check_references(_named_class(value) if isinstance(value, Node) else value)
+            if isinstance(value, Node):
+                yield place, references.text_name(value.owner or type(value))
+            elif kinds.holds_params(value):
+                yield place, kinds.container(value).__name__
+            else:
+                yield path, format_value(value)
         except ParamsError as error:
             raise ParamsError(f"{tree.class_name()}: '{path}': {error}") from None
 
 
-def _named_class(node: Node) -> type:
-    """Return the class whose name stands for `node`."""
-    return node.owner or type(node)
+def format_value(value: Value) -> str:
+    """Return the text of a value that holds no Params, as `parse_literal` reads it.
+
+    Raises:
+        ParamsError: the value has no text.
+
+    >>> format_value({"a": (1,), "b": [-0.5, kinds.Node]})
+    "{'a': (1,), 'b': [-0.5, lingvo_gpipe.hyperparams.types.Node]}"
+    """
+    if isinstance(value, enum.Enum):
+        return f"{references.text_name(type(value))}.{value.name}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(format_value, value))}]"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(format_value, value))}{',' if len(value) == 1 else ''})"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{k!r}: {format_value(v)}' for k, v in value.items())}}}"
+    if isinstance(value, type | types.FunctionType):
+        return references.text_name(value)
+    return f"tf.{value.name}" if references.is_dtype(type(value)) else repr(value)
+
+
+def write(tree: Params) -> str:
+    """Return the text of a tree, which `read` reads.
+
+    Raises:
+        ParamsError: a value has no text, or one that is too long.
+    """
+    lines = [f"{path}: {value}\n" for path, value in values_by_path(tree)]
+    text = "".join(lines)
+    longest = max(lines, key=len)
+    if len(longest) > MAX_CHARS or len(text) > MAX_TEXT_CHARS:
+        raise ParamsError(
+            f"{tree.class_name()} is too long for a text (more than {MAX_TEXT_CHARS} characters, "
+            f"or {MAX_CHARS} in {shown(longest)}); keep large values in files"
+        )
+    return text
+
+
+@dataclasses.dataclass(slots=True)
+class _Line:
+    """A line of a text, and the lines below it by their step."""
+
+    number: int
+    value: str
+    is_class: bool
+    children: dict[Step, _Line] = dataclasses.field(default_factory=dict)
+
+    def do(self, function: Callable[..., _T], *args: Any) -> _T:
+        """Call a function; its error names this line."""
+        try:
+            return function(*args)
+        except ParamsError as error:
+            raise type(error)(f"line {self.number}: {error}") from None
+
+
+def read(source: str) -> Node:
+    """Return the tree of a text that `write` wrote.
+
+    Empty lines and those that begin with `#` are skipped. A field without a line keeps its default,
+    so that older texts can be read.
+
+    Raises:
+        ParamsError: the text is not of this form, or its values do not fit.
+    """
+    if len(source) > MAX_TEXT_CHARS:
+        raise ParamsError(f"the text has {len(source)} characters, more than {MAX_TEXT_CHARS}")
+    lines: dict[tuple[Step, ...], _Line] = {}
+    for number, raw in enumerate(source.split("\n"), 1):
+        stripped = raw.strip()
+        if stripped and not stripped.startswith("#"):
+            line = _Line(number, "", False)
+            line.do(_add_line, lines, line, stripped)
+    if not lines:
+        raise ParamsError("the text is empty; it begins with 'class: name'")
+    try:
+        root: Node = _value_of(lines[()])
+    except RecursionError:
+        raise ParamsError("the text is nested too deep") from None
+    return root
+
+
+def _add_line(lines: dict[tuple[Step, ...], _Line], line: _Line, text: str) -> None:
+    """Parse a line, and put it below its parent."""
+    match = _LINE.fullmatch(text)
+    if match is None:
+        raise ParamsError(f"{shown(text)} is not of the form 'dotted.path: value'")
+    path, line.value = match.groups()
+    line.is_class = path == "class" or path.endswith(".class")
+    if line.is_class:
+        path = path.removesuffix("class").removesuffix(".")
+    steps = tuple(parse_path(path)) if path else ()
+    if not lines and (steps or not line.is_class):
+        raise ParamsError(f"a text begins with 'class: name', not {shown(text)}")
+    if steps in lines:
+        raise ParamsError(f"a second line of '{path}'")
+    if steps:
+        parent = lines.get(steps[:-1])
+        if parent is None or not parent.is_class:
+            raise ParamsError(f"'{path}' comes before a line '... .class: name' of what holds it")
+        parent.children[steps[-1]] = line
+    lines[steps] = line
+
+
+def _value_of(line: _Line) -> Value:
+    """Return what a line and the lines below it mean; names in it are looked up when it is set."""
+    if not line.is_class:
+        return line.do(parse_literal, line.value)
+    if line.value in ("list", "tuple", "dict"):
+        items = {step: _value_of(child) for step, child in line.children.items()}
+        if line.value == "dict" and all(isinstance(step, str) for step in items):
+            return items
+        if line.value != "dict" and list(items) == list(range(len(items))):
+            return list(items.values()) if line.value == "list" else tuple(items.values())
+        raise ParamsError(f"line {line.number}: the elements below are not those of a {line.value}")
+    node = line.do(_new_node, line.value)
+    for step, child in line.children.items():
+        child.do(setattr, node, str(step), _value_of(child))
+    return node
+
+
+def _new_node(name: str) -> Node:
+    """Return the fresh Params of a class by its name."""
+    named = references.resolve(name)
+    params = getattr(named, "Params", None)
+    is_owner = isinstance(params, type) and issubclass(params, Node) and params.owner is named
+    params = params if is_owner else named
+    if isinstance(params, type) and issubclass(params, Node):
+        return params()
+    raise ParamsError(f"{shown(name)} is not a class with Params")
 
 
 def written_values(text: str) -> dict[str, str]:
-    r"""Return the values of a text's lines as they are written, with today's names of classes.
+    r"""Return the values of a text's lines as they are written.
 
-    >>> written_values("class: lingvo_gpipe.layers.dense.Dense\nunits: 3\n")
+    >>> written_values("class: layers.Dense\nunits: 3\n")
     {'class': 'layers.Dense', 'units': '3'}
     """
     lines = (line.partition(": ") for line in text.splitlines())
-    return {path: old_names.current_value(value) for path, _, value in lines}
+    return {path: value for path, _, value in lines}
 
 
 def changed_lines(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
@@ -100,4 +219,24 @@ def changed_lines(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, s
             lines[path] = f"+ {path}: {new[path]}"
         elif old[path] != new[path]:
             lines[path] = f"{path}: {old[path]} -> {new[path]}"
+    return lines
+
+
+def listed(params: Params, pattern: str) -> list[str]:
+    """Return lines for each field whose path matches: `path = value (type)`, and its help.
+
+    Args:
+        params: the tree.
+        pattern: a glob, such as `train.optimizer.*`; brackets stand for themselves, as in
+            `model.layers[*].units`.
+    """
+    lines = []
+    pattern = pattern.replace("[", "[[]")
+    for path, value, field in params.iter_paths():
+        if fnmatch.fnmatchcase(path, pattern):
+            short = textwrap.shorten(repr(value), _WIDTH, placeholder=" …")
+            lines.append(f"{path} = {short} ({kinds.describe(field.type)})")
+            lines += textwrap.wrap(
+                field.help, _WIDTH, initial_indent="    ", subsequent_indent="    "
+            )
     return lines

@@ -16,7 +16,7 @@ from typing import Any
 import keras
 
 from lingvo_gpipe import errors, precision
-from lingvo_gpipe.hyperparams.references import names
+from lingvo_gpipe.hyperparams import references
 from lingvo_gpipe.layers import keras_references
 
 _REFERENCE = keras_references.REFERENCE
@@ -63,11 +63,11 @@ def from_config(config: dict[str, Any], policy: precision.Policy) -> keras.Opera
             what would run other code.
     """
     refuse_code(config, class_name(config))
-    references: dict[str, Any] = {}
+    named: dict[str, Any] = {}
     renamed = {_policy_name(config): policy.name}
-    plain = _plain(config, renamed, references)
+    plain = _plain(config, renamed, named)
     try:
-        with keras.saving.custom_object_scope(references):
+        with keras.saving.custom_object_scope(named):
             made = keras.saving.deserialize_keras_object(plain, safe_mode=True)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise errors.LayerError(
@@ -149,7 +149,7 @@ def _named(kind: type) -> dict[str, Any]:
     """Return the marker of an object of class `kind`."""
     if not kind.__module__.startswith("keras."):
         return {_REFERENCE: kind}
-    module, _, name = names.public_name(kind).rpartition(".")
+    module, _, name = references.public_name(kind).rpartition(".")
     return {"module": module, "class_name": name}
 
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.console import command, output, units
+from lingvo_gpipe.console import output, units
 from lingvo_gpipe.console.flags import Flags
 from lingvo_gpipe.tasks.mt.text import preparation
 from lingvo_gpipe.tasks.mt.text.corpora import django_catalogues, text_files, tfds_corpus
@@ -27,7 +27,7 @@ Makes a folder of records from corpora, to train translation models on.
 """
 
 
-def _flags() -> Flags:
+def flags() -> Flags:
     """Return the command's flags."""
     flags = Flags(_USAGE)
     flags.text("output", "Folder of records to make.")
@@ -39,7 +39,7 @@ def _flags() -> Flags:
     flags.repeated("tfds", "Corpus: a TFDS translation dataset, such as wmt14_translate/de-en.")
     flags.switch("django", "Corpus: Django's message catalogues.")
     flags.text("tfds_dir", "Folder of TFDS datasets.")
-    flags.several("pairs", "Pairs of languages, de:en,en:de; by default all to English.")
+    flags.text("pairs", "Pairs of languages, de:en,en:de; by default all to English.")
     flags.repeated(
         "override",
         "Sets a field of the preparation: PATH=VALUE, such as corpora[0].strict=True or seed=1.",
@@ -101,7 +101,9 @@ def _preparation(values: argparse.Namespace) -> preparation.Preparation.Params:
         ParamsError: an override names no field, or its value does not fit.
     """
     params = preparation.Preparation.Params(
-        corpora=_corpora(values), pairs=tuple(values.pairs), vocabulary_file=values.vocabulary_file
+        corpora=_corpora(values),
+        pairs=() if values.pairs is None else tuple(values.pairs.split(",")),
+        vocabulary_file=values.vocabulary_file,
     )
     if values.vocabulary_size is not None:
         params.vocabulary.size = values.vocabulary_size
@@ -112,19 +114,17 @@ def _preparation(values: argparse.Namespace) -> preparation.Preparation.Params:
 
 def run(argv: Sequence[str]) -> int:
     """Run the command with arguments `argv` (without the program's name); return the exit code."""
-    return command.exit_code(lambda: _run(argv))
+    return output.exit_code(lambda: _run(argv))
 
 
-def _run(argv: Sequence[str]) -> command.Exit:
-    values = _flags().read(argv)
-    if values is None:
-        return command.Exit()
+def _run(argv: Sequence[str]) -> int:
+    values = flags().read(argv)
     if values.output is None:
         raise errors.ParamsError("--output=FOLDER is missing: the folder of the records")
     preparing = _preparation(values).instantiate()
     made = preparing.run(values.output, report=output.report, num_threads=values.threads)
     output.report(f"{made.folder}: {units.things(len(made.pairs), 'pair')} of languages, complete")
-    return command.Exit()
+    return 0
 
 
 def main() -> None:

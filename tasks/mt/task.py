@@ -51,9 +51,5 @@ def _score(job: registry.Job) -> None:
     score.run(job)
 
 
-def _scored_splits(params: task.Task.Params) -> tuple[str, ...]:
-    return (cast(TranslationTask.Params, params).score.split or params.eval.split,)
-
-
 registry.add_mode("decode", _decode, tasks=TranslationTask.Params)
-registry.add_mode("score", _score, splits=_scored_splits, tasks=TranslationTask.Params)
+registry.add_mode("score", _score, tasks=TranslationTask.Params)

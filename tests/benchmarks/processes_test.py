@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import memory
+from benchmarks import bound, memory
 from benchmarks.support import processes
+from lingvo_gpipe import schedule
 
 
 @pytest.mark.parametrize(
     ("module", "configuration", "figure"),
     [
-        ("bound", "1f1b,4,1", "share"),
         ("build", "8,4,16,trainer", "s"),
-        ("speedup", "convolution,auto,two", "planned"),
+        ("speedup", "mlp,zb_h1 never,two", "planned"),
     ],
 )
 def test_a_configuration_is_measured(module: str, configuration: str, figure: str) -> None:
@@ -41,3 +41,7 @@ def test_memory_by_formula_falls_with_recomputation_and_1f1b() -> None:
     recomputed, kept, _, gpipe, one_f_one_b = map(memory.formula_mib, memory.CONFIGURATIONS)
     assert 4 * recomputed < kept
     assert one_f_one_b < gpipe
+
+
+def test_every_schedule_has_a_bound() -> None:
+    assert set(bound.SCHEDULES) == set(schedule.SCHEDULES) - {"optimal"}

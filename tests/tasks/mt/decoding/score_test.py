@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 import sacrebleu
 
-from lingvo_gpipe import errors, modes, optim, pipelining, registry
+from lingvo_gpipe import errors, optim, pipelining, registry
 from lingvo_gpipe.run import loop
 from lingvo_gpipe.task import Eval, Train, complete
 from lingvo_gpipe.tasks.mt import task
@@ -89,12 +89,6 @@ def job(params: Any, logdir: Path | None, **fields: Any) -> tuple[registry.Job, 
         rebuild=Mock(),
     )
     return made, lines
-
-
-def test_a_mode_by_another_name_leads_to_decode(folder: Path, tmp_path: Path) -> None:
-    made, _ = job(params(folder), tmp_path)
-    with pytest.raises(errors.ParamsError, match=r"'predict' for .*\. --mode=decode writes what"):
-        modes.find("predict", made.task)
 
 
 def test_a_run_is_translated_and_scored(

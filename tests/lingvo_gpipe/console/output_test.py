@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lingvo_gpipe import errors, hyperparams
-from lingvo_gpipe.console import command, output
+from lingvo_gpipe.console import output
 
 
 def test_a_mistake_is_printed_by_the_class_users_know(
@@ -20,7 +19,7 @@ def test_a_mistake_is_printed_by_the_class_users_know(
     with pytest.raises(errors.UserError) as caught:
         hyperparams.Configurable.Params().get("x")
     assert type(caught.value) is not errors.ParamsError
-    assert command.mistake(caught.value).startswith("ParamsError: ")
+    assert output.mistake(caught.value).startswith("ParamsError: ")
     output.report("a line")
     assert capsys.readouterr().out == "a line\n"
 
@@ -28,7 +27,7 @@ def test_a_mistake_is_printed_by_the_class_users_know(
 def test_a_message_of_tensorflow_is_quoted_without_names_of_its_graphs() -> None:
     quoted = "{{function_node __wrapped__SaveV2_dtypes_3_device_/job:w/device:CPU:0}} a/b: No space"
     error = errors.CheckpointError(f"runs: ({quoted} [Op:SaveV2] name: ); free {{some}} space")
-    assert command.mistake(error) == "CheckpointError: runs: (a/b: No space); free {some} space"
+    assert output.mistake(error) == "CheckpointError: runs: (a/b: No space); free {some} space"
 
 
 @pytest.mark.parametrize(
@@ -50,49 +49,34 @@ def test_what_the_outputs_encoding_lacks_is_printed_with_backslashes(
 
 
 def test_a_full_disk_under_the_output_does_not_end_the_work(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with open("/dev/full", "w", encoding="utf-8") as full:
-        monkeypatch.setattr(sys, "stdout", full)
-        output.report("a line")
-        output.finish()
-    assert capsys.readouterr().err == (
-        "the end of the output cannot be written: No space left on device\n"
-    )
-    with open("/dev/full", "w", encoding="utf-8", buffering=1) as full:
-        monkeypatch.setattr(sys, "stderr", full)
-        output.note("a line")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())
-
-
-def test_a_reader_that_has_ended_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "w", encoding="utf-8") as gone:
-        monkeypatch.setattr(sys, "stdout", gone)
-        with pytest.raises(BrokenPipeError):
-            output.report("a line")
-        with pytest.raises(BrokenPipeError):
-            output.finish()
-        output.drop()
+    for name, show in (("stdout", output.report), ("stderr", output.note)):
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            monkeypatch.setattr(sys, name, full)
+            show("a line")
+            os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())
 
 
 def test_a_command_ends_with_the_code_of_its_work(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse() -> command.Exit:
+    def refuse() -> int:
         raise errors.InputError("no such file")
 
-    def interrupt() -> command.Exit:
+    def interrupt() -> int:
         raise KeyboardInterrupt
 
-    assert command.exit_code(lambda: command.Exit(3)) == 3
-    assert command.exit_code(interrupt) == 128 + signal.SIGINT
-    assert command.exit_code(refuse) == 1
+    def show() -> int:
+        output.report("a line")
+        return 0
+
+    assert output.exit_code(lambda: 3) == 3
+    assert output.exit_code(interrupt) == 128 + signal.SIGINT
+    assert output.exit_code(refuse) == 1
     assert capsys.readouterr().err == "InputError: no such file\n"
-    for required, code in ((True, 1), (False, 0)):
-        with open("/dev/full", "w", encoding="utf-8") as full:
-            monkeypatch.setattr(sys, "stdout", full)
-            full.write("a line")
-            work = functools.partial(command.Exit, output_required=required)
-            assert command.exit_code(work) == code
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", encoding="utf-8") as gone:
+        monkeypatch.setattr(sys, "stdout", gone)
+        assert output.exit_code(show) == 128 + signal.SIGPIPE

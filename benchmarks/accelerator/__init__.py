@@ -1,0 +1,1 @@
+"""What only an accelerator answers: a file for each question, asked by `__main__`."""

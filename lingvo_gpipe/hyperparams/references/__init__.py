@@ -1,1 +1,0 @@
-"""Classes, functions and dtypes in texts: by which name a text refers to them, today and before."""

@@ -1,4 +1,4 @@
-"""The trainer's own modes: train, eval, train_eval, export, reslice, describe, params, plan.
+"""The trainer's own modes: train, eval, train_eval, export, describe, params, plan.
 
 What is slow to import is imported by the mode that needs it.
 """
@@ -122,17 +122,6 @@ def _export(job: registry.Job) -> None:
     export.run(job.task, _logdir(job), which=job.checkpoint, report=job.report)
 
 
-def _reslice(job: registry.Job) -> None:
-    from lingvo_gpipe.run.reslicing import mode
-
-    if job.checkpoint is None:
-        raise errors.ParamsError(
-            "--mode=reslice needs --checkpoint=RUN, the run that is read; --logdir is a new folder "
-            "for one in other slices"
-        )
-    mode.run(job.task, _logdir(job), job.checkpoint, report=job.report)
-
-
 def _describe(job: registry.Job) -> None:
     from lingvo_gpipe.plan import describe
 
@@ -215,7 +204,6 @@ MODES: dict[str, registry.Mode] = {
     "eval": _evaluate,
     "train_eval": functools.partial(_train, evaluate=True),
     "export": _export,
-    "reslice": _reslice,
     "describe": _describe,
     "params": _params,
     "plan": _plan,

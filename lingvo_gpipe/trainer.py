@@ -50,7 +50,7 @@ _FIELD_OF_FLAG = {
     "recompute": "model.recompute",
 }
 _DEFAULT_MODE = "train"
-_WITHOUT_WORKERS = ("describe", "params", "plan", "export", "reslice")
+_WITHOUT_WORKERS = ("describe", "params", "plan", "export")
 
 
 def main() -> None:
@@ -101,7 +101,7 @@ def flags() -> Flags:
     flags.text("logdir", "Folder of checkpoints and TensorBoard files; made where it is missing.")
     flags.text(
         "mode",
-        "train, eval, train_eval, export, reslice, describe, params, plan, or one of the task; "
+        "train, eval, train_eval, export, describe, params, plan, or one of the task; "
         "train if not given.",
     )
     flags.add_argument(
@@ -118,7 +118,7 @@ def flags() -> Flags:
         choices=["made"],
         help="made: examples are made up, to rehearse a run without its data.",
     )
-    flags.text("checkpoint", "Checkpoint to evaluate, export or reslice, or to start from.")
+    flags.text("checkpoint", "Checkpoint to evaluate or export, or to start from.")
     flags.switch("follow", "With --mode=eval: evaluates each new checkpoint of a run to its end.")
     flags.switch("dry_run", "Tries input, a step, an evaluation, a checkpoint; leaves nothing.")
     flags.number("max_steps", "Updates to train for.")

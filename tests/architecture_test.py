@@ -31,11 +31,11 @@ ROWS = (
         "network, data, training and callbacks as one tree of Params; names of models",
     ),
     ("plan", "what a step will need"),
-    ("run", "training, evaluation, checkpoints, export, other slices for a run"),
+    ("run", "training, evaluation, checkpoints, export"),
     ("trainer+modes+recipes+repeat", "command lines"),
 )
 # Tasks and recipes build models: they neither run the loop nor read flags.
-CLOSED_TO_MODELS = ("run.loop", "run.eval_mode", "run.export", "run.reslicing", "trainer", "repeat")
+CLOSED_TO_MODELS = ("run.loop", "run.eval_mode", "run.export", "trainer", "repeat")
 WITHOUT_TENSORFLOW = (
     "schedule",
     "cluster.chief_supervisor",

@@ -122,11 +122,10 @@ def undisturbed(
 
 
 def values(prefix: str) -> dict[str, bytes]:
-    """Return the bits of everything in a checkpoint, except TensorFlow's bookkeeping."""
+    """Return the bits of everything in a checkpoint."""
     reader = tf.train.load_checkpoint(prefix)
     names = reader.get_variable_to_shape_map()
-    own = [name for name in names if not name.startswith(("save_counter", "_CHECKPOINTABLE"))]
-    return {name: np.asarray(reader.get_tensor(name)).tobytes() for name in own}
+    return {name: np.asarray(reader.get_tensor(name)).tobytes() for name in names}
 
 
 def killed_and_resumed(

@@ -47,8 +47,7 @@ def _save(updates: learner.Learner, folder: Path) -> None:
 
 
 def _restore(updates: learner.Learner, folder: Path) -> None:
-    opened = checkpoints.Checkpoints(str(folder), updates.variables, read_only=True)
-    if opened.restore() is None:
+    if checkpoints.restore(str(folder), updates.variables, {}) is None:
         raise FileNotFoundError(folder)
 
 

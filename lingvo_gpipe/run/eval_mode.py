@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import os
 import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 from absl import logging
 
 from lingvo_gpipe import errors, pipelining, task
@@ -24,7 +22,6 @@ from lingvo_gpipe.run import (
     worker_input,
     writers,
 )
-from lingvo_gpipe.run.checkpoints import keys
 from lingvo_gpipe.run.evaluation import Evaluation, batches, check_names, evaluate
 from lingvo_gpipe.run.views.examples import Examples
 from lingvo_gpipe.run.views.texts import EvaluationTexts
@@ -43,15 +40,18 @@ class CheckpointEvaluator:
     def __init__(
         self,
         params: Task.Params,
-        directory: str,
+        logdir: Path | None,
         report: Callable[[str], None] = logging.info,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         """Make the network; averages are used as weights if training keeps them.
 
         Args:
             params: params of the task, complete or not.
-            directory: directory of the checkpoints.
+            logdir: log directory of the run, into which evaluations are written; None: they are
+                not written.
             report: receives each line that a user should read.
+            should_stop: called between mini-batches.
         """
         self._input: Input = params.input.instantiate()
         params = self._params = task.complete(params, self._input)
@@ -61,57 +61,49 @@ class CheckpointEvaluator:
         check_names(self.pipe, params.eval)
         self._source = worker_input.source_of(self._input, self.pipe.executor, report)
         self._texts = EvaluationTexts(params, self.pipe, self._input, report)
+        self._logdir = logdir
         self._writers: dict[Path, summaries.Writer] = {}
-        key_of = restoring.saved_keys(self.pipe.analysis.variables, params.train)
-        variables = {key_of[path]: variable for path, variable in self.pipe.by_path.items()}
-        self._checkpoints = checkpoints.Checkpoints(directory, variables, read_only=True)
+        self._report = report
+        self._should_stop = should_stop
 
-    def check_assets(self, logdir: Path) -> None:
-        """Refuse data whose ids have other meanings than in the data that the run trained on."""
-        log_directory.check_assets(logdir, self._input.assets())
-
-    def evaluate(
-        self, which: int | str | None, should_stop: Callable[[], bool] = lambda: False
-    ) -> Evaluation | None:
-        """Restore a checkpoint and evaluate it.
+    def evaluate(self, which: str | None) -> Evaluation | None:
+        """Restore a checkpoint, evaluate it, report and write the result.
 
         Args:
-            which: as `Checkpoints.restore` takes it.
-            should_stop: called between mini-batches.
+            which: path of a checkpoint, or of a directory of them; None: the newest of the run.
+
+        Returns:
+            The evaluation; None if it was stopped.
 
         Raises:
             CheckpointError: there is no checkpoint, or it does not fit.
+            TrainingError: the data is not that of the run.
         """
-        restored = restoring.restore_for_use(self._checkpoints, which, self._params)
-        return evaluate(
+        logdir = self._logdir
+        for folder in restoring.folders(logdir, which):
+            log_directory.check_assets(folder, self._input.assets())
+        restored = restoring.restore(
+            self.pipe.by_path, self.pipe.analysis, self._params, logdir=logdir, which=which
+        )
+        found = evaluate(
             self.pipe,
             batches(self._source, self._params.eval),
             step=restored.step,
             groups=self._groups,
             metrics=self._params.eval.metrics,
-            should_stop=should_stop,
+            should_stop=self._should_stop,
             examples=Examples(self.pipe, self._input, self._params.eval.examples),
         )
-
-    def write(
-        self,
-        logdir: Path,
-        evaluation: Evaluation,
-        should_stop: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """Write the evaluation of the present weights into the folder of its run; see `folder_of`.
-
-        Args:
-            logdir: log directory of the run.
-            evaluation: without texts, which are added to it.
-            should_stop: called while texts are made; once it returns True, there are none.
-        """
-        folder = folder_of(logdir, self._params)
-        if folder not in self._writers:
-            self._writers[folder] = summaries.Writer(folder)
-        classes = self._input.class_names
-        shown = self._texts.added(evaluation, should_stop)
-        writers.write_evaluation(self._writers[folder], folder, shown, classes)
+        if found is None:
+            return None
+        self._report(found.line())
+        if logdir is not None:
+            folder = folder_of(logdir, self._params)
+            if folder not in self._writers:
+                self._writers[folder] = summaries.Writer(folder)
+            shown = self._texts.added(found, self._should_stop)
+            writers.write_evaluation(self._writers[folder], folder, shown, self._input.class_names)
+        return found
 
 
 def folder_of(logdir: Path, params: Task.Params) -> Path:
@@ -155,16 +147,7 @@ def run(
     task.check(params)
     for line in synthetic.notices(params):
         report(line)
-    directory = str(which if logdir is None else logdir / log_directory.CHECKPOINTS)
-    evaluator = CheckpointEvaluator(params, directory, report)
-    for folder in restoring.folders(logdir, which):
-        evaluator.check_assets(folder)
-    evaluation = evaluator.evaluate(which, should_stop)
-    if evaluation is not None:
-        report(evaluation.line())
-        if logdir is not None:
-            evaluator.write(logdir, evaluation, should_stop)
-    return evaluation
+    return CheckpointEvaluator(params, logdir, report, should_stop).evaluate(which)
 
 
 def follow(
@@ -177,8 +160,7 @@ def follow(
 ) -> list[Evaluation]:
     """Evaluate each new checkpoint of a running training, until the last one was evaluated.
 
-    After each evaluation the newest checkpoint is next; those in between are skipped. The best one
-    by `eval.best` is kept in the run's folder `best`, unless the run itself keeps one there.
+    After each evaluation the newest checkpoint is next; those in between are skipped.
 
     Args:
         params: params of the task; the run is over at `train.max_steps` or when it records that.
@@ -191,20 +173,15 @@ def follow(
         All evaluations, without their vectors, matrices and examples.
     """
     task.check(params)
-    directory = str(logdir / log_directory.CHECKPOINTS)
-    evaluator = CheckpointEvaluator(params, directory, report)
-    best = None
-    if params.eval.best is not None:
-        best = _BestKeeper(logdir / log_directory.BEST, params.eval, evaluator)
+    evaluator = CheckpointEvaluator(params, logdir, report, should_stop)
     evaluations: list[Evaluation] = []
     while not should_stop():
         over = log_directory.is_over(logdir)
-        newest = checkpoints.newest(directory)
+        newest = checkpoints.newest(str(logdir / log_directory.CHECKPOINTS))
         step = -1 if newest is None else checkpoints.step_of(newest)
         if newest and (not evaluations or step > evaluations[-1].step):
-            evaluator.check_assets(logdir)  # a run stores them before its first checkpoint
             try:
-                evaluation = evaluator.evaluate(newest, should_stop)
+                evaluation = evaluator.evaluate(newest)
             except errors.CheckpointError:
                 if os.path.exists(f"{newest}.index"):
                     raise
@@ -212,67 +189,8 @@ def follow(
             if evaluation is None:
                 break
             evaluations.append(dataclasses.replace(evaluation, arrays={}, examples=()))
-            report(evaluation.line())
-            evaluator.write(logdir, evaluation, should_stop)
-            if best is not None:
-                best.consider(newest, evaluation, report)
         elif over or step >= params.train.max_steps:
             break
         else:
             wait(_POLL_S)
     return evaluations
-
-
-class _BestKeeper:
-    """Keeps the best checkpoint of a run that does not evaluate itself."""
-
-    def __init__(self, directory: Path, params: task.Eval, evaluator: CheckpointEvaluator) -> None:
-        """Start; a best checkpoint that already exists is evaluated at the first comparison.
-
-        Args:
-            directory: directory of the best checkpoint.
-            params: params of the task.
-            evaluator: evaluator of the run's checkpoints.
-        """
-        self._directory = str(directory)
-        self._name = str(params.best)
-        self._sign = 1.0 if task.highest_is_best(params) else -1.0
-        self._evaluator = evaluator
-        self._value: float | None = None
-
-    def consider(self, prefix: str, evaluation: Evaluation, report: Callable[[str], None]) -> None:
-        """Keep a checkpoint if it is better than all earlier ones."""
-        value = self._sign * evaluation.number(self._name)
-        if self._value is not None and not value > self._value:
-            return
-        try:
-            if _keeps_best(prefix):
-                return
-            if self._value is None:
-                self._value = self._value_of_present()
-            if not value > self._value:
-                return
-            checkpoints.keep_only(prefix, self._directory)
-        except errors.CheckpointError as error:
-            if os.path.exists(f"{prefix}.index"):  # or a newer one has taken its place meanwhile
-                report(str(error))
-            return
-        self._value = value
-
-    def _value_of_present(self) -> float:
-        """Return the value of the existing best checkpoint, which any process may have written."""
-        best = checkpoints.newest(self._directory)
-        evaluation = None if best is None else self._evaluator.evaluate(best)
-        return -math.inf if evaluation is None else self._sign * evaluation.number(self._name)
-
-
-def _keeps_best(prefix: str) -> bool:
-    """Return whether the run of a checkpoint evaluates, and so keeps its best checkpoint itself.
-
-    A run that does not evaluate has `eval/step` = -1, and may hold the best value of an earlier
-    run.
-    """
-    return bool(
-        checkpoints.read_value(prefix, keys.EVALUATED) >= 0
-        and np.isfinite(checkpoints.read_value(prefix, keys.BEST_VALUE))
-    )

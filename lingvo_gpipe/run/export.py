@@ -102,9 +102,7 @@ def run(
     log_directory.check_assets(logdir, assets)
     program = _program(params.instantiate().serving(source))
     served = InferenceNetwork(params.model, program.fields)
-    trained = network.analyze(
-        network.uncut(params.model), source.element_spec(training=True)
-    ).variables
+    trained = network.analyze(network.uncut(params.model), source.element_spec(training=True))
     restored = restoring.restore(served.by_path, trained, params, logdir=logdir, which=which)
     classes = source.class_names
     more = {CLASSES: _constant(CLASSES, classes)} if classes else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
@@ -97,6 +98,12 @@ class Learner:
     def variables(self) -> dict[str, packing.Variable]:
         """Every variable that a checkpoint holds, by key."""
         return keys.of_training(self.pipe.by_path, self.updater) | {keys.STEP: self.step}
+
+    @functools.cached_property
+    def saved_parts(self) -> dict[str, keys.Part]:
+        """Where checkpoints hold the variables of layers in slices, by key."""
+        analysis = self.pipe.analysis
+        return keys.parts(analysis.params, analysis.fields, analysis.variables, self.updater)
 
     @property
     def num_traces(self) -> int:

@@ -10,11 +10,10 @@ from pathlib import Path
 
 from absl import logging
 
-from lingvo_gpipe import errors, regular_files, task
+from lingvo_gpipe import errors, task
 from lingvo_gpipe.hyperparams import text
 from lingvo_gpipe.input import synthetic
 from lingvo_gpipe.run import checkpoints
-from lingvo_gpipe.run.reslicing import layout
 from lingvo_gpipe.task import Task
 
 CHECKPOINTS = "checkpoints"
@@ -23,7 +22,6 @@ LOCK = "run.lock"
 _RESULT = "result.json"
 _SHOWN_CHANGES = 20
 _SHOWN_CHARS = 200
-_MAX_ASSET_BYTES = 2**26
 
 
 @contextlib.contextmanager
@@ -72,23 +70,31 @@ def check_params(
         TrainingError: they make it another run, or no checkpoint has a whole text.
         CheckpointError: the text of a checkpoint cannot be read now.
     """
-    try:
-        kept = checkpoints.newest_text(str(folder / CHECKPOINTS))
-    except checkpoints.UnreadableNowError:
-        raise
-    except errors.CheckpointError as error:
-        newest = checkpoints.newest(str(folder / CHECKPOINTS))
-        raise errors.TrainingError(
-            f"{error}, and no older checkpoint is whole: the run cannot go on. Give another "
-            f"--logdir; there, --checkpoint={newest} starts from these weights"
-        ) from error
-    if kept is None:
+    directory = str(folder / CHECKPOINTS)
+    begun = checkpoints.newest(directory)
+    if begun is None:
         return None
-    newest, old = kept
-    change = task.change(old, params.to_text())
-    if change.refused or change.models is not None:
-        way = layout.RESLICE if layout.only_slices_differ(old, params) else ""
-        raise errors.TrainingError(_refusal(change, newest, folder, way))
+    way_out = f"Give another --logdir; there, --checkpoint={begun} starts from these weights"
+    try:
+        newest = checkpoints.newest_text(directory)
+    except checkpoints.DamagedError as error:
+        raise errors.TrainingError(
+            f"{error.reason}, and no older checkpoint is whole: the run cannot go on. {way_out}"
+        ) from error
+    if newest is None:
+        return None
+    change = task.change(newest[1], params.to_text())
+    if change.models is not None:
+        there, here = (name[:_SHOWN_CHARS] for name in change.models)
+        raise errors.TrainingError(f"{folder} holds a run of {there}, not of {here}. {way_out}")
+    if change.refused:
+        lines = [line[:_SHOWN_CHARS] for line in change.refused[:_SHOWN_CHANGES]]
+        more = len(change.refused) - 1
+        first = f"{lines[0]} and {more} more" if more else lines[0]
+        detail = "".join(f"\n    {line}" for line in lines)
+        raise errors.TrainingError(
+            f"{folder} holds a run with other params ({first}). {way_out}{detail}"
+        )
     if change.lines and report is not None:
         report("params changed since the last checkpoint:")
         for line in change.lines:
@@ -122,31 +128,10 @@ def kept_values(folder: Path) -> dict[str, str] | None:
     `check_params` says why they cannot be read, if so.
     """
     try:
-        kept = checkpoints.newest_text(str(folder / CHECKPOINTS))
+        newest = checkpoints.newest_text(str(folder / CHECKPOINTS))
     except errors.CheckpointError:
         return None
-    return None if kept is None else text.written_values(kept[1])
-
-
-def _refusal(change: task.Change, newest: str, folder: Path, way: str) -> str:
-    """Return why these params belong to another run than that in `folder`, and the ways out.
-
-    Args:
-        change: how they differ.
-        newest: prefix of the run's newest checkpoint.
-        folder: folder of the run.
-        way: a better way out than to start from the weights, or empty.
-    """
-    ways = f"{way}Give another --logdir; there, --checkpoint={newest} starts from these weights"
-    if change.models is not None:
-        there, here = (name[:_SHOWN_CHARS] for name in change.models)
-        return f"{folder} holds a run of {there}, not of {here}. {ways}"
-    lines = [line[:_SHOWN_CHARS] for line in change.refused[: _SHOWN_CHANGES + 1]]
-    first = lines[0] if len(lines) == 1 else f"{lines[0]} and {len(change.refused) - 1} more"
-    shown = [*lines[:_SHOWN_CHANGES], *(["…"] if len(lines) > _SHOWN_CHANGES else [])]
-    detail = "".join(f"\n    {line}" for line in shown)
-    what = "slices" if way else "params"
-    return f"{folder} holds a run with other {what} ({first}). {ways}{detail}"
+    return None if newest is None else text.written_values(newest[1])
 
 
 def try_out(folder: Path, params: Task.Params, assets: Mapping[str, bytes]) -> None:
@@ -160,49 +145,30 @@ def try_out(folder: Path, params: Task.Params, assets: Mapping[str, bytes]) -> N
     Raises:
         TrainingError: it could not.
     """
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
     lock_is_new = not (folder / LOCK).exists()
-    _check_sizes(folder, assets)
     with locked(folder):
         if check_params(folder, params, report=None) is not None:
             check_assets(folder, assets)
     if lock_is_new:
         (folder / LOCK).unlink()
-    for path in made:
+    for path in new_folders:
         path.rmdir()
 
 
-def check_assets(folder: Path, assets: Mapping[str, bytes]) -> tuple[str, ...]:
+def check_assets(folder: Path, assets: Mapping[str, bytes]) -> None:
     """Refuse data whose assets differ from those that the run began with.
-
-    Args:
-        folder: folder of the run.
-        assets: name → content, of the current data.
-
-    Returns:
-        Names of the assets that the run does not have yet.
 
     Raises:
         TrainingError: one differs, or cannot be read; or only one of both is made up.
     """
     check_made(folder, is_made=synthetic.FILE in assets)
-    missing = []
     for name, content in assets.items():
-        try:
-            same = regular_files.read(folder / name, _MAX_ASSET_BYTES) == content
-        except FileNotFoundError:
-            missing.append(name)
-            continue
-        except OSError as error:
-            raise errors.TrainingError(
-                f"{folder / name} cannot be read: {error.strerror}. Make it readable"
-            ) from error
-        if not same:
+        if _read(folder / name) not in (None, content):
             raise errors.TrainingError(
                 f"{folder / name} is not that of the data: the run began with other data. "
                 "Use that data, or another --logdir"
             )
-    return tuple(missing)
 
 
 def kept_assets(folder: Path, names: Iterable[str]) -> dict[str, bytes] | None:
@@ -213,14 +179,10 @@ def kept_assets(folder: Path, names: Iterable[str]) -> dict[str, bytes] | None:
     """
     contents = {}
     for name in names:
-        try:
-            contents[name] = regular_files.read(folder / name, _MAX_ASSET_BYTES)
-        except (FileNotFoundError, NotADirectoryError):
+        content = _read(folder / name)
+        if content is None:
             return None
-        except OSError as error:
-            raise errors.TrainingError(
-                f"{folder / name} cannot be read: {error.strerror}. Make it readable"
-            ) from error
+        contents[name] = content
     return contents
 
 
@@ -230,22 +192,12 @@ def keep_assets(folder: Path, assets: Mapping[str, bytes]) -> None:
     A run without a checkpoint has learned nothing, so files that are already there are replaced.
 
     Raises:
-        TrainingError: the run has other files of these names, they are too large to be read again,
-            or they cannot be written.
+        TrainingError: the run has other files of these names, or they cannot be written.
     """
-    _check_sizes(folder, assets)
-    begun = checkpoints.newest(str(folder / CHECKPOINTS)) is not None
-    for name in check_assets(folder, assets) if begun else assets:
-        _replace(folder / name, assets[name], "Free disk space, or give another --logdir")
-
-
-def _check_sizes(folder: Path, assets: Mapping[str, bytes]) -> None:
+    if checkpoints.newest(str(folder / CHECKPOINTS)) is not None:
+        check_assets(folder, assets)
     for name, content in assets.items():
-        if len(content) > _MAX_ASSET_BYTES:
-            raise errors.TrainingError(
-                f"{folder / name} would have {len(content):,} bytes, and is read again only up to "
-                f"{_MAX_ASSET_BYTES:,}. Use data with a smaller {name}"
-            )
+        _replace(folder / name, content, "Free disk space, or give another --logdir")
 
 
 def write_result(folder: Path, values: Mapping[str, object]) -> None:
@@ -255,57 +207,43 @@ def write_result(folder: Path, values: Mapping[str, object]) -> None:
         TrainingError: it cannot be written.
     """
     content = f"{json.dumps(dict(values), indent=1)}\n".encode()
-    _replace(
-        folder / _RESULT,
-        content,
-        "The run is done and its last checkpoint whole; the same command writes it once there is "
-        "space",
-    )
+    way_out = "The run is done; the same command writes it once there is space"
+    _replace(folder / _RESULT, content, way_out)
 
 
-def _replace(path: Path, content: bytes, advice: str) -> None:
-    """Write a file whole or not at all; `advice` ends the message if it cannot be written."""
+def remove_result(folder: Path) -> None:
+    """Remove the record that the run is done."""
+    (folder / _RESULT).unlink(missing_ok=True)
+
+
+def is_over(folder: Path) -> bool:
+    """Return whether the run is recorded as done; then its last checkpoint exists."""
+    return (folder / _RESULT).exists()
+
+
+def _read(path: Path) -> bytes | None:
+    """Return the content of a file; None if there is none.
+
+    Raises:
+        TrainingError: it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise errors.TrainingError(
+            f"{path} cannot be read: {error.strerror}. Make it readable"
+        ) from error
+
+
+def _replace(path: Path, content: bytes, way_out: str) -> None:
+    """Write a file whole or not at all."""
     partial = path.with_name(f"{path.name}.writing")
     try:
         partial.write_bytes(content)
         partial.replace(path)
     except OSError as error:
         raise errors.TrainingError(
-            f"{path} cannot be written: {error.strerror}. {advice}"
+            f"{path} cannot be written: {error.strerror}. {way_out}"
         ) from error
-
-
-def remove_result(folder: Path) -> None:
-    """Remove the record that the run is done.
-
-    Raises:
-        TrainingError: it cannot be removed.
-    """
-    try:
-        (folder / _RESULT).unlink(missing_ok=True)
-    except OSError as error:
-        raise errors.TrainingError(
-            f"{folder / _RESULT} cannot be removed: {error.strerror}. Remove it, or give another "
-            "--logdir"
-        ) from error
-
-
-def is_over(folder: Path) -> bool:
-    """Return whether the run is recorded as done; then its last checkpoint exists.
-
-    Raises:
-        TrainingError: the record is damaged.
-    """
-    path = folder / _RESULT
-    try:
-        result = regular_files.read_json(path)
-        reason = None if isinstance(result, dict) else "it is not a result"
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        reason = error.strerror
-    if reason is not None:
-        raise errors.TrainingError(
-            f"{path} is damaged: {reason}. Remove it; the run's own command writes it again"
-        )
-    return True

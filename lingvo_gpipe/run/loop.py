@@ -183,7 +183,8 @@ def dry_run(
         options = _Options(evaluate, report, dry_run=True)
         with contextlib.closing(_Training(short, source, Path(temporary), options)) as trial:
             trial.restore(start, None)
-            trial.state.checkpoints.restore(trial.train().step)
+            trial.train()
+            trial.state.checkpoints.restore()
     try:
         params.instantiate().serving(source)
     except errors.InputError as error:
@@ -217,7 +218,7 @@ class _Training:
         self._last: evaluation.Evaluation | None = None
         if params.eval.patience is not None and not options.evaluate:
             options.report("eval.patience does nothing in this run, which does not evaluate")
-        threads = process.prepare_devices(params.model)
+        process.prepare_devices(params.model)
         self._learner = Learner(params, source.element_spec(training=True))
         pipe = self._pipe = self._learner.pipe
         evaluation.check_names(pipe, params.eval)
@@ -232,7 +233,7 @@ class _Training:
             self._source.evaluation(params.eval.split)  # refused now, not after hours
         self._histograms = Histograms(pipe, lambda: self._learner.updater.loss_scale)
         self._texts = EvaluationTexts(params, pipe, source, options.report)
-        self.state = RunState(params, self._learner, logdir, threads, evaluates=options.evaluate)
+        self.state = RunState(params, self._learner, logdir, evaluates=options.evaluate)
         self._model = RunModel(
             self._params,
             logdir,
@@ -286,7 +287,7 @@ class _Training:
         shown = progress.Progress(total=train.max_steps, start=state.step)
         with contextlib.closing(writers), contextlib.closing(shown), self._watchdog:
             writers.constants(state.step, self._input.constants())
-            self._epoch_ended_at = state.step
+            self._first_step = self._epoch_ended_at = state.step
             with self._saving_on_error():
                 self._call("on_train_begin")
                 is_due = self._options.evaluate and self._epoch_ends()
@@ -319,8 +320,7 @@ class _Training:
                 writers.checkpoints(state.wait())
             metrics = {} if self._last is None else self._last.values
             self._call("on_train_end", metrics)
-        best = None if state.best is None or math.isinf(state.best.value) else state.best.value
-        return Result(state.step, path, metrics, ended, best)
+        return Result(state.step, path, metrics, ended, state.best_value)
 
     def close(self) -> None:
         """Wait until the checkpoints that were begun are written."""
@@ -329,15 +329,14 @@ class _Training:
     def _mini_batches(self, writers: Writers) -> Iterator[tuple[Batches, float]]:
         """Yield the mini-batches of each update, and the seconds that reading them took."""
         train, state, options = self._params.train, self.state, self._options
-        first, position = state.step, int(state.position.numpy())
-        data = self._source.batches(self._params.model.seed, position)
+        data = self._source.batches(self._params.model.seed, int(state.position.numpy()))
         self._unread = data.counts
         source = iter(data)
         while (step := state.step) < train.max_steps and not state.is_out_of_patience:
             if self._model.stop_training or options.should_stop():
                 return
             options.note_step(step)
-            if step % self._epoch_steps == 0 or step == first:
+            if step % self._epoch_steps == 0 or step == self._first_step:
                 self._call("on_epoch_begin", step // self._epoch_steps)
             begun = time.perf_counter()
             with (
@@ -347,9 +346,9 @@ class _Training:
                 position = int(state.position.numpy())
                 batches = worker_input.next_batches(source, train.accumulate, position)
             input_s = time.perf_counter() - begun
-            if step == first:
+            if step == self._first_step:
                 with self._pipe.executor.beside_input():
-                    writers.pictures(first, self._input.pictures(dict(batches[0])))
+                    writers.pictures(step, self._input.pictures(dict(batches[0])))
             self._call("on_train_batch_begin", step % self._epoch_steps)
             yield batches, input_s
 
@@ -366,7 +365,7 @@ class _Training:
                 group = learner.groups.cut(batches[0])[0].fields
                 counted = self._histograms(group, learner.step.read_value())
             writers.train.histograms(step + 1, counted)
-        begun = time.perf_counter()
+        begun, traces = time.perf_counter(), learner.num_traces
         scale = learner.updater.loss_scale
         recorded = (
             contextlib.nullcontext()
@@ -380,6 +379,8 @@ class _Training:
         if not finite and not self._may_lower(scale):
             raise self._not_finite(batches, step)
         step_s = time.perf_counter() - begun
+        if step > self._first_step and learner.num_traces > traces:
+            self._options.report(f"step {step + 1} took {step_s:.1f} s: another shape was traced")
         if self._recorder is not None:
             step_s -= self._recorder.record(step + 1, input_s, writers.train)
         return StepReport(

@@ -14,16 +14,10 @@ from lingvo_gpipe.input import Input
 from lingvo_gpipe.plan import host_memory, machine_memory
 
 
-def prepare_devices(model: pipelining.PipeliningLayer.Params) -> tuple[int, int]:
+def prepare_devices(model: pipelining.PipeliningLayer.Params) -> None:
     """Make the devices that a network needs, before TensorFlow's first operation.
 
     Those of workers, where this process is a chief; otherwise logical CPU devices.
-
-    Args:
-        model: the network.
-
-    Returns:
-        Thread counts between and inside operations; the last bits of results depend on them.
     """
     wanted = _num_devices(model)
     workers = connection.current()
@@ -31,7 +25,7 @@ def prepare_devices(model: pipelining.PipeliningLayer.Params) -> tuple[int, int]
         with contextlib.suppress(RuntimeError):
             placement.prepare_threads(wanted, placement.num_cores())
         workers.connect(wanted)
-        return _threads()
+        return
     if model.placement == "tpu" and not tf.config.list_logical_devices("TPU"):
         placement.initialize_tpu()
     if _on_logical_cpus(model):
@@ -41,7 +35,6 @@ def prepare_devices(model: pipelining.PipeliningLayer.Params) -> tuple[int, int]
         # Where TensorFlow is already running, its threads cannot be changed.
         with contextlib.suppress(RuntimeError):
             placement.prepare_threads(wanted, placement.num_cores())
-    return _threads()
 
 
 def check_memory(
@@ -74,10 +67,3 @@ def _num_devices(model: pipelining.PipeliningLayer.Params) -> int:
 def _on_logical_cpus(model: pipelining.PipeliningLayer.Params) -> bool:
     accelerated = model.placement == "auto" and tf.config.list_physical_devices("GPU")
     return model.placement in ("auto", "cpu") and model.devices is None and not accelerated
-
-
-def _threads() -> tuple[int, int]:
-    return (
-        tf.config.threading.get_inter_op_parallelism_threads(),
-        tf.config.threading.get_intra_op_parallelism_threads(),
-    )

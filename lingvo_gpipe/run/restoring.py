@@ -11,18 +11,17 @@ from typing import cast
 
 from absl import logging
 
-from lingvo_gpipe import errors, packing, task
+from lingvo_gpipe import errors, network, packing, task
 from lingvo_gpipe.input import Input, synthetic
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.run import checkpoints, log_directory
 from lingvo_gpipe.run.checkpoints import keys
 from lingvo_gpipe.run.learner import Learner
-from lingvo_gpipe.run.reslicing import layout
 from lingvo_gpipe.task import Task
 
 _FIELDS_USED = ("model.", "input.", "train.average")
 _FIELDS_COUNTED = re.compile(r"\.(languages|reads)\b")
-_SHOWN = 3
+_NUM_SHOWN = 3
 
 
 def saved_keys(specs: Mapping[str, base.VariableSpec], train: task.Train) -> dict[str, str]:
@@ -44,17 +43,17 @@ def saved_keys(specs: Mapping[str, base.VariableSpec], train: task.Train) -> dic
 
 def restore(
     by_path: Mapping[str, packing.Variable],
-    specs: Mapping[str, base.VariableSpec],
+    trained: network.Analysis,
     params: Task.Params,
     *,
     logdir: Path | None,
     which: str | None,
 ) -> checkpoints.Restored:
-    """Assign a network's variables the values that evaluation uses.
+    """Assign a network's variables the values that evaluation uses, and log warnings about them.
 
     Args:
         by_path: path → variable, for some or all variables of the network.
-        specs: see `saved_keys`.
+        trained: the network in training.
         params: params of the task.
         logdir: log directory of the run.
         which: path of a checkpoint, or of a directory of them; None: the newest of the run.
@@ -62,54 +61,21 @@ def restore(
     Raises:
         CheckpointError: there is no checkpoint, or it does not fit.
     """
-    key_of = saved_keys(specs, params.train)
-    variables = {key_of[path]: variable for path, variable in by_path.items()}
-    directory = str(which if logdir is None else logdir / log_directory.CHECKPOINTS)
-    reader = checkpoints.Checkpoints(directory, variables, read_only=True)
-    return restore_for_use(reader, which, params)
-
-
-def restore_for_use(
-    reader: checkpoints.Checkpoints, which: int | str | None, params: Task.Params
-) -> checkpoints.Restored:
-    """Restore some of a checkpoint's variables, and log warnings about it.
-
-    Args:
-        reader: the checkpoints of a run.
-        which: as `Checkpoints.restore` takes it.
-        params: params of the task that uses the variables.
-
-    Raises:
-        CheckpointError: there is no checkpoint, or it does not fit.
-    """
-    try:
-        restored = reader.restore(which, subset=True)
-    except errors.CheckpointError as error:
-        path = which if isinstance(which, str) else reader.directory
-        if (prefix := _in_other_slices(path, params)) is not None:
-            raise errors.CheckpointError(
-                f"{prefix} has other slices than this network: set them as its run has them. "
-                f"{layout.RESLICE.strip()}"
-            ) from error
-        raise
+    path = which or str(cast(Path, logdir) / log_directory.CHECKPOINTS)
+    key_of = saved_keys(trained.variables, params.train)
+    variables = {key_of[each]: variable for each, variable in by_path.items()}
+    restored = None
+    if which is not None or os.path.isdir(path):
+        parts = keys.parts(trained.params, trained.fields, trained.variables)
+        restored = checkpoints.restore(path, variables, parts)
     if restored is None:
         raise errors.CheckpointError(
-            f"{reader.directory} has no checkpoint. Train first, or name one by --checkpoint"
+            f"{path} has no checkpoint. Train first, or name one by --checkpoint"
         )
     for prefix, why in restored.torn:
         logging.warning("%s is torn, an older one is used: %s", prefix, why)
     _warn_of_change(params, restored)
     return restored
-
-
-def _in_other_slices(path: str, params: Task.Params) -> str | None:
-    """Return the prefix of the checkpoint at `path` if its params differ in slices alone."""
-    try:
-        prefix = checkpoints.at(path)
-        text = checkpoints.params_text(prefix)
-    except errors.CheckpointError:
-        return None
-    return prefix if text is not None and layout.only_slices_differ(text, params) else None
 
 
 def _warn_of_change(params: Task.Params, restored: checkpoints.Restored) -> None:
@@ -124,8 +90,6 @@ def _warn_of_change(params: Task.Params, restored: checkpoints.Restored) -> None
     except errors.CheckpointError as error:
         logging.warning("%s: whether it was trained with other params is not known", error)
         return
-    if text is None:
-        return
     of_training = cast(type[Input], params.input.owner).training_fields
     lines = []
     for line in task.change(text, params.to_text()).refused:
@@ -134,13 +98,9 @@ def _warn_of_change(params: Task.Params, restored: checkpoints.Restored) -> None
         if is_used and path.removeprefix("input.") not in of_training:
             lines.append(line)
     if lines:
-        more = f" and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
-        logging.warning(
-            "%s was trained with other params: %s%s",
-            restored.path,
-            "; ".join(lines[:_SHOWN]),
-            more,
-        )
+        more = f" and {len(lines) - _NUM_SHOWN} more" if len(lines) > _NUM_SHOWN else ""
+        shown = "; ".join(lines[:_NUM_SHOWN])
+        logging.warning("%s was trained with other params: %s%s", restored.path, shown, more)
 
 
 def start_from(
@@ -166,8 +126,15 @@ def start_from(
     by_path, settings = learner.pipe.by_path, params.train.start
     skipped = _matching(settings.without, by_path)
     kinds = (keys.average, keys.variable) if settings.averages else (keys.variable,)
-    names = {path: () if path in skipped else tuple(key(path) for key in kinds) for path in by_path}
-    matched = checkpoints.restore_matching(by_path, start, names)
+    candidates = {
+        path: [
+            learner.saved_parts.get(key(path)) or keys.Part(key(path), tuple(variable.shape))
+            for key in kinds
+        ]
+        for path, variable in by_path.items()
+        if path not in skipped
+    }
+    matched = checkpoints.restore_matching(by_path, start, candidates)
     if not matched.restored:
         raise errors.CheckpointError(
             f"--checkpoint={start} has no variable of this network"
@@ -182,16 +149,12 @@ def start_from(
     ):
         for line in lines:
             report(f"    {what}: {line}")
-    if any((folder / synthetic.FILE).exists() for folder in folders(None, start)):
+    places = folders(None, start)
+    if any((folder / synthetic.FILE).exists() for folder in places):
         report("    it was trained on made-up examples: nothing that it has learned holds here")
-    if _in_other_slices(start, params) is not None:
-        report(f"    its slices are other ones: {layout.RESLICE.strip()}")
-    assets = source.assets()
-    kept = [
-        log_directory.kept_assets(folder, source.asset_names) for folder in folders(None, start)
-    ]
-    for name, content in next(filter(None, kept), assets).items():
-        if content != assets[name]:
+    stored = [log_directory.kept_assets(folder, source.asset_names) for folder in places]
+    for name, content in next(filter(None, stored), {}).items():
+        if content != source.assets()[name]:
             report(f"    another {name} there: what was learned about its ids is not valid here")
     learner.reset_to_weights()
 

@@ -1,8 +1,8 @@
-"""What a run saves besides its network, when it saves it, and how it continues from it."""
+"""What a run saves besides its network, its checkpoints, the best one, and how it continues."""
 
 from __future__ import annotations
 
-import contextlib
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,18 +22,11 @@ class RunState:
 
     Attributes:
         checkpoints: the newest ones.
-        best: the best one; None if `eval.best` is not set.
         position: int64 variable, number of mini-batches read.
     """
 
     def __init__(
-        self,
-        params: task.Task.Params,
-        learner: Learner,
-        logdir: Path,
-        threads: tuple[int, int],
-        *,
-        evaluates: bool,
+        self, params: task.Task.Params, learner: Learner, logdir: Path, *, evaluates: bool
     ) -> None:
         """Open the run's checkpoints.
 
@@ -41,50 +34,43 @@ class RunState:
             params: params of the task.
             learner: the network in training.
             logdir: log directory of the run.
-            threads: thread counts between and inside operations.
             evaluates: whether the run evaluates.
         """
         self._params = params
         self._learner = learner
         self._evaluates = evaluates
-        self._threads_now = threads
-        self._best_directory = str(logdir / log_directory.BEST)
+        self._sign = 1.0 if task.highest_is_best(params.eval) else -1.0
         with tf.device("CPU:0"):
             self.position = tf.Variable(0, dtype=tf.int64)
-            self._threads = tf.Variable(threads, dtype=tf.int64)
             # The last step that was evaluated; -1: the run does not evaluate.
             self._evaluated = tf.Variable(0 if evaluates else -1, dtype=tf.int64)
+            # Best value of `eval.best` so far, and evaluations since then.
+            self._best_value = tf.Variable(-math.inf * self._sign, dtype=tf.float64)
+            self._best_misses = tf.Variable(0, dtype=tf.int64)
         variables = {
             **learner.variables,
             keys.POSITION: self.position,
-            keys.THREADS: self._threads,
             keys.EVALUATED: self._evaluated,
+            keys.BEST_VALUE: self._best_value,
+            keys.BEST_MISSES: self._best_misses,
         }
-        text = params.to_text()
-        # One for both, in order: a checkpoint has the value of the best one.
-        self._writer = checkpoints.Writer(background=params.train.async_checkpoints)
-        resumed_from = str(logdir / log_directory.CHECKPOINTS)
-        self.best: checkpoints.Best | None = None
-        if params.eval.best is not None:
-            self.best = checkpoints.Best(
-                self._best_directory,
+        # One thread for both, in order: a checkpoint has the value of the best one.
+        self._thread = checkpoints.WriterThread()
+
+        def opened(name: str, keep: int) -> checkpoints.Checkpoints:
+            return checkpoints.Checkpoints(
+                str(logdir / name),
                 variables,
-                text,
-                larger_is_better=task.highest_is_best(params.eval),
-                writer=self._writer,
-                resumed_from=resumed_from,
+                params.to_text(),
+                thread=self._thread,
+                parts=learner.saved_parts,
+                rule=learner.updater.optimizer.rule,
+                keep=keep,
+                resumed_from=str(logdir / log_directory.CHECKPOINTS),
             )
-        # A run without a best value saves the same keys.
-        self._best_variables = (
-            checkpoints.best_variables() if self.best is None else self.best.variables
-        )
-        self.checkpoints = checkpoints.Checkpoints(
-            resumed_from,
-            variables | self._best_variables,
-            text,
-            keep=params.train.keep_checkpoints,
-            writer=self._writer,
-        )
+
+        self.checkpoints = opened(log_directory.CHECKPOINTS, params.train.keep_checkpoints)
+        self._best = None if params.eval.best is None else opened(log_directory.BEST, 1)
 
     @property
     def step(self) -> int:
@@ -97,16 +83,25 @@ class RunState:
         return int(self._evaluated) == self.step
 
     @property
+    def best_value(self) -> float | None:
+        """The best value of `eval.best` so far; None before the first."""
+        value = float(self._best_value.numpy())
+        return None if self._best is None or math.isinf(value) else value
+
+    @property
     def is_out_of_patience(self) -> bool:
         """Whether training ends because `eval.best` has not improved for too long."""
         patience = self._params.eval.patience
-        if patience is None or self.best is None or not self._evaluates:
+        if patience is None or self._best is None or not self._evaluates:
             return False
-        return self.best.misses >= patience
+        return int(self._best_misses.numpy()) >= patience
 
     def save(self) -> str:
         """Begin to write a checkpoint of the current step; return the prefix of its files."""
-        return self.checkpoints.save(self.step)
+        path = self.checkpoints.save(self.step)
+        if not self._params.train.async_checkpoints:
+            self._thread.join()
+        return path
 
     def written(self) -> list[checkpoints.Written]:
         """Return the checkpoints that were completed since the last call.
@@ -114,15 +109,16 @@ class RunState:
         Raises:
             CheckpointError: one cannot be written.
         """
-        return self._writer.finished()
+        return self._thread.finished()
 
     def wait(self) -> list[checkpoints.Written]:
         """Wait until all checkpoints are written; return and raise what `written` does."""
-        return self._writer.wait()
+        self._thread.join()
+        return self._thread.finished()
 
     def close(self, report: Callable[[str], None]) -> None:
         """Wait until all checkpoints are written; report one that cannot be."""
-        error = self._writer.close()
+        error = self._thread.close()
         if error is not None:
             report(str(error))
 
@@ -133,8 +129,27 @@ class RunState:
             value: value of `eval.best`; ignored if that is not set.
         """
         self._evaluated.assign(self.step)
-        if self.best is not None:
-            self.best.consider(value, self.step)
+        if self._best is None:
+            return
+        if not value * self._sign > float(self._best_value.numpy()) * self._sign:  # NaN never is
+            self._best_misses.assign_add(1)
+            return
+        self._best_value.assign(value)
+        self._best_misses.assign(0)
+        # To write it again, the only best checkpoint would be removed first.
+        if not self._is_kept(self._best.directory):
+            self._best.save(self.step)
+
+    def _is_kept(self, directory: str) -> bool:
+        """Return whether this run, before it was killed, kept the best one of this step."""
+        try:
+            best = checkpoints.newest_text(directory)
+            if best is None or checkpoints.step_of(best[0]) != self.step:
+                return False
+            value = checkpoints.read_value(best[0], keys.BEST_VALUE)
+            return best[1] == self._params.to_text() and bool(value == self._best_value.numpy())
+        except errors.CheckpointError:
+            return False
 
     def restore(self, change: task.Change | None, report: Callable[[str], None]) -> bool:
         """Restore the newest whole checkpoint of the run; return whether there is one.
@@ -143,7 +158,7 @@ class RunState:
             change: how the params have changed since the newest checkpoint.
             report: receives each line that a user should read.
         """
-        initial_best = {key: variable.numpy() for key, variable in self._best_variables.items()}
+        worst = float(self._best_value.numpy())
         restored = self.checkpoints.restore()
         if restored is None:
             return False
@@ -151,37 +166,25 @@ class RunState:
             report(f"{prefix} is torn and set aside: {why}")
         report(f"restored step={restored.step}")
         if change is not None and change.touches(*_FIELDS_OF_BEST):
-            for key, value in initial_best.items():
-                self._best_variables[key].assign(value)
-        self._restore_best_value(restored.step, report)
+            self._best_value.assign(worst)
+            self._best_misses.assign(0)
+        if self._best is not None:
+            self._restore_best_value(self._best.directory, restored.step, report)
         self._evaluated.assign(max(int(self._evaluated), 0) if self._evaluates else -1)
-        before = tuple(self._threads.numpy())
-        if before != self._threads_now:
-            report(
-                f"thread counts (between, inside operations) were {before[0]}, {before[1]} and "
-                f"are {self._threads_now[0]}, {self._threads_now[1]}: the last bits of results may "
-                "differ"
-            )
-            self._threads.assign(self._threads_now)
         return True
 
-    def _restore_best_value(self, step: int, report: Callable[[str], None]) -> None:
+    def _restore_best_value(self, directory: str, step: int, report: Callable[[str], None]) -> None:
         """Take the value of `step` from the best checkpoint, if it was evaluated after saving."""
         try:
-            kept = checkpoints.newest_text(self._best_directory)
-        except checkpoints.UnreadableNowError:
-            raise
-        except errors.CheckpointError as error:
-            report(f"{error}; the weights beside it stay until a better checkpoint is kept")
-            return
-        if kept is None or checkpoints.step_of(kept[0]) != step:
-            return
-        best, text = kept
-        if task.change(text, self._params.to_text()).touches(*_FIELDS_OF_BEST):
-            return
-        with contextlib.suppress(errors.CheckpointError):
-            if checkpoints.read_value(best, keys.EVALUATED) == step:
-                saved = {key: checkpoints.read_value(best, key) for key in self._best_variables}
-                for key, value in saved.items():
-                    self._best_variables[key].assign(value)
+            best = checkpoints.newest_text(directory)
+            if best is None or checkpoints.step_of(best[0]) != step:
+                return
+            if task.change(best[1], self._params.to_text()).touches(*_FIELDS_OF_BEST):
+                return
+            saved = checkpoints.SavedValues(best[0])
+            if saved.read(keys.EVALUATED) == step:
                 self._evaluated.assign(step)
+                self._best_value.assign(saved.read(keys.BEST_VALUE))
+                self._best_misses.assign(saved.read(keys.BEST_MISSES))
+        except checkpoints.DamagedError as error:
+            report(f"{error}; the weights beside it stay until a better checkpoint is kept")

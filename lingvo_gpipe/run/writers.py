@@ -124,7 +124,12 @@ class Writers:
     def checkpoints(self, written: Iterable[Written]) -> None:
         """Write what checkpoints cost."""
         for one in written:
-            self.train.scalars(one.step, one.metrics)
+            costs = {
+                "checkpoint/waited_s": one.waited_s,
+                "checkpoint/written_s": one.written_s,
+                "checkpoint/mib": one.num_bytes / 2**20,
+            }
+            self.train.scalars(one.step, costs)
 
     def constants(self, step: int, values: Mapping[str, float]) -> None:
         """Write numbers of the data."""

@@ -210,21 +210,23 @@ def main(folder: str, addresses: str = "") -> None:
         "weights": {path: variable.device for path, variable in pipe.weights.items()},
     }
     del gradients, taped
-    writer = checkpoints.Writer(background=True)
-    kept = checkpoints.Checkpoints(folder, made.variables, "class: x\n", writer=writer)
+    thread = checkpoints.WriterThread()
+    kept = checkpoints.Checkpoints(folder, made.variables, "class: x\n", thread=thread)
     with traffic.of("save"):
         kept.save(6)
-        writer.wait()
+        thread.join()
     with traffic.of("restore"):
         kept.restore()
     with traffic.of("restore matching"):
-        names = {path: [f"variables/{path}"] for path in pipe.by_path}
+        names = {
+            path: [checkpoints.Part(f"variables/{path}", tuple(variable.shape))]
+            for path, variable in pipe.by_path.items()
+        }
         matched = checkpoints.restore_matching(pipe.by_path, folder, names)
     found["matched"] = sorted(matched.restored)
     with contextlib.suppress(errors.CheckpointError):
-        checkpoints.restore_matching(
-            {"variables/d0/kernel": pipe.by_path["d0/kernel"]}, _damaged(folder)
-        )
+        only = {"d0/kernel": names["d0/kernel"]}
+        checkpoints.restore_matching(pipe.by_path, _damaged(folder), only)
         found["matched"] = "damaged values"
     with traffic.of("reset to weights"):
         made.reset_to_weights()
@@ -238,10 +240,10 @@ def main(folder: str, addresses: str = "") -> None:
         cause = tf.errors.InternalError(None, None, "none")
         found["cause"] = str(pipe.explain(cause, batches[6]))
     last = os.path.join(folder, "last")
-    kept = checkpoints.Checkpoints(last, made.variables, "class: x\n", writer=writer)
+    kept = checkpoints.Checkpoints(last, made.variables, "class: x\n", thread=thread)
     kept.save(7)
     made.update([batches[6]])  # changes the values while those before are written
-    writer.close()
+    thread.close()
     found["traffic"] = traffic.by_name
     for name, num_replicas in (("read", 1), ("read in parts", 2)):
         traffic = Traffic(devices)

@@ -13,11 +13,9 @@ from lingvo_gpipe.run import loop
 
 
 def values(prefix: str) -> dict[str, np.ndarray[Any, Any]]:
-    """Return all values of a checkpoint by key, without TensorFlow's own count of saves."""
+    """Return all values of a checkpoint by key."""
     reader = tf.train.load_checkpoint(prefix)
-    names = reader.get_variable_to_shape_map()
-    ours = [name for name in names if not name.startswith(("_CHECKPOINT", "save_counter"))]
-    return {name: np.asarray(reader.get_tensor(name)) for name in ours}
+    return {key: np.asarray(reader.get_tensor(key)) for key in reader.get_variable_to_shape_map()}
 
 
 def forget(result: loop.Result) -> None:

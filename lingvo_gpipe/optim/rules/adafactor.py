@@ -118,11 +118,6 @@ class Adafactor(Rule):
             change = new["momentum"] = share * slots["momentum"] + (1.0 - share) * change
         return weight - change, new
 
-    @property
-    def of_slices(self) -> str:
-        """See `Rule.of_slices`."""
-        return "Adafactor has factors of v, and a limit of the update, of each slice alone"
-
     def redivided(
         self, parts: Sequence[Mapping[str, Array]], division: Division
     ) -> list[dict[str, Array]]:

@@ -38,7 +38,6 @@ _WRAPPERS = {
 # Fills the weight of a template, so that a slot that begins as a copy of it is recognised.
 _UNLIKELY = -7.28125
 # Optimizers whose update of an element depends on other elements of the weight.
-_BY_WHOLE_WEIGHT = ("Lamb", "Muon")
 # Optimizers that compute each element by itself, in operations that IEEE 754 rounds exactly.
 # RMSprop and Adagrad divide by a root: TensorFlow's graph optimizer makes this a product with
 # `Rsqrt`, whose rounding depends on the position in the tensor.
@@ -97,15 +96,6 @@ class KerasRule(Rule):
     def is_elementwise(self) -> bool:
         """See `Rule.is_elementwise`; a clipped norm is that of the whole gradient."""
         return self.params.name in _ELEMENTWISE and self.params.config.get("clipnorm") is None
-
-    @property
-    def of_slices(self) -> str:
-        """See `Rule.of_slices`."""
-        if self.params.config.get("clipnorm") is not None:
-            return "clipnorm limits the gradient of each slice alone"
-        if self.params.name in _BY_WHOLE_WEIGHT:
-            return f"{self.params.name} updates each slice by the norm or the axes of it alone"
-        return ""
 
     def slots(self, path: str, shape: tuple[int, ...], dtype: tf.DType) -> tuple[SlotSpec, ...]:
         """Return the slots of the weight at `path`, by a template of the same shape."""

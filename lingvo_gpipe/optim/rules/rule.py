@@ -78,11 +78,6 @@ class Rule(hyperparams.Configurable):
         """
         return False
 
-    @property
-    def of_slices(self) -> str:
-        """What updates of slices do differently from one of the whole weight; empty: nothing."""
-        return ""
-
     @abc.abstractmethod
     def slots(self, path: str, shape: tuple[int, ...], dtype: tf.DType) -> tuple[SlotSpec, ...]:
         """Return the slots of the weight at `path`."""

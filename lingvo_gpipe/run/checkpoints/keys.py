@@ -1,36 +1,31 @@
 """The keys of a checkpoint: paths of variables, slots, and a few scalars.
 
-No cell, device or schedule is part of a key, so a checkpoint can be restored with any partition. A
-key never changes once it was written, because later versions must restore old checkpoints.
+No cell, device, schedule or number of slices is part of a key, so a checkpoint is restored with any
+of them: slices are saved and read as parts of the whole variable. A key never changes once it was
+written, because later versions must restore old checkpoints.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
-from lingvo_gpipe import optim, packing
+from lingvo_gpipe import network, optim, packing
+from lingvo_gpipe.layers import base
+from lingvo_gpipe.layers.sliced import dividing
+from lingvo_gpipe.nests import SpecNest
+from lingvo_gpipe.network import PipelineParams, wired_layers
 
 STEP = "step"
 """Number of updates."""
 POSITION = "input/position"
 """Number of mini-batches read."""
-THREADS = "threads"
-"""Thread counts between and inside operations."""
 EVALUATED = "eval/step"
 """The last step that was evaluated; -1: the run does not evaluate."""
 BEST_VALUE = "best/value"
 """The best value of `eval.best` so far."""
 BEST_MISSES = "best/misses"
 """Evaluations since the best one."""
-
-COUNTER = "save_counter"
-"""TensorFlow's number of checkpoints; not a value of the run."""
-OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
-"""Name in the files of TensorFlow's graph of objects; not used, but part of a whole checkpoint."""
-_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
-
-OF_VARIABLES = ("variables/", "average/", "slots/")
-"""How the keys of weights and statistics, of their averages and of slots begin."""
 
 
 def variable(path: str) -> str:
@@ -75,17 +70,103 @@ def of_training(
     }
 
 
-def in_file(key: str) -> str:
-    """Return the name that the value of a key has in a checkpoint's files, which is TensorFlow's.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Part:
+    """Where the value of a variable lies in a checkpoint.
 
-    >>> in_file("variables/norm.1/mean")
-    'variables.Snorm..1.Smean/.ATTRIBUTES/VARIABLE_VALUE'
+    Attributes:
+        key: key of the whole value.
+        shape: shape of the whole value.
+        spec: TensorFlow's `shape_and_slice`: the shape, then first and number of each axis.
+
+    >>> Part.along("variables/softmax/kernel", (10, 4), 0, 6, 3).spec
+    '10 4 6,3:-'
     """
-    return key.replace(".", "..").replace("/", ".S") + _SUFFIX
+
+    key: str
+    shape: tuple[int, ...]
+    spec: str = ""
+
+    @classmethod
+    def along(cls, key: str, shape: tuple[int, ...], axis: int, first: int, size: int) -> Part:
+        """Return the part of `size` rows from `first` on along an axis."""
+        ranges = [f"{first},{size}" if a == axis else "-" for a in range(len(shape))]
+        return cls(key, shape, f"{' '.join(map(str, shape))} {':'.join(ranges)}")
 
 
-def of_file(name: str) -> str | None:
-    """Return the key of a value in a checkpoint's files; None: it is not that of a key."""
-    if not name.endswith(_SUFFIX):
-        return None
-    return ".".join(part.replace(".S", "/") for part in name.removesuffix(_SUFFIX).split(".."))
+def parts(
+    params: PipelineParams,
+    fields: Mapping[str, SpecNest],
+    specs: Mapping[str, base.VariableSpec],
+    updater: optim.Updater | None = None,
+) -> dict[str, Part]:
+    """Return key → part of the whole variable, for the variables of layers in slices.
+
+    The variable `rest` of a layer `X` is `X_n/rest` in slice n. Where a slot is not of its weight's
+    shape (row and column of Adafactor), the slots of that weight have keys of their own for each
+    slice, which name the part; see `redividing`.
+
+    Args:
+        params: params of the network.
+        fields: the mini-batch's fields.
+        specs: path → spec of its variables.
+        updater: updater of the network; None: it is not trained.
+    """
+    layer_of = _layers_of_slices(params)
+    if not layer_of:
+        return {}
+    whole_params = network.uncut(params)
+    whole_params.set(
+        layers=[dividing.undivided(layer) for layer in whole_params.layers], slices={}, frozen=()
+    )
+    layer_of_whole = _layers_of_slices(whole_params)
+    shapes = {
+        _renamed(path, layer_of_whole): spec.shape
+        for path, spec in wired_layers.wire(whole_params, fields).variables.items()
+    }
+    part_of: dict[str, Part] = {}  # by path; its key is the whole variable's path
+    firsts: dict[str, int] = {}
+    for path, spec in specs.items():
+        if path.partition("/")[0] in layer_of:
+            whole = _renamed(path, layer_of)
+            shape, first = shapes[whole], firsts.get(whole, 0)
+            axis = next((a for a, size in enumerate(shape) if spec.shape[a] != size), 0)
+            part_of[path] = Part.along(whole, shape, axis, first, spec.shape[axis])
+            firsts[whole] = first + spec.shape[axis]
+    slots = {} if updater is None else updater.slots
+    redivided = {
+        part_of[path].key
+        for (path, _), value in slots.items()
+        if path in part_of and tuple(value.shape) != specs[path].shape
+    }
+    found = {
+        key(path): dataclasses.replace(part, key=key(part.key))
+        for path, part in part_of.items()
+        for key in (variable, average)
+    }
+    for (path, name), value in slots.items():
+        if (part := part_of.get(path)) is None:
+            continue
+        whole_key = slot(part.key, name)
+        if part.key not in redivided:
+            found[slot(path, name)] = dataclasses.replace(part, key=whole_key)
+        elif specs[path].shape == part.shape:
+            found[slot(path, name)] = Part(whole_key, tuple(value.shape))
+        else:
+            found[slot(path, name)] = Part(f"{whole_key}/{part.spec}", tuple(value.shape))
+    return found
+
+
+def _layers_of_slices(params: PipelineParams) -> dict[str, str]:
+    """Return name of a slice → name of the layer that it is a slice of."""
+    return {
+        part.name: layer.name
+        for layer, several in network.divided(params)
+        for part in several
+        if part.name.removeprefix(f"{layer.name}_").isdecimal() and part.name != layer.name
+    }
+
+
+def _renamed(path: str, layer_of: Mapping[str, str]) -> str:
+    name, slash, rest = path.partition("/")
+    return f"{layer_of.get(name, name)}{slash}{rest}"

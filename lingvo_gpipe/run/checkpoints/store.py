@@ -1,7 +1,4 @@
-"""Saving and restoring checkpoints, and refusing checkpoints that do not fit.
-
-`keys` has the keys, `files` the names of files and how they are written.
-"""
+"""Writing checkpoints while training goes on, and restoring those that fit."""
 
 from __future__ import annotations
 
@@ -11,14 +8,37 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import tensorflow as tf
+from tensorflow.python.eager import context, executor
 
-from lingvo_gpipe import errors, packing
-from lingvo_gpipe.cluster import connection
-from lingvo_gpipe.run.checkpoints import files, shards, writing
-from lingvo_gpipe.run.checkpoints.values import UNREADABLE, SavedValues, check_damaged, reason
+from lingvo_gpipe import errors, optim, packing
+from lingvo_gpipe.execution import outer_function
+from lingvo_gpipe.run.checkpoints import files, redividing
+from lingvo_gpipe.run.checkpoints.keys import Part
+from lingvo_gpipe.run.checkpoints.saved import Array, SavedValues, reason
+
+Variables = Mapping[str, packing.Variable]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Written:
+    """A checkpoint that is on the disk.
+
+    Attributes:
+        path: prefix of its files.
+        step: its number.
+        waited_s: seconds that training waited for it.
+        written_s: seconds until it was complete, from the moment whose values it has.
+        num_bytes: bytes of its files.
+    """
+
+    path: str
+    step: int
+    waited_s: float
+    written_s: float
+    num_bytes: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,7 +48,7 @@ class Restored:
     Attributes:
         path: prefix of the checkpoint's files.
         step: its number.
-        torn: newer checkpoints that could not be read: prefix and reason.
+        torn: newer checkpoints that are damaged: prefix and reason.
     """
 
     path: str
@@ -41,9 +61,9 @@ class Matched:
     """What a partial restore did.
 
     Attributes:
-        restored: keys whose saved values were assigned.
-        missing: keys that the checkpoint does not have.
-        misfits: keys saved with another shape or dtype, each with a line that describes it.
+        restored: names of the variables whose saved values were assigned.
+        missing: names of those that the checkpoint does not have.
+        misfits: names of those that were saved with another shape or dtype → what differs.
     """
 
     restored: tuple[str, ...]
@@ -51,8 +71,65 @@ class Matched:
     misfits: Mapping[str, str]
 
 
+class WriterThread:
+    """Writes checkpoints one after the other in a thread, while training goes on.
+
+    A checkpoint may refer to those before it (the best one). So after one that failed nothing is
+    written until its error has been raised.
+    """
+
+    def __init__(self) -> None:
+        self._pool = concurrent.futures.ThreadPoolExecutor(1)
+        # An executor of its own: in the common one, operations of workers would wait for each
+        # other, so that training would wait until all is written.
+        self._executor = executor.new_executor(enable_async=False, enable_streaming_enqueue=False)
+        self._begun: list[concurrent.futures.Future[Written]] = []
+        self._has_failed = False
+
+    def submit(self, job: Callable[[], Written]) -> concurrent.futures.Future[Written]:
+        """Do a job after those before it; raises the error of one of those that failed."""
+        self._raise_error()
+        self._begun.append(self._pool.submit(self._do, job))
+        return self._begun[-1]
+
+    def finished(self) -> list[Written]:
+        """Return the checkpoints that were completed since the last call; raises their errors."""
+        self._raise_error()
+        done = [future for future in self._begun if future.done()]
+        self._begun = [future for future in self._begun if future not in done]
+        return [future.result() for future in done]
+
+    def join(self) -> None:
+        """Wait until all is written."""
+        concurrent.futures.wait(self._begun)
+
+    def close(self) -> BaseException | None:
+        """Wait until all is written; return an error that was not raised."""
+        self._pool.shutdown()
+        return next(filter(None, (future.exception() for future in self._begun)), None)
+
+    def _raise_error(self) -> None:
+        if self._has_failed:
+            concurrent.futures.wait(self._begun)
+            failed = next(future for future in self._begun if future.exception())
+            self._begun, self._has_failed = [], False
+            failed.result()
+
+    def _do(self, job: Callable[[], Written]) -> Written:
+        if self._has_failed:
+            raise RuntimeError("a checkpoint before it failed")
+        try:
+            with context.executor_scope(self._executor):
+                return job()
+        except Exception:
+            self._has_failed = True
+            raise
+
+
 class Checkpoints:
-    """The checkpoints of one run in one directory.
+    """The checkpoints of a run in one directory.
+
+    Values of several processes are written by these processes, all at once.
 
     Attributes:
         directory: directory of their files.
@@ -61,23 +138,25 @@ class Checkpoints:
     def __init__(
         self,
         directory: str,
-        variables: Mapping[str, packing.Variable],
+        variables: Variables,
         params_text: str = "",
         *,
+        thread: WriterThread | None = None,
+        parts: Mapping[str, Part] | None = None,
+        rule: optim.Rule | None = None,
         keep: int = 3,
-        read_only: bool = False,
-        writer: writing.Writer | None = None,
         resumed_from: str | None = None,
     ) -> None:
         """Open a directory, removing what an interrupted run left there.
 
         Args:
-            directory: created if it is missing, unless `read_only`.
+            directory: created if it is missing.
             variables: key → variable.
             params_text: stored with each checkpoint.
+            thread: writes them; None: each is on the disk when `save` returns.
+            parts: see `keys.parts`.
+            rule: update rule of the optimizer, which computes its state for other slices.
             keep: number of checkpoints to keep, newest first.
-            read_only: nothing is created, removed or saved, because another run writes here.
-            writer: writes the checkpoints; None: each is written at once.
             resumed_from: the directory whose newest one the run would continue from; None: this.
 
         Raises:
@@ -85,27 +164,22 @@ class Checkpoints:
         """
         files.refuse_patterns(directory)
         self.directory = directory
-        self._resumed_from = resumed_from or directory
-        self._variables = dict(variables)
+        self._variables = variables
         self._params_text = params_text
-        self._snapshots = {
-            key: writing.Snapshot(variable.dtype, packing.host(variable.device))
-            for key, variable in self._variables.items()
-        }
-        self._checkpoint: writing.Checkpoint | shards.OverHosts
-        self._checkpoint = writing.Checkpoint(**self._snapshots)
-        if len({_process(variable.device) for variable in self._variables.values()}) > 1:
-            self._checkpoint = shards.OverHosts(self._checkpoint)
-        self._writer = writer or writing.Writer()
-        self._begun: concurrent.futures.Future[writing.Written] | None = None
+        self._thread = thread or WriterThread()
+        self._waits = thread is None
+        self._parts = parts or {}
+        self._rule = rule
         self._keep = keep
-        self._manager: tf.train.CheckpointManager | None = None
+        self._resumed_from = resumed_from or directory
+        self._save = outer_function.OuterFunction(self._saved)
+        self._stored: Sequence[packing.Stored[str]] = ()
+        self._begun: concurrent.futures.Future[Written] | None = None
         self._present: str | None = None
-        if read_only:
-            return
+        with tf.device("CPU:0"):
+            self._here = str(tf.constant(0).device)
         try:
             files.open_directory(directory)
-            self._tidy()
         except OSError as error:
             raise errors.CheckpointError(
                 f"{directory}: checkpoints cannot be written here: {error.strerror}. Choose "
@@ -115,15 +189,11 @@ class Checkpoints:
     def save(self, step: int) -> str:
         """Save the values of now under the number `step`; return the prefix of the files.
 
-        The writer may complete it later. Saving the step that was just saved or restored does
-        nothing.
+        The thread completes it later. Saving the step that was just saved or restored does nothing.
 
         Raises:
-            CheckpointError: it cannot be written, or one before it could not; older ones are kept.
+            CheckpointError: one before it cannot be written; older ones are kept.
         """
-        manager = self._manager
-        if manager is None:
-            raise errors.CheckpointError(f"{self.directory} was opened read-only: nothing is saved")
         prefix = os.path.join(self.directory, f"{files.NAME}-{step}")
         if self._begun is not None and self._begun.done() and self._begun.exception():
             self._present = None
@@ -132,200 +202,225 @@ class Checkpoints:
         begun = time.perf_counter()
         if self._begun is not None:  # so that values of two moments are never held
             concurrent.futures.wait([self._begun])
-        self._hold(packing.snapshot(self._variables))
-        taken = time.perf_counter()
-
-        def write() -> writing.Written:
-            num_bytes = self._write(manager, prefix)
-            written_s = time.perf_counter() - taken
-            waited_s = taken - begun + (0.0 if self._writer.in_background else written_s)
-            return writing.Written(prefix, step, waited_s, written_s, num_bytes)
-
-        self._begun = self._writer.write(write)
+        stored = packing.snapshot(self._variables)
+        self._begun = self._thread.submit(
+            functools.partial(self._write, prefix, stored, begun, time.perf_counter())
+        )
         self._present = prefix
+        if self._waits:
+            self._thread.join()
+            self._thread.finished()
         return prefix
 
-    def _hold(self, stored: Sequence[packing.Stored[str]]) -> None:
-        """Hold the values that are written next, and no others."""
-        if isinstance(self._checkpoint, shards.OverHosts):
-            self._checkpoint.stored = stored
-            return
-        for snapshot in self._snapshots.values():
-            snapshot.value = writing.no_value
-        for one in stored:
-            for key, value in zip(one.keys, one.values(), strict=True):
-                self._snapshots[key].value = functools.partial(_itself, value)
-
-    def _write(self, manager: tf.train.CheckpointManager, prefix: str) -> int:
-        """Write the snapshots; return the bytes of the files."""
+    def _write(
+        self, prefix: str, stored: Sequence[packing.Stored[str]], begun: float, taken: float
+    ) -> Written:
         try:
-            if files.discard(prefix):
-                manager = self._tidy()
-            files.begin(prefix, self._params_text)
-            options = tf.train.CheckpointOptions(
-                experimental_write_callbacks=[lambda path: files.finish(path)]
-            )
-            manager.save(checkpoint_number=files.step_of(prefix), options=options)
+            files.discard([prefix])
             files.sweep(self.directory)
-            return files.size_of(prefix)
+            files.begin(prefix, self._params_text)
+            self._stored = stored
+            self._save(tf.constant(prefix), [each.tensor for each in stored]).numpy()
+            files.finish(prefix)
+            files.discard(files.find(self.directory)[: -self._keep])
+            files.sweep(self.directory)
         except (OSError, tf.errors.OpError) as error:
             with contextlib.suppress(OSError):
                 files.sweep(self.directory)
             whole = files.newest(self._resumed_from)
-            last = f"{self._resumed_from} has no older one"
-            if whole:
-                last = f"the last whole one is {whole}"
-            free = files.free_space(self.directory)
+            last = f"the last whole one is {whole}" if whole else "there is no older one"
             raise errors.CheckpointError(
                 f"{prefix}: checkpoint cannot be written ({reason(error)}); {last}. Free disk "
-                f"space ({free} free), then start the same command again"
+                f"space ({files.free_space(os.path.dirname(self._resumed_from))} free), then start "
+                "the same command again"
             ) from error
         finally:
-            self._hold(())
+            self._stored = ()
+        written_s = time.perf_counter() - taken
+        step = files.step_of(prefix)
+        return Written(prefix, step, taken - begun, written_s, files.size_of(prefix))
 
-    def restore(self, which: int | str | None = None, *, subset: bool = False) -> Restored | None:
-        """Assign all variables their saved values.
-
-        Args:
-            which: a step of this directory, the path of a checkpoint or of a directory of them,
-                or None: the newest of this directory.
-            subset: the variables are only some of those saved (evaluation has no slots).
-
-        The params text of a checkpoint is a part of it, except for a subset.
+    def _saved(self, prefix: tf.Tensor, tensors: list[tf.Tensor]) -> tf.Tensor:
+        """Write a file in each process, then join their indices; in-graph, traced once.
 
         Returns:
-            What was restored; None if `which` is None and the directory has no checkpoint. If
-            `which` is None, newer checkpoints that are torn are skipped and listed.
+            A scalar that is there once all is written.
+        """
+        by_process: dict[str, list[tuple[Part, tf.Tensor]]] = {}
+        for stored, tensor in zip(self._stored, tensors, strict=True):
+            process = _cpu_of_process(stored.tensor.device)
+            with tf.device(process):
+                values = stored.values(tensor)
+            for key, value in zip(stored.keys, values, strict=True):
+                part = self._parts.get(key) or Part(key, tuple(value.shape))
+                by_process.setdefault(process, []).append((part, value))
+        pieces, saved = [], []
+        for number, (process, written) in enumerate(by_process.items()):
+            name = f"_temp/part-{number:05d}-of-{len(by_process):05d}"
+            with tf.device(self._here):
+                pieces.append(tf.strings.join([prefix, name]))
+            with tf.device(process):
+                saved.append(
+                    tf.raw_ops.SaveV2(
+                        prefix=pieces[-1],
+                        tensor_names=[part.key for part, _ in written],
+                        shape_and_slices=[part.spec for part, _ in written],
+                        tensors=[value for _, value in written],
+                    )
+                )
+        with tf.device(self._here), tf.control_dependencies(saved):
+            joined = tf.raw_ops.MergeV2Checkpoints(
+                checkpoint_prefixes=pieces, destination_prefix=prefix, delete_old_dirs=True
+            )
+            with tf.control_dependencies([joined]):
+                return tf.zeros([])
+
+    def restore(self) -> Restored | None:
+        """Restore all variables from the newest whole checkpoint; torn ones are set aside.
+
+        Returns:
+            What was restored; None if there is no checkpoint.
 
         Raises:
-            CheckpointError: there is no such checkpoint, it is torn, of another network, or cannot
-                be read now, whatever its files hold.
+            CheckpointError: all are torn; or one is of another network, or cannot be read now.
         """
-        torn: list[tuple[str, str]] = []
-        for prefix in self._candidates(which):
-            if not subset and (fault := files.text_fault(prefix)) is not None:
-                torn.append((prefix, fault))
-                continue
-            try:
-                saved = SavedValues(prefix)
-                self._check(saved, prefix, subset=subset)
-                saved.assign(tuple(self._variables.items()))
-            except errors.CheckpointError:
-                raise
-            except connection.LOST_ERRORS:
-                raise  # the loss of a worker says nothing about the file
-            except UNREADABLE as error:
-                check_damaged(prefix, error)
-                torn.append((prefix, reason(error)))
-                continue
-            inside = os.path.dirname(os.path.abspath(prefix)) == os.path.abspath(self.directory)
-            self._present = prefix if inside and not subset else None
-            if torn and self._manager is not None:
-                files.set_aside(prefix for prefix, _ in torn)
-                self._tidy()
+        restored = restore(
+            self.directory, self._variables, self._parts, whole=True, rule=self._rule
+        )
+        if restored is not None:
+            files.set_aside(prefix for prefix, _ in restored.torn)
+            self._present = restored.path
+        return restored
+
+
+def restore(
+    path: str,
+    variables: Variables,
+    parts: Mapping[str, Part],
+    *,
+    whole: bool = False,
+    rule: optim.Rule | None = None,
+) -> Restored | None:
+    """Assign all variables their saved values.
+
+    Args:
+        path: path of a checkpoint, or of a directory: then the newest that is not torn.
+        variables: key → variable.
+        parts: see `keys.parts`.
+        whole: whether they are all that was saved (evaluation has no slots), and the text of the
+            params must be whole, too.
+        rule: update rule of the optimizer, which computes its state for other slices.
+
+    Returns:
+        What was restored; None if the directory has no checkpoint.
+
+    Raises:
+        CheckpointError: there is no such checkpoint; it is torn, of another network, or cannot be
+            read now.
+    """
+    torn: list[tuple[str, str]] = []
+    first: files.DamagedError | None = None
+    is_directory = os.path.isdir(path)
+    for prefix in files.find_completed(path)[::-1] if is_directory else [files.at(path)]:
+        try:
+            if whole:
+                files.params_text(prefix)
+            saved = SavedValues(prefix)
+            computed, sources = dict[str, Array](), set[str]()
+            if rule is not None:
+                computed, sources = redividing.redivided(saved, variables, parts, rule)
+            pairs = [
+                (parts.get(key) or Part(key, tuple(variable.shape)), variable)
+                for key, variable in variables.items()
+                if key not in computed
+            ]
+            _check(saved, pairs, prefix, sources if whole else saved.shapes)
+            saved.assign(pairs)
+            packing.assign(
+                (variables[key], tf.convert_to_tensor(value)) for key, value in computed.items()
+            )
             return Restored(prefix, files.step_of(prefix), tuple(torn))
-        if not torn:
-            return None
-        prefix, why = torn[0]
-        whole = files.find(os.path.dirname(prefix))
-        others = [other for other in whole if other not in dict(torn)]
-        way_out = f"whole ones: {', '.join(others)}" if others else "no other is left"
-        raise errors.CheckpointError(f"{prefix} is torn and cannot be restored: {why}; {way_out}")
+        except files.DamagedError as error:
+            torn.append((prefix, error.reason))
+            first = first or error
+    if first is not None:
+        raise first
+    return None
 
-    def _candidates(self, which: int | str | None) -> list[str]:
-        """Return the prefixes to try, newest first."""
-        if which is None:
-            return files.find_marked(self.directory)[::-1]
-        if isinstance(which, int):
-            which = os.path.join(self.directory, f"{files.NAME}-{which}")
-        return [files.at(which)]
 
-    def _check(self, saved: SavedValues, prefix: str, *, subset: bool) -> None:
-        """Refuse a checkpoint whose keys, shapes or dtypes are not those of the variables."""
-        missing = [key for key in self._variables if key not in saved.shapes]
-        extra = [] if subset else [key for key in saved.shapes if key not in self._variables]
-        misfits = [
-            misfit
-            for key, variable in self._variables.items()
-            if key in saved.shapes and (misfit := saved.misfit(key, variable))
-        ]
-        if not (missing or extra or misfits):
-            return
-        faults = [f"{len(misfits)} differ ({_some(misfits)})"] if misfits else []
-        faults += [f"{len(missing)} are missing in it ({_some(missing)})"] if missing else []
-        faults += [f"{len(extra)} are not in this network ({_some(extra)})"] if extra else []
+def restore_matching(
+    variables: Variables, path: str, candidates: Mapping[str, Sequence[Part]]
+) -> Matched:
+    """Assign saved values to the variables that they fit, to start from another network.
+
+    Args:
+        variables: name → variable.
+        path: path of a checkpoint, or of a directory of them (the newest).
+        candidates: name → parts in the checkpoint, of which the first that exists is used.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, it is torn, or cannot be read now.
+    """
+    saved = SavedValues(files.at(path))
+    restored, missing, misfits = [], [], {}
+    pairs: list[tuple[Part, packing.Variable]] = []
+    for name, of_variable in candidates.items():
+        part = next((part for part in of_variable if part.key in saved.shapes), None)
+        if part is None:
+            missing.append(name)
+        elif misfit := saved.misfit(name, part, variables[name]):
+            misfits[name] = misfit
+        else:
+            restored.append(name)
+            pairs.append((part, variables[name]))
+    if pairs:
+        saved.assign(pairs)
+    return Matched(tuple(restored), tuple(missing), misfits)
+
+
+def _check(
+    saved: SavedValues,
+    pairs: Sequence[tuple[Part, packing.Variable]],
+    prefix: str,
+    unused: Collection[str],
+) -> None:
+    """Refuse a checkpoint whose keys, shapes or dtypes are not those of the variables.
+
+    Args:
+        saved: its values.
+        pairs: part of a saved value, and the variable that receives it.
+        prefix: its prefix.
+        unused: keys that need no variable.
+    """
+    wanted = {part.key for part, _ in pairs}
+    missing = wanted - saved.shapes.keys()
+    extra = saved.shapes.keys() - wanted - set(unused)
+    misfits = [
+        misfit
+        for part, variable in pairs
+        if part.key in saved.shapes and (misfit := saved.misfit(part.key, part, variable))
+    ]
+    faults = [
+        f"{len(names)} {what} ({', '.join(sorted(names)[:3])}{', …' if len(names) > 3 else ''})"
+        for names, what in (
+            (misfits, "differ"),
+            (missing, "are missing in it"),
+            (extra, "are not in this network"),
+        )
+        if names
+    ]
+    if faults:
         raise errors.CheckpointError(
             f"{prefix} is of another network: {'; '.join(faults)}. Give another --logdir, or the "
             "model and params it was written with"
         )
 
-    def _tidy(self) -> tf.train.CheckpointManager:
-        """Sweep, make TensorFlow's state list the whole checkpoints, and continue from it."""
-        files.sweep(self.directory)
-        files.repair_state(self.directory)
-        self._manager = tf.train.CheckpointManager(
-            self._checkpoint,
-            self.directory,
-            max_to_keep=self._keep,
-            checkpoint_name=files.NAME,
-        )
-        return self._manager
 
+def _cpu_of_process(device: str) -> str:
+    """Return the first CPU of a device's process.
 
-def restore_matching(
-    variables: Mapping[str, packing.Variable],
-    path: str,
-    names: Mapping[str, Sequence[str]] | None = None,
-) -> Matched:
-    """Assign saved values to the variables that they fit, to start from another network.
-
-    Args:
-        variables: key → variable.
-        path: path of a checkpoint, or of a directory of them (the newest).
-        names: key here → keys in the checkpoint, of which the first that exists is used. A key
-            that is not in `names` has the same key there. A key with no names is skipped.
-
-    Raises:
-        CheckpointError: there is no such checkpoint, or it is torn.
+    >>> _cpu_of_process("/job:worker/replica:0/task:1/device:CPU:3")
+    '/job:worker/replica:0/task:1/device:CPU:0'
     """
-    prefix = files.at(path)
-    restored, missing, misfits = [], [], {}
-    pairs: list[tuple[str, packing.Variable]] = []
-    try:
-        saved = SavedValues(prefix)
-        for key, variable in variables.items():
-            sources = (names or {}).get(key, (key,))
-            if not sources:
-                continue
-            source = next((name for name in sources if name in saved.shapes), None)
-            if source is None:
-                missing.append(key)
-            elif misfit := saved.misfit(key, variable, source):
-                misfits[key] = misfit
-            else:
-                restored.append(key)
-                pairs.append((source, variable))
-        saved.assign(pairs)
-    except connection.LOST_ERRORS:
-        raise
-    except UNREADABLE as error:
-        check_damaged(prefix, error)
-        raise errors.CheckpointError(
-            f"{prefix} is torn and cannot be restored: {reason(error)}; choose another one"
-        ) from error
-    return Matched(tuple(restored), tuple(missing), misfits)
-
-
-def _process(device: str) -> tuple[str | None, int | None]:
-    """Return job and task of a device."""
-    spec = tf.DeviceSpec.from_string(device)
-    return spec.job, spec.task
-
-
-def _itself(value: tf.Tensor) -> tf.Tensor:
-    return value
-
-
-def _some(names: Iterable[str]) -> str:
-    names = sorted(names)
-    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    spec = tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0)
+    return str(spec.to_string())

@@ -393,7 +393,7 @@ class Decoder:
         pipe: pipelining.PipeliningLayer = completed.model.instantiate()
         pipe.build(source.element_spec(training=True))
         restored = restoring.restore(
-            pipe.by_path, pipe.analysis.variables, completed, logdir=logdir, which=checkpoint
+            pipe.by_path, pipe.analysis, completed, logdir=logdir, which=checkpoint
         )
         self.step: int = restored.step
         self._translator = Translator(

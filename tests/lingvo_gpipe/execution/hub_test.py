@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lingvo_gpipe.run.checkpoints.values import SavedValues
+from lingvo_gpipe.run.checkpoints import SavedValues
 from tests.hub.chief import WEIGHT_BYTES
 
 PATIENCE_S = 300.0

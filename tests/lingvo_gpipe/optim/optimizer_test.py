@@ -319,22 +319,6 @@ def test_params_go_to_text_and_back() -> None:
 # --- slices ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "config", "difference"),
-    [
-        ("Adam", {}, ""),
-        ("SGD", {"momentum": 0.9}, ""),
-        ("SGD", {"clipnorm": 1.0}, "clipnorm limits the gradient of each slice alone"),
-        ("Lamb", {}, "Lamb updates each slice by the norm or the axes of it alone"),
-        ("Muon", {}, "Muon updates each slice by the norm or the axes of it alone"),
-    ],
-)
-def test_a_rule_says_what_it_does_differently_in_slices(
-    name: str, config: dict[str, Any], difference: str
-) -> None:
-    assert optim.KerasRule.Params(name=name, config=config).instantiate().of_slices == difference
-
-
 def test_slots_of_a_weight_s_shape_and_equal_scalars_follow_its_slices() -> None:
     rule = optim.KerasRule.Params(name="Nadam").instantiate()
     division = optim.Division.of([(2, 3), (2, 1)], [(2, 1), (2, 2), (2, 1)])

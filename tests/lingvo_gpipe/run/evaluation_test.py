@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.input import Batch, Batches
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.run import checkpoints, eval_mode, evaluation, loop, summaries, writers
-from lingvo_gpipe.run.checkpoints import files
 from tests.tiny_task import Points, one_layer_task, stop_after, tiny_task
 
 CLASSES = ("red", "green", "blue")
@@ -81,8 +79,8 @@ def test_the_matrix_counts_every_example_once(ran: tuple[Any, Path], size: int) 
 
 def test_labels_are_rows_and_predictions_columns(ran: tuple[Any, Path]) -> None:
     params, folder = ran
-    reader = eval_mode.CheckpointEvaluator(params, str(folder / "checkpoints"))
-    found = reader.evaluate(None)
+    reader = eval_mode.CheckpointEvaluator(params, None)
+    found = reader.evaluate(str(folder / "checkpoints"))
     assert found is not None
     fields = Points.Params(batch_size=1).instantiate().arrays()["test"]
     logits = reader.pipe.evaluate(fields, outputs=True).outputs["x"]
@@ -209,7 +207,8 @@ def test_a_best_mark_ends_with_the_data_it_was_measured_on(
     params.input.records = records
     result = loop.run(params, tmp_path, evaluate=True)
     assert checkpoints.read_value(result.checkpoint, "best/value") == mark
-    assert best_step(tmp_path) == [2 if mark == 0.9 else 3]
+    (best,) = checkpoints.find(str(tmp_path / "best"))
+    assert checkpoints.step_of(best) == (2 if mark == 0.9 else 3)
 
 
 def test_data_are_opened_once_at_each_start(
@@ -235,29 +234,7 @@ def test_data_are_opened_once_at_each_start(
         assert len(opened) == 1
 
 
-# --- the best of a run that is followed -----------------------------------------------------------
-
-
-def best_step(folder: Path) -> list[int]:
-    return [checkpoints.step_of(prefix) for prefix in checkpoints.find(str(folder / "best"))]
-
-
-def followed(params: Any, folder: Path, values: dict[int, float]) -> list[str]:
-    """Follow a run whose checkpoints come one by one, with evaluations of these values."""
-    lines: list[str] = []
-    reader = eval_mode.CheckpointEvaluator
-
-    class Told(reader):  # type: ignore[valid-type, misc]
-        def evaluate(self, which: Any, _: Any = None) -> Any:
-            found = reader.evaluate(self, which)
-            assert found is not None
-            found.values["accuracy"] = values[found.step]
-            return found
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(eval_mode, "CheckpointEvaluator", Told)
-        eval_mode.follow(params, folder, report=lines.append, wait=lambda _: None)
-    return lines
+# --- a run that is followed -----------------------------------------------------------------------
 
 
 def train_to(params: Any, folder: Path, step: int) -> Any:
@@ -267,40 +244,15 @@ def train_to(params: Any, folder: Path, step: int) -> Any:
     return params
 
 
-def test_following_keeps_the_best_checkpoint(tmp_path: Path) -> None:
-    params = confused_task(keep_checkpoints=1)
-    values = {2: 0.4, 4: 0.9, 6: 0.8, 8: 0.95}
-    kept = []
-    for step in values:
-        # Each time a new follower takes the run up, and the run removes its older checkpoints.
-        followed(train_to(params, tmp_path, step), tmp_path, values)
-        kept.append(best_step(tmp_path))
-    assert kept == [[2], [4], [4], [8]]
-    names = {path.name for path in (tmp_path / "best").iterdir()}
-    assert names == {
-        "checkpoint",
-        "ckpt-8.index",
-        "ckpt-8.data-00000-of-00001",
-        "ckpt-8.params.txt",
-    }
-    best = checkpoints.find(str(tmp_path / "best"))[0]
-    assert checkpoints.params_text(best) == checkpoints.params_text(
-        checkpoints.find(str(tmp_path / "checkpoints"))[0]
-    )
-    found = eval_mode.run(params, None, which=str(tmp_path / "best"))
-    assert found is not None
-    assert found.step == 8
-
-
 def test_a_checkpoint_that_is_gone_when_it_is_read_is_passed_over(tmp_path: Path) -> None:
     params = train_to(confused_task(keep_checkpoints=1), tmp_path, 2)
     reader = eval_mode.CheckpointEvaluator
 
     class Slow(reader):  # type: ignore[valid-type, misc]
-        def evaluate(self, which: Any, stop: Any = None) -> Any:
+        def evaluate(self, which: Any) -> Any:
             if which.endswith("ckpt-2"):
                 train_to(params, tmp_path, 4)
-            return reader.evaluate(self, which, stop)
+            return reader.evaluate(self, which)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(eval_mode, "CheckpointEvaluator", Slow)
@@ -315,58 +267,6 @@ def test_following_ends_at_a_torn_checkpoint_or_at_once(tmp_path: Path) -> None:
     assert eval_mode.follow(params, tmp_path, should_stop=lambda: True) == []
     with pytest.raises(errors.CheckpointError, match=r"ckpt-2 is torn"):
         eval_mode.follow(params, tmp_path, wait=lambda _: None)
-
-
-def test_one_follower_keeps_the_best_of_all_that_it_has_seen(tmp_path: Path) -> None:
-    params = confused_task()
-    best = eval_mode._BestKeeper(
-        tmp_path / "best",
-        params.eval,
-        eval_mode.CheckpointEvaluator(params, str(tmp_path / "checkpoints")),
-    )
-    lines: list[str] = []
-    for step, value in {2: 0.9, 4: 0.5}.items():
-        train_to(params, tmp_path, step)
-        newest = checkpoints.find(str(tmp_path / "checkpoints"))[-1]
-        best.consider(newest, evaluation.Evaluation(step, {"accuracy": value}, {}, 1), lines.append)
-    gone = f"{tmp_path}/checkpoints/ckpt-9"
-    best.consider(gone, evaluation.Evaluation(9, {"accuracy": 1.0}, {}, 1), lines.append)
-    assert (best_step(tmp_path), lines) == ([2], [])
-
-
-def test_the_lowest_is_the_best_where_it_is_said(tmp_path: Path) -> None:
-    params = confused_task()
-    params.eval.best_is = "lowest"
-    values = {2: 0.4, 4: 0.9}
-    for step in values:
-        followed(train_to(params, tmp_path, step), tmp_path, values)
-    assert best_step(tmp_path) == [2]
-
-
-def test_a_run_that_keeps_its_best_itself_is_left_alone(tmp_path: Path) -> None:
-    params = confused_task(max_steps=2)
-    loop.run(params, tmp_path, evaluate=True)
-    params.train.max_steps = 4
-    params.eval.interval_steps = 2
-    loop.run(params, tmp_path, evaluate=True)
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "best").iterdir()}
-    followed(params, tmp_path, {2: 0.1, 4: 2.0})
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "best").iterdir()} == before
-
-
-@pytest.mark.parametrize(("value", "kept"), [(0.9, [4]), (0.1, [2])])
-def test_a_run_that_evaluates_no_more_has_its_best_kept_from_outside(
-    tmp_path: Path, value: float, kept: list[int]
-) -> None:
-    params = confused_task(max_steps=2)
-    loop.run(params, tmp_path, evaluate=True)
-    followed(train_to(params, tmp_path, 4), tmp_path, {2: 0.5, 4: value})
-    assert best_step(tmp_path) == kept
-    # A run that evaluates again records it from its first checkpoint on.
-    params.train.max_steps = 5
-    params.eval.interval_steps = 9
-    told = loop.run(params, tmp_path, evaluate=True, should_stop=stop_after(1))
-    assert (told.step, int(checkpoints.read_value(told.checkpoint, "eval/step"))) == (5, 0)
 
 
 def test_a_run_that_begins_later_is_followed_by_its_own_ids_alone(tmp_path: Path) -> None:
@@ -393,89 +293,3 @@ def test_following_keeps_no_matrix_and_writes_one_file_of_curves(tmp_path: Path)
     # One of each of the three runs, and one of the follower.
     assert len(list((tmp_path / "eval").glob("events.out*"))) == 3 + 1
     assert [event.step for event in events(tmp_path / "eval").Tensors("accuracy")] == [2, 4, 6]
-
-
-def test_a_run_that_evaluates_gets_no_best_from_outside(tmp_path: Path) -> None:
-    params = confused_task(max_steps=2)
-    loop.run(params, tmp_path, evaluate=True)
-    shutil.rmtree(tmp_path / "best")
-    followed(params, tmp_path, {2: 0.9})
-    assert best_step(tmp_path) == []
-
-
-def test_a_best_that_was_removed_meanwhile_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    params = train_to(confused_task(), tmp_path, 2)
-    source = checkpoints.find(str(tmp_path / "checkpoints"))[0]
-    monkeypatch.setattr(files, "_link", lambda *_: None)
-    lines = followed(params, tmp_path, {2: 0.5})
-    assert lines[-1] == (
-        f"{source} cannot be kept in {tmp_path}/best: its files have been removed. Raise "
-        "train.keep_checkpoints where training removes it too early"
-    )
-    assert best_step(tmp_path) == []
-
-
-def test_a_best_that_could_not_be_kept_is_not_a_value_to_beat(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    params = train_to(confused_task(), tmp_path, 2)
-    values = {2: 0.9, 4: 0.5}
-    best = eval_mode._BestKeeper(
-        tmp_path / "best",
-        params.eval,
-        eval_mode.CheckpointEvaluator(params, str(tmp_path / "checkpoints")),
-    )
-
-    def consider(step: int) -> None:
-        told = evaluation.Evaluation(step, {"accuracy": values[step]}, {}, 1)
-        best.consider(checkpoints.find(str(tmp_path / "checkpoints"))[-1], told, lambda _: None)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(files, "_link", lambda *_: None)
-        consider(2)
-    assert best_step(tmp_path) == []
-    train_to(params, tmp_path, 4)
-    consider(4)
-    assert best_step(tmp_path) == [4]
-
-
-def test_a_better_one_of_the_same_name_takes_the_place_of_an_older(tmp_path: Path) -> None:
-    params = train_to(confused_task(), tmp_path, 2)
-    followed(params, tmp_path, {2: 0.5})
-    shutil.rmtree(tmp_path / "checkpoints")
-    params.model.seed = 99
-    loop.run(params, tmp_path)
-    best, own = (str(tmp_path / folder / "ckpt-2") for folder in ("best", "checkpoints"))
-    values = iter((0.9, 0.5))  # of the new one, then of the existing best one
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluation.Evaluation, "number", lambda *_: next(values))
-        eval_mode.follow(params, tmp_path, wait=lambda _: None)
-    kernel = "variables/head/kernel"
-    np.testing.assert_array_equal(
-        checkpoints.read_value(best, kernel), checkpoints.read_value(own, kernel)
-    )
-    assert checkpoints.params_text(best) == checkpoints.params_text(own)
-
-
-def test_a_kept_checkpoint_outlives_a_new_one_of_its_name(tmp_path: Path) -> None:
-    params = train_to(confused_task(), tmp_path, 2)
-    source = checkpoints.find(str(tmp_path / "checkpoints"))[0]
-    best = str(tmp_path / "best")
-    # A file that was left there, and has another name elsewhere.
-    (tmp_path / "best").mkdir(exist_ok=True)
-    (tmp_path / "elsewhere").write_text("as it was")
-    (tmp_path / "best" / "ckpt-2.index").hardlink_to(tmp_path / "elsewhere")
-    checkpoints.keep_only(source, best)
-    assert (tmp_path / "elsewhere").read_text() == "as it was"
-    before = checkpoints.read_value(f"{best}/ckpt-2", "variables/head/kernel")
-    for path in (tmp_path / "checkpoints").iterdir():
-        path.unlink()
-    other = params.copy()
-    other.model.seed = 99
-    loop.run(other, tmp_path)
-    again = checkpoints.read_value(source, "variables/head/kernel")
-    assert not np.array_equal(before, again)
-    kept = checkpoints.read_value(f"{best}/ckpt-2", "variables/head/kernel")
-    np.testing.assert_array_equal(before, kept)

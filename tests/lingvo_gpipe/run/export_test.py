@@ -122,8 +122,8 @@ def test_the_exported_model_returns_the_probabilities_of_evaluation(
         "classes: 10 names",
     ]
     images = digits()
-    reader = eval_mode.CheckpointEvaluator(params, str(folder / "checkpoints"))
-    reader.evaluate(None)
+    reader = eval_mode.CheckpointEvaluator(params, None)
+    reader.evaluate(str(folder / "checkpoints"))
     logits = reader.pipe.evaluate(
         {"image": images, "label": tf.zeros(len(images), tf.int32)}, outputs=True
     ).outputs["x"]
@@ -196,7 +196,7 @@ def test_variables_are_weights_and_statistics_and_nothing_of_training(
     params, folder = trained
     loaded = tf.saved_model.load(str(export.run(params, folder)))
     paths = {v.name.removesuffix(":0").replace(".", "/") for v in loaded.variables_by_path.values()}
-    reader = eval_mode.CheckpointEvaluator(params, str(folder / "checkpoints"))
+    reader = eval_mode.CheckpointEvaluator(params, None)
     assert paths == set(reader.pipe.by_path)
     assert not any(v.trainable for v in loaded.variables_by_path.values())
     # Averages, not the weights, which differ from them after three updates.
@@ -324,8 +324,8 @@ def test_an_amoeba_net_serves_the_mean_of_its_crops_without_its_auxiliary_head(
     params.train.max_steps = 0
     loop.run(params, tmp_path)
     loaded = tf.saved_model.load(str(export.run(params, tmp_path)))
-    reader = eval_mode.CheckpointEvaluator(params, str(tmp_path / "checkpoints"))
-    reader.evaluate(None)
+    reader = eval_mode.CheckpointEvaluator(params, None)
+    reader.evaluate(str(tmp_path / "checkpoints"))
     batch = next(iter(CroppedDigits.Params(batch_size=9).instantiate().evaluation("test")))
     logits = reader.pipe.evaluate(batch, outputs=True).outputs["classifier"]
     told = loaded.signatures["serving_default"](image_bytes=png(digits()[:9]))["probabilities"]
@@ -353,8 +353,8 @@ def test_keras_layers_are_served_as_tensorflows_operations(tmp_path: Path) -> No
     loaded = tf.saved_model.load(str(folder))
     served = loaded.signatures["serving_default"]
     assert {node.device for node in nodes(served)} == {""}
-    reader = eval_mode.CheckpointEvaluator(params, str(tmp_path / "checkpoints"))
-    reader.evaluate(None)
+    reader = eval_mode.CheckpointEvaluator(params, None)
+    reader.evaluate(str(tmp_path / "checkpoints"))
     images = digits()
     logits = reader.pipe.evaluate(
         {"image": images, "label": tf.zeros(len(images), tf.int32)}, outputs=True
@@ -431,8 +431,8 @@ def test_what_serves_training_alone_is_left_out(tmp_path: Path) -> None:
     paths = {path.rsplit("/", 1)[0] for path in loaded.variables_by_path}
     assert paths == {"aside", "early", "branch/body", "top/softmax"}
     images = digits()
-    reader = eval_mode.CheckpointEvaluator(params, str(tmp_path / "checkpoints"))
-    reader.evaluate(None)
+    reader = eval_mode.CheckpointEvaluator(params, None)
+    reader.evaluate(str(tmp_path / "checkpoints"))
     outputs = reader.pipe.evaluate(
         {"image": images, "label": tf.zeros(len(images), tf.int32)}, outputs=True
     ).outputs

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.run import checkpoints
-from lingvo_gpipe.run.checkpoints import values as saved_values
+from lingvo_gpipe.run.checkpoints import saved
 from tests.support import disks
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -46,9 +46,9 @@ def save(directory: pathlib.Path, *steps: int, keep: int = 9) -> None:
         )
 
 
-def state_names(directory: pathlib.Path) -> list[str]:
-    state = tf.train.get_checkpoint_state(str(directory))
-    return [os.path.basename(p) for p in state.all_model_checkpoint_paths] if state else []
+def names(directory: pathlib.Path) -> list[str]:
+    """Return the names of the whole checkpoints."""
+    return [os.path.basename(path) for path in checkpoints.find(str(directory))]
 
 
 def shard(directory: pathlib.Path, step: int) -> pathlib.Path:
@@ -76,10 +76,6 @@ def test_keys_are_paths_and_nothing_else(tmp_path: pathlib.Path) -> None:
 
 def test_an_empty_directory_restores_nothing(tmp_path: pathlib.Path) -> None:
     assert checkpoints.Checkpoints(str(tmp_path), network()).restore() is None
-    assert (
-        checkpoints.Checkpoints(str(tmp_path / "no"), network(), read_only=True).restore() is None
-    )
-    assert not (tmp_path / "no").exists()
 
 
 def test_older_ones_are_rotated_out_with_their_params(tmp_path: pathlib.Path) -> None:
@@ -91,21 +87,17 @@ def test_older_ones_are_rotated_out_with_their_params(tmp_path: pathlib.Path) ->
     assert not list(tmp_path.glob("ckpt-[12]*"))
     again = checkpoints.Checkpoints(str(tmp_path), objects, "text", keep=2)
     again.save(5)
-    assert state_names(tmp_path) == ["ckpt-4", "ckpt-5"]
+    assert names(tmp_path) == ["ckpt-4", "ckpt-5"]
     assert not list(tmp_path.glob("ckpt-3*"))
 
 
-def test_a_step_is_chosen_by_number_path_or_directory(tmp_path: pathlib.Path) -> None:
+def test_a_checkpoint_is_chosen_by_path_or_directory(tmp_path: pathlib.Path) -> None:
     save(tmp_path, 3, 5)
-    for which in (3, str(tmp_path / "ckpt-3"), str(tmp_path / "ckpt-3.index")):
+    for path, step in (("ckpt-3", 3), ("ckpt-3.index", 3), ("", 5)):
         objects = network()
-        restored = checkpoints.Checkpoints(str(tmp_path), objects).restore(which)
+        restored = checkpoints.restore(str(tmp_path / path), objects, {})
         assert restored
-        assert restored.step == objects["step"].numpy() == 3
-    elsewhere = checkpoints.Checkpoints(str(tmp_path / "other"), network())
-    found = elsewhere.restore(str(tmp_path))
-    assert found
-    assert found.step == 5
+        assert restored.step == objects["step"].numpy() == step
 
 
 def test_the_saved_or_restored_step_is_not_written_again(tmp_path: pathlib.Path) -> None:
@@ -124,7 +116,7 @@ def test_a_step_of_another_run_is_written_again(tmp_path: pathlib.Path) -> None:
     saver.save(3)
     assert checkpoints.read_value(str(tmp_path / "ckpt-3"), "step") == 8
     assert checkpoints.params_text(str(tmp_path / "ckpt-3")) == "new"
-    assert state_names(tmp_path) == ["ckpt-2", "ckpt-3"]
+    assert names(tmp_path) == ["ckpt-2", "ckpt-3"]
 
 
 def truncate(directory: pathlib.Path) -> None:
@@ -155,17 +147,6 @@ def empty_index(directory: pathlib.Path) -> None:
     (directory / "ckpt-5.index").write_bytes(b"")
 
 
-def pipe_index(directory: pathlib.Path) -> None:
-    lose_index(directory)
-    os.mkfifo(directory / "ckpt-5.index")
-
-
-def pipe_shard(directory: pathlib.Path) -> None:
-    path = shard(directory, 5)
-    path.unlink()
-    os.mkfifo(path)
-
-
 def empty_text(directory: pathlib.Path) -> None:
     (directory / "ckpt-5.params.txt").write_bytes(b"")
 
@@ -175,19 +156,9 @@ def change_text(directory: pathlib.Path) -> None:
     path.write_text(path.read_text().replace("step: 5", "step: 7"))
 
 
-def folder_text(directory: pathlib.Path) -> None:
-    (directory / "ckpt-5.params.txt").unlink()
-    (directory / "ckpt-5.params.txt").mkdir()
-
-
-def pipe_text(directory: pathlib.Path) -> None:
-    (directory / "ckpt-5.params.txt").unlink()
-    os.mkfifo(directory / "ckpt-5.params.txt")
-
-
-DAMAGED_TEXTS = [empty_text, change_text, folder_text, pipe_text]
+DAMAGED_TEXTS = [empty_text, change_text]
 DAMAGES = [
-    *(truncate, flip, lose_shard, lose_index, garbage_index, empty_index, pipe_index, pipe_shard),
+    *(truncate, flip, lose_shard, lose_index, garbage_index, empty_index),
     *DAMAGED_TEXTS,
 ]
 
@@ -207,7 +178,7 @@ def test_a_torn_newest_one_is_reported_and_the_one_before_it_used(
     assert reason
     assert "\n" not in reason
     np.testing.assert_equal(values(objects), values(network(3)))
-    assert state_names(tmp_path) == ["ckpt-3"]
+    assert names(tmp_path) == ["ckpt-3"]
     assert list(tmp_path.glob("ckpt-5.torn.txt"))
     objects["step"].assign(5)
     saver.save(5)
@@ -216,25 +187,21 @@ def test_a_torn_newest_one_is_reported_and_the_one_before_it_used(
     )
 
 
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda d: d.__name__)
+@pytest.mark.parametrize("damage", DAMAGES[1:6], ids=lambda d: d.__name__)
 def test_a_torn_one_that_was_requested_is_refused(tmp_path: pathlib.Path, damage: Any) -> None:
     save(tmp_path, 3, 5)
     damage(tmp_path)
-    text = "no checkpoint .*ckpt-5; there are" if damage is lose_index else "ckpt-5 is torn"
-    with pytest.raises(errors.CheckpointError, match=f"{text}.*ckpt-3"):
-        checkpoints.Checkpoints(str(tmp_path), network()).restore(5)
-
-
-@pytest.mark.parametrize("damage", [flip, garbage_index], ids=lambda d: d.__name__)
-def test_a_torn_one_of_which_a_part_is_read_is_refused(tmp_path: pathlib.Path, damage: Any) -> None:
-    save(tmp_path, 5)
-    damage(tmp_path)
     prefix = str(tmp_path / "ckpt-5")
-    key = "slots/conv/kernel/momentums"  # the first values of the file
-    with pytest.raises(errors.CheckpointError, match="ckpt-5 is torn: "):
-        checkpoints.read_value(prefix, key)
-    with pytest.raises(errors.CheckpointError, match=r"ckpt-5 is torn and cannot be restored: "):
-        checkpoints.restore_matching({key: tf.Variable(tf.zeros([3, 4]))}, prefix)
+    key = "weights/conv/kernel"  # the first values of the file
+    part = {key: [checkpoints.Part(key, (3, 4))]}
+    for action in (
+        lambda: checkpoints.restore(prefix, network(), {}),
+        lambda: checkpoints.read_value(prefix, key),
+        lambda: checkpoints.restore_matching(network(), prefix, part),
+    ):
+        with pytest.raises(errors.CheckpointError, match="ckpt-5") as caught:
+            action()
+        assert "\n" not in str(caught.value)
 
 
 LOST: tuple[Any, ...] = (
@@ -249,17 +216,15 @@ def test_a_worker_lost_while_it_restores_tears_no_checkpoint(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, kind: Any
 ) -> None:
     save(tmp_path, 3, 5)
-    names = sorted(path.name for path in tmp_path.iterdir())
+    before = sorted(path.name for path in tmp_path.iterdir())
     saver = checkpoints.Checkpoints(str(tmp_path), network(), "text")
     lost = mock.Mock(side_effect=kind(None, None, "Connection reset by peer"))
-    monkeypatch.setattr(saved_values.SavedValues, "assign", lost)
+    monkeypatch.setattr(saved.SavedValues, "_restored", lost)
     with pytest.raises(kind):
         saver.restore()
     with pytest.raises(kind):
-        saver.restore(5, subset=True)
-    with pytest.raises(kind):
-        checkpoints.restore_matching(network(), str(tmp_path / "ckpt-5"))
-    assert sorted(path.name for path in tmp_path.iterdir()) == names
+        checkpoints.restore(str(tmp_path), network(), {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
     monkeypatch.undo()
     assert saver.restore() == checkpoints.Restored(str(tmp_path / "ckpt-5"), 5)
 
@@ -268,14 +233,14 @@ def test_a_worker_lost_while_it_restores_tears_no_checkpoint(
 def test_a_subset_is_restored_without_the_text(tmp_path: pathlib.Path, damage: Any) -> None:
     save(tmp_path, 3, 5)
     damage(tmp_path)
-    reader = checkpoints.Checkpoints(str(tmp_path), network(), read_only=True)
-    assert reader.restore(subset=True) == checkpoints.Restored(str(tmp_path / "ckpt-5"), 5)
+    restored = checkpoints.restore(str(tmp_path), network(), {})
+    assert restored == checkpoints.Restored(str(tmp_path / "ckpt-5"), 5)
 
 
 def test_only_torn_ones_are_an_error(tmp_path: pathlib.Path) -> None:
     save(tmp_path, 5)
     truncate(tmp_path)
-    with pytest.raises(errors.CheckpointError, match=r"ckpt-5 is torn .*no other is left"):
+    with pytest.raises(errors.CheckpointError, match="ckpt-5 is torn and cannot be restored: "):
         checkpoints.Checkpoints(str(tmp_path), network()).restore()
 
 
@@ -300,11 +265,8 @@ def test_another_networks_checkpoint_is_refused_with_what_differs(tmp_path: path
 def test_a_subset_restores_where_slots_are_not_wanted(tmp_path: pathlib.Path) -> None:
     save(tmp_path, 5)
     objects = {k: v for k, v in network().items() if not k.startswith("slots/")}
-    reader = checkpoints.Checkpoints(str(tmp_path), objects, read_only=True)
-    assert reader.restore(subset=True)
+    assert checkpoints.restore(str(tmp_path), objects, {})
     assert objects["step"].numpy() == 5
-    with pytest.raises(errors.CheckpointError, match="opened read-only"):
-        reader.save(6)
 
 
 def test_matching_restores_what_fits_and_reports_the_rest(tmp_path: pathlib.Path) -> None:
@@ -315,15 +277,17 @@ def test_matching_restores_what_fits_and_reports_the_rest(tmp_path: pathlib.Path
         "state/norm.1/mean": tf.Variable(tf.zeros([8])),
         "step": tf.Variable(0, dtype=tf.int64),
     }
-    names = {"weights/stem/kernel": ("weights/no/kernel", "weights/conv/kernel"), "step": ()}
-    matched = checkpoints.restore_matching(objects, str(tmp_path), names)
+    del objects["step"]
+    candidates = {key: [checkpoints.Part(key, tuple(v.shape))] for key, v in objects.items()}
+    stem = [checkpoints.Part(f"weights/{name}/kernel", (3, 4)) for name in ("no", "conv")]
+    candidates["weights/stem/kernel"] = stem
+    matched = checkpoints.restore_matching(objects, str(tmp_path), candidates)
     assert matched.restored == ("weights/stem/kernel",)
     assert matched.missing == ("weights/head/kernel",)
     assert matched.misfits == {
         "state/norm.1/mean": "state/norm.1/mean is float32[4] there, float32[8] here"
     }
     assert objects["weights/stem/kernel"].numpy().max() == 5
-    assert objects["step"].numpy() == 0
 
 
 def test_a_full_disk_leaves_the_older_ones_and_nothing_else(tmp_path: pathlib.Path) -> None:
@@ -338,7 +302,7 @@ def test_a_full_disk_leaves_the_older_ones_and_nothing_else(tmp_path: pathlib.Pa
     ):
         saver.save(2)
     assert sorted(os.listdir(tmp_path)) == files
-    assert state_names(tmp_path) == ["ckpt-1"]
+    assert names(tmp_path) == ["ckpt-1"]
     saver.save(3)
     assert [checkpoints.step_of(p) for p in checkpoints.find(str(tmp_path))] == [1, 3]
 
@@ -349,12 +313,12 @@ def test_a_path_that_would_be_a_pattern_is_refused(tmp_path: pathlib.Path, mark:
     with pytest.raises(errors.CheckpointError) as caught:
         checkpoints.Checkpoints(str(path), network())
     assert str(caught.value) == (
-        f"{path}: TensorFlow takes {mark} in a path of checkpoints for a pattern, and can neither "
-        "restore nor remove them. Use a path without * ? [ and \\"
+        f"{path}: TensorFlow takes {mark} in a path of checkpoints for a pattern, and cannot "
+        "restore them. Use a path without * ? [ and \\"
     )
     assert not path.exists()
     with pytest.raises(errors.CheckpointError, match="in a path of checkpoints for a pattern"):
-        checkpoints.restore_matching(network(), str(path / "ckpt-3"))
+        checkpoints.restore(str(path / "ckpt-3"), network(), {})
 
 
 def test_an_unwritable_directory_is_reported(tmp_path: pathlib.Path) -> None:
@@ -371,70 +335,8 @@ def test_another_programs_checkpoints_are_left_alone(tmp_path: pathlib.Path) -> 
     ):
         checkpoints.Checkpoints(str(tmp_path), network(), "text")
     assert sorted(os.listdir(tmp_path)) == files
-    saver = checkpoints.Checkpoints(str(tmp_path / "own"), network(), "text")
     with pytest.raises(errors.CheckpointError, match="of another network"):
-        saver.restore(str(tmp_path / "ckpt-1"))
-
-
-def test_a_lost_or_wrong_state_file_is_made_again(tmp_path: pathlib.Path) -> None:
-    save(tmp_path, 3, 5)
-    for damage in (b"", b"\x00" * 50, b'model_checkpoint_path: "ckpt-9"\n'):
-        (tmp_path / "checkpoint").write_bytes(damage)
-        assert checkpoints.Checkpoints(str(tmp_path), network()).restore()
-        assert state_names(tmp_path) == ["ckpt-3", "ckpt-5"]
-        assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "ckpt-5")
-
-
-@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
-def test_a_state_file_that_is_no_file_is_set_aside(tmp_path: pathlib.Path, make: Any) -> None:
-    save(tmp_path, 3, 5)
-    (tmp_path / "checkpoint").unlink()
-    make(tmp_path / "checkpoint")
-    assert checkpoints.Checkpoints(str(tmp_path), network()).restore()
-    assert state_names(tmp_path) == ["ckpt-3", "ckpt-5"]
-    assert (tmp_path / "checkpoint.torn").exists()
-
-
-def test_best_keeps_one_and_counts_misses(tmp_path: pathlib.Path) -> None:
-    objects = network()
-    best = checkpoints.Best(str(tmp_path), objects, "text")
-    told = []
-    for step, value in enumerate([0.5, 0.7, float("nan"), 0.7, 0.6, 0.8]):
-        told.append((best.consider(value, step), best.misses))
-    assert told == [(True, 0), (True, 0), (False, 1), (False, 2), (False, 3), (True, 0)]
-    assert checkpoints.find(str(tmp_path)) == [str(tmp_path / "ckpt-5")]
-    assert checkpoints.read_value(str(tmp_path / "ckpt-5"), "best/value") == 0.8
-    loss = checkpoints.Best(str(tmp_path / "loss"), objects, "", larger_is_better=False)
-    assert [loss.consider(v, n) for n, v in enumerate([2.0, 3.0, 1.0])] == [True, False, True]
-
-
-def test_a_best_that_is_there_is_not_written_again(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert checkpoints.Best(str(tmp_path), network(), "text").consider(0.8, 5)
-
-    def full(*_: object) -> str:
-        raise errors.CheckpointError("the disk is full")
-
-    monkeypatch.setattr(checkpoints.Checkpoints, "save", full)
-    # A run that was killed after it comes to the same step again.
-    again = checkpoints.Best(str(tmp_path), network(), "text")
-    assert again.consider(0.8, 5)
-    assert (again.value, again.misses) == (0.8, 0)
-    assert checkpoints.find(str(tmp_path)) == [str(tmp_path / "ckpt-5")]
-    for value, step, text in ((0.9, 5, "text"), (0.8, 6, "text"), (0.8, 5, "other")):
-        with pytest.raises(errors.CheckpointError, match="full"):
-            checkpoints.Best(str(tmp_path), network(), text).consider(value, step)
-
-
-def test_a_best_that_is_torn_is_written_again(tmp_path: pathlib.Path) -> None:
-    checkpoints.Best(str(tmp_path), network(), "text").consider(0.8, 5)
-    garbage_index(tmp_path)
-    assert checkpoints.Best(str(tmp_path), network(), "text").consider(0.8, 5)
-    assert checkpoints.read_value(str(tmp_path / "ckpt-5"), "best/value") == 0.8
-    empty_text(tmp_path)
-    assert checkpoints.Best(str(tmp_path), network(), "text").consider(0.8, 5)
-    assert checkpoints.params_text(str(tmp_path / "ckpt-5")) == "text"
+        checkpoints.restore(str(tmp_path / "ckpt-1"), network(), {})
 
 
 # A process per instant, of one that has imported TensorFlow and computed nothing with it.
@@ -443,7 +345,7 @@ KILLED_CHILDREN = """
     import tensorflow as tf
     from lingvo_gpipe.run import checkpoints
 
-    root, in_background, *instants = sys.argv[1:]
+    root, *instants = sys.argv[1:]
     children = []
     for instant in instants:
         directory = os.path.join(root, instant)
@@ -457,11 +359,11 @@ KILLED_CHILDREN = """
         sys.exit()
 
     variable = tf.Variable(tf.zeros([1 << 20]))
-    writer = checkpoints.Writer(background=in_background == "True")
-    saver = checkpoints.Checkpoints(directory, {"v": variable}, "text", keep=1, writer=writer)
+    thread = checkpoints.WriterThread()
+    saver = checkpoints.Checkpoints(directory, {"v": variable}, "text", keep=1, thread=thread)
     variable.assign_add(tf.ones_like(variable))
     saver.save(1)
-    writer.wait()
+    thread.join()
 
     def die(*_):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -483,7 +385,7 @@ KILLED_CHILDREN = """
     variable.assign_add(tf.ones_like(variable))
     saver.save(2)
     variable.assign_add(tf.ones_like(variable))
-    writer.wait()
+    thread.join()
     die()
 """
 # Before and within TensorFlow's own writing; before each step that makes it visible; while the
@@ -501,23 +403,22 @@ INSTANTS = {
 
 @pytest.mark.slow
 def test_a_kill_leaves_a_whole_checkpoint(tmp_path: pathlib.Path) -> None:
-    kill_at(tmp_path, ("file _temp", "replace 1", "remove 1"), in_background=True)
+    kill_at(tmp_path, ("file _temp", "replace 1", "remove 1"))
 
 
 @pytest.mark.reliability_full
-@pytest.mark.parametrize("in_background", [False, True])
 @pytest.mark.parametrize("instant", INSTANTS)
 def test_a_kill_at_any_instant_leaves_a_whole_checkpoint(
-    tmp_path: pathlib.Path, instant: str, in_background: bool
+    tmp_path: pathlib.Path, instant: str
 ) -> None:
-    kill_at(tmp_path, (instant,), in_background=in_background)
+    kill_at(tmp_path, (instant,))
 
 
-def kill_at(directory: pathlib.Path, instants: tuple[str, ...], *, in_background: bool) -> None:
+def kill_at(directory: pathlib.Path, instants: tuple[str, ...]) -> None:
     """Kill processes at different instants of their second save, all processes at once."""
     program = [sys.executable, "-c", textwrap.dedent(KILLED_CHILDREN)]
     done = subprocess.run(
-        [*program, directory, str(in_background), *instants],
+        [*program, directory, *instants],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
         capture_output=True,
         text=True,
@@ -533,9 +434,6 @@ def check_after_kill(directory: pathlib.Path, instant: str) -> None:
     for path in checkpoints.find(str(left)):
         values = checkpoints.read_value(path, "v")
         assert (values == checkpoints.step_of(path)).all()
-    listed = state_names(left)
-    assert set(listed) <= {os.path.basename(p) for p in checkpoints.find(str(left))} | {"ckpt-1"}
-
     variable = tf.Variable(tf.zeros([1 << 20]))
     saver = checkpoints.Checkpoints(str(directory), {"v": variable}, "text", keep=1)
     restored = saver.restore()
@@ -544,4 +442,4 @@ def check_after_kill(directory: pathlib.Path, instant: str) -> None:
     assert not restored.torn
     assert (variable.numpy() == restored.step).all()
     saver.save(3)
-    assert {p.name.partition(".")[0] for p in directory.iterdir()} == {"ckpt-3", "checkpoint"}
+    assert {p.name.partition(".")[0] for p in directory.iterdir()} == {"ckpt-3"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import os
 import pathlib
 import threading
@@ -12,29 +13,35 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python.eager import context, executor
+from tensorflow.python.eager import executor
 
 from lingvo_gpipe import errors, packing
 from lingvo_gpipe.run import checkpoints
+from lingvo_gpipe.run.checkpoints import store
+from tests.support import disks
 
 
-class Gate(checkpoints.Writer):
-    """A writer in the background that begins with nothing before it is opened."""
+class Gate(checkpoints.WriterThread):
+    """A thread that begins with nothing before it is opened."""
 
     def __init__(self) -> None:
-        super().__init__(background=True)
+        super().__init__()
         self._is_open = threading.Event()
 
     def open(self) -> None:
         self._is_open.set()
 
-    def write(self, job: Any) -> concurrent.futures.Future[checkpoints.Written]:
+    def wait(self) -> list[checkpoints.Written]:
+        self.join()
+        return self.finished()
+
+    def submit(self, job: Any) -> concurrent.futures.Future[checkpoints.Written]:
         def after_opening() -> checkpoints.Written:
             self._is_open.wait()
             written: checkpoints.Written = job()
             return written
 
-        return super().write(after_opening)
+        return super().submit(after_opening)
 
 
 @pytest.fixture
@@ -79,7 +86,7 @@ def change(held: dict[str, Any]) -> None:
 
 def test_it_has_the_values_of_its_moment(tmp_path: pathlib.Path, gate: Gate) -> None:
     held = variables()
-    saver = checkpoints.Checkpoints(str(tmp_path), held, "text", writer=gate)
+    saver = checkpoints.Checkpoints(str(tmp_path), held, "text", thread=gate)
     before = values(held)
     prefix = saver.save(1)
     change(held)
@@ -106,7 +113,7 @@ def test_parts_of_a_pack_have_the_values_of_its_moment(
     }
     held = packing.create(wanted)
     assert isinstance(held["one"], packing.Part)
-    prefix = checkpoints.Checkpoints(str(tmp_path), held, writer=gate).save(1)
+    prefix = checkpoints.Checkpoints(str(tmp_path), held, thread=gate).save(1)
     held["two"].assign(np.zeros([3, 5]))
     gate.open()
     gate.wait()
@@ -115,7 +122,7 @@ def test_parts_of_a_pack_have_the_values_of_its_moment(
 
 def test_the_next_one_waits_for_the_one_before(tmp_path: pathlib.Path, gate: Gate) -> None:
     held = variables()
-    saver = checkpoints.Checkpoints(str(tmp_path), held, "text", keep=5, writer=gate)
+    saver = checkpoints.Checkpoints(str(tmp_path), held, "text", keep=5, thread=gate)
     first = values(held)
     saver.save(1)
     change(held)
@@ -133,8 +140,8 @@ def test_after_a_failure_nothing_is_written_until_it_was_raised(
     tmp_path: pathlib.Path, gate: Gate
 ) -> None:
     held = variables()
-    best = checkpoints.Checkpoints(str(tmp_path / "best"), held, "text", writer=gate)
-    usual = checkpoints.Checkpoints(str(tmp_path / "usual"), held, "text", writer=gate)
+    best = checkpoints.Checkpoints(str(tmp_path / "best"), held, "text", thread=gate)
+    usual = checkpoints.Checkpoints(str(tmp_path / "usual"), held, "text", thread=gate)
     best.save(1)
     usual.save(1)
     (tmp_path / "best").rmdir()
@@ -155,7 +162,7 @@ def test_after_a_failure_nothing_is_written_until_it_was_raised(
 def test_an_error_that_nobody_waited_for_is_returned_at_the_end(
     tmp_path: pathlib.Path, gate: Gate
 ) -> None:
-    saver = checkpoints.Checkpoints(str(tmp_path / "run"), variables(), "text", writer=gate)
+    saver = checkpoints.Checkpoints(str(tmp_path / "run"), variables(), "text", thread=gate)
     saver.save(1)
     (tmp_path / "run").rmdir()
     gate.open()
@@ -163,7 +170,7 @@ def test_an_error_that_nobody_waited_for_is_returned_at_the_end(
 
 
 def test_an_error_is_raised_by_the_next_save(tmp_path: pathlib.Path, gate: Gate) -> None:
-    saver = checkpoints.Checkpoints(str(tmp_path / "run"), variables(), "text", writer=gate)
+    saver = checkpoints.Checkpoints(str(tmp_path / "run"), variables(), "text", thread=gate)
     saver.save(1)
     (tmp_path / "run").rmdir()
     gate.open()
@@ -174,29 +181,6 @@ def test_an_error_is_raised_by_the_next_save(tmp_path: pathlib.Path, gate: Gate)
     assert [written.step for written in gate.wait()] == [1]
 
 
-def test_its_thread_waits_for_no_executor_of_another(
-    tmp_path: pathlib.Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that the other thread frees meanwhile would end the process."""
-    waits: list[str] = []
-    wait_for_all = context.Context.sync_executors
-
-    def noted(self: context.Context) -> None:
-        waits.append(threading.current_thread().name)
-        wait_for_all(self)
-
-    monkeypatch.setattr(context.Context, "sync_executors", noted)
-    held = variables()
-    saver = checkpoints.Checkpoints(str(tmp_path), held, "text", writer=gate)
-    prefix = saver.save(1)
-    gate.open()
-    gate.wait()
-    assert waits == []
-    np.testing.assert_equal(saved(prefix, held), values(held))
-    tf.train.Checkpoint(**held).write(str(tmp_path / "other"))
-    assert waits == [threading.current_thread().name]
-
-
 def test_all_are_written_by_one_executor(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,15 +188,84 @@ def test_all_are_written_by_one_executor(
     made: list[Any] = []
     make = executor.new_executor
 
-    def noted(*args: Any, **kwargs: Any) -> executor.Executor:
+    def recorded(*args: Any, **kwargs: Any) -> executor.Executor:
         made.append(make(*args, **kwargs))
         return made[-1]
 
-    monkeypatch.setattr(executor, "new_executor", noted)
-    writer = checkpoints.Writer(background=True)
-    saver = checkpoints.Checkpoints(str(tmp_path), variables(), "text", writer=writer)
+    monkeypatch.setattr(executor, "new_executor", recorded)
+    thread = checkpoints.WriterThread()
+    saver = checkpoints.Checkpoints(str(tmp_path), variables(), "text", thread=thread)
     saver.save(1)
     saver.save(2)
-    assert [written.step for written in writer.wait()] == [1, 2]
+    thread.join()
+    assert [written.step for written in thread.finished()] == [1, 2]
     assert len(made) == 1
-    assert writer.close() is None
+    assert thread.close() is None
+
+
+# --- several processes ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take each logical CPU for a process of its own, whose variables are packed."""
+    monkeypatch.setattr(store, "_cpu_of_process", lambda device: device)
+    monkeypatch.setattr(packing, "is_packed", lambda device: device.endswith(("CPU:1", "CPU:2")))
+
+
+def packed() -> dict[str, Any]:
+    """Return a scalar of the first device, and packs of several dtypes of the others."""
+    wanted = {}
+    for number, dtype in ((1, tf.float32), (1, tf.bfloat16), (2, tf.float32)):
+        for name, shape in (("norm.1/mean", (5,)), ("kernel", (3, 4)), ("bias", ())):
+            wanted[f"variables/{number}/{dtype.name}/{name}"] = packing.Wanted(
+                shape,
+                dtype,
+                f"/device:CPU:{number}",
+                "weights",
+                functools.partial(tf.cast, tf.fill(shape, number), dtype),
+            )
+    with tf.device("CPU:0"):
+        step = tf.Variable(7, dtype=tf.int64)
+    return {**packing.create(wanted), "step": step}
+
+
+@pytest.mark.usefixtures("several_processes")
+def test_each_process_writes_a_file_by_one_graph(tmp_path: pathlib.Path, gate: Gate) -> None:
+    held = packed()
+    assert sum(isinstance(one, packing.Part) for one in held.values()) == 9
+    saver = checkpoints.Checkpoints(str(tmp_path), held, "text", thread=gate)
+    gate.open()
+    for step in (1, 2, 3):
+        packing.assign([(v, tf.cast(tf.fill(v.shape, step), v.dtype)) for v in held.values()])
+        saver.save(step)
+        packing.assign([(v, tf.zeros(v.shape, v.dtype)) for v in held.values()])
+    gate.wait()
+    for step in (1, 2, 3):
+        for key in held:
+            assert np.all(checkpoints.read_value(str(tmp_path / f"ckpt-{step}"), key) == step), key
+    assert saver._save.traces == 1
+    assert saver._stored == ()
+    assert sorted(path.name for path in tmp_path.glob("ckpt-3*")) == [
+        *(f"ckpt-3.data-0000{number}-of-00003" for number in range(3)),
+        *("ckpt-3.index", "ckpt-3.params.txt"),
+    ]
+    assert checkpoints.restore(str(tmp_path / "ckpt-2"), held, {})
+    assert all(np.all(np.asarray(variable) == 2) for variable in held.values())
+
+
+@pytest.mark.usefixtures("several_processes")
+def test_a_disk_that_is_full_for_one_process_leaves_the_older_ones(tmp_path: pathlib.Path) -> None:
+    with tf.device("CPU:2"):
+        big = tf.Variable(tf.random.stateless_uniform([1 << 18], [1, 2]))
+    saver = checkpoints.Checkpoints(str(tmp_path), {**packed(), "big": big}, "text")
+    saver.save(1)
+    names = sorted(os.listdir(tmp_path))
+    with (
+        disks.full(1 << 19),
+        pytest.raises(errors.CheckpointError, match=r"cannot be written .*one is .*ckpt-1"),
+    ):
+        saver.save(2)
+    assert sorted(os.listdir(tmp_path)) == names
+    saver.save(3)
+    assert [checkpoints.step_of(path) for path in checkpoints.find(str(tmp_path))] == [1, 3]

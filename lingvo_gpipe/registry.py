@@ -170,7 +170,8 @@ class Registry:
             ParamsError: one of `packages`, or the project's own, cannot be found.
         """
         self.broken: dict[str, str] = {}
-        self._packages = {PROJECT_PACKAGE: _package(PROJECT_PACKAGE, PROJECT_PACKAGE)}
+        where = f"{PROJECT_PACKAGE} (a link to the folder ../params)"
+        self._packages = {PROJECT_PACKAGE: _package(PROJECT_PACKAGE, where)}
         for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
             where = f"entry point {point.name} = {point.value}"
             try:

@@ -249,6 +249,12 @@ def task_of(values: argparse.Namespace, recipe: registry.Model) -> Task.Params:
         return task
     from lingvo_gpipe.input import synthetic
 
+    is_of_run = isinstance(recipe, recipes.FromText) and values.params is None
+    if is_of_run and not synthetic.is_synthetic(task):
+        raise errors.ParamsError(
+            f"--data=made, but {values.logdir or values.checkpoint} holds a run on data. Leave the "
+            "flag out, or rehearse in another --logdir"
+        )
     return synthetic.task(task)
 
 

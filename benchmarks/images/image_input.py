@@ -54,7 +54,7 @@ def source(folder: pathlib.Path, side: int, batch: int, more: dict[str, Any]) ->
     """Return endless mini-batches."""
     from lingvo_gpipe.tasks.image import ImageFolder
 
-    size = {"height": side, "width": side, "resize": True}
+    size: dict[str, Any] = {"height": side, "width": side, "resize": True}
     params = ImageFolder.Params(
         data_dir=str(folder), batch_size=batch, max_broken_share=0.1, **size, **more
     )

@@ -115,19 +115,6 @@ class Input(hyperparams.Configurable, abc.ABC):
                     f"{self.where} has {count} classes, but model.{path}={value}. {way_out}"
                 )
 
-    def check_there(self, split: str | None = None) -> None:
-        """Refuse data that is missing, from a look at the disk that takes no time.
-
-        The trainer calls it before it imports TensorFlow, so it should do without.
-
-        Args:
-            split: part of the data that will be read; None: that of training.
-
-        Raises:
-            InputError: the data cannot be read, and will not be made.
-        """
-        del split
-
     def is_there(self) -> bool:
         """Return whether `complete` finds what it needs on the disk, without making or reading it.
 

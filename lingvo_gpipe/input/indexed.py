@@ -142,10 +142,6 @@ class Indexed(Input):
 
         return _Examples(self, split, rows, size, None)
 
-    def check_there(self, split: str | None = None) -> None:
-        """Refuse a split that is missing; see `Input.check_there`."""
-        self.num_examples(split or self.params.train_split)
-
     def fingerprint(self, split: str | None = None) -> dict[str, str]:
         """Return the number of examples, and what `Input.fingerprint` returns."""
         name = self.params.train_split if split is None else split

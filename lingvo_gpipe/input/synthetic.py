@@ -42,10 +42,6 @@ class Synthetic(Input):
     class Params(Input.Params):
         """Params of Synthetic."""
 
-    def check_there(self, split: str | None = None) -> None:
-        """Nothing is missing."""
-        del split
-
     def assets(self) -> dict[str, bytes]:
         """Return a notice, and what the input has."""
         return {**super().assets(), FILE: f"{NOTICE}\n".encode()}

@@ -382,14 +382,6 @@ class Translation(Input):
         """
         return serving.program(self.vocabulary, settings or search.Search(), self.target_tokens)
 
-    def check_there(self, split: str | None = None) -> None:
-        """Refuse records that are missing and cannot be made; see `Input.check_there`."""
-        folder, recipe = os.path.expanduser(self.params.data_dir), self.params.preparation
-        if recipe is None:
-            records.Records(folder).check_split(split or self.params.train_split)
-        else:
-            recipe.instantiate().check_there(folder)
-
     def is_there(self) -> bool:
         """Return whether the records exist and fit the params; see `Input.is_there`."""
         recipe, vocabulary_hash = self.params.preparation, self.params.vocabulary_hash

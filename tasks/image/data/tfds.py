@@ -96,12 +96,6 @@ class TFDS(images.Images):
     def _builder(self) -> Any:
         return tfds_preparing.builder_of(self.params.name, self.params.data_dir)
 
-    def check_there(self, split: str | None = None) -> None:
-        """Refuse a dataset that is not prepared and may not be; see `Input.check_there`."""
-        if self.params.download and not self._builder.is_prepared():
-            return  # the run prepares it
-        super().check_there(split)
-
     @functools.cached_property
     def _keys(self) -> tuple[str, str]:
         """Return the names of the features of image and label."""

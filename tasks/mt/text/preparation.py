@@ -101,21 +101,6 @@ class Preparation(hyperparams.Configurable):
             self._make(partial, report, num_threads or os.cpu_count() or 1)
         return records.Records(target)
 
-    def check_there(self, folder: str | os.PathLike[str]) -> None:
-        """Refuse records that are missing and cannot be made, from a look at the disk.
-
-        Args:
-            folder: folder of the records.
-
-        Raises:
-            InputError: the text is missing, or the folder holds something else.
-        """
-        target = _absolute(folder)
-        if _is_prepared(target):
-            self.check(records.Records(target))
-        else:
-            self.check_text()
-
     def check_text(self) -> None:
         """Refuse corpora, pairs of languages or a vocabulary that cannot be prepared.
 

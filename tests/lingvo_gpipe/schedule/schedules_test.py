@@ -227,8 +227,8 @@ def test_make_reads_only_regular_files_of_a_limited_size(tmp_path: pathlib.Path)
     (tmp_path / "link").symlink_to("/dev/zero")
     (tmp_path / "large").write_text("0F0," * 2**18)
     for name, reason in {
-        "pipe": "it is a pipe, not a regular file",
-        "link": "it is a device, not a regular file",
+        "pipe": "it is not a regular file",
+        "link": "it is not a regular file",
         "large": "it has more than 524,288 bytes",
     }.items():
         path = str(tmp_path / name)

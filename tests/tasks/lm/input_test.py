@@ -115,10 +115,9 @@ def test_memory_holds_the_ids_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert held == [(41,)]
 
 
-def test_missing_ids_are_found_before_they_are_read(tmp_path: Path) -> None:
+def test_missing_ids_are_named(tmp_path: Path) -> None:
     np.save(tmp_path / "train.npy", np.arange(40))
-    source(tmp_path).check_there()
     with pytest.raises(errors.InputError, match="no split 'test'; there are train"):
-        source(tmp_path).check_there("test")
+        source(tmp_path).num_examples("test")
     with pytest.raises(errors.InputError, match=r"has no \.npy file"):
-        source(tmp_path / "none").check_there()
+        source(tmp_path / "none").num_examples("train")

@@ -291,20 +291,15 @@ def test_records_are_prepared_where_params_say_how(tmp_path: Path) -> None:
         params.instantiate().batches(1)
 
 
-def test_missing_records_and_text_are_found_before_they_are_read(
-    folder: Path, tmp_path: Path
-) -> None:
-    def refused(text: str, params: Any, split: str | None = None) -> None:
+def test_missing_records_and_text_are_named(folder: Path, tmp_path: Path) -> None:
+    def refused(text: str, params: Any, split: str = "train") -> None:
         with pytest.raises(errors.InputError, match=text):
-            params.instantiate().check_there(split)
+            params.instantiate().evaluation(split)
 
-    params_of(folder).instantiate().check_there("test")
     refused("has no split 'dev'; there are test, train", params_of(folder), "dev")
     refused("holds no prepared text", params_of(tmp_path / "none"))
     text = toy_text.write_folder(tmp_path / "text", {"de": 20})
     params = params_of(tmp_path / "out", preparation=toy_text.params(text))
-    params.instantiate().check_there()
-    assert not (tmp_path / "out").exists()
     shutil.rmtree(text)
     refused("corpus folder .* holds no LANG", params)
     (tmp_path / "out").mkdir()

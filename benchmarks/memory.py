@@ -15,8 +15,7 @@ from typing import Any
 from benchmarks.support import processes
 
 L, WIDTH, ROWS = 16, 1024, 8192
-# Tensors of x's shape of a block: while it is computed again and differentiated; left by a forward.
-RECOMPUTED, KEPT = 6, 4
+KEPT = 6  # tensors of x's shape that a block keeps: gelu alone four
 MIB = 2**20
 CONFIGURATIONS = {  # text → K, M, schedule, recompute
     "recomputed, K=4, M=8": (4, 8, "gpipe", "full"),
@@ -70,15 +69,16 @@ def formula_mib(configuration: str) -> float:
     num_cells, num_micro_batches, schedule, recompute = CONFIGURATIONS[configuration]
     whole = ROWS * WIDTH * 4 / MIB  # N
     gradients = L * WIDTH * WIDTH * 4 / MIB
+    inside = KEPT * whole
     if recompute == "never":
-        return L * KEPT * whole + gradients
+        return L * inside + gradients
     live = [
         min(num_cells - k, num_micro_batches) if schedule == "1f1b" else num_micro_batches
         for k in range(num_cells)
     ]
     boundary = whole * sum(live) / num_micro_batches
     working = min(num_cells, os.cpu_count() or 1) / num_cells
-    return boundary + working * L * RECOMPUTED * whole / num_micro_batches + gradients
+    return boundary + working * L * inside / num_micro_batches + gradients
 
 
 def main() -> None:

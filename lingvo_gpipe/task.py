@@ -10,7 +10,7 @@ import dataclasses
 import fnmatch
 import re
 from collections.abc import Callable, Mapping
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 from lingvo_gpipe import callbacks, errors, hyperparams, optim, pipelining
 from lingvo_gpipe.hyperparams import text as params_texts
@@ -106,11 +106,8 @@ def highest_is_best(params: Eval) -> bool:
     return not (name == "loss" or name.startswith("loss/") or name.endswith("log_perplexity"))
 
 
-class Texts(Protocol):
-    """Makes the texts of an evaluation from the network's present weights."""
-
-    def __call__(self, should_stop: Callable[[], bool]) -> Mapping[str, str]:
-        """Return name in TensorBoard → Markdown; nothing once `should_stop` returns True."""
+Texts: TypeAlias = Callable[[], Mapping[str, str]]
+"""Makes the texts of an evaluation from the present weights: name in TensorBoard → Markdown."""
 
 
 class Task(hyperparams.Configurable):

@@ -28,10 +28,9 @@ import numpy as np
 from benchmarks.support import scalars
 from lingvo_gpipe import errors
 from lingvo_gpipe.run import writers
-from lingvo_gpipe.tasks.mt.decoding.scoring import score_files, scores
+from lingvo_gpipe.tasks.mt.decoding import scores
 
 LOSS = "loss"
-RESAMPLES = 1_000
 _BY_LANGUAGE = "language_log_perplexity/"
 _WHOLE = "log_perplexity"
 
@@ -64,11 +63,11 @@ def read(name: str, logdirs: Sequence[Path], split: str, metric: str, evaluation
     texts: list[scores.PairTranslations] = []
     losses: dict[str, float] = {}
     for logdir in logdirs:
-        of_run, step = score_files.read(logdir / "score", split)
+        of_run, step = scores.read(logdir / "score", split)
         texts += of_run
         if metric == LOSS:
             losses |= _losses(logdir / evaluations, [text.pair for text in of_run], step)
-    report = scores.score(texts, scores.Scoring(resamples=RESAMPLES))
+    report = scores.score(texts)
     rows = (*report.groups, *report.languages)
     references = {text.pair: text.references for text in texts}
     if metric == LOSS:
@@ -106,10 +105,10 @@ def _group_losses(
         names = sorted(row.name for row in members)
         values = np.array([losses[name] for name in names])
         random = np.random.default_rng(zlib.crc32(group.name.encode()))
-        places = random.integers(len(values), size=(RESAMPLES, len(values)))
+        places = random.integers(len(values), size=(scores.RESAMPLES, len(values)))
         yield group.name, scores.Score(float(values.mean()), values[places].mean(1))
     for row in report.languages:
-        yield row.name, scores.Score(losses[row.name], np.full(RESAMPLES, losses[row.name]))
+        yield row.name, scores.Score(losses[row.name], np.full(scores.RESAMPLES, losses[row.name]))
 
 
 def check(systems: Sequence[System]) -> None:

@@ -101,7 +101,7 @@ class CheckpointEvaluator:
             folder = folder_of(logdir, self._params)
             if folder not in self._writers:
                 self._writers[folder] = summaries.Writer(folder)
-            shown = self._texts.added(found, self._should_stop)
+            shown = self._texts.added(found)
             writers.write_evaluation(self._writers[folder], folder, shown, self._input.class_names)
         return found
 

@@ -460,7 +460,7 @@ class _Training:
             if evaluated is None:
                 return
             with self._watchdog.watching(f"the texts of the evaluation at step {step}"):
-                evaluated = self._texts.added(evaluated, options.should_stop)
+                evaluated = self._texts.added(evaluated)
         writers.evaluation(evaluated)
         value = 0.0 if params.best is None else evaluated.number(params.best)
         self._last = evaluated

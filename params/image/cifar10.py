@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lingvo_gpipe import optim, pipelining, registry
-from lingvo_gpipe.params.image import reference, small
+from lingvo_gpipe.params.image import small
 from lingvo_gpipe.task import Eval, Task, Train
 from lingvo_gpipe.tasks.image import TFDS, ImageFolder, Images
 from lingvo_gpipe.tasks.image.model import convnet
@@ -29,19 +29,6 @@ class ConvNetFolder(registry.Model):
                 data_dir="data/cifar10", batch_size=128, height=32, width=32, flip=True, pad=4
             )
         )
-
-
-class AmoebaNetB18x512(registry.Model):
-    """AmoebaNet-B (18, 512) from ImageNet, at 480²: 99.0 % (GP); see `reference.fine_tuning`."""
-
-    num_cells = 18
-    filters = 512
-
-    def task(self) -> Task.Params:
-        """Return the task."""
-        # UNKNOWN: cutout's side; half of the image's, as 16 of 32 pixels in its paper.
-        source = TFDS.Params(name="cifar10", **reference.resized(cutout=240))
-        return reference.fine_tuning(self, source, classes=10)
 
 
 class AmoebaNetSmall(registry.Model):
@@ -71,9 +58,6 @@ class AmoebaNetSmallFolder(registry.Model):
 def _task(source: Images.Params) -> Task.Params:
     steps = 10_000
     source.mean, source.std = small.MEAN, small.STD
-    rate = optim.KerasLearningRate.Params(
-        name="CosineDecay", config={"initial_learning_rate": 2e-3, "decay_steps": steps}
-    )
     return Task.Params(
         model=pipelining.PipeliningLayer.Params(
             layers=convnet.conv_net(
@@ -85,7 +69,9 @@ def _task(source: Images.Params) -> Task.Params:
         input=source,
         train=Train(
             optimizer=optim.Optimizer.Params(
-                name="AdamW", config={"weight_decay": 0.01}, learning_rate=rate
+                name="AdamW",
+                config={"weight_decay": 0.01},
+                learning_rate=small.cosine(2e-3, steps),
             ),
             clip_norm=5.0,
             max_steps=steps,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lingvo_gpipe import optim, pipelining, registry
+from lingvo_gpipe.params.image import small
 from lingvo_gpipe.task import Eval, Task, Train
 from lingvo_gpipe.tasks.image import SklearnDigits
 from lingvo_gpipe.tasks.image.model import amoebanet, convnet
@@ -15,23 +18,12 @@ class ConvNet(registry.Model):
 
     def task(self) -> Task.Params:
         """Return the task."""
-        steps = 700
-        return Task.Params(
-            model=pipelining.PipeliningLayer.Params(
-                layers=convnet.conv_net(
-                    [[32, 32], [64, 64]], classes=10, dense_units=64, dropout=0.3
-                ),
-                num_partitions=2,
-                num_micro_batches=4,
-            ),
-            input=SklearnDigits.Params(batch_size=BATCH_SIZE),
-            train=Train(
-                optimizer=optim.Optimizer.Params(name="Adam", learning_rate=cosine(2e-3, steps)),
-                clip_norm=5.0,
-                max_steps=steps,
-                save_interval_steps=100,
-            ),
-            eval=Eval(best="accuracy"),
+        layers = convnet.conv_net([[32, 32], [64, 64]], classes=10, dense_units=64, dropout=0.3)
+        return _task(
+            pipelining.PipeliningLayer.Params(layers=layers, num_partitions=2, num_micro_batches=4),
+            steps=700,
+            peak=2e-3,
+            clip_norm=5.0,
         )
 
 
@@ -40,19 +32,8 @@ class MLP(registry.Model):
 
     def task(self) -> Task.Params:
         """Return the task."""
-        steps = 700
-        return Task.Params(
-            model=pipelining.PipeliningLayer.Params(
-                layers=convnet.mlp([128, 128], classes=10, dropout=0.2)
-            ),
-            input=SklearnDigits.Params(batch_size=BATCH_SIZE),
-            train=Train(
-                optimizer=optim.Optimizer.Params(name="Adam", learning_rate=cosine(2e-3, steps)),
-                max_steps=steps,
-                save_interval_steps=100,
-            ),
-            eval=Eval(best="accuracy"),
-        )
+        layers = convnet.mlp([128, 128], classes=10, dropout=0.2)
+        return _task(pipelining.PipeliningLayer.Params(layers=layers), steps=700, peak=2e-3)
 
 
 class AmoebaNet(registry.Model):
@@ -63,38 +44,40 @@ class AmoebaNet(registry.Model):
 
     def task(self) -> Task.Params:
         """Return the task."""
-        steps = 500
-        return Task.Params(
-            model=pipelining.PipeliningLayer.Params(
-                layers=amoebanet.amoeba_net(
-                    amoebanet.AmoebaNet(
-                        genotype="D",
-                        num_cells=self.num_cells,
-                        filters=self.filters,
-                        classes=10,
-                        stem="small",
-                        dropout=0.3,
-                    )
-                ),
-                num_partitions=2,
-                num_micro_batches=4,
-                recompute="never",
-            ),
-            input=SklearnDigits.Params(batch_size=BATCH_SIZE),
-            train=Train(
-                optimizer=optim.Optimizer.Params(
-                    name="AdamW", config={"weight_decay": 0.05}, learning_rate=cosine(3e-3, steps)
-                ),
-                clip_norm=5.0,
-                max_steps=steps,
-                save_interval_steps=100,
-            ),
-            eval=Eval(best="accuracy"),
+        layers = amoebanet.amoeba_net(
+            amoebanet.AmoebaNet(
+                genotype="D",
+                num_cells=self.num_cells,
+                filters=self.filters,
+                classes=10,
+                stem="small",
+                dropout=0.3,
+            )
         )
+        task = _task(
+            pipelining.PipeliningLayer.Params(
+                layers=layers, num_partitions=2, num_micro_batches=4, recompute="never"
+            ),
+            steps=500,
+            peak=3e-3,
+            clip_norm=5.0,
+        )
+        task.train.optimizer.set(name="AdamW", config={"weight_decay": 0.05})
+        return task
 
 
-def cosine(peak: float, steps: int) -> optim.KerasLearningRate.Params:
-    """Return a learning rate that falls from `peak` to 0 over `steps`, along a cosine."""
-    return optim.KerasLearningRate.Params(
-        name="CosineDecay", config={"initial_learning_rate": peak, "decay_steps": steps}
+def _task(
+    model: pipelining.PipeliningLayer.Params, *, steps: int, peak: float, **train: Any
+) -> Task.Params:
+    """Return the task of a network: Adam, whose rate falls from `peak` to 0 along a cosine."""
+    return Task.Params(
+        model=model,
+        input=SklearnDigits.Params(batch_size=BATCH_SIZE),
+        train=Train(
+            optimizer=optim.Optimizer.Params(name="Adam", learning_rate=small.cosine(peak, steps)),
+            max_steps=steps,
+            save_interval_steps=100,
+            **train,
+        ),
+        eval=Eval(best="accuracy"),
     )

@@ -6,10 +6,9 @@ depth are small, and Adam replaces RMSProp, whose ε of 1 is meant for long runs
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from lingvo_gpipe import optim, pipelining
-from lingvo_gpipe.params.image import reference
 from lingvo_gpipe.task import Eval, Task, Train
 from lingvo_gpipe.tasks.image import Images
 from lingvo_gpipe.tasks.image.model import amoebanet
@@ -23,6 +22,20 @@ BATCH_SIZE = 128
 # Of CIFAR-10's 50,000 training images, pixels in [0, 1].
 MEAN = (0.4914, 0.4822, 0.4465)
 STD = (0.2470, 0.2435, 0.2616)
+
+
+class Sized(Protocol):
+    """A recipe of a family of AmoebaNets."""
+
+    num_cells: int
+    filters: int
+
+
+def cosine(peak: float, steps: int) -> optim.KerasLearningRate.Params:
+    """Return a learning rate that falls from `peak` to 0 over `steps`, along a cosine."""
+    return optim.KerasLearningRate.Params(
+        name="CosineDecay", config={"initial_learning_rate": peak, "decay_steps": steps}
+    )
 
 
 def augmented(image_size: int) -> dict[str, Any]:
@@ -40,7 +53,7 @@ def augmented(image_size: int) -> dict[str, Any]:
 
 
 def classifier(
-    recipe: reference.Sized,
+    recipe: Sized,
     source: Images.Params,
     *,
     classes: int | None,

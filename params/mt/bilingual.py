@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from lingvo_gpipe import optim, pipelining, registry, task
 from lingvo_gpipe.tasks.mt import task as mt_task
-from lingvo_gpipe.tasks.mt.decoding.scoring import scores
+from lingvo_gpipe.tasks.mt.decoding import scores
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.model import transformer
 

@@ -6,7 +6,7 @@ import dataclasses
 
 from lingvo_gpipe import optim, pipelining, task
 from lingvo_gpipe.tasks.mt import task as mt_task
-from lingvo_gpipe.tasks.mt.decoding.scoring import scores
+from lingvo_gpipe.tasks.mt.decoding import scores
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.model import transformer
 

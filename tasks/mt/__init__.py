@@ -1,8 +1,7 @@
 """Translation to English: text preparation, the Transformer, decoding and scores."""
 
-from lingvo_gpipe.tasks.mt.decoding.decode_params import Decode
-from lingvo_gpipe.tasks.mt.decoding.scoring.scores import Scoring
-from lingvo_gpipe.tasks.mt.decoding.search import Search
+from lingvo_gpipe.tasks.mt.decoding.scores import Scoring
+from lingvo_gpipe.tasks.mt.decoding.search import Decode, Search
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.model.block import Block
 from lingvo_gpipe.tasks.mt.model.decoder import DecoderLayer

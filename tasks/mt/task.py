@@ -7,8 +7,9 @@ from typing import cast
 from lingvo_gpipe import hyperparams, pipelining, registry, task
 from lingvo_gpipe.input import Input
 from lingvo_gpipe.input.serving import Program
-from lingvo_gpipe.tasks.mt.decoding.decode_params import Decode
-from lingvo_gpipe.tasks.mt.decoding.scoring.scores import Scoring
+from lingvo_gpipe.tasks.mt.decoding import decode, score
+from lingvo_gpipe.tasks.mt.decoding.scores import Scoring
+from lingvo_gpipe.tasks.mt.decoding.search import Decode
 from lingvo_gpipe.tasks.mt.input import Translation
 
 
@@ -31,25 +32,11 @@ class TranslationTask(task.Task):
 
     def texts(self, pipe: pipelining.PipeliningLayer, source: Input) -> task.Texts | None:
         """Return translations of a few sentences of the split that is evaluated."""
-        from lingvo_gpipe.tasks.mt.decoding import shown
-
         settings, split = self.params.decode, self.params.eval.split
         if not settings.shown or split == self.params.input.get("train_split"):
             return None  # the text of the training split is not kept
-        return shown.ShownTranslations(pipe, cast(Translation, source), settings, split)
+        return score.ShownTranslations(pipe, cast(Translation, source), settings, split)
 
 
-def _decode(job: registry.Job) -> None:
-    from lingvo_gpipe.tasks.mt.decoding import decode
-
-    decode.run(job)
-
-
-def _score(job: registry.Job) -> None:
-    from lingvo_gpipe.tasks.mt.decoding import score
-
-    score.run(job)
-
-
-registry.add_mode("decode", _decode, tasks=TranslationTask.Params)
-registry.add_mode("score", _score, tasks=TranslationTask.Params)
+registry.add_mode("decode", decode.run, tasks=TranslationTask.Params)
+registry.add_mode("score", score.run, tasks=TranslationTask.Params)

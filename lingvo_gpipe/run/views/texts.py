@@ -39,14 +39,11 @@ class EvaluationTexts:
         self._texts: Texts | None = None
         self._is_begun = False
 
-    def added(
-        self, evaluation: Evaluation, should_stop: Callable[[], bool] = lambda: False
-    ) -> Evaluation:
+    def added(self, evaluation: Evaluation) -> Evaluation:
         """Return an evaluation with the texts of the network's present weights.
 
         Args:
             evaluation: without them.
-            should_stop: called now and then; once it returns True, there are no texts.
         """
         if not self._is_begun:
             self._is_begun = True
@@ -58,13 +55,11 @@ class EvaluationTexts:
             return evaluation
         begun = time.perf_counter()
         try:
-            texts = dict(self._texts(should_stop))
+            texts = dict(self._texts())
         except tf.errors.ResourceExhaustedError as error:  # training needs less than they
             reason = errors.without_graph_names(error.message).splitlines()[0]
             self._report(f"evaluations show no more texts: {reason}")
             self._texts = None
-            return evaluation
-        if not texts:
             return evaluation
         seconds = time.perf_counter() - begun
         return dataclasses.replace(evaluation, texts=texts, texts_s=seconds)

@@ -7,20 +7,26 @@ A file of translations appears when it is complete. The standard output receives
 lines at a time; in that case all other messages go to the standard error. Only line feeds end
 lines. Each line has one translation, that of an empty line is empty. A line with more tokens than
 `decode.max_length` is split, between words if possible, and the translations of its parts are
-joined. Bytes that are not UTF-8 become U+FFFD. Split and changed lines are reported by number.
+joined. Bytes that are not UTF-8 become U+FFFD. Split and changed lines are counted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
+import tqdm
+
 from lingvo_gpipe import errors, registry
 from lingvo_gpipe.console import output
-from lingvo_gpipe.tasks.mt.decoding import text_streams, translator
-from lingvo_gpipe.tasks.mt.decoding.decode_params import Decode
+from lingvo_gpipe.console.progress import Count
+from lingvo_gpipe.tasks.mt.decoding import translator
+from lingvo_gpipe.tasks.mt.decoding.search import Decode
 from lingvo_gpipe.tasks.mt.text.vocabulary import END, Vocabulary
 
 if TYPE_CHECKING:
@@ -30,47 +36,16 @@ _BOM = b"\xef\xbb\xbf"
 _WORD = "\u2581"  # SentencePiece's mark of a space, with which a word begins
 # SentencePiece's names of UTF-8 continuation bytes.
 _CONTINUATIONS = frozenset(f"<0x{byte:02X}>" for byte in range(0x80, 0xC0))
-_MAX_SHOWN = 10
 
 
 @dataclasses.dataclass(slots=True)
 class LineCounts:
-    """Counts of lines, by what was done with them.
-
-    Attributes:
-        lines: number of lines read.
-        empty: number of lines without text.
-        split: numbers of the lines that were too long.
-        replaced: numbers of the lines that were not UTF-8.
-    """
+    """How many lines were read, and how many of them were empty, split or not UTF-8."""
 
     lines: int = 0
     empty: int = 0
-    split: list[int] = dataclasses.field(default_factory=list)
-    replaced: list[int] = dataclasses.field(default_factory=list)
-
-    def notes(self, max_length: int) -> Iterator[str]:
-        """Yield a line for each kind of line that was changed."""
-        for numbers, what in (
-            (
-                self.split,
-                f"longer than {max_length} tokens, split, between words where there are any",
-            ),
-            (self.replaced, "not UTF-8, bad bytes replaced by U+FFFD"),
-        ):
-            if numbers:
-                first = ", ".join(map(str, numbers[:_MAX_SHOWN]))
-                more = len(numbers) - _MAX_SHOWN
-                rest = f" and {more} more" if more > 0 else ""
-                word = "line" if len(numbers) == 1 else "lines"
-                yield f"{what}: {word} {first}{rest}"
-
-    def summary(self) -> str:
-        """Return all counts, `lines=5 empty=1 split=0 replaced=0`."""
-        return (
-            f"lines={self.lines} empty={self.empty} split={len(self.split)} "
-            f"replaced={len(self.replaced)}"
-        )
+    split: int = 0
+    replaced: int = 0
 
 
 def run(job: registry.Job) -> None:
@@ -86,35 +61,78 @@ def run(job: registry.Job) -> None:
             "--mode=decode needs --logdir=FOLDER, of the run whose newest checkpoint translates, "
             "or --checkpoint"
         )
+    with (
+        _reading(settings.input) as file,
+        _writing(settings.output) as write,
+        Count("translating", "line", _number_of_lines(file)) as bar,  # reading weights takes time
+    ):
+        decoder = translator.Decoder(params, logdir=job.logdir, checkpoint=job.checkpoint)
+        lines = LineTranslator(decoder, settings, bar.update)
+        for translated in lines.translate(file):
+            write("".join(f"{line}\n" for line in translated).encode())
     report = output.note if settings.output is None else job.report
-
-    def poll() -> None:
-        if job.should_stop():
-            raise translator.StoppedError
-
-    counts = LineCounts()
-    reading = text_streams.reading(settings.input, poll)
-    try:
-        with (
-            reading as file,
-            text_streams.writing(settings.output) as write,
-            text_streams.line_counter(settings.input) as bar,  # reading the weights takes time
-        ):
-            decoder = translator.Decoder(params, logdir=job.logdir, checkpoint=job.checkpoint)
-            poll()  # from now on signals are only polled; until now they end the process at once
-            lines = LineTranslator(decoder, settings, counts, bar.update)
-            for translated in lines.translate(file, poll):
-                write("".join(f"{line}\n" for line in translated).encode())
-    except translator.StoppedError:
-        left = "is not written" if settings.output else "ends there"
-        report(f"stopped after {counts.lines} lines: {settings.output or 'the output'} {left}")
-        return
-    for note in counts.notes(decoder.max_length):
-        report(note)
     for note in translator.notes(decoder.cut):
         report(note)
+    counts = " ".join(f"{name}={count}" for name, count in dataclasses.asdict(lines.counts).items())
     where = "" if settings.output is None else f" to {settings.output}"
-    report(f"decode step={decoder.step} {counts.summary()}{where}")
+    report(f"decode step={decoder.step} {counts}{where}")
+
+
+@contextlib.contextmanager
+def _reading(path: str | None) -> Iterator[BinaryIO]:
+    """Open a file of lines, or the standard input."""
+    if path is None:
+        yield sys.stdin.buffer
+        return
+    try:
+        file = open(os.path.expanduser(path), "rb")  # noqa: SIM115 (closed below)
+    except OSError as error:
+        raise errors.InputError(
+            f"decode.input={path} cannot be read: {error.strerror}. Name another file"
+        ) from error
+    with file:
+        yield file
+
+
+def _number_of_lines(file: BinaryIO) -> int | None:
+    """Return the lines of a file; None for a pipe, which can be read only once."""
+    if not file.seekable():
+        return None
+    start = file.tell()
+    count = sum(1 for _ in file)
+    file.seek(start)
+    return count
+
+
+@contextlib.contextmanager
+def _writing(path: str | None) -> Iterator[Callable[[bytes], object]]:
+    """Yield a function that writes to a file, or to the standard output.
+
+    The file gets its name when the block ends, and only if nothing was raised. Devices and pipes
+    are written to directly.
+    """
+    if path is None:
+        yield _write_to_standard_output
+        return
+    name = os.path.realpath(os.path.expanduser(path))
+    is_file = os.path.isfile(name) or not os.path.exists(name)
+    partial = f"{name}.writing" if is_file else name
+    try:
+        file = open(partial, "wb")  # noqa: SIM115 (closed below)
+    except OSError as error:
+        raise errors.InputError(
+            f"decode.output={path} cannot be written: {error.strerror}. Name another file"
+        ) from error
+    with file:
+        yield file.write
+    if is_file:
+        os.replace(partial, name)
+
+
+def _write_to_standard_output(lines: bytes) -> None:
+    with tqdm.tqdm.external_write_mode(file=sys.stdout):  # above a progress bar
+        sys.stdout.buffer.write(lines)
+        sys.stdout.buffer.flush()
 
 
 class TokenTranslator(Protocol):
@@ -131,84 +149,76 @@ class TokenTranslator(Protocol):
 
 
 class LineTranslator:
-    """Translates lines of text, one translation for each line."""
+    """Translates lines of text, one translation for each line.
+
+    Attributes:
+        counts: of the lines so far.
+    """
 
     def __init__(
         self,
         decoder: TokenTranslator,
         params: Decode,
-        counts: LineCounts,
-        count: Callable[[int], object] | None = None,
+        progress: Callable[[int], object] = lambda _: None,
     ) -> None:
         """Check the target language.
 
         Args:
             decoder: translates ids.
             params: settings.
-            counts: updated as lines are translated.
-            count: called with the number of lines translated since the last call.
+            progress: called with the number of lines translated since the last call.
 
         Raises:
             UserError: `decode.target` is missing, or is not in the vocabulary.
         """
+        self.counts = LineCounts()
         self._decoder = decoder
         self._params = params
+        self._progress = progress
         self._vocabulary = decoder.vocabulary
         self._prefix = _target_prefix(self._vocabulary, params.target, decoder.target_tokens)
         pieces = self._vocabulary.pieces
         self._begins_word = [piece.startswith(_WORD) for piece in pieces]
         self._continues = [piece in _CONTINUATIONS for piece in pieces]
-        self._counts = counts
-        self._count = count or (lambda _: None)
 
-    def translate(self, file: BinaryIO, poll: Callable[[], None]) -> Iterator[list[str]]:
-        """Yield the translations of consecutive blocks of lines.
-
-        Args:
-            file: file of lines.
-            poll: called after every token; its exception ends the translation.
-        """
-        while raw := list(itertools.islice(file, self._params.read_ahead)):
-            poll()
-            texts = [self._text(self._counts.lines + n, line) for n, line in enumerate(raw, 1)]
+    def translate(self, file: BinaryIO) -> Iterator[list[str]]:
+        """Yield the translations of consecutive blocks of lines of a file."""
+        while block := list(itertools.islice(file, self._params.read_ahead)):
+            if not self.counts.lines:
+                block[0] = block[0].removeprefix(_BOM)
+            self.counts.lines += len(block)
             owners, sources = [], []
-            for place, ids in enumerate(self._vocabulary.encode(texts)):
-                number = self._counts.lines + place + 1
+            for place, ids in enumerate(self._vocabulary.encode(list(map(self._text, block)))):
                 parts = list(self._parts(ids))
-                self._counts.empty += not parts
-                if len(parts) > 1:
-                    self._counts.split.append(number)
+                self.counts.empty += not parts
+                self.counts.split += len(parts) > 1
                 owners += [place] * len(parts)
                 sources += parts
-            left = len(raw)
+            left = len(block)
 
             def finished(parts: int) -> None:
                 nonlocal left
                 # A long line has several parts: the last line is counted at the end of the block.
                 lines = min(parts, left - 1)
                 left -= lines
-                self._count(lines)
-                poll()
+                self._progress(lines)
 
             translations = self._decoder.translate(sources, finished)
-            self._count(left)
-            joined: list[list[str]] = [[] for _ in raw]
+            self._progress(left)
+            joined: list[list[str]] = [[] for _ in block]
             for place, text in zip(owners, self._vocabulary.decode(translations), strict=True):
                 # Byte pieces may form line separators, but a translation is one line.
                 joined[place].append(" ".join(text.splitlines()))
-            self._counts.lines += len(raw)
             yield [" ".join(parts) for parts in joined]
 
-    def _text(self, number: int, raw: bytes) -> str:
+    def _text(self, line: bytes) -> str:
         """Return the text of a line, without its line ending."""
-        raw = raw.removesuffix(b"\n").removesuffix(b"\r")
-        if number == 1:
-            raw = raw.removeprefix(_BOM)
+        line = line.removesuffix(b"\n").removesuffix(b"\r")
         try:
-            return raw.decode()
+            return line.decode()
         except UnicodeDecodeError:
-            self._counts.replaced.append(number)
-            return raw.decode(errors="replace")
+            self.counts.replaced += 1
+            return line.decode(errors="replace")
 
     def _parts(self, ids: list[int]) -> Iterator[list[int]]:
         """Yield the sources of a line, each as long as allowed; an empty line has none."""

@@ -1,23 +1,23 @@
-"""`--mode=score`: translates a part of the data from a checkpoint, and scores it.
+"""`--mode=score`, and the sentences that evaluations translate and show.
 
-Prints a table of scores and writes the translations, the scores as a TSV, a bar plot and
-TensorBoard's files to LOGDIR/score/. Each score is shown with that of the copied source.
+The mode translates a split of the data from a checkpoint and scores it. It prints a table of scores
+and writes the translations, the scores and TensorBoard's files to LOGDIR/score/. Each score is
+shown with that of the copied source.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
-import numpy as np
-
-from lingvo_gpipe import errors, registry, task
+from lingvo_gpipe import errors, pipelining, registry, task
 from lingvo_gpipe.console.progress import Count
 from lingvo_gpipe.input import synthetic
 from lingvo_gpipe.run import log_directory, restoring, summaries
-from lingvo_gpipe.tasks.mt.decoding import translator
-from lingvo_gpipe.tasks.mt.decoding.scoring import score_files, score_plot, scores
+from lingvo_gpipe.run.views import markdown
+from lingvo_gpipe.tasks.mt.decoding import scores, translator
+from lingvo_gpipe.tasks.mt.decoding.search import Decode
 from lingvo_gpipe.tasks.mt.text.vocabulary import END, Vocabulary
 
 if TYPE_CHECKING:
@@ -25,8 +25,12 @@ if TYPE_CHECKING:
     from lingvo_gpipe.tasks.mt.task import TranslationTask
 
 _Item = TypeVar("_Item")
+_Progress: TypeAlias = Callable[[int], object]
+_Translate: TypeAlias = Callable[[Sequence[Sequence[int]], _Progress], list[list[int]]]
 FOLDER = "score"
-_MAX_SHOWN = 20  # with more languages, only the files list them
+_MAX_PRINTED_PAIRS = 20  # with more, only the files list them
+_MAX_SHOWN_PAIRS = 10
+_HEADINGS = ("source", "translation", "reference")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,20 +55,17 @@ class PairSentences:
 def sentences_to_translate(
     source: Translation,
     split: str,
-    most: int | None = None,
+    max_sentences: int | None = None,
     *,
-    in_all: int | None = None,
-    longest: int | None = None,
+    max_pairs: int | None = None,
 ) -> list[PairSentences]:
     """Return the sentences of a split that are translated, pair by pair.
 
     Args:
         source: the input.
         split: its name; not the training split, whose text is not kept.
-        most: maximum number of sentences of a pair, evenly spaced; None: all.
-        in_all: maximum number of sentences of all pairs. They have equally many each, or some
-            pairs, evenly spaced, have one; None: no maximum.
-        longest: only those with at most this number of source tokens, with </s>; None: all.
+        max_sentences: maximum number of sentences of a pair, evenly spaced; None: all.
+        max_pairs: maximum number of pairs, evenly spaced; None: all.
 
     Raises:
         InputError: there is no such split, or it has no sentence of the input's pairs.
@@ -80,29 +81,21 @@ def sentences_to_translate(
         )
     records_split = records.split(split)
     examples = {span.pair: span.count for span in records.split(trained).spans}
-    found = []
-    for span in records_split.spans:
-        if span.pair not in source.pairs:
-            continue
-        allowed = np.arange(span.count)
-        if longest is not None:
-            allowed = allowed[records_split.lengths[span.first :][: span.count, 0] < longest]
-        if len(allowed):
-            found.append((span, allowed))
-    if in_all is not None:
-        found = _spaced(found, in_all)
-        most = min(most or in_all, max(1, in_all // max(1, len(found))))
-    chosen: list[PairSentences] = []
-    for span, allowed in found:
-        places = _spaced(allowed.tolist(), most)
+    spans = [span for span in records_split.spans if span.pair in source.pairs and span.count]
+    chosen = []
+    for span in _spaced(spans, max_pairs):
+        places = _spaced(range(span.count), max_sentences)
         lines = records.text(split, span.pair)
-        sources = [lines[place][0] for place in places]
-        references = [lines[place][1] for place in places]
-        ids = [[*records_split.example(span.first + place)[0].tolist(), END] for place in places]
         chosen.append(
-            PairSentences(span.pair, examples.get(span.pair, 0), ids, sources, references)
+            PairSentences(
+                span.pair,
+                examples.get(span.pair, 0),
+                [[*records_split.example(span.first + n)[0].tolist(), END] for n in places],
+                [lines[n][0] for n in places],
+                [lines[n][1] for n in places],
+            )
         )
-    if not chosen:
+    if not any(part.ids for part in chosen):
         raise errors.InputError(
             f"{records.folder}: split {split!r} has no sentence of {', '.join(source.pairs)}. "
             "Use another score.split"
@@ -110,10 +103,35 @@ def sentences_to_translate(
     return chosen
 
 
-def _spaced(items: list[_Item], most: int | None) -> list[_Item]:
+def _spaced(items: Sequence[_Item], most: int | None) -> list[_Item]:
     """Return at most `most` of the items, evenly spaced; None: all."""
     count = len(items) if most is None else min(most, len(items))
     return [items[number * len(items) // count] for number in range(count)]
+
+
+def translations(
+    translate: _Translate,
+    vocabulary: Vocabulary,
+    chosen: Sequence[PairSentences],
+    progress: _Progress = lambda _: None,
+) -> Iterator[scores.PairTranslations]:
+    """Translate all pairs together, so that groups have sentences of similar length.
+
+    Args:
+        translate: see `translator.Translator.translate`.
+        vocabulary: of the ids.
+        chosen: the sentences.
+        progress: called after every token with the number of sentences that it finished.
+    """
+    ids = [sentence for part in chosen for sentence in part.ids]
+    texts = vocabulary.decode(translate(ids, progress))
+    # A file holds one line for each sentence, but byte pieces may form line separators.
+    lines = iter([" ".join(text.splitlines()) for text in texts])
+    for part in chosen:
+        hypotheses = [next(lines) for _ in part.ids]
+        yield scores.PairTranslations(
+            part.pair, part.examples, hypotheses, part.references, part.sources
+        )
 
 
 def run(job: registry.Job) -> None:
@@ -129,35 +147,28 @@ def run(job: registry.Job) -> None:
             "--checkpoint"
         )
     params = cast("TranslationTask.Params", job.task)
-    scores.check(params.score)
     for line in synthetic.notices(params):
         job.report(line)
     source = params.input.instantiate()
     params = task.complete(params, source)
     split = params.score.split or params.eval.split
     chosen = sentences_to_translate(source, split, params.score.max_sentences)
-    num_sentences = sum(len(part.ids) for part in chosen)
-    try:
-        with Count("translating", "sentence", num_sentences) as bar:  # reading weights takes time
-            decoder = translator.Decoder(params, logdir=job.logdir, checkpoint=job.checkpoint)
-            source.records.check_vocabulary(decoder.vocabulary.hash)
-            for folder in restoring.folders(job.logdir, job.checkpoint):
-                log_directory.check_assets(folder, source.assets())
-            both = decoder.translate, decoder.vocabulary
-            texts = list(translations(*both, chosen, job.should_stop, bar.update))
-    except translator.StoppedError:
-        job.report("stopped: nothing is scored")
-        return
-    count = sum(len(text.references) for text in texts)
+    count = sum(len(part.ids) for part in chosen)
+    with Count("translating", "sentence", count) as bar:  # reading weights takes time
+        decoder = translator.Decoder(params, logdir=job.logdir, checkpoint=job.checkpoint)
+        source.records.check_vocabulary(decoder.vocabulary.hash)
+        for folder in restoring.folders(job.logdir, job.checkpoint):
+            log_directory.check_assets(folder, source.assets())
+        texts = list(translations(decoder.translate, decoder.vocabulary, chosen, bar.update))
     with Count("scoring", "sentence", count) as bar:
-        report = scores.score(texts, params.score, bar.update)
+        report = scores.score(texts, bar.update)
     for line in (*summary(report, decoder.step, split), *translator.notes(decoder.cut)):
         job.report(line)
     if job.logdir is None:
         return
-    path = score_files.write(job.logdir / FOLDER, split, texts, report, decoder.step)
+    path = scores.write(job.logdir / FOLDER, split, texts, report, decoder.step)
     job.report(f"wrote {path}, translations in {path.with_suffix('')}")
-    _show(summaries.Writer(job.logdir / FOLDER), report, decoder.step, split)
+    _write_summaries(summaries.Writer(job.logdir / FOLDER), report, decoder.step, split)
 
 
 def summary(report: scores.ScoreReport, step: int, split: str) -> Iterator[str]:
@@ -165,46 +176,12 @@ def summary(report: scores.ScoreReport, step: int, split: str) -> Iterator[str]:
     overall = report.row(scores.ALL).scores
     values = " ".join(f"{metric}={overall[metric].value:.2f}" for metric in scores.METRICS)
     yield f"score step={step} split={split} {values}"
-    yield from score_files.table(report, len(report.languages) <= _MAX_SHOWN).splitlines()
+    yield from scores.table(report, len(report.languages) <= _MAX_PRINTED_PAIRS).splitlines()
 
 
-def translations(
-    translate: Callable[[Sequence[Sequence[int]], Callable[[int], None]], list[list[int]]],
-    vocabulary: Vocabulary,
-    chosen: Sequence[PairSentences],
-    should_stop: Callable[[], bool],
-    count: Callable[[int], object] = lambda _: None,
-) -> Iterator[scores.PairTranslations]:
-    """Translate all pairs together, so that groups have sentences of similar length.
-
-    Args:
-        translate: see `translator.Translator.translate`.
-        vocabulary: of the ids.
-        chosen: the sentences.
-        should_stop: called after every token.
-        count: called after every token with the number of sentences that it finished.
-
-    Raises:
-        StoppedError: `should_stop` returned True.
-    """
-    ids = [sentence for part in chosen for sentence in part.ids]
-
-    def progress(finished: int) -> None:
-        count(finished)
-        if should_stop():
-            raise translator.StoppedError
-
-    texts = vocabulary.decode(translate(ids, progress))
-    # A file holds one line for each sentence, but byte pieces may form line separators.
-    lines = iter([" ".join(text.splitlines()) for text in texts])
-    for part in chosen:
-        hypotheses = [next(lines) for _ in part.ids]
-        yield scores.PairTranslations(
-            part.pair, part.examples, hypotheses, part.references, part.sources
-        )
-
-
-def _show(writer: summaries.Writer, report: scores.ScoreReport, step: int, split: str) -> None:
+def _write_summaries(
+    writer: summaries.Writer, report: scores.ScoreReport, step: int, split: str
+) -> None:
     """Write scores for TensorBoard."""
     writer.scalars(
         step,
@@ -214,6 +191,51 @@ def _show(writer: summaries.Writer, report: scores.ScoreReport, step: int, split
             for row in (*report.groups, *report.languages)
         },
     )
-    writer.text(step, f"{split}/scores", score_files.table(report))
-    writer.png(step, f"{split}/bars", score_plot.draw(report))
+    writer.text(step, f"{split}/scores", scores.table(report))
     writer.close()
+
+
+class ShownTranslations:
+    """Translates a few sentences, the same ones each time: `translations/PAIR` → a table of them.
+
+    Their sources are padded to one length, so that two graphs are traced, once in a run.
+    """
+
+    def __init__(
+        self,
+        pipe: pipelining.PipeliningLayer,
+        source: Translation,
+        settings: Decode,
+        split: str,
+    ) -> None:
+        """Choose the sentences, evenly spaced over a split.
+
+        Args:
+            pipe: the network.
+            source: its input.
+            settings: how it decodes; `shown` is the number of sentences of each pair.
+            split: where they are.
+
+        Raises:
+            UserError: the network cannot translate, or there is no such text.
+        """
+        self._vocabulary = source.vocabulary
+        self._chosen = sentences_to_translate(
+            source, split, settings.shown, max_pairs=_MAX_SHOWN_PAIRS
+        )
+        self._translator = translator.Translator(
+            pipe,
+            settings.copy().set(num_shapes=1),
+            max_length=max(len(sentence) for part in self._chosen for sentence in part.ids),
+            controls=len(self._vocabulary.targets),
+        )
+
+    def __call__(self) -> Mapping[str, str]:
+        """Return the tables; see `task.Texts`."""
+        translated = translations(self._translator.translate, self._vocabulary, self._chosen)
+        return {
+            f"translations/{part.pair}": markdown.table(
+                _HEADINGS, zip(part.sources, part.hypotheses, part.references, strict=True)
+            )
+            for part in translated
+        }

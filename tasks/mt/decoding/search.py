@@ -37,8 +37,35 @@ class Search(hyperparams.Params):
     max_extra: int | None = hyperparams.field(
         50, "Maximum number of target tokens more than source tokens; None: no such limit."
     )
-    early_stop: bool = hyperparams.field(
-        True, "Ends a sentence when nothing can beat its best translation; results are equal."
+
+
+class Decode(hyperparams.Params):
+    """How sentences are translated, and where they are read and written."""
+
+    search: Search = hyperparams.field(Search(), "Settings of the beam search.")
+    batch: int = hyperparams.field(32, "Sentences of a group, which are translated together.")
+    groups: int | None = hyperparams.field(
+        None,
+        "M: groups that pass through the cells at the same time; None: one per cell and replica.",
+    )
+    max_length: int | None = hyperparams.field(
+        None, "Maximum number of source tokens, with </s>; longer lines are split. None: input's."
+    )
+    num_shapes: int = hyperparams.field(
+        4, "Lengths to which sources are padded. Each is traced once; more mean less padding."
+    )
+    target: str | None = hyperparams.field(
+        None, "Language to translate to, one of those with a <2xx> in the vocabulary."
+    )
+    input: str | None = hyperparams.field(None, "File of lines; None: the standard input.")
+    output: str | None = hyperparams.field(None, "File of translations; None: standard output.")
+    shown: int = hyperparams.field(
+        3,
+        "Sentences of each pair of languages, of at most 10 pairs, that every evaluation "
+        "translates and shows in TensorBoard, always the same; 0: none.",
+    )
+    read_ahead: int = hyperparams.field(
+        8192, "Lines that are read, sorted by length and translated together."
     )
 
 
@@ -66,17 +93,26 @@ class SearchState(NamedTuple):
     controls: tf.Tensor
 
 
-def check(search: Search) -> None:
+def check(decode: Decode) -> None:
     """Refuse settings that are out of range.
 
     Raises:
-        ParamsError: a number is out of range.
+        ParamsError: names the first such setting.
     """
-    least = {"beam": 1, "max_length": 1, "length_penalty": 0, "max_extra": 0}
-    for name, smallest in least.items():
-        value = search.get(name)
-        if value is not None and value < smallest:
-            raise errors.ParamsError(f"search.{name}={value} is too small. Use {smallest} or more")
+    for name, least in (
+        ("search.beam", 1),
+        ("search.max_length", 1),
+        ("search.max_extra", 0),
+        ("search.length_penalty", 0),
+        ("batch", 1),
+        ("groups", 1),
+        ("max_length", 3),
+        ("num_shapes", 1),
+        ("read_ahead", 1),
+    ):
+        value = decode.get(name)
+        if value is not None and value < least:
+            raise errors.ParamsError(f"decode.{name}={value} is too small. Use {least} or more")
 
 
 def limits_of(search: Search, source: tf.Tensor) -> tf.Tensor:
@@ -105,11 +141,7 @@ def begin(
             max_length.
         controls: number of control symbols after </s> in the vocabulary, the target tokens.
         length: size of the token axis, at least the largest limit; None: max_length.
-
-    Raises:
-        ParamsError: `search` is out of range.
     """
-    check(search)
     if limits is None:
         limits = tf.fill([rows], search.max_length)
     length = search.max_length if length is None else length
@@ -217,14 +249,11 @@ def _penalty(search: Search, count: tf.Tensor) -> tf.Tensor:
 def done(search: Search, state: SearchState) -> tf.Tensor:
     """Return whether the search is over.
 
-    With early stop it is over when no live hypothesis can beat the best translation that has ended:
-    more tokens never raise log p, and the divisor is at most that of the limit.
+    It is over when no live hypothesis can beat the best translation that has ended: more tokens
+    never raise log p, and the divisor is at most that of the limit.
     """
-    bound = tf.reduce_max(state.live, -1)
-    if search.early_stop:
-        bound /= _penalty(search, state.limits)
-        return tf.logical_not(tf.reduce_any(bound > state.best))
-    return tf.logical_not(tf.reduce_any(bound > -float("inf")))
+    bound = tf.reduce_max(state.live, -1) / _penalty(search, state.limits)
+    return tf.logical_not(tf.reduce_any(bound > state.best))
 
 
 def finish(state: SearchState) -> tuple[tf.Tensor, tf.Tensor]:
@@ -258,10 +287,8 @@ def translate(
         See `finish`.
 
     Raises:
-        ParamsError: `search` is out of range, or the model's caches are shorter than its
-            translations.
+        ParamsError: the model's caches are shorter than the translations.
     """
-    check(search)
     if incremental.length < search.max_length:
         raise errors.ParamsError(
             f"search.max_length={search.max_length}, but the model's caches hold "

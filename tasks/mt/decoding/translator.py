@@ -23,12 +23,11 @@ from lingvo_gpipe import pipelining, task
 from lingvo_gpipe.execution import outer_function, variables
 from lingvo_gpipe.run import restoring
 from lingvo_gpipe.schedule.forward_only import forward_table
-from lingvo_gpipe.tasks.mt.decoding import decode_params, incremental, search
+from lingvo_gpipe.tasks.mt.decoding import incremental, search
 from lingvo_gpipe.tasks.mt.decoding.candidates import Shortlist
-from lingvo_gpipe.tasks.mt.decoding.decode_params import Decode
 from lingvo_gpipe.tasks.mt.decoding.decoding_cell import Choice, DecodingCell
 from lingvo_gpipe.tasks.mt.decoding.incremental import Caches, DecodingPart, LayerThetas
-from lingvo_gpipe.tasks.mt.decoding.search import SearchState
+from lingvo_gpipe.tasks.mt.decoding.search import Decode, SearchState
 from lingvo_gpipe.tasks.mt.text.vocabulary import END, PAD, Vocabulary
 
 if TYPE_CHECKING:
@@ -36,10 +35,6 @@ if TYPE_CHECKING:
     from lingvo_gpipe.tasks.mt.task import TranslationTask
 
 Ids: TypeAlias = npt.NDArray[np.int32]
-
-
-class StoppedError(Exception):
-    """The user asked to stop the translation."""
 
 
 class _Group(NamedTuple):
@@ -110,7 +105,7 @@ class Translator:
         Raises:
             UserError: `params` are out of range, or the network cannot compute token by token.
         """
-        decode_params.check(params)
+        search.check(params)
         self._params = params
         self._search = params.search
         self._controls = controls
@@ -140,14 +135,13 @@ class Translator:
     def translate(
         self,
         sources: Sequence[Sequence[int]],
-        progress: Callable[[int], None] | None = None,
+        progress: Callable[[int], object] = lambda _: None,
     ) -> list[list[int]]:
         """Translate sentences; those of similar length form a group.
 
         Args:
             sources: ids of each, ending in </s>.
-            progress: called after every token with the number of sentences that it finished; an
-                exception ends the translation.
+            progress: called after every token with the number of sentences that it finished.
 
         Returns:
             The ids of each translation, in the order of `sources`, without <s> and </s>.
@@ -156,9 +150,7 @@ class Translator:
         # Once, not for every token, because in mixed precision reading copies.
         weights = [_Weights(*of_replica) for of_replica in self._read()]
         for span, chunks in self._planned(sources):
-            for numbers, ids in self._run(
-                weights, span, chunks, sources, progress or (lambda _: None)
-            ):
+            for numbers, ids in self._run(weights, span, chunks, sources, progress):
                 for number, row in zip(numbers, ids, strict=False):
                     translations[number] = _trimmed(row)
                     self.cut += END not in row
@@ -197,7 +189,7 @@ class Translator:
         span: int,
         waiting: list[list[int]],
         sources: Sequence[Sequence[int]],
-        progress: Callable[[int], None],
+        progress: Callable[[int], object],
     ) -> Iterator[tuple[list[int], Ids]]:
         """Yield the numbers and the translated ids of each group when it is done."""
         rows = self._rows(len(sources), span)
@@ -356,7 +348,7 @@ def _trimmed(row: Ids) -> list[int]:
     return kept
 
 
-class Decoder:
+class Decoder(Translator):
     """Translates with the model of a checkpoint, spread over its devices.
 
     Attributes:
@@ -384,7 +376,7 @@ class Decoder:
             UserError: there is no such checkpoint, it does not fit, or neither the run's vocabulary
                 nor its data exist.
         """
-        decode_params.check(params.decode)
+        search.check(params.decode)
         source = cast("Translation", restoring.source(params, logdir=logdir, which=checkpoint))
         completed = task.complete(params, source)
         self.vocabulary: Vocabulary = source.vocabulary
@@ -396,22 +388,9 @@ class Decoder:
             pipe.by_path, pipe.analysis, completed, logdir=logdir, which=checkpoint
         )
         self.step: int = restored.step
-        self._translator = Translator(
+        super().__init__(
             pipe,
             completed.decode,
             max_length=self.max_length,
             controls=len(self.vocabulary.targets),
         )
-
-    @property
-    def cut(self) -> int:
-        """See `Translator`."""
-        return self._translator.cut
-
-    def translate(
-        self,
-        sources: Sequence[Sequence[int]],
-        progress: Callable[[int], None] | None = None,
-    ) -> list[list[int]]:
-        """See `Translator.translate`."""
-        return self._translator.translate(sources, progress)

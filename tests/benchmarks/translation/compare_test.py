@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.support import scalars
 from benchmarks.translation import compare
-from lingvo_gpipe.tasks.mt.decoding.scoring import score_files, scores
-from tests.tasks.mt.decoding.scoring import scores_test
+from lingvo_gpipe.tasks.mt.decoding import scores
+from tests.tasks.mt.decoding import scores_test
 
 PAIRS = ("de:en", "sw:en", "ab:en")
 
@@ -19,8 +19,8 @@ PAIRS = ("de:en", "sw:en", "ab:en")
 def scored(logdir: Path, pairs: tuple[str, ...], share: float, step: int = 9) -> Path:
     """Write the files of --mode=score into `logdir`."""
     texts = [scores_test.text(pair, share=share) for pair in pairs]
-    report = scores.score(texts, scores.Scoring(resamples=10))
-    score_files.write(logdir / "score", "test", texts, report, step)
+    report = scores.score(texts)
+    scores.write(logdir / "score", "test", texts, report, step)
     return logdir
 
 
@@ -63,7 +63,7 @@ def test_systems_stand_side_by_side(
         cells = dict(zip(head, rows[4 + PAIRS.index(pair)], strict=True))
         wanted = {}
         for name, share in shares.items():
-            row = scores.score([scores_test.text(pair, share=share)], scores.Scoring()).languages[0]
+            row = scores.score([scores_test.text(pair, share=share)]).languages[0]
             wanted[name] = row.scores["chrF"]
             low, high = wanted[name].interval
             assert cells[name] == f"{wanted[name].value:.2f} ({low:.2f} to {high:.2f})"
@@ -111,7 +111,7 @@ def test_losses_come_from_the_newest_evaluation(
 
 def test_resamples_of_a_loss_are_of_languages() -> None:
     texts = [scores_test.text(pair) for pair in PAIRS]
-    report = scores.score(texts, scores.Scoring(resamples=5))
+    report = scores.score(texts)
     found = dict(compare._group_losses(report, dict(zip(PAIRS, (1.0, 2.0, 6.0), strict=True))))
     assert found["all"].value == pytest.approx(3.0)
     assert found["low"].value == 6.0
@@ -134,8 +134,8 @@ def test_what_does_not_fit_is_refused(
     refused(monkeypatch, capsys, "did not translate the same sentences", one, other)
     texts = [scores_test.text(pair, share=0.3) for pair in PAIRS]
     regrouped = [dataclasses.replace(t, examples=-t.examples) for t in texts]
-    report = scores.score(regrouped, scores.Scoring(resamples=10))
-    score_files.write(tmp_path / "other/score", "test", regrouped, report, 9)
+    report = scores.score(regrouped)
+    scores.write(tmp_path / "other/score", "test", regrouped, report, 9)
     refused(
         monkeypatch,
         capsys,

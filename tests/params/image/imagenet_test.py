@@ -24,13 +24,13 @@ MODELS = {
 }
 # For the paper's fine-tuning sets only the classifier differs: 16 · 512 features to each class.
 FINE_TUNED = {
-    "cifar10": 10,
-    "cifar100": 100,
-    "cars196": 196,
-    "oxford_iiit_pet": 37,
-    "food101": 101,
-    "aircraft": 100,
-    "birdsnap": 500,
+    "Cifar10": 10,
+    "Cifar100": 100,
+    "Cars196": 196,
+    "OxfordPets": 37,
+    "Food101": 101,
+    "Aircraft": 100,
+    "Birdsnap": 500,
 }
 REGISTRY = registry.Registry()
 
@@ -55,7 +55,7 @@ def test_a_published_model_has_its_published_size(name: str) -> None:
 
 @pytest.mark.parametrize("name", FINE_TUNED)
 def test_fine_tuning_begins_all_but_the_heads_from_the_same_network(name: str) -> None:
-    task = REGISTRY.model(f"image.{name}.AmoebaNetB18x512")().task()
+    task = REGISTRY.model(f"image.fine_tuning.{name}")().task()
     found = analysis(task)
     classes = FINE_TUNED[name]
     parameters = MODELS["image.imagenet.AmoebaNetB18x512"][0] - 8193 * 1001

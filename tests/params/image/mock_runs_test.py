@@ -69,13 +69,6 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_recipes_of_the_papers_sets_are_all_here() -> None:
-    sets = {name.split(".")[1] for name in NAMES}
-    wanted = {"imagenet", "cifar10", "cifar100", "cars196", "oxford_iiit_pet", "food101"}
-    assert sets == wanted
-    assert FIRST in NAMES
-
-
 @functools.cache
 def read(text: str, split: str) -> tuple[tuple[int, ...], list[int]]:
     """Return the shape of the first mini-batch and the labels of a split.

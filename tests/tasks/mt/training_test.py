@@ -22,8 +22,7 @@ from lingvo_gpipe.run import eval_mode, export, loop
 from lingvo_gpipe.run.views import markdown
 from lingvo_gpipe.tasks.mt import task as mt_task
 from lingvo_gpipe.tasks.mt.decoding import decode, incremental, score, search
-from lingvo_gpipe.tasks.mt.decoding.decode_params import Decode
-from lingvo_gpipe.tasks.mt.decoding.scoring import scores
+from lingvo_gpipe.tasks.mt.decoding.search import Decode
 from lingvo_gpipe.tasks.mt.decoding.translator import Decoder
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.text import records, vocabulary
@@ -356,7 +355,6 @@ def test_a_run_of_both_directions_is_evaluated_decoded_scored_and_exported(tmp_p
     params.train.max_steps = 1
     params.decode.set(shown=0)
     params.decode.search.set(beam=1, max_length=4)
-    params.score = scores.Scoring(resamples=20)
     folder = tmp_path / "run"
     loop.run(params, folder, evaluate=True, report=lambda _: None)
     evaluated = curves(folder / "eval")
@@ -403,7 +401,7 @@ def test_lines_are_decoded_by_the_run_itself(ran: Run, tmp_path: Path) -> None:
         " ".join(text.splitlines()) for text in ran.words.decode(translator.translate(ids))
     )
     assert found.read_text().split("\n") == [first, "", third, ""]
-    (shown, *_) = score.sentences_to_translate(params.input.instantiate(), "test", most=2)
+    (shown, *_) = score.sentences_to_translate(params.input.instantiate(), "test", 2)
     translated = ran.words.decode(translator.translate(shown.ids))
     rows = zip(shown.sources, translated, shown.references, strict=True)
     table = markdown.table(["source", "translation", "reference"], rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from lingvo_gpipe import errors, hyperparams, task
 from lingvo_gpipe.run import eval_mode, loop
 from lingvo_gpipe.run.evaluation import Evaluation
 from lingvo_gpipe.run.views.texts import EvaluationTexts
-from tests.tiny_task import one_layer_task, stop_after
+from tests.tiny_task import one_layer_task
 
 hyperparams.register_package(__name__)
 NOTHING: Any = None
@@ -38,11 +38,11 @@ class Summing(task.Task):
         if self.params.fault == "network":
             raise errors.LayerError("this network writes nothing")
 
-        def texts(should_stop: Callable[[], bool]) -> Mapping[str, str]:
+        def texts() -> Mapping[str, str]:
             if self.params.fault == "memory":
                 raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
             total = sum(float(tf.reduce_sum(w**2)) for w in pipe.weights.values())
-            return {} if should_stop() else {"sums": f"{total:.6f}"}
+            return {"sums": f"{total:.6f}"}
 
         return texts
 
@@ -71,15 +71,6 @@ def test_each_evaluation_shows_the_texts_of_its_weights(tmp_path: Path) -> None:
     assert first != second
     eval_mode.run(params, tmp_path)
     assert shown(tmp_path) == [first, second, second]
-
-
-def test_texts_of_a_checkpoint_end_when_they_are_asked_to(tmp_path: Path) -> None:
-    params = summing()
-    loop.run(params, tmp_path)
-    # Asked before two mini-batches; following, also before the first evaluation.
-    assert eval_mode.run(params, tmp_path, should_stop=stop_after(2)) is not None
-    assert len(eval_mode.follow(params, tmp_path, should_stop=stop_after(3))) == 1
-    assert shown(tmp_path) == []
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ from lingvo_gpipe import errors, optim, pipelining, registry
 from lingvo_gpipe.run import loop
 from lingvo_gpipe.task import Eval, Train, complete
 from lingvo_gpipe.tasks.mt import task
-from lingvo_gpipe.tasks.mt.decoding import score, search, translator
-from lingvo_gpipe.tasks.mt.decoding.scoring import score_files, scores
+from lingvo_gpipe.tasks.mt.decoding import score, scores, search, translator
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.text import vocabulary
 from tests.tasks.mt import toy_model, toy_text
@@ -47,7 +46,7 @@ def params(folder: Path, **fields: Any) -> Any:
         input=Translation.Params(data_dir=str(folder), batch_size=256, max_length=40, num_shapes=1),
         train=Train(optimizer=optim.Optimizer.Params(name="SGD", learning_rate=0.1), max_steps=0),
         eval=Eval(split="test"),
-        score=scores.Scoring(resamples=50, **fields),
+        score=scores.Scoring(**fields),
     )
 
 
@@ -85,7 +84,7 @@ def job(params: Any, logdir: Path | None, **fields: Any) -> tuple[registry.Job, 
         logdir=logdir,
         checkpoint=fields.get("checkpoint"),
         report=lines.append,
-        should_stop=fields.get("should_stop", lambda: False),
+        should_stop=Mock(),
         rebuild=Mock(),
     )
     return made, lines
@@ -98,7 +97,7 @@ def test_a_run_is_translated_and_scored(
     registry.mode("score", made.task)(made)
     source = made.task.input.instantiate()
     assert len(reversed_by.asked) == 3 * 20
-    texts, step = score_files.read(tmp_path / "score", "test")
+    texts, step = scores.read(tmp_path / "score", "test")
     assert step == 70
     assert [text.pair for text in texts] == ["de:en", "cs:en", "sw:en"]
     for text in texts:
@@ -123,7 +122,7 @@ def test_a_run_is_translated_and_scored(
     assert lines[-1] == (f"wrote {tmp_path}/score/test.tsv, translations in {tmp_path}/score/test")
 
 
-def test_tensorboard_gets_scores_text_and_plot(
+def test_tensorboard_gets_scores_and_text(
     folder: Path, tmp_path: Path, reversed_by: type[Reverser]
 ) -> None:
     from tensorboard.backend.event_processing import event_accumulator
@@ -136,7 +135,7 @@ def test_tensorboard_gets_scores_text_and_plot(
     found.Reload()
     rows = ("high", "mid", "low", "all", "de:en", "cs:en", "sw:en")
     curves = {f"test/{metric}/{row}" for metric in scores.METRICS for row in rows}
-    assert set(found.Tags()["tensors"]) == {*curves, "test/scores", "test/bars"}
+    assert set(found.Tags()["tensors"]) == {*curves, "test/scores"}
     (point,) = found.Tensors("test/BLEU/all")
     value = float(tensor_util.make_ndarray(point.tensor_proto))
     assert point.step == 70
@@ -182,7 +181,7 @@ def test_a_separator_in_a_translation_stays_one_line(
     monkeypatch.setattr(reversed_by, "translate", broken)
     assert "\n" in vocabulary.decode([[newline, *vocabulary.encode(["ab do"])[0]]])[0]
     score.run(made)
-    texts, _ = score_files.read(tmp_path / "score", "test")
+    texts, _ = scores.read(tmp_path / "score", "test")
     assert all(len(text.hypotheses) == 20 for text in texts)
 
 
@@ -203,7 +202,7 @@ def test_an_untrained_model_is_scored(folder: Path, tmp_path: Path) -> None:
     made, lines = job(given, tmp_path)
     score.run(made)
     assert lines[0].startswith("score step=0 split=test BLEU=")
-    texts, step = score_files.read(tmp_path / "score", "test")
+    texts, step = scores.read(tmp_path / "score", "test")
     assert (step, len(texts)) == (0, 3)
     # The decoder's output for each source is beside its reference.
     decoder = translator.Decoder(complete(given), logdir=tmp_path)
@@ -213,16 +212,6 @@ def test_an_untrained_model_is_scored(folder: Path, tmp_path: Path) -> None:
         found = decoder.vocabulary.decode(decoder.translate(part.ids))
         assert list(text.hypotheses) == [" ".join(line.splitlines()) for line in found]
         assert text.references == part.references
-
-
-def test_a_signal_ends_it_without_scores(
-    folder: Path, tmp_path: Path, reversed_by: type[Reverser]
-) -> None:
-    del reversed_by
-    made, lines = job(params(folder), tmp_path, should_stop=lambda: True)
-    score.run(made)
-    assert lines == ["stopped: nothing is scored"]
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_records_of_another_vocabulary_are_refused(
@@ -250,13 +239,9 @@ def test_what_cannot_be_scored_is_refused_at_once(
     for field, value, kind, message in (
         ("split", "train", errors.ParamsError, "is trained on, and its text is not stored. Score"),
         ("split", "dev", errors.InputError, "has no split 'dev'; there are test, train"),
-        ("max_sentences", 0, errors.ParamsError, "score.max_sentences=0 is too small"),
-        ("thresholds", (9, 5), errors.ParamsError, "score.thresholds=(9, 5) decrease"),
+        ("max_sentences", 0, errors.InputError, "split 'test' has no sentence of "),
     ):
         refused(kind, message, params(folder, **{field: value}), tmp_path)
-    none = params(folder)
-    none.score.resamples = 0
-    refused(errors.ParamsError, "score.resamples=0 is too small", none, tmp_path)
     refused(errors.ParamsError, "--mode=score needs --logdir=FOLDER", params(folder), None)
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
     refused(

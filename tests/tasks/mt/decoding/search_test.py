@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 import numpy as np
@@ -33,11 +34,16 @@ class Chain:
             total += logits[token] - np.log(np.exp(logits).sum())
         return float(total)
 
-    def search(self, params: Any, **settings: Any) -> tuple[list[tuple[int, ...]], Any, int]:
-        """Return the translations without what follows </s>, their scores, and the steps."""
+    def search(
+        self, params: Any, *, to_the_limit: bool = False, **settings: Any
+    ) -> tuple[list[tuple[int, ...]], Any, int]:
+        """Return the translations without what follows </s>, their scores, and the steps.
+
+        `to_the_limit`: go on even if nothing can beat the best translation that has ended.
+        """
         state = search.begin(self.rows, params, **settings)
         steps = 0
-        while not search.done(params, state):
+        while not search.done(params, state) or (to_the_limit and steps < params.max_length):
             live = state.ids.numpy()[:, :, :steps].reshape([self.rows * params.beam, steps])
             given = [
                 self.logits(n // params.beam, tuple(map(int, prefix)))
@@ -120,7 +126,7 @@ def test_early_stop_changes_no_result(penalty: float) -> None:
     for model.seed in range(12):
         params = search.Search(beam=3, length_penalty=penalty, max_length=10)
         found, scores, steps = model.search(params)
-        whole, all_scores, most = model.search(params.copy().set(early_stop=False))
+        whole, all_scores, most = model.search(params, to_the_limit=True)
         assert found == whole
         np.testing.assert_array_equal(scores, all_scores)
         fewer += steps < most
@@ -129,7 +135,7 @@ def test_early_stop_changes_no_result(penalty: float) -> None:
 
 def test_a_sentence_is_left_when_as_many_have_ended_as_the_beam_is_wide() -> None:
     """Another continuation, nearly as likely, is not waited for."""
-    params = search.Search(beam=1, length_penalty=0.0, max_length=3, early_stop=False)
+    params = search.Search(beam=1, length_penalty=0.0, max_length=3)
     state = search.begin(1, params)
     logits = np.full([1, 6], -20.0)
     logits[0, [END, 4]] = [1.0, 0.9]
@@ -193,15 +199,16 @@ def test_limits_follow_the_source() -> None:
 @pytest.mark.parametrize(
     ("field", "text"),
     [
-        ({"beam": 0}, "search.beam=0 is too small. Use 1 or more"),
-        ({"length_penalty": -0.1}, "search.length_penalty=-0.1 is too small. Use 0 or more"),
-        ({"max_length": 0}, "search.max_length=0 is too small. Use 1 or more"),
+        ({"search.beam": 0}, "decode.search.beam=0 is too small. Use 1 or more"),
+        ({"search.length_penalty": -0.1}, "decode.search.length_penalty=-0.1 is too small. Use 0"),
+        ({"search.max_extra": -1}, "decode.search.max_extra=-1 is too small. Use 0 or more"),
+        ({"groups": 0}, "decode.groups=0 is too small. Use 1 or more"),
+        ({"max_length": 2}, "decode.max_length=2 is too small. Use 3 or more"),
     ],
 )
-def test_what_no_search_can_be_is_refused(field: Any, text: str) -> None:
-    with pytest.raises(errors.ParamsError) as caught:
-        search.begin(1, search.Search(**field))
-    assert str(caught.value) == text
+def test_settings_out_of_range_are_refused(field: Any, text: str) -> None:
+    with pytest.raises(errors.ParamsError, match=re.escape(text)):
+        search.check(search.Decode().set(field))
 
 
 def test_a_model_is_translated_in_a_graph_as_by_hand() -> None:

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from lingvo_gpipe import errors, optim, pipelining, task
+from lingvo_gpipe import optim, pipelining, task
 from lingvo_gpipe.run.views import markdown
-from lingvo_gpipe.tasks.mt.decoding import decode_params, shown, translator
-from lingvo_gpipe.tasks.mt.decoding.decode_params import Decode
+from lingvo_gpipe.tasks.mt.decoding import score, translator
+from lingvo_gpipe.tasks.mt.decoding.search import Decode
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.task import TranslationTask
-from lingvo_gpipe.tasks.mt.text.vocabulary import END
 from tests.tasks.mt import toy_text
 
 HELD_OUT = 7
@@ -54,13 +53,13 @@ def repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(translator, "Translator", Repeater)
 
 
-def made(source: Translation, count: int, most: int = 999) -> shown.ShownTranslations:
-    return shown.ShownTranslations(PIPE, source, Decode(shown=count, max_shown=most), "test")
+def made(source: Translation, count: int) -> score.ShownTranslations:
+    return score.ShownTranslations(PIPE, source, Decode(shown=count), "test")
 
 
 @pytest.mark.parametrize("count", [1, 3, HELD_OUT, 99])
 def test_as_many_sentences_of_each_pair_are_shown(source: Translation, count: int) -> None:
-    tables = made(source, count)(lambda: False)
+    tables = made(source, count)()
     assert list(tables) == ["translations/de:en", "translations/sw:en"]
     for pair in ("de:en", "sw:en"):
         sources, references = zip(*source.records.text("test", pair), strict=True)
@@ -71,31 +70,13 @@ def test_as_many_sentences_of_each_pair_are_shown(source: Translation, count: in
         assert tables[f"translations/{pair}"] == wanted
 
 
-@pytest.mark.parametrize(
-    ("most", "pairs", "each"), [(1, ["de"], 1), (3, ["de", "sw"], 1), (5, ["de", "sw"], 2)]
-)
-def test_more_than_all_pairs_may_show_are_left_out_evenly(
-    source: Translation, most: int, pairs: list[str], each: int
+def test_pairs_beyond_the_maximum_are_left_out_evenly(
+    source: Translation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tables = made(source, 3, most)(lambda: False)
-    assert list(tables) == [f"translations/{pair}:en" for pair in pairs]
-    assert len(Repeater.asked) == each * len(pairs)
-    same = made(source, each)(lambda: False)
-    assert tables == {name: same[name] for name in tables}
-
-
-def test_a_sentence_that_training_would_drop_is_not_shown(source: Translation) -> None:
-    lengths = source.records.split("test").lengths[:, 0] + 1
-    longest = int(sorted(lengths)[len(lengths) // 2])
-    short = source.params.copy().set(max_length=longest).instantiate()
-    made(short, 99)(lambda: False)
-    assert len(Repeater.asked) == (lengths <= longest).sum() < len(lengths)
-    assert max(map(len, Repeater.asked)) == longest
-    assert all(ids[-1] == END for ids in Repeater.asked)
-
-
-def test_a_run_that_stops_shows_nothing(source: Translation) -> None:
-    assert made(source, 3)(lambda: True) == {}
+    monkeypatch.setattr(score, "_MAX_SHOWN_PAIRS", 1)
+    tables = made(source, 3)()
+    assert list(tables) == ["translations/de:en"]
+    assert len(Repeater.asked) == 3
 
 
 @pytest.mark.parametrize(("split", "count"), [("test", 0), ("train", 3)])
@@ -108,10 +89,3 @@ def test_nothing_is_shown_without_sentences_or_text(
     params.train = task.Train(max_steps=1, optimizer=optimizer)
     params.eval.split = split
     assert params.instantiate().texts(PIPE, source) is None
-
-
-def test_a_number_that_is_too_small_is_refused() -> None:
-    with pytest.raises(errors.ParamsError, match=r"decode\.max_shown=0 is too small\. Use 1 or"):
-        decode_params.check(Decode(max_shown=0))
-    with pytest.raises(errors.ParamsError, match=r"decode\.shown=-1 is too small\. Use 0 or more"):
-        decode_params.check(Decode(shown=-1))

@@ -13,14 +13,8 @@ from lingvo_gpipe import errors, optim
 from lingvo_gpipe.run import checkpoints
 from lingvo_gpipe.task import Train
 from lingvo_gpipe.tasks.mt import task
-from lingvo_gpipe.tasks.mt.decoding import (
-    candidates,
-    decode_params,
-    incremental,
-    search,
-    translator,
-)
-from lingvo_gpipe.tasks.mt.decoding.decode_params import Decode
+from lingvo_gpipe.tasks.mt.decoding import candidates, incremental, search, translator
+from lingvo_gpipe.tasks.mt.decoding.search import Decode
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.model import transformer
 from lingvo_gpipe.tasks.mt.text import records, vocabulary
@@ -288,29 +282,6 @@ def test_what_is_planned_has_few_shapes() -> None:
     assert lengths == sorted(lengths, reverse=True)
 
 
-def test_an_end_by_the_caller_ends_it() -> None:
-    def progress(count: int) -> None:
-        raise ZeroDivisionError(count)
-
-    model = translator.Translator(cut(), Decode(batch=2, num_shapes=1), max_length=10)
-    with pytest.raises(ZeroDivisionError):
-        model.translate(sources(2), progress)
-
-
-@pytest.mark.parametrize(
-    ("field", "text"),
-    [
-        ({"batch": 0}, "decode.batch=0 is too small. Use 1 or more"),
-        ({"max_length": 2}, "decode.max_length=2 is too small. Use 3 or more"),
-        ({"search": search.Search(beam=0)}, "search.beam=0 is too small. Use 1 or more"),
-    ],
-)
-def test_what_cannot_be_done_is_refused(field: Any, text: str) -> None:
-    with pytest.raises(errors.ParamsError) as caught:
-        decode_params.check(Decode(**field))
-    assert str(caught.value) == text
-
-
 def run_of(folder: Path) -> tuple[Any, Any, list[list[int]]]:
     """Write a run's vocabulary and a checkpoint; return params, the averaged model, sources."""
     found = vocabulary.train(
@@ -348,7 +319,7 @@ def test_a_run_is_restored_without_its_data(tmp_path: Path) -> None:
     found = translator.Decoder(params, logdir=tmp_path)
     assert (found.step, found.max_length, len(found.vocabulary.targets)) == (7, 16, 2)
     assert found.target_tokens
-    for path, variable in found._translator._pipe.by_path.items():
+    for path, variable in found._pipe.by_path.items():
         np.testing.assert_array_equal(variable, pipe.by_path[path])
     by_name = translator.Decoder(params, checkpoint=str(tmp_path / "checkpoints" / "ckpt-7"))
     assert by_name.step == 7

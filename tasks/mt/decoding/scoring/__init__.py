@@ -1,1 +1,0 @@
-"""Scores of translations that are there already: BLEU and chrF, as tables, files and plots."""

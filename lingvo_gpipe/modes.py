@@ -56,11 +56,10 @@ def with_kept_choice(task: Task.Params, logdir: str | None) -> Task.Params:
 
 def _train(job: registry.Job, *, evaluate: bool = False) -> None:
     from lingvo_gpipe.plan import hosts
-    from lingvo_gpipe.run import loop
-    from lingvo_gpipe.run.profiles import steps
+    from lingvo_gpipe.run import loop, profiles
 
     options = job.options
-    chosen = steps.parse(options.profile_steps) if options.profile_steps else range(0)
+    chosen = profiles.parse_steps(options.profile_steps) if options.profile_steps else range(0)
     if job.task.model.schedule != schedule.AUTO:
         for flag, used in (("profile", options.profile and not chosen), ("hosts", options.hosts)):
             if used:
@@ -70,7 +69,7 @@ def _train(job: registry.Job, *, evaluate: bool = False) -> None:
                     f"leave --{flag} out"
                 )
     cluster = None if options.hosts is None else hosts.parse(options.hosts)
-    profiles = steps.Profiles(chosen, layers=options.profile, hosts=cluster)
+    measured = profiles.Profiles(chosen, layers=options.profile, hosts=cluster)
     if options.dry_run:
         if chosen:
             raise errors.ParamsError(
@@ -83,7 +82,7 @@ def _train(job: registry.Job, *, evaluate: bool = False) -> None:
             evaluate=evaluate,
             start=job.checkpoint,
             report=job.report,
-            profiles=profiles,
+            profiles=measured,
         )
         return
     loop.run(
@@ -94,7 +93,7 @@ def _train(job: registry.Job, *, evaluate: bool = False) -> None:
         report=job.report,
         should_stop=job.should_stop,
         note_step=job.note_step,
-        profiles=profiles,
+        profiles=measured,
     )
 
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from benchmarks.support import scalars
 from lingvo_gpipe import errors
-from lingvo_gpipe.run import writers
+from lingvo_gpipe.run import tensorboard
 from lingvo_gpipe.tasks.mt.decoding import scores
 
 LOSS = "loss"
@@ -232,7 +232,7 @@ def main() -> None:
     parser.add_argument("--split", default="test", help="part of the data that was scored")
     parser.add_argument("--metric", default="BLEU", choices=[*scores.METRICS, LOSS])
     parser.add_argument(
-        "--evaluations", default=writers.EVALUATIONS, help="folder of the losses in each LOGDIR"
+        "--evaluations", default=tensorboard.EVALUATIONS, help="folder of the losses in each LOGDIR"
     )
     parser.add_argument("--rows", default="pairs", choices=["pairs", "groups", "both"])
     parser.add_argument("--against", help="system to which the others are compared")

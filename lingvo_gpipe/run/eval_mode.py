@@ -18,13 +18,17 @@ from lingvo_gpipe.run import (
     checkpoints,
     log_directory,
     restoring,
-    summaries,
+    tensorboard,
     worker_input,
-    writers,
 )
-from lingvo_gpipe.run.evaluation import Evaluation, batches, check_names, evaluate
-from lingvo_gpipe.run.views.examples import Examples
-from lingvo_gpipe.run.views.texts import EvaluationTexts
+from lingvo_gpipe.run.evaluation import (
+    Evaluation,
+    EvaluationTexts,
+    batches,
+    check_names,
+    evaluate,
+)
+from lingvo_gpipe.run.examples import Examples
 from lingvo_gpipe.task import Task
 
 _POLL_S = 2.0
@@ -62,7 +66,7 @@ class CheckpointEvaluator:
         self._source = worker_input.source_of(self._input, self.pipe.executor, report)
         self._texts = EvaluationTexts(params, self.pipe, self._input, report)
         self._logdir = logdir
-        self._writers: dict[Path, summaries.Writer] = {}
+        self._writers: dict[Path, tensorboard.Writer] = {}
         self._report = report
         self._should_stop = should_stop
 
@@ -100,9 +104,11 @@ class CheckpointEvaluator:
         if logdir is not None:
             folder = folder_of(logdir, self._params)
             if folder not in self._writers:
-                self._writers[folder] = summaries.Writer(folder)
+                self._writers[folder] = tensorboard.Writer(folder)
             shown = self._texts.added(found)
-            writers.write_evaluation(self._writers[folder], folder, shown, self._input.class_names)
+            tensorboard.write_evaluation(
+                self._writers[folder], folder, shown, self._input.class_names
+            )
         return found
 
 
@@ -120,8 +126,10 @@ def folder_of(logdir: Path, params: Task.Params) -> Path:
     with contextlib.suppress(errors.CheckpointError):  # reported when it is restored
         kept = checkpoints.newest_text(str(logdir / log_directory.CHECKPOINTS))
     if kept is None or not task.change(kept[1], params.to_text()).touches("eval.split"):
-        return logdir / writers.EVALUATIONS
-    return logdir / f"{writers.EVALUATIONS}_{re.sub('[^A-Za-z0-9_.-]+', '_', params.eval.split)}"
+        return logdir / tensorboard.EVALUATIONS
+    return (
+        logdir / f"{tensorboard.EVALUATIONS}_{re.sub('[^A-Za-z0-9_.-]+', '_', params.eval.split)}"
+    )
 
 
 def run(

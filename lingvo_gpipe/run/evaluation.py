@@ -1,9 +1,10 @@
-"""Evaluation: a network's losses and metrics over a whole split of the data."""
+"""Evaluation: a network's losses and metrics over a whole split of the data, and texts of it."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -12,13 +13,14 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, pipelining, task
 from lingvo_gpipe.console.progress import Count
-from lingvo_gpipe.input import Batches, Reading
+from lingvo_gpipe.input import Batches, Input, Reading
 from lingvo_gpipe.layers.objectives import heads
 from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.network import parts
 from lingvo_gpipe.network.groups import Groups
-from lingvo_gpipe.run.views.examples import Example, Examples
+from lingvo_gpipe.run.examples import Example, Examples
 from lingvo_gpipe.run.worker_input import Source
+from lingvo_gpipe.task import Task, Texts
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -231,3 +233,54 @@ def batches(
     """
     all_batches = source.evaluation(params.split)
     return all_batches if most is None else itertools.islice(all_batches, most)
+
+
+class EvaluationTexts:
+    """Adds to evaluations the texts that a task shows, such as translations."""
+
+    def __init__(
+        self,
+        params: Task.Params,
+        pipe: pipelining.PipeliningLayer,
+        source: Input,
+        report: Callable[[str], None],
+    ) -> None:
+        """Make nothing yet.
+
+        Args:
+            params: params of the task.
+            pipe: the network.
+            source: the input of the task.
+            report: receives a line if this task can show none.
+        """
+        self._params = params
+        self._pipe = pipe
+        self._source = source
+        self._report = report
+        self._texts: Texts | None = None
+        self._has_begun = False
+
+    def added(self, evaluation: Evaluation) -> Evaluation:
+        """Return an evaluation with the texts of the network's present weights.
+
+        Args:
+            evaluation: without them.
+        """
+        if not self._has_begun:
+            self._has_begun = True
+            try:
+                self._texts = self._params.instantiate().texts(self._pipe, self._source)
+            except errors.UserError as error:
+                self._report(f"evaluations show no texts: {error}")
+        if self._texts is None:
+            return evaluation
+        begun = time.perf_counter()
+        try:
+            texts = dict(self._texts())
+        except tf.errors.ResourceExhaustedError as error:  # training needs less than they
+            reason = errors.without_graph_names(error.message).splitlines()[0]
+            self._report(f"evaluations show no more texts: {reason}")
+            self._texts = None
+            return evaluation
+        seconds = time.perf_counter() - begun if texts else 0.0
+        return dataclasses.replace(evaluation, texts=texts, texts_s=seconds)

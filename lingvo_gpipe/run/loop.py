@@ -48,14 +48,12 @@ from lingvo_gpipe.run import (
     restoring,
     worker_input,
 )
+from lingvo_gpipe.run.examples import Examples
+from lingvo_gpipe.run.histograms import Histograms
 from lingvo_gpipe.run.learner import Learner
-from lingvo_gpipe.run.profiles import prediction, recorder
-from lingvo_gpipe.run.profiles.steps import NO_PROFILES, Profiles
+from lingvo_gpipe.run.profiles import NO_PROFILES, Profiles, Recorder, planned
 from lingvo_gpipe.run.run_state import RunState
-from lingvo_gpipe.run.views.examples import Examples
-from lingvo_gpipe.run.views.histograms import Histograms
-from lingvo_gpipe.run.views.texts import EvaluationTexts
-from lingvo_gpipe.run.writers import StepReport, Writers
+from lingvo_gpipe.run.tensorboard import RunWriters, StepReport
 from lingvo_gpipe.task import Task
 
 Batches = Sequence[Mapping[str, Nest]]
@@ -222,17 +220,17 @@ class _Training:
         self._learner = Learner(params, source.element_spec(training=True))
         pipe = self._pipe = self._learner.pipe
         evaluation.check_names(pipe, params.eval)
-        self._recorder: recorder.Recorder | None = None
+        self._recorder: Recorder | None = None
         if options.profiles.steps:
-            planned = prediction.planned(params, pipe) if options.profiles.layers else None
-            self._recorder = recorder.Recorder(
-                options.profiles.steps, self._learner, logdir, options.report, planned
+            plan = planned(params, pipe) if options.profiles.layers else None
+            self._recorder = Recorder(
+                options.profiles.steps, self._learner, logdir, options.report, plan
             )
         self._source = worker_input.source_of(source, pipe.executor, options.report)
         if options.evaluate:
             self._source.evaluation(params.eval.split)  # refused now, not after hours
         self._histograms = Histograms(pipe, lambda: self._learner.updater.loss_scale)
-        self._texts = EvaluationTexts(params, pipe, source, options.report)
+        self._texts = evaluation.EvaluationTexts(params, pipe, source, options.report)
         self.state = RunState(params, self._learner, logdir, evaluates=options.evaluate)
         self._model = RunModel(
             self._params,
@@ -283,10 +281,10 @@ class _Training:
     def train(self) -> Result:
         """Do the updates that are left."""
         train, state = self._params.train, self.state
-        writers = Writers(self._logdir, self._learner, self._params, self._input.class_names)
+        writers = RunWriters(self._logdir, self._learner, self._params, self._input.class_names)
         shown = progress.Progress(total=train.max_steps, start=state.step)
         with contextlib.closing(writers), contextlib.closing(shown), self._watchdog:
-            writers.constants(state.step, self._input.constants())
+            writers.train.scalars(state.step, self._input.constants())
             self._first_step = self._epoch_ended_at = state.step
             with self._saving_on_error():
                 self._call("on_train_begin")
@@ -302,7 +300,7 @@ class _Training:
                     if is_logged or self._callbacks is not None:
                         curves = writers.curves(report)
                     if is_logged:
-                        writers.update(state.step, curves)
+                        writers.train.scalars(state.step, curves)
                     self._call("on_train_batch_end", (state.step - 1) % self._epoch_steps, curves)
                     if self._epoch_ends():
                         self._end_epoch(writers, curves)
@@ -326,7 +324,7 @@ class _Training:
         """Wait until the checkpoints that were begun are written."""
         self.state.close(self._options.report)
 
-    def _mini_batches(self, writers: Writers) -> Iterator[tuple[Batches, float]]:
+    def _mini_batches(self, writers: RunWriters) -> Iterator[tuple[Batches, float]]:
         """Yield the mini-batches of each update, and the seconds that reading them took."""
         train, state, options = self._params.train, self.state, self._options
         data = self._source.batches(self._params.model.seed, int(state.position.numpy()))
@@ -348,11 +346,13 @@ class _Training:
             input_s = time.perf_counter() - begun
             if step == self._first_step:
                 with self._pipe.executor.beside_input():
-                    writers.pictures(step, self._input.pictures(dict(batches[0])))
+                    pictures = self._input.pictures(dict(batches[0]))
+                for name, images in pictures.items():
+                    writers.train.images(step, name, images)
             self._call("on_train_batch_begin", step % self._epoch_steps)
             yield batches, input_s
 
-    def _update(self, batches: Batches, input_s: float, writers: Writers) -> StepReport:
+    def _update(self, batches: Batches, input_s: float, writers: RunWriters) -> StepReport:
         """Do one update.
 
         Raises:
@@ -423,7 +423,7 @@ class _Training:
         step = self.state.step
         return step > 0 and (step % self._epoch_steps == 0 or step >= self._params.train.max_steps)
 
-    def _end_epoch(self, writers: Writers, curves: Mapping[str, float]) -> bool:
+    def _end_epoch(self, writers: RunWriters, curves: Mapping[str, float]) -> bool:
         """Evaluate if this run does so; return False if a signal interrupted it."""
         step, last = self.state.step, self._last
         if self._options.evaluate and (last is None or last.step != step):
@@ -440,7 +440,7 @@ class _Training:
             self._call("on_epoch_end", (step - 1) // self._epoch_steps, logs)
         return True
 
-    def _evaluate(self, writers: Writers) -> None:
+    def _evaluate(self, writers: RunWriters) -> None:
         """Evaluate the present weights, and keep the checkpoint if it is the best."""
         params, options, step = self._params.eval, self._options, self.state.step
         name = f"a mini-batch of the evaluation at step {step}"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks import workers
-from lingvo_gpipe.run import summaries
+from lingvo_gpipe.run import tensorboard
 
 
 def test_a_run_that_starts_twice_has_the_curves_of_one_that_starts_once(tmp_path: Path) -> None:
     for name, starts in (("once", [range(1, 5)]), ("twice", [range(1, 3), range(3, 5)])):
         for steps in starts:
-            writer = summaries.Writer(tmp_path / name / "train")
+            writer = tensorboard.Writer(tmp_path / name / "train")
             first = steps.start - 1
             writer.scalars(first, {"sampling_share/de:en": 0.25})
             writer.scalars(0, {"learning_rate_planned": float(steps.stop)})

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 from lingvo_gpipe import errors, pipelining, registry, task
 from lingvo_gpipe.console.progress import Count
 from lingvo_gpipe.input import synthetic
-from lingvo_gpipe.run import log_directory, restoring, summaries
-from lingvo_gpipe.run.views import markdown
+from lingvo_gpipe.run import log_directory, restoring, tensorboard
 from lingvo_gpipe.tasks.mt.decoding import scores, translator
 from lingvo_gpipe.tasks.mt.decoding.search import Decode
 from lingvo_gpipe.tasks.mt.text.vocabulary import END, Vocabulary
@@ -168,7 +167,7 @@ def run(job: registry.Job) -> None:
         return
     path = scores.write(job.logdir / FOLDER, split, texts, report, decoder.step)
     job.report(f"wrote {path}, translations in {path.with_suffix('')}")
-    _write_summaries(summaries.Writer(job.logdir / FOLDER), report, decoder.step, split)
+    _write_summaries(tensorboard.Writer(job.logdir / FOLDER), report, decoder.step, split)
 
 
 def summary(report: scores.ScoreReport, step: int, split: str) -> Iterator[str]:
@@ -180,7 +179,7 @@ def summary(report: scores.ScoreReport, step: int, split: str) -> Iterator[str]:
 
 
 def _write_summaries(
-    writer: summaries.Writer, report: scores.ScoreReport, step: int, split: str
+    writer: tensorboard.Writer, report: scores.ScoreReport, step: int, split: str
 ) -> None:
     """Write scores for TensorBoard."""
     writer.scalars(
@@ -234,7 +233,7 @@ class ShownTranslations:
         """Return the tables; see `task.Texts`."""
         translated = translations(self._translator.translate, self._vocabulary, self._chosen)
         return {
-            f"translations/{part.pair}": markdown.table(
+            f"translations/{part.pair}": tensorboard.markdown_table(
                 _HEADINGS, zip(part.sources, part.hypotheses, part.references, strict=True)
             )
             for part in translated

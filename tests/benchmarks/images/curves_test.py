@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from benchmarks.images import curves
-from lingvo_gpipe.run import summaries
+from lingvo_gpipe.run import tensorboard
 
 
 def test_log_directories_and_tables_are_read_and_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     for folder, tag, values in (("train", "loss", (2.0, 1.0)), ("eval", "accuracy", (0.5, 0.25))):
-        writer = summaries.Writer(tmp_path / "run" / folder)
+        writer = tensorboard.Writer(tmp_path / "run" / folder)
         for step, value in zip((10, 20), values, strict=True):
             writer.scalars(step, {tag: value})
         writer.text(0, "params", "a text")

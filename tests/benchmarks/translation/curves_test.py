@@ -8,12 +8,12 @@ import pytest
 
 from benchmarks.support import scalars
 from benchmarks.translation import curves
-from lingvo_gpipe.run import summaries
+from lingvo_gpipe.run import tensorboard
 
 
 def written(folder: Path, *points: tuple[int, float]) -> None:
     for name in ("train", "eval"):
-        writer = summaries.Writer(folder / name)
+        writer = tensorboard.Writer(folder / name)
         for step, value in points:
             writer.scalars(step, {"loss": value, "log_perplexity": value + 1})
         writer.text(0, "params", "a text")

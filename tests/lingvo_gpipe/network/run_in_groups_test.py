@@ -13,7 +13,7 @@ from lingvo_gpipe import errors, layers, task
 from lingvo_gpipe.network import parts
 from lingvo_gpipe.plan import describe, report, slicing, step_plan
 from lingvo_gpipe.run import eval_mode, evaluation, learner, loop
-from lingvo_gpipe.run.profiles import steps
+from lingvo_gpipe.run.profiles import Profiles
 from lingvo_gpipe.schedule import build_limit
 from tests.tiny_task import tiny_task
 
@@ -49,7 +49,7 @@ def test_a_run_in_groups_is_the_run_without_them(tmp_path: Path, num_replicas: i
 def test_a_step_in_groups_is_recorded_and_planned(tmp_path: Path) -> None:
     params = task_of(2)
     lines: list[str] = []
-    profiles = steps.Profiles(range(2, 3))
+    profiles = Profiles(range(2, 3))
     loop.run(params, tmp_path, profiles=profiles, report=lines.append)
     # An update has two mini-batches.
     taken = "step 2, 8 mini-batches or groups: slots took"

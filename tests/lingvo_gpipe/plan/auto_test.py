@@ -13,7 +13,7 @@ from lingvo_gpipe.hyperparams import text
 from lingvo_gpipe.network import micro_batches
 from lingvo_gpipe.plan import auto, describe, hosts, profiling, report, slot_times, step_plan
 from lingvo_gpipe.run import checkpoints, loop
-from lingvo_gpipe.run.profiles.steps import Profiles
+from lingvo_gpipe.run.profiles import Profiles
 from tests.tiny_task import tiny_task
 
 

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing import event_accumulator
 from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.input import Batch, Batches
 from lingvo_gpipe.layers import base
-from lingvo_gpipe.run import checkpoints, eval_mode, evaluation, loop, summaries, writers
+from lingvo_gpipe.run import checkpoints, eval_mode, evaluation, loop, tensorboard
 from tests.tiny_task import Points, one_layer_task, stop_after, tiny_task
 
 CLASSES = ("red", "green", "blue")
@@ -157,8 +157,8 @@ def test_a_best_that_no_evaluation_reports_as_a_number_is_refused(
 def test_a_name_that_is_no_text_is_written_as_far_as_it_is(tmp_path: Path) -> None:
     classes = ("red", b"gr\xfcn".decode(errors="surrogateescape"), "blue")  # a folder, no UTF-8
     found = evaluation.Evaluation(1, {"loss": 0.5}, {"confusion": np.eye(3)}, 3)
-    writer = summaries.Writer(tmp_path)
-    writers.write_evaluation(writer, tmp_path, found, classes)
+    writer = tensorboard.Writer(tmp_path)
+    tensorboard.write_evaluation(writer, tmp_path, found, classes)
     writer.close()
     lines = (tmp_path / "per_class.txt").read_text(encoding="utf-8").splitlines()
     assert lines[3].startswith("gr\ufffdn ")

@@ -24,7 +24,7 @@ from lingvo_gpipe.run import (
     log_directory,
     loop,
     process,
-    writers,
+    tensorboard,
 )
 from lingvo_gpipe.schedule import drawing
 from tests.tiny_task import Points, one_layer_task, tiny_task
@@ -106,7 +106,7 @@ def test_an_evaluation_that_cannot_be_written_costs_no_update(
     def refuse(*_: Any) -> None:
         raise ValueError("no picture")
 
-    monkeypatch.setattr(writers, "write_evaluation", refuse)
+    monkeypatch.setattr(tensorboard, "write_evaluation", refuse)
     with pytest.raises(ValueError, match="no picture"):
         loop.run(params, tmp_path, evaluate=True)
     assert saved(tmp_path) == [2]

@@ -18,8 +18,7 @@ import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 
 from lingvo_gpipe import errors, optim, pipelining, registry, task
-from lingvo_gpipe.run import eval_mode, export, loop
-from lingvo_gpipe.run.views import markdown
+from lingvo_gpipe.run import eval_mode, export, loop, tensorboard
 from lingvo_gpipe.tasks.mt import task as mt_task
 from lingvo_gpipe.tasks.mt.decoding import decode, incremental, score, search
 from lingvo_gpipe.tasks.mt.decoding.search import Decode
@@ -404,7 +403,7 @@ def test_lines_are_decoded_by_the_run_itself(ran: Run, tmp_path: Path) -> None:
     (shown, *_) = score.sentences_to_translate(params.input.instantiate(), "test", 2)
     translated = ran.words.decode(translator.translate(shown.ids))
     rows = zip(shown.sources, translated, shown.references, strict=True)
-    table = markdown.table(["source", "translation", "reference"], rows)
+    table = tensorboard.markdown_table(["source", "translation", "reference"], rows)
     *_, text_shown = curves(ran.folder / "eval")["translations/de:en"]
     assert np.asarray(text_shown).item().decode() == table
     assert reported[-1] == f"decode step=3 lines=3 empty=1 split=0 replaced=0 to {found}"

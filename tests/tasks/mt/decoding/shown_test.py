@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lingvo_gpipe import optim, pipelining, task
-from lingvo_gpipe.run.views import markdown
+from lingvo_gpipe.run import tensorboard
 from lingvo_gpipe.tasks.mt.decoding import score, translator
 from lingvo_gpipe.tasks.mt.decoding.search import Decode
 from lingvo_gpipe.tasks.mt.input import Translation
@@ -66,7 +66,7 @@ def test_as_many_sentences_of_each_pair_are_shown(source: Translation, count: in
         places = [n * HELD_OUT // min(count, HELD_OUT) for n in range(min(count, HELD_OUT))]
         repeated = source.vocabulary.decode(source.vocabulary.encode(list(sources)))
         rows = [[sources[n], repeated[n], references[n]] for n in places]
-        wanted = markdown.table(["source", "translation", "reference"], rows)
+        wanted = tensorboard.markdown_table(["source", "translation", "reference"], rows)
         assert tables[f"translations/{pair}"] == wanted
 
 

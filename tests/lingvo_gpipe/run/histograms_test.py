@@ -11,8 +11,7 @@ import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 
 from lingvo_gpipe import errors, optim, task
-from lingvo_gpipe.run import loop
-from lingvo_gpipe.run.views import histograms
+from lingvo_gpipe.run import histograms, loop
 from tests.support import saved
 from tests.tiny_task import one_layer_task, tiny_task
 

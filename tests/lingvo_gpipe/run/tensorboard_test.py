@@ -1,7 +1,9 @@
-"""What TensorBoard shows before the first update: planned rates, and the model as a table."""
+"""What TensorBoard shows before the first update, and texts in its tables."""
 
 from __future__ import annotations
 
+import html
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,7 @@ from tensorboard.backend.event_processing import event_accumulator
 
 from lingvo_gpipe import network, optim
 from lingvo_gpipe.plan import describe
-from lingvo_gpipe.run import loop
-from lingvo_gpipe.run.views import model_table, planned_rate
+from lingvo_gpipe.run import loop, tensorboard
 from tests.tiny_task import one_layer_task, tiny_task
 
 RISE = optim.RateRange.Params(lowest=1e-3, highest=1.0, steps=4)
@@ -27,7 +28,7 @@ def optimizer(rate: Any) -> Any:
 )
 def test_planned_rates_are_those_of_the_updates(max_steps: int, count: int) -> None:
     made = optimizer(RISE).instantiate()
-    points = planned_rate.points(made, max_steps)
+    points = tensorboard.planned_rates(made, max_steps)
     assert len(points) == count
     assert min(points) == 0
     assert max(points) == max(max_steps - 1, 0)
@@ -36,13 +37,13 @@ def test_planned_rates_are_those_of_the_updates(max_steps: int, count: int) -> N
 
 
 def test_a_rate_that_does_not_change_is_not_drawn() -> None:
-    assert planned_rate.points(optimizer(0.1).instantiate(), 9) == {}
+    assert tensorboard.planned_rates(optimizer(0.1).instantiate(), 9) == {}
 
 
 def test_a_table_has_the_rows_and_lines_of_the_description() -> None:
     params = tiny_task()
     fields = params.input.instantiate().element_spec()
-    text = model_table.table(network.analyze(params.model, fields)).replace("&#46;", ".")
+    text = tensorboard.model_table(network.analyze(params.model, fields)).replace("&#46;", ".")
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert [row.split(" | ")[0] for row in rows[2:]] == [
         *("| cell 0", "| first", "| cell 1", "| norm", "| drop", "| head"),
@@ -51,7 +52,7 @@ def test_a_table_has_the_rows_and_lines_of_the_description() -> None:
     assert "parameters&#58; 83" in text
     assert "parameters: 83" in describe.describe(params)
     params.model.layers[0].trainable = False
-    *_, note = model_table.table(network.analyze(params.model, fields)).splitlines()
+    *_, note = tensorboard.model_table(network.analyze(params.model, fields)).splitlines()
     assert note == "- first&#58; frozen"  # a row of the table would make other columns narrow
 
 
@@ -64,3 +65,27 @@ def test_a_run_shows_them_once(tmp_path: Path) -> None:
     planned = [event.step for event in found.Tensors("learning_rate_planned")]
     assert planned == [0]
     assert len(found.Tensors("model")) == 2
+
+
+@pytest.mark.filterwarnings("ignore:html5lib's sanitizer:DeprecationWarning")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a | b",
+        "**bold** _x_ `code` ~~x~~",
+        "<2de> <b>&amp;</b> <script>",
+        "[x](http://a.b) ![i](j) http://a.b",
+        "# 1. - + * \\| \\",
+        "\u2581li 😀 ﬁ Ж",
+    ],
+)
+def test_a_text_is_shown_as_it_is(text: str) -> None:
+    from tensorboard.plugin_util import markdown_to_safe_html  # it warns when it is imported
+
+    shown = markdown_to_safe_html(tensorboard.markdown_table(["x", "y"], [[text, "last"]]))
+    cells = [html.unescape(cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", shown, re.S)]
+    assert cells == [text, "last"]
+
+
+def test_a_line_break_is_a_space() -> None:
+    assert tensorboard.markdown_table(["x"], [["a\n b\u2028c"]]).endswith("| a b c |")

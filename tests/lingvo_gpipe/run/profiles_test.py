@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
+import math
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +18,11 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, network
 from lingvo_gpipe.execution.monitoring import stamps
+from lingvo_gpipe.network import replicas
 from lingvo_gpipe.plan import profiling, slot_times
-from lingvo_gpipe.run import checkpoints, loop
-from lingvo_gpipe.run.profiles import clocks, steps, worker_traces
-from lingvo_gpipe.run.profiles.steps import Profiles
+from lingvo_gpipe.run import checkpoints, loop, profiles
+from lingvo_gpipe.run.profiles import Profiles
+from lingvo_gpipe.schedule import breakdown, simulate
 from tests.support import saved
 from tests.tiny_task import tiny_task
 
@@ -102,13 +107,12 @@ def test_chosen_steps_are_recorded_and_numbers_stay(
     (profile,) = (tmp_path / "timed" / "train" / "plugins" / "profile").glob("*/*.xplane.pb")
     assert profile.stat().st_size > 1000
     assert f"step 4: profile for TensorBoard's xprof in {profile.parents[1]}" in lines
-    (line, _) = [text for text in lines if text.startswith("step ") and "slots took" in text]
-    compared = [text for text in lines if "that its table needs" in text]
+    (line, other) = [text for text in lines if "that its table needs" in text]
     several = f", {num_parts} mini-batches or groups" if num_parts > 1 else ""
-    names_of = [f"step {step}{several}: " for step in (2, 3)]
-    assert [text.partition("it took")[0] for text in compared] == names_of
+    names_of = [f"step {step}{several}:" for step in (2, 3)]
+    assert [text.splitlines()[0] for text in (line, other)] == names_of
     kept = (folder / "step_2.txt").read_text().splitlines()
-    assert kept == [*line.splitlines()[1:-1], compared[0].removeprefix(names_of[0])]
+    assert kept == line.splitlines()[1:]
     _, *rows = [row.split("  ") for row in line.splitlines()[1:-1]]
     assert len(rows) == 2 * num_replicas
     for row in rows:
@@ -122,7 +126,7 @@ def test_replicas_without_micro_batches_are_not_in_the_timeline(tmp_path: Path) 
     task.input.batch_size = 40  # of 42 rows: the second mini-batch has 2
     lines: list[str] = []
     loop.run(task, tmp_path, report=lines.append, profiles=Profiles(range(1, 7)))
-    shown = [line for line in lines if "slots took" in line]
+    shown = [line for line in lines if "that its table needs" in line]
     assert len(shown) == 6
     assert {line.count("replica ") for line in shown} <= {2, 3}
 
@@ -138,9 +142,9 @@ def test_times_of_workers_are_by_the_clock_of_the_chief(
         "read",
         lambda self: [span.later(ahead_s * span.device) for span in read(self)],
     )
-    monkeypatch.setattr(worker_traces, "workers_of", lambda _: workers)
+    monkeypatch.setattr(profiles, "workers_of", lambda _: workers)
     monkeypatch.setattr(
-        clocks, "_time_of", lambda host: time.time() + (ahead_s if host == workers[1] else 0.0)
+        profiles, "_time_of", lambda host: time.time() + (ahead_s if host == workers[1] else 0.0)
     )
     task, lines = tiny_task(max_steps=2), list[str]()
     task.model.set(num_micro_batches=4, schedule="interleaved", cells_per_device=2)
@@ -169,19 +173,11 @@ def test_measured_layers_are_compared_with_steps(
     monkeypatch.setattr(profiling, "cell_times", lambda *_: None)  # so that layers add up
     task, lines = tiny_task(max_steps=2), list[str]()
     loop.run(task, tmp_path, report=lines.append, profiles=Profiles(range(2, 3), layers=True))
-    (line,) = [line for line in lines if line.startswith("step 2: it took ")]
-    assert " that --profile planned for slots and update; slots took " in line
+    (line,) = [line for line in lines if line.startswith("step 2:")]
+    assert line.endswith(" ms that --profile planned for slots and update")
     assert len(planned) == 1
     assert planned[0] is not None
     assert len(planned[0]) == task.model.num_partitions
-
-
-def test_the_first_step_of_a_process_builds_its_graphs(tmp_path: Path) -> None:
-    lines: list[str] = []
-    loop.run(tiny_task(max_steps=2), tmp_path, report=lines.append, profiles=Profiles(range(1, 3)))
-    first, second = [line for line in lines if "that its table needs" in line]
-    assert first.endswith(" ms building its graphs")
-    assert "building" not in second
 
 
 def test_a_trace_that_cannot_be_written_is_a_warning(
@@ -194,7 +190,7 @@ def test_a_trace_that_cannot_be_written_is_a_warning(
     result = loop.run(tiny_task(max_steps=3), tmp_path, report=lines.append, profiles=profiles)
     assert result.step == 3
     assert f"{folder}/step_2_replica_0.json cannot be written: " in caplog.text
-    assert any(line.startswith("step 2: it took ") for line in lines)
+    assert any(line.startswith("step 2:") for line in lines)
 
 
 def test_steps_that_a_run_does_not_reach_are_reported(tmp_path: Path) -> None:
@@ -220,4 +216,123 @@ def test_a_profile_whose_step_a_run_does_not_reach_is_reported(tmp_path: Path) -
 @pytest.mark.parametrize("text", ["5", "3:3", "4:3", "a:b", "0:2", "-1:2", "1:2:3", ""])
 def test_what_is_no_range_of_steps_is_refused(text: str) -> None:
     with pytest.raises(errors.ParamsError, match="is not a range of steps"):
-        steps.parse(text)
+        profiles.parse_steps(text)
+
+
+# --- from spans to timelines ----------------------------------------------------------------------
+
+BEGUN_S = 1_000.0
+
+
+def assembled(
+    num_replicas: int = 1, layers: Sequence[slot_times.LayerTime] | None = None
+) -> profiles.StepAssembler:
+    model = tiny_task().model
+    model.set(num_replicas=num_replicas, num_micro_batches=3, schedule="gpipe")
+    specs = {"point": tf.TensorSpec([9, 4]), "label": tf.TensorSpec([9], tf.int32)}
+    return profiles.StepAssembler(network.analyze(model, specs), layers)
+
+
+def part(
+    assembler: profiles.StepAssembler, num_micro_batches: int, begun_s: float, length_s: float
+) -> profiles.Part:
+    """Return a part whose slots take 1 s and 2 s and begin half a second after it."""
+    analysis = assembler.analysis
+    spans: list[simulate.Span] = []
+    shares = replicas.shares(num_micro_batches, analysis.params.num_replicas)
+    for number, share in enumerate(filter(None, shares)):
+        table = analysis.training_pass(len(share)).table
+        for span in simulate.simulate(table, [1.0] * 2, [2.0] * 2).spans:
+            slot = dataclasses.replace(span.slot, micro_batch=span.slot.micro_batch + share.start)
+            own = simulate.Span(span.device + 2 * number, slot, span.start_s, span.end_s)
+            spans.append(own.later(begun_s + 0.5))
+    return profiles.Part(breakdown.Around(begun_s, begun_s + length_s), spans)
+
+
+def test_parts_follow_each_other_without_what_is_between_them() -> None:
+    """Two of three micro-batches, 12 s of slots each, with 7 s between them and 3 s of update."""
+    assembler = assembled()
+    parts = [part(assembler, 3, BEGUN_S, 13.0), part(assembler, 3, BEGUN_S + 20.0, 15.5)]
+    step = assembler.step(parts, 2.0)
+    assert step.num_parts == 2
+    (timelines,) = step.timelines
+    assert [timeline.first_s for timeline in timelines] == pytest.approx([0.5, 13.5])
+    for row in step.rows:
+        assert sum(row.values()) == pytest.approx(2.0 + 13.0 + 15.5)
+        assert row["input"] == 2.0
+        assert row["start"] == pytest.approx(1.0)
+        assert row["update"] == pytest.approx(0.5 + 3.0)
+        assert row["forward"] == pytest.approx(6.0)
+        assert row["recomputation"] + row["backward"] == pytest.approx(12.0)
+        assert row["fill and drain"] == pytest.approx(6.0)
+
+
+def test_measured_layers_divide_slots() -> None:
+    """Of a backward of 2 s, a quarter is recomputed; the last cell recomputes nothing once."""
+    layers = [slot_times.LayerTime(1.0, 3.0, 1.0, 4.0)] * 4
+    assembler = assembled(layers=layers)
+    step = assembler.step([part(assembler, 3, BEGUN_S, 13.0)], 0.0)
+    first, second = step.rows
+    assert first["recomputation"] == pytest.approx(3 * 2.0 / 4)
+    assert first["backward"] == pytest.approx(3 * 2.0 * 3 / 4)
+    assert second["recomputation"] == pytest.approx(2 * 2.0 / 4)
+    by_flops = assembled().step([part(assembler, 3, BEGUN_S, 13.0)], 0.0).rows[0]
+    assert by_flops["recomputation"] != pytest.approx(first["recomputation"])
+
+
+def test_a_forward_that_is_measured_longer_than_the_fused_program_is_all_of_it() -> None:
+    """As where another process disturbed one of the two measurements."""
+    layers = [slot_times.LayerTime(1.0, 0.1, 1.1, 0.9)] * 4
+    assembler = assembled(layers=layers)
+    whole = part(assembler, 3, BEGUN_S, 13.0)
+    fused = [s for s in whole.spans if str(s.slot) != "1B2"]  # its backward is in its forward
+    step = assembler.step([profiles.Part(whole.around, fused)], 0.0)
+    for row in step.rows:
+        assert min(row.values()) >= -1e-9
+        assert row["recomputation"] <= 3 * 2.0
+
+
+def test_a_replica_without_micro_batches_waits_for_the_others() -> None:
+    assembler = assembled(num_replicas=2)
+    parts = [part(assembler, 3, BEGUN_S, 20.0), part(assembler, 1, BEGUN_S + 20.0, 15.0)]
+    step = assembler.step(parts, 0.0)
+    first, second = step.timelines
+    assert [len(first), len(second)] == [2, 1]
+    assert len(step.rows) == 4
+    for row in step.rows:
+        assert sum(row.values()) == pytest.approx(35.0)
+    assert [row["imbalance"] for row in step.rows] == pytest.approx([0.0, 0.0, 15.0, 15.0])
+    assert [row["forward"] for row in step.rows] == pytest.approx([3.0, 3.0, 1.0, 1.0])
+
+
+# --- clocks of workers ----------------------------------------------------------------------------
+
+TODAY_S = 1_795_713_390.123_456
+TICK_S = math.ulp(TODAY_S)
+
+
+@pytest.mark.parametrize("start", range(8))
+def test_the_smallest_step_of_a_float_is_no_difference(start: int) -> None:
+    """Whether a sum of two times is rounded up or down depends on their last digits."""
+    asked_s = TODAY_S + TICK_S * start
+    for its, between in itertools.combinations_with_replacement(range(4), 2):
+        own = itertools.cycle([asked_s, asked_s + TICK_S * between])
+        ahead = profiles.clock_offset(
+            itertools.repeat(asked_s + TICK_S * its).__next__, own.__next__
+        )
+        assert abs(ahead.seconds) <= ahead.error_s, (its, between, ahead)
+
+
+def test_microseconds_that_are_cut_off_are_no_difference() -> None:
+    """`tf.timestamp` answers at once, with what is less than a microsecond cut off."""
+    now_s = TODAY_S + 0.7e-6
+    offset = profiles.clock_offset(lambda: math.floor(now_s * 1e6) / 1e6, lambda: now_s)
+    assert abs(offset.seconds) <= offset.error_s
+
+
+@pytest.mark.parametrize("ahead_s", [3.0, 1e-3, -1e-3, -3.0])
+def test_a_clock_that_differs_is_found_within_its_error(ahead_s: float) -> None:
+    own = itertools.count(TODAY_S, 1e-4)
+    ahead = profiles.clock_offset(lambda: next(own) + ahead_s, own.__next__)
+    assert abs(ahead.seconds) > ahead.error_s
+    assert abs(ahead.seconds - ahead_s) <= ahead.error_s < 2e-4

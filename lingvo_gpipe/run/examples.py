@@ -43,7 +43,7 @@ class Example:
 class Examples:
     """Chooses the examples of an evaluation that are shown: the most confident mistakes.
 
-    Where there are fewer mistakes, right predictions follow, the least confident ones first.
+    If there are fewer mistakes, right predictions follow, the least confident ones first.
     """
 
     def __init__(self, pipe: pipelining.PipeliningLayer, source: Input, count: int) -> None:
@@ -57,48 +57,49 @@ class Examples:
         self._pipe = pipe
         self._source = source
         self._count = count
-        self._head = _head(pipe) if count else None
-        self._is_drawn: bool | None = None
-        self._kept: list[tuple[float, Example]] = []
+        self._classifier = _classifier(pipe.analysis) if count else None
+        self._has_pictures: bool | None = None
+        self._chosen: list[tuple[float, Example]] = []
 
     def reads_outputs(self, batch: Mapping[str, Nest]) -> bool:
         """Return whether it needs the network's outputs for a mini-batch.
 
-        Not where the network does not classify examples, or its input draws none.
+        Not if the network does not classify examples, or its input draws none.
         """
-        if self._head is None:
+        if self._classifier is None:
             return False
-        if self._is_drawn is None:
-            self._is_drawn = self._pictures(batch, [0]) != []
-        return self._is_drawn
+        if self._has_pictures is None:
+            self._has_pictures = self._pictures(batch, [0]) != []
+        return self._has_pictures
 
     def add(self, batch: Mapping[str, Nest], outputs: Mapping[str, Nest]) -> None:
         """Look at a mini-batch, and keep those of its examples that are to be shown.
 
         Args:
             batch: the mini-batch, for which `reads_outputs` returns True.
-            outputs: name → output of the network, wherever they were made.
+            outputs: name → output of the network, on any devices.
         """
-        if self._head is None:
+        classifier = self._classifier
+        if classifier is None:
             return
-        labels = self._head.labels(batch)
-        best, confidence = self._head.predict(outputs, len(labels))
+        labels = classifier.labels(batch)
+        best, confidence = classifier.predict(outputs, len(labels))
         scores = ranks(labels, best, confidence)
         scores[labels < 0] = -np.inf  # a class that the loss leaves out
-        if self._head.weights is not None:  # an example of weight 0 only fills the mini-batch
-            scores[batch[self._head.weights].numpy().reshape(-1) == 0] = -np.inf
-        least = self._kept[-1][0] if len(self._kept) == self._count else -np.inf
+        if classifier.weights is not None:  # an example of weight 0 only fills the mini-batch
+            scores[batch[classifier.weights].numpy().reshape(-1) == 0] = -np.inf
+        least = self._chosen[-1][0] if len(self._chosen) == self._count else -np.inf
         order = np.argsort(-scores, kind="stable")[: self._count]
         rows = [int(row) for row in order if scores[row] > least]
         for row, picture in zip(rows, self._pictures(batch, rows), strict=False):
             example = Example(int(labels[row]), int(best[row]), float(confidence[row]), picture)
-            self._kept.append((float(scores[row]), example))
-        self._kept.sort(key=lambda kept: -kept[0])
-        del self._kept[self._count :]
+            self._chosen.append((float(scores[row]), example))
+        self._chosen.sort(key=lambda chosen: -chosen[0])
+        del self._chosen[self._count :]
 
     def chosen(self) -> tuple[Example, ...]:
         """Return the examples that are shown, in their order."""
-        return tuple(example for _, example in self._kept)
+        return tuple(example for _, example in self._chosen)
 
     def _pictures(self, batch: Mapping[str, Nest], rows: Sequence[int]) -> list[Array]:
         """Return examples of a mini-batch as the input draws them; none if it draws none."""
@@ -129,7 +130,7 @@ def ranks(labels: Array, predicted: Array, confidence: Array) -> Array:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Head:
+class _Classifier:
     """What classifies whole examples in a network.
 
     Attributes:
@@ -150,8 +151,7 @@ class _Head:
         """Return the class of each example of a mini-batch, [B]."""
         field = batch[self.label]
         with tf.device(field.device):
-            found = self.classes(field)
-        return np.asarray(found)
+            return np.asarray(self.classes(field))
 
     def predict(self, outputs: Mapping[str, Nest], num_examples: int) -> tuple[Array, Array]:
         """Return the best class and its probability, [B] each; crops of an example are averaged."""
@@ -165,23 +165,22 @@ class _Head:
         return best.numpy(), confidence.numpy()
 
 
-def _head(pipe: pipelining.PipeliningLayer) -> _Head | None:
+def _classifier(analysis: Analysis) -> _Classifier | None:
     """Return what classifies examples by a field, from the network's only output."""
-    analysis = pipe.analysis
     if len(analysis.wiring.outputs) != 1:  # others may be large, or not of single examples
         return None
     ((output, version),) = analysis.wiring.outputs.items()
     producer, spec = analysis.wiring.versions[version].producer, analysis.specs[version]
     if producer == wiring.FIELD or not isinstance(spec, tf.TensorSpec):
         return None
-    return _softmax_head(analysis, output, producer, spec) or _keras_head(analysis, output, version)
-
-
-def _softmax_head(
-    analysis: Analysis, output: str, producer: int, spec: tf.TensorSpec
-) -> _Head | None:
-    """Return the layer that makes the output, if it is served as probabilities."""
     params = analysis.layers[producer].params
+    return _softmax(analysis, output, params, spec) or _keras_loss(analysis, output, version)
+
+
+def _softmax(
+    analysis: Analysis, output: str, params: Layer.Params, spec: tf.TensorSpec
+) -> _Classifier | None:
+    """Return the layer that makes the output, if it is served as probabilities."""
     label, weights = _compared(params)
     labels = analysis.fields.get(label)
     if (
@@ -197,20 +196,14 @@ def _softmax_head(
     def probabilities(logits: tf.Tensor) -> tf.Tensor:
         return params.served(logits)[_PROBABILITIES]
 
-    return _Head(output, label, weights, probabilities, tf.identity)
+    return _Classifier(output, label, weights, probabilities, tf.identity)
 
 
-def _compared(params: Layer.Params) -> tuple[str, str | None]:
-    """Return the fields with label and weights that a head reads; no label is ""."""
-    label, weights = (*params.reads[1:3], None, None)[:2]
-    return label or "", weights
-
-
-def _keras_head(analysis: Analysis, output: str, version: int) -> _Head | None:
+def _keras_loss(analysis: Analysis, output: str, version: int) -> _Classifier | None:
     """Return a loss of Keras that compares the output with classes.
 
     Args:
-        analysis: of the network.
+        analysis: analysis of the network.
         output: name of the output.
         version: its version in the stream.
     """
@@ -227,12 +220,16 @@ def _keras_head(analysis: Analysis, output: str, version: int) -> _Head | None:
         label, weights = _compared(params)
         labels, spec = analysis.fields.get(label), analysis.specs[compared]
         if (
-            compared != source.get(version, version)
-            or not isinstance(labels, tf.TensorSpec)
-            or not isinstance(spec, tf.TensorSpec)
+            compared == source.get(version, version)
+            and isinstance(labels, tf.TensorSpec)
+            and isinstance(spec, tf.TensorSpec)
+            and (found := params.classifier(spec, labels)) is not None
         ):
-            continue
-        found = params.classifier(spec, labels)
-        if found is not None:
-            return _Head(output, label, weights, found.probabilities, found.classes)
+            return _Classifier(output, label, weights, found.probabilities, found.classes)
     return None
+
+
+def _compared(params: Layer.Params) -> tuple[str, str | None]:
+    """Return the fields with label and weights that a head reads; no label is ""."""
+    label, weights = (*params.reads[1:3], None, None)[:2]
+    return label or "", weights

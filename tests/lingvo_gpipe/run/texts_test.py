@@ -12,8 +12,7 @@ from tensorboard.backend.event_processing import event_accumulator
 
 from lingvo_gpipe import errors, hyperparams, task
 from lingvo_gpipe.run import eval_mode, loop
-from lingvo_gpipe.run.evaluation import Evaluation
-from lingvo_gpipe.run.views.texts import EvaluationTexts
+from lingvo_gpipe.run.evaluation import Evaluation, EvaluationTexts
 from tests.tiny_task import one_layer_task
 
 hyperparams.register_package(__name__)

@@ -15,8 +15,7 @@ from lingvo_gpipe import layers
 from lingvo_gpipe.input import Batch
 from lingvo_gpipe.pipelining import PipeliningLayer
 from lingvo_gpipe.run import eval_mode, evaluation, loop
-from lingvo_gpipe.run.views import example_grid
-from lingvo_gpipe.run.views.examples import Example, Examples, ranks
+from lingvo_gpipe.run.examples import Examples, ranks
 from tests.tiny_task import Points, one_layer_task, tiny_task
 
 HELD_OUT = 13
@@ -236,40 +235,3 @@ def test_a_run_and_an_evaluation_show_them(tmp_path: Path) -> None:
     assert len(pictures) == 2
     assert pictures[0][2] == pictures[1][2]
     assert pictures[0][2][:8] == b"\x89PNG\r\n\x1a\n"
-
-
-@pytest.mark.parametrize(("count", "columns", "rows"), [(1, 1, 1), (4, 4, 1), (5, 4, 2)])
-@pytest.mark.parametrize("channels", [1, 3])
-def test_a_grid_has_four_columns(count: int, columns: int, rows: int, channels: int) -> None:
-    pixels = np.full((5, 9, channels), 128, np.uint8)
-    examples = [Example(n % 2, 1, 0.5, pixels) for n in range(count)]
-    drawn = tf.io.decode_png(example_grid.draw(examples, ["cat", "$x_{"]), 3).numpy()
-    one = tf.io.decode_png(example_grid.draw(examples[:1]), 3).shape
-    assert drawn.shape[1] / one[1] == pytest.approx(columns, rel=0.1)
-    assert drawn.shape[0] / one[0] == pytest.approx(rows, rel=0.1)
-    grey = (np.abs(drawn.astype(int) - 128) <= 1).all(-1).sum()
-    area = one[0] * one[1]
-    assert 0.2 * area < grey / count < 0.6 * area  # every picture is there, in its aspect
-
-
-def test_a_mistake_is_drawn_in_another_colour_than_a_right_prediction() -> None:
-    pixels = np.zeros((2, 2, 1), np.uint8)
-
-    def colours(label: int) -> set[tuple[int, ...]]:
-        drawn = tf.io.decode_png(example_grid.draw([Example(label, 1, 0.5, pixels)]), 3).numpy()
-        return set(map(tuple, drawn.reshape(-1, 3).tolist()))
-
-    red, green = (0xC6, 0x28, 0x28), (0x2E, 0x7D, 0x32)
-    assert red in colours(0)
-    assert red not in colours(1)
-    assert green in colours(1)
-    assert green not in colours(0)
-
-
-def test_long_names_of_neighbours_do_not_meet() -> None:
-    examples = [Example(label, 1, 0.5, np.zeros((2, 2, 1), np.uint8)) for label in (0, 1, 0, 1)]
-    names = ["my brown_bear", "my african_elephant"]
-    drawn = tf.io.decode_png(example_grid.draw(examples, names), 3).numpy()
-    period = (drawn.shape[1] - 18) / 4  # of a tile and a gap of 18 pixels, which is on both edges
-    between = [round(9 + period * column) for column in (1, 2, 3)]
-    assert (drawn[:, between] == 255).all()

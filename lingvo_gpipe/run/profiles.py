@@ -1,0 +1,540 @@
+"""Recorded steps of a run: when each slot ran, and where the time of each device went.
+
+`--profile_steps=A:B` times the slots of these steps; none of their numbers changes. Each becomes a
+trace for Perfetto, beside what its table needs by simulation, and pictures and a breakdown in
+TensorBoard. TensorFlow's own profiler, which slows a step down, records the step after them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import tensorflow as tf
+
+from lingvo_gpipe import errors, packing, pipelining
+from lingvo_gpipe.console import units
+from lingvo_gpipe.execution import placement
+from lingvo_gpipe.network import analysis, replicas
+from lingvo_gpipe.plan import slot_times, step_plan
+from lingvo_gpipe.plan.hosts import Hosts
+from lingvo_gpipe.run import pictures, tensorboard, worker
+from lingvo_gpipe.run.learner import Learner
+from lingvo_gpipe.schedule import breakdown, drawing, simulate
+from lingvo_gpipe.schedule.slot import Slot
+from lingvo_gpipe.task import Task
+
+FOLDER = "timeline"
+"""Folder of a log directory, for the traces."""
+_STEPS = re.compile(r"([0-9]{1,12}):([0-9]{1,12})", re.ASCII)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Profiles:
+    """What a run measures, and what is known of its hosts.
+
+    Attributes:
+        steps: updates whose slots are timed, from 1 on.
+        layers: whether times of layers are measured, by which `--schedule=auto` chooses, and with
+            which `steps` are compared.
+        hosts: links and memory by which `--schedule=auto` chooses; they place no cell. None: not
+            known.
+    """
+
+    steps: range = range(0)
+    layers: bool = False
+    hosts: Hosts | None = None
+
+
+NO_PROFILES = Profiles()
+
+
+def parse_steps(text: str) -> range:
+    """Return the steps that `--profile_steps` names; the first update of a run is step 1.
+
+    Raises:
+        ParamsError: the text is not A:B with 1 <= A < B.
+
+    >>> parse_steps("10:12")
+    range(10, 12)
+    """
+    match = _STEPS.fullmatch(text.strip())
+    if match is None or not 1 <= int(match[1]) < int(match[2]):
+        raise errors.ParamsError(
+            f"--profile_steps={text[:40]} is not a range of steps, the first of which is 1. Write "
+            "the first one and the one after the last, such as 10:12 for the steps 10 and 11"
+        )
+    return range(int(match[1]), int(match[2]))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Planned:
+    """Seconds of an update by measured layers, without input.
+
+    Attributes:
+        slots_s: seconds of the slots of each mini-batch or group.
+        update_s: seconds of the update.
+        layers: times of each layer.
+    """
+
+    slots_s: float
+    update_s: float
+    layers: Sequence[slot_times.LayerTime] | None
+
+
+def planned(params: Task.Params, pipe: pipelining.PipeliningLayer) -> Planned:
+    """Measure the layers of a network and its update; return the seconds of a step with its cuts.
+
+    Args:
+        params: params of the task.
+        pipe: the network.
+    """
+    own = params.copy()
+    own.model.cuts = tuple(len(cell.layers) for cell in pipe.analysis.cells)
+    known = step_plan.known_of(own, profile=True)
+    plan = step_plan.with_update(step_plan.make_for(own, profile=True, known=known), own)
+    return Planned(plan.step_s, plan.update_s or 0.0, known.layer_times)
+
+
+# --- clocks of workers ----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ClockOffset:
+    """How far a worker's clock is ahead of this process's.
+
+    Attributes:
+        seconds: the difference; negative if it is slow.
+        error_s: how far from it the true one may be.
+    """
+
+    seconds: float
+    error_s: float
+
+
+def clock_offset(
+    ask: Callable[[], float], clock: Callable[[], float] = time.time, *, tries: int = 10
+) -> ClockOffset:
+    """Measure how far a clock is ahead, as the Network Time Protocol does.
+
+    Of several answers, the one that came back soonest counts. Its time lies between question and
+    answer, so the error is at most half of the time between the two, and the microsecond in which
+    TensorFlow counts.
+
+    Args:
+        ask: returns its time in seconds since 1970.
+        clock: returns the time of this process in seconds since 1970.
+        tries: number of questions.
+
+    >>> answers, own = iter([8.0, 9.5] * 5), iter([3.0, 5.0, 5.0, 6.0] * 5)
+    >>> clock_offset(answers.__next__, own.__next__)
+    ClockOffset(seconds=4.0, error_s=0.500001)
+    """
+    offsets = []
+    for _ in range(tries):
+        asked_s, its_s, answered_s = clock(), ask(), clock()
+        # Differences first: today's seconds since 1970 are exact to 0.2 µs, their sum to 0.5 µs.
+        half_s = (answered_s - asked_s) / 2
+        offsets.append(ClockOffset((its_s - asked_s) - half_s, half_s + 1e-6))
+    return min(offsets, key=lambda offset: offset.error_s)
+
+
+def clock_offsets(workers: Mapping[int, str]) -> dict[int, ClockOffset]:
+    """Return number of a worker → its clock, of those that certainly differ from this process's.
+
+    Args:
+        workers: number → its CPU.
+    """
+    offsets = {n: clock_offset(functools.partial(_time_of, host)) for n, host in workers.items()}
+    return {n: offset for n, offset in offsets.items() if abs(offset.seconds) > offset.error_s}
+
+
+def _time_of(host: str) -> float:
+    with tf.device(host):
+        return float(tf.timestamp())
+
+
+# --- from spans of slots to timelines -------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Part:
+    """When the slots of one mini-batch, or group of micro-batches, ran.
+
+    Attributes:
+        around: when it began and ended, in seconds since 1970.
+        spans: its calls, by the same clock; a device is that of its replica, replica after replica.
+    """
+
+    around: breakdown.Around
+    spans: Sequence[simulate.Span]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """One step: timelines of each replica, and the parts of each device's time.
+
+    Attributes:
+        timelines: of each replica, of each mini-batch or group that it computed; times are from
+            the start of the step.
+        rows: parts of the time of each device, replica after replica, over the whole step.
+        num_parts: number of mini-batches or groups.
+    """
+
+    timelines: tuple[tuple[simulate.Timeline, ...], ...]
+    rows: tuple[dict[str, float], ...]
+    num_parts: int
+
+
+class StepAssembler:
+    """Makes timelines and breakdowns of steps from when the slots of their parts ran.
+
+    Attributes:
+        analysis: the network that runs each part.
+    """
+
+    def __init__(
+        self,
+        analyzed: analysis.Analysis,
+        layers: Sequence[slot_times.LayerTime] | None = None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            analyzed: see `analysis`.
+            layers: times of each layer, which divide a slot into recomputation and backward, or a
+                fused one into forward and backward; None: by FLOPs.
+        """
+        self.analysis = analyzed
+        self._layers = layers
+
+    def step(self, parts: Sequence[Part], input_s: float) -> RecordedStep:
+        """Return what was recorded of a step.
+
+        Args:
+            parts: its mini-batches or groups, in order. What is between two of them does not
+                belong to the step.
+            input_s: seconds for which it waited for its mini-batches.
+        """
+        timelines: list[list[simulate.Timeline]] = []
+        rows: list[dict[str, float]] = []
+        begun_s = 0.0
+        for number, part in enumerate(parts):
+            length_s = part.around.ended_s - part.around.begun_s
+            around = breakdown.Around(begun_s, begun_s + length_s, input_s if number == 0 else 0.0)
+            of_part = self._timelines(part.spans, begun_s - part.around.begun_s)
+            timelines += [[] for _ in of_part[len(timelines) :]]
+            rows_of_part: list[dict[str, float]] = []
+            for of_replica, timeline in zip(timelines, of_part, strict=False):
+                of_replica.append(timeline)
+                recomputed = functools.partial(self._recomputed, timeline.table.num_micro_batches)
+                rows_of_part += breakdown.of_step(timeline, around, recomputed)
+            rows = breakdown.added(rows, rows_of_part)
+            begun_s += length_s
+        return RecordedStep(tuple(map(tuple, timelines)), tuple(rows), len(parts))
+
+    def _timelines(self, spans: Sequence[simulate.Span], later_s: float) -> list[simulate.Timeline]:
+        """Return the timeline of each replica that has micro-batches of a part."""
+        num_micro_batches = 1 + max(span.slot.micro_batch for span in spans)
+        shares = replicas.shares(num_micro_batches, self.analysis.params.num_replicas)
+        timelines = []
+        for number, share in enumerate(filter(None, shares)):  # the first ones have micro-batches
+            table = self.analysis.training_pass(len(share)).table
+            first_device = number * table.num_devices
+            of_replica = [
+                simulate.Span(
+                    span.device - first_device,
+                    dataclasses.replace(span.slot, micro_batch=span.slot.micro_batch - share.start),
+                    span.start_s + later_s,
+                    span.end_s + later_s,
+                )
+                for span in spans
+                if first_device <= span.device < first_device + table.num_devices
+            ]
+            timelines.append(breakdown.with_backwards(table, of_replica, self._fused))
+        return timelines
+
+    @functools.cached_property
+    def _times(self) -> Sequence[slot_times.LayerTime]:
+        """Times of the layers."""
+        return self._layers or slot_times.by_flops(self.analysis)
+
+    @functools.cached_property
+    def _fused(self) -> float:
+        """Share of the forward where it is fused with its backward."""
+        times = slot_times.program_times(self.analysis, self.analysis.cells[-1], self._times)
+        # Measured apart, a forward may take longer than both together.
+        return min(1.0, times["F"] / times["FB"]) if times["FB"] else 1 / 3
+
+    def _recomputed(self, num_micro_batches: int, slot: Slot) -> float:
+        """Return the share of the recomputation in a slot."""
+        cell = self.analysis.training_pass(num_micro_batches).cells[slot.cell]
+        name = cell.program(slot.phase, slot.micro_batch)
+        if name not in ("B", "I"):
+            return 0.0
+        times = slot_times.program_times(self.analysis, cell, self._times)
+        return times["R"] / times[name] if times[name] else 0.0
+
+
+# --- recording ------------------------------------------------------------------------------------
+
+
+class Recorder:
+    """Records steps of a run.
+
+    Where an update has several mini-batches, or groups of micro-batches, times are read after each:
+    all of them are in the breakdown and in the trace; the pictures show the last one.
+    """
+
+    def __init__(
+        self,
+        chosen: range,
+        learner: Learner,
+        logdir: Path,
+        report: Callable[[str], None],
+        plan: Planned | None = None,
+    ) -> None:
+        """Prepare; the learner has run nothing yet.
+
+        Args:
+            chosen: the steps, from 1 on.
+            learner: the network in training.
+            logdir: log directory of the run.
+            report: prints a line for the user.
+            plan: seconds of a step by measured layers; None: not measured.
+        """
+        self._chosen = chosen
+        self._learner = learner
+        self._logdir = logdir
+        self._report = report
+        self._plan = plan
+        self._stamps = learner.pipe.executor.note_times()
+        self._assembler = StepAssembler(
+            learner.pipe.analysis, None if plan is None else plan.layers
+        )
+        self._parts: list[Part] = []
+        self._offsets: dict[int, ClockOffset] = {}
+        self._reading_s: list[float] = []  # after each part
+        self._has_recorded = False
+        self._has_traced = False
+
+    @contextlib.contextmanager
+    def watching(self, step: int) -> Iterator[None]:
+        """Record the step that runs inside if it was chosen, or follows the chosen ones."""
+        if step in self._chosen:
+            with self.noting():
+                yield
+        elif step == self._chosen.stop and self._has_recorded:
+            with self._traced_by_tensorflow(step):
+                yield
+        else:
+            yield
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """Note the times of the step that runs inside."""
+        self._parts, self._offsets, self._reading_s = [], {}, []
+        self._learner.after_part = self._note
+        try:
+            yield
+        finally:
+            self._learner.after_part = None
+
+    def record(self, step: int, input_s: float, writer: tensorboard.Writer) -> float:
+        """Write the timeline of the step that has just ended, if it was chosen.
+
+        Args:
+            step: its number.
+            input_s: seconds for which it waited for its mini-batches.
+            writer: writer of the run's curves.
+
+        Returns:
+            The seconds of the step in which its times were read.
+        """
+        if step not in self._chosen:
+            return 0.0
+        self._has_recorded = True
+        recorded = self.last(input_s)
+        folder = self._logdir / FOLDER
+        for number, timelines in enumerate(recorded.timelines):
+            both = {"measured": timelines, "simulated": list(map(_simulated_beside, timelines))}
+            joined = {name: simulate.joined(each) for name, each in both.items()}
+            path = folder / f"step_{step}_replica_{number}.json"
+            tensorboard.write_text(path, drawing.chrome_trace(joined))
+        labels = self._labels(len(recorded.rows), len(recorded.timelines))
+        table = breakdown.table_of(recorded.rows, labels)
+        measured = recorded.timelines[0]
+        lines = [*units.table(table, "l" + "r" * (len(table[0]) - 1)), self._compared(recorded)]
+        tensorboard.write_text(folder / f"step_{step}.txt", "\n".join(lines) + "\n")
+        writer.png(
+            step, "timeline/measured", drawing.draw(measured[-1].later(-measured[-1].first_s))
+        )
+        simulated = drawing.draw(_simulated(measured[-1]))
+        writer.png(step, "timeline/simulated_from_means", simulated)
+        writer.png(step, "timeline/breakdown", pictures.of_breakdown(recorded.rows, labels))
+        writer.text(step, "timeline/breakdown", "\n".join(lines))
+        writer.flush()
+        parts = f", {recorded.num_parts} mini-batches or groups" if recorded.num_parts > 1 else ""
+        self._report("\n".join([f"step {step}{parts}:", *lines]))
+        self._report(f"traces for ui.perfetto.dev: {folder}")
+        if self._offsets:
+            offsets = ", ".join(
+                f"worker {n}: {1e3 * o.seconds:+.1f} ms (± {1e3 * o.error_s:.1f})"
+                for n, o in sorted(self._offsets.items())
+            )
+            self._report(f"times are corrected, because clocks differ from the chief's: {offsets}")
+        return sum(self._reading_s)
+
+    def finish(self, last_step: int) -> None:
+        """Report it if none of the chosen steps was computed, or not the one after them.
+
+        Args:
+            last_step: number of the run's last step.
+        """
+        flag = f"--profile_steps={self._chosen.start}:{self._chosen.stop}"
+        if not self._has_recorded:
+            self._report(
+                f"{flag}: this run has computed none of these steps; its last one was {last_step}"
+            )
+        elif not self._has_traced:
+            self._report(
+                f"{flag}: no profile for TensorBoard's xprof, which records step "
+                f"{self._chosen.stop}; the run's last one was {last_step}"
+            )
+
+    def last(self, input_s: float = 0.0) -> RecordedStep:
+        """Return the timelines and the parts of the step that has just ended.
+
+        Args:
+            input_s: seconds for which it waited for its mini-batches.
+        """
+        *parts, last = self._parts
+        # The update of the weights follows the reading of the last part's times.
+        around = dataclasses.replace(last.around, ended_s=time.time() - self._reading_s[-1])
+        parts.append(dataclasses.replace(last, around=around))
+        return self._assembler.step(parts, input_s)
+
+    def _note(self, begun_s: float) -> None:
+        """Read the times of the mini-batch or group that has just ended, all by one clock."""
+        ended_s = time.time()
+        hosts = self._stamps.hosts
+        workers = workers_of([hosts])
+        offsets = clock_offsets(workers)
+        later_s = {workers[number]: -offset.seconds for number, offset in offsets.items()}
+        spans = [span.later(later_s.get(hosts[span.device], 0.0)) for span in self._stamps.read()]
+        self._parts.append(Part(breakdown.Around(begun_s, ended_s), spans))
+        self._offsets |= offsets
+        self._reading_s.append(time.time() - ended_s)
+
+    def _compared(self, recorded: RecordedStep) -> str:
+        """Return one line that compares a step with its table, and with the plan.
+
+        The table has the median time of its slots, which leaves out what disturbs a few of them.
+        """
+        timelines = recorded.timelines[0]
+        medians = breakdown.mean_seconds(simulate.joined(timelines), statistics.median)
+        needed_s = sum(breakdown.simulate_means(t.table, medians).makespan_s for t in timelines)
+        measured_s = sum(recorded.rows[0].values())
+        line = (
+            f"it took {1e3 * measured_s:.1f} ms, {measured_s / needed_s:.2f} of the "
+            f"{1e3 * needed_s:.1f} ms that its table needs with the median time of each slot"
+        )
+        if self._plan is None:
+            return line
+        planned_s = len(timelines) * self._plan.slots_s + self._plan.update_s
+        return (
+            f"{line}, and {measured_s / planned_s:.2f} of the {1e3 * planned_s:.1f} ms that "
+            "--profile planned for slots and update"
+        )
+
+    def _labels(self, count: int, num_replicas: int) -> list[str]:
+        """Return the names of the devices of all replicas that computed."""
+        per_replica = count // num_replicas
+        if self._learner.pipe.analysis.params.num_replicas == 1:
+            return [f"device {number}" for number in range(count)]
+        return [f"replica {n // per_replica}, device {n % per_replica}" for n in range(count)]
+
+    @contextlib.contextmanager
+    def _traced_by_tensorflow(self, step: int) -> Iterator[None]:
+        self._has_traced = True
+        folder = self._logdir / "train"
+        workers = workers_of(self._learner.pipe.executor.devices)
+        with (
+            _traced_workers(workers, self._logdir, self._report) as traced,
+            tf.profiler.experimental.Profile(str(folder)),
+        ):
+            yield
+        also = f"; of the workers, in {self._logdir}/worker_*" if traced else ""
+        self._report(
+            f"step {step}: profile for TensorBoard's xprof in {folder}/plugins/profile{also}"
+        )
+
+
+def workers_of(devices: Sequence[Sequence[str]]) -> dict[int, str]:
+    """Return number of a worker → its CPU, of the workers with these devices of all replicas."""
+    hosts = {packing.host(name) for of_replica in devices for name in of_replica}
+    return {
+        tf.DeviceSpec.from_string(host).task or 0: host
+        for host in sorted(hosts)
+        if placement.is_on_worker(host)
+    }
+
+
+@contextlib.contextmanager
+def _traced_workers(
+    workers: dict[int, str], logdir: Path, report: Callable[[str], None]
+) -> Iterator[list[int]]:
+    """Let workers trace what runs inside, each into `worker_N` of the log directory.
+
+    Yields:
+        The numbers of those that do; `report` receives a line for each that cannot.
+    """
+    traced = []
+    for number, device in workers.items():
+        folder = logdir.absolute() / f"worker_{number}"
+        fault = _ask(device, {"do": "trace", "folder": str(folder)})
+        if fault is None:
+            traced.append(number)
+        else:
+            report(f"worker {number} records no profile: {fault}")
+    try:
+        yield traced
+    finally:
+        for number in traced:
+            with contextlib.suppress(tf.errors.OpError):  # the step that failed says why
+                if fault := _ask(workers[number], {"do": "end_trace"}):
+                    report(f"worker {number} has written no profile: {fault}")
+
+
+def _ask(device: str, request: dict[str, str]) -> str | None:
+    """Ask a worker; return what it could not do, as text."""
+    with tf.device(device):
+        asked = tf.constant(json.dumps(request))
+    (answer,) = worker.call(device, asked)
+    answered = json.loads(answer.numpy())
+    if "error" not in answered:
+        return None
+    return f"{answered['error']['text'].splitlines()[0]} (on {answered['host']})"
+
+
+def _simulated(measured: simulate.Timeline) -> simulate.Timeline:
+    """Return what the table needs with the mean times of its slots."""
+    return breakdown.simulate_means(measured.table, breakdown.mean_seconds(measured))
+
+
+def _simulated_beside(measured: simulate.Timeline) -> simulate.Timeline:
+    """Return the same from the measured first slot's start.
+
+    Slots that computed nothing are not in it, as they are not in the measured one.
+    """
+    simulated = _simulated(measured)
+    ran = {span.slot for span in measured.spans}
+    spans = tuple(span for span in simulated.spans if span.slot in ran)
+    return simulate.Timeline(measured.table, spans).later(measured.first_s)

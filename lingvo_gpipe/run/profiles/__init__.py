@@ -1,1 +1,0 @@
-"""Measured timelines of some steps of a run (`--profile_steps`), and what they are written as."""

@@ -6,7 +6,7 @@ import contextlib
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType, TracebackType
+from types import FrameType
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -35,7 +35,7 @@ class StopRequest:
     def __init__(self) -> None:
         self._received: int | None = None
         self._handlers = contextlib.ExitStack()
-        self._handling = False
+        self._is_handling = False
         self.seen: int | None = None
 
     def __enter__(self) -> StopRequest:
@@ -43,9 +43,9 @@ class StopRequest:
 
     def should_stop(self) -> bool:
         """Return whether the user asked the work to stop."""
-        if not self._handling:
+        if not self._is_handling:
             self._handlers.enter_context(handled(self._receive))
-            self._handling = True
+            self._is_handling = True
         self.seen = self._received
         return self.seen is not None
 
@@ -56,12 +56,7 @@ class StopRequest:
         for known in _SIGNALS:
             signal.signal(known, signal.SIG_DFL)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._handlers.close()
 
 

@@ -9,12 +9,13 @@ from lingvo_gpipe import errors
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DECIMAL = ("", "k", "M", "G", "T", "P", "E")
-_FACTORS = {
-    **{unit: 1024**power for power, unit in enumerate(_BINARY)},
-    **{f"{letter}B".upper(): 1000**power for power, letter in enumerate(_DECIMAL)},
+_BYTES = {
+    "": 1,
+    **{unit.lower(): 1024**power for power, unit in enumerate(_BINARY)},
+    **{f"{letter}b".lower(): 1000**power for power, letter in enumerate(_DECIMAL)},
 }
 _COUNTS = {letter.lower(): 1000**power for power, letter in enumerate(_DECIMAL)}
-_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([A-Za-z]{0,3})", re.ASCII)
+_SCALED = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([A-Za-z]{0,3})", re.ASCII)
 
 
 def size(num_bytes: float) -> str:
@@ -84,13 +85,7 @@ def parse_size(text: str) -> int:
     >>> parse_size("8GiB")
     8589934592
     """
-    factors = {unit.lower(): factor for unit, factor in _FACTORS.items()} | {"": 1}
-    found = _scaled_number(text, factors)
-    if found is None:
-        raise errors.ParamsError(
-            f"{text[:40]!r} is not a size. Write a number and a unit, such as 8GiB, 512MiB or 16GB"
-        )
-    return found
+    return _parse(text, _BYTES, "a size", "unit, such as 8GiB, 512MiB or 16GB")
 
 
 def parse_count(text: str) -> int:
@@ -102,19 +97,13 @@ def parse_count(text: str) -> int:
     >>> parse_count("2.5G")
     2500000000
     """
-    found = _scaled_number(text, _COUNTS)
-    if found is None:
-        raise errors.ParamsError(
-            f"{text[:40]!r} is not a number. Write a number and a letter, such as 150T or 2.5G"
-        )
-    return found
+    return _parse(text, _COUNTS, "a number", "letter, such as 150T or 2.5G")
 
 
-def _scaled_number(text: str, factors: Mapping[str, int]) -> int | None:
-    """Return a number times the factor of its unit in lower case; None: it is not such a text."""
-    match = _SIZE.fullmatch(text.strip())
+def _parse(text: str, factors: Mapping[str, int], what: str, suffix: str) -> int:
+    match = _SCALED.fullmatch(text.strip())
     if match is None or match[2].lower() not in factors:
-        return None
+        raise errors.ParamsError(f"{text[:40]!r} is not {what}. Write a number and a {suffix}")
     return int(float(match[1]) * factors[match[2].lower()])
 
 

@@ -9,6 +9,8 @@ import signal
 import sys
 from collections.abc import Callable
 
+import tqdm
+
 from lingvo_gpipe import errors
 
 
@@ -29,8 +31,6 @@ def report(line: str) -> None:
     Raises:
         BrokenPipeError: the reader of the output has ended.
     """
-    import tqdm
-
     encoding = sys.stdout.encoding or "utf-8"
     shown = line.encode(encoding, "backslashreplace").decode(encoding)
     try:
@@ -44,8 +44,6 @@ def report(line: str) -> None:
 
 def note(line: str) -> None:
     """Print a line beside the program's output, on the standard error, or lose it."""
-    import tqdm
-
     with contextlib.suppress(OSError):
         tqdm.tqdm.write(line, file=sys.stderr)
 

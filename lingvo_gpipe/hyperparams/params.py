@@ -506,16 +506,17 @@ def _walk(path: str, value: Value, field: Field) -> Iterator[tuple[str, Value, F
 
 def _unknown_field(root: Params, path: str, holder: Value) -> UnknownFieldError:
     """Return the error of a path of which `holder` is the last part that exists."""
-    parent = path.rpartition(".")[0]
+    parent, _, name = path.rpartition(".")
     fields = list(holder._fields) if isinstance(holder, Params) else []
-    distinct: dict[str, str] = {}
-    for candidate in itertools.chain(
-        (join_path(parent, name) for name in fields), (each for each, _, _ in root.walk())
-    ):
-        distinct.setdefault(re.sub(r"\[\d+\]", "[]", candidate), candidate)
-        if len(distinct) == _CANDIDATES:
+    siblings = (join_path(parent, field) for field in fields)
+    candidates: dict[str, str] = {}
+    for candidate in itertools.chain(siblings, (path for path, _, _ in root.walk())):
+        candidates.setdefault(re.sub(r"\[\d+\]", "[]", candidate), candidate)
+        if len(candidates) == _CANDIDATES:
             break
-    near = errors.nearest(path.rpartition(".")[2], distinct.values())
-    there = ", ".join(fields) if isinstance(holder, Params) else shown(holder)
-    hint = f"nearest {', '.join(map(repr, near))}" if near else f"there is {there or 'no field'}"
+    near = errors.nearest(name, candidates.values())
+    if near:
+        hint = f"nearest {', '.join(map(repr, near))}"
+    else:
+        hint = f"there is {', '.join(fields) or shown(holder)}"
     return UnknownFieldError(f"{root.class_name()} has no field '{path}'; {hint}")

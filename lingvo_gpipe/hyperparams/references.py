@@ -80,14 +80,9 @@ def text_name(referenced: Referenced) -> str:
         return _public_names[referenced]
     found = _inside(str(referenced.__module__), str(referenced.__qualname__))
     if found is not referenced or not _may_be_named(referenced):
-        of_keras = (
-            ""
-            if isinstance(referenced, type)
-            else (" or, if a Keras layer calls it, write a class of keras.layers.Layer")
-        )
         raise ParamsError(
             f"{shown(referenced)} has no name that a text could hold; define it at the top of a "
-            f"module{of_keras}"
+            "module or, if a Keras layer calls it, write a class of keras.layers.Layer"
         )
     name = public_name(referenced)
     if _of_project(name) not in (None, referenced):

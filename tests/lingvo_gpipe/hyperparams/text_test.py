@@ -159,7 +159,7 @@ def test_values_without_a_name_have_no_text() -> None:
         text = message(Everything.Params().set(change).to_text)
         assert where in local
         assert text.startswith(f"{name}: '{path}': {local[:40]}")
-        assert text.endswith("has no name that a text could hold; define it at the top of a module")
+        assert "has no name that a text could hold; define it at the top of a module" in text
     assert "has no name" in message(Everything.Params(function=lambda x: x).to_text)
 
 

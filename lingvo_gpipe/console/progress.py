@@ -9,12 +9,10 @@ from typing import Any, TextIO, TypeVar
 
 import tqdm
 
-from lingvo_gpipe.console import units
-
 _Item = TypeVar("_Item")
 _LOG_INTERVAL_S = 30.0
 _OF_LOG = "{desc} {n_fmt}/{total_fmt}{postfix} [{elapsed}<{remaining}, {rate_fmt}]"
-_OF_LOG_WITHOUT_TOTAL = "{desc} {n_fmt}{unit} [{elapsed}, {rate_fmt}]"
+_OF_LOG_WITHOUT_TOTAL = "{desc} {n_fmt} [{elapsed}, {rate_fmt}]"
 
 
 class _Log:
@@ -61,9 +59,8 @@ class Count(tqdm.tqdm):
                 "bar_format": _OF_LOG_WITHOUT_TOTAL if total is None else _OF_LOG,
                 **bar,
             }
-        several = f" {units.plural(unit)}" if unit else " "
         super().__init__(
-            desc=what, unit=several, total=total, leave=not passing, dynamic_ncols=True, **bar
+            desc=what, unit=unit, total=total, leave=not passing, dynamic_ncols=True, **bar
         )
 
     def over(self, items: Iterable[_Item]) -> Iterator[_Item]:

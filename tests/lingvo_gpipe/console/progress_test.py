@@ -28,7 +28,7 @@ def test_a_log_gets_a_line_at_the_begin_after_the_first_step_and_at_the_end(
     begin, first, last = capsys.readouterr().err.splitlines()
     assert begin.startswith("step 40/100 [")
     assert first.startswith("step 41/100, loss=0.02439 [")
-    assert re.fullmatch(r"step 100/100, loss=0.01 \[00:0\d<00:00, .* steps/s\]", last)
+    assert re.fullmatch(r"step 100/100, loss=0.01 \[00:0\d<00:00, .*step/s\]", last)
 
 
 def test_a_log_gets_lines_of_long_work_alone(
